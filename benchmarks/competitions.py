@@ -305,13 +305,16 @@ def _ppo(workload: Workload, arguments: argparse.Namespace) -> Competition:
     flags += ["--max_answer_seq_len", "64", "--per_device_generation_batch_size", str(PROMPTS)]
     flags += ["--num_train_epochs", str(arguments.steps)]
     commands = {"Threestep": _threestep_ppo(workload, flags)}
-    commands["Threestep, reading apart"] = _threestep_ppo(workload, [*flags, "--reuse_forwards", "false"])
+    for name, reuses in (("Threestep, reading apart", "false"), ("Threestep, reusing forwards", "true")):
+        commands[name] = _threestep_ppo(workload, [*flags, "--reuse_forwards", reuses, "--reuse_values", reuses])
     if not arguments.without_trl:
         common = ["--prompts", str(PROMPTS), "--new_tokens", "64"]
         for batch in (8, PROMPTS):
             sizes = ["--batch", str(batch), "--accumulate", str(PROMPTS // batch)]
             command = _trl("ppo", workload, arguments, [*common, *sizes], "trl_1_12_venv", TRL_WITH_PPO)
             commands[f"TRL 1.12, forwards of {batch}"] = command
+            if arguments.dtype == "bf16":
+                commands[f"TRL 1.12, float32 weights, forwards of {batch}"] = [*command, "--autocast"]
     return Competition("step", commands)
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from tests.random_settings import Places, drawn_setting, make_places
 from tests.support.forked_runs import import_everything, run
 
-CHOSEN = ("reuse_forwards", "share_beginnings", "speculate_by", "head_chunk_mb", "cpu_products")
+CHOSEN = ("reuse_forwards", "reuse_values", "share_beginnings", "speculate_by", "head_chunk_mb", "cpu_products")
 BATCHES = ("per_device_train_batch_size", "gradient_accumulation_steps")
 _FREE_BYTES = (3e6, 1e7, 3e7, 1e11)  # that a run finds; the resumed one finds others
 _SYSTEM = "Human: Sort these words, each of them once, and nothing else: fig apple quince plum cherry lemon fig plum. "
@@ -36,8 +36,8 @@ def drawn(dice: random.Random, places: Places, of_step_3: bool) -> tuple[str, in
         setting = drawn_setting(dice, places)
         _, ranks, own = dice.choice(setting.layouts)
         words = [*setting.flags, *own]
-        if "--reuse_forwards" in words:
-            place = words.index("--reuse_forwards")
+        for flag in {"--reuse_forwards", "--reuse_values"} & {*words}:
+            place = words.index(flag)
             del words[place : place + 2]
         words += ["--speculate", "1"] if dice.random() < 0.2 else []
         return "ppo", ranks, [*words, "--adam_epsilon", "1e-8"]

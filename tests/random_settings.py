@@ -240,7 +240,7 @@ def _layouts(dice: random.Random, samples: int, epochs: int) -> list[tuple[str, 
     stage, limit = dice.randint(0, 3), dice.choice(["", "--max_tokens_per_micro_batch 90"])
     reuse = " --reuse_forwards true" if minibatches == epochs == 1 and dice.random() < 0.3 and stage < 3 else ""
     return [
-        of("packed", 1, size, "--reuse_forwards false"),
+        of("packed", 1, size, "--reuse_forwards false --reuse_values false"),
         of("padded", 1, dice.choice(divisors), f"--padded true --actor_zero_stage {dice.choice([0, 2])}"),
         of("ranks", 2, dice.choice(of_two), f"--actor_zero_stage {stage} --critic_zero_stage {stage} {limit}" + reuse),
     ]

@@ -288,7 +288,7 @@ RUNS = (
         f"--share_trunk --actor_lora_dim 4 --critic_lora_dim 2 --reward length --reward_length_characters 20 {_FP32} "
         "--critic_learning_rate 1e-2 --save_at_end --critic_warmup 1 --enable_ema --ema_decay 0.5",
     ),
-    _ppo("ppo_reused", f"{_FP32} {_CRITIC} --reuse_forwards true"),
+    _ppo("ppo_reused", f"{_FP32} {_CRITIC} --reuse_forwards true --reuse_values true"),
     _ppo(
         "ppo_dumped",
         f"{_FP32} {_CRITIC} --temperature 0.9 --top_p 0.95 --min_p 0.01 --stop q e --bad_words the apple "

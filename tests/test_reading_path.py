@@ -30,7 +30,7 @@ def functions_of_a_step() -> set[str]:
     before = sys.getprofile()
     sys.setprofile(note)
     try:
-        experiences = [trainer.experience_of(samples) for samples in trainer.samples(1)]
+        experiences = [trainer.experience_of(samples, 1) for samples in trainer.samples(1)]
         trainer.learn(experiences, 1)
     finally:
         sys.setprofile(before)

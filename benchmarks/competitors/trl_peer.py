@@ -58,6 +58,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=4, help="GRPO: responses to a prompt")
     parser.add_argument("--new_tokens", type=int, default=64, help="GRPO, PPO: most tokens of a response")
     parser.add_argument("--prompts", type=int, default=32, help="PPO: prompts of a step")
+    parser.add_argument("--autocast", action="store_true", help="PPO in bfloat16: weights in float32, as Threestep's")
     parser.add_argument("--reference_in_steps", action="store_true")
     arguments = parser.parse_args()
     if arguments.prepare_only:
@@ -222,9 +223,11 @@ def _ppo(arguments: argparse.Namespace) -> tuple:
     tokenizer = AutoTokenizer.from_pretrained(endless / "actor", padding_side="left")
     data = load_dataset("json", data_files=str(endless / "prompts" / "train.jsonl"), split="train")
     data = data.map(lambda row: {"input_ids": tokenizer(row["prompt"])["input_ids"]}, remove_columns=data.column_names)
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[arguments.dtype]
+    is_bf16 = arguments.dtype == "bf16" and not arguments.autocast
+    dtype = torch.bfloat16 if is_bf16 else torch.float32
     settings = {name: value for name, value in _settings(arguments).items() if name not in ("max_length", "max_steps")}
-    settings["bf16"] = False  # the weights have the dtype; autocast from float32 weights would be slower
+    # By default the weights have the dtype, which is faster than autocast from float32 weights.
+    settings["bf16"] = arguments.autocast
 
     def scalar() -> AutoModelForSequenceClassification:
         return AutoModelForSequenceClassification.from_pretrained(endless / "reward_model", num_labels=1, dtype=dtype)

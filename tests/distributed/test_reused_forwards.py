@@ -1,5 +1,6 @@
-"""After the checks of the start, with nothing that sets a mode later (`--reuse_forwards`): actor and critic are in
-train mode, so that gradient checkpointing recomputes; and models whose forwards are noisy in it are refused."""
+"""After the checks of the start, with nothing that sets a mode later (`--reuse_forwards`, `--reuse_values`): actor and
+critic are in train mode, so that gradient checkpointing recomputes; and models whose forwards are noisy in it are
+refused."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ SCRIPT = """
         )
         tokenizers = Tokenizers(NoTokenizer(), NoTokenizer())
         roles = load_roles(flags, tokenizers, ranks, 1, longest_tokens=12, needed=RolesNeeded(reference=False))
-        ppo = SimpleNamespace(padded=False, reuse_forwards=True)
+        ppo = SimpleNamespace(padded=False, reuse_forwards=True, reuse_values=True)
         data = SimpleNamespace(chat=ChatArguments())
         given = SimpleNamespace(ppo=ppo, roles=flags, data=data, guests=GuestSettings(), longest_tokens=12)
         return checked_roles(given, roles)
@@ -95,6 +96,6 @@ def test_activations_are_recomputed(told):
 
 @pytest.mark.parametrize("role", ["actor", "critic"])
 def test_the_models_own_dropout_is_found(told, role):
-    said = told[f"noisy_{role}"]
-    assert "computes something else in train mode and --reuse_forwards reads in it: its log-probabilities or" in said
-    assert f"give --{role}_dropout 0, or leave --reuse_forwards out" in said and not told["quiet"]
+    said, name = told[f"noisy_{role}"], {"actor": "reuse_forwards", "critic": "reuse_values"}[role]
+    assert f"computes something else in train mode and --{name} reads in it: its log-probabilities or" in said
+    assert f"give --{role}_dropout 0, or leave --{name} out" in said and not told["quiet"]

@@ -226,7 +226,7 @@ def test_a_step_with_one_model_waits_for_its_figures_alone(on_cuda, place, modul
     ("name", "models", "flags"),
     [
         # The critic alone, then both; forwards that are reused have been copied to the device when they read.
-        ("ppo", (1, 2), "--critic_warmup 1 --reuse_forwards false"),
+        ("ppo", (1, 2), "--critic_warmup 1 --reuse_forwards false --reuse_values false"),
         ("grpo", (1, 1, 1, 1), "--advantage grpo --num_samples_per_prompt 2"),
     ],
 )

@@ -58,7 +58,7 @@ def trained(models: Path, out: Path, ranks: Any, seed: int, tries: int) -> list[
     for iteration in range(1, ITERATIONS + 1):
         asked, seeds = trainer.next_prompts(iteration, batch=0)
         drawn = trainer.replace_equal_groups(trainer.score(asked, trainer.roll_out(asked, seeds)), iteration, 0)
-        experience = trainer.experience_of(drawn.samples)
+        experience = trainer.experience_of(drawn.samples, iteration)
         trainer.prompt_source.observe(drawn.samples, drawn.left_out)
         trainer.learn([experience], iteration)
         places = zip(*gathered([row.row_id for row in drawn.samples.rows]), strict=True)

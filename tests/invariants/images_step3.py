@@ -56,7 +56,7 @@ def run_step3(case: Any, family: Any, models: Path, out: Path, ranks: Any) -> di
         prompts, seeds = trainer.next_prompts(iteration, batch=0)
         rollout = trainer.roll_out(prompts, seeds)
         lacking += counted_lacking(trainer, rollout)
-        experience = trainer.experience_of(trainer.score(prompts, rollout))
+        experience = trainer.experience_of(trainer.score(prompts, rollout), iteration)
         responses = [rollout.response_of(index).tolist() for index in range(len(rollout.response_lengths_B))]
         told.append(
             {

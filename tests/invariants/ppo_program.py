@@ -30,12 +30,14 @@ GRPO_LAYOUTS = {"0_two_epochs": (0, False, 2), "3_packed": (3, True, 1)}  # stag
 PATHS_LAYOUTS = {"0_packed": (0, True), "0_padded": (0, False), "3_packed": (3, True)}
 MINIBATCH_LAYOUTS = {"2": (2, False), "0_packed": (0, True)}
 FIRST_MINIBATCHES = {"0_fp32": (0, "fp32"), "3_fp32": (3, "fp32"), "0_bf16": (0, "bf16")}
-# Stage, packed, GRPO, the actor's activations recomputed.
+# Stage, packed, GRPO (no critic), the actor's activations recomputed, and whether it learns from what it read.
 REUSED = {
-    "0_packed": (0, True, False, False),
-    "1_recomputed": (1, False, False, True),
-    "2": (2, False, False, False),
-    "0_grpo": (0, True, True, False),
+    "0_packed": (0, True, False, False, True),
+    "1_recomputed": (1, False, False, True, True),
+    "2": (2, False, False, False, True),
+    "0_grpo": (0, True, True, False, True),
+    "1_values": (1, True, False, False, False),
+    "3_values": (3, False, False, True, False),
 }
 ACTORS = ("actor", "absolute")
 # Mixtures of experts as actor and critic: stage, packed.
@@ -69,7 +71,7 @@ ORDINARY: dict[str, dict[int, Collection[str]]] = {
     "grpo": {1: ("0_two_epochs",), 2: ("3_packed",)},
     "paths": {1: ("0_packed",), 2: ("3_packed",)},
     "minibatches": {1: ("0_packed",), 2: ("0_packed",)},
-    "reused": {1: ("0_packed", "0_grpo"), 2: ("1_recomputed", "2")},
+    "reused": {1: ("0_packed", "0_grpo", "1_values"), 2: ("1_recomputed", "2", "3_values")},
     "nothing_to_learn": {1: ("0",), 2: ("3",)},
     "tries": {1: ("0_padded", "2_shared"), 2: ()},
     "lora": {1: ("0",), 2: ("3",)},
@@ -241,7 +243,7 @@ def experienced(trainer: Any, iteration: int) -> Any:
     """Parts 1 to 6 of one iteration."""
     prompts, seeds = trainer.next_prompts(iteration, batch=0)
     rollout = trainer.roll_out(prompts, seeds)
-    return trainer.experience_of(trainer.score(prompts, rollout))
+    return trainer.experience_of(trainer.score(prompts, rollout), iteration)
 
 
 def iterations(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
@@ -514,7 +516,7 @@ def reused(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[
     TrainingEngine.__call__ = lambda self, *given, **named: calls.append(self) or plain(self, *given, **named)
     found: dict[str, Any] = {}
     for name in cases:
-        stage, packed, grpo, recomputed = REUSED[name]
+        stage, packed, grpo, recomputed, actor_too = REUSED[name]
         ends, figures = {}, {}
         for keeps in (False, True):
 
@@ -525,7 +527,8 @@ def reused(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[
             trainer = make_trainer(models, out, ranks, stage, **how, changed=with_again)
             experience = trainer.settings.experience
             if keeps:
-                experience = changed(experience, reuses_forwards=True, reads_old_logprobs=True, with_entropy=grpo)
+                of_actor = {"reuses_forwards": True, "with_entropy": grpo} if actor_too else {}
+                experience = changed(experience, learns_values=not grpo, reads_old_logprobs=True, **of_actor)
             trainer.settings = dataclasses.replace(trainer.settings, experience=experience)
             trainer.updates.settings = trainer.settings
             engines = [trainer.roles.actor, *([trainer.roles.critic] if trainer.roles.critic else [])]
@@ -586,6 +589,7 @@ def lora(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[st
     from training.utils.base.seeds import seed_everything
     from training.utils.contracts.documents import join
     from training.utils.layout.rows import padded_rows
+    from training.utils.models.target_head import Readout
 
     found = {}
     rows = padded_rows([join(torch.tensor(LORA_PROMPT), torch.tensor(LORA_RESPONSE))], 1)
@@ -597,8 +601,8 @@ def lora(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[st
         apart = experience.rollout.sampled_logprobs_BR - experience.old_logprobs_BR
         with trainer.roles.reading(), torch.no_grad():
             found[stage] = {
-                "reference": trainer.roles.reference(rows, TEMPERATURE).logprobs_M.tolist(),
-                "actor": trainer.roles.actor(rows, TEMPERATURE).logprobs_M.tolist(),
+                "reference": trainer.roles.reference(rows, Readout(TEMPERATURE)).logprobs_M.tolist(),
+                "actor": trainer.roles.actor(rows, Readout(TEMPERATURE)).logprobs_M.tolist(),
                 "apart": float(apart.abs().max()),
             }
     return found

@@ -149,11 +149,13 @@ def laid_out() -> Any:
 
 def numbers(roles: Any) -> dict[str, torch.Tensor]:
     """What each role reads on SEQUENCES."""
-    rows = laid_out()
+    from training.utils.models.target_head import Readout
+
+    rows, readout = laid_out(), Readout(ppo_program.TEMPERATURE)
     with roles.reading(), torch.no_grad():
         return {
-            "actor": roles.actor(rows, ppo_program.TEMPERATURE).logprobs_M,
-            "reference": roles.reference(rows, ppo_program.TEMPERATURE).logprobs_M,
+            "actor": roles.actor(rows, readout).logprobs_M,
+            "reference": roles.reference(rows, readout).logprobs_M,
             "critic": roles.critic(rows, at="targets"),
         }
 

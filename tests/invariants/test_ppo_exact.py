@@ -233,8 +233,11 @@ def test_forwards_that_read_and_learn_train_what_forwards_of_their_own_do(sectio
         assert learned(mine) == pytest.approx(learned(theirs), rel=1e-4, abs=1e-5)
     assert max(found["apart"]) < 2e-4
     apart, together = found["forwards"]
-    on_policy_grpo = program.REUSED[kind][2]  # it reads no old log-probabilities
-    assert apart == (1 if on_policy_grpo else 2) * together
+    on_policy_grpo, actor_too = program.REUSED[kind][2], program.REUSED[kind][4]
+    if on_policy_grpo:  # it reads no old log-probabilities
+        assert apart == together
+    else:  # actor and critic read and learn
+        assert 4 * together == (2 if actor_too else 3) * apart
 
 
 @cases("iterations", "layout")

@@ -77,9 +77,11 @@ step3_ppo.experience.token_rewards: _meaning
 step3_ppo.experience.scoring: _check_finite _warn_of_none
 """,
     "do nothing without the flag of their name": """
+step3_ppo.learning.notes: LearntRollout.learnt
 step3_ppo.experience.reward_shaping: overlong_punishment
 step3_ppo.experience.scoring: further_columns
 step3_ppo.learning.learning: Learner._selected Learner._text_batches Learner._added Learner._has_kl Updates._next_texts
+    Updates.value_learner
 step3_ppo.learning.selection: selected_tokens
 step3_ppo.parts.prompt_source: PromptSource.observe
 """,
@@ -91,6 +93,7 @@ step3_ppo.learning.record: minibatch_numbers
 step3_ppo.measures.measures: spread moments figures_of _row
 """,
     "are short, and say what they return": """
+step3_ppo.experience.exchange: targets_of
 step3_ppo.experience.sequences: _parts counted_by_the_actor
 step3_ppo.roles.roles: Roles.actor_model Roles.scorer Roles.reading Roles.whole_actor Reference.__call__
 """,

@@ -19,6 +19,7 @@ _ROOMS = """
 base:
 clock:
 rewards.names:
+models.lean:
 serving: base
 compat: base
 data.files: base
@@ -60,6 +61,7 @@ environments: generation data.chat data.sources contracts flags base
 environments.driven: environments data.sources base
 generation.guessing: generation.decoding models contracts base
 loading: models.adapters models models.quantized models.attention models.tensors contracts models.families base
+    models.lean
 data.build: data.kinds data.chat data.cache data.rows layout data.sources contracts flags data.sources.formats
     data.files base
 engine: engine.ranks models.adapters models.quantized run models.tensors engine.config contracts flags base
@@ -70,11 +72,11 @@ harness: engine engine.ranks run base
 checkpoints: engine engine.ranks report models.adapters run report.trackers models.tensors layout contracts flags
     models.families base
 dry_run: engine loading engine.ranks models layout sequence_parallel models.quantized models.attention run engine.config
-    contracts models.families clock base
+    contracts models.families clock base models.lean
 rewards.rules: rewards.calling data.sources.made base
 routers: engine engine.ranks models models.tensors sequence_parallel layout contracts models.families base
 images.run: dry_run engine data.build loading images.data models images.models data.rows run models.tensors layout
-    contracts models.families images base
+    contracts models.families images base models.lean
 mtp: dry_run checkpoints engine loading engine.ranks models.adapters models mtp.layout models.attention models.tensors
     sequence_parallel engine.config contracts flags base
 outputs: checkpoints engine.ranks models.tensors base

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from training.step3_ppo.dry_run import chosen_reuse, with_reuse
+from training.step3_ppo.dry_run import READ, chosen_reuse, with_reuse
 from training.step3_ppo.flags.checks import guesser
+from training.step3_ppo.flags.reuse import ROLES, VALUES, why_apart
 from training.step3_ppo.parts.assembly import why_not_reused
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.guessers import BY_HEAD
@@ -14,6 +16,8 @@ from training.utils.dry_run.estimate import kept_counts
 from training.utils.flags.auto import AS_BEGUN, AutoChoice
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from training.step3_ppo.parts.inputs import PpoOpening
     from training.step3_ppo.roles.roles import Roles
     from training.utils.setup.opened_run import OpenedRun
@@ -26,27 +30,41 @@ def settled(opened: OpenedRun, opening: PpoOpening, roles: Roles, free_bytes: in
     """Return both with the choices made, by what all ranks know. free_bytes: of the rank that has the least, before the
     models were loaded. A collective."""
     flags, choices = opening.flags, list[AutoChoice]()
-    if flags.ppo.reuse_forwards is None and not flags.ppo.val_only:
-        choices.append(_reuse(opened, opening, roles, free_bytes))
-        opening = opening._replace(flags=with_reuse(flags, choices[0].value))
+    for name, role in ROLES.items():
+        if getattr(flags.ppo, name) is None and not flags.ppo.val_only:
+            choices.append(_reuse(name, opened, opening, free_bytes, why_not=partial(why_not_reused, roles, role)))
+            opening = opening._replace(flags=with_reuse(opening.flags, choices[-1]))
     if flags.ppo.speculate_by is None and flags.ppo.speculate != "0":
         chosen = guesser(flags)
         choices.append(AutoChoice("speculate_by", chosen, f"there is {'a' if chosen == BY_HEAD else 'no'} head"))
     return opened.settled(choices), opening
 
 
-def _reuse(opened: OpenedRun, opening: PpoOpening, roles: Roles, free_bytes: int) -> AutoChoice:
-    """A resumed run keeps what it began with, wherever it still can."""
+def _reuse(
+    name: str, opened: OpenedRun, opening: PpoOpening, free_bytes: int, *, why_not: Callable[[], str | None]
+) -> AutoChoice:
+    """A resumed run keeps what it began with, wherever it still can. name: FORWARDS or VALUES. why_not: as of
+    `why_not_reused`. A collective."""
     if (media := opening.inputs.media) is not None:
-        return AutoChoice("reuse_forwards", False, f"prompts have {media.name}")
-    begun = opened.plan.began_with("reuse_forwards")
+        return AutoChoice(name, False, f"prompts have {media.name}")
+    begun = opened.plan.began_with(name)
     if begun is False:
-        return AutoChoice("reuse_forwards", False, AS_BEGUN)
-    device = PlannedDevice(opening.ranks.device.type == "cuda", None if begun else free_bytes)
+        return AutoChoice(name, False, AS_BEGUN)
+    choice = _by_flags(name, opening, free_bytes, begun=bool(begun))
+    if choice.value and (why := why_not()) is not None:
+        return AutoChoice(name, False, why)
+    return choice
+
+
+def _by_flags(name: str, opening: PpoOpening, free_bytes: int, *, begun: bool) -> AutoChoice:
+    flags, components = opening.flags, opening.components
+    if begun or name == VALUES:
+        if (why := why_apart(name, flags, components.algorithm)) is not None:
+            return AutoChoice(name, False, why)
+        return AutoChoice(name, True, AS_BEGUN) if begun else AutoChoice(name, True, READ, off=False)
     try:
-        choice = chosen_reuse(opening.flags, opening.components, kept_counts(), device)
+        return chosen_reuse(
+            flags, components, kept_counts(), PlannedDevice(opening.ranks.device.type == "cuda", free_bytes)
+        )
     except _UNCOUNTED:
-        return AutoChoice("reuse_forwards", False, "the memory of a model of this family cannot be counted")
-    if choice.value and (why := why_not_reused(roles)) is not None:
-        return AutoChoice(choice.name, False, why)
-    return AutoChoice(choice.name, True, AS_BEGUN) if begun and choice.value else choice
+        return AutoChoice(name, False, "the memory of a model of this family cannot be counted")

@@ -13,7 +13,7 @@ import torch
 from training.step3_ppo.ahead.free import GROUPS_AT_ONCE
 from training.step3_ppo.dry_run_time import rollout_parts
 from training.step3_ppo.flags.checks import Components, check_models
-from training.step3_ppo.flags.reuse import why_apart
+from training.step3_ppo.flags.reuse import FORWARDS, VALUES, why_apart
 from training.step3_ppo.parts.settings import keeps_small_forwards
 from training.utils.contracts.rollout_engine import PlannedActor, RolloutEngine
 from training.utils.dry_run.activations import SavedActivations, cache_bytes
@@ -47,6 +47,10 @@ if TYPE_CHECKING:
     from training.utils.contracts.media import PlannedMedia
 
 _DRAWING_COPIES = 4  # of a step's logits in float32: themselves, their exponentials, and copies of a cut
+READ = "the forwards that read are learned from"
+# On a CPU, how many times the memory of a step kept graphs may take it to: a GPU's free memory is the run's own, a
+# CPU's is everybody's. It lies between what took a step of PPO above TRL's memory and what did not (docs/lab_book.md).
+_MOST_TIMES = 3.0
 
 
 def dry_run(flags: PpoFlags, components: Components) -> None:
@@ -62,14 +66,21 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
 
 
 def estimated(flags: PpoFlags, components: Components, counts: ModelCounts) -> Estimate:
-    """Return the estimate of a run of step 3, with --reuse_forwards chosen where it is left to auto."""
-    if flags.ppo.reuse_forwards is not None:
-        return estimated_as_given(flags, components, counts)
-    device = planned_device(flags.run.device, flags.run.device_memory_gb)
-    chosen, found = _chosen_reuse(flags, components, counts, device)
+    """Return the estimate of a run of step 3, with --reuse_forwards and --reuse_values chosen where they are left to
+    auto."""
+    choices, found = list[AutoChoice](), None
+    if flags.ppo.reuse_values is None:
+        why = why_apart(VALUES, flags, components.algorithm)
+        choices.append(AutoChoice(VALUES, why is None, why or READ, off=None if why else False))
+        flags = with_reuse(flags, choices[-1])
+    if flags.ppo.reuse_forwards is None:
+        device = planned_device(flags.run.device, flags.run.device_memory_gb)
+        chosen, found = _chosen_reuse(flags, components, counts, device)
+        choices.append(chosen)
+        flags = with_reuse(flags, chosen)
     if found is None:
-        found = estimated_as_given(with_reuse(flags, chosen.value), components, counts)
-    return replace(found, plan=[*found.plan, sentence([chosen])])
+        found = estimated_as_given(flags, components, counts)
+    return replace(found, plan=[*found.plan, sentence(choices)]) if choices else found
 
 
 def chosen_reuse(flags: PpoFlags, components: Components, counts: ModelCounts, device: PlannedDevice) -> AutoChoice:
@@ -82,27 +93,33 @@ def _chosen_reuse(
     flags: PpoFlags, components: Components, counts: ModelCounts, device: PlannedDevice
 ) -> tuple[AutoChoice, Estimate | None]:
     """The same, with the estimate of what was chosen, if it was made for that."""
-    name, why = "reuse_forwards", why_apart(flags, components.algorithm)
+    name, why = FORWARDS, why_apart(FORWARDS, flags, components.algorithm)
     if why is not None:
         return AutoChoice(name, False, why), None
-    chosen = AutoChoice(name, True, "the forwards that read are learned from", off=False)
-    if device.memory_bytes is None:
+    chosen = AutoChoice(name, True, READ, off=False)
+    if device.is_cuda and device.memory_bytes is None:
         return chosen, None
-    found = estimated_as_given(with_reuse(flags, True), components, counts)
+    found = estimated_as_given(with_reuse(flags, chosen), components, counts)
     needed = found.most_bytes(device)
-    if device.leaves_room(needed):
+    if not device.is_cuda:
+        apart = estimated_as_given(with_reuse(flags, chosen._replace(value=False)), components, counts)
+        least = apart.most_bytes(device)
+        if needed > _MOST_TIMES * least:
+            more = f"true is faster and takes {needed / 1e9:.3g} GB instead of {least / 1e9:.3g}"
+            return AutoChoice(name, False, more), apart
+    if device.memory_bytes is None or device.leaves_room(needed):
         return chosen, found
     free = device.memory_bytes / 1e9
     return AutoChoice(name, False, f"true may take {needed / 1e9:.3g} GB, and {free:.3g} are free"), None
 
 
-def with_reuse(flags: PpoFlags, reuses: bool) -> PpoFlags:
-    """Return the flags with --reuse_forwards as chosen."""
-    return flags._replace(ppo=replace(flags.ppo, reuse_forwards=reuses))
+def with_reuse(flags: PpoFlags, choice: AutoChoice) -> PpoFlags:
+    """Return the flags with --reuse_forwards or --reuse_values as chosen."""
+    return flags._replace(ppo=replace(flags.ppo, **{choice.name: choice.value}))
 
 
 def estimated_as_given(flags: PpoFlags, components: Components, counts: ModelCounts) -> Estimate:
-    """Return the estimate with --reuse_forwards as it is."""
+    """Return the estimate with --reuse_forwards and --reuse_values as they are."""
     roles, ppo, longest = flags.roles, flags.ppo, flags.longest_tokens
     ranks = ranks_of_dry_run(flags.run.num_ranks)
     check_divides(ranks, ppo.sequence_parallel_size)
@@ -186,10 +203,9 @@ def _reused(
     """Memory that --reuse_forwards holds in each role's backward, besides the forward that learns."""
     if not ppo.reuse_forwards:
         return {}
-    forwards = -(-ppo.sequences_per_minibatch // forward.rows)
-    activations = {role: planned.forward[0].device_bytes for role, planned in trained.items()}
-    kept = forwards * sum(activations.values())
-    return {role: (MemoryLine("further activations, kept", kept - own),) for role, own in activations.items()}
+    forwards, own = -(-ppo.sequences_per_minibatch // forward.rows), trained["actor"].forward[0].device_bytes
+    further = {"actor": (forwards - 1) * own, "critic": forwards * own}
+    return {role: (MemoryLine("the actor's activations, kept", further[role]),) for role in trained if further[role]}
 
 
 def _whole_logits(actor: Any, forward: LargestForward, components: Components) -> list[MemoryLine]:

@@ -47,7 +47,7 @@ def rollout_parts(
         if model is None:
             continue
         work = _work_of(count, model, forward, flags, share=1.0)
-        if not (ppo.reuse_forwards and role in _TRAINED):
+        if not (ppo.reuse_forwards if role == "actor" else role in _TRAINED and ppo.reuse_values):
             computed = _forward_seconds(work, flags.roles.dtype, device)
             waits = _sharded_seconds(flags, role, model, computed, ranks=ranks, device=device)
             parts[f"scores of the {role}"] = forwards * (computed + waits)

@@ -86,7 +86,7 @@ class PpoTrainer:
                 experiences: list[Experience] = []
                 rows: list[PromptRow] = []
                 for samples in self.samples(iteration):  # 1 to 3
-                    experiences.append(self.experience_of(samples))  # 4 to 6
+                    experiences.append(self.experience_of(samples, iteration))  # 4 to 6
                     rows += samples.rows
                 figures = self.learn(experiences, iteration, rows)  # 7
                 figures |= described(experiences, settings.experience)
@@ -172,12 +172,12 @@ class PpoTrainer:
 
         return with_differing_groups(samples, draw, drawing.dynamic_sampling_tries, self.settings.experience)
 
-    def experience_of(self, samples: Samples) -> Experience:
+    def experience_of(self, samples: Samples, iteration: int) -> Experience:
         """Parts 4 to 6; an estimator that needs it first gets a scored greedy response to each prompt."""
-        settings = self.settings.experience
+        settings, learn_values = self.settings.experience, self.updates.value_learner(iteration)
         greedy = self._greedy(samples.rows) if settings.estimator.needs_greedy else None
-        kl_coef = self.kl_control.kl_coef
-        return make_experience(samples, self.roles, settings, kl_coef, clock=self.clock, greedy=greedy)
+        given = (samples, self.roles, settings, self.kl_control.kl_coef)
+        return make_experience(*given, clock=self.clock, greedy=greedy, learn_values=learn_values)
 
     def _greedy(self, rows: Sequence[PromptRow]) -> Samples:
         """Return a scored greedy response to each prompt. A collective."""

@@ -50,7 +50,7 @@ def test_what_is_not_done_takes_no_time(parts):
 def test_scores_of_sharded_roles_wait_for_their_weights(parts):
     """By hand: 16 ranks in two nodes gather three layers with 15 hops of 6 us each; the first layer's are waited for,
     and the others are longer than a forward of so small a model."""
-    apart = ("--num_ranks", "16", "--reuse_forwards", "false")
+    apart = ("--num_ranks", "16", "--reuse_forwards", "false", "--reuse_values", "false")
     whole, sharded = (parts(*apart, "--actor_zero_stage", stage, "--critic_zero_stage", stage) for stage in "03")
     for role in ("actor", "reference", "critic", "reward model"):
         name = f"scores of the {role}"

@@ -92,7 +92,7 @@ def two_rollouts(trainer: PpoTrainer, **fields) -> list[Experience]:
     found = []
     for iteration in (1, 2):
         prompts, seeds = trainer.next_prompts(iteration, 0)
-        made = trainer.experience_of(trainer.score(prompts, trainer.roll_out(prompts, seeds)))
+        made = trainer.experience_of(trainer.score(prompts, trainer.roll_out(prompts, seeds)), iteration)
         changes = {name: torch.full_like(getattr(made, name), value) for name, value in fields.items()}
         found.append(dataclasses.replace(made, **changes))
     return found
@@ -118,7 +118,7 @@ def test_the_greedy_baseline_is_one_response_a_prompt():
     engine = Engine()
     trainer = made_trainer(engine, advantage="remax")
     prompts, seeds = trainer.next_prompts(1, 0)
-    made = trainer.experience_of(trainer.score(prompts, trainer.roll_out(prompts, seeds)))
+    made = trainer.experience_of(trainer.score(prompts, trainer.roll_out(prompts, seeds)), 1)
     assert engine.calls[1].prompts == engine.calls[0].prompts[::2] and engine.calls[1].temperature == 0.0
     assert {"1_prompts", "2_rollout", "3_score"} <= trainer.clock.read().keys()
     assert trainer.settings.experience.estimator is ESTIMATORS["remax"] and made.scored.scores_B.tolist() == [6.0] * 8

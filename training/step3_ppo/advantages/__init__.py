@@ -25,6 +25,7 @@ class Estimator:
     needs_policy: reads log-probabilities and collision probabilities of the policy that rolled out.
     whitens: by default, its advantages are whitened over the tokens of all ranks.
     norms: reads `--norm_adv_over`.
+    returns_alone: a sequence's returns follow from its own rewards and values.
     """
 
     estimate: Callable[[AdvantageInputs, AdvantageSettings], tuple[torch.Tensor, torch.Tensor | None]]
@@ -34,12 +35,13 @@ class Estimator:
     needs_policy: bool = False
     whitens: bool = False
     norms: bool = False
+    returns_alone: bool = False
 
 
 _OTB = f"{__name__}.optimal_token_baseline"
 NO_ADVANTAGE = "none"  # for a teacher alone
 ESTIMATORS = {
-    "gae": Estimator(imported(f"{__name__}.gae:gae"), needs_critic=True, whitens=True),
+    "gae": Estimator(imported(f"{__name__}.gae:gae"), needs_critic=True, whitens=True, returns_alone=True),
     "grpo": Estimator(imported(f"{__name__}.grpo:grpo"), needs_groups=True, norms=True),
     "grpo_passk": Estimator(imported(f"{__name__}.grpo_passk:grpo_passk"), needs_groups=True, norms=True),
     "rloo": Estimator(imported(f"{__name__}.rloo:rloo"), needs_groups=True, norms=True),

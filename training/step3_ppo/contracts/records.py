@@ -12,10 +12,10 @@ Score 1.5 for the first, KL coefficient 0.1 and log-probability differences d: i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.rows import PromptRow
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.models.target_head import TokenLogprobs
+    from training.utils.recording.recorder import StepRecording
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,12 @@ class LeftOut:
 @dataclass(frozen=True)
 class Forward:
     """A micro-batch to learn from. numbers: of its sequences among all ranks' (`sequence_number`), in the order of the
-    rows. policy, the critic's values_M: with their graphs, if the micro-batch was read for learning too. for_guests: of
-    the actor (`Guests.prepare`)."""
+    rows. policy: with its graph, if the micro-batch was read for learning too. for_guests: of the actor
+    (`Guests.prepare`)."""
 
     numbers: Sequence[int]
     rows: TokenRows
     policy: TokenLogprobs | None = None
-    values_M: torch.Tensor | None = None
     for_guests: tuple[Any, ...] = ()
 
 
@@ -116,6 +116,25 @@ class Readings:
     greedy_scores_B: torch.Tensor | None = None
 
 
+class LearntValues(NamedTuple):
+    """The critic's part of a step, learned as it was read.
+
+    values_BR: of before the step, as of Readings. figures: of its loss, this rank's summands. recording: of the step.
+    """
+
+    values_BR: torch.Tensor
+    figures: Mapping[str, float | torch.Tensor]
+    recording: StepRecording
+
+
+class Reused(NamedTuple):
+    """forwards: this rank's with the actor's graphs, for --reuse_forwards. values: for --reuse_values; None where the
+    critic is still to learn."""
+
+    forwards: Sequence[Forward] = ()
+    values: LearntValues | None = None
+
+
 @dataclass(frozen=True)
 class Experience:
     """A rollout with everything that learning needs. All [B, R] are float32, of the tokens that were drawn
@@ -129,7 +148,7 @@ class Experience:
     old_logprobs_BR: those that were read, or the rollout's own with --mismatch_bypass; None where the update is exactly
         on-policy and nothing else reads them.
     correction: of the rollout's mismatch; its fields are None without one.
-    reusable: this rank's forwards with their graphs, for --reuse_forwards.
+    reused: what of part 7 has been done by reading.
     """
 
     rollout: Rollout
@@ -141,4 +160,4 @@ class Experience:
     read: Readings
     old_logprobs_BR: torch.Tensor | None
     correction: Corrected
-    reusable: Sequence[Forward] = ()
+    reused: Reused = Reused()

@@ -63,14 +63,15 @@ class ReadingSettings:
     """Settings of part 4.
 
     reads_old_logprobs: False where the update is exactly on-policy and nothing else reads them.
-    reuses_forwards: read with graphs, from which the one update learns; excludes dropout.
-    with_entropy: of the forwards that are reused.
+    reuses_forwards: the actor is read with graphs, from which the one update learns; with_entropy: of these.
+    learns_values: the critic learns from the forwards that read. Both exclude dropout.
     with_collisions: the old policy's forward sums the squares of its probabilities.
     """
 
     temperature: float
     reads_old_logprobs: bool
     reuses_forwards: bool = False
+    learns_values: bool = False
     with_entropy: bool = False
     with_collisions: bool = False
 

@@ -6,22 +6,27 @@ r response tokens of a sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.utils.base.transfer import moved
 from training.utils.contracts.documents import TokenSequence
 from training.utils.contracts.media import media_numbers, media_of_numbers
 from training.utils.engine.ranks.collectives import gathered, several_ranks
 from training.utils.layout.rank_share import rank_share
 
 if TYPE_CHECKING:
+    from training.step3_ppo.contracts.records import LearntValues
+    from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.layout.rank_share import SequenceLayout
 
 Packed = dict[str, Any]
+# Micro-batches: the indices of their sequences, and their rows, not yet on the device.
+Share = Sequence[tuple[Sequence[int], "TokenRows"]]
+# Given a rollout, its rewards_BR and counts_B (as of Experience): the critic's part of learning.
+LearnValues = Callable[["Rollout", torch.Tensor, torch.Tensor], "LearntValues"]
 _FIELDS = ("input_ids", "is_target")  # of a TokenSequence
 
 
@@ -57,26 +62,26 @@ def unpacked_values(packed: Packed, device: torch.device) -> list[torch.Tensor]:
 def read_balanced(
     sequences: Sequence[TokenSequence],
     layout: SequenceLayout,
-    read: Callable[[Sequence[int], TokenRows], dict[str, torch.Tensor]],
+    read: Callable[[Share], Iterable[dict[str, torch.Tensor]]],
     *,
     count: Callable[[TokenSequence], int],
     device: torch.device,
 ) -> dict[str, torch.Tensor]:
-    """Return the values that `read` gives for this rank's sequences, concatenated. A collective.
+    """Return the values that `read` yields for this rank's sequences, concatenated. A collective.
 
-    read: returns values of a micro-batch by name, `count` for each of its sequences in order; any further values belong
-        to no sequence. The indices of the sequences count through all ranks'.
+    read: yields values of each micro-batch by name, `count` for each of its sequences in order; any further values
+        belong to no sequence. The indices of the sequences count through all ranks'.
     """
     parts = [list(sequences)]
     if several_ranks():
         parts = [unpacked_sequences(part) for part in gathered(packed_sequences(sequences))]
     all_ranks = [sequence for part in parts for sequence in part]
     first = sum(len(part) for part in parts[: layout.rank])
+    share = list(rank_share(all_ranks, layout, device))
     by_name: dict[str, dict[int, torch.Tensor]] = {}
-    for indices, laid_out in rank_share(all_ranks, layout, device):
-        rows = moved(laid_out, device)
+    for (indices, _), found in zip(share, read(share), strict=True):
         sizes = [count(all_ranks[index]) for index in indices]
-        for name, values in read(indices, rows).items():
+        for name, values in found.items():
             split = values[: sum(sizes)].split(sizes) if sizes else ()
             by_name.setdefault(name, {}).update(zip(indices, split, strict=True))
     if several_ranks():
@@ -87,6 +92,18 @@ def read_balanced(
         name: torch.cat([next(iter(values.values())).new_empty(0), *(values[index] for index in mine)])
         for name, values in by_name.items()
     }
+
+
+def targets_of(sequence: TokenSequence) -> int:
+    """Return how many of its tokens are to be predicted."""
+    return int(sequence.is_target.sum())
+
+
+def of_all_ranks(parts: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """Return ragged values [r] of all ranks' sequences, in the order of their indices. A collective."""
+    if not several_ranks():
+        return list(parts)
+    return [values for part in gathered(packed_values(parts)) for values in unpacked_values(part, device)]
 
 
 def _from_all_ranks(

@@ -8,18 +8,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import starmap
 from typing import TYPE_CHECKING
 
 import torch
 
 from training.step3_ppo.advantages.inputs import AdvantageInputs
 from training.step3_ppo.advantages.whiten import moments, whiten
-from training.step3_ppo.contracts.records import Experience, Forward, Readings, sequence_number
-from training.step3_ppo.experience.exchange import read_balanced
+from training.step3_ppo.contracts.records import Experience, Forward, Readings, Reused, sequence_number
+from training.step3_ppo.experience.exchange import LearnValues, read_balanced, targets_of
 from training.step3_ppo.experience.scoring import beside
 from training.step3_ppo.experience.token_rewards import kl_in_reward, token_rewards
 from training.step3_ppo.mismatch.weights import NOT_CORRECTED, corrected, old_policy
+from training.utils.base.transfer import moved
 from training.utils.engine.ranks.collectives import summed
+from training.utils.models.target_head import Readout
 
 if TYPE_CHECKING:
     from training.step3_ppo.contracts.records import Samples
@@ -39,25 +43,29 @@ def make_experience(
     *,
     clock: PhaseClock,
     greedy: Samples | None = None,
+    learn_values: LearnValues | None = None,
 ) -> Experience:
     """Parts 4 to 6: log-probabilities and values, rewards of tokens, advantages. A collective: all ranks call.
 
-    greedy: one greedy response to each prompt, for an estimator that needs it. Scores are collected after the forwards,
-    during which reward functions may run.
+    greedy: one greedy response to each prompt, for an estimator that needs it. learn_values: the critic's part of 7, if
+    it learns as it reads. Scores are collected after the forwards, during which reward functions may run.
     """
     rollout, drawn = samples.rollout, samples.rollout.drawn
     cut_count = not settings.scoring.length.mask_truncated_responses
     counts_B = torch.ones_like(rollout.ended_B) if cut_count else rollout.ended_B
     with clock.phase("4_read"):
-        read, reusable = read_tokens(rollout, roles, settings)
+        read, reused = read_tokens(rollout, roles, settings, learn_values is None)
     old_BR = old_policy(read.logprobs_BR, drawn, settings.mismatch)
     with clock.phase("5_rewards"):
         scored = samples.scored
         group_B = torch.arange(len(counts_B), device=counts_B.device) // settings.samples_per_prompt
-        kl = None
-        if not settings.kl.in_loss:
-            kl = kl_in_reward(rollout, old_BR, read, settings.kl.estimator, dtype=roles.actor_model.dtype)
+        in_loss, estimator, dtype = settings.kl.in_loss, settings.kl.estimator, roles.actor_model.dtype
+        kl = None if in_loss else kl_in_reward(rollout, old_BR, read, estimator, dtype=dtype)
         rewards_BR = token_rewards(samples, group_B, kl, kl_coef, settings=settings)
+    if learn_values is not None:
+        with clock.phase("7_learn"):
+            learnt = learn_values(rollout, rewards_BR, counts_B)
+        read, reused = replace(read, values_BR=learnt.values_BR), reused._replace(values=learnt)
     with clock.phase("6_advantages"):
         correction = NOT_CORRECTED
         if settings.mismatch is not None:
@@ -80,53 +88,51 @@ def make_experience(
             learns_BR = drawn.mask_BR & counts_B.unsqueeze(1)
             advantages_BR = whiten(advantages_BR, learns_BR, summed(moments(advantages_BR, learns_BR)))
     return Experience(
-        rollout, scored, counts_B, rewards_BR, advantages_BR, returns_BR, read, old_BR, correction, reusable
+        rollout, scored, counts_B, rewards_BR, advantages_BR, returns_BR, read, old_BR, correction, reused
     )
 
 
-def read_tokens(rollout: Rollout, roles: Roles, settings: ExperienceSettings) -> tuple[Readings, list[Forward]]:
-    """Return the models' numbers of this rank's response tokens; and the forwards with their graphs, if these are
-    reused. A collective."""
+def read_tokens(
+    rollout: Rollout, roles: Roles, settings: ExperienceSettings, with_values: bool = True
+) -> tuple[Readings, Reused]:
+    """Return the models' numbers of this rank's response tokens, with_values the critic's too; and the forwards with
+    the actor's graphs, if these are reused. A collective."""
     mask_BR, reuses = rollout.drawn.mask_BR, settings.reading.reuses_forwards
     reusable: list[Forward] = []
 
-    def read(indices: Sequence[int], rows: TokenRows) -> dict[str, torch.Tensor]:
-        policy, values_M, others = _read(rows, roles, settings)
+    def read(indices: Sequence[int], laid_out: TokenRows) -> dict[str, torch.Tensor]:
+        rows = moved(laid_out, mask_BR.device)
+        policy, others = _read(rows, roles, settings)
         if reuses:
-            reusable.append(Forward(_numbers(indices, len(mask_BR), settings), rows, policy, values_M))
-        trained = {"logprobs": None if policy is None else policy.logprobs_M, "values": values_M}
-        return others | {name: values.detach() for name, values in trained.items() if values is not None}
+            reusable.append(Forward(_numbers(indices, len(mask_BR), settings), rows, policy))
+        if with_values and roles.critic is not None:
+            others["values"] = roles.critic(rows, at="targets")
+        return others
 
     # Forwards that learn run in training mode: only there activations may be recomputed.
     with contextlib.nullcontext() if reuses else roles.reading(), torch.no_grad():
         values = read_balanced(
-            rollout.sequences(),
-            settings.layout,
-            read,
-            count=lambda sequence: int(sequence.is_target.sum()),
-            device=mask_BR.device,
+            rollout.sequences(), settings.layout, partial(starmap, read), count=targets_of, device=mask_BR.device
         )
     nothing_BR = torch.zeros(mask_BR.shape, device=mask_BR.device)
     # Targets come in the order of the sequences, those of each in the order of its text: row-major in the mask.
     found = {f"{name}_BR": nothing_BR.masked_scatter(mask_BR, own.float()) for name, own in values.items()}
-    return Readings(**found), reusable
+    return Readings(**found), Reused(reusable)
 
 
 def _read(
     rows: TokenRows, roles: Roles, settings: ExperienceSettings
-) -> tuple[TokenLogprobs | None, torch.Tensor | None, dict[str, torch.Tensor]]:
-    """Return the old policy, the critic's values (None where not wanted), and by name the other numbers of one
-    micro-batch, float32 [M] each. Actor and critic have graphs if forwards are reused."""
+) -> tuple[TokenLogprobs | None, dict[str, torch.Tensor]]:
+    """Return the old policy (None where not wanted), and by name the numbers of others of one micro-batch, float32 [M]
+    each. The policy has its graph if forwards are reused."""
     reading, kl = settings.reading, settings.kl
     of_logits = kl.estimator.of_logits and not kl.in_loss
-    policy = values_M = None
-    with torch.set_grad_enabled(reading.reuses_forwards):
-        if reading.reads_old_logprobs:
-            wanted = {"with_logits": of_logits, "with_collisions": reading.with_collisions}
-            policy = roles.actor(rows, reading.temperature, reading.with_entropy, **wanted)
-        if roles.critic is not None:
-            values_M = roles.critic(rows, at="targets")
-    others: dict[str, torch.Tensor] = {}
+    policy = None
+    if reading.reads_old_logprobs:
+        readout = Readout(reading.temperature, reading.with_entropy, of_logits, reading.with_collisions)
+        with torch.set_grad_enabled(reading.reuses_forwards):
+            policy = roles.actor(rows, readout)
+    others: dict[str, torch.Tensor] = {} if policy is None else {"logprobs": policy.logprobs_M.detach()}
     if policy is not None and roles.experts is not None:
         differ_t = roles.experts.differing()
         others["experts_differ"] = (
@@ -135,13 +141,13 @@ def _read(
     if policy is not None and policy.collisions_M is not None:
         others["collisions"] = policy.collisions_M
     if roles.reference is not None:
-        reference = roles.reference(rows, reading.temperature, with_logits=of_logits)
+        reference = roles.reference(rows, Readout(reading.temperature, logits=of_logits))
         others["ref_logprobs"] = reference.logprobs_M
         if of_logits:  # reads_old_logprobs is True wherever the reward has a KL
             assert policy is not None
             others["kl"] = kl.estimator.estimate(policy.logits_MV, reference.logits_MV)
             policy = policy._replace(logits_MV=None)
-    return policy, values_M, others
+    return policy, others
 
 
 def _numbers(indices: Sequence[int], sequences: int, settings: ExperienceSettings) -> list[int]:

@@ -23,6 +23,7 @@ from training.step3_ppo.experience.reward_shaping import missing_eos_punishment,
 from training.step3_ppo.experience.rounding import share
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
+from training.utils.base.transfer import moved
 from training.utils.contracts.documents import first_alike
 from training.utils.engine.ranks.collectives import gathered, largest
 from training.utils.rewards.calling.calling import SHOWN_CHARACTERS
@@ -149,7 +150,7 @@ def score(rollout: Rollout, roles: Roles, settings: ExperienceSettings) -> Round
     read = read_balanced(
         [read_B[place] for place in once],
         settings.layout,
-        lambda _, rows: {"score": model(rows)},
+        lambda share: ({"score": model(moved(rows, device))} for _, rows in share),
         count=lambda _: 1,
         device=device,
     )

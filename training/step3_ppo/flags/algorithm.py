@@ -141,6 +141,7 @@ def experience_settings(
             ppo.temperature,
             bool(ppo.reuse_forwards) or reads_old_policy(algorithm, ppo),
             reuses_forwards=bool(ppo.reuse_forwards),
+            learns_values=bool(ppo.reuse_values),
             with_entropy=bool(ppo.reuse_forwards) and flags.entropy_coef > 0,
             with_collisions=estimator.needs_policy or ppo.report_variance,
         ),

@@ -86,9 +86,16 @@ class PpoArguments:
     ppo_epochs: int = flag(1, "Passes over the minibatches of each rollout.", "passes >= 1", topic="batch")
     reuse_forwards: bool | None = flag(
         None,
-        "With one optimizer step per rollout: learn from the forwards that computed log-probabilities and values,"
-        " and keep their activations until then. The same numbers; faster, more memory. auto: wherever that spares a"
-        " forward and the memory that is free holds the activations (docs/ppo.md).",
+        "With one optimizer step per rollout: the actor learns from the forwards that computed log-probabilities,"
+        " whose activations are kept until then. The same numbers; faster, more memory. auto: wherever that spares a"
+        " forward and the memory that is free holds them; on a CPU to at most 3 times as much (docs/ppo.md).",
+        topic="memory",
+        takes_auto=True,
+    )
+    reuse_values: bool | None = flag(
+        None,
+        "With one optimizer step per rollout: the critic learns from each forward that computes values before the next"
+        " one. The same numbers; faster, no more memory. auto: wherever that spares a forward (docs/ppo.md).",
         topic="memory",
         takes_auto=True,
     )
@@ -230,12 +237,13 @@ class PpoArguments:
         )
         check_epochs(mistakes, self)
         steps = self.steps_per_rollout
-        mistakes.require(
-            not self.reuse_forwards or (steps == 1 and self.generation_batches == 1),
-            "--reuse_forwards learns once from each rollout's forwards, and --ppo_epochs, --generation_batches and "
-            f"--per_device_training_batch_size make {steps} optimizer steps of {self.generation_batches} rollouts; "
-            "make it one of one, or leave it out",
-        )
+        for name in ("reuse_forwards", "reuse_values"):
+            mistakes.require(
+                not getattr(self, name) or (steps == 1 and self.generation_batches == 1),
+                f"--{name} learns once from each rollout's forwards, and --ppo_epochs, --generation_batches and "
+                f"--per_device_training_batch_size make {steps} optimizer steps of {self.generation_batches} rollouts; "
+                "make it one of one, or leave it out",
+            )
         self._check_ahead(mistakes)
         for name in ("stop", "bad_words"):
             mistakes.require("" not in getattr(self, name), f"--{name} expects texts of a character or more, got ''")

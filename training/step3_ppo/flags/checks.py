@@ -10,7 +10,7 @@ from training.step3_ppo.flags.ahead_checks import check_ahead
 from training.step3_ppo.flags.algorithm import Algorithm, selected_algorithm
 from training.step3_ppo.flags.distillation_checks import check_distillation
 from training.step3_ppo.flags.replay_checks import check_replayed_routers
-from training.step3_ppo.flags.reuse import obstacles
+from training.step3_ppo.flags.reuse import ROLES, obstacles
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.tables import either
 from training.utils.contracts.guessers import BY_HEAD, BY_NGRAMS
@@ -90,8 +90,9 @@ def checked_components(flags: PpoFlags) -> Components:
     algorithm = selected_algorithm(flags.algorithm, flags.mismatch, ppo, mistakes)
     if algorithm is not None:
         _check_critic(roles, ppo, algorithm, rewards, mistakes=mistakes)
-        for obstacle in obstacles(flags, algorithm) if ppo.reuse_forwards else ():
-            mistakes.add(f"--reuse_forwards {obstacle.why}; {obstacle.instead}")
+        for name in ROLES:
+            for obstacle in obstacles(name, flags, algorithm) if getattr(ppo, name) else ():
+                mistakes.add(f"--{name} {obstacle.why}; {obstacle.instead}")
         check_ahead(flags, algorithm, mistakes)
     check_beside_quantization(mistakes, roles, flags.guests.beside_quantization())
     if not flags.run.dry_run:
@@ -101,6 +102,7 @@ def checked_components(flags: PpoFlags) -> Components:
         ppo.sequence_parallel_size,
         {
             "--reuse_forwards": bool(ppo.reuse_forwards),
+            "--reuse_values": bool(ppo.reuse_values),
             **flags.run.recording,
             **flags.guests.reading_whole_rows,
         },

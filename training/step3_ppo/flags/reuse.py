@@ -1,4 +1,5 @@
-"""`--reuse_forwards`: what keeps a forward that reads from being learned from, and whether that would spare one."""
+"""`--reuse_forwards` and `--reuse_values`: what keeps a forward that reads from being learned from, and whether that
+would spare one."""
 
 from __future__ import annotations
 
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
     from training.step3_ppo.flags.algorithm import Algorithm
     from training.step3_ppo.flags.ppo_flags import PpoFlags
 
+FORWARDS, VALUES = "reuse_forwards", "reuse_values"
+ROLES = {VALUES: "critic", FORWARDS: "actor"}  # whose forwards the flag is about
+
 
 class Obstacle(NamedTuple):
     """why: a sentence after the flag's name. instead: what to do."""
@@ -19,10 +23,10 @@ class Obstacle(NamedTuple):
     instead: str
 
 
-def obstacles(flags: PpoFlags, algorithm: Algorithm) -> Iterator[Obstacle]:
-    """Yield what keeps forwards that read from learning too."""
+def obstacles(name: str, flags: PpoFlags, algorithm: Algorithm) -> Iterator[Obstacle]:
+    """Yield what keeps forwards that read from learning too. name: FORWARDS or VALUES."""
     roles = flags.roles
-    for flag in ("actor_dropout", "critic_dropout", "lora_dropout"):
+    for flag in (f"{ROLES[name]}_dropout", "lora_dropout"):
         rate = getattr(roles, flag)
         if rate:  # None: the model's own, which is judged once it is loaded
             yield Obstacle(
@@ -30,13 +34,16 @@ def obstacles(flags: PpoFlags, algorithm: Algorithm) -> Iterator[Obstacle]:
                 "that are read",
                 "give 0",
             )
-    for flag in ("actor_zero_stage", "critic_zero_stage"):
-        # Several forwards before the first backward: silently wrong gradients under ZeRO-3 (deepspeed 0.19).
-        if getattr(roles, flag) == 3:
-            yield Obstacle(
-                f"keeps forwards whose weights ZeRO-3 has released, and --{flag} is 3",
-                "give 2 or less, or leave --reuse_forwards out",
-            )
+    yield from _obstacles_of_the_actor(flags, algorithm) if name == FORWARDS else _obstacles_of_the_critic(algorithm)
+
+
+def _obstacles_of_the_actor(flags: PpoFlags, algorithm: Algorithm) -> Iterator[Obstacle]:
+    # Several forwards before the first backward: silently wrong gradients under ZeRO-3 (deepspeed 0.19).
+    if flags.roles.actor_zero_stage == 3:
+        yield Obstacle(
+            "keeps forwards whose weights ZeRO-3 has released, and --actor_zero_stage is 3",
+            "give 2 or less, or leave --reuse_forwards out",
+        )
     if algorithm.flags.kl_in == "loss" and algorithm.kl_estimator.of_logits:
         yield Obstacle(
             f"would keep all logits of a rollout for --kl_estimator {algorithm.flags.kl_estimator} in the loss",
@@ -49,9 +56,21 @@ def obstacles(flags: PpoFlags, algorithm: Algorithm) -> Iterator[Obstacle]:
         )
 
 
-def why_apart(flags: PpoFlags, algorithm: Algorithm) -> str | None:
-    """Return why --reuse_forwards auto reads and learns in forwards of their own, whatever the memory; None if nothing
-    keeps it from reuse. Besides the obstacles that is anything whose numbers were not compared to the bit."""
+def _obstacles_of_the_critic(algorithm: Algorithm) -> Iterator[Obstacle]:
+    if not algorithm.estimator.needs_critic:
+        yield Obstacle(f"is about the critic, and --advantage {algorithm.flags.advantage} has none", "leave it out")
+    elif not algorithm.estimator.returns_alone:
+        yield Obstacle(
+            f"learns a response's returns before others are read, and --advantage {algorithm.flags.advantage} does not "
+            "say that these follow from its own rewards and values (returns_alone)",
+            "give gae, or leave --reuse_values out",
+        )
+
+
+def why_apart(name: str, flags: PpoFlags, algorithm: Algorithm) -> str | None:
+    """Return why the flag's auto reads and learns in forwards of their own, whatever the memory; None if nothing keeps
+    it from reuse. Besides the obstacles that is anything whose numbers were not compared to the bit. name: FORWARDS or
+    VALUES."""
     ppo, roles = flags.ppo, flags.roles
     steps, of_rollouts = ppo.steps_per_rollout, ppo.generation_batches
     others = {
@@ -64,9 +83,13 @@ def why_apart(flags: PpoFlags, algorithm: Algorithm) -> str | None:
         "steps are recorded (--record_steps, --explain_steps)": any(flags.run.recording.values()),
         "a teacher is read with the forward that learns": flags.guests.teacher.is_there,
         "experts are replayed (--replay_routers)": flags.mismatch.replay_routers != "none",
-        "no forward is read that the step could learn from": not (
-            algorithm.estimator.needs_critic or reads_old_policy(algorithm, ppo)
-        ),
+        **_nothing_spared(name, flags, algorithm),
     }
     found = [why for why, holds in others.items() if holds]
-    return next(iter([*found, *(f"true {each.why}" for each in obstacles(flags, algorithm))]), None)
+    return next(iter([*found, *(f"true {each.why}" for each in obstacles(name, flags, algorithm))]), None)
+
+
+def _nothing_spared(name: str, flags: PpoFlags, algorithm: Algorithm) -> dict[str, bool]:
+    if name == VALUES:
+        return {"there is no critic": not algorithm.estimator.needs_critic}
+    return {"no forward is read that the step could learn from": not reads_old_policy(algorithm, flags.ppo)}

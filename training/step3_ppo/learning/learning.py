@@ -21,8 +21,9 @@ from training.step3_ppo.experience.sequences import (
     text_sequence,
     training_sequences,
 )
-from training.step3_ppo.learning.notes import LearntRollout, Minibatch, StepNotes
+from training.step3_ppo.learning.notes import FIRST, LearntRollout, Minibatch, StepNotes
 from training.step3_ppo.learning.selection import Selected, selected_tokens
+from training.step3_ppo.learning.values import ValueLearner
 from training.step3_ppo.losses import AGGREGATIONS
 from training.step3_ppo.losses.added import entropy_loss, pretraining_loss, value_loss
 from training.step3_ppo.losses.aggregation import StepTotals, token_mean
@@ -35,9 +36,11 @@ from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, acc
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.rank_share import rank_share
+from training.utils.models.target_head import Readout
 from training.utils.recording.recorder import NOT_RECORDED
 
 if TYPE_CHECKING:
+    from training.step3_ppo.contracts.records import LearntValues
     from training.step3_ppo.contracts.settings import ExperienceSettings, LearningSettings, PpoSettings
     from training.step3_ppo.learning.outcomes import PromptOutcome
     from training.step3_ppo.roles.roles import Roles
@@ -53,13 +56,14 @@ _TOKEN_MEANS = ("actor/clip_fraction", "actor/ratio", "actor/update_kl", "actor/
 
 @dataclass(frozen=True)
 class Learner:
-    """Takes optimizer steps. train_actor: False trains the critic alone."""
+    """Takes optimizer steps. train_actor: False trains the critic alone. learnt: its part of the one step, if done."""
 
     roles: Roles
     experience: ExperienceSettings
     settings: LearningSettings
     kl_coef: float
     train_actor: bool = True
+    learnt: LearntValues | None = None
 
     def learn(
         self,
@@ -87,16 +91,16 @@ class Learner:
         if self.train_actor:
             selected = self._selected(sequences, totals, noise_seed)
             loss = partial(self._actor_loss, totals=actor_totals, selected=selected)
-            learnt = [MicroBatch(part.rows, partial(loss, part, own), part.for_guests) for part, own in batches]
-            learnt = [*recording.watched("actor", roles.actor, learnt), *self._text_batches(texts, device)]
+            policies = [MicroBatch(part.rows, partial(loss, part, own), part.for_guests) for part, own in batches]
+            of_actor = [*recording.watched("actor", roles.actor, policies), *self._text_batches(texts, device)]
             counted = guests.tally([plain(part) for each in sequences for part in each.tokens.parts]) if guests else ()
-            trainees.append(Trainee("actor", roles.actor, learnt, guests, counted))
+            trainees.append(Trainee("actor", roles.actor, of_actor, guests, counted))
         if roles.critic is not None:
-            learnt = [MicroBatch(part.rows, partial(self._critic_loss, part, own, totals)) for part, own in batches]
-            learnt = [*recording.watched("critic", roles.critic, learnt)]
+            values = [MicroBatch(part.rows, partial(self._critic_loss, part, own, totals)) for part, own in batches]
+            of_critic = [] if self.learnt else recording.watched("critic", roles.critic, values)
             recording.note(other_critic_terms=bool(roles.critic_guests))
-            trainees.append(Trainee("critic", roles.critic, learnt, roles.critic_guests))
-        sums, figures = accumulate(trainees)
+            trainees.append(Trainee("critic", roles.critic, of_critic, roles.critic_guests))
+        sums, figures = accumulate(trainees, self.learnt.figures if self.learnt else None)
         if totals.tokens:  # otherwise there are no means
             figures |= {name: value / totals.tokens if name in _TOKEN_MEANS else value for name, value in sums.items()}
         return figures
@@ -124,10 +128,9 @@ class Learner:
         """Return the actor's log-probabilities of a micro-batch's targets."""
         if forward.policy is not None:
             return forward.policy
-        wanted = {"with_logits": self._has_kl and self.experience.kl.estimator.of_logits}
-        wanted |= self.roles.actor_guests.forward_kwargs(forward.for_guests)
-        with_entropy = self.settings.entropy_coef > 0
-        return self.roles.actor(forward.rows, self.experience.reading.temperature, with_entropy, **wanted)
+        of_logits = self._has_kl and self.experience.kl.estimator.of_logits
+        readout = Readout(self.experience.reading.temperature, self.settings.entropy_coef > 0, of_logits)
+        return self.roles.actor(forward.rows, readout, **self.roles.actor_guests.forward_kwargs(forward.for_guests))
 
     def _actor_loss(
         self, forward: Forward, batch: TokenColumns, totals: StepTotals, selected: Selected | None
@@ -157,10 +160,8 @@ class Learner:
         return MicroLoss(loss, seen, read)
 
     def _critic_loss(self, forward: Forward, batch: TokenColumns, totals: StepTotals) -> MicroLoss:
-        values_M = forward.values_M
-        if values_M is None:
-            assert self.roles.critic is not None
-            values_M = self.roles.critic(forward.rows, at="targets")
+        assert self.roles.critic is not None
+        values_M = self.roles.critic(forward.rows, at="targets")
         assert batch.values_M is not None and batch.returns_M is not None  # an experience has both if there is a critic
         clip_range = self.settings.clip_range_value
         loss_M, clipped_M = value_loss(values_M, batch.values_M, batch.returns_M, clip_range)
@@ -214,7 +215,7 @@ class Learner:
         if not estimator.of_logits or reference is None:
             return estimator.estimate(read.logprobs_M, batch.ref_logprobs_M)
         with torch.no_grad():
-            ref_logits_MV = reference(rows, self.experience.reading.temperature, with_logits=True).logits_MV
+            ref_logits_MV = reference(rows, Readout(self.experience.reading.temperature, logits=True)).logits_MV
         return estimator.estimate(read.logits_MV, ref_logits_MV)
 
 
@@ -234,6 +235,14 @@ class Updates:
         self.ranks = self.roles.actor.ranks
         self._text_stream = None if self.texts is None else ShuffledStream(len(self.texts), self.settings.seed)
 
+    def value_learner(self, iteration: int) -> ValueLearner | None:
+        """Return what the critic learns by while it reads, before `learn`; None if it reads and learns apart."""
+        roles, experience = self.roles, self.settings.experience
+        if roles.critic is None or not experience.reading.learns_values:
+            return None
+        begin = partial(self.settings.records.of_step, iteration, self.ranks, FIRST)
+        return ValueLearner(roles.critic, experience, self.settings.updates.learning.clip_range_value, begin)
+
     def learn(
         self, experiences: Sequence[Experience], iteration: int, kl_coef: float, rows: Sequence[PromptRow] = ()
     ) -> dict[str, float]:
@@ -243,8 +252,8 @@ class Updates:
         own = training_sequences(experiences, experience.samples_per_prompt, ranks.rank, ranks.world_size)
         sequences = sequences_of_all_ranks(own, ranks.device)
         train_actor = iteration > settings.critic_warmup
-        learner = Learner(self.roles, experience, settings.learning, kl_coef, train_actor)
         rollout = LearntRollout(iteration, experiences, own, sequences, rows)
+        learner = Learner(self.roles, experience, settings.learning, kl_coef, train_actor, rollout.learnt)
         notes = StepNotes(self.settings, ranks, rollout, kl_coef, self.bad_steps)
         for minibatch in self._minibatches(rollout, learner):
             texts = self._next_texts(len(minibatch.sequences)) if train_actor else []

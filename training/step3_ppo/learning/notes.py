@@ -17,7 +17,7 @@ from training.utils.layout.rank_share import documents_of
 from training.utils.run.ahead import Ahead
 
 if TYPE_CHECKING:
-    from training.step3_ppo.contracts.records import Experience, Forward
+    from training.step3_ppo.contracts.records import Experience, Forward, LearntValues
     from training.step3_ppo.contracts.settings import PpoSettings
     from training.step3_ppo.experience.sequences import TrainingSequence
     from training.utils.contracts.documents import TokenSequence
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from training.utils.engine.bad_steps import BadSteps
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.recording.recorder import StepRecording
+
+
+FIRST = 1  # the number of a rollout's first optimizer step
 
 
 class LearntRollout(NamedTuple):
@@ -38,6 +41,11 @@ class LearntRollout(NamedTuple):
     sequences: Sequence[TrainingSequence]
     rows: Sequence[PromptRow]
 
+    @property
+    def learnt(self) -> LearntValues | None:
+        """By the critic, of the one minibatch."""
+        return next((each.reused.values for each in self.experiences if each.reused.values is not None), None)
+
     def laid_out(
         self,
         forwards_of: Callable[[Sequence[TrainingSequence]], Sequence[Forward]],
@@ -46,7 +54,7 @@ class LearntRollout(NamedTuple):
     ) -> Iterable[Callable[[], Sequence[Forward]]]:
         """Return for each minibatch what returns its forwards: those that reading made, for --reuse_forwards, or new
         ones, which a thread lays out beside a GPU's work. minibatches: places of their sequences."""
-        reusable = [forward for each in self.experiences for forward in each.reusable]  # of one minibatch
+        reusable = [forward for each in self.experiences for forward in each.reused.forwards]  # of one minibatch
         if reusable:
             return [lambda: reusable] * len(minibatches)
         ahead: Ahead[list[int], Sequence[Forward]] = Ahead(
@@ -82,8 +90,12 @@ class StepNotes:
         self._computed = 0
 
     def begun(self, guests: Guests, texts: Sequence[TokenSequence], train_actor: bool) -> StepRecording:
-        """Return the recording of the next step. guests: of the actor."""
-        recording = self.settings.records.of_step(self.rollout.iteration, self.ranks, len(self._steps) + 1)
+        """Return the recording of the next step, which the critic may have begun. guests: of the actor."""
+        learnt, number = self.rollout.learnt, len(self._steps) + FIRST
+        if learnt is None:
+            recording = self.settings.records.of_step(self.rollout.iteration, self.ranks, number)
+        else:
+            recording = learnt.recording
         if train_actor:
             added = texts and self.settings.updates.learning.unsup_coef
             recording.note(other_terms=bool(guests) or bool(added))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from training.step3_ppo.flags.reuse import ROLES
 from training.step3_ppo.parts.acting import deciding_flags, engine_of_rows
 from training.step3_ppo.parts.replay import recorded_engine
 from training.step3_ppo.roles.loading import RolesNeeded, load_roles
@@ -20,6 +23,7 @@ from training.utils.models.stop_tokens import set_stop_tokens
 from training.utils.setup.setup import differs_in_training, may_pack
 
 if TYPE_CHECKING:
+    from training.step3_ppo.flags.arguments import PpoArguments
     from training.step3_ppo.flags.ppo_flags import PpoFlags
     from training.step3_ppo.parts.inputs import PpoOpening
     from training.step3_ppo.roles.roles import Roles
@@ -87,7 +91,7 @@ def open_roles(opening: PpoOpening, head_chunk_mb: int) -> Roles:
         path=flags.roles.actor_model_name_or_path,
         total_steps=optimizer_steps - warmup_steps,
         seed=flags.run.seed,
-        reuses_forwards=bool(flags.ppo.reuse_forwards),
+        reused=reused_roles(flags.ppo),
     )
 
 
@@ -113,46 +117,60 @@ def checked_roles(flags: PpoFlags, roles: Roles) -> Roles:
                 needs_segments=needed,
             )
         )
-    if flags.ppo.reuse_forwards:
-        check_reusable(roles)
+    for name, role in reused_roles(flags.ppo).items():
+        check_reusable(roles, name, role)
     return replace(roles, packs=all(packs))
 
 
 def with_guests(
-    roles: Roles, settings: GuestSettings, *, path: str, total_steps: int, seed: int, reuses_forwards: bool = False
+    roles: Roles,
+    settings: GuestSettings,
+    *,
+    path: str,
+    total_steps: int,
+    seed: int,
+    reused: Mapping[str, str] = MappingProxyType({}),
 ) -> Roles:
     """Return the roles with what trains beside them. A collective. path: of the actor; total_steps: of its optimizer.
 
-    reuses_forwards: ThreestepError if a guest cannot learn from forwards before the step
+    reused: as of `reused_roles`: ThreestepError if a guest of theirs cannot learn from forwards before the step
     """
     models = [(roles.actor, roles.actor_model)]
     if roles.critic is not None and roles.critic_model is not None:
         models.append((roles.critic, roles.critic_model))
     actor, critic = (*settings.open(models, path, total_steps, seed), Guests())[:2]
-    for guest in (*actor, *critic):
-        if reuses_forwards and guest.why_not_ahead:
-            raise ThreestepError(
-                f"--reuse_forwards learns from the forwards that read, and {guest.why_not_ahead}, or leave "
-                "--reuse_forwards out"
-            )
+    guests = {"actor": actor, "critic": critic}
+    for name, role in reused.items():
+        for guest in guests[role]:
+            if guest.why_not_ahead:
+                raise ThreestepError(
+                    f"--{name} learns from the forwards that read, and {guest.why_not_ahead}, or leave --{name} out"
+                )
     return replace(roles, actor_guests=actor, critic_guests=critic)
 
 
-def check_reusable(roles: Roles) -> None:
-    """ThreestepError if the forwards that read, in train mode where they also learn, would have dropout: by whatever
-    name, the model's own too."""
-    for role, model in roles.trained_models.items():
-        instead = f"give --{role}_dropout 0, or leave --reuse_forwards out"
-        check_no_dropout(model, "and --reuse_forwards reads in it", instead)
+def reused_roles(ppo: PpoArguments) -> dict[str, str]:
+    """Return --reuse_forwards and --reuse_values, as far as they are given, each with the role whose forwards it is
+    about."""
+    return {name: role for name, role in ROLES.items() if getattr(ppo, name)}
 
 
-def why_not_reused(roles: Roles) -> str | None:
-    """Return why --reuse_forwards auto is false for these models and their guests, None if nothing keeps it. Before a
-    checkpoint changes the weights. A collective."""
-    for guest in (*roles.actor_guests, *roles.critic_guests):
+def check_reusable(roles: Roles, name: str, role: str) -> None:
+    """ThreestepError if a role's forwards that read, in train mode where they also learn, would have dropout: by
+    whatever name, the model's own too. name: of the flag."""
+    model = roles.trained_models.get(role)
+    if model is not None:
+        instead = f"give --{role}_dropout 0, or leave --{name} out"
+        check_no_dropout(model, f"and --{name} reads in it", instead)
+
+
+def why_not_reused(roles: Roles, role: str) -> str | None:
+    """Return why a role's forwards are not reused by default, with these models and their guests; None if nothing keeps
+    it. Before a checkpoint changes the weights. A collective."""
+    for guest in roles.actor_guests if role == "actor" else roles.critic_guests:
         if guest.why_not_ahead:
             return guest.why_not_ahead.partition(";")[0]
-    for role, model in roles.trained_models.items():
-        if differs_in_training(model, roles.actor.ranks):
-            return f"the {role} computes something else in train mode, as with dropout"
+    model = roles.trained_models.get(role)
+    if model is not None and differs_in_training(model, roles.actor.ranks):
+        return f"the {role} computes something else in train mode, as with dropout"
     return None

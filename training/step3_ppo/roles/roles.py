@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from training.utils.engine.frozen import FrozenModel
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.engine.weight_average import WeightAverage
-    from training.utils.models.token_model import TokenLogprobs
+    from training.utils.models.target_head import Readout, TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Reference:
         """The transformers model inside the frozen copy."""
         return None if self.frozen is None else self.frozen.model
 
-    def __call__(self, rows: TokenRows, temperature: float, with_logits: bool = False) -> TokenLogprobs:
+    def __call__(self, rows: TokenRows, readout: Readout) -> TokenLogprobs:
         if self.frozen is not None:
-            return self.frozen(rows, temperature, with_logits=with_logits)
+            return self.frozen(rows, readout)
         training, rows = self.actor.module.training, rows.of_free_experts()
         self.actor.eval()
         try:
             with torch.no_grad(), adapters_off(self.actor.module.model):
-                return self.actor(rows, temperature, with_logits=with_logits)
+                return self.actor(rows, readout)
         finally:
             if training:
                 self.actor.train()
@@ -110,7 +110,7 @@ class Roles:
             found["critic"] = (self.critic_model, self.critic)
         frozen = None if self.reference is None else self.reference.frozen
         if frozen is not None:
-            found["reference"] = (frozen.model, lambda rows: frozen(rows, 1.0).logprobs_M)
+            found["reference"] = (frozen.model, lambda rows: frozen(rows).logprobs_M)
         return found
 
     @functools.cached_property

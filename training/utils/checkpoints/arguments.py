@@ -20,7 +20,7 @@ PLACEMENT = frozenset({"ranks", "zero_stage", "actor_zero_stage", "critic_zero_s
 # A resumed run that is given this value of a flag keeps what the run began with.
 KEPT_AS_BEGUN = {
     **{"prompt_style": AUTO, "data_split": AUTO, "head_chunk_mb": 0},
-    **dict.fromkeys(("reuse_forwards", "share_beginnings", "speculate_by", "cpu_products")),
+    **dict.fromkeys(("reuse_forwards", "reuse_values", "share_beginnings", "speculate_by", "cpu_products")),
 }
 SHARING_ROWS = "sequence_parallel_size"  # so many ranks take the rows of one
 # Totals over all ranks, which must stay the same: name -> the flags whose product, times the ranks, gives it.

@@ -85,8 +85,8 @@ def plan_training(
     if loading.activation_offload:
         check_offloads(device.is_cuda)
     counted = (model, forward.rows, forward.slice_tokens, attention)
-    whole_mlps = loading.gradient_checkpointing or loading.torch_compile  # as `prepared` leaves them
-    saved = count(*counted, in_float32=in_float32, mlp_tiles=loading.mlp_tiles, whole_mlps=whole_mlps)
+    keep_all = loading.gradient_checkpointing or loading.torch_compile  # as `prepared` leaves them
+    saved = count(*counted, in_float32=in_float32, mlp_tiles=loading.mlp_tiles, keep_all=keep_all)
     held = saved.held(loading.gradient_checkpointing, loading.activation_offload)
     beside = [] if forward.media is None else forward.media.lines(model, loading.gradient_checkpointing, held)
     recomputed = ", recomputed by layers" if loading.gradient_checkpointing else ""

@@ -85,7 +85,7 @@ class TakenStep(NamedTuple):
     figures: dict[str, float]
 
 
-def accumulate(trainees: Sequence[Trainee], numbers: Mapping[str, float] | None = None) -> TakenStep:
+def accumulate(trainees: Sequence[Trainee], numbers: Mapping[str, float | torch.Tensor] | None = None) -> TakenStep:
     """Take an optimizer step of every trainee. A collective; every rank has as many micro-batches.
 
     Micro-batches of several trainees run in turns: the first of each, then the second of each. Their figures stay on

@@ -85,7 +85,7 @@ def train(trainer: PpoTrainer, steps: range) -> list[float]:
     ages = []
     for step in steps:
         for prompts, rollout in trainer.rollouts(step):
-            trainer.learn([trainer.experience_of(trainer.score(prompts, rollout))], step, prompts.rows)
+            trainer.learn([trainer.experience_of(trainer.score(prompts, rollout), step)], step, prompts.rows)
         trainer.note_drawn(step)
         ages.append(trainer.ahead.figures()["rollout/age_max"])
     return ages

@@ -113,7 +113,7 @@ def trained(trainer: PpoTrainer, steps: range) -> list[Any]:
     found = []
     for step in steps:
         for prompts, rollout in trainer.rollouts(step):
-            trainer.learn([trainer.experience_of(trainer.score(prompts, rollout))], step, prompts.rows)
+            trainer.learn([trainer.experience_of(trainer.score(prompts, rollout), step)], step, prompts.rows)
             found.append(rollout)
     return found
 

@@ -87,13 +87,15 @@ def test_a_rank_without_sequences_or_without_a_share_takes_part(monkeypatch):
                 ([0, 1] if rank else [], SimpleNamespace(ids=everyone if rank else [])),
             ]
 
-        def read(_, rows):
+        def reads(share):
+            return [read(rows) for _, rows in share]
+
+        def read(rows):
             return {"value": torch.cat([torch.empty(0), *(each.input_ids[1:] * 10.0 for each in rows.ids)])}
 
         settings = SimpleNamespace(rank=rank, share=share)
-        answers[rank] = read_balanced(own[rank], settings, read, count=lambda each: len(each) - 1, device=CPU)[
-            "value"
-        ].tolist()
+        found = read_balanced(own[rank], settings, reads, count=lambda each: len(each) - 1, device=CPU)
+        answers[rank] = found["value"].tolist()
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in own]
     for thread in threads:
@@ -123,14 +125,16 @@ def test_each_rank_gets_the_values_of_its_own_sequences(monkeypatch, several):
             rows = SimpleNamespace(ids=[everyone[index].input_ids[everyone[index].is_target] for index in mine])
             return [(mine, rows), ([], SimpleNamespace(ids=[]))]
 
-        def read(_, rows):
+        def reads(share):
+            return [read(rows) for _, rows in share]
+
+        def read(rows):
             ids = torch.cat([torch.empty(0), *rows.ids])
             return {"value": torch.cat([ids * 10, torch.tensor([-1.0])])}  # what comes behind belongs to none
 
         settings = SimpleNamespace(rank=rank, share=share)
-        answers[rank] = read_balanced(own[rank], settings, read, count=lambda each: len(each) - 1, device=CPU)[
-            "value"
-        ].tolist()
+        found = read_balanced(own[rank], settings, reads, count=lambda each: len(each) - 1, device=CPU)
+        answers[rank] = found["value"].tolist()
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in own]
     for thread in threads:

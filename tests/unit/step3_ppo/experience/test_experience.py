@@ -30,6 +30,7 @@ from training.utils.contracts.rollout import Rollout
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import SequenceLayout, rank_share
 from training.utils.loading.score_scale import ScoreScale
+from training.utils.models.target_head import Readout
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.run.phase_clock import PhaseClock
 
@@ -493,7 +494,7 @@ def test_every_estimator_takes_drawn_tokens_alone(with_paths, name, packed):
 def _collisions(rollout: Rollout, actor: PolicyModel, settings: ExperienceSettings) -> torch.Tensor:
     mask_BR = rollout.drawn.mask_BR
     found = [
-        actor(rows, 1.0, with_collisions=True).collisions_M
+        actor(rows, Readout(collisions=True)).collisions_M
         for sequence in rollout.sequences()
         for _, rows in rank_share([sequence], SequenceLayout(settings.layout.plan, PAD, 0), torch.device("cpu"))
     ]
@@ -513,8 +514,8 @@ def beside(roles, off) -> SimpleNamespace:
     """The policy is the reference, of which log-probabilities and every second logit are read `off(target_ids_M)` units
     of float32 beside."""
 
-    def reference(rows, temperature, with_logits=False):
-        found = roles.actor(rows, temperature, False, with_logits=with_logits)
+    def reference(rows, readout):
+        found = roles.actor(rows, readout)
         off_M = off(rows.target_ids_M) * 2.0**-23 * (1.0 + found.logprobs_M.abs())
         logits_MV = None
         if found.logits_MV is not None:

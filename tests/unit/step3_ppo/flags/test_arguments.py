@@ -88,6 +88,12 @@ def test_batches_that_divide():
             "--per_device_training_batch_size make 4 optimizer steps of 1 rollouts; make it one of one, or leave "
             "it out",
         ),
+        (
+            {"reuse_values": True, "ppo_epochs": 2, "per_device_training_batch_size": 8},
+            "--reuse_values learns once from each rollout's forwards, and --ppo_epochs, --generation_batches and "
+            "--per_device_training_batch_size make 4 optimizer steps of 1 rollouts; make it one of one, or leave "
+            "it out",
+        ),
         ({"clip_reward": -5.0}, "--clip_reward expects more than 0, got -5.0"),
         ({"eval_interval": -1}, "--eval_interval expects 0 or more, got -1"),
     ],

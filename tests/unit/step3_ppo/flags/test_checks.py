@@ -58,22 +58,36 @@ def test_a_scale_without_the_reward_model():
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("name", "given", "said"),
     [
-        ({"roles": {"actor_dropout": 0.1}}, "reads and learns in one forward, and --actor_dropout 0.1 would change"),
-        ({"roles": {"critic_dropout": 0.3}}, "in one forward, and --critic_dropout 0.3 would change the"),
-        ({"roles": {"lora_dropout": 0.2}}, "in one forward, and --lora_dropout 0.2 would change the"),
-        ({"roles": {"critic_zero_stage": 3}}, "whose weights ZeRO-3 has released, and --critic_zero_stage is 3; give"),
-        ({"mtp_num_layers": 1}, "keep no states, and --mtp_num_layers 1 reads them; leave one of the two out"),
-        ({"kl": {"kl_in": "loss", "kl_estimator": "full"}}, "would keep all logits of a rollout for --kl_estimator"),
+        (
+            "forwards",
+            {"roles": {"actor_dropout": 0.1}},
+            "reads and learns in one forward, and --actor_dropout 0.1 would",
+        ),
+        ("values", {"roles": {"critic_dropout": 0.3}}, "in one forward, and --critic_dropout 0.3 would change the"),
+        ("values", {"roles": {"lora_dropout": 0.2}}, "in one forward, and --lora_dropout 0.2 would change the"),
+        ("forwards", {"roles": {"actor_zero_stage": 3}}, "ZeRO-3 has released, and --actor_zero_stage is 3; give"),
+        (
+            "values",
+            {"advantage": "reinforce++"},
+            "is about the critic, and --advantage .* has none",
+        ),
+        ("forwards", {"mtp_num_layers": 1}, "keep no states, and --mtp_num_layers 1 reads them; leave one of the two"),
+        (
+            "forwards",
+            {"kl": {"kl_in": "loss", "kl_estimator": "full"}},
+            "would keep all logits of a rollout for --kl_e",
+        ),
     ],
 )
-def test_forwards_that_cannot_be_learned_from(given, said):
-    with pytest.raises(ThreestepError, match=f"--reuse_forwards .*{said}"):
-        names_of(reuse_forwards=True, **given)
+def test_forwards_that_cannot_be_learned_from(name, given, said):
+    with pytest.raises(ThreestepError, match=f"--reuse_{name} .*{said}"):
+        names_of(**{f"reuse_{name}": True}, **given)
     names_of(**given)
-    names_of(reuse_forwards=True, kl={"kl_estimator": "full"})
-    names_of(reuse_forwards=True, roles={"actor_dropout": None, "critic_dropout": None})  # the model itself is asked
+    both = {"reuse_forwards": True, "reuse_values": True}
+    names_of(**both, kl={"kl_estimator": "full"})
+    names_of(**both, roles={"actor_dropout": None, "critic_dropout": None})  # the models themselves are asked
 
 
 def test_names_that_nothing_has_are_told_together_with_near_ones():

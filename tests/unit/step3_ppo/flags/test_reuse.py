@@ -1,4 +1,4 @@
-"""What keeps --reuse_forwards auto from reuse, by the flags alone."""
+"""What keeps --reuse_forwards and --reuse_values auto from reuse, by the flags alone."""
 
 from __future__ import annotations
 
@@ -6,23 +6,34 @@ import pytest
 
 from tests.support.ppo_flags import ppo_flags
 from training.step3_ppo.flags.checks import checked_components
-from training.step3_ppo.flags.reuse import why_apart
+from training.step3_ppo.flags.reuse import FORWARDS, VALUES, why_apart
 
 _PAIRS = {"num_samples_per_prompt": 2, "per_device_training_batch_size": 32}  # one step a rollout
 _GRPO = {"advantage": "grpo", "kl_in": "loss", **_PAIRS}
 
 
-def why(**given) -> str | None:
+def why(name: str, **given) -> str | None:
     paths = {"actor_model_name_or_path": "a", "critic_model_name_or_path": "c"}
     flags = ppo_flags(**{**paths, "reward": "model:1.0", **given})
-    return why_apart(flags, checked_components(flags).algorithm)
+    return why_apart(name, flags, checked_components(flags).algorithm)
 
 
-@pytest.mark.parametrize("given", [{}, {"kl_coef": 0.0}, {"advantage": "rloo", **_PAIRS}])
-def test_a_forward_is_spared(given):
-    assert why(**given) is None
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        (FORWARDS, {}),
+        (FORWARDS, {"advantage": "rloo", **_PAIRS}),
+        (FORWARDS, {"critic_zero_stage": 3, "critic_dropout": 0.1}),
+        (VALUES, {}),
+        (VALUES, {"kl_coef": 0.0}),
+        (VALUES, {"actor_zero_stage": 3, "critic_zero_stage": 3, "actor_dropout": 0.1, "mtp_num_layers": 1}),
+    ],
+)
+def test_a_forward_is_spared(name, given):
+    assert why(name, **given) is None
 
 
+@pytest.mark.parametrize("name", [FORWARDS, VALUES])
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -31,14 +42,44 @@ def test_a_forward_is_spared(given):
         ({"generation_batches": 2, "per_device_training_batch_size": 32}, "a step learns from 2 rollouts"),
         ({"val_only": True}, "nothing is trained"),
         ({"sequence_parallel_size": 2}, "ranks share rows"),
-        ({"actor_dropout": 0.1}, "true reads and learns in one forward, and --actor_dropout 0.1 would change"),
-        ({"critic_zero_stage": 3}, "true keeps forwards whose weights ZeRO-3 has released, and --critic_zero_stage"),
-        ({"mtp_num_layers": 1}, "true learns from forwards that keep no states"),
+        ({"lora_dropout": 0.1}, "true reads and learns in one forward, and --lora_dropout 0.1 would change"),
         ({"record_steps": [1]}, "steps are recorded"),
         ({"parallel_thinking": True}, "responses have paths side by side"),
-        (_GRPO, "no forward is read that the step could learn from"),
-        ({**_GRPO, "kl_coef": 0.0}, "no forward is read that the step could learn from"),
     ],
 )
-def test_a_forward_of_its_own(given, said):
-    assert (why(**given) or "").startswith(said)
+def test_a_forward_of_its_own(name, given, said):
+    assert (why(name, **given) or "").startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "said"),
+    [
+        (
+            FORWARDS,
+            {"actor_dropout": 0.1},
+            "true reads and learns in one forward, and --actor_dropout 0.1 would change",
+        ),
+        (FORWARDS, {"actor_zero_stage": 3}, "true keeps forwards whose weights ZeRO-3 has released"),
+        (FORWARDS, {"mtp_num_layers": 1}, "true learns from forwards that keep no states"),
+        (FORWARDS, {"kl_coef": 0.0}, "no forward is read that the step could learn from"),
+        (FORWARDS, _GRPO, "no forward is read that the step could learn from"),
+        (FORWARDS, {**_GRPO, "kl_coef": 0.0}, "no forward is read that the step could learn from"),
+        (VALUES, {"critic_dropout": 0.1}, "true reads and learns in one forward, and --critic_dropout 0.1 would"),
+        (VALUES, _GRPO, "there is no critic"),
+    ],
+)
+def test_a_forward_of_one_role_alone(name, given, said):
+    assert (why(name, **given) or "").startswith(said)
+
+
+def test_returns_that_may_need_other_responses(tmp_path):
+    """A user's estimator with a critic says nothing of whose values its returns read."""
+    path = tmp_path / "own.py"
+    path.write_text(
+        "from training.step3_ppo.advantages import ESTIMATORS, Estimator\n"
+        "mine = Estimator(ESTIMATORS['gae'].estimate, needs_critic=True)\n"
+        "alone = Estimator(ESTIMATORS['gae'].estimate, needs_critic=True, returns_alone=True)\n"
+    )
+    said = why(VALUES, advantage=f"{path}:mine") or ""
+    assert said.startswith("true learns a response's returns before others are read, and --advantage"), said
+    assert why(VALUES, advantage=f"{path}:alone") is None and why(FORWARDS, advantage=f"{path}:mine") is None

@@ -13,6 +13,7 @@ from tests.invariants import tiny
 from tests.support.plain_roles import plain_roles
 from tests.support.tiny_models import tiny_causal_lm, tiny_config
 from training.step3_ppo.flags.arguments import PpoArguments
+from training.step3_ppo.flags.reuse import ROLES
 from training.step3_ppo.flags.roles_arguments import RolesArguments
 from training.step3_ppo.parts.assembly import with_guests
 from training.step3_ppo.parts.settings import _plan, wanted_score_scale
@@ -79,9 +80,9 @@ def roles_of(actor: bool, critic: bool) -> Roles:
     return roles
 
 
-def balanced(mixtures: tuple[bool, bool], given: float | None, reuses_forwards: bool = False) -> Roles:
+def balanced(mixtures: tuple[bool, bool], given: float | None, **reused: str) -> Roles:
     settings = GuestSettings(given)
-    return with_guests(roles_of(*mixtures), settings, path="", total_steps=1, seed=0, reuses_forwards=reuses_forwards)
+    return with_guests(roles_of(*mixtures), settings, path="", total_steps=1, seed=0, reused=reused)
 
 
 @pytest.mark.parametrize(
@@ -106,10 +107,11 @@ def test_a_coefficient_with_nothing_to_balance():
         balanced((False, False), 0.3)
 
 
-@pytest.mark.parametrize("mixtures", [(True, False), (False, True)])
-def test_forwards_that_are_reused_know_no_load_of_the_step(mixtures):
-    with pytest.raises(
-        ThreestepError, match="--reuse_forwards learns from .*; give --router_aux_loss_coef 0, or leave"
-    ):
-        balanced(mixtures, 0.3, reuses_forwards=True)
-    balanced(mixtures, 0.0, reuses_forwards=True)
+@pytest.mark.parametrize("name", ROLES)
+def test_forwards_that_are_reused_know_no_load_of_the_step(name):
+    reused = {name: ROLES[name]}
+    mixtures = (ROLES[name] == "actor", ROLES[name] == "critic")
+    with pytest.raises(ThreestepError, match=f"--{name} learns from .*; give --router_aux_loss_coef 0, or leave"):
+        balanced(mixtures, 0.3, **reused)
+    balanced(mixtures, 0.0, **reused)
+    balanced(mixtures[::-1], 0.3, **reused)
