@@ -49,6 +49,7 @@ step3_ppo.advantages.whiten: moments whiten
 step3_ppo.kl.control: KlControl KlControl.update
 step3_ppo.learning.learning: Updates Updates.learn Updates._minibatches Learner Learner.learn Learner._totals
     Learner.forwards Learner._read Learner._actor_loss Learner._critic_loss
+step3_ppo.learning.values: critic_loss
 step3_ppo.learning.notes: LearntRollout LearntRollout.laid_out Minibatch
 step3_ppo.experience.sequences: TrainingSequence TokenColumns TokenColumns.__init__ training_sequences
     sequences_of_all_ranks

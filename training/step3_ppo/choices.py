@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from training.step3_ppo.dry_run import READ, chosen_reuse, with_reuse
+from training.step3_ppo.dry_run import chosen_reuse, chosen_values, with_reuse
 from training.step3_ppo.flags.checks import guesser
 from training.step3_ppo.flags.reuse import ROLES, VALUES, why_apart
 from training.step3_ppo.parts.assembly import why_not_reused
@@ -58,13 +58,13 @@ def _reuse(
 
 def _by_flags(name: str, opening: PpoOpening, free_bytes: int, *, begun: bool) -> AutoChoice:
     flags, components = opening.flags, opening.components
-    if begun or name == VALUES:
-        if (why := why_apart(name, flags, components.algorithm)) is not None:
-            return AutoChoice(name, False, why)
-        return AutoChoice(name, True, AS_BEGUN) if begun else AutoChoice(name, True, READ, off=False)
+    if begun:
+        why = why_apart(name, flags, components.algorithm)
+        return AutoChoice(name, why is None, why or AS_BEGUN)
+    if name == VALUES:
+        return chosen_values(flags, components)
+    device = PlannedDevice(opening.ranks.device.type == "cuda", free_bytes)
     try:
-        return chosen_reuse(
-            flags, components, kept_counts(), PlannedDevice(opening.ranks.device.type == "cuda", free_bytes)
-        )
+        return chosen_reuse(flags, components, kept_counts(), device)
     except _UNCOUNTED:
         return AutoChoice(name, False, "the memory of a model of this family cannot be counted")

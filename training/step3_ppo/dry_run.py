@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.media import PlannedMedia
 
 _DRAWING_COPIES = 4  # of a step's logits in float32: themselves, their exponentials, and copies of a cut
-READ = "the forwards that read are learned from"
+_READ = AutoChoice(FORWARDS, True, "the forwards that read are learned from", off=False)
 # On a CPU, how many times the memory of a step kept graphs may take it to: a GPU's free memory is the run's own, a
 # CPU's is everybody's. It lies between what took a step of PPO above TRL's memory and what did not (docs/lab_book.md).
 _MOST_TIMES = 3.0
@@ -70,8 +70,7 @@ def estimated(flags: PpoFlags, components: Components, counts: ModelCounts) -> E
     auto."""
     choices, found = list[AutoChoice](), None
     if flags.ppo.reuse_values is None:
-        why = why_apart(VALUES, flags, components.algorithm)
-        choices.append(AutoChoice(VALUES, why is None, why or READ, off=None if why else False))
+        choices.append(chosen_values(flags, components))
         flags = with_reuse(flags, choices[-1])
     if flags.ppo.reuse_forwards is None:
         device = planned_device(flags.run.device, flags.run.device_memory_gb)
@@ -81,6 +80,12 @@ def estimated(flags: PpoFlags, components: Components, counts: ModelCounts) -> E
     if found is None:
         found = estimated_as_given(flags, components, counts)
     return replace(found, plan=[*found.plan, sentence(choices)]) if choices else found
+
+
+def chosen_values(flags: PpoFlags, components: Components) -> AutoChoice:
+    """Return what --reuse_values auto stands for by flags."""
+    why = why_apart(VALUES, flags, components.algorithm)
+    return _READ._replace(name=VALUES) if why is None else AutoChoice(VALUES, False, why)
 
 
 def chosen_reuse(flags: PpoFlags, components: Components, counts: ModelCounts, device: PlannedDevice) -> AutoChoice:
@@ -93,10 +98,9 @@ def _chosen_reuse(
     flags: PpoFlags, components: Components, counts: ModelCounts, device: PlannedDevice
 ) -> tuple[AutoChoice, Estimate | None]:
     """The same, with the estimate of what was chosen, if it was made for that."""
-    name, why = FORWARDS, why_apart(FORWARDS, flags, components.algorithm)
+    name, chosen, why = FORWARDS, _READ, why_apart(FORWARDS, flags, components.algorithm)
     if why is not None:
         return AutoChoice(name, False, why), None
-    chosen = AutoChoice(name, True, READ, off=False)
     if device.is_cuda and device.memory_bytes is None:
         return chosen, None
     found = estimated_as_given(with_reuse(flags, chosen), components, counts)

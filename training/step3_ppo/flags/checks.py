@@ -10,7 +10,7 @@ from training.step3_ppo.flags.ahead_checks import check_ahead
 from training.step3_ppo.flags.algorithm import Algorithm, selected_algorithm
 from training.step3_ppo.flags.distillation_checks import check_distillation
 from training.step3_ppo.flags.replay_checks import check_replayed_routers
-from training.step3_ppo.flags.reuse import ROLES, obstacles
+from training.step3_ppo.flags.reuse import check_reuse
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.tables import either
 from training.utils.contracts.guessers import BY_HEAD, BY_NGRAMS
@@ -90,9 +90,7 @@ def checked_components(flags: PpoFlags) -> Components:
     algorithm = selected_algorithm(flags.algorithm, flags.mismatch, ppo, mistakes)
     if algorithm is not None:
         _check_critic(roles, ppo, algorithm, rewards, mistakes=mistakes)
-        for name in ROLES:
-            for obstacle in obstacles(name, flags, algorithm) if getattr(ppo, name) else ():
-                mistakes.add(f"--{name} {obstacle.why}; {obstacle.instead}")
+        check_reuse(flags, algorithm, mistakes)
         check_ahead(flags, algorithm, mistakes)
     check_beside_quantization(mistakes, roles, flags.guests.beside_quantization())
     if not flags.run.dry_run:

@@ -11,6 +11,7 @@ from training.step3_ppo.flags.algorithm import reads_old_policy
 if TYPE_CHECKING:
     from training.step3_ppo.flags.algorithm import Algorithm
     from training.step3_ppo.flags.ppo_flags import PpoFlags
+    from training.utils.base.errors import Mistakes
 
 FORWARDS, VALUES = "reuse_forwards", "reuse_values"
 ROLES = {VALUES: "critic", FORWARDS: "actor"}  # whose forwards the flag is about
@@ -65,6 +66,13 @@ def _obstacles_of_the_critic(algorithm: Algorithm) -> Iterator[Obstacle]:
             "say that these follow from its own rewards and values (returns_alone)",
             "give gae, or leave --reuse_values out",
         )
+
+
+def check_reuse(flags: PpoFlags, algorithm: Algorithm, mistakes: Mistakes) -> None:
+    """Add what keeps forwards from learning that were asked to."""
+    for name in ROLES:
+        for obstacle in obstacles(name, flags, algorithm) if getattr(flags.ppo, name) else ():
+            mistakes.add(f"--{name} {obstacle.why}; {obstacle.instead}")
 
 
 def why_apart(name: str, flags: PpoFlags, algorithm: Algorithm) -> str | None:

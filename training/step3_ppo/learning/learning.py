@@ -23,7 +23,7 @@ from training.step3_ppo.experience.sequences import (
 )
 from training.step3_ppo.learning.notes import FIRST, LearntRollout, Minibatch, StepNotes
 from training.step3_ppo.learning.selection import Selected, selected_tokens
-from training.step3_ppo.learning.values import ValueLearner
+from training.step3_ppo.learning.values import ValueLearner, critic_loss
 from training.step3_ppo.losses import AGGREGATIONS
 from training.step3_ppo.losses.added import entropy_loss, pretraining_loss, value_loss
 from training.step3_ppo.losses.aggregation import StepTotals, token_mean
@@ -160,14 +160,10 @@ class Learner:
         return MicroLoss(loss, seen, read)
 
     def _critic_loss(self, forward: Forward, batch: TokenColumns, totals: StepTotals) -> MicroLoss:
-        assert self.roles.critic is not None
-        values_M = self.roles.critic(forward.rows, at="targets")
-        assert batch.values_M is not None and batch.returns_M is not None  # an experience has both if there is a critic
-        clip_range = self.settings.clip_range_value
-        loss_M, clipped_M = value_loss(values_M, batch.values_M, batch.returns_M, clip_range)
-        loss = (loss_M * token_mean(batch.counted_M, forward.rows.sequence_M, totals)).sum()
-        clipped = (clipped_M * batch.counted_M).sum()
-        return MicroLoss(loss, {"critic/value_loss": loss, "critic/clip_fraction": clipped})
+        critic, old_M, returns_M = self.roles.critic, batch.values_M, batch.returns_M
+        assert critic is not None and old_M is not None and returns_M is not None  # both if there is a critic
+        errors = value_loss(critic(forward.rows, at="targets"), old_M, returns_M, self.settings.clip_range_value)
+        return critic_loss(batch.counted_M, token_mean(batch.counted_M, forward.rows.sequence_M, totals), *errors)
 
     def _selected(self, sequences: Sequence[TrainingSequence], totals: StepTotals, noise_seed: int) -> Selected | None:
         """Return the tokens that KL-Cov and Clip-Cov treat apart; None for other losses."""

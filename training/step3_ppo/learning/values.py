@@ -35,6 +35,12 @@ if TYPE_CHECKING:
     from training.utils.recording.recorder import StepRecording
 
 
+def critic_loss(counted_M: torch.Tensor, weights_M: torch.Tensor, *errors: torch.Tensor) -> MicroLoss:
+    """Return a micro-batch's part of the critic's loss. errors: of `value_loss`. weights_M: as of aggregations."""
+    loss, clipped = (part.sum() for part in (errors[0] * weights_M, errors[1] * counted_M))
+    return MicroLoss(loss, {"critic/value_loss": loss, "critic/clip_fraction": clipped})
+
+
 class _ToLearn(NamedTuple):
     """A micro-batch: its rows, and of its sequences the rewards [r] and whether they count."""
 
@@ -92,9 +98,8 @@ class ValueLearner:
         found["values"] = values_M.detach().float()
         returns_M = self._returns(batch.rewards, found["values"])
         counted_M = torch.cat([returns_M[:0], *map(torch.full_like, batch.rewards, map(float, batch.counts))])
-        loss_M, clipped_M = value_loss(values_M, found["values"], returns_M, self.clip_range_value)
-        loss = (loss_M * token_mean(counted_M, batch.rows.sequence_M, totals)).sum()
-        return MicroLoss(loss, {"critic/value_loss": loss, "critic/clip_fraction": (clipped_M * counted_M).sum()})
+        errors = value_loss(values_M, found["values"], returns_M, self.clip_range_value)
+        return critic_loss(counted_M, token_mean(counted_M, batch.rows.sequence_M, totals), *errors)
 
     def _returns(self, rewards: Sequence[torch.Tensor], values_M: torch.Tensor) -> torch.Tensor:
         """Return those of the tokens of a micro-batch."""
