@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--new_tokens", type=int, default=64, help="GRPO, PPO: most tokens of a response")
     parser.add_argument("--prompts", type=int, default=32, help="PPO: prompts of a step")
     parser.add_argument("--autocast", action="store_true", help="PPO in bfloat16: weights in float32, as Threestep's")
+    parser.add_argument("--weights", default="float32", choices=("float32", "bfloat16"), help="but PPO's")
     parser.add_argument("--reference_in_steps", action="store_true")
     arguments = parser.parse_args()
     if arguments.prepare_only:
@@ -81,6 +82,8 @@ def main() -> None:
         trainer.data_collator = counted
     trainer.add_callback(clock)
     trainer.train()
+    if torch.cuda.is_available():
+        print(json.dumps({"peak_bytes": torch.cuda.max_memory_allocated()}), flush=True)
 
 
 def _settings(arguments: argparse.Namespace) -> dict:
@@ -100,6 +103,11 @@ def _settings(arguments: argparse.Namespace) -> dict:
     }
 
 
+def _policy(arguments: argparse.Namespace) -> AutoModelForCausalLM:
+    folder = Path(arguments.workload) / "model"
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, arguments.weights))
+
+
 def _sft(arguments: argparse.Namespace) -> tuple:
     from trl import SFTConfig, SFTTrainer
 
@@ -107,7 +115,7 @@ def _sft(arguments: argparse.Namespace) -> tuple:
     data = load_dataset("json", data_files=str(workload / "sft.jsonl"), split="train")
     data = data.rename_column("chosen", "completion")
     trainer = SFTTrainer(
-        model=AutoModelForCausalLM.from_pretrained(workload / "model"),
+        model=_policy(arguments),
         processing_class=AutoTokenizer.from_pretrained(workload / "model"),
         args=SFTConfig(**{**_settings(arguments), **MODES[arguments.mode]}),
         train_dataset=data,
@@ -147,7 +155,9 @@ def _reward(arguments: argparse.Namespace) -> tuple:
 
     workload = Path(arguments.workload)
     trainer = RewardTrainer(
-        model=AutoModelForSequenceClassification.from_pretrained(workload / "model", num_labels=1),
+        model=AutoModelForSequenceClassification.from_pretrained(
+            workload / "model", num_labels=1, dtype=getattr(torch, arguments.weights)
+        ),
         processing_class=AutoTokenizer.from_pretrained(workload / "model"),
         args=RewardConfig(**_settings(arguments)),
         train_dataset=load_dataset("json", data_files=str(workload / arguments.pairs), split="train"),
@@ -160,7 +170,7 @@ def _dpo(arguments: argparse.Namespace) -> tuple:
 
     workload = Path(arguments.workload)
     trainer = DPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(workload / "model"),
+        model=_policy(arguments),
         processing_class=AutoTokenizer.from_pretrained(workload / "model"),
         args=DPOConfig(**_settings(arguments), precompute_ref_log_probs=not arguments.reference_in_steps),
         train_dataset=load_dataset("json", data_files=str(workload / arguments.pairs), split="train[:200]"),
@@ -173,7 +183,7 @@ def _kto(arguments: argparse.Namespace) -> tuple:
 
     workload = Path(arguments.workload)
     trainer = KTOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(workload / "model"),
+        model=_policy(arguments),
         processing_class=AutoTokenizer.from_pretrained(workload / "model"),
         args=KTOConfig(**_settings(arguments), precompute_ref_log_probs=not arguments.reference_in_steps),
         train_dataset=load_dataset("json", data_files=str(workload / "marked.jsonl"), split="train[:400]"),
@@ -186,7 +196,7 @@ def _orpo(arguments: argparse.Namespace) -> tuple:
 
     workload = Path(arguments.workload)
     trainer = ORPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(workload / "model"),
+        model=_policy(arguments),
         processing_class=AutoTokenizer.from_pretrained(workload / "model"),
         args=ORPOConfig(**_settings(arguments)),
         train_dataset=load_dataset("json", data_files=str(workload / arguments.pairs), split="train[:200]"),
@@ -204,7 +214,7 @@ def _grpo(arguments: argparse.Namespace) -> tuple:
         return [float("####" in completion) for completion in completions]
 
     trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(workload / "model"),
+        model=_policy(arguments),
         processing_class=AutoTokenizer.from_pretrained(workload / "model"),
         reward_funcs=right,
         args=GRPOConfig(

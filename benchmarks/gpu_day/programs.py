@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.competitions import COMPETITIONS
-from benchmarks.gpu_day.record import Report
+from benchmarks.gpu_day import machine
+from benchmarks.gpu_day.record import NotHere, Report
 from benchmarks.workload import Workload, make_workload
 from training.utils.base.errors import ThreestepError
 
@@ -61,6 +62,24 @@ def train(report: Report, module: str, flags: Sequence[str], name: str, variable
 def training_case(report: Report, flags: Sequence[str]) -> list[dict[str, Any]]:
     """Return the figures of each step of `benchmarks.gpu_day.training_case`."""
     return json_lines(ran(report, ["-m", "benchmarks.gpu_day.training_case", *flags]), "seconds")
+
+
+def trained_by_trl(report: Report, trainer: str, steps: int, flags: Sequence[str]) -> tuple[float, float]:
+    """Return the units a second of TRL's trainer on the made-up texts (median after the first steps), and its peak in
+    GiB. NotHere where TRL is not installed."""
+    if machine.version("trl") is None:
+        raise NotHere("trl is not installed, and nothing can be fetched")
+    program = Path(__file__).parents[1] / "competitors" / "trl_peer.py"
+    words = [str(program), "--trainer", trainer, "--workload", str(made_up_workload(report).folder)]
+    said = ran(report, [*words, "--dtype", "bf16", "--steps", str(steps), *flags])
+    peaks = json_lines(said, "peak_bytes")
+    return median_rate(said), machine.gib(peaks[-1]["peak_bytes"] if peaks else 0)
+
+
+def median_rate(said: str) -> float:
+    """Return the median units a second of a competitor's lines, after the steps that warm up."""
+    rates = [line["units"] / line["seconds"] for line in json_lines(said, "units")]
+    return statistics.median(rates[WARM_UP_STEPS:] or rates)
 
 
 def ran(report: Report, words: Sequence[str], variables: Mapping[str, str] = {}) -> str:  # noqa: B006

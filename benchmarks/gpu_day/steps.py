@@ -6,7 +6,7 @@ import statistics
 from typing import Any
 
 from benchmarks.gpu_day import machine
-from benchmarks.gpu_day.programs import WARM_UP_STEPS, flags_of, made_up_workload, train
+from benchmarks.gpu_day.programs import WARM_UP_STEPS, flags_of, made_up_workload, train, trained_by_trl
 from benchmarks.gpu_day.record import Report
 
 RUNS = {
@@ -15,11 +15,26 @@ RUNS = {
     "PPO, reading apart": ("ppo", "Threestep, reading apart"),
 }
 
+# The same steps; weights in 16 bits, which is its fastest. PPO: in releases up to 1.12 alone.
+BY_TRL = {
+    "GRPO, TRL": ("grpo", ["--samples", "4", "--weights", "bfloat16"]),
+    "PPO, TRL": ("ppo", []),
+    "PPO, TRL, weights in float32": ("ppo", ["--autocast"]),
+}
+
 
 def measure(report: Report) -> None:
     """One case a run."""
     for name, (competition, competitor) in RUNS.items():
         report.case("seconds of a step", name, lambda c=competition, r=competitor: _step(report, c, r))
+    for name, (trainer, flags) in BY_TRL.items():
+        report.case("seconds of a step", name, lambda t=trainer, f=flags: _by_trl(report, t, f))
+
+
+def _by_trl(report: Report, trainer: str, flags: list[str]) -> dict[str, Any]:
+    sizes = ["--batch", "32", "--new_tokens", "64"] if report.full else ["--batch", "8", "--new_tokens", "4"]
+    rate, peak = trained_by_trl(report, trainer, 8 if report.full else 2, [*sizes, *flags])
+    return {"seconds": 1 / rate, "peak, GiB": peak}
 
 
 def _step(report: Report, competition: str, competitor: str) -> dict[str, Any]:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
-import statistics
+import math
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.gpu_day import machine
-from benchmarks.gpu_day.programs import WARM_UP_STEPS, flags_of, json_lines, made_up_workload, ran, train
+from benchmarks.gpu_day.programs import flags_of, made_up_workload, median_rate, ran, train, trained_by_trl
 from benchmarks.gpu_day.record import NotHere, Report
 from training.utils.models.attention.attention import IMPLEMENTATIONS
 
+TRL_WEIGHTS = ("float32", "bfloat16")
 WANTED_MFU, WANTED_OVER_PEERS, WANTED_OF_RATIO = 0.5, 1.3, 0.85
 
 
@@ -43,7 +43,8 @@ def measure(report: Report) -> None:
         report.case(group, f"Threestep, {attention}", sft)
     for head in ("targets", "all"):
         report.case(group, f"bare loop, logits of {head}", lambda h=head: _floor(report, h, steps, rates))
-    report.case(group, "TRL, grouped", lambda: _trl(report, steps, rates))
+    for name, flags in _trl_ways(sequences).items():
+        report.case(group, f"TRL, grouped, {name}", lambda f=flags: _trl(report, steps, rates, f))
     for name in ("reward", "dpo"):
         report.case("shared prompts, pairs a second", name, lambda n=name: _pairs(report, n, steps, sequences // 2))
     report.case("where the time goes", "an SFT step", lambda: _profile(report, sequences))
@@ -56,6 +57,13 @@ def _forms(report: Report) -> list[str]:
     )
 
 
+def _trl_ways(sequences: int) -> dict[str, list[str]]:
+    """All sequences in one forward, and in three; weights in float32 under autocast, or in 16 bits."""
+    ways = {f"weights in {weights}": ["--weights", weights, "--batch", str(sequences)] for weights in TRL_WEIGHTS}
+    parts = ["--weights", TRL_WEIGHTS[-1], "--batch", str(sequences // 3), "--accumulate", "3"]
+    return {**ways, f"weights in {TRL_WEIGHTS[-1]}, in three forwards": parts}
+
+
 def _batch(sequences: int) -> list[str]:
     return ["--per_device_train_batch_size", str(sequences), "--gradient_accumulation_steps", "1"]
 
@@ -65,21 +73,12 @@ def _floor(report: Report, head: str, steps: int, rates: dict[str, float]) -> di
     rows, width = (4, 2048) if report.full else (2, 64)
     words = ["-m", "benchmarks.competitors.floor_sft", "--workload", str(workload.folder), "--dtype", "bf16"]
     words += ["--steps", str(steps), "--head", head, "--rows", str(rows), "--width", str(width)]
-    return _beside(_rate(ran(report, words)), rates)
+    return _beside(median_rate(ran(report, words)), rates)
 
 
-def _trl(report: Report, steps: int, rates: dict[str, float]) -> dict[str, Any]:
-    if machine.version("trl") is None:
-        raise NotHere("trl is not installed, and nothing can be fetched")
-    program = Path(__file__).parents[1] / "competitors" / "trl_peer.py"
-    words = [str(program), "--trainer", "sft", "--workload", str(made_up_workload(report).folder), "--dtype", "bf16"]
-    words += ["--steps", str(steps), "--mode", "grouped", "--batch", "16", "--accumulate", "3"]
-    return _beside(_rate(ran(report, words)), rates)
-
-
-def _rate(said: str) -> float:
-    steps = [line["units"] / line["seconds"] for line in json_lines(said, "units")]
-    return statistics.median(steps[WARM_UP_STEPS:] or steps)
+def _trl(report: Report, steps: int, rates: dict[str, float], flags: list[str]) -> dict[str, Any]:
+    rate, peak = trained_by_trl(report, "sft", steps, ["--mode", "grouped", *flags])
+    return {**_beside(rate, rates), "peak, GiB": peak}
 
 
 def _beside(rate: float, rates: Mapping[str, float]) -> dict[str, Any]:
@@ -91,17 +90,24 @@ def _beside(rate: float, rates: Mapping[str, float]) -> dict[str, Any]:
 def _pairs(report: Report, name: str, steps: int, pairs: int) -> dict[str, Any]:
     """Return pairs a second with shared prompts and padded, beside what the tokens allow."""
     workload, module = made_up_workload(report), {"reward": "step2_reward", "dpo": "step2_dpo"}[name]
-    found = {}
+    found, peak = {}, math.inf
     for layout in ("shared", "padded"):
         flags = [*flags_of(name, workload, report, steps), "--per_device_train_batch_size", str(pairs)]
         flags += ["--padded"] * (layout == "padded")
         if name == "dpo":
             flags += ["--max_train_rows", str(pairs * steps)]
-        found[layout] = train(report, module, flags, f"{name}_{layout}").steady("train/pairs_per_second")
+        run = train(report, module, flags, f"{name}_{layout}")
+        found[layout], peak = run.steady("train/pairs_per_second"), min(peak, machine.gib(run.peak_bytes))
+    peers = {}
+    if machine.version("trl") is not None:
+        flags = ["--pairs", "pairs.jsonl", "--batch", str(pairs), "--weights", TRL_WEIGHTS[-1]]
+        peers["pairs/s, TRL"], peers["TRL's peak, GiB"] = trained_by_trl(report, name, steps, flags)
     shared, unshared = workload.tokens("pairs.jsonl")
     gain, ratio = found["shared"] / found["padded"], unshared / shared
     return {
         **{f"pairs/s, {layout}": value for layout, value in found.items()},
+        "peak, GiB": peak,
+        **peers,
         "gain": gain,
         "ratio of tokens": ratio,
         "share of it": gain / ratio,
@@ -117,7 +123,18 @@ def _profile(report: Report, sequences: int) -> dict[str, Any]:
     path = report.place / "profiled" / "profile" / f"step{step}_rank0.pt.trace.json.gz"
     with gzip.open(path, "rt") as file:
         events = json.load(file)["traceEvents"]
-    return times_of(events, "kernel" if machine.device().type == "cuda" else "cpu_op")
+    kind = "kernel" if machine.device().type == "cuda" else "cpu_op"
+    return {**times_of(events, kind), "raw": longest(events, kind)}
+
+
+def longest(events: Iterable[Mapping[str, Any]], kind: str, most: int = 60) -> dict[str, list[float]]:
+    """Return the names with the most milliseconds, and how often each ran."""
+    found: dict[str, list[float]] = {}
+    for event in events:
+        if event.get("ph") == "X" and event.get("cat") == kind and "dur" in event:
+            milliseconds, times = found.get(event["name"][:160], [0.0, 0])
+            found[event["name"][:160]] = [milliseconds + event["dur"] / 1000, times + 1]
+    return dict(sorted(found.items(), key=lambda pair: -pair[1][0])[:most])
 
 
 def times_of(events: Iterable[Mapping[str, Any]], kind: str) -> dict[str, Any]:
