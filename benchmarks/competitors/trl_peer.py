@@ -60,6 +60,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=32, help="PPO: prompts of a step")
     parser.add_argument("--autocast", action="store_true", help="PPO in bfloat16: weights in float32, as Threestep's")
     parser.add_argument("--weights", default="float32", choices=("float32", "bfloat16"), help="but PPO's")
+    parser.add_argument("--liger", action="store_true", help="Liger's kernels in the model; SFT: its loss too")
     parser.add_argument("--reference_in_steps", action="store_true")
     arguments = parser.parse_args()
     if arguments.prepare_only:
@@ -100,6 +101,7 @@ def _settings(arguments: argparse.Namespace) -> dict:
         "logging_strategy": "no",
         "max_length": 512,
         "dataloader_pin_memory": False,
+        "use_liger_kernel": arguments.liger,
     }
 
 

@@ -61,6 +61,9 @@ def _trl_ways(sequences: int) -> dict[str, list[str]]:
     """All sequences in one forward, and in three; weights in float32 under autocast, or in 16 bits."""
     ways = {f"weights in {weights}": ["--weights", weights, "--batch", str(sequences)] for weights in TRL_WEIGHTS}
     parts = ["--weights", TRL_WEIGHTS[-1], "--batch", str(sequences // 3), "--accumulate", "3"]
+    if machine.version("liger-kernel") is not None:
+        fused = f"weights in {TRL_WEIGHTS[-1]}, Liger's kernels"
+        ways[fused] = [*ways[f"weights in {TRL_WEIGHTS[-1]}"], "--liger"]
     return {**ways, f"weights in {TRL_WEIGHTS[-1]}, in three forwards": parts}
 
 

@@ -72,6 +72,7 @@ _FLAGS = (
     *flags_of(
         ModelArguments,
         {
+            "use_liger_kernel": "",
             "head_chunk_mb": "",
             "activation_offload": "With recomputation of actor or critic: keep their layers' inputs in the host's "
             "memory until the backward. On a GPU alone.",

@@ -303,6 +303,7 @@ def _measure(
     drew_weights: each rank has drawn a head or embeddings of its own; the first rank's count, as they will in training.
     """
     from training.utils.models.attention_choice import settle_attention
+    from training.utils.models.fused_kernels import settle_kernels
     from training.utils.models.own_forward import read_own_forward
     from training.utils.models.tensors.sharding import send_from_first_rank
 
@@ -317,6 +318,8 @@ def _measure(
         tile_mlps(model, settings.mlp_tiles)
     own = read_own_forward(model, longest_tokens, media)
     settle_attention(model, own, settings.attn_implementation, settings.dropout, compiled=settings.torch_compile)
+    if not settings.torch_compile:
+        settle_kernels(model, own, settings.use_liger_kernel)
 
 
 def _refuse_encoder(config: Any, settings: ModelSettings) -> None:
@@ -420,5 +423,8 @@ def prepared(model: PreTrainedModel, settings: ModelSettings, embeddings_train: 
 
         compile_blocks(model)
     elif not settings.gradient_checkpointing:
+        from training.utils.models.fused_kernels import keep_less_fused
+
         keep_less(model)
+        keep_less_fused(model)
     return model

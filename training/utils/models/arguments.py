@@ -99,6 +99,12 @@ class ModelArguments:
         " half a minute to minutes longer: for long runs.",
         topic="memory",
     )
+    use_liger_kernel: bool | None = flag(
+        ModelSettings.use_liger_kernel,
+        "Fused norms, gates and rotations of Liger Kernel, on CUDA; default: where it is installed and gives the "
+        "model's own numbers (docs/performance.md).",
+        topic="memory",
+    )
     head_chunk_mb: int = flag(
         0,
         "MiB of float32 logits that the output layer computes at a time; more is faster on a GPU and takes more "
@@ -175,6 +181,10 @@ class ModelArguments:
         check_ranks(mistakes, self, {"--lora_dim": self.lora_dim})
         check_kinds(mistakes, self, self.lora_dim)
         check_memory(mistakes, self, self.gradient_checkpointing, self.torch_compile)
+        mistakes.require(
+            not (self.use_liger_kernel and self.torch_compile),
+            "--use_liger_kernel and --torch_compile fuse the same operations in two ways; leave one of them out",
+        )
         compiles = "which compiles the layers that it replaces" if self.torch_compile else None
         others = {"--torch_compile": compiles, "--use_dora": MAGNITUDES if self.use_dora else None}
         check_beside_quantization(mistakes, self, others)

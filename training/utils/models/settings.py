@@ -11,7 +11,8 @@ from training.utils.models.quantized.quantization import Quantization
 @dataclass(frozen=True)
 class ModelSettings:
     """name_or_path: folder or hub name.
-    attn_implementation, torch_compile, lora_*: see training.utils.models.attention.attention, .compiled and .lora.
+    attn_implementation, torch_compile, use_liger_kernel, lora_*: see training.utils.models.attention.attention,
+        .compiled, .fused_kernels and .lora.
     use_dora: adapters have a magnitude for each output of their layer (Liu et al. 2024, arXiv:2402.09353).
     dropout: every dropout rate, and with 0 all that is like it (`models.dropout`); None keeps the model's own.
     gradient_checkpointing: recompute activations in backward.
@@ -34,6 +35,7 @@ class ModelSettings:
     activation_offload: bool = False
     mlp_tiles: int = 1
     torch_compile: bool = False
+    use_liger_kernel: bool | None = None
     lora_dim: int = 0
     lora_alpha: float = 16.0
     lora_dropout: float = 0.0
@@ -67,6 +69,7 @@ class ModelSettings:
             trust_remote_code=self.trust_remote_code,
             head_chunk_mb=self.head_chunk_mb,
             mlp_tiles=self.mlp_tiles,
+            use_liger_kernel=self.use_liger_kernel,
             takes_media=self.takes_media,
             rope_scaling=self.rope_scaling,
         )

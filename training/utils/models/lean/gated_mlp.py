@@ -25,9 +25,14 @@ def _usual_forward(self: Any, x: Any) -> Any:
     return down_proj
 
 
+def is_gated(part: nn.Module) -> bool:
+    """Return whether `part` is a gated MLP of the usual form."""
+    return is_written_as(type(part).forward, _usual_forward)
+
+
 def lean_mlp(part: nn.Module) -> GatedMlp | None:
     """Return the forward with which `part` keeps less; None if it is no gated MLP of the usual form."""
-    return GatedMlp(part) if is_written_as(type(part).forward, _usual_forward) else None
+    return GatedMlp(part) if is_gated(part) else None
 
 
 class GatedMlp:

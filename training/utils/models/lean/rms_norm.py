@@ -45,7 +45,7 @@ def _norm_of_gemma(self: Any, x: Any) -> Any:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
 
 
-class _NormForm(NamedTuple):
+class NormForm(NamedTuple):
     """methods: as the class has them. epsilon: the attribute. rounds_first: the normalized input is rounded to the
     input's precision before it is scaled, not after. adds_one: to the weight."""
 
@@ -56,24 +56,30 @@ class _NormForm(NamedTuple):
 
 
 _FORMS = (
-    _NormForm({"forward": _of_llama}, "variance_epsilon", rounds_first=True),
-    _NormForm({"forward": _of_olmo2}, "variance_epsilon"),
-    _NormForm({"forward": _of_gemma, "_norm": _norm_of_gemma}, "eps", adds_one=True),
+    NormForm({"forward": _of_llama}, "variance_epsilon", rounds_first=True),
+    NormForm({"forward": _of_olmo2}, "variance_epsilon"),
+    NormForm({"forward": _of_gemma, "_norm": _norm_of_gemma}, "eps", adds_one=True),
 )
+
+
+def norm_form(part: nn.Module) -> NormForm | None:
+    """Return the form in which `part` is written; None if it is no RMSNorm of a usual form."""
+    for form in _FORMS:
+        if all(is_written_as(getattr(type(part), name, None), usual) for name, usual in form.methods.items()):
+            return form
+    return None
 
 
 def lean_norm(part: nn.Module) -> RmsNorm | None:
     """Return the forward with which `part` keeps less; None if it is no RMSNorm of a usual form."""
-    for form in _FORMS:
-        if all(is_written_as(getattr(type(part), name, None), usual) for name, usual in form.methods.items()):
-            return RmsNorm(part, form)
-    return None
+    form = norm_form(part)
+    return None if form is None else RmsNorm(part, form)
 
 
 class RmsNorm:
     """The forward of `norm`."""
 
-    def __init__(self, norm: nn.Module, form: _NormForm) -> None:
+    def __init__(self, norm: nn.Module, form: NormForm) -> None:
         self._norm: Any = norm
         self._form = form
 

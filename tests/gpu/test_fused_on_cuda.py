@@ -1,0 +1,60 @@
+"""Liger Kernel's operations on a GPU: the outputs and gradients of the plain model."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.tiny_models import tiny_causal_lm
+from training.utils.models.fused_kernels import FusedMlp, fuse, keep_less_fused, liger_kernels
+
+pytestmark = pytest.mark.gpu
+# Of the largest number of each gradient: float32 sums in another order; bfloat16 keeps 8 bits.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    pytest.importorskip("liger_kernel")
+    return liger_kernels()
+
+
+def read(model: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    output = model(input_ids=ids, labels=ids)
+    output.loss.backward()
+    return {"logits": output.logits.detach()} | {name: part.grad for name, part in model.named_parameters()}
+
+
+@pytest.mark.parametrize("less", [False, True])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("family", "parts"), [("llama", 9), ("qwen3", 13), ("gemma2", 13), ("gemma3_text", 17)])
+def test_outputs_and_gradients_are_those_of_the_plain_model(kernels, family, parts, dtype, less):
+    torch.manual_seed(1)
+    plain = tiny_causal_lm(family).to("cuda", dtype).train()
+    fused = copy.deepcopy(plain)
+    assert len(fuse(fused, kernels)) == parts
+    if less:
+        keep_less_fused(fused)
+        assert any(getattr(vars(part).get("forward"), "keeps_less", False) for part in fused.modules())
+    ids = torch.randint(10, 60, (4, 40), device="cuda")
+    wanted, got = read(plain, ids), read(fused, ids)
+    for name, tensor in wanted.items():
+        apart = float((tensor.double() - got[name].double()).abs().max() / tensor.double().abs().max())
+        assert apart < TOLERANCE[dtype], f"{name}: {apart}"
+
+
+def test_both_ways_of_keeping_give_the_same_bits(kernels):
+    ids = torch.randint(10, 60, (4, 40), device="cuda")
+    found = []
+    for less in (False, True):
+        torch.manual_seed(1)
+        model = tiny_causal_lm("llama").to("cuda", torch.bfloat16).train()
+        for part in fuse(model, kernels):
+            if isinstance(forward := vars(part)["forward"], FusedMlp):
+                forward.keeps_less = less
+        found.append(read(model, ids))
+    apart = [name for name in found[0] if "embed" not in name and not torch.equal(found[0][name], found[1][name])]
+    assert not apart
