@@ -67,6 +67,7 @@ setup(
         "dev": TEST_REQUIRES,
         "docs": DOCS_REQUIRES,
         "vllm": ["vllm==0.32.*"],  # the rollout engine reaches into it; 0.33 wants torch 2.14
+        "liger": ['liger-kernel>=0.8.5; sys_platform == "linux"'],  # fused kernels, on CUDA
         "vision": ["pillow", "torchvision"],
         "wandb": ["wandb"],
         "trackio": ["trackio"],

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm
-from training.utils.models.fused_kernels import FusedMlp, fuse, keep_less_fused, liger_kernels
+from training.utils.models.fused.operations import FusedMlp, fuse, keep_less_fused, liger_kernels
 
 pytestmark = pytest.mark.gpu
-# Of the largest number of each gradient: float32 sums in another order; bfloat16 keeps 8 bits.
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
+# Times the plain model's own distance from float64: with weights this wide bfloat16 rounds some by a fifth.
+MOST_TIMES = 4.0
 
 
 @pytest.fixture(scope="module")
@@ -29,21 +29,21 @@ def read(model: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("less", [False, True])
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("family", "parts"), [("llama", 9), ("qwen3", 13), ("gemma2", 13), ("gemma3_text", 17)])
-def test_outputs_and_gradients_are_those_of_the_plain_model(kernels, family, parts, dtype, less):
+def test_outputs_and_gradients_are_as_near_to_float64_as_the_plain_model_s(kernels, family, parts, dtype, less):
     torch.manual_seed(1)
     plain = tiny_causal_lm(family).to("cuda", dtype).train()
-    fused = copy.deepcopy(plain)
+    fused, exact = copy.deepcopy(plain), copy.deepcopy(plain).double()
     assert len(fuse(fused, kernels)) == parts
     if less:
         keep_less_fused(fused)
         assert any(getattr(vars(part).get("forward"), "keeps_less", False) for part in fused.modules())
     ids = torch.randint(10, 60, (4, 40), device="cuda")
-    wanted, got = read(plain, ids), read(fused, ids)
+    wanted, ours, theirs = read(exact, ids), read(fused, ids), read(plain, ids)
     for name, tensor in wanted.items():
-        apart = float((tensor.double() - got[name].double()).abs().max() / tensor.double().abs().max())
-        assert apart < TOLERANCE[dtype], f"{name}: {apart}"
+        apart, usual = (float((found[name].double() - tensor).norm() / tensor.norm()) for found in (ours, theirs))
+        assert apart < MOST_TIMES * usual + 1e-6, f"{name}: {apart}, where the plain model is {usual} off"
 
 
 def test_both_ways_of_keeping_give_the_same_bits(kernels):

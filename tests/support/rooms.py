@@ -50,6 +50,7 @@ data.cache: data.rows run contracts flags data.files base
 data.chat: data.rows contracts flags data.sources.formats data.files base
 models: sequence_parallel models.quantized models.attention models.tensors layout contracts flags models.families base
 report.pages: report.figures gaming run
+models.fused: models models.lean base
 generation: models engine.config contracts flags base
 generation.decoding: models models.tensors contracts base
 images.data: data.chat data.rows contracts data.sources.formats images data.files base
@@ -60,8 +61,8 @@ engine.ranks: models.adapters sequence_parallel run base
 environments: generation data.chat data.sources contracts flags base
 environments.driven: environments data.sources base
 generation.guessing: generation.decoding models contracts base
-loading: models.adapters models models.quantized models.attention models.tensors contracts models.families base
-    models.lean
+loading: models.fused models.adapters models models.quantized models.attention models.tensors contracts
+    models.families base models.lean
 data.build: data.kinds data.chat data.cache data.rows layout data.sources contracts flags data.sources.formats
     data.files base
 engine: engine.ranks models.adapters models.quantized run models.tensors engine.config contracts flags base

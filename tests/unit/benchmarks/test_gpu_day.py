@@ -251,7 +251,7 @@ def test_the_times_of_a_trace_add_up():
 
 
 def test_steps(measured):
-    found = figures(measured(5, "GRPO"), "GRPO")
+    found = figures(measured(5, "GRPO, 8"), "GRPO, 8")
     parts = [value for name, value in found.items() if name not in ("seconds", "peak, GiB")]
     assert found["seconds"] == pytest.approx(sum(parts)) and len(parts) >= 7 and found["2_rollout"] > 0
 

@@ -72,7 +72,8 @@ _FLAGS = (
     *flags_of(
         ModelArguments,
         {
-            "use_liger_kernel": "",
+            "use_liger_kernel": "Fused norms, gates and rotations of Liger Kernel in all four models, on CUDA. auto: "
+            "none, as a step of step 3 has not been faster by them (docs/performance.md).",
             "head_chunk_mb": "",
             "activation_offload": "With recomputation of actor or critic: keep their layers' inputs in the host's "
             "memory until the backward. On a GPU alone.",
@@ -229,7 +230,8 @@ class RolesArguments(make_dataclass("RoleFlags", _FLAGS)):  # type: ignore[misc]
         path = getattr(self, f"{role}_model_name_or_path")
         others = ("attn_implementation", "torch_compile", "trains_adapter_on", "new_head", "rope_scaling")
         alpha = scaled_alpha(self.lora_alpha, getattr(self, f"{role}_lora_dim"), self.use_rslora)
-        own = {"name_or_path": path, "takes_media": True, "lora_alpha": alpha}
+        fuses = bool(self.use_liger_kernel)  # not by itself, as in steps 1 and 2
+        own = {"name_or_path": path, "takes_media": True, "lora_alpha": alpha, "use_liger_kernel": fuses}
         return settings_of(ModelSettings, self, role, **own, defaults=others)
 
     def engine(self, role: str) -> EngineSettings:

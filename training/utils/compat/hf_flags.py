@@ -242,6 +242,7 @@ HF_FLAGS: dict[str, OldFlag] = {
         "--trust_remote_code --hub_private_repo --bnb_4bit_quant_type --bnb_4bit_use_double_quant "
         "--router_aux_loss_coef"
     ),
+    "--use_liger_kernel": Same("norms, gates and rotations; losses read logits in chunks without it"),
     **EVERY_STEP_FIELDS,
     "--output_dir": Same("default: runs/last"),
     "--num_train_epochs": Same("default: 1, not 3"),
@@ -325,10 +326,6 @@ HF_FLAGS: dict[str, OldFlag] = {
     ),
     "--auto_find_batch_size": refused_switch(
         "is not done here; --dry_run shows the memory of a rank, and --max_tokens_per_micro_batch bounds it"
-    ),
-    "--use_liger_kernel": needless_switch(
-        "logits are computed only where a loss reads them, in chunks, which is what its fused loss saves; the model's "
-        "other operations stay transformers'"
     ),
     "--dataset_config": renamed("--data_path hub:NAME,config=CONFIG", words=_with_dataset),
     "--dataset_train_split": renamed("--data_path hub:NAME,split=SPLIT", words=_with_dataset),

@@ -303,7 +303,7 @@ def _measure(
     drew_weights: each rank has drawn a head or embeddings of its own; the first rank's count, as they will in training.
     """
     from training.utils.models.attention_choice import settle_attention
-    from training.utils.models.fused_kernels import settle_kernels
+    from training.utils.models.fused.choice import settle_kernels
     from training.utils.models.own_forward import read_own_forward
     from training.utils.models.tensors.sharding import send_from_first_rank
 
@@ -423,7 +423,7 @@ def prepared(model: PreTrainedModel, settings: ModelSettings, embeddings_train: 
 
         compile_blocks(model)
     elif not settings.gradient_checkpointing:
-        from training.utils.models.fused_kernels import keep_less_fused
+        from training.utils.models.fused.operations import keep_less_fused
 
         keep_less(model)
         keep_less_fused(model)

@@ -101,8 +101,9 @@ class ModelArguments:
     )
     use_liger_kernel: bool | None = flag(
         ModelSettings.use_liger_kernel,
-        "Fused norms, gates and rotations of Liger Kernel, on CUDA; default: where it is installed and gives the "
-        "model's own numbers (docs/performance.md).",
+        "Fused norms, gates and rotations of Liger Kernel, on CUDA. auto: where it is installed and gives the model's "
+        "own numbers (docs/performance.md).",
+        takes_auto=True,
         topic="memory",
     )
     head_chunk_mb: int = flag(

@@ -12,7 +12,7 @@ from training.utils.models.quantized.quantization import Quantization
 class ModelSettings:
     """name_or_path: folder or hub name.
     attn_implementation, torch_compile, use_liger_kernel, lora_*: see training.utils.models.attention.attention,
-        .compiled, .fused_kernels and .lora.
+        .compiled, .fused and .lora.
     use_dora: adapters have a magnitude for each output of their layer (Liu et al. 2024, arXiv:2402.09353).
     dropout: every dropout rate, and with 0 all that is like it (`models.dropout`); None keeps the model's own.
     gradient_checkpointing: recompute activations in backward.

@@ -114,8 +114,8 @@ EVERY_STEP: dict[str, Any] = {
     "--gradient_checkpointing_kwargs {}": SAID,
     "--average_tokens_across_devices": SAID,
     "--auto_find_batch_size": "--dry_run shows the memory of a rank",
-    "--use_liger_kernel": SAID,
-    "--use_liger_kernel false": SAID,
+    "--use_liger_kernel": {"use_liger_kernel": True},
+    "--use_liger_kernel false": {"use_liger_kernel": False},
     "--dataset_name embedded": {"data_path": ["embedded"]},
     "--dataset_name trl-lib/Capybara": {"data_path": ["hub:trl-lib/Capybara"]},
     "--dataset_name openai/gsm8k --dataset_config main --dataset_test_split test": {

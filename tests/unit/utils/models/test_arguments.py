@@ -62,6 +62,10 @@ def test_defaults_need_only_a_model():
             "them out",
         ),
         (
+            {"use_liger_kernel": True, "torch_compile": True},
+            "--use_liger_kernel and --torch_compile fuse the same operations in two ways; leave one of them out",
+        ),
+        (
             {"activation_offload": True},
             "--activation_offload keeps on the host what recomputation keeps of a layer; give --gradient_checkpointing "
             "(in step 3 --actor_gradient_checkpointing or --critic_gradient_checkpointing), or leave it out",
@@ -101,7 +105,7 @@ def test_every_setting_is_passed_on():
         "trust_remote_code": True, "head_chunk_mb": 64, "load_in_4bit": True, "load_in_8bit": True,
         "bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": True, "freeze_vision_tower": False,
         "freeze_projector": True, "use_dora": True, "rope_scaling": "yarn:4", "activation_offload": True,
-        "mlp_tiles": 3,
+        "mlp_tiles": 3, "use_liger_kernel": True,
     }  # fmt: skip
     settings = ModelArguments(model_name_or_path="m", **given).settings()
     assert dataclasses.asdict(settings) == {

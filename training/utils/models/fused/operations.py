@@ -17,16 +17,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from training.utils.base.errors import ThreestepError, first_line
 from training.utils.models.lean.code import is_written_as
 from training.utils.models.lean.gated_mlp import is_gated
 from training.utils.models.lean.rms_norm import NormForm, norm_form
-from training.utils.models.own_forward import OwnForward, current_difference
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from transformers import PreTrainedModel
 
     Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     Rotate = Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -37,8 +33,8 @@ _ROTATE = "apply_rotary_pos_emb"
 class Kernels(NamedTuple):
     """Operations on tensors of one kind of device, with gradients.
 
-    rms_norm: (x, weight, epsilon, offset of the weight, casting) -> y; casting: "llama" rounds the normalized input to
-        its precision before it is scaled, "gemma" after.
+    rms_norm: (x, weight, *, epsilon, offset, casting) -> y. offset: of the weight. casting: "llama" rounds the
+        normalized input to its precision before it is scaled, "gemma" after.
     silu_mul, gelu_mul: (gate, up) -> silu(gate) * up, or by gelu's approximation. Their backward may write into both.
     rotate: (queries [N, A, T, D], keys, cos [N, T, D], sin) -> both rotated, into which it may write.
     """
@@ -59,53 +55,20 @@ def liger_kernels() -> Kernels:
         LigerSiLUMulFunction,
     )
 
-    def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, offset: float, casting: str) -> torch.Tensor:
+    def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, epsilon: float, offset: float, casting: str) -> torch.Tensor:
         # Not in place: a residual sum may have handed the same gradient on.
         return LigerRMSNormFunction.apply(x, weight, epsilon, offset, casting, False, None)
 
-    return Kernels("cuda", rms_norm, LigerSiLUMulFunction.apply, LigerGELUMulFunction.apply, LigerRopeFunction.apply)
+    def rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
+        # As one row: the kernel is compiled anew for each number of rows (0.8.5, ops/rope.py).
+        rows, tokens = q.shape[0], q.shape[2]
+        cos, sin = (part.expand(rows, tokens, -1).reshape(1, rows * tokens, -1) for part in (cos, sin))
+        turned = LigerRopeFunction.apply(
+            *(part.transpose(1, 2).flatten(0, 1)[None].transpose(1, 2) for part in (q, k)), cos, sin
+        )
+        return tuple(part.transpose(1, 2).unflatten(1, (rows, tokens))[0].transpose(1, 2) for part in turned)
 
-
-def settle_kernels(model: PreTrainedModel, own: OwnForward, wanted: bool | None) -> None:
-    """Fuse what can be, if the model then computes the same; note how much.
-
-    wanted: `--use_liger_kernel`; None: where there is a CUDA device and the package. Raises ThreestepError where they
-    are wanted and cannot be.
-    """
-    if wanted is False or (wanted is None and model.device.type != "cuda"):
-        return
-    reason, fused = _try(model, own)
-    if reason is None:
-        own.notes.append(f"norms, gates and rotations are Liger's kernels, in {len(fused)} modules")
-    elif wanted:
-        raise ThreestepError(f"--use_liger_kernel: {reason}; leave it out")
-    else:
-        own.notes.append(f"norms, gates and rotations are the model's own kernels: {reason}")
-
-
-def _try(model: PreTrainedModel, own: OwnForward) -> tuple[str | None, list[nn.Module]]:
-    """Return why nothing was fused, or None and what was."""
-    if model.device.type != "cuda":
-        return "it needs a CUDA device, and there is none here", []
-    try:
-        kernels = liger_kernels()
-    except ImportError as problem:
-        return f"liger-kernel cannot be imported ({first_line(problem)}); pip install 'threestep[liger]'", []
-    fused = fuse(model, kernels)
-    if not fused:
-        return f"no part of {type(model).__name__} is written as these kernels compute", []
-    try:
-        difference = current_difference(model, own)
-        reason = None
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as problem:  # noqa: BLE001 - whatever a compiler of kernels raises
-        difference, reason = 0.0, f"they fail here ({type(problem).__name__}: {first_line(problem)})"
-    if not difference <= own.tolerance:
-        reason = f"its log-probabilities or scores move by {difference:.2g} (rounding explains {own.tolerance:.2g})"
-    if reason is not None:
-        unfuse(fused)
-    return reason, fused
+    return Kernels("cuda", rms_norm, LigerSiLUMulFunction.apply, LigerGELUMulFunction.apply, rotate)
 
 
 def fuse(model: nn.Module, kernels: Kernels) -> list[nn.Module]:
@@ -162,7 +125,7 @@ class FusedNorm:
             return type(norm).forward(norm, x_NTH)
         casting = "llama" if form.rounds_first else "gemma"
         epsilon, offset = getattr(norm, form.epsilon), float(form.adds_one)
-        return self._kernels.rms_norm(x_NTH, norm.weight, epsilon, offset, casting)
+        return self._kernels.rms_norm(x_NTH, norm.weight, epsilon=epsilon, offset=offset, casting=casting)
 
 
 class FusedMlp:
@@ -200,7 +163,7 @@ class FusedMlp:
             return mlp.down_proj(product_NTI)
 
 
-def _usual_rotation(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+def _usual_rotation(q: Any, k: Any, cos: Any, sin: Any, *, unsqueeze_dim: int = 1) -> Any:
     cos = cos.unsqueeze(unsqueeze_dim)
     sin = sin.unsqueeze(unsqueeze_dim)
     q_embed = (q * cos) + (rotate_half(q) * sin)

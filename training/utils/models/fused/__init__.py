@@ -1,0 +1,1 @@
+"""Liger Kernel's fused operations in a model's forward."""

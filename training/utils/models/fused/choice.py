@@ -1,0 +1,68 @@
+"""The choice of fused operations for a model: where it then computes what its own forward computed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from training.utils.base.errors import ThreestepError, first_line
+from training.utils.models.fused.operations import fuse, liger_kernels, unfuse
+from training.utils.models.own_forward import OwnForward, current_difference
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def settle_kernels(model: PreTrainedModel, own: OwnForward, wanted: bool | None) -> None:
+    """Fuse what can be, if the model then computes the same; note how much, or why not.
+
+    wanted: `--use_liger_kernel`; None: where there is a CUDA device and the package. Raises ThreestepError where they
+    are wanted and cannot be.
+    """
+    if wanted is False or not (wanted or (is_on_cuda(model) and _liger_is_there())):
+        return
+    reason, count = _fused_or_why(model, own)
+    if reason is None:
+        own.notes.append(f"norms, gates and rotations are Liger's kernels, in {count} modules")
+    elif wanted:
+        raise ThreestepError(f"--use_liger_kernel: {reason}; leave it out")
+    else:
+        own.notes.append(f"norms, gates and rotations are the model's own kernels: {reason}")
+
+
+def is_on_cuda(model: PreTrainedModel) -> bool:
+    return model.device.type == "cuda"
+
+
+def _liger_is_there() -> bool:
+    try:
+        liger_kernels()
+    except ImportError:
+        return False
+    return True
+
+
+def _fused_or_why(model: PreTrainedModel, own: OwnForward) -> tuple[str | None, int]:
+    """Return None and how many parts were fused, or why none was."""
+    if not is_on_cuda(model):
+        return "it needs a CUDA device, and there is none here", 0
+    try:
+        kernels = liger_kernels()
+    except ImportError as problem:
+        return f"liger-kernel cannot be imported ({first_line(problem)}); pip install 'threestep[liger]', or", 0
+    parts = fuse(model, kernels)
+    if not parts:
+        return f"no part of {type(model).__name__} is written as these kernels compute", 0
+    reason = None
+    try:
+        difference = current_difference(model, own)
+        if not difference <= own.tolerance:
+            reason = f"its log-probabilities or scores move by {difference:.2g} (rounding explains {own.tolerance:.2g})"
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as problem:  # noqa: BLE001 - whatever a compiler of kernels raises
+        reason = f"they fail here ({type(problem).__name__}: {first_line(problem)})"
+    if reason is not None:
+        unfuse(parts)
+    return reason, len(parts)
