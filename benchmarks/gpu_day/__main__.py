@@ -1,12 +1,13 @@
-"""One command for the first hours on a GPU: what no CPU can show, in eight parts.
+"""One command for the first hours on a GPU: what no CPU can show, in nine parts.
 
     python -m benchmarks.gpu_day [PART ...] --out runs/gpu_day [--minutes 8] [--only WORD ...] [--tiny]
     python -m benchmarks.gpu_day --out runs/gpu_day --block    prints the tables of --out as one text for an issue
 
-PART: 1 right, 2 attention, 3 supervised, 4 decoding, 5 steps, 6 memory, 7 largest, 8 servers; without one, all in that
-order, each in a process of its own. A part ends after --minutes with what it has. It writes partN.md (tables) and
-partN.json (raw figures) after each case: what failed, ran out of memory or was skipped is a row that says why. Models
-and texts are random and made on the spot; nothing is downloaded. Without a GPU, or with --tiny, all is on tiny shapes.
+PART: 1 right, 2 attention, 3 supervised, 4 decoding, 5 steps, 6 memory, 7 largest, 8 servers, 9 kernels; without one,
+all in that order, each in a process of its own. A part ends after --minutes with what it has. It writes partN.md
+(tables) and partN.json (raw figures) after each case: what failed, ran out of memory or was skipped is a row that says
+why. Models and texts are random and made on the spot; nothing is downloaded. Without a GPU, or with --tiny, all is on
+tiny shapes.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ PARTS = {
     6: Part("memory", "Memory: the estimate beside what was held"),
     7: Part("largest", "The largest that fits"),
     8: Part("servers", "Weights to rollout servers"),
+    9: Part("kernels", "Kernels: one model, as it is, keeping less, fused, compiled"),
 }
 
 

@@ -1,18 +1,16 @@
-"""Part 3: tokens a second of SFT beside a bare loop; the reward model and DPO with shared prompts; where time goes."""
+"""Part 3: tokens a second of SFT beside a bare loop; the reward model and DPO with shared prompts."""
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from benchmarks.gpu_day import machine
 from benchmarks.gpu_day.programs import flags_of, made_up_workload, median_rate, ran, train, trained_by_trl
-from benchmarks.gpu_day.record import NotHere, Report
+from benchmarks.gpu_day.record import Report
 from training.utils.models.attention.attention import IMPLEMENTATIONS
 
 TRL_WEIGHTS = ("float32", "bfloat16")
@@ -20,7 +18,7 @@ WANTED_MFU, WANTED_OVER_PEERS, WANTED_OF_RATIO = 0.5, 1.3, 0.85
 
 
 def measure(report: Report) -> None:
-    """SFT and its floor, then pairs, then the profile."""
+    """SFT and its floor, then pairs."""
     steps, sequences = (16, 48) if report.full else (4, 4)
     rates: dict[str, float] = {}
     group = "SFT, tokens a second"
@@ -47,7 +45,6 @@ def measure(report: Report) -> None:
         report.case(group, f"TRL, grouped, {name}", lambda f=flags: _trl(report, steps, rates, f))
     for name in ("reward", "dpo"):
         report.case("shared prompts, pairs a second", name, lambda n=name: _pairs(report, n, steps, sequences // 2))
-    report.case("where the time goes", "an SFT step", lambda: _profile(report, sequences))
 
 
 def _forms(report: Report) -> list[str]:
@@ -116,63 +113,3 @@ def _pairs(report: Report, name: str, steps: int, pairs: int) -> dict[str, Any]:
         "share of it": gain / ratio,
         f"wanted, {WANTED_OF_RATIO:g}": "reached" if gain / ratio >= WANTED_OF_RATIO else "not reached",
     }
-
-
-def _profile(report: Report, sequences: int) -> dict[str, Any]:
-    """Return where the device's time of one step goes, from torch's trace of it."""
-    step = 5 if report.full else 2
-    flags = [*flags_of("sft", made_up_workload(report), report, step), *_batch(sequences), "--profile_steps", str(step)]
-    train(report, "step1_sft", flags, "profiled")
-    path = report.place / "profiled" / "profile" / f"step{step}_rank0.pt.trace.json.gz"
-    with gzip.open(path, "rt") as file:
-        events = json.load(file)["traceEvents"]
-    kind = "kernel" if machine.device().type == "cuda" else "cpu_op"
-    return {**times_of(events, kind), "raw": longest(events, kind)}
-
-
-def longest(events: Iterable[Mapping[str, Any]], kind: str, most: int = 60) -> dict[str, list[float]]:
-    """Return the names with the most milliseconds, and how often each ran."""
-    found: dict[str, list[float]] = {}
-    for event in events:
-        if event.get("ph") == "X" and event.get("cat") == kind and "dur" in event:
-            milliseconds, times = found.get(event["name"][:160], [0.0, 0])
-            found[event["name"][:160]] = [milliseconds + event["dur"] / 1000, times + 1]
-    return dict(sorted(found.items(), key=lambda pair: -pair[1][0])[:most])
-
-
-def times_of(events: Iterable[Mapping[str, Any]], kind: str) -> dict[str, Any]:
-    """Return the share of the span of a trace in which the device works, its gaps, and its shares by kind of kernel.
-    They add up to 1. Events that lie in others are not counted twice."""
-    timed = [event for event in events if event.get("ph") == "X" and event.get("cat") == kind and "dur" in event]
-    timed = sorted(timed, key=lambda event: (event["ts"], -event["dur"]))
-    if not timed:
-        raise NotHere(f"the trace holds no event of the kind '{kind}'")
-    begin, reached, gaps, parts = timed[0]["ts"], timed[0]["ts"], list[float](), dict[str, float]()
-    for event in timed:
-        end = event["ts"] + event["dur"]
-        if event["ts"] > reached:
-            gaps.append(event["ts"] - reached)
-        own = end - max(reached, event["ts"])
-        if own > 0:
-            part = _part_of(event["name"])
-            parts[part] = parts.get(part, 0.0) + own
-            reached = end
-    span = reached - begin
-    shares = {part: took / span for part, took in sorted(parts.items(), key=lambda pair: -pair[1])}
-    idle, longest = sum(gaps) / span, max(gaps, default=0.0)
-    return {"span, ms": span / 1000, "idle": idle, "longest gap, ms": longest / 1000, **shares}
-
-
-def _part_of(name: str) -> str:
-    """Say what a kernel is for, by its name."""
-    lower = name.lower()
-    kinds = {
-        "attention": ("flash", "fmha", "attention", "attn"),
-        "matrix products": ("gemm", "nvjet", "cutlass", "::mm", "addmm", "matmul", "linear", "bmm"),
-        "optimizer": ("adam", "multi_tensor", "lamb"),
-        "copies": ("memcpy", "memset", "copy", "::to", "cat"),
-        "collectives": ("nccl", "all_reduce", "allreduce"),
-    }
-    return next(
-        (kind for kind, words in kinds.items() if any(word in lower for word in words)), "elementwise and others"
-    )

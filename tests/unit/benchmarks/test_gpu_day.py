@@ -6,16 +6,18 @@ import json
 import os
 import time
 from importlib import import_module
+from importlib.util import find_spec
 from subprocess import CompletedProcess
 
 import pytest
 import torch
 
 import benchmarks.gpu_day.__main__ as command
-from benchmarks.gpu_day import attention, decoding, largest, memory, right, steps, supervised
+from benchmarks.gpu_day import attention, decoding, kernels, largest, memory, right, steps, traces
 from benchmarks.gpu_day.models import config_of, random_model
 from benchmarks.gpu_day.record import NotHere, Report
 from tests.support.forked_programs import run_python
+from tests.support.tiny_models import tiny_causal_lm
 from training.utils.base.errors import ThreestepError
 
 LONG = pytest.mark.long
@@ -126,8 +128,8 @@ def test_the_command_runs_a_part_until_its_time_is_over(tmp_path, capsys):
     assert head["Python"] == ".".join(map(str, os.sys.version_info[:3])) and "transformers" in head["packages"]
     assert f"Python: {head['Python']}" in out.err
     with pytest.raises(SystemExit):
-        command.main(["9"])
-    assert "argument PART: expected one of 1, 2, 3, 4, 5, 6, 7, 8, got 9" in capsys.readouterr().err
+        command.main(["10"])
+    assert "argument PART: expected one of 1, 2, 3, 4, 5, 6, 7, 8, 9, got 10" in capsys.readouterr().err
 
 
 def test_without_a_part_each_runs_in_a_process_of_its_own(monkeypatch, tmp_path):
@@ -140,7 +142,7 @@ def test_without_a_part_each_runs_in_a_process_of_its_own(monkeypatch, tmp_path)
 
     monkeypatch.setattr(command.subprocess, "run", start)
     assert command.main(["--out", str(tmp_path), "--only", "a", "b"]) == 1
-    assert [words[0] for words in started] == ["1", "2", "3", "4", "5", "6", "7", "8"]
+    assert [words[0] for words in started] == ["1", "2", "3", "4", "5", "6", "7", "8", "9"]
     assert started[0][1:] == [f"--out={tmp_path}", "--minutes=8.0", "--only", "a", "b"]
 
 
@@ -231,8 +233,7 @@ def test_supervised_in_all_its_cases(measured):
         assert found["ratio of tokens"] > 1 and found["share of it"] == pytest.approx(
             found["gain"] / found["ratio of tokens"]
         )
-    assert "trl is not installed" in rows["SFT, tokens a second: TRL, grouped"]["result"]
-    assert figures(rows, "an SFT step")["matrix products"] > 0
+    assert "trl is not installed" in rows["SFT, tokens a second: TRL, grouped, weights in float32"]["result"]
 
 
 def test_the_times_of_a_trace_add_up():
@@ -240,14 +241,14 @@ def test_the_times_of_a_trace_add_up():
     spans = (("gemm_bf16", 0, 4), ("copy_kernel", 1, 2), ("flash_fwd", 5, 2), ("silu", 9, 1))
     events = [{"ph": "X", "cat": "kernel", "name": name, "ts": ts, "dur": dur} for name, ts, dur in spans]
     others = [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 90}, {"ph": "M", "name": "process"}]
-    found = supervised.times_of([*others, *reversed(events)], "kernel")
+    found = traces.times_of([*others, *reversed(events)], "kernel")
     assert found == {
         "span, ms": 0.01, "idle": 0.3, "longest gap, ms": 0.002,
         "matrix products": 0.4, "attention": 0.2, "elementwise and others": 0.1,
     }  # fmt: skip
     assert sum(value for name, value in found.items() if "ms" not in name) == pytest.approx(1)
     with pytest.raises(NotHere, match="no event of the kind 'kernel'"):
-        supervised.times_of(others, "kernel")
+        traces.times_of(others, "kernel")
 
 
 def test_steps(measured):
@@ -260,6 +261,37 @@ def test_steps(measured):
 def test_steps_in_all_their_cases(measured):
     rows = measured(5)
     assert all(figures(rows, name)["7_learn"] > 0 for name in steps.RUNS)
+
+
+def test_kernels(measured):
+    rows = measured(9, kernels.PLAIN, kernels.LEAN)
+    plain, lean = (figures(rows, f"a training step: {name}") for name in (kernels.PLAIN, kernels.LEAN))
+    assert plain["nats apart, largest"] == lean["nats apart, largest"] == 0 < min(plain["update, s"], lean["tokens/s"])
+    profile = figures(rows, "where a step's time goes")
+    assert profile["kernels"] > 100 and 0 <= profile["idle"] < 1 and profile["raw"]
+    drawn = figures(rows, "a rollout of 3 rows")
+    assert drawn["tokens/s"] == pytest.approx(3 * 8 / drawn["seconds"]) and drawn["captures"] == 0
+
+
+def test_kernels_leave_the_model_as_it_was():
+    model = tiny_causal_lm("llama")
+    for name in (kernels.LEAN, kernels.PLAIN):
+        with kernels.WAYS[name](model):
+            assert any("forward" in vars(part) for part in model.modules()) == (name == kernels.LEAN)
+        assert not any("forward" in vars(part) for part in model.modules())
+
+
+def test_kernels_that_are_not_installed_are_a_row(measured):
+    if find_spec("liger_kernel"):
+        pytest.skip("liger-kernel is installed")
+    rows = measured(9, f"a training step: {kernels.FUSED}")
+    assert "liger-kernel cannot be imported" in rows[f"a training step: {kernels.FUSED}"]["result"]
+
+
+@LONG
+def test_compiled_blocks(measured):
+    rows = measured(9, f"a training step: {kernels.PLAIN}", "compiled")
+    assert figures(rows, "compiled")["nats apart, largest"] < 1e-4
 
 
 def test_memory(measured):

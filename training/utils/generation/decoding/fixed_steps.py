@@ -142,11 +142,15 @@ class FixedSteps:
         self._token_A1.copy_(token_A.unsqueeze(1))
         self._position_A1.add_(1)
         if not self._is_captured:
-            for layer in self._layers:
-                layer.widen()
-            self._step, self._is_captured = CapturedStep(self._called, token_A.device, self._step), True
+            self.capture()
         assert self._step is not None
         return self._step()
+
+    def capture(self) -> None:
+        """Take the room that is there now, and record a step in it."""
+        for layer in self._layers:
+            layer.widen()
+        self._step, self._is_captured = CapturedStep(self._called, self._token_A1.device, self._step), True
 
     def _extent(self, need_tokens: int) -> int:
         """Columns of a room, in numbers whose masks CUDA's kernels read without a copy."""

@@ -28,12 +28,17 @@ def keep_less(model: nn.Module, kinds: Sequence[LeanForward] = (lean_mlp, lean_n
     return changed
 
 
+def keep_all(parts: Iterable[nn.Module]) -> dict[nn.Module, GatedMlp | RmsNorm]:
+    """Have those of `parts` that keep less keep all, in place; return what their forwards were."""
+    return {
+        part: vars(part).pop("forward") for part in parts if isinstance(vars(part).get("forward"), (GatedMlp, RmsNorm))
+    }
+
+
 @contextlib.contextmanager
 def keeping_all(parts: Iterable[nn.Module]) -> Iterator[None]:
     """Inside, those of `parts` that keep less keep all, as they do in tiles."""
-    less = {
-        part: vars(part).pop("forward") for part in parts if isinstance(vars(part).get("forward"), (GatedMlp, RmsNorm))
-    }
+    less = keep_all(parts)
     try:
         yield
     finally:
