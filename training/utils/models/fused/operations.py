@@ -110,6 +110,11 @@ def _multiplying(act: Any, kernels: Kernels) -> Multiply | None:
     return kernels.gelu_mul if torch.equal(act(probe), functional.gelu(probe, approximate="tanh")) else None
 
 
+def _suits(x: torch.Tensor, device: str) -> bool:
+    """Return whether kernels of a kind of device compute with `x`: they sum in float32, and none starts for no rows."""
+    return x.device.type == device and x.dtype != torch.float64 and x.numel() > 0
+
+
 class FusedNorm:
     """The forward of an RMSNorm."""
 
@@ -121,7 +126,7 @@ class FusedNorm:
         norm, form = self._norm, self._form
         # Of mixed precision the family returns the wider.
         is_mixed = form.rounds_first and x_NTH.dtype != norm.weight.dtype
-        if is_mixed or x_NTH.device.type != self._kernels.device:
+        if is_mixed or not _suits(x_NTH, self._kernels.device):
             return type(norm).forward(norm, x_NTH)
         casting = "llama" if form.rounds_first else "gemma"
         epsilon, offset = getattr(norm, form.epsilon), float(form.adds_one)
@@ -138,7 +143,7 @@ class FusedMlp:
 
     def __call__(self, x_NTH: torch.Tensor) -> torch.Tensor:
         mlp, multiply = self._mlp, self._multiply
-        if x_NTH.device.type != self._device:
+        if not _suits(x_NTH, self._device):
             return type(mlp).forward(mlp, x_NTH)
         gate_NTI, up_NTI = mlp.gate_proj(x_NTH), mlp.up_proj(x_NTH)
         product_NTI = multiply(gate_NTI, up_NTI)
@@ -194,10 +199,11 @@ def _with_fused_rotation(part: nn.Module, kernels: Kernels) -> Callable[..., Any
         q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *others: Any, **more: Any
     ) -> Any:
         is_usual = not others and not more and cos.shape[-1] == q.shape[-1] and cos.dtype == q.dtype == k.dtype
-        if is_usual and q.device.type == kernels.device:
+        if is_usual and _suits(q, kernels.device):
             return kernels.rotate(q, k, cos, sin)
         return plain(q, k, cos, sin, *others, **more)
 
-    twin = FunctionType(forward.__code__, {**known, _ROTATE: rotate}, forward.__name__, forward.__defaults__)
+    written = forward.__code__, {**known, _ROTATE: rotate}, forward.__name__, forward.__defaults__, forward.__closure__
+    twin = FunctionType(*written)
     twin.__kwdefaults__ = forward.__kwdefaults__
     return MethodType(twin, part)

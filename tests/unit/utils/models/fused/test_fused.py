@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import training.utils.models.fused.choice as choice
 from tests.support.kept_bytes import kept_bytes
@@ -114,6 +115,37 @@ def test_tensors_elsewhere_take_the_plain_forward():
 
     assert len(fuse(model, Kernels("cuda", never, never, never, never))) == PARTS["llama"]
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in read(model, ids).items())
+
+
+def test_numbers_that_kernels_do_not_hold_take_the_plain_forward():
+    """float64, of which they would keep 32 bits; and no rows at all."""
+
+    def never(*given: Any, **more: Any) -> Any:
+        raise AssertionError("a kernel was called")
+
+    model, ids = tiny_causal_lm("llama").double().train(), drawn_ids()
+    wanted = read(model, ids)
+    fuse(model, Kernels("cpu", never, never, never, never))
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in read(model, ids).items())
+    model.float()
+    assert model.model.layers[0].mlp(torch.zeros(0, 32)).shape == model.model.norm(torch.zeros(0, 32)).shape == (0, 32)
+
+
+def test_a_forward_that_closes_over_something_keeps_it():
+    """As one that calls super() does."""
+    model, ids = tiny_causal_lm("llama"), drawn_ids()
+    kind: Any = type(model.model.layers[0].self_attn)
+
+    class Attention(kind):
+        def forward(self, *given: Any, **more: Any) -> Any:
+            assert apply_rotary_pos_emb is not None  # a global of this module then, with another in its place
+            return super().forward(*given, **more)
+
+    wanted = model(input_ids=ids).logits
+    for layer in model.model.layers:
+        layer.self_attn.__class__ = Attention
+    assert len(fuse(model, plain_kernels())) == PARTS["llama"]
+    torch.testing.assert_close(model(input_ids=ids).logits, wanted, **CLOSE)
 
 
 def test_norms_of_another_precision_take_the_plain_forward():
