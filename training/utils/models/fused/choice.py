@@ -8,7 +8,7 @@ import torch
 
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.models.fused.operations import fuse, liger_kernels, unfuse
-from training.utils.models.own_forward import OwnForward, current_difference
+from training.utils.models.own_forward import OwnForward, current_difference, read_again
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -25,6 +25,7 @@ def settle_kernels(model: PreTrainedModel, own: OwnForward, wanted: bool | None)
     reason, count = _fused_or_why(model, own)
     if reason is None:
         own.notes.append(f"norms, gates and rotations are Liger's kernels, in {count} modules")
+        read_again(model)  # packed rows are held against this forward: two roundings would be taken for another layout
     elif wanted:
         raise ThreestepError(f"--use_liger_kernel: {reason}; leave it out")
     else:

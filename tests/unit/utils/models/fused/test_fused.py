@@ -28,7 +28,7 @@ from training.utils.models.fused.operations import (
     unfuse,
 )
 from training.utils.models.lean.forwards import keep_less
-from training.utils.models.own_forward import read_own_forward
+from training.utils.models.own_forward import current_difference, own_forward_of, read_own_forward
 from training.utils.models.settings import ModelSettings
 
 # Two layers, each with an attention, an MLP and its norms; the last norm.
@@ -194,8 +194,23 @@ def test_what_computes_the_same_is_fused_and_noted(measured, monkeypatch, wanted
     monkeypatch.setattr(choice, "is_on_cuda", lambda model: True)
     monkeypatch.setattr(choice, "liger_kernels", plain_kernels)
     settle_kernels(model, own, wanted)
-    assert own.notes == ["norms, gates and rotations are Liger's kernels, in 9 modules"]
+    assert own_forward_of(model).notes == ["norms, gates and rotations are Liger's kernels, in 9 modules"]
     assert sum(isinstance(vars(part).get("forward"), FusedMlp) for part in model.modules()) == 2
+
+
+def test_what_comes_is_held_against_the_fused_forward(measured, monkeypatch):
+    """Kernels that round otherwise, within what rounding explains: rows that are packed later have that for
+    themselves."""
+    model, own = measured
+
+    def shifted(*given: Any, **more: Any) -> torch.Tensor:
+        return plain_kernels().rms_norm(*given, **more) * (1 + 2**-21)
+
+    monkeypatch.setattr(choice, "is_on_cuda", lambda model: True)
+    monkeypatch.setattr(choice, "liger_kernels", lambda: plain_kernels()._replace(rms_norm=shifted))
+    settle_kernels(model, own, True)
+    assert 0 < current_difference(model, own) < own.tolerance
+    assert current_difference(model, own_forward_of(model)) == 0
 
 
 def broken() -> Any:
