@@ -23,10 +23,10 @@ def traced(path: Path, call: Callable[[], Any]) -> dict[str, Any]:
     profile.export_chrome_trace(str(path))
     events, kind = json.loads(path.read_text())["traceEvents"], "kernel" if on_cuda else "cpu_op"
     count = sum(event.get("cat") == kind for event in events)
-    return {"kernels": count, **times_of(events, kind), "raw": longest(events, kind)}
+    return {"kernels": count, **times_of(events, kind), "raw": longest_kernels(events, kind)}
 
 
-def longest(events: Iterable[Mapping[str, Any]], kind: str, most: int = 60) -> dict[str, list[float]]:
+def longest_kernels(events: Iterable[Mapping[str, Any]], kind: str, most: int = 60) -> dict[str, list[float]]:
     """Return the names with the most milliseconds, and how often each ran."""
     found: dict[str, list[float]] = {}
     for event in events:
