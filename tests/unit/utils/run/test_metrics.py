@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -73,6 +74,8 @@ def test_a_resumed_run_goes_on_in_both(tmp_path):
                 size = (tmp_path / "metrics.jsonl").stat().st_size
     with open(tmp_path / "metrics.jsonl", "r+") as file:  # as a resumed run's folder does
         file.truncate(size)
+    # Files of one second and process are read by their number as text, 10 before 9 (event_file_writer.py).
+    time.sleep(1.0 - time.time() % 1.0)
     with opened(tmp_path, done_steps=2, done_seconds=100.0) as metrics:
         metrics.write(3, {"a": 30.0})
         metrics.write(4, {"a": 40.0})
