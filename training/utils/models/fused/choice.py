@@ -13,6 +13,8 @@ from training.utils.models.own_forward import OwnForward, current_difference, re
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+PACKAGE = "liger_kernel"
+
 
 def settle_kernels(model: PreTrainedModel, own: OwnForward, wanted: bool | None) -> None:
     """Fuse what can be, if the model then computes the same; note how much, or why not.
@@ -20,9 +22,15 @@ def settle_kernels(model: PreTrainedModel, own: OwnForward, wanted: bool | None)
     wanted: `--use_liger_kernel`; None: where there is a CUDA device and the package. Raises ThreestepError where they
     are wanted and cannot be.
     """
-    if wanted is False or not (wanted or (is_on_cuda(model) and _liger_is_there())):
+    if wanted is False or (wanted is None and not is_on_cuda(model)):
         return
-    reason, count = _fused_or_why(model, own)
+    try:
+        reason, count = _fused_or_why(model, own)
+    except ImportError as problem:
+        if wanted is None and getattr(problem, "name", None) == PACKAGE:
+            return
+        reason = f"liger-kernel cannot be imported ({first_line(problem)}), which pip install 'threestep[liger]' brings"
+        count = 0
     if reason is None:
         own.notes.append(f"norms, gates and rotations are Liger's kernels, in {count} modules")
         read_again(model)  # packed rows are held against this forward: two roundings would be taken for another layout
@@ -36,23 +44,11 @@ def is_on_cuda(model: PreTrainedModel) -> bool:
     return model.device.type == "cuda"
 
 
-def _liger_is_there() -> bool:
-    try:
-        liger_kernels()
-    except ImportError:
-        return False
-    return True
-
-
 def _fused_or_why(model: PreTrainedModel, own: OwnForward) -> tuple[str | None, int]:
-    """Return None and how many parts were fused, or why none was."""
+    """Return None and how many parts were fused, or why none was. ImportError where the package cannot be imported."""
     if not is_on_cuda(model):
         return "it needs a CUDA device, and there is none here", 0
-    try:
-        kernels = liger_kernels()
-    except ImportError as problem:
-        return f"liger-kernel cannot be imported ({first_line(problem)}); pip install 'threestep[liger]', or", 0
-    parts = fuse(model, kernels)
+    parts = fuse(model, liger_kernels())
     if not parts:
         return f"no part of {type(model).__name__} is written as these kernels compute", 0
     reason = None

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from training.utils.models.lean.code import is_written_as
-from training.utils.models.lean.gated_mlp import is_gated
+from training.utils.models.lean.gated_mlp import computed_again, is_gated
 from training.utils.models.lean.rms_norm import NormForm, norm_form
 
 if TYPE_CHECKING:
@@ -150,21 +150,8 @@ class FusedMlp:
         if not (self.keeps_less and product_NTI.requires_grad):
             return mlp.down_proj(product_NTI)
         # The last layer's backward comes before that of the product, which writes into both.
-        gate_NTI, up_NTI, storage = gate_NTI.detach(), up_NTI.detach(), product_NTI.untyped_storage()._cdata
-        elements = product_NTI.numel()
-
-        def pack(saved: torch.Tensor) -> Any:
-            is_product = saved.untyped_storage()._cdata == storage and saved.numel() == elements
-            return (gate_NTI, up_NTI, saved.shape) if is_product and saved.is_contiguous() else saved
-
-        def unpack(packed: Any) -> torch.Tensor:
-            if isinstance(packed, torch.Tensor):
-                return packed
-            gate, up, shape = packed
-            with torch.no_grad():
-                return multiply(gate, up).view(shape)
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        gate_NTI, up_NTI = gate_NTI.detach(), up_NTI.detach()
+        with computed_again(product_NTI, torch.no_grad()(lambda: multiply(gate_NTI, up_NTI))):
             return mlp.down_proj(product_NTI)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from training.utils.models.lean.code import is_written_as
 
@@ -49,14 +50,19 @@ class GatedMlp:
         gate_NTI, up_NTI = mlp.gate_proj(x_NTH), mlp.up_proj(x_NTH)
         inner = _Inner(mlp.act_fn, gate_NTI.detach(), up_NTI.detach())
         product_NTI = _GateTimesUp.apply(gate_NTI, up_NTI, inner)
-        storage = product_NTI.untyped_storage()._cdata
-
-        def pack(saved: torch.Tensor) -> Any:
-            is_product = saved.untyped_storage()._cdata == storage and saved.numel() == product_NTI.numel()
-            return _Again(inner, saved.shape) if is_product and saved.is_contiguous() else saved
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, _unpacked):
+        with computed_again(product_NTI, inner.product):
             return mlp.down_proj(product_NTI)
+
+
+def computed_again(product: torch.Tensor, again: Callable[[], torch.Tensor]) -> saved_tensors_hooks:
+    """Return a context inside of which `product` is not saved for the backward, which calls `again` for it instead."""
+    storage, elements = product.untyped_storage()._cdata, product.numel()
+
+    def pack(saved: torch.Tensor) -> Any:
+        is_product = saved.untyped_storage()._cdata == storage and saved.numel() == elements
+        return _Again(again, saved.shape) if is_product and saved.is_contiguous() else saved
+
+    return saved_tensors_hooks(pack, _unpacked)
 
 
 class _Inner:
@@ -76,6 +82,11 @@ class _Inner:
                 self._acted = gate, self.act(gate)
         return self._acted
 
+    def product(self) -> torch.Tensor:
+        _, acted = self.acted()
+        assert self.kept is not None
+        return acted.detach() * self.kept[1]
+
     def release(self) -> None:
         self.kept = self._acted = None
 
@@ -83,16 +94,12 @@ class _Inner:
 class _Again(NamedTuple):
     """In the place of the saved product."""
 
-    inner: _Inner
+    product: Callable[[], torch.Tensor]
     shape: torch.Size
 
 
 def _unpacked(packed: Any) -> torch.Tensor:
-    if not isinstance(packed, _Again):
-        return packed
-    _, acted = packed.inner.acted()
-    assert packed.inner.kept is not None
-    return (acted.detach() * packed.inner.kept[1]).view(packed.shape)
+    return packed.product().view(packed.shape) if isinstance(packed, _Again) else packed
 
 
 class _GateTimesUp(torch.autograd.Function):

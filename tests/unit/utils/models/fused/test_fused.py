@@ -249,7 +249,7 @@ def test_without_the_package_the_model_stays_as_it_is(measured, monkeypatch):
 
     def without(name: str, *others: Any, **more: Any) -> Any:
         if name.startswith("liger_kernel"):
-            raise ModuleNotFoundError("No module named 'liger_kernel'")
+            raise ModuleNotFoundError("No module named 'liger_kernel'", name="liger_kernel")
         return plain_import(name, *others, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
@@ -260,6 +260,19 @@ def test_without_the_package_the_model_stays_as_it_is(measured, monkeypatch):
     assert own.notes == []
     with pytest.raises(ThreestepError, match=r"cannot be imported .*pip install 'threestep\[liger\]'"):
         settle_kernels(model, own, True)
+
+
+def test_a_package_that_is_broken_is_noted(measured, monkeypatch):
+    """As without Triton, which it needs."""
+    model, own = measured
+
+    def broken_package() -> Any:
+        raise ModuleNotFoundError("No module named 'triton'", name="triton")
+
+    monkeypatch.setattr(choice, "is_on_cuda", lambda model: True)
+    monkeypatch.setattr(choice, "liger_kernels", broken_package)
+    settle_kernels(model, own, None)
+    assert len(own.notes) == 1 and "liger-kernel cannot be imported (No module named 'triton')" in own.notes[0]
 
 
 def test_a_family_without_such_parts(measured, monkeypatch):
