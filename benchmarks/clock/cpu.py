@@ -2,11 +2,12 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.clock.cpu --runs 20 [--first 0] [--out runs/clock]
 
-Each setting is drawn from its seed: width, layers, vocabulary, length, rows, accumulation, recomputation. The CPU is
-measured before and after the setting's runs of SFT, reward model, DPO, GRPO and PPO, whose rows are all full, drawing
-included; what programs do beside their models is measured once, before all. A step's seconds are those of the process,
-from one call of a callback to the next, the median without the first two: others on the machine take none of them, but
-disturb caches and clocks. Prints predicted over run, and how many are within 15 %.
+Each setting is drawn from its seed: width, layers, vocabulary, length, rows, accumulation, recomputation. Its runs are
+of SFT, reward model, DPO, GRPO and PPO, whose rows are all full. The CPU is measured before and after each of them,
+drawing included, and before and after each setting what programs do beside their models; a prediction is the mean of
+both. A step's seconds are those of the process, from one call of a callback to the next, the median without the first
+two: others on the machine take none of them, but disturb caches and clocks, for half a minute at a time. Prints
+predicted over run, and how many are within 15 %.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import os
 import random
 import statistics
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,8 +38,8 @@ from training.utils.dry_run.operators import ATTENTION, PRODUCT
 
 WITHIN = 0.15
 KINDS = ("sft", "reward", "dpo", "grpo", "ppo")
-_STEPS, _WARM = 5, 2
-_TRIES = 3  # runs from which the seconds beside the model are known
+_STEPS, _WARM = 8, 2
+_TRIES = 2  # runs from which the seconds beside the model are known
 _BESIDE = ("step", "micro_step", "rollout", "layer", "layer_micro_step")
 _FURTHER_LAYERS = 8
 _PRECISION = {"dtype": "fp32"}  # of the measured rates
@@ -80,16 +81,17 @@ def drawn_setting(seed: int) -> Drawn:
 
 
 def with_costs(device: Device, folder: Path) -> Device:
-    """The device with what drawing costs, and the seconds that the programs take beside their model, from runs of small
+    """The device, drawing included, with the seconds that the programs take beside their model, from runs of small
     models: SFT of one layer and of nine, in one and in four micro-steps, and GRPO of next to no work."""
     small = Drawn(192, 1, 300, 64, 2, 1, False)
     beside: dict[tuple[int, int], float] = {}
     for layers, steps in itertools.product((1, 1 + _FURTHER_LAYERS), (1, 4)):
         run = Runs(small._replace(layers=layers, accumulation=steps), folder / f"{layers}_{steps}")
         beside[layers, steps] = statistics.median(run.seconds_beside(device) for _ in range(_TRIES))
-    known = _with(with_drawing(device), **costs_beside(beside))
+    known = _with(device, **costs_beside(beside))
     drawing = Runs(Drawn(64, 1, 300, 16, 2, 1, False), folder / "drawing")
-    return _with(known, rollout=max(0.0, drawing.seconds_of("grpo") - drawing.predicted("grpo", known)))
+    rollouts = [drawing.seconds_of("grpo") - drawing.predicted("grpo", known) for _ in range(_TRIES)]
+    return _with(known, rollout=max(0.0, statistics.median(rollouts)))
 
 
 def without_products(device: Device) -> Device:
@@ -131,22 +133,30 @@ def main() -> None:
     flags = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     found: dict[str, list[float]] = {kind: [] for kind in flags.kinds}
-    before = with_costs(measured_cpu(), Path(flags.out) / "costs")
-    assert before.measured is not None
-    print(f"drawing and the seconds beside the model: {before.measured}", flush=True)
+    costs = Path(flags.out) / "costs"
+    before = with_costs(with_drawing(measured_cpu()), costs)
     for seed in range(flags.first, flags.first + flags.runs):
-        setting = drawn_setting(seed)
-        runs = Runs(setting, Path(flags.out) / str(seed))
-        spent = {kind: runs.seconds_of(kind) for kind in flags.kinds}
-        after = costs_of(before, with_drawing(measured_cpu()))
-        for kind, seconds in spent.items():
-            predicted = runs.predicted(kind, before, after)
-            found[kind].append(predicted / seconds)
-            print(f"{kind:6} {setting.name:60} {seconds:8.3f} {predicted:8.3f} {predicted / seconds:5.2f}", flush=True)
+        runs = Runs(drawn_setting(seed), Path(flags.out) / str(seed))
+        spent, devices = _in_turns(runs, flags.kinds, before)
+        after = with_costs(devices[-1], costs)
+        for kind, earlier, later in zip(flags.kinds, devices, devices[1:], strict=False):
+            predicted = runs.predicted(kind, costs_of(before, earlier), costs_of(after, later))
+            found[kind].append(predicted / spent[kind])
+            figures = f"{spent[kind]:8.3f} {predicted:8.3f} {predicted / spent[kind]:5.2f}"
+            print(f"{kind:6} {runs.setting.name:60} {figures}", flush=True)
         before = after
     for kind, ratios in found.items():
         close = sum(abs(ratio - 1) <= WITHIN for ratio in ratios)
         print(f"{kind}: {close} of {len(ratios)} within {WITHIN:.0%}, median ratio {statistics.median(ratios):.2f}")
+
+
+def _in_turns(runs: Runs, kinds: Sequence[str], device: Device) -> tuple[dict[str, float], list[Device]]:
+    """Seconds of a step of each kind, and the device before, between and after the runs."""
+    spent, devices = {}, [device]
+    for kind in kinds:
+        spent[kind] = runs.seconds_of(kind)
+        devices.append(with_drawing(measured_cpu()))
+    return spent, devices
 
 
 class Runs:

@@ -24,18 +24,24 @@ from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.models.own_forward import own_forward_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from transformers import PreTrainedModel
+
+_Shape = tuple[int, int]  # width, layers
+_Case = tuple[_Shape, int, int]  # of a model: rows, tokens of the prompt
+_Drawer = tuple[TransformersRollout, "PreTrainedModel"]
 
 _ROWS = (1, 2, 4, 8, 16)
 _WIDTH, _HEAD = 320, 64
 _LAYERS = (2, 6)  # of 10 and 30 MB: a cache holds the smaller one's weights
-_SHORT, _LONG = 8, 40  # tokens of two drawings: their difference has neither prompts nor what is done once
+_SHORT, _LONG = 4, 24  # tokens of two drawings: their difference has neither prompts nor what is done once
 _PROMPT, _LONG_PROMPT = 8, 256
 _TRIES = 5
 
 
 class Steps(NamedTuple):
-    """A model's steps: seconds by rows; operators of a step; numbers that its products read."""
+    """A model's steps behind short prompts: seconds by rows; operators of a step; numbers that its products read."""
 
     seconds: dict[int, float]
     operators: float
@@ -50,14 +56,26 @@ def with_drawing(device: Device) -> Device:
 
 def _with_drawing(device: Device) -> Device:
     assert device.measured is not None
-    one, five = _steps(8, 1), _steps(8, 5)
+    shapes = [(8, 1), (8, 5), *((_WIDTH, layers) for layers in _LAYERS)]
+    models = {shape: _engine(_model(*shape)) for shape in shapes}
+    cached = shapes[2], _ROWS[-1], _LONG_PROMPT
+    seconds = _seconds_in_turns(models, [*((shape, rows, _PROMPT) for shape in shapes for rows in _ROWS), cached])
+    one, five, *wide = (_steps(shape, {rows: seconds[shape, rows, _PROMPT] for rows in _ROWS}) for shape in shapes)
     more = five.operators - one.operators
     drawn = statistics.median((five.seconds[rows] - one.seconds[rows]) / more for rows in _ROWS)
     token = max(0.0, statistics.median(one.seconds[rows] - drawn * one.operators for rows in _ROWS))
     costs = device.measured.costs._replace(token=token, drawn=drawn)
-    thin = tuple(_thin_rates(_steps(_WIDTH, layers), token, drawn) for layers in _LAYERS)
-    measured = device.measured._replace(costs=costs, thin=thin, cache_rate=_cache_rate())
-    return replace(device, measured=measured)
+    further = max(1e-6, seconds[cached] - seconds[shapes[2], _ROWS[-1], _PROMPT])
+    a_token = cache_bytes(models[shapes[2]][1].config, 1, 1, 4)
+    cache_rate = _ROWS[-1] * a_token * (_LONG_PROMPT - _PROMPT) / further
+    thin = tuple(_thin_rates(steps, token, drawn) for steps in wide)
+    return replace(device, measured=device.measured._replace(costs=costs, thin=thin, cache_rate=cache_rate))
+
+
+def _seconds_in_turns(models: Mapping[_Shape, _Drawer], cases: Sequence[_Case]) -> dict[_Case, float]:
+    """Median seconds of a step of each case, all of them in turns: what else the machine does meets all alike."""
+    tries = [[_step_seconds(*models[shape], rows, prompt) for shape, rows, prompt in cases] for _ in range(_TRIES)]
+    return dict(zip(cases, map(statistics.median, zip(*tries, strict=True)), strict=True))
 
 
 def _thin_rates(wide: Steps, token: float, drawn: float) -> tuple[float, Points]:
@@ -67,22 +85,12 @@ def _thin_rates(wide: Steps, token: float, drawn: float) -> tuple[float, Points]
     return float(wide.weights), rates
 
 
-def _steps(width: int, layers: int) -> Steps:
-    engine, model = _engine(_model(width, layers))
-    seconds = {rows: _step_seconds(engine, model, rows, _PROMPT) for rows in _ROWS}
-    looked_up = model.config.vocab_size * width
-    weights = sum(part.numel() for part in model.parameters()) - looked_up
+def _steps(shape: _Shape, seconds: dict[int, float]) -> Steps:
     with torch.device("meta"):
-        operators = training_work(_model(width, layers), 1, _PROMPT, 1).forward.launches
-    return Steps(seconds, operators, weights)
-
-
-def _cache_rate() -> float:
-    """Bytes a second of keys and values that steps read: 16 rows behind long prompts and behind short ones."""
-    engine, model = _engine(_model(_WIDTH, 2))
-    short, long = (_step_seconds(engine, model, _ROWS[-1], prompt) for prompt in (_PROMPT, _LONG_PROMPT))
-    a_token = cache_bytes(model.config, 1, 1, 4)
-    return _ROWS[-1] * a_token * (_LONG_PROMPT - _PROMPT) / max(1e-6, long - short)
+        model = _model(*shape)
+    looked_up = model.config.vocab_size * model.config.hidden_size
+    weights = sum(part.numel() for part in model.parameters()) - looked_up
+    return Steps(seconds, training_work(model, 1, _PROMPT, 1).forward.launches, weights)
 
 
 def _model(width: int, layers: int) -> PreTrainedModel:
@@ -110,7 +118,7 @@ def _engine(model: PreTrainedModel) -> tuple[TransformersRollout, PreTrainedMode
 
 
 def _step_seconds(engine: TransformersRollout, model: PreTrainedModel, rows: int, prompt: int) -> float:
-    """Median seconds of a step of `rows` samples of one prompt."""
+    """Seconds of a step of `rows` samples of one prompt."""
     ids = torch.full((1, prompt), 2)
 
     def drawn(tokens: int) -> float:
@@ -121,4 +129,4 @@ def _step_seconds(engine: TransformersRollout, model: PreTrainedModel, rows: int
         return now() - begun
 
     drawn(_SHORT)
-    return statistics.median((drawn(_LONG) - drawn(_SHORT)) / (_LONG - _SHORT) for _ in range(_TRIES))
+    return (drawn(_LONG) - drawn(_SHORT)) / (_LONG - _SHORT)

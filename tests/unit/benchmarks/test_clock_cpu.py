@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.clock.cpu import Runs, costs_beside, costs_of, drawn_setting, sequences, without_products
-from tests.support.flat_cpu import flat
+from benchmarks.clock.cpu import _STEPS, Runs, costs_beside, costs_of, drawn_setting, sequences, without_products
+from tests.support.flat_cpu import flat, host_costs
 from training.utils.clock.devices import DEVICES, HostCosts
 from training.utils.clock.roofline import WorkSeconds, work_seconds
 from training.utils.clock.work import Matmul, Work
@@ -51,7 +51,7 @@ def test_costs_go_over_to_a_new_measurement():
 def test_products_can_be_left_out():
     """Nothing is left of matmuls and attention; a launch of 1e-5 seconds is."""
     work = Work(Counter({Matmul(1, 8, 64, 64): 100}), attention_flops=1e9, apart_flops=1e9, launches=1)
-    device = without_products(replace(DEVICES["h100"], measured=flat(1e9, HostCosts(1e-5, 2e-5))))
+    device = without_products(replace(DEVICES["h100"], measured=flat(1e9, host_costs(1e-5, 2e-5))))
     assert work_seconds(work, device, dtype="fp32") == WorkSeconds(launches=1e-5)
 
 
@@ -60,14 +60,14 @@ def test_seconds_beside_are_those_without_products(monkeypatch, tmp_path):
     runs = Runs(drawn_setting(0)._replace(width=64, layers=1, vocabulary=300, rows=1), tmp_path)
     monkeypatch.setattr(runs, "_run", lambda kind, steps: (10.0, 6.0))
     monkeypatch.setattr(runs, "predicted", lambda kind, device: 3.0 if device.attention.forward == math.inf else 9.0)
-    device = replace(DEVICES["h100"], measured=flat(1e9, HostCosts(1e-5, 2e-5)))
+    device = replace(DEVICES["h100"], measured=flat(1e9, host_costs(1e-5, 2e-5)))
     assert runs.seconds_beside(device) == 1.0
 
 
 def test_a_run_tells_its_steps_and_what_operators_take_of_further_ones(tmp_path):
     runs = Runs(drawn_setting(0)._replace(width=64, layers=1, vocabulary=300, tokens=16, rows=1), tmp_path)
-    seconds, products = runs._run("sft", 8)
-    assert 0 < products < seconds and runs._run("sft", 5)[1] == 0.0
+    seconds, products = runs._run("sft", _STEPS + 3)
+    assert 0 < products < seconds and runs._run("sft", _STEPS)[1] == 0.0
 
 
 def test_seconds_beside_the_counted_work_are_a_steps_and_a_layers():

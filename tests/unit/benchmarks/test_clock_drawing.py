@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from benchmarks.clock import drawing
-from tests.support.flat_cpu import flat
-from training.utils.clock.devices import DEVICES, HostCosts
+from tests.support.flat_cpu import flat, host_costs
+from training.utils.clock.devices import DEVICES
 from training.utils.clock.work import TrainingWork, Work
 
-CPU = replace(DEVICES["h100"], measured=flat(1e9, HostCosts(1e-5, 5e-6)))
+CPU = replace(DEVICES["h100"], measured=flat(1e9, host_costs(1e-5, 5e-6)))
 TOKEN, OPERATOR, RATE, CACHE_RATE = 3e-4, 7e-6, 5e9, 4e9
 
 
@@ -34,7 +34,7 @@ def test_parts_of_a_step_are_told_apart(monkeypatch):
     monkeypatch.setattr(drawing, "_step_seconds", seconds)
     monkeypatch.setattr(drawing, "_engine", lambda model: (None, model))
     measured = drawing.with_drawing(CPU).measured
-    assert measured.costs == HostCosts(1e-5, 5e-6, token=pytest.approx(TOKEN), drawn=pytest.approx(OPERATOR))
+    assert measured.costs == host_costs(1e-5, 5e-6, token=pytest.approx(TOKEN), drawn=pytest.approx(OPERATOR))
     points = tuple((rows, pytest.approx(RATE)) for rows in drawing._ROWS)
     assert [rates for _, rates in measured.thin] == [points, points]
     layers = 4 * 320**2 + 3 * 320 * 848 + 2 * 320  # attention, MLP and norms of a layer

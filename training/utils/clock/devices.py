@@ -47,15 +47,19 @@ class Tiles(NamedTuple):
     columns: int
 
 
-class HostCosts(NamedTuple):
-    """Seconds of an operator in a forward and in a backward; of what a step and each of its micro-steps do besides
-    their model; of what a step of drawing does besides it, and of an operator in it (0: as in a forward); of what a
-    rollout does besides its models; of what a step and each of its micro-steps do for a layer, whatever its size,
-    besides the operators that are counted (its weights' part of the optimizer's step, hooks); of a further document in
-    a layer's attention, whose views are no operators, forward and backward (0: as an operator)."""
+Points = tuple[tuple[float, float], ...]  # a value by size, in ascending order
 
-    forward: float
-    backward: float
+
+class HostCosts(NamedTuple):
+    """Seconds of an operator in a forward and in a backward, by its bytes: large tensors drive the host's own data out
+    of the caches; of what a step and each of its micro-steps do besides their model; of what a step of drawing does
+    besides it, and of an operator in it (0: as of the smallest in a forward); of what a rollout does besides its
+    models; of what a step and each of its micro-steps do for a layer, whatever its size, besides the operators that are
+    counted (its weights' part of the optimizer's step, hooks); of a further document in a layer's attention, whose
+    views are no operators, forward and backward (0: as an operator)."""
+
+    forward: Points
+    backward: Points
     step: float = 0.0
     micro_step: float = 0.0
     token: float = 0.0
@@ -66,16 +70,13 @@ class HostCosts(NamedTuple):
     document: tuple[float, float] = (0.0, 0.0)
 
 
-Points = tuple[tuple[float, float], ...]  # a rate by size, in ascending order
-
-
 class Measured(NamedTuple):
     """Rates of a CPU that is its own host: every launch adds to the work that it launches, and nothing hides behind
     anything; all tables ascend. matmuls: (width, ((rows, FLOP/s), ...)) of the products of layers as wide as tall.
     optimizer: (numbers, numbers a second) of a step's way through gradients and AdamW. head_rate: bytes a second of the
     log-probabilities' operators. thin: (weights, ((rows, FLOP/s), ...)) of products of few rows, in a model of so many
     weights: a processor's cache holds those of a small one. cache_rate: bytes a second of a cache that a step of
-    drawing reads."""
+    drawing reads. memory: (bytes of an operator, bytes a second) of memory-bound operators, forward and backward."""
 
     matmuls: tuple[tuple[float, Points], ...]
     costs: HostCosts
@@ -83,6 +84,7 @@ class Measured(NamedTuple):
     head_rate: float
     thin: tuple[tuple[float, Points], ...]
     cache_rate: float
+    memory: tuple[Points, Points]
 
     def matmul_rate(self, rows: int, columns: int, inner: int) -> float:
         """FLOP/s of a product. Its longest side counts as the rows, whose order changes little, and the mean of the
@@ -95,13 +97,21 @@ class Measured(NamedTuple):
         """Numbers a second of a step that trains so many."""
         return _between(self.optimizer, numbers)
 
+    def launch_seconds(self, size: float, backward: bool = False) -> float:
+        """Seconds of the host for an operator of `size` bytes."""
+        return _between(self.costs.backward if backward else self.costs.forward, size)
+
+    def memory_rate(self, size: float, backward: bool = False) -> float:
+        """Bytes a second of memory-bound operators of `size` bytes."""
+        return _between(self.memory[backward], size)
+
     def thin_rate(self, weights: float, rows: float) -> float:
         """FLOP/s of a layer of few rows, in a model of so many weights."""
         return _between([(size, _between(points, rows)) for size, points in self.thin], weights)
 
 
 def _between(points: Sequence[tuple[float, float]], size: float) -> float:
-    """The rate between the measured sizes, by the logarithm of the size; beyond them that of the nearest."""
+    """The value between the measured sizes, by the logarithm of the size; beyond them that of the nearest."""
     sizes = [known for known, _ in points]
     place = bisect.bisect(sizes, size)
     if place in (0, len(sizes)):
@@ -171,16 +181,19 @@ def read_device(text: str) -> Device:
     for name, kind in records.items():
         found[name] = kind(*found[name])
     if found["measured"] is not None:
-        matmuls, costs, optimizer, head_rate, thin, cache_rate = found["measured"]
+        matmuls, costs, optimizer, head_rate, thin, cache_rate, memory = found["measured"]
         matmuls, thin = (tuple((size, _points(rates)) for size, rates in table) for table in (matmuls, thin))
-        found["measured"] = Measured(matmuls, _costs(costs), _points(optimizer), head_rate, thin, cache_rate)
+        ahead, behind = map(_points, memory)
+        rates = (matmuls, _costs(costs), _points(optimizer), head_rate, thin, cache_rate, (ahead, behind))
+        found["measured"] = Measured(*rates)
     return Device(**found)
 
 
 def _costs(read: Sequence[Any]) -> HostCosts:
     found = HostCosts(*read)
     forward, backward = found.document
-    return found._replace(document=(forward, backward))
+    points = _points(read[0]), _points(read[1])
+    return found._replace(forward=points[0], backward=points[1], document=(forward, backward))
 
 
 def _points(table: Sequence[Sequence[float]]) -> Points:

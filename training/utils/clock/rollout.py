@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from training.utils.clock.devices import USUAL_SHARE
-from training.utils.clock.roofline import launch_seconds, matmul_rates, memory_rate, usual_share
+from training.utils.clock.roofline import HOST_SECONDS_AN_OPERATOR, matmul_rates, memory_rate, usual_share
 from training.utils.clock.traffic import gather_seconds
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ def decode_seconds(plan: DecodePlan, device: Device, dtype: str = "bf16") -> flo
     read = (plan.weights * plan.element_bytes + cached) / memory_rate(device)
     rates = matmul_rates(device, dtype)
     computed = 2 * plan.weights * plan.sequences / (1e12 * (rates.reached or USUAL_SHARE * rates.peak))
-    launched, share = plan.launches * launch_seconds(device), usual_share(device)
+    launched, share = plan.launches * HOST_SECONDS_AN_OPERATOR, usual_share(device)
     if device.measured is not None:
-        launched = plan.launches * (device.measured.costs.drawn or device.measured.costs.forward)
+        launched = plan.launches * (device.measured.costs.drawn or device.measured.launch_seconds(0.0))
         computed = 2 * plan.weights * plan.sequences / device.measured.thin_rate(plan.weights, plan.sequences)
         cached_too = cached / device.measured.cache_rate  # the weights' way through memory is in the products' rate
         return plan.answer * (computed + cached_too + launched + device.measured.costs.token)

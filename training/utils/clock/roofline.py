@@ -59,12 +59,13 @@ def work_seconds(
     share = device.attention.backward if backward else device.attention.forward
     peak = matmul_rates(device, "fp32" if dtype == "fp32" else "bf16").peak * 1e12
     moved = work.fused_bytes if fused else work.moved_bytes
-    written = memory_rate(device) if not head or device.measured is None else device.measured.head_rate
     by_document = device.measured is not None  # a CPU
-    launch, apart = launch_seconds(device, backward), 0.0
+    written, launch, apart = memory_rate(device), HOST_SECONDS_AN_OPERATOR, 0.0
     if device.measured is not None:
-        costs = device.measured.costs
-        document = costs.document[backward] or launch
+        size = work.moved_bytes / max(1.0, work.launches)
+        written = device.measured.head_rate if head else device.measured.memory_rate(size, backward)
+        launch = device.measured.launch_seconds(size, backward)
+        document = device.measured.costs.document[backward] or launch
         apart = launch * work.apart_launches + document * work.apart_documents
     return WorkSeconds(
         matmuls,
@@ -72,14 +73,6 @@ def work_seconds(
         (moved + by_document * work.apart_bytes) / written,
         apart + work.launches * launch * (0.25 if fused else 1.0),
     )
-
-
-def launch_seconds(device: Device, backward: bool = False) -> float:
-    """Seconds of the host for an operator."""
-    if device.measured is None:
-        return HOST_SECONDS_AN_OPERATOR
-    costs = device.measured.costs
-    return costs.backward if backward else costs.forward
 
 
 def usual_share(device: Device) -> float:

@@ -59,7 +59,7 @@ def _measured(dtype: torch.dtype) -> Device:
     optimizer = tuple((float(numbers), _optimizer_rate(numbers)) for numbers in _NUMBERS)
     best = max(rate for _, points in matmuls for _, rate in points) / 1e12
     model = rates_in_a_model(dtype)
-    memory = model.memory
+    memory = max(rate for points in model.memory for _, rate in points)
     return Device(
         Rates(best, best),
         0.0,
@@ -69,7 +69,7 @@ def _measured(dtype: torch.dtype) -> Device:
         Tiles(1, 1, 1),
         "measured",
         single=best,
-        measured=Measured(matmuls, model.costs, optimizer, _head_rate(), thin, _cache_rate(dtype)),
+        measured=Measured(matmuls, model.costs, optimizer, _head_rate(), thin, _cache_rate(dtype), model.memory),
     )
 
 

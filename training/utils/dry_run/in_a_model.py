@@ -1,8 +1,9 @@
 """Operators on this CPU inside a model, where each finds caches that others have filled.
 
 An operator alone in a loop, or a model so small that it computes nothing, runs from caches: between the products of a
-layer the same launches take two to three times as long (docs/lab_book.md). So the clock's rates of memory-bound
-operators, of attention, of launches and of products are read from a Llama's own forward and backward.
+layer the same launches take two to three times as long, and the longer the larger its tensors (docs/lab_book.md). So
+the clock's rates of memory-bound operators, of attention, of launches and of products are read from the forward and
+backward of a Llama, whose attention and parts are those of a run.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from training.utils.clock.devices import HostCosts
+from training.utils.clock.devices import HostCosts, Points
 from training.utils.contracts.runs import AttentionRun
 from training.utils.dry_run.operators import (
     ATTENTION,
@@ -29,11 +30,15 @@ from training.utils.dry_run.operators import (
     training_work,
 )
 from training.utils.models.attention.document_attention import use_document_attention
+from training.utils.models.lean.forwards import keep_less
 
 if TYPE_CHECKING:
+    from transformers import LlamaModel
+
     from training.utils.clock.work import TrainingWork
 
 _WIDTH, _HEADS, _LAYERS, _TOKENS = 256, 4, 4, 256
+_LENGTHS = (64, _TOKENS, 768)  # in tokens; operators of 0.1 to 1.3 MB
 _DOCUMENTS = 32  # of the same tokens: so many that their differences to one document stand out
 _OF_A_LAYER = 7  # products: four of attention and three of its MLP
 _TRIES, _TRIES_OF_PRODUCTS = 5, 3
@@ -63,11 +68,12 @@ class KernelSeconds(TorchDispatchMode):
 
 
 class InAModel(NamedTuple):
-    """FLOP/s of causal attention, as the clock counts them; bytes a second of memory-bound operators; launches."""
+    """FLOP/s of causal attention, as the clock counts them; bytes a second of memory-bound operators by the bytes of
+    one, forward and backward; launches."""
 
     attention_forward: float
     attention_backward: float
-    memory: float
+    memory: tuple[Points, Points]
     costs: HostCosts
 
 
@@ -85,31 +91,58 @@ class _Pass(NamedTuple):
         """Seconds outside of operators."""
         return max(0.0, self.seconds - sum(part for kind, part in self.kernels.items() if kind != VIEW))
 
+    def launch_seconds(self, each: float) -> float:
+        """Of the host for an operator; `each` that is memory-bound takes so many in itself."""
+        return (self.host + each * self.calls[MEMORY_BOUND]) / self.launched
+
+    def memory_rate(self, each: float) -> float:
+        """Bytes a second of memory-bound operators, besides `each` one's own seconds."""
+        return self.moved / max(1e-9, self.kernels[MEMORY_BOUND] - each * self.calls[MEMORY_BOUND])
+
 
 def rates_in_a_model(dtype: torch.dtype) -> InAModel:
     """The rates of this CPU in a Llama in `dtype`. A memory-bound operator's own cost, whatever its bytes, is that of
     one with nothing to compute: eight wide, four tokens."""
     empty = _passes(_Llama(8, 2, 4, dtype))
     each = sum(one.kernels[MEMORY_BOUND] for one in empty) / sum(one.calls[MEMORY_BOUND] for one in empty)
-    ahead, behind = _passes(_Llama(_WIDTH, _HEADS, _TOKENS, dtype))
+    by_length = [_passes(_Llama(_WIDTH, _HEADS, tokens, dtype)) for tokens in _LENGTHS]
+    whole = by_length[_LENGTHS.index(_TOKENS)]
     apart = _passes(_Llama(_WIDTH, _HEADS, _TOKENS, dtype, documents=_DOCUMENTS))
-    further = _LAYERS * (_DOCUMENTS - 1)
-    bound = sum(one.kernels[MEMORY_BOUND] - each * one.calls[MEMORY_BOUND] for one in (ahead, behind))
-    pairs = _LAYERS * _HEADS * (_TOKENS * (_TOKENS + 1) / 2 + masked_pairs(_TOKENS))
-    head = _WIDTH // _HEADS
-    return InAModel(
-        4 * head * pairs / ahead.kernels[ATTENTION],
-        10 * head * pairs / behind.kernels[ATTENTION],
-        (ahead.moved + behind.moved) / max(1e-9, bound),
-        HostCosts(
-            each + ahead.host / ahead.launched,
-            each + behind.host / behind.launched,
-            document=(
-                max(0.0, apart[0].host - ahead.host) / further,
-                max(0.0, apart[1].host - behind.host) / further,
-            ),
-        ),
+    ahead, behind = (_Attention.of(*both) for both in zip(whole, apart, strict=True))
+    launches, memory = (
+        [tuple((one.moved / one.launched, rate(one)) for one in direction) for direction in zip(*by_length, strict=True)]
+        for rate in (lambda one: one.launch_seconds(each), lambda one: one.memory_rate(each))
     )
+    pairs = _HEADS * (_WIDTH // _HEADS) * _pairs(_TOKENS)
+    return InAModel(
+        4 * pairs / ahead.pairs,
+        10 * pairs / behind.pairs,
+        (memory[0], memory[1]),
+        HostCosts(launches[0], launches[1], document=(ahead.document, behind.document)),
+    )
+
+
+def _pairs(tokens: int) -> float:
+    """Pairs that a CPU's kernel computes of a causal document."""
+    return tokens * (tokens + 1) / 2 + masked_pairs(tokens)
+
+
+class _Attention(NamedTuple):
+    """Seconds of a layer's attention: of the pairs of a document of `_TOKENS`; of a further document besides its pairs,
+    in the kernel and of the host."""
+
+    pairs: float
+    document: float
+
+    @classmethod
+    def of(cls, whole: _Pass, apart: _Pass) -> _Attention:
+        """From the passes of one document and of the same tokens in `_DOCUMENTS`. A kernel takes its own time a
+        document, and the pairs'."""
+        one, all_ = (part.kernels[ATTENTION] / _LAYERS for part in (whole, apart))
+        left = _DOCUMENTS * _pairs(_TOKENS // _DOCUMENTS) / _pairs(_TOKENS)  # of the pairs, where cut
+        own = max(0.0, (all_ - left * one) / (_DOCUMENTS - left))
+        host = max(0.0, apart.host - whole.host) / _LAYERS / (_DOCUMENTS - 1)
+        return cls(max(1e-9, one - own), own + host)
 
 
 def product_rate(rows: int, width: int, dtype: torch.dtype) -> float:
@@ -123,7 +156,8 @@ def product_rate(rows: int, width: int, dtype: torch.dtype) -> float:
 
 
 class _Llama:
-    """A Llama's body and a row of tokens. inner: width of its MLPs. documents: that the row is cut into."""
+    """A Llama's body as runs have it, and a row of tokens. inner: width of its MLPs. documents: that the row is cut
+    into."""
 
     def __init__(
         self,
@@ -136,19 +170,19 @@ class _Llama:
         inner: int = 0,
         documents: int = 1,
     ) -> None:
-        from transformers import LlamaConfig, LlamaModel
+        from transformers import LlamaConfig
 
         shape: dict[str, Any] = {"hidden_size": width, "intermediate_size": inner or 2 * width, "vocab_size": 16}
-        config = LlamaConfig(num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads, **shape)
+        self._config = LlamaConfig(
+            num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads, **shape
+        )
         with torch.random.fork_rng():
-            self._model = LlamaModel(config).to(dtype)
+            self._model = self._new().to(dtype)
         self._ids = torch.zeros(1, tokens, dtype=torch.int64)
         self._grads = torch.ones(1, tokens, width, dtype=dtype)
-        self._cut: dict[str, Any] = {}
-        if documents > 1:
-            use_document_attention(self._model)
-            runs = [AttentionRun(tokens // documents, (), False)] * documents
-            self._cut = {"runs": runs, "attention_mask": torch.zeros(1, 1, tokens, tokens, dtype=torch.bool)}  # unread
+        runs = [AttentionRun(tokens // documents, (), False)] * documents
+        unread = torch.zeros(1, 1, tokens, tokens, dtype=torch.bool)
+        self._cut: dict[str, Any] = {"runs": runs, "attention_mask": unread}
 
     def forward(self) -> torch.Tensor:
         states: torch.Tensor = self._model(input_ids=self._ids, use_cache=False, **self._cut).last_hidden_state
@@ -159,8 +193,16 @@ class _Llama:
 
     def counted(self) -> TrainingWork:
         with torch.device("meta"):
-            on_meta = type(self._model)(self._model.config).to(self._grads.dtype)
+            on_meta = self._new().to(self._grads.dtype)
         return training_work(on_meta, 1, self._ids.shape[1], 1)
+
+    def _new(self) -> LlamaModel:
+        from transformers import LlamaModel
+
+        model = LlamaModel(self._config)
+        use_document_attention(model)
+        keep_less(model)
+        return model
 
 
 def _passes(model: _Llama) -> tuple[_Pass, _Pass]:

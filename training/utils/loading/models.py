@@ -305,9 +305,10 @@ def _measure(
     from training.utils.models.attention_choice import settle_attention
     from training.utils.models.fused.choice import settle_kernels
     from training.utils.models.own_forward import read_own_forward
+    from training.utils.models.tensors.aligned import align_weights
     from training.utils.models.tensors.sharding import send_from_first_rank
 
-    _on(device, model)
+    align_weights(_on(device, model))
     if drew_weights:
         head = getattr(model, "score", None) or model.get_output_embeddings()
         send_from_first_rank([model.get_input_embeddings(), head])

@@ -11,11 +11,12 @@ from training.utils.clock.devices import DEVICES, HostCosts, Measured, read_devi
 WIDTHS = ((10.0, ((100.0, 1e9), (10_000.0, 3e9))), (1000.0, ((1000.0, 8e9),)))
 MEASURED = Measured(
     WIDTHS,
-    HostCosts(1e-5, 5e-6, 1e-3, document=(2e-5, 4e-5)),
+    HostCosts(((1e3, 1e-5), (1e5, 3e-5)), ((1e3, 5e-6), (1e5, 7e-6)), 1e-3, document=(2e-5, 4e-5)),
     ((1e3, 1e9), (1e5, 3e9)),
     2e9,
     ((1e6, ((1.0, 1e9),)), (1e8, ((1.0, 5e9),))),
     1e9,
+    (((1e3, 2e9), (1e5, 4e9)), ((1e3, 6e9),)),
 )
 
 
@@ -35,6 +36,12 @@ def test_rates_lie_between_measured_sizes():
     assert (MEASURED.optimizer_rate(10.0), MEASURED.optimizer_rate(1e9)) == (1e9, 3e9)
     assert MEASURED.optimizer_rate(1e5) == 3e9
     assert [MEASURED.thin_rate(weights, 7.0) for weights in (1.0, 1e7, 1e9)] == pytest.approx([1e9, 3e9, 5e9])
+
+
+def test_an_operators_seconds_and_rate_are_those_of_its_bytes():
+    assert [MEASURED.launch_seconds(size) for size in (0.0, 1e4, 1e9)] == pytest.approx([1e-5, 2e-5, 3e-5])
+    assert MEASURED.launch_seconds(1e4, backward=True) == pytest.approx(6e-6)
+    assert MEASURED.memory_rate(1e4) == pytest.approx(3e9) and MEASURED.memory_rate(1e4, backward=True) == 6e9
 
 
 def test_a_products_rate_is_that_of_its_width_and_its_longest_side():

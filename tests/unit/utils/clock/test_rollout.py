@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.flat_cpu import flat
-from training.utils.clock.devices import DEVICES, HostCosts
+from tests.support.flat_cpu import flat, host_costs
+from training.utils.clock.devices import DEVICES
 from training.utils.clock.rollout import DecodePlan, decode_seconds, sum_seconds
 
 H100 = DEVICES["h100"]
@@ -46,7 +46,7 @@ def test_a_cpu_draws_by_what_its_cache_holds():
     """Five tokens of 3 sequences: products of a million weights at 1e9 FLOP/s, of more at half of that; a cache of 100
     bytes a token of 52.5, read at 1e6 a second; 10 launches of 1e-5 seconds."""
     rates = ((1e6, ((1.0, 1e9),)), (1e8, ((1.0, 5e8),)))
-    measured = flat(1e12, HostCosts(1e-5, 1.0), cached=1e6)._replace(thin=rates)
+    measured = flat(1e12, host_costs(1e-5, 1.0), cached=1e6)._replace(thin=rates)
     plan = DecodePlan(1e6, 4, 100, sequences=3, prompt=50, answer=5, launches=10)
     for weights, rate in ((1e6, 1e9), (1e8, 5e8)):
         found = decode_seconds(plan._replace(weights=weights), replace(H100, measured=measured), "fp32")

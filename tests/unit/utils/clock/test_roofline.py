@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.flat_cpu import flat
-from training.utils.clock.devices import AttentionShares, Device, HostCosts, Links, Rates, Tiles
+from tests.support.flat_cpu import flat, host_costs
+from training.utils.clock.devices import AttentionShares, Device, Links, Rates, Tiles
 from training.utils.clock.roofline import MEMORY_SHARE, matmul_rates, matmul_seconds, used_share, work_seconds
 from training.utils.clock.work import Matmul, Work
 
@@ -60,7 +60,7 @@ def test_a_cpu_alone_computes_attention_document_by_document():
     """3 tensors put together, of 2e-5 seconds each, 2 further documents of 5e-5, or as an operator, 1,000 bytes at the
     memory's 1e12 a second, and 5e10 FLOPs at a quarter of the matmul peak of 100e12."""
     work = Work(apart_documents=2, apart_launches=3, apart_bytes=1000.0, apart_flops=5e10)
-    costs = HostCosts(1e-5, 2e-5, document=(0.0, 5e-5))
+    costs = host_costs(1e-5, 2e-5, document=(0.0, 5e-5))
     found = work_seconds(work, replace(DEVICE, measured=flat(1e9, costs)), backward=True)
     forward = work_seconds(work, replace(DEVICE, measured=flat(1e9, costs)))
     assert (

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.flat_cpu import flat
-from training.utils.clock.devices import DEVICES, HostCosts
+from tests.support.flat_cpu import flat, host_costs
+from training.utils.clock.devices import DEVICES
 from training.utils.clock.roofline import RUNNING_SHARE
 from training.utils.clock.training_step import StepPlan, step_parts
 from training.utils.clock.work import Matmul, TrainingWork, Work
@@ -63,7 +63,7 @@ def test_a_measured_cpu_launches_beside_its_work_and_at_its_rates():
     """By hand: 10 products of 2.2e12 FLOPs at 1e9 a second, three times; 10 launches of 1e-5 and 20 of 2e-5 seconds; a
     head of 5 at the forward's and 100 bytes at 50 a second; 1e9 numbers at 1e8 a second; a step and a micro-step
     0.2 and 0.05, for each layer 0.03 and 0.01."""
-    costs = HostCosts(1e-5, 2e-5, 0.2, 0.05, layer=0.03, layer_micro_step=0.01)
+    costs = host_costs(1e-5, 2e-5, 0.2, 0.05, layer=0.03, layer_micro_step=0.01)
     measured = flat(1e9, costs)._replace(optimizer=((1.0, 1.0), (PLAN.trained, 1e8)))
     cpu = replace(H100, measured=measured)
     parts = step_parts(WORK._replace(head=Work(moved_bytes=100.0, launches=5)), PLAN, cpu)
