@@ -3,11 +3,12 @@
     OMP_NUM_THREADS=1 python -m benchmarks.clock.cpu --runs 20 [--first 0] [--out runs/clock]
 
 Each setting is drawn from its seed: width, layers, vocabulary, length, rows, accumulation, recomputation. Its runs are
-of SFT, reward model, DPO, GRPO and PPO, whose rows are all full. The CPU is measured before and after each of them,
-drawing included, and before and after each setting what programs do beside their models; a prediction is the mean of
-both. A step's seconds are those of the process, from one call of a callback to the next, the median without the first
-two: others on the machine take none of them, but disturb caches and clocks, for half a minute at a time. Prints
-predicted over run, and how many are within 15 %.
+of SFT, reward model, DPO, GRPO and PPO, whose rows are all full, three times each, with the CPU measured before,
+between and after, drawing included; what programs do beside their models is measured once, before all. A step's seconds
+are those of the process, from one call of a callback to the next, the median without the first two: others on the
+machine take none of them, but slow caches and clocks down, for half a minute at a time. So the least of three runs
+stands beside the least of four predictions: those of the machine when it is left alone. Prints predicted over run, and
+how many are within 15 %; then the same of all runs and predictions, by their means.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ from training.utils.dry_run.operators import ATTENTION, PRODUCT
 
 WITHIN = 0.15
 KINDS = ("sft", "reward", "dpo", "grpo", "ppo")
-_STEPS, _WARM = 8, 2
-_TRIES = 2  # runs from which the seconds beside the model are known
+_STEPS, _WARM = 6, 2
+_TURNS = 3
+_TRIES = 3  # runs from which the seconds beside the model are known
 _BESIDE = ("step", "micro_step", "rollout", "layer", "layer_micro_step")
 _FURTHER_LAYERS = 8
 _PRECISION = {"dtype": "fp32"}  # of the measured rates
@@ -132,30 +134,36 @@ def main() -> None:
     parser.add_argument("--out", default="runs/clock")
     flags = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    found: dict[str, list[float]] = {kind: [] for kind in flags.kinds}
-    costs = Path(flags.out) / "costs"
-    before = with_costs(with_drawing(measured_cpu()), costs)
+    device = with_costs(with_drawing(measured_cpu()), Path(flags.out) / "costs")
+    assert device.measured is not None
+    print(f"drawing and the seconds beside the model: {device.measured.costs}", flush=True)
+    least: dict[str, list[float]] = {kind: [] for kind in flags.kinds}
+    mean: dict[str, list[float]] = {kind: [] for kind in flags.kinds}
     for seed in range(flags.first, flags.first + flags.runs):
         runs = Runs(drawn_setting(seed), Path(flags.out) / str(seed))
-        spent, devices = _in_turns(runs, flags.kinds, before)
-        after = with_costs(devices[-1], costs)
-        for kind, earlier, later in zip(flags.kinds, devices, devices[1:], strict=False):
-            predicted = runs.predicted(kind, costs_of(before, earlier), costs_of(after, later))
-            found[kind].append(predicted / spent[kind])
-            figures = f"{spent[kind]:8.3f} {predicted:8.3f} {predicted / spent[kind]:5.2f}"
+        spent, devices = _in_turns(runs, flags.kinds, device)
+        for kind in flags.kinds:
+            predicted = [runs.predicted(kind, measured) for measured in devices]
+            least[kind].append(min(predicted) / min(spent[kind]))
+            mean[kind].append(statistics.mean(predicted) / statistics.mean(spent[kind]))
+            figures = f"{min(spent[kind]):8.3f} {min(predicted):8.3f} {least[kind][-1]:5.2f} {mean[kind][-1]:5.2f}"
             print(f"{kind:6} {runs.setting.name:60} {figures}", flush=True)
-        before = after
-    for kind, ratios in found.items():
-        close = sum(abs(ratio - 1) <= WITHIN for ratio in ratios)
-        print(f"{kind}: {close} of {len(ratios)} within {WITHIN:.0%}, median ratio {statistics.median(ratios):.2f}")
+        device = devices[-1]
+    for name, found in (("least", least), ("mean", mean)):
+        for kind, ratios in found.items():
+            close = sum(abs(ratio - 1) <= WITHIN for ratio in ratios)
+            middle = f"median ratio {statistics.median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}"
+            print(f"{name}: {kind}: {close} of {len(ratios)} within {WITHIN:.0%}, {middle}")
 
 
-def _in_turns(runs: Runs, kinds: Sequence[str], device: Device) -> tuple[dict[str, float], list[Device]]:
-    """Seconds of a step of each kind, and the device before, between and after the runs."""
-    spent, devices = {}, [device]
-    for kind in kinds:
-        spent[kind] = runs.seconds_of(kind)
-        devices.append(with_drawing(measured_cpu()))
+def _in_turns(runs: Runs, kinds: Sequence[str], device: Device) -> tuple[dict[str, list[float]], list[Device]]:
+    """Seconds of a step of each kind in each turn, and the device before, between and after the turns."""
+    spent: dict[str, list[float]] = {kind: [] for kind in kinds}
+    devices = [device]
+    for _ in range(_TURNS):
+        for kind in kinds:
+            spent[kind].append(runs.seconds_of(kind))
+        devices.append(costs_of(device, with_drawing(measured_cpu())))
     return spent, devices
 
 
@@ -258,8 +266,8 @@ class Runs:
         rows = self._rows if kind == "sft" else self._pairs
         return lambda **flags: getattr(threestep, kind)(self.model, rows, **flags)
 
-    def predicted(self, kind: str, *devices: Device) -> float:
-        """The mean of the clock's seconds on the devices."""
+    def predicted(self, kind: str, device: Device) -> float:
+        """The clock's seconds on the device."""
         places = {"sft": ("model",), "reward": ("model",), "dpo": ("model",)}.get(kind, ("actor_model", "critic_model"))
         models = {f"{place}_name_or_path": self.model for place in places}
         if kind == "grpo":
@@ -271,7 +279,7 @@ class Runs:
             "output_dir": str(self.folder / "dry"),
             "data_path": "embedded",
         }
-        return statistics.mean(predicted_seconds(kind, settings, device) for device in devices)
+        return predicted_seconds(kind, settings, device)
 
 
 def never_ending(folder: Path) -> None:

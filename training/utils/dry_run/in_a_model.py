@@ -110,7 +110,10 @@ def rates_in_a_model(dtype: torch.dtype) -> InAModel:
     apart = _passes(_Llama(_WIDTH, _HEADS, _TOKENS, dtype, documents=_DOCUMENTS))
     ahead, behind = (_Attention.of(*both) for both in zip(whole, apart, strict=True))
     launches, memory = (
-        [tuple((one.moved / one.launched, rate(one)) for one in direction) for direction in zip(*by_length, strict=True)]
+        [
+            tuple((one.moved / one.launched, rate(one)) for one in direction)
+            for direction in zip(*by_length, strict=True)
+        ]
         for rate in (lambda one: one.launch_seconds(each), lambda one: one.memory_rate(each))
     )
     pairs = _HEADS * (_WIDTH // _HEADS) * _pairs(_TOKENS)

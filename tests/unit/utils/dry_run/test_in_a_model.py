@@ -76,8 +76,12 @@ def test_rates_are_read_from_what_each_part_takes(monkeypatch):
     for points, sizes in zip(found.memory, (forward, backward), strict=True):
         assert [size for size, _ in points] == pytest.approx(sizes)
         assert [rate for _, rate in points] == pytest.approx(rates)
-    assert [seconds for _, seconds in found.costs.forward] == pytest.approx([(9e-6 * n + 20e-6 / 12) for n in (1, 2, 3)])
-    assert [seconds for _, seconds in found.costs.backward] == pytest.approx([(4e-6 * n + 40e-6 / 22) for n in (1, 2, 3)])
+    assert [seconds for _, seconds in found.costs.forward] == pytest.approx(
+        [(9e-6 * n + 20e-6 / 12) for n in (1, 2, 3)]
+    )
+    assert [seconds for _, seconds in found.costs.backward] == pytest.approx(
+        [(4e-6 * n + 40e-6 / 22) for n in (1, 2, 3)]
+    )
     assert [size for size, _ in found.costs.backward] == pytest.approx(backward)
     assert found.costs.document == pytest.approx((9e-6 + 15e-6, 11e-6 + 40e-6))
     flops = 4 * 64 * 256 * (256 + 32) / 2  # of a product forward in a layer: heads, head size, pairs
