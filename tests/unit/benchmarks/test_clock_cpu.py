@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.clock import cpu
 from benchmarks.clock.cpu import _STEPS, Runs, costs_beside, costs_of, drawn_setting, sequences, without_products
 from tests.support.flat_cpu import flat, host_costs
 from training.utils.clock.devices import DEVICES, HostCosts
@@ -46,6 +47,29 @@ def test_costs_go_over_to_a_new_measurement():
     new = new._replace(costs=HostCosts(10, 11, token=12, drawn=13))
     known, fresh = (replace(DEVICES["h100"], measured=each) for each in (old, new))
     assert costs_of(known, fresh).measured == new._replace(costs=HostCosts(10, 11, 2, 3, 12, 13, 6, 7, 8))
+
+
+def test_runs_and_measurements_take_turns(monkeypatch):
+    """Three turns: each kind once, then the CPU, which has what was known beside the models."""
+    seen = []
+
+    class Counted:
+        def seconds_of(self, kind):
+            seen.append(kind)
+            return float(len(seen))
+
+    def measured():
+        seen.append("CPU")
+        return replace(DEVICES["h100"], measured=flat(1e9, host_costs(1e-5, 2e-5)))
+
+    monkeypatch.setattr(cpu, "measured_cpu", measured)
+    monkeypatch.setattr(cpu, "with_drawing", lambda device: device)
+    known = replace(DEVICES["h100"], measured=flat(2e9, host_costs(3e-5, 4e-5, 0.5)))
+    spent, devices = cpu._in_turns(Counted(), ("sft", "dpo"), known)
+    assert seen == ["sft", "dpo", "CPU"] * 3
+    assert spent == {"sft": [1.0, 4.0, 7.0], "dpo": [2.0, 5.0, 8.0]}
+    assert devices[0] is known and len(devices) == 4
+    assert all(device.measured.costs == host_costs(1e-5, 2e-5, 0.5) for device in devices[1:])
 
 
 def test_products_can_be_left_out():

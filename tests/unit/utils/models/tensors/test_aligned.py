@@ -10,8 +10,8 @@ from tests.support.tiny_models import tiny_causal_lm
 from training.utils.models.tensors.aligned import align_weights
 
 
-def test_weights_that_start_elsewhere_are_moved_and_no_others(tmp_path):
-    """Of three numbers, and one at the second number of a line; what torch allocated stays where it is."""
+def test_weights_that_start_elsewhere_are_moved_and_no_others():
+    """A weight at the second number of a line; what torch allocated stays where it is."""
     model = torch.nn.Linear(16, 3)
     own = model.bias.data_ptr()
     model.weight.data = torch.arange(49.0)[1:].view(3, 16)
@@ -19,6 +19,15 @@ def test_weights_that_start_elsewhere_are_moved_and_no_others(tmp_path):
     assert model.weight.data_ptr() % 64 == 0 and model.bias.data_ptr() == own
     assert torch.equal(model.weight, torch.arange(1.0, 49.0).view(3, 16))
     assert align_weights(model) == 0
+
+
+def test_weights_that_share_memory_go_on_sharing_it():
+    model = torch.nn.ModuleList(torch.nn.Linear(16, 3, bias=False) for _ in range(2))
+    model[0].weight.data = torch.zeros(49)[1:].view(3, 16)
+    model[1].weight.data = model[0].weight.data
+    assert align_weights(model) == 0
+    model[0].weight.data += 1
+    assert torch.equal(model[1].weight, torch.ones(3, 16))
 
 
 @pytest.mark.parametrize("ties", [False, True])
