@@ -3,12 +3,12 @@
     OMP_NUM_THREADS=1 python -m benchmarks.clock.cpu --runs 20 [--first 0] [--out runs/clock]
 
 Each setting is drawn from its seed: width, layers, vocabulary, length, rows, accumulation, recomputation. Its runs are
-of SFT, reward model, DPO, GRPO and PPO, whose rows are all full, three times each, with the CPU measured before,
-between and after, drawing included; what programs do beside their models is measured once, before all. A step's seconds
-are those of the process, from one call of a callback to the next, the median without the first two: others on the
-machine take none of them, but slow caches and clocks down, for half a minute at a time. So the least of three runs
-stands beside the least of four predictions: those of the machine when it is left alone. Prints predicted over run, and
-how many are within 15 %; then the same of all runs and predictions, by their means.
+of SFT, reward model, DPO, GRPO and PPO, whose rows are all full, in three turns. The CPU is measured before the first
+and after each, drawing included; before all of them also what programs do beside their models. A step's seconds are
+those of the process, from one call of a callback to the next, the median without the first two: others on the machine
+take none of them, but slow caches and clocks down, for seconds or half a minute at a time. So a turn's prediction is
+the mean of those before and after it, and what counts is the median of the turns' ratios of predicted to run. Prints
+them, and how many settings are within 15 %.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from training.utils.dry_run.operators import ATTENTION, PRODUCT
 WITHIN = 0.15
 KINDS = ("sft", "reward", "dpo", "grpo", "ppo")
 _STEPS, _WARM = 6, 2
+_MOST_STEPS, _SECONDS = 24, 1.5  # of short steps as many as make so many seconds, but no more
 _TURNS = 3
-_TRIES = 3  # runs from which the seconds beside the model are known
 _BESIDE = ("step", "micro_step", "rollout", "layer", "layer_micro_step")
 _FURTHER_LAYERS = 8
 _PRECISION = {"dtype": "fp32"}  # of the measured rates
@@ -82,18 +82,23 @@ def drawn_setting(seed: int) -> Drawn:
     )
 
 
-def with_costs(device: Device, folder: Path) -> Device:
-    """The device, drawing included, with the seconds that the programs take beside their model, from runs of small
-    models: SFT of one layer and of nine, in one and in four micro-steps, and GRPO of next to no work."""
-    small = Drawn(192, 1, 300, 64, 2, 1, False)
-    beside: dict[tuple[int, int], float] = {}
-    for layers, steps in itertools.product((1, 1 + _FURTHER_LAYERS), (1, 4)):
-        run = Runs(small._replace(layers=layers, accumulation=steps), folder / f"{layers}_{steps}")
-        beside[layers, steps] = statistics.median(run.seconds_beside(device) for _ in range(_TRIES))
-    known = _with(device, **costs_beside(beside))
-    drawing = Runs(Drawn(64, 1, 300, 16, 2, 1, False), folder / "drawing")
-    rollouts = [drawing.seconds_of("grpo") - drawing.predicted("grpo", known) for _ in range(_TRIES)]
-    return _with(known, rollout=max(0.0, statistics.median(rollouts)))
+class SmallRuns:
+    """Runs from which the seconds that programs take beside their model are known: SFT of one layer and of nine, in one
+    and in four micro-steps, and GRPO of next to no work."""
+
+    def __init__(self, folder: Path) -> None:
+        small = Drawn(192, 1, 300, 64, 2, 1, False)
+        self._sft = {
+            (layers, steps): Runs(small._replace(layers=layers, accumulation=steps), folder / f"{layers}_{steps}")
+            for layers, steps in itertools.product((1, 1 + _FURTHER_LAYERS), (1, 4))
+        }
+        self._drawing = Runs(Drawn(64, 1, 300, 16, 2, 1, False), folder / "drawing")
+
+    def with_costs(self, device: Device) -> Device:
+        """The device, drawing included, with these seconds."""
+        known = _with(device, **costs_beside({name: run.seconds_beside(device) for name, run in self._sft.items()}))
+        rollout = self._drawing.seconds_of("grpo", _MOST_STEPS) - self._drawing.predicted("grpo", known)
+        return _with(known, rollout=max(0.0, rollout))
 
 
 def without_products(device: Device) -> Device:
@@ -120,7 +125,7 @@ def costs_of(known: Device, device: Device) -> Device:
     return _with(device, **{name: getattr(known.measured.costs, name) for name in _BESIDE})
 
 
-def _with(device: Device, **costs: float) -> Device:
+def _with(device: Device, **costs: Any) -> Device:
     assert device.measured is not None
     return replace(device, measured=device.measured._replace(costs=device.measured.costs._replace(**costs)))
 
@@ -134,37 +139,50 @@ def main() -> None:
     parser.add_argument("--out", default="runs/clock")
     flags = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    device = with_costs(with_drawing(measured_cpu()), Path(flags.out) / "costs")
-    assert device.measured is not None
-    print(f"drawing and the seconds beside the model: {device.measured.costs}", flush=True)
-    least: dict[str, list[float]] = {kind: [] for kind in flags.kinds}
-    mean: dict[str, list[float]] = {kind: [] for kind in flags.kinds}
+    found: dict[str, list[float]] = {kind: [] for kind in flags.kinds}
+    small, device = SmallRuns(Path(flags.out) / "costs"), with_drawing(measured_cpu())
     for seed in range(flags.first, flags.first + flags.runs):
         runs = Runs(drawn_setting(seed), Path(flags.out) / str(seed))
-        spent, devices = _in_turns(runs, flags.kinds, device)
-        for kind in flags.kinds:
-            predicted = [runs.predicted(kind, measured) for measured in devices]
-            least[kind].append(min(predicted) / min(spent[kind]))
-            mean[kind].append(statistics.mean(predicted) / statistics.mean(spent[kind]))
-            figures = f"{min(spent[kind]):8.3f} {min(predicted):8.3f} {least[kind][-1]:5.2f} {mean[kind][-1]:5.2f}"
-            print(f"{kind:6} {runs.setting.name:60} {figures}", flush=True)
-        device = devices[-1]
-    for name, found in (("least", least), ("mean", mean)):
-        for kind, ratios in found.items():
-            close = sum(abs(ratio - 1) <= WITHIN for ratio in ratios)
-            middle = f"median ratio {statistics.median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}"
-            print(f"{name}: {kind}: {close} of {len(ratios)} within {WITHIN:.0%}, {middle}")
+        of_kinds, device = _in_turns(runs, flags.kinds, small.with_costs(device))
+        for kind, turns in of_kinds.items():
+            found[kind].append(statistics.median(turn.ratio for turn in turns))
+            each = ", ".join(f"{turn.spent:.3f} {turn.predicted:.3f} {turn.ratio:.2f}" for turn in turns)
+            print(f"{kind:6} {runs.setting.name:55} {found[kind][-1]:5.2f}   {each}", flush=True)
+    for kind, ratios in found.items():
+        close = sum(abs(ratio - 1) <= WITHIN for ratio in ratios)
+        middle = f"median ratio {statistics.median(ratios):.2f}, from {min(ratios):.3f} to {max(ratios):.3f}"
+        print(f"{kind}: {close} of {len(ratios)} within {WITHIN:.0%}, {middle}")
 
 
-def _in_turns(runs: Runs, kinds: Sequence[str], device: Device) -> tuple[dict[str, list[float]], list[Device]]:
-    """Seconds of a step of each kind in each turn, and the device before, between and after the turns."""
-    spent: dict[str, list[float]] = {kind: [] for kind in kinds}
-    devices = [device]
+class Turn(NamedTuple):
+    """Seconds of a step."""
+
+    spent: float
+    predicted: float
+
+    @property
+    def ratio(self) -> float:
+        return self.predicted / self.spent
+
+
+def _in_turns(runs: Runs, kinds: Sequence[str], device: Device) -> tuple[dict[str, list[Turn]], Device]:
+    """Each kind's turns, and the device as measured after them. device: as measured before, with the seconds beside the
+    model."""
+    turns: dict[str, list[Turn]] = {kind: [] for kind in kinds}
+    before = {kind: runs.predicted(kind, device) for kind in kinds}
     for _ in range(_TURNS):
+        spent = {kind: runs.seconds_of(kind, _steps_of(before[kind])) for kind in kinds}
+        measured = with_drawing(measured_cpu())
+        after = {kind: runs.predicted(kind, costs_of(device, measured)) for kind in kinds}
         for kind in kinds:
-            spent[kind].append(runs.seconds_of(kind))
-        devices.append(costs_of(device, with_drawing(measured_cpu())))
-    return spent, devices
+            turns[kind].append(Turn(spent[kind], (before[kind] + after[kind]) / 2))
+        before = after
+    return turns, measured
+
+
+def _steps_of(seconds: float) -> int:
+    """How many steps of about so many seconds a run has."""
+    return _WARM + min(_MOST_STEPS - _WARM, max(_STEPS - _WARM, math.ceil(_SECONDS / seconds)))
 
 
 class Runs:
@@ -217,18 +235,18 @@ class Runs:
         samples = {"num_samples_per_prompt": 2, "per_device_generation_batch_size": max(1, setting.rows // 2)}
         return {**shared, **samples, "advantage": "grpo", "gradient_accumulation_steps": 1}
 
-    def seconds_of(self, kind: str) -> float:
-        """Processor seconds of a step of the run."""
-        return self._run(kind, _STEPS)[0]
+    def seconds_of(self, kind: str, steps: int = _STEPS) -> float:
+        """Processor seconds of a step of a run of so many."""
+        return self._run(kind, steps)[0]
 
     def seconds_beside(self, device: Device) -> float:
         """Of a step of SFT: those that neither its products and its attention took, as they ran in further steps, nor
         anything else that is counted, by the device's rates."""
-        seconds, products = self._run("sft", 2 * _STEPS)
+        seconds, products = self._run("sft", _MOST_STEPS, _STEPS)
         return seconds - products - self.predicted("sft", without_products(device))
 
-    def _run(self, kind: str, steps: int) -> tuple[float, float]:
-        """Seconds of one of the first steps, and in products and attention of one of those after `_STEPS`."""
+    def _run(self, kind: str, steps: int, further: int = 0) -> tuple[float, float]:
+        """Seconds of one of `steps` steps, and in products and attention of one of `further` ones."""
         marks: list[float] = []
         inside = KernelSeconds()
 
@@ -236,13 +254,13 @@ class Runs:
             if not step or any(name.startswith("eval/") for name in figures):
                 return
             marks.append(now())
-            if step == _STEPS < steps:
+            if further and step == steps:
                 inside.__enter__()
-            elif step == steps > _STEPS:
+            elif further and step == steps + further:
                 inside.__exit__(None, None, None)
 
         common = dict(
-            max_train_steps=steps,
+            max_train_steps=steps + further,
             output_dir=str(self.folder / kind),
             overwrite=True,
             report=False,
@@ -252,8 +270,8 @@ class Runs:
             **_PRECISION,
         )
         self._call(kind)(**self.settings_of(kind), **common)
-        plain = [later - earlier for earlier, later in zip(marks, marks[1:_STEPS], strict=False)]
-        products = (inside.seconds[PRODUCT] + inside.seconds[ATTENTION]) / max(1, steps - _STEPS)
+        plain = [later - earlier for earlier, later in zip(marks, marks[1:steps], strict=False)]
+        products = (inside.seconds[PRODUCT] + inside.seconds[ATTENTION]) / max(1, further)
         return statistics.median(plain[_WARM - 1 :]), products
 
     def _call(self, kind: str) -> Callable[..., Any]:
@@ -297,7 +315,7 @@ def sequences(setting: Drawn) -> list[str]:
     """Texts longer than a row."""
     dice = random.Random(1)
     words = ["".join(dice.choices(string.ascii_lowercase, k=dice.randint(2, 6))) for _ in range(400)]
-    count = 3 * _STEPS * setting.rows * setting.accumulation
+    count = 2 * _MOST_STEPS * setting.rows * setting.accumulation
     return [" ".join(dice.choices(words, k=2 * setting.tokens)) for _ in range(count)]
 
 

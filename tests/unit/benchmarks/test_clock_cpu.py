@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.clock import cpu
-from benchmarks.clock.cpu import _STEPS, Runs, costs_beside, costs_of, drawn_setting, sequences, without_products
+from benchmarks.clock.cpu import Runs, costs_beside, costs_of, drawn_setting, sequences, without_products
 from tests.support.flat_cpu import flat, host_costs
 from training.utils.clock.devices import DEVICES, HostCosts
 from training.utils.clock.roofline import WorkSeconds, work_seconds
@@ -50,26 +50,38 @@ def test_costs_go_over_to_a_new_measurement():
 
 
 def test_runs_and_measurements_take_turns(monkeypatch):
-    """Three turns: each kind once, then the CPU, which has what was known beside the models."""
+    """Three turns: each kind once, then the CPU, which keeps what was known beside the models. A prediction is the mean
+    of those before and after the turn; by rates of 1, 2, 3 and 4 it is 1.5, 2.5 and 3.5."""
     seen = []
 
     class Counted:
-        def seconds_of(self, kind):
-            seen.append(kind)
+        def seconds_of(self, kind, steps):
+            seen.append((kind, steps))
             return float(len(seen))
+
+        def predicted(self, kind, device):
+            assert device.measured.costs.step == 0.5
+            return device.measured.head_rate
+
+    def device(rate, *costs):
+        return replace(DEVICES["h100"], measured=flat(1e9, host_costs(1e-5, 2e-5, *costs), head=rate))
 
     def measured():
         seen.append("CPU")
-        return replace(DEVICES["h100"], measured=flat(1e9, host_costs(1e-5, 2e-5)))
+        return device(1.0 + seen.count("CPU"))
 
     monkeypatch.setattr(cpu, "measured_cpu", measured)
     monkeypatch.setattr(cpu, "with_drawing", lambda device: device)
-    known = replace(DEVICES["h100"], measured=flat(2e9, host_costs(3e-5, 4e-5, 0.5)))
-    spent, devices = cpu._in_turns(Counted(), ("sft", "dpo"), known)
-    assert seen == ["sft", "dpo", "CPU"] * 3
-    assert spent == {"sft": [1.0, 4.0, 7.0], "dpo": [2.0, 5.0, 8.0]}
-    assert devices[0] is known and len(devices) == 4
-    assert all(device.measured.costs == host_costs(1e-5, 2e-5, 0.5) for device in devices[1:])
+    turns, last = cpu._in_turns(Counted(), ("sft", "dpo"), device(1.0, 0.5))
+    assert last == device(4.0)
+    assert seen == [("sft", 6), ("dpo", 6), "CPU"] * 3
+    assert turns == {"sft": [(1.0, 1.5), (4.0, 2.5), (7.0, 3.5)], "dpo": [(2.0, 1.5), (5.0, 2.5), (8.0, 3.5)]}
+    assert turns["dpo"][1].ratio == 0.5
+
+
+def test_short_steps_are_many():
+    """Besides the first two: 1.5 seconds of them, at least 4 and at most 22."""
+    assert [cpu._steps_of(seconds) for seconds in (2.0, 0.15, 0.01)] == [6, 12, 24]
 
 
 def test_products_can_be_left_out():
@@ -82,7 +94,7 @@ def test_products_can_be_left_out():
 def test_seconds_beside_are_those_without_products(monkeypatch, tmp_path):
     """A step of 10 seconds, of which 6 in products and attention, and 3 predicted of all else, leaves 1."""
     runs = Runs(drawn_setting(0)._replace(width=64, layers=1, vocabulary=300, rows=1), tmp_path)
-    monkeypatch.setattr(runs, "_run", lambda kind, steps: (10.0, 6.0))
+    monkeypatch.setattr(runs, "_run", lambda kind, steps, further: (10.0, 6.0))
     monkeypatch.setattr(runs, "predicted", lambda kind, device: 3.0 if device.attention.forward == math.inf else 9.0)
     device = replace(DEVICES["h100"], measured=flat(1e9, host_costs(1e-5, 2e-5)))
     assert runs.seconds_beside(device) == 1.0
@@ -90,8 +102,8 @@ def test_seconds_beside_are_those_without_products(monkeypatch, tmp_path):
 
 def test_a_run_tells_its_steps_and_what_operators_take_of_further_ones(tmp_path):
     runs = Runs(drawn_setting(0)._replace(width=64, layers=1, vocabulary=300, tokens=16, rows=1), tmp_path)
-    seconds, products = runs._run("sft", _STEPS + 3)
-    assert 0 < products < seconds and runs._run("sft", _STEPS)[1] == 0.0
+    seconds, products = runs._run("sft", 4, 3)
+    assert 0 < products < seconds and runs._run("sft", 4)[1] == 0.0
 
 
 def test_seconds_beside_the_counted_work_are_a_steps_and_a_layers():
