@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 _DRAWING_COPIES = 4  # of a step's logits in float32: themselves, their exponentials, and copies of a cut
 _READ = AutoChoice(FORWARDS, True, "the forwards that read are learned from", off=False)
 # On a CPU, how many times the memory of a step kept graphs may take it to: a GPU's free memory is the run's own, a
-# CPU's is everybody's. Beyond twice, a step of PPO took more than TRL's at the same precision (docs/lab_book.md).
-_MOST_TIMES = 2.0
+# CPU's is everybody's. It lies between what took a step of PPO above TRL's memory and what did not (docs/lab_book.md).
+_MOST_TIMES = 3.0
 
 
 def dry_run(flags: PpoFlags, components: Components) -> None:

@@ -92,7 +92,7 @@ class _Pass(NamedTuple):
         return max(0.0, self.seconds - sum(part for kind, part in self.kernels.items() if kind != VIEW))
 
     def launch_seconds(self, each: float) -> float:
-        """Of the host for an operator; `each` that is memory-bound takes so many in itself."""
+        """Seconds of the host for an operator; `each` that is memory-bound takes so many in itself."""
         return (self.host + each * self.calls[MEMORY_BOUND]) / self.launched
 
     def memory_rate(self, each: float) -> float:
@@ -108,7 +108,7 @@ def rates_in_a_model(dtype: torch.dtype) -> InAModel:
     by_length = [_passes(_Llama(_WIDTH, _HEADS, tokens, dtype)) for tokens in _LENGTHS]
     whole = by_length[_LENGTHS.index(_TOKENS)]
     apart = _passes(_Llama(_WIDTH, _HEADS, _TOKENS, dtype, documents=_DOCUMENTS))
-    ahead, behind = (_Attention.of(*both) for both in zip(whole, apart, strict=True))
+    ahead, behind = (_AttentionSeconds.of(*both) for both in zip(whole, apart, strict=True))
     launches, memory = (
         [
             tuple((one.moved / one.launched, rate(one)) for one in direction)
@@ -130,7 +130,7 @@ def _pairs(tokens: int) -> float:
     return tokens * (tokens + 1) / 2 + masked_pairs(tokens)
 
 
-class _Attention(NamedTuple):
+class _AttentionSeconds(NamedTuple):
     """Seconds of a layer's attention: of the pairs of a document of `_TOKENS`; of a further document besides its pairs,
     in the kernel and of the host."""
 
@@ -138,7 +138,7 @@ class _Attention(NamedTuple):
     document: float
 
     @classmethod
-    def of(cls, whole: _Pass, apart: _Pass) -> _Attention:
+    def of(cls, whole: _Pass, apart: _Pass) -> _AttentionSeconds:
         """From the passes of one document and of the same tokens in `_DOCUMENTS`. A kernel takes its own time a
         document, and the pairs'."""
         one, all_ = (part.kernels[ATTENTION] / _LAYERS for part in (whole, apart))
