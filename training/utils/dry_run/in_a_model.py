@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -109,20 +109,23 @@ def rates_in_a_model(dtype: torch.dtype) -> InAModel:
     whole = by_length[_LENGTHS.index(_TOKENS)]
     apart = _passes(_Llama(_WIDTH, _HEADS, _TOKENS, dtype, documents=_DOCUMENTS))
     ahead, behind = (_AttentionSeconds.of(*both) for both in zip(whole, apart, strict=True))
-    launches, memory = (
-        [
-            tuple((one.moved / one.launched, rate(one)) for one in direction)
-            for direction in zip(*by_length, strict=True)
-        ]
-        for rate in (lambda one: one.launch_seconds(each), lambda one: one.memory_rate(each))
-    )
+    forwards, backwards = zip(*by_length, strict=True)
     pairs = _HEADS * (_WIDTH // _HEADS) * _pairs(_TOKENS)
     return InAModel(
         4 * pairs / ahead.pairs,
         10 * pairs / behind.pairs,
-        (memory[0], memory[1]),
-        HostCosts(launches[0], launches[1], document=(ahead.document, behind.document)),
+        (_by_size(forwards, _Pass.memory_rate, each), _by_size(backwards, _Pass.memory_rate, each)),
+        HostCosts(
+            _by_size(forwards, _Pass.launch_seconds, each),
+            _by_size(backwards, _Pass.launch_seconds, each),
+            document=(ahead.document, behind.document),
+        ),
     )
+
+
+def _by_size(passes: Sequence[_Pass], value: Callable[[_Pass, float], float], each: float) -> Points:
+    """A value of each pass by the bytes of an operator in it."""
+    return tuple((one.moved / one.launched, value(one, each)) for one in passes)
 
 
 def _pairs(tokens: int) -> float:
