@@ -34,7 +34,7 @@ _Drawer = tuple[TransformersRollout, "PreTrainedModel"]
 
 _ROWS = (1, 2, 4, 8, 16)
 _WIDTH, _HEAD = 320, 64
-_LAYERS = (2, 6)  # of 10 and 30 MB: a cache holds the smaller one's weights
+_LAYERS = (1, 3, 6)  # of 6, 15 and 30 MB: a cache that others use too holds the first, and the second at times
 _SHORT, _LONG = 4, 24  # tokens of two drawings: their difference has neither prompts nor what is done once
 _PROMPT, _LONG_PROMPT = 8, 256
 _TRIES = 5
@@ -58,15 +58,16 @@ def _with_drawing(device: Device) -> Device:
     assert device.measured is not None
     shapes = [(8, 1), (8, 5), *((_WIDTH, layers) for layers in _LAYERS)]
     models = {shape: _engine(_model(*shape)) for shape in shapes}
-    cached = shapes[2], _ROWS[-1], _LONG_PROMPT
+    middle = _WIDTH, _LAYERS[1]
+    cached = middle, _ROWS[-1], _LONG_PROMPT
     seconds = _seconds_in_turns(models, [*((shape, rows, _PROMPT) for shape in shapes for rows in _ROWS), cached])
     one, five, *wide = (_steps(shape, {rows: seconds[shape, rows, _PROMPT] for rows in _ROWS}) for shape in shapes)
     more = five.operators - one.operators
     drawn = statistics.median((five.seconds[rows] - one.seconds[rows]) / more for rows in _ROWS)
     token = max(0.0, statistics.median(one.seconds[rows] - drawn * one.operators for rows in _ROWS))
     costs = device.measured.costs._replace(token=token, drawn=drawn)
-    further = max(1e-6, seconds[cached] - seconds[shapes[2], _ROWS[-1], _PROMPT])
-    a_token = cache_bytes(models[shapes[2]][1].config, 1, 1, 4)
+    further = max(1e-6, seconds[cached] - seconds[middle, _ROWS[-1], _PROMPT])
+    a_token = cache_bytes(models[middle][1].config, 1, 1, 4)
     cache_rate = _ROWS[-1] * a_token * (_LONG_PROMPT - _PROMPT) / further
     thin = tuple(_thin_rates(steps, token, drawn) for steps in wide)
     return replace(device, measured=device.measured._replace(costs=costs, thin=thin, cache_rate=cache_rate))

@@ -36,9 +36,9 @@ def test_parts_of_a_step_are_told_apart(monkeypatch):
     measured = drawing.with_drawing(CPU).measured
     assert measured.costs == host_costs(1e-5, 5e-6, token=pytest.approx(TOKEN), drawn=pytest.approx(OPERATOR))
     points = tuple((rows, pytest.approx(RATE)) for rows in drawing._ROWS)
-    assert [rates for _, rates in measured.thin] == [points, points]
+    assert [rates for _, rates in measured.thin] == [points, points, points]
     layers = 4 * 320**2 + 3 * 320 * 848 + 2 * 320  # attention, MLP and norms of a layer
-    assert [size for size, _ in measured.thin] == [512 * 320 + 320 + count * layers for count in (2, 6)]
+    assert [size for size, _ in measured.thin] == [512 * 320 + 320 + count * layers for count in (1, 3, 6)]
     assert measured.cache_rate == pytest.approx(CACHE_RATE)
 
 
