@@ -4,7 +4,7 @@
 
 Each setting is drawn from its seed: width, layers, vocabulary, length, rows, accumulation, recomputation. Its runs are
 of SFT, reward model, DPO, GRPO and PPO, whose rows are all full, in three turns. The CPU is measured before the first
-and after each, drawing included; before all of them also what programs do beside their models. A step's seconds are
+and after each, drawing included; before the first also what programs do beside their models. A step's seconds are
 those of the process, from one call of a callback to the next, the median without the first two: others on the machine
 take none of them, but slow caches and clocks down, for seconds or half a minute at a time. So a turn's prediction is
 the mean of those before and after it, and what counts is the median of the turns' ratios of predicted to run. Prints

@@ -66,9 +66,7 @@ def test_two_ranks_ask_each_response_once_and_a_replay_ends_with_the_same_weight
     lines = [
         line for rank in (0, 1) for line in (folder / f"verdicts/lengths.rank{rank}.jsonl").read_text().splitlines()
     ]
-    sent = sum(json.loads(line)["requests"] for line in lines)
-    # Under load a few are sent on connections that the server, having failed, is closing: they never arrive.
-    assert len(lines) == len(answered) and len(server.asked) <= sent <= len(server.asked) + 4
+    assert len(lines) == len(answered) and sum(json.loads(line)["requests"] for line in lines) == len(server.asked)
     trained = [line for line in figures(folder) if "rollout/score" in line]
     assert len(trained) == 2 and all(line["reward/lengths"] == line["rollout/score"] for line in trained)
     # Nobody listens any more, and there is no key.
