@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +29,6 @@ def lengths(prompts: list[str], responses: list[str], **columns: Any) -> list[fl
     return [float(len(response)) for response in responses]
 
 
-def _threads(process: Any) -> int:
-    """The threads now, after a moment: one that is about to end is not held."""
-    time.sleep(0.1)
-    return int(process.num_threads())
-
-
 def held() -> dict[str, Any]:
     """What this process holds."""
     import psutil
@@ -45,7 +38,7 @@ def held() -> dict[str, Any]:
     process = psutil.Process()
     tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
     return {
-        "threads": min(_threads(process) for _ in range(6)),
+        "threads": process.num_threads(),
         "files": process.num_fds(),
         "handlers": [str(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)],
         "group": torch.distributed.is_initialized(),
@@ -55,8 +48,13 @@ def held() -> dict[str, Any]:
 
 
 def main() -> None:
+    import pyarrow
+
     import threestep
 
+    # Arrow's pools take another worker, up to their size, where tasks meet: by the moment, in any call.
+    pyarrow.set_cpu_count(1)
+    pyarrow.set_io_thread_count(1)
     place, calls = Path(sys.argv[1]), int(sys.argv[2])
     shared = {**SETTINGS, "data_output_path": str(place / "cache")}
     start = str(place / "start")
