@@ -37,6 +37,12 @@ class ScoringServer:
             return self.fails(len(self.asked) - 1)
 
 
+class _Server(ThreadingHTTPServer):
+    # Of 5, the library's own, the kernel resets some connections where 16 come while nobody accepts for two seconds:
+    # the client has asked, the server never knew.
+    request_queue_size = 128
+
+
 @contextlib.contextmanager
 def scoring_server(answer: Answer, **how: Any) -> Iterator[ScoringServer]:
     """A server on a free port of the loopback address."""
@@ -75,7 +81,7 @@ def scoring_server(answer: Answer, **how: Any) -> Iterator[ScoringServer]:
                     state.answered.append(body)
             self.wfile.write(content)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = _Server(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     state.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
