@@ -14,7 +14,6 @@ from training.step3_ppo.ahead.free import GROUPS_AT_ONCE
 from training.step3_ppo.dry_run_time import rollout_parts
 from training.step3_ppo.flags.checks import Components, check_models
 from training.step3_ppo.flags.reuse import FORWARDS, VALUES, why_apart
-from training.step3_ppo.parts.settings import keeps_small_forwards
 from training.utils.contracts.rollout_engine import PlannedActor, RolloutEngine
 from training.utils.dry_run.activations import SavedActivations, cache_bytes
 from training.utils.dry_run.device import PlannedDevice, planned_device
@@ -50,7 +49,7 @@ _DRAWING_COPIES = 4  # of a step's logits in float32: themselves, their exponent
 _READ = AutoChoice(FORWARDS, True, "the forwards that read are learned from", off=False)
 # On a CPU, how many times the memory of a step kept graphs may take it to: a GPU's free memory is the run's own, a
 # CPU's is everybody's. It lies between what took a step of PPO above TRL's memory and what did not (docs/lab_book.md).
-_MOST_TIMES = 3.0
+_MOST_TIMES = 2.0
 
 
 def dry_run(flags: PpoFlags, components: Components) -> None:
@@ -132,7 +131,8 @@ def estimated_as_given(flags: PpoFlags, components: Components, counts: ModelCou
     actor, critic, scorer = _models_on_meta(roles, components, counts)
     sharing = _sharing((actor, critic, scorer), ranks, longest, ppo.sequence_parallel_size)
 
-    forward = _forward(flags, components, keeps_small_forwards(flags, actor, not device.is_cuda))
+    keeps_small = flags.guests.keep_forwards_small(actor, not device.is_cuda, ppo.sequence_parallel_size)
+    forward = _forward(flags, components, keeps_small)
     whole_logits = _whole_logits(actor, forward, components)
     planned_role = partial(_trained, roles=roles, ranks=ranks, device=device, count=counts.activations)
     trained = {"actor": planned_role("actor", actor, forward, *whole_logits)}

@@ -97,9 +97,9 @@ def test_forwards_that_are_kept_are_held_together(said):
 
 
 @pytest.mark.parametrize(
-    ("kind", "reuses", "tokens"), [("cpu", "false", "2,048"), ("cpu", "true", "2,560"), ("cuda", "false", "2,560")]
+    ("kind", "reuses", "tokens"), [("cpu", "false", "2,048"), ("cpu", "true", "2,048"), ("cuda", "true", "2,560")]
 )
-def test_forwards_on_a_cpu_are_counted_small_but_where_they_are_kept(said, kind, reuses, tokens):
+def test_forwards_on_a_cpu_are_counted_small(said, kind, reuses, tokens):
     """40 sequences of 64 tokens are 2,560; 32 of them are 2,048."""
     sizes = ("--per_device_generation_batch_size", "40", "--per_device_training_batch_size", "40")
     text = said(*sizes, "--device", kind, "--reuse_forwards", reuses)
@@ -122,13 +122,13 @@ def test_forwards_are_reused_by_default_where_the_memory_holds_them(said):
 
 
 def test_a_cpu_keeps_no_forwards_that_take_much_of_its_memory(said):
-    """Its memory is not the run's alone: graphs may take it to three times as much, which those of 160 sequences exceed
+    """Its memory is not the run's alone: graphs may take it to twice as much, which those of 160 sequences exceed
     and those of 16 do not."""
     many = ("--per_device_generation_batch_size", "160", "--per_device_training_batch_size", "160")
     found = re.search(
         r"--reuse_forwards false \(true is faster and takes ([\d.]+) GB instead of ([\d.]+)\)", said(*many)
     )
-    assert found is not None and float(found[1]) > 3 * float(found[2])
+    assert found is not None and float(found[1]) > 2 * float(found[2])
     few = ("--per_device_generation_batch_size", "16", "--per_device_training_batch_size", "16")
     assert "--reuse_forwards true (the forwards that read are learned from; false turns it off)" in said(*few)
 

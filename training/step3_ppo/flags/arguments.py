@@ -88,7 +88,7 @@ class PpoArguments:
         None,
         "With one optimizer step per rollout: the actor learns from the forwards that computed log-probabilities,"
         " whose activations are kept until then. The same numbers; faster, more memory. auto: wherever that spares a"
-        " forward and the memory that is free holds them; on a CPU to at most 3 times as much (docs/ppo.md).",
+        " forward and the memory that is free holds them; on a CPU to at most twice as much (docs/ppo.md).",
         topic="memory",
         takes_auto=True,
     )

@@ -126,12 +126,6 @@ def _rewards(opening: PpoOpening) -> Rewards:
     )
 
 
-def keeps_small_forwards(flags: PpoFlags, actor: PreTrainedModel, on_cpu: bool) -> bool:
-    """`GuestSettings.keep_forwards_small`; forwards that are reused are held all at once, whatever their size."""
-    sharing = flags.ppo.sequence_parallel_size
-    return not flags.ppo.reuse_forwards and flags.guests.keep_forwards_small(actor, on_cpu, sharing)
-
-
 def _plan(flags: PpoFlags, actor: PreTrainedModel, packed: bool, ranks: Ranks) -> PlanSettings:
     """The layout of sequences over all ranks."""
     ppo, longest, rows = flags.ppo, flags.longest_tokens, flags.ppo.per_device_training_batch_size
@@ -142,7 +136,7 @@ def _plan(flags: PpoFlags, actor: PreTrainedModel, packed: bool, ranks: Ranks) -
         packed=packed,
         ranks=ranks.world_size,
         max_tokens_per_micro_batch=ppo.max_tokens_per_micro_batch,
-        keeps_small=keeps_small_forwards(flags, actor, ranks.device.type == "cpu"),
+        keeps_small=flags.guests.keep_forwards_small(actor, ranks.device.type == "cpu", ppo.sequence_parallel_size),
     )
     return replace(
         plan,

@@ -39,9 +39,9 @@ def test_a_rank_lays_out_its_own_sequences(bound, packed, expected):
 
 @pytest.mark.parametrize(
     ("device", "reuses", "shared_by", "most"),
-    [("cpu", False, 1, 2048), ("cpu", True, 1, 3000), ("cuda", False, 1, 3000), ("cpu", False, 2, 3000)],
+    [("cpu", False, 1, 2048), ("cpu", True, 1, 2048), ("cuda", False, 1, 3000), ("cpu", False, 2, 3000)],
 )
-def test_forwards_on_a_cpu_are_small_but_where_they_are_kept_or_shared(device, reuses, shared_by, most):
+def test_forwards_on_a_cpu_are_small_but_where_rows_are_shared(device, reuses, shared_by, most):
     """60 sequences of 50 tokens are 3,000."""
     sizes: Any = {"per_device_training_batch_size": 60, "sequence_parallel_size": shared_by}
     ppo = PpoArguments(**sizes, reuse_forwards=reuses)
