@@ -4,11 +4,11 @@
 
 Each setting is drawn from its seed: width, layers, vocabulary, length, rows, accumulation, recomputation. Its runs are
 of SFT, reward model, DPO, GRPO and PPO, whose rows are all full, in three turns. The CPU is measured before the first
-and after each, drawing included; before the first also what programs do beside their models. A step's seconds are
-those of the process, from one call of a callback to the next, the median without the first two: others on the machine
-take none of them, but slow caches and clocks down, for seconds or half a minute at a time. So a turn's prediction is
-the mean of those before and after it, and what counts is the median of the turns' ratios of predicted to run. Prints
-them, and how many settings are within 15 %.
+and after each, drawing and what a rollout does beside its models included; before the first also what else programs do
+beside their models. A step's seconds are those of the process, from one call of a callback to the next, the median
+without the first two: others on the machine take none of them, but slow caches and clocks down, for seconds or half a
+minute at a time. So a turn's prediction is the mean of those before and after it, and what counts is the median of the
+turns' ratios of predicted to run. Prints them, and how many settings are within 15 %.
 """
 
 from __future__ import annotations
@@ -96,9 +96,13 @@ class SmallRuns:
 
     def with_costs(self, device: Device) -> Device:
         """The device, drawing included, with these seconds."""
-        known = _with(device, **costs_beside({name: run.seconds_beside(device) for name, run in self._sft.items()}))
-        rollout = self._drawing.seconds_of("grpo", _MOST_STEPS) - self._drawing.predicted("grpo", known)
-        return _with(known, rollout=max(0.0, rollout))
+        beside = costs_beside({name: run.seconds_beside(device) for name, run in self._sft.items()})
+        return self.with_rollout(_with(device, **beside))
+
+    def with_rollout(self, device: Device) -> Device:
+        """The device whose other seconds are known with those of a rollout."""
+        known = self._drawing.predicted("grpo", _with(device, rollout=0.0))
+        return _with(device, rollout=max(0.0, self._drawing.seconds_of("grpo", _MOST_STEPS) - known))
 
 
 def without_products(device: Device) -> Device:
@@ -143,7 +147,7 @@ def main() -> None:
     small, device = SmallRuns(Path(flags.out) / "costs"), with_drawing(measured_cpu())
     for seed in range(flags.first, flags.first + flags.runs):
         runs = Runs(drawn_setting(seed), Path(flags.out) / str(seed))
-        of_kinds, device = _in_turns(runs, flags.kinds, small.with_costs(device))
+        of_kinds, device = _in_turns(runs, flags.kinds, small.with_costs(device), small.with_rollout)
         for kind, turns in of_kinds.items():
             found[kind].append(statistics.median(turn.ratio for turn in turns))
             each = ", ".join(f"{turn.spent:.3f} {turn.predicted:.3f} {turn.ratio:.2f}" for turn in turns)
@@ -165,15 +169,18 @@ class Turn(NamedTuple):
         return self.predicted / self.spent
 
 
-def _in_turns(runs: Runs, kinds: Sequence[str], device: Device) -> tuple[dict[str, list[Turn]], Device]:
+def _in_turns(
+    runs: Runs, kinds: Sequence[str], device: Device, with_rollout: Callable[[Device], Device]
+) -> tuple[dict[str, list[Turn]], Device]:
     """Each kind's turns, and the device as measured after them. device: as measured before, with the seconds beside the
-    model."""
+    model. with_rollout: measures those of a rollout anew."""
     turns: dict[str, list[Turn]] = {kind: [] for kind in kinds}
     before = {kind: runs.predicted(kind, device) for kind in kinds}
     for _ in range(_TURNS):
         spent = {kind: runs.seconds_of(kind, _steps_of(before[kind])) for kind in kinds}
         measured = with_drawing(measured_cpu())
-        after = {kind: runs.predicted(kind, costs_of(device, measured)) for kind in kinds}
+        known = with_rollout(costs_of(device, measured))
+        after = {kind: runs.predicted(kind, known) for kind in kinds}
         for kind in kinds:
             turns[kind].append(Turn(spent[kind], (before[kind] + after[kind]) / 2))
         before = after

@@ -1,8 +1,9 @@
 """What a drawn token costs on this CPU, measured by the rollout engine's own loop on small models.
 
 A step of drawing runs each product of a few rows between Python and operators that take the caches; the same products
-in a row are up to twice as fast. So drawing is measured as it runs: models of next to no width have its launches, wider
-ones its products, and long prompts its attention. In seconds of `in_a_model.now`, as the rates beside it.
+in a row are up to twice as fast. So drawing is measured as it runs: models of next to no width have its launches and,
+with a larger vocabulary, what is done for each logit; wider ones have its products, a narrow one what each of these
+takes besides its weights, and long prompts the attention. In seconds of `in_a_model.now`, as the rates beside it.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-_Shape = tuple[int, int]  # width, layers
+_Shape = tuple[int, int, int]  # width, layers, vocabulary
 _Case = tuple[_Shape, int, int]  # of a model: rows, tokens of the prompt
 _Drawer = tuple[TransformersRollout, "PreTrainedModel"]
 
 _ROWS = (1, 2, 4, 8, 16)
 _WIDTH, _HEAD = 320, 64
+_VOCABULARY, _LARGE_VOCABULARY = 512, 4096
+_NARROW = 128, 6  # 5 MB in more products than the first of 6 MB
 _LAYERS = (1, 3, 6)  # of 6, 15 and 30 MB: a cache that others use too holds the first, and the second at times
 _SHORT, _LONG = 4, 24  # tokens of two drawings: their difference has neither prompts nor what is done once
 _PROMPT, _LONG_PROMPT = 8, 256
@@ -41,11 +44,25 @@ _TRIES = 5
 
 
 class Steps(NamedTuple):
-    """A model's steps behind short prompts: seconds by rows; operators of a step; numbers that its products read."""
+    """A model's steps behind short prompts: seconds by rows; operators of a step, and products among them; numbers that
+    these read."""
 
     seconds: dict[int, float]
     operators: float
+    products: float
     weights: int
+
+
+class Besides(NamedTuple):
+    """Seconds of a step besides its products: of its own, for each number of its logits, and for each operator."""
+
+    token: float
+    logit: float
+    operator: float
+
+    def seconds(self, steps: Steps, rows: int) -> float:
+        """Of a model with the small vocabulary."""
+        return self.token + self.logit * rows * _VOCABULARY + self.operator * steps.operators
 
 
 def with_drawing(device: Device) -> Device:
@@ -56,21 +73,34 @@ def with_drawing(device: Device) -> Device:
 
 def _with_drawing(device: Device) -> Device:
     assert device.measured is not None
-    shapes = [(8, 1), (8, 5), *((_WIDTH, layers) for layers in _LAYERS)]
-    models = {shape: _engine(_model(*shape)) for shape in shapes}
-    middle = _WIDTH, _LAYERS[1]
+    shapes = [(8, 1), (8, 5), _NARROW, *((_WIDTH, layers) for layers in _LAYERS)]
+    models = {(*shape, _VOCABULARY): _engine(_model(*shape, _VOCABULARY)) for shape in shapes}
+    models[8, 1, _LARGE_VOCABULARY] = _engine(_model(8, 1, _LARGE_VOCABULARY))
+    middle = _WIDTH, _LAYERS[1], _VOCABULARY
     cached = middle, _ROWS[-1], _LONG_PROMPT
-    seconds = _seconds_in_turns(models, [*((shape, rows, _PROMPT) for shape in shapes for rows in _ROWS), cached])
-    one, five, *wide = (_steps(shape, {rows: seconds[shape, rows, _PROMPT] for rows in _ROWS}) for shape in shapes)
-    more = five.operators - one.operators
-    drawn = statistics.median((five.seconds[rows] - one.seconds[rows]) / more for rows in _ROWS)
-    token = max(0.0, statistics.median(one.seconds[rows] - drawn * one.operators for rows in _ROWS))
-    costs = device.measured.costs._replace(token=token, drawn=drawn)
+    seconds = _seconds_in_turns(models, [*((shape, rows, _PROMPT) for shape in models for rows in _ROWS), cached])
+    one, five, narrow, *wide, many = (
+        _steps(shape, {rows: seconds[shape, rows, _PROMPT] for rows in _ROWS}) for shape in models
+    )
+    besides = _besides(one, five, many)
+    costs = device.measured.costs._replace(token=(besides.token, besides.logit), drawn=besides.operator)
     further = max(1e-6, seconds[cached] - seconds[middle, _ROWS[-1], _PROMPT])
     a_token = cache_bytes(models[middle][1].config, 1, 1, 4)
     cache_rate = _ROWS[-1] * a_token * (_LONG_PROMPT - _PROMPT) / further
-    thin = tuple(_thin_rates(steps, token, drawn) for steps in wide)
-    return replace(device, measured=device.measured._replace(costs=costs, thin=thin, cache_rate=cache_rate))
+    products = _product_seconds(narrow, wide[0], besides)
+    thin = tuple(_thin_rates(steps, besides, products) for steps in wide)
+    found = device.measured._replace(costs=costs, thin=thin, cache_rate=cache_rate)
+    return replace(device, measured=found._replace(thin_products=tuple(products.items())))
+
+
+def _besides(one: Steps, five: Steps, many: Steps) -> Besides:
+    """Of models of next to no width: of one layer, of five, and of one with a large vocabulary."""
+    logits, operators = _LARGE_VOCABULARY - _VOCABULARY, five.operators - one.operators
+    operator = statistics.median((five.seconds[rows] - one.seconds[rows]) / operators for rows in _ROWS)
+    logit = max(0.0, statistics.median((many.seconds[rows] - one.seconds[rows]) / (rows * logits) for rows in _ROWS))
+    known = Besides(0.0, logit, operator)
+    token = statistics.median(one.seconds[rows] - known.seconds(one, rows) for rows in _ROWS)
+    return known._replace(token=max(0.0, token))
 
 
 def _seconds_in_turns(models: Mapping[_Shape, _Drawer], cases: Sequence[_Case]) -> dict[_Case, float]:
@@ -79,11 +109,23 @@ def _seconds_in_turns(models: Mapping[_Shape, _Drawer], cases: Sequence[_Case]) 
     return dict(zip(cases, map(statistics.median, zip(*tries, strict=True)), strict=True))
 
 
-def _thin_rates(wide: Steps, token: float, drawn: float) -> tuple[float, Points]:
-    """The weights of a model and FLOP/s by rows. token, drawn: seconds of a step besides it, and of an operator."""
-    besides = token + drawn * wide.operators
-    rates = tuple((float(rows), 2.0 * wide.weights * rows / (wide.seconds[rows] - besides)) for rows in _ROWS)
-    return float(wide.weights), rates
+def _product_seconds(narrow: Steps, wide: Steps, besides: Besides) -> dict[float, float]:
+    """What a product takes besides its weights, by rows, from two models of about as many weights in more products and
+    in fewer: `seconds = weights x + products y` for both."""
+    found = {}
+    for rows in _ROWS:
+        many, few = (each.seconds[rows] - besides.seconds(each, rows) for each in (narrow, wide))
+        more = narrow.products * wide.weights - wide.products * narrow.weights
+        found[float(rows)] = max(0.0, (many * wide.weights - few * narrow.weights) / more)
+    return found
+
+
+def _thin_rates(wide: Steps, besides: Besides, products: Mapping[float, float]) -> tuple[float, Points]:
+    """The weights of a model and FLOP/s by rows. products: seconds of a product by rows, besides its weights."""
+    seconds = {
+        rows: wide.seconds[rows] - besides.seconds(wide, rows) - wide.products * products[rows] for rows in _ROWS
+    }
+    return float(wide.weights), tuple((float(rows), 2.0 * wide.weights * rows / seconds[rows]) for rows in _ROWS)
 
 
 def _steps(shape: _Shape, seconds: dict[int, float]) -> Steps:
@@ -91,10 +133,11 @@ def _steps(shape: _Shape, seconds: dict[int, float]) -> Steps:
         model = _model(*shape)
     looked_up = model.config.vocab_size * model.config.hidden_size
     weights = sum(part.numel() for part in model.parameters()) - looked_up
-    return Steps(seconds, training_work(model, 1, _PROMPT, 1).forward.launches, weights)
+    work = training_work(model, 1, _PROMPT, 1).forward
+    return Steps(seconds, work.launches, 1 + sum(work.matmuls.values()), weights)
 
 
-def _model(width: int, layers: int) -> PreTrainedModel:
+def _model(width: int, layers: int, vocabulary: int) -> PreTrainedModel:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     heads = max(1, width // _HEAD)
@@ -104,7 +147,7 @@ def _model(width: int, layers: int) -> PreTrainedModel:
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads,
-        vocab_size=512,
+        vocab_size=vocabulary,
         max_position_embeddings=_LONG_PROMPT + _LONG,
     )
     with torch.random.fork_rng():

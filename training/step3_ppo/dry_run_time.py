@@ -122,7 +122,17 @@ def _drawing(
     together = engine.ranks_together(flags.settings_of_engine(engine))
     sequences, config = prompts * ppo.num_samples_per_prompt, actor.config.get_text_config()
     a_token = cache_bytes(config, 1, 1, size) / together
-    decoding = DecodePlan(read_once / together, size, a_token, sequences * together, prompt, answer, launches)
+    decoding = DecodePlan(
+        read_once / together,
+        size,
+        a_token,
+        sequences * together,
+        prompt,
+        answer,
+        launches,
+        products=1 + sum(read.forward.matmuls.values()),  # the output layer's too
+        vocabulary=config.vocab_size,
+    )
     parts = {
         "prefill": ppo.generation_batches * _forward_seconds(read, roles.dtype, device),
         "decode": ppo.generation_batches * decode_seconds(decoding, device, roles.dtype),

@@ -44,14 +44,15 @@ def test_a_new_models_end_is_not_drawn(tmp_path):
 
 def test_costs_go_over_to_a_new_measurement():
     old, new = (flat(rate, HostCosts(*range(9)), optimizer=rate, head=rate, cached=rate) for rate in (1.0, 2.0))
-    new = new._replace(costs=HostCosts(10, 11, token=12, drawn=13))
+    new = new._replace(costs=HostCosts(10, 11, token=(12, 14), drawn=13))
     known, fresh = (replace(DEVICES["h100"], measured=each) for each in (old, new))
-    assert costs_of(known, fresh).measured == new._replace(costs=HostCosts(10, 11, 2, 3, 12, 13, 6, 7, 8))
+    assert costs_of(known, fresh).measured == new._replace(costs=HostCosts(10, 11, 2, 3, (12, 14), 13, 6, 7, 8))
 
 
 def test_runs_and_measurements_take_turns(monkeypatch):
-    """Three turns: each kind once, then the CPU, which keeps what was known beside the models. A prediction is the mean
-    of those before and after the turn; by rates of 1, 2, 3 and 4 it is 1.5, 2.5 and 3.5."""
+    """Three turns: each kind once, then the CPU, which keeps what was known beside the models, and a rollout's seconds
+    beside them. A prediction is the mean of those before and after the turn; by rates of 1, 2, 3 and 4 it is 1.5, 2.5
+    and 3.5."""
     seen = []
 
     class Counted:
@@ -61,6 +62,7 @@ def test_runs_and_measurements_take_turns(monkeypatch):
 
         def predicted(self, kind, device):
             assert device.measured.costs.step == 0.5
+            assert device.measured.costs.rollout == seen.count("rollout")
             return device.measured.head_rate
 
     def device(rate, *costs):
@@ -72,11 +74,17 @@ def test_runs_and_measurements_take_turns(monkeypatch):
 
     monkeypatch.setattr(cpu, "measured_cpu", measured)
     monkeypatch.setattr(cpu, "with_drawing", lambda device: device)
-    turns, last = cpu._in_turns(Counted(), ("sft", "dpo"), device(1.0, 0.5))
+
+    def with_rollout(known):
+        seen.append("rollout")
+        costs = known.measured.costs._replace(rollout=float(seen.count("rollout")))
+        return replace(known, measured=known.measured._replace(costs=costs))
+
+    turns, last = cpu._in_turns(Counted(), ("sft", "dpo"), device(1.0, 0.5), with_rollout)
     assert last == device(4.0)
-    assert seen == [("sft", 6), ("dpo", 6), "CPU"] * 3
-    assert turns == {"sft": [(1.0, 1.5), (4.0, 2.5), (7.0, 3.5)], "dpo": [(2.0, 1.5), (5.0, 2.5), (8.0, 3.5)]}
-    assert turns["dpo"][1].ratio == 0.5
+    assert seen == [("sft", 6), ("dpo", 6), "CPU", "rollout"] * 3
+    assert turns == {"sft": [(1.0, 1.5), (5.0, 2.5), (9.0, 3.5)], "dpo": [(2.0, 1.5), (6.0, 2.5), (10.0, 3.5)]}
+    assert turns["sft"][1].ratio == 0.5
 
 
 def test_short_steps_are_many():

@@ -53,16 +53,16 @@ Points = tuple[tuple[float, float], ...]  # a value by size, in ascending order
 class HostCosts(NamedTuple):
     """Seconds of an operator in a forward and in a backward, by its bytes: large tensors drive the host's own data out
     of the caches; of what a step and each of its micro-steps do besides their model; of what a step of drawing does
-    besides it, and of an operator in it (0: as of the smallest in a forward); of what a rollout does besides its
-    models; of what a step and each of its micro-steps do for a layer, whatever its size, besides the operators that are
-    counted (its weights' part of the optimizer's step, hooks); of a further document in a layer's attention, whose
-    views are no operators, forward and backward (0: as an operator)."""
+    besides it, and more for each number of the logits that it draws from; of an operator in it (0: as of the smallest
+    in a forward); of what a rollout does besides its models; of what a step and each of its micro-steps do for a layer,
+    whatever its size, besides the operators that are counted (its weights' part of the optimizer's step, hooks); of a
+    further document in a layer's attention, whose views are no operators, forward and backward (0: as an operator)."""
 
     forward: Points
     backward: Points
     step: float = 0.0
     micro_step: float = 0.0
-    token: float = 0.0
+    token: tuple[float, float] = (0.0, 0.0)
     drawn: float = 0.0
     rollout: float = 0.0
     layer: float = 0.0
@@ -76,7 +76,8 @@ class Measured(NamedTuple):
     optimizer: (numbers, numbers a second) of a step's way through gradients and AdamW. head_rate: bytes a second of the
     log-probabilities' operators. thin: (weights, ((rows, FLOP/s), ...)) of products of few rows, in a model of so many
     weights: a processor's cache holds those of a small one. cache_rate: bytes a second of a cache that a step of
-    drawing reads. memory: (bytes of an operator, bytes a second) of memory-bound operators, forward and backward."""
+    drawing reads. memory: (bytes of an operator, bytes a second) of memory-bound operators, forward and backward.
+    thin_products: (rows, seconds) of a product of few rows, besides its weights and its launch."""
 
     matmuls: tuple[tuple[float, Points], ...]
     costs: HostCosts
@@ -85,6 +86,7 @@ class Measured(NamedTuple):
     thin: tuple[tuple[float, Points], ...]
     cache_rate: float
     memory: tuple[Points, Points]
+    thin_products: Points = ((1.0, 0.0),)
 
     def matmul_rate(self, rows: int, columns: int, inner: int) -> float:
         """FLOP/s of a product. Its longest side counts as the rows, whose order changes little, and the mean of the
@@ -108,6 +110,10 @@ class Measured(NamedTuple):
     def thin_rate(self, weights: float, rows: float) -> float:
         """FLOP/s of a layer of few rows, in a model of so many weights."""
         return _between([(size, _between(points, rows)) for size, points in self.thin], weights)
+
+    def thin_product_seconds(self, rows: float) -> float:
+        """Seconds of a product of few rows besides those by `thin_rate`."""
+        return _between(self.thin_products, rows)
 
 
 def _between(points: Sequence[tuple[float, float]], size: float) -> float:
@@ -181,19 +187,19 @@ def read_device(text: str) -> Device:
     for name, kind in records.items():
         found[name] = kind(*found[name])
     if found["measured"] is not None:
-        matmuls, costs, optimizer, head_rate, thin, cache_rate, memory = found["measured"]
+        matmuls, costs, optimizer, head_rate, thin, cache_rate, memory, products = found["measured"]
         matmuls, thin = (tuple((size, _points(rates)) for size, rates in table) for table in (matmuls, thin))
         ahead, behind = map(_points, memory)
         rates = (matmuls, _costs(costs), _points(optimizer), head_rate, thin, cache_rate, (ahead, behind))
-        found["measured"] = Measured(*rates)
+        found["measured"] = Measured(*rates, _points(products))
     return Device(**found)
 
 
 def _costs(read: Sequence[Any]) -> HostCosts:
     found = HostCosts(*read)
-    forward, backward = found.document
+    (forward, backward), (token, logit) = found.document, found.token
     points = _points(read[0]), _points(read[1])
-    return found._replace(forward=points[0], backward=points[1], document=(forward, backward))
+    return found._replace(forward=points[0], backward=points[1], document=(forward, backward), token=(token, logit))
 
 
 def _points(table: Sequence[Sequence[float]]) -> Points:

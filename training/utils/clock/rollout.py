@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 class DecodePlan(NamedTuple):
     """The decoding of one rank. weights: numbers. cache_bytes: of one token of one sequence. prompt, answer: tokens.
-    launches: operators of a step, each launched by the host; 0 if a graph replays them."""
+    launches: operators of a step, each launched by the host; 0 if a graph replays them. products: matmuls among them.
+    vocabulary: of a row's logits."""
 
     weights: float
     element_bytes: int
@@ -23,6 +24,8 @@ class DecodePlan(NamedTuple):
     prompt: int
     answer: int
     launches: float
+    products: float = 0
+    vocabulary: int = 0
 
 
 def sum_seconds(plan: DecodePlan, layers: int, width: int, ranks: int, *, device: Device) -> float:
@@ -43,7 +46,11 @@ def decode_seconds(plan: DecodePlan, device: Device, dtype: str = "bf16") -> flo
     launched, share = plan.launches * HOST_SECONDS_AN_OPERATOR, usual_share(device)
     if device.measured is not None:
         launched = plan.launches * (device.measured.costs.drawn or device.measured.launch_seconds(0.0))
-        computed = 2 * plan.weights * plan.sequences / device.measured.thin_rate(plan.weights, plan.sequences)
+        held = plan.weights + cached / plan.element_bytes  # both come around once a step, and share what caches hold
+        computed = 2 * plan.weights * plan.sequences / device.measured.thin_rate(held, plan.sequences)
         cached_too = cached / device.measured.cache_rate  # the weights' way through memory is in the products' rate
-        return plan.answer * (computed + cached_too + launched + device.measured.costs.token)
+        computed += plan.products * device.measured.thin_product_seconds(plan.sequences)
+        token, logit = device.measured.costs.token
+        drawn = token + logit * plan.sequences * plan.vocabulary
+        return plan.answer * (computed + cached_too + launched + drawn)
     return plan.answer * max(read / share, computed / share, launched)

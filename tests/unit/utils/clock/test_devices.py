@@ -11,12 +11,13 @@ from training.utils.clock.devices import DEVICES, HostCosts, Measured, read_devi
 WIDTHS = ((10.0, ((100.0, 1e9), (10_000.0, 3e9))), (1000.0, ((1000.0, 8e9),)))
 MEASURED = Measured(
     WIDTHS,
-    HostCosts(((1e3, 1e-5), (1e5, 3e-5)), ((1e3, 5e-6), (1e5, 7e-6)), 1e-3, document=(2e-5, 4e-5)),
+    HostCosts(((1e3, 1e-5), (1e5, 3e-5)), ((1e3, 5e-6), (1e5, 7e-6)), 1e-3, document=(2e-5, 4e-5), token=(1e-4, 1e-9)),
     ((1e3, 1e9), (1e5, 3e9)),
     2e9,
     ((1e6, ((1.0, 1e9),)), (1e8, ((1.0, 5e9),))),
     1e9,
     (((1e3, 2e9), (1e5, 4e9)), ((1e3, 6e9),)),
+    ((1.0, 2e-6), (100.0, 4e-6)),
 )
 
 
@@ -36,6 +37,7 @@ def test_rates_lie_between_measured_sizes():
     assert (MEASURED.optimizer_rate(10.0), MEASURED.optimizer_rate(1e9)) == (1e9, 3e9)
     assert MEASURED.optimizer_rate(1e5) == 3e9
     assert [MEASURED.thin_rate(weights, 7.0) for weights in (1.0, 1e7, 1e9)] == pytest.approx([1e9, 3e9, 5e9])
+    assert MEASURED.thin_product_seconds(10.0) == pytest.approx(3e-6)
 
 
 def test_an_operators_seconds_and_rate_are_those_of_its_bytes():

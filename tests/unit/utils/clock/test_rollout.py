@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -43,14 +44,25 @@ def test_many_short_sequences_compute_and_eager_steps_wait_for_the_host():
 
 
 def test_a_cpu_draws_by_what_its_cache_holds():
-    """Five tokens of 3 sequences: products of a million weights at 1e9 FLOP/s, of more at half of that; a cache of 100
-    bytes a token of 52.5, read at 1e6 a second; 10 launches of 1e-5 seconds."""
-    rates = ((1e6, ((1.0, 1e9),)), (1e8, ((1.0, 5e8),)))
-    measured = flat(1e12, host_costs(1e-5, 1.0), cached=1e6)._replace(thin=rates)
-    plan = DecodePlan(1e6, 4, 100, sequences=3, prompt=50, answer=5, launches=10)
+    """Five tokens of 3 sequences: 4 products of a million weights at 1e9 FLOP/s, of more at half of that, and 2e-5
+    seconds besides for each; a cache of 100 bytes a token of 52.5, read at 1e6 a second; 10 launches of 1e-5 seconds;
+    1e-4 seconds a token besides, and 1e-7 for each of 3 x 700 logits."""
+    rates = ((2e6, ((1.0, 1e9),)), (9e7, ((1.0, 5e8),)))
+    measured = flat(1e12, host_costs(1e-5, 1.0, token=(1e-4, 1e-7)), cached=1e6)
+    measured = measured._replace(thin=rates, thin_products=((1.0, 2e-5),))
+    plan = DecodePlan(1e6, 4, 100, sequences=3, prompt=50, answer=5, launches=10, products=4, vocabulary=700)
     for weights, rate in ((1e6, 1e9), (1e8, 5e8)):
         found = decode_seconds(plan._replace(weights=weights), replace(H100, measured=measured), "fp32")
-        assert found == pytest.approx(5 * (2 * weights * 3 / rate + 3 * 100 * 52.5 / 1e6 + 10 * 1e-5))
+        besides = 4 * 2e-5 + 3 * 100 * 52.5 / 1e6 + 10 * 1e-5 + 1e-4 + 3 * 700 * 1e-7
+        assert found == pytest.approx(5 * (2 * weights * 3 / rate + besides))
+
+
+def test_a_cpus_cache_holds_weights_and_keys_together():
+    """A million weights, and a million numbers of keys and values in 4 bytes: rates of two million weights."""
+    rates = ((1e6, ((1.0, 1e9),)), (2e6, ((1.0, 5e8),)))
+    device = replace(H100, measured=flat(1e12, host_costs(0.0, 0.0), cached=math.inf)._replace(thin=rates))
+    plan = DecodePlan(1e6, 4, 4e6 / 50, sequences=1, prompt=0, answer=100, launches=0)
+    assert decode_seconds(plan, device, "fp32") == pytest.approx(100 * 2e6 / 5e8)
 
 
 def test_ranks_that_draw_together_add_up_two_outputs_a_layer():
