@@ -260,6 +260,8 @@ class Runs:
         def follow(step: int, figures: dict[str, Any]) -> None:
             if not step or any(name.startswith("eval/") for name in figures):
                 return
+            answer = self.setting.tokens // 2
+            assert figures.get("rollout/response_tokens", answer) == answer, "a response ended early: less was run"
             marks.append(now())
             if further and step == steps:
                 inside.__enter__()
@@ -308,13 +310,16 @@ class Runs:
 
 
 def never_ending(folder: Path) -> None:
-    """Change a new model so that it does not draw the end token: a constant part of its embeddings is half of every
-    normed state, and the output layer reads it for that token alone. So all responses are full."""
+    """Change a new model so that it does not draw the end token: the states have one number that no layer changes, and
+    the output layer reads it for that token alone. So all responses are full."""
     weights = load_file(folder / "model.safetensors")
     embeddings, output = weights["model.embed_tokens.weight"], weights["lm_head.weight"]
-    embeddings[:, 0] = embeddings.std() * embeddings.shape[1] ** 0.5
+    embeddings[:, 0] = embeddings.std() * embeddings.shape[1] ** 0.5  # half of every state
+    for name, weight in weights.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight[0] = 0.0
     output[:, 0] = 0.0
-    output[json.loads((folder / "config.json").read_text())["eos_token_id"], 0] = -3.0
+    output[json.loads((folder / "config.json").read_text())["eos_token_id"], 0] = -100.0
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
