@@ -22,7 +22,7 @@ import types
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from multiprocessing import forkserver
+from multiprocessing import connection, forkserver
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +37,9 @@ _OF_THE_SERVER = {
     "TOKENIZERS_PARALLELISM": "false",
 }  # fmt: skip
 _STARTING = threading.Lock()
+# A start asks for every fork's exit code (`multiprocessing.process._cleanup`). Of two threads that ask for one at the
+# same time the second finds it read, and puts 255 in its place.
+_ASKING = threading.Lock()
 _GRACE_SECONDS = 5.0  # how long the other ranks may still speak after one has failed
 
 
@@ -48,19 +51,21 @@ class ForkedProgram:
         self._process = multiprocessing.get_context("forkserver").Process(
             target=_run, args=(list(words), dict(environment), str(stdout), str(stderr), str(folder))
         )
-        self._process.start()
+        with _ASKING:
+            self._process.start()
         self.pid: int = self._process.pid or 0
 
     @property
     def returncode(self) -> int | None:
-        return self._process.exitcode
+        return self.poll()
 
     def poll(self) -> int | None:
-        return self._process.exitcode
+        with _ASKING:
+            return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        self._process.join(timeout)
-        code = self._process.exitcode
+        connection.wait([self._process.sentinel], timeout)
+        code = self.poll()
         if code is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
         return code
