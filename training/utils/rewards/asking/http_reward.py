@@ -23,7 +23,7 @@ from training.utils.base.errors import Mistakes
 from training.utils.base.keys import KEY_VARIABLE
 from training.utils.base.storage import parse_json
 from training.utils.rewards.asking.rule import AskedRule, shown_sample
-from training.utils.rewards.asking.service import FailedRequest, Send, cut_fault
+from training.utils.rewards.asking.service import FailedRequest, Send, cut_fault, not_within
 from training.utils.rewards.asking.settings import (
     AskSettings,
     check_url,
@@ -152,6 +152,8 @@ def posted(opener: urllib.request.OpenerDirector, request: urllib.request.Reques
         ) from problem
     except (OSError, HTTPException) as problem:
         reason = getattr(problem, "reason", problem)
+        if isinstance(reason, TimeoutError):
+            raise not_within(seconds) from problem
         raise FailedRequest(f"no answer from {request.full_url}: {reason}") from problem
     if len(content) > _MOST_BYTES:
         raise FailedRequest(f"the answer has more than {_MOST_BYTES:,} bytes")

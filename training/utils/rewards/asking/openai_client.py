@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.rewards.asking.service import FailedRequest, Send, cut_fault
+from training.utils.rewards.asking.service import FailedRequest, Send, cut_fault, not_within
 from training.utils.rewards.asking.settings import is_this_machine
 from training.utils.rewards.asking.verdicts import AskedQuestion, Verdict
 
@@ -82,7 +82,9 @@ def chat_sender(
             answer = client.chat.completions.create(messages=messages, extra_body=fields, **known)
         except openai.APIStatusError as problem:
             raise _refused(problem.status_code, problem.message, problem.response.headers) from problem
-        except openai.APIConnectionError as problem:  # a timeout is one
+        except openai.APITimeoutError as problem:  # a connection's error too
+            raise not_within(seconds) from problem
+        except openai.APIConnectionError as problem:
             raise FailedRequest(f"no answer from {settings.base_url}: {problem.__cause__ or problem}") from problem
         return [_verdict(answer, reads, counts)]
 

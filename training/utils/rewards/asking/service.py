@@ -34,6 +34,11 @@ class FailedRequest(Exception):
         self.is_final, self.after, self.tokens = is_final, after, tokens
 
 
+def not_within(seconds: float) -> FailedRequest:
+    """The failure of a request that takes too long, whoever notices first: who waits for it, or its socket."""
+    return FailedRequest(f"no answer within {seconds:g} seconds")
+
+
 class RunPlace(NamedTuple):
     """folder: of the run; None writes no log. rank: of those that ask. tokenizer: a digest of that of the responses.
     replay: the folder of verdicts that are given instead of new ones."""
@@ -185,7 +190,7 @@ def _within(seconds: float, send: Send, questions: Sequence[AskedQuestion]) -> S
     try:
         return answer.result(seconds)
     except FutureTimeout:  # here, or of a socket
-        raise FailedRequest(f"no answer within {seconds:g} seconds") from None
+        raise not_within(seconds) from None
     except (FailedRequest, ThreestepError):
         raise
     except Exception as problem:

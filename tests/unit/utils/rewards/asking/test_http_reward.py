@@ -10,6 +10,7 @@ import pytest
 from tests.support.scoring_server import mostly_failing, rewards_by_length, scoring_server
 from training.utils.base.credentials import redacted
 from training.utils.base.errors import ThreestepError
+from training.utils.rewards.asking import service
 from training.utils.rewards.asking.http_reward import http_reward
 from training.utils.rewards.asking.service import RunPlace
 from training.utils.rewards.names.entries import is_http, server_name
@@ -93,6 +94,16 @@ def test_a_server_that_never_answers_ends_within_a_bound(tmp_path, kind):
         with pytest.raises(ThreestepError, match=r"no answer within 0.3 seconds \(after 2 requests\)"):
             rule(PROMPTS, RESPONSES)
         assert time.monotonic() - began < 5
+
+
+def test_a_socket_that_notices_first_says_the_same(tmp_path, monkeypatch):
+    """Who waits for the answer is late, as on a busy machine."""
+    within = service._within
+    monkeypatch.setattr(service, "_within", lambda seconds, *others: within(30 * seconds, *others))
+    with scoring_server(rewards_by_length, silent=True) as server:
+        rule = rule_of(server, tmp_path, retries=0, seconds=0.2)
+        with pytest.raises(ThreestepError, match=r"no answer within 0.2 seconds$"):
+            rule(PROMPTS, RESPONSES)
 
 
 def test_nobody_listens(tmp_path):

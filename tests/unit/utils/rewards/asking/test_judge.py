@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.scoring_server import judged, longer_wins, mostly_failing, rated_by_length, scoring_server
 from training.utils.base.errors import ThreestepError
-from training.utils.rewards.asking import openai_client
+from training.utils.rewards.asking import openai_client, service
 from training.utils.rewards.asking.judge import judge_reward, pairs_of
 from training.utils.rewards.asking.service import RunPlace
 from training.utils.rewards.names.entries import judge_name
@@ -117,6 +117,16 @@ def test_an_endpoint_that_never_answers_ends_within_a_bound(tmp_path):
         with pytest.raises(ThreestepError, match="no answer"):
             rule(["p"] * 3, ["a", "b", "c"])
         assert time.monotonic() - began < 5
+
+
+def test_a_client_that_notices_first_says_the_same(tmp_path, monkeypatch):
+    """Who waits for the answer is late, as on a busy machine."""
+    within = service._within
+    monkeypatch.setattr(service, "_within", lambda seconds, *others: within(30 * seconds, *others))
+    with scoring_server(judged(rated_by_length), silent=True) as server:
+        rule = rule_of(server, tmp_path, retries=0, seconds=0.2)
+        with pytest.raises(ThreestepError, match=r"no answer within 0.2 seconds$"):
+            rule(["p"] * 3, ["a", "b", "c"])
 
 
 def test_a_bound_on_tokens_wants_them_counted(tmp_path):
