@@ -122,14 +122,14 @@ def test_forwards_are_reused_by_default_where_the_memory_holds_them(said):
 
 
 def test_a_cpu_keeps_no_forwards_that_take_much_of_its_memory(said):
-    """Its memory is not the run's alone: graphs may take it to twice as much, which those of 160 sequences exceed
-    and those of 16 do not."""
-    many = ("--per_device_generation_batch_size", "160", "--per_device_training_batch_size", "160")
+    """Its memory is not the run's alone: graphs may take it to twice as much, which those of 80 sequences exceed
+    and those of 64 do not."""
+    many = ("--per_device_generation_batch_size", "80", "--per_device_training_batch_size", "80")
     found = re.search(
         r"--reuse_forwards false \(true is faster and takes ([\d.]+) GB instead of ([\d.]+)\)", said(*many)
     )
     assert found is not None and float(found[1]) > 2 * float(found[2])
-    few = ("--per_device_generation_batch_size", "16", "--per_device_training_batch_size", "16")
+    few = ("--per_device_generation_batch_size", "64", "--per_device_training_batch_size", "64")
     assert "--reuse_forwards true (the forwards that read are learned from; false turns it off)" in said(*few)
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from tests.support.flat_cpu import flat, host_costs
 from training.step3_ppo import dry_run_time
 from training.step3_ppo.main import main
+from training.utils.clock.devices import DEVICES
 from training.utils.clock.work import TrainingWork, Work
 
 SHAPE = dict(model_type="llama", hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
@@ -69,6 +72,20 @@ def test_ranks_that_draw_together_read_a_part_of_the_weights_each(parts):
     assert "sums between ranks that draw together" not in alone
     assert together["sums between ranks that draw together"] > 0
     assert together["decode"] <= alone["decode"]
+
+
+def test_a_measured_cpu_draws_by_its_products_and_logits(parts, tmp_path):
+    """Three layers of seven products, and the output layer: 22 of 1e-4 seconds a token; 2 rows of 512 logits, each of
+    1e-6. 32 tokens."""
+    found = {}
+    for product, logit in ((0.0, 0.0), (1e-4, 0.0), (0.0, 1e-6)):
+        measured = flat(1e9, host_costs(1e-5, 1e-5, token=(0.0, logit)))._replace(thin_products=((1.0, product),))
+        (tmp_path / "cpu.json").write_text(replace(DEVICES["h100"], memory_gb=0.0, measured=measured).as_json())
+        sizes = ("--per_device_generation_batch_size", "2", "--per_device_training_batch_size", "2")
+        found[product, logit] = parts("--device", str(tmp_path / "cpu.json"), "--dtype", "fp32", *sizes)["decode"]
+    bare = found.pop((0.0, 0.0))
+    assert found[1e-4, 0.0] - bare == pytest.approx(32 * 22 * 1e-4, abs=1e-4)
+    assert found[0.0, 1e-6] - bare == pytest.approx(32 * 2 * 512 * 1e-6, abs=1e-4)
 
 
 @pytest.mark.parametrize(("share", "prompts", "documents", "tokens"), [(1.0, 2, 2, 200), (0.5, 3, 3, 167)])
