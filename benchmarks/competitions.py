@@ -307,6 +307,9 @@ def _ppo(workload: Workload, arguments: argparse.Namespace) -> Competition:
     commands = {"Threestep": _threestep_ppo(workload, flags)}
     for name, reuses in (("Threestep, reading apart", "false"), ("Threestep, reusing forwards", "true")):
         commands[name] = _threestep_ppo(workload, [*flags, "--reuse_forwards", reuses, "--reuse_values", reuses])
+    if arguments.dtype == "bf16":
+        # As TRL trains by default: no float32 copy of a weight, gradient or moment.
+        commands["Threestep, states of 16 bits"] = _threestep_ppo(workload, [*flags, "--bf16_optimizer_states"])
     if not arguments.without_trl:
         common = ["--prompts", str(PROMPTS), "--new_tokens", "64"]
         for batch in (8, PROMPTS):
