@@ -28,7 +28,7 @@ from typing import Any
 from tests.support.field_conversations import CONVERSATIONS, FieldConversation
 from tests.support.field_judge import TemplateJudge
 from tests.support.field_packages import Unavailable, package_folder
-from tests.support.field_tokenizers import family_of, save_tokenizer
+from tests.support.field_tokenizers import OTHER, derived_family, family_of, save_tokenizer
 
 # Lines of a log that say what a rendering lacks.
 REPORTS = re.compile(r"leaves? out|left out|does not (?:write|read)|omit|lost|not written|never reads")
@@ -117,18 +117,8 @@ def _of_unsloth() -> Iterator[FieldTemplate]:
 
 def sweep(template: FieldTemplate, kind: str, folder: Path) -> list[Cell]:
     """Train the conversations under a template, judged; cells in order."""
-    from transformers import AutoTokenizer
-
     at = folder / re.sub(r"\W+", "-", f"{template.name} {kind}")
-    save_tokenizer(at / "model", kind, template.text)
-    judge = TemplateJudge(AutoTokenizer.from_pretrained(at / "model"), family_of(template.text))
-    rendered = [
-        text
-        for each in CONVERSATIONS
-        if each.name != "quotes marks" and (text := judge.render(each.messages, each.tools)) is not None
-    ]
-    family = save_tokenizer(at / "model", kind, template.text, rendered)
-    judge = TemplateJudge(AutoTokenizer.from_pretrained(at / "model"), family)
+    judge = _judge(template, kind, at)
     found = _preview([each.row for each in CONVERSATIONS], at, "all")
     rows = {} if isinstance(found, str) else {row["index"]: row for row in found[0]}
     cells = []
@@ -144,6 +134,24 @@ def sweep(template: FieldTemplate, kind: str, folder: Path) -> list[Cell]:
                 cell = _reported(cell or _judged(template, kind, each, judge, alone[0][0]), alone[1])
         cells.append(cell)
     return cells
+
+
+def _judge(template: FieldTemplate, kind: str, at: Path) -> TemplateJudge:
+    """A judge with the tokenizer of a template, which is saved; made twice, for tokens that only renderings show."""
+    from transformers import AutoTokenizer
+
+    family = family_of(template.text)
+    save_tokenizer(at / "model", kind, template.text, family)
+    first = TemplateJudge(AutoTokenizer.from_pretrained(at / "model"), family)
+    if family is OTHER:
+        family = derived_family(lambda messages: first.render(messages, None))
+    rendered = [
+        text
+        for each in CONVERSATIONS
+        if each.name != "quotes marks" and (text := first.render(each.messages, each.tools)) is not None
+    ]
+    save_tokenizer(at / "model", kind, template.text, family, rendered)
+    return TemplateJudge(AutoTokenizer.from_pretrained(at / "model"), family)
 
 
 def _last_line(log: str) -> str:
@@ -203,7 +211,7 @@ def _refused(
         lacks = sorted({what for what, _ in [*judge.lost(body, tools, text), *judge.misread(body, tools, text)]})
         turns = judge.turns(body, tools, text)
         unstopped = [turn.message for turn in turns if turn.end is None and turn.past is None]
-        if unstopped == [len(body) - 1] and set(judge.family.stops) & {"<|user|>"}:
+        if unstopped == [len(body) - 1] and judge.family.next_speaker:
             unstopped = []
         if lacks or unstopped:
             notes.append(f"{form}: lacks {', '.join(lacks) or 'the stop of a turn'}")

@@ -138,13 +138,14 @@ class TemplateJudge:
                 texts += [asked + plain[cut:] for cut in cuts if not _THOUGHT_TAG.sub("", asked[cut:]).strip()]
         for text in texts:
             yield text
-            yield from (text + stop for stop in self._next_stops(body, plain, tools))
+            yield from (text + stop for stop in self._next_stops(body, plain))
 
-    def _next_stops(self, body: Sequence[Message], plain: str, tools: Any) -> list[str]:
-        """Stop tokens that begin what the template writes behind the last turn."""
-        if body[-1]["role"] != "assistant" or any(plain.rstrip().endswith(stop) for stop in self.family.stops):
-            return []
-        return [stop for stop in self.family.stops if stop in plain or stop in ("<|user|>", "<|observation|>")]
+    def _next_stops(self, body: Sequence[Message], plain: str) -> list[str]:
+        """Tokens of the next speaker that stop the model behind the last turn."""
+        ends = any(plain.rstrip().endswith(stop) for stop in self.family.stops)
+        return (
+            [] if ends or not self.family.next_speaker or body[-1]["role"] != "assistant" else list(self.family.stops)
+        )
 
     def lost(self, body: Sequence[Message], tools: Any, text: str) -> Iterator[tuple[str, str]]:
         """What messages hold and their rendering lacks, as (kind, detail). A call is written if another one would

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ BYTES, PREFIXED, SPACED = KINDS = ("bytes", "prefixed", "spaced")
 @dataclass(frozen=True)
 class Family:
     """marks: strings that its templates hold, all of them. stops: tokens at which a model stops at inference.
-    past: what the template writes in their place in earlier turns. kinds: of its tokenizers."""
+    past: what the template writes in their place in earlier turns. kinds: of its tokenizers. next_speaker: a turn ends
+    with the token that begins the next one."""
 
     name: str
     marks: tuple[str, ...]
@@ -29,6 +30,7 @@ class Family:
     bos: str | None = None
     past: tuple[str, ...] = ()
     kinds: tuple[str, ...] = (BYTES,)
+    next_speaker: bool = False
 
 
 _DEEPSEEK = "<\uff5cend\u2581of\u2581sentence\uff5c>"
@@ -50,7 +52,13 @@ FAMILIES = (
         kinds=(SPACED,),
     ),
     # https://huggingface.co/zai-org/GLM-4.5: eos_token_id 151329, 151336, 151338
-    Family("glm", ("<|observation|>", "<|user|>"), "<|endoftext|>", ("<|user|>", "<|observation|>", "<|endoftext|>")),
+    Family(
+        "glm",
+        ("<|observation|>", "<|user|>"),
+        "<|endoftext|>",
+        ("<|user|>", "<|observation|>", "<|endoftext|>"),
+        next_speaker=True,
+    ),
     Family(
         "deepseek", ("<\uff5cUser\uff5c>",), _DEEPSEEK, (_DEEPSEEK,), bos="<\uff5cbegin\u2581of\u2581sentence\uff5c>"
     ),
@@ -99,6 +107,18 @@ _ROLES = ("system", "user", "assistant", "tool", "developer")
 def family_of(template: str) -> Family:
     """Return the family whose marks the template holds."""
     return next((family for family in FAMILIES if all(mark in template for mark in family.marks)), OTHER)
+
+
+def derived_family(render: Callable[[list[dict[str, str]]], str | None]) -> Family:
+    """Return the family of a template that none in the table fits: the first control token between an answer and the
+    next question is what stops the model. render: messages to text, or None."""
+    asked, answer = {"role": "user", "content": "question"}, {"role": "assistant", "content": "reply"}
+    text = render([asked, answer, {**asked, "content": "another"}]) or ""
+    before, _, rest = text.partition("reply")
+    between = _CONTROL.findall(rest.partition("another")[0])
+    if not between:
+        return OTHER
+    return replace(OTHER, name="derived", stops=(between[0], OTHER.eos), next_speaker=between[0] in before)
 
 
 def control_tokens(template: str, renderings: Iterable[str] = ()) -> tuple[list[str], list[str]]:
@@ -153,12 +173,10 @@ def _trained(kind: str) -> str:
     return json.dumps(stored)
 
 
-def save_tokenizer(folder: Path, kind: str, template: str, renderings: Iterable[str] = ()) -> Family:
-    """Write a tokenizer with this template, and the stop tokens of its family in `generation_config.json`; return the
-    family."""
+def save_tokenizer(folder: Path, kind: str, template: str, family: Family, renderings: Iterable[str] = ()) -> None:
+    """Write a tokenizer with this template, and the stop tokens of its family in `generation_config.json`."""
     from tokenizers import AddedToken, Tokenizer
 
-    family = family_of(template)
     special, tags = control_tokens(template, renderings)
     special = list(
         dict.fromkeys([*([family.bos] if family.bos else []), family.eos, "<|pad|>", *family.stops, *special])
@@ -181,4 +199,3 @@ def save_tokenizer(folder: Path, kind: str, template: str, renderings: Iterable[
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     stops = [made.token_to_id(each) for each in family.stops]
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
-    return family
