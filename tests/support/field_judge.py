@@ -138,14 +138,21 @@ class TemplateJudge:
                 texts += [asked + plain[cut:] for cut in cuts if not _THOUGHT_TAG.sub("", asked[cut:]).strip()]
         for text in texts:
             yield text
-            yield from (text + stop for stop in self._next_stops(body, plain))
+            yield from (text + stop for stop in self.next_stops(body, plain, tools))
 
-    def _next_stops(self, body: Sequence[Message], plain: str) -> list[str]:
-        """Tokens of the next speaker that stop the model behind the last turn."""
-        ends = any(plain.rstrip().endswith(stop) for stop in self.family.stops)
-        return (
-            [] if ends or not self.family.next_speaker or body[-1]["role"] != "assistant" else list(self.family.stops)
-        )
+    def next_stops(self, body: Sequence[Message], plain: str, tools: Any) -> list[str]:
+        """Stop tokens that the template writes behind the last turn only once another message follows."""
+        if body[-1]["role"] != "assistant" or any(plain.rstrip().endswith(stop) for stop in self.family.stops):
+            return []
+        follow = [{"role": "user", "content": "And then?"}]
+        if calls := body[-1].get("tool_calls"):
+            follow.insert(0, {"role": "tool", "name": calls[0]["function"]["name"], "content": "a result"})
+        found = []
+        for message in follow:
+            longer = self.render([*body, message], tools) or ""
+            rest = longer[len(plain) :] if longer.startswith(plain) else ""
+            found += [stop for stop in self.family.stops if rest.lstrip().startswith(stop)]
+        return found
 
     def lost(self, body: Sequence[Message], tools: Any, text: str) -> Iterator[tuple[str, str]]:
         """What messages hold and their rendering lacks, as (kind, detail). A call is written if another one would
@@ -291,8 +298,16 @@ class TemplateJudge:
             at = plain.rfind(header[:size], start, max(first, start + size))
             if at >= 0:
                 low = at + min(base, size)
-                return low, max(low, min(at + size, first))
-        return start, first
+                begin = low, max(low, min(at + size, first))
+                break
+        else:
+            begin = start, first
+        # What stands between the earlier texts and the header may be elsewhere in the whole, as tools are.
+        for cut in range(1, len(header) - 5):
+            at = plain.rfind(header[cut:], begin[1], first)
+            if at >= 0:
+                return at + len(header) - cut, at + len(header) - cut
+        return begin
 
     def _header(self, earlier: Sequence[Message], tools: Any, asked: str | None) -> str:
         """What the template writes between the texts of the earlier messages and an answer."""

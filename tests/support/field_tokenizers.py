@@ -20,8 +20,7 @@ BYTES, PREFIXED, SPACED = KINDS = ("bytes", "prefixed", "spaced")
 @dataclass(frozen=True)
 class Family:
     """marks: strings that its templates hold, all of them. stops: tokens at which a model stops at inference.
-    past: what the template writes in their place in earlier turns. kinds: of its tokenizers. next_speaker: a turn ends
-    with the token that begins the next one."""
+    past: what the template writes in their place in earlier turns. kinds: of its tokenizers."""
 
     name: str
     marks: tuple[str, ...]
@@ -30,7 +29,6 @@ class Family:
     bos: str | None = None
     past: tuple[str, ...] = ()
     kinds: tuple[str, ...] = (BYTES,)
-    next_speaker: bool = False
 
 
 _DEEPSEEK = "<\uff5cend\u2581of\u2581sentence\uff5c>"
@@ -52,13 +50,7 @@ FAMILIES = (
         kinds=(SPACED,),
     ),
     # https://huggingface.co/zai-org/GLM-4.5: eos_token_id 151329, 151336, 151338
-    Family(
-        "glm",
-        ("<|observation|>", "<|user|>"),
-        "<|endoftext|>",
-        ("<|user|>", "<|observation|>", "<|endoftext|>"),
-        next_speaker=True,
-    ),
+    Family("glm", ("<|observation|>", "<|user|>"), "<|endoftext|>", ("<|user|>", "<|observation|>", "<|endoftext|>")),
     Family(
         "deepseek", ("<\uff5cUser\uff5c>",), _DEEPSEEK, (_DEEPSEEK,), bos="<\uff5cbegin\u2581of\u2581sentence\uff5c>"
     ),
@@ -114,11 +106,11 @@ def derived_family(render: Callable[[list[dict[str, str]]], str | None]) -> Fami
     next question is what stops the model. render: messages to text, or None."""
     asked, answer = {"role": "user", "content": "question"}, {"role": "assistant", "content": "reply"}
     text = render([asked, answer, {**asked, "content": "another"}]) or ""
-    before, _, rest = text.partition("reply")
+    _, _, rest = text.partition("reply")
     between = _CONTROL.findall(rest.partition("another")[0])
     if not between:
         return OTHER
-    return replace(OTHER, name="derived", stops=(between[0], OTHER.eos), next_speaker=between[0] in before)
+    return replace(OTHER, name="derived", stops=(between[0], OTHER.eos))
 
 
 def control_tokens(template: str, renderings: Iterable[str] = ()) -> tuple[list[str], list[str]]:
