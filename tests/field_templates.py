@@ -118,7 +118,7 @@ def _of_unsloth() -> Iterator[FieldTemplate]:
 def sweep(template: FieldTemplate, kind: str, folder: Path) -> list[Cell]:
     """Train the conversations under a template, judged; cells in order."""
     at = folder / re.sub(r"\W+", "-", f"{template.name} {kind}")
-    judge = _judge(template, kind, at)
+    judge = judge_of(template, kind, at)
     found = _preview([each.row for each in CONVERSATIONS], at, "all")
     rows = {} if isinstance(found, str) else {row["index"]: row for row in found[0]}
     cells = []
@@ -136,7 +136,7 @@ def sweep(template: FieldTemplate, kind: str, folder: Path) -> list[Cell]:
     return cells
 
 
-def _judge(template: FieldTemplate, kind: str, at: Path) -> TemplateJudge:
+def judge_of(template: FieldTemplate, kind: str, at: Path) -> TemplateJudge:
     """A judge with the tokenizer of a template, which is saved; made twice, for tokens that only renderings show."""
     from transformers import AutoTokenizer
 
