@@ -147,9 +147,10 @@ class TemplateJudge:
         follows = {"role": "user", "content": "And then?"}
         if calls := body[-1].get("tool_calls"):
             follows = {"role": "tool", "name": calls[0]["function"]["name"], "content": "a result"}
-        longer = self.render([*body, follows], tools) or ""
-        rest = longer[len(plain) :] if longer.startswith(plain) else ""
-        return [stop for stop in self.family.stops if rest.lstrip().startswith(stop)]
+        longer, last = self.render([*body, follows], tools) or "", plain.rstrip()[-20:]
+        at = longer.rfind(last, 0, longer.rfind(follows["content"]))  # thoughts before it may vanish
+        rest = longer[at + len(last) :].lstrip() if at >= 0 else ""
+        return [stop for stop in self.family.stops if rest.startswith(stop)]
 
     def lost(self, body: Sequence[Message], tools: Any, text: str) -> Iterator[tuple[str, str]]:
         """What messages hold and their rendering lacks, as (kind, detail). A call is written if another one would
@@ -303,6 +304,8 @@ class TemplateJudge:
             begin = start, first
         # What stands between the earlier texts and the header may be elsewhere in the whole, as tools are.
         for cut in range(1, len(header) - 5):
+            if any(low < cut < high for low, high in tags) or _THOUGHT_TAG.search(header, cut):
+                continue
             at = plain.rfind(header[cut:], begin[1], first)
             if at >= 0:
                 return at + len(header) - cut, at + len(header) - cut
