@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT, ChatArguments
+from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT, OMIT, ChatArguments
 from training.utils.data.chat.beginning import template_prompt
 from training.utils.data.chat.rendering import ChatTemplate, TemplateRefused
 from training.utils.data.chat.spans import ReadConversation, TurnFinder
@@ -30,6 +30,7 @@ from training.utils.data.chat.style import (
     save_style,
     saved_beside,
 )
+from training.utils.data.chat.unread import UnreadParts
 from training.utils.data.files.digests import hash_text
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, TooLong, cut_prompt, named_tokenizer
 from training.utils.data.sources.formats.messages import BadConversation, Conversation
@@ -145,6 +146,8 @@ def parts_of_chat(chat: ChatArguments, tokenizer: Any, chooses_turns: bool) -> d
     }
     if chooses_turns:
         parts["train_turns"] = chat.train_turns
+    if chat.unread_reasoning != OMIT:
+        parts["unread_reasoning"] = chat.unread_reasoning
     return parts
 
 
@@ -216,6 +219,11 @@ class ChatTokenizer:
         if getattr(self._tokenizer, "is_fast", False):  # without transformers' check of every id
             return self._tokenizer.backend_tokenizer.decode_batch(ids, skip_special_tokens=False)
         return self._tokenizer.batch_decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def unread(self, conversation: Conversation) -> UnreadParts:
+        """Return the check of what the conversation's template does not read."""
+        finder = self.finder(conversation.tools, conversation.template_kwargs)
+        return UnreadParts(finder.template, self._chat.unread_reasoning, self.added)
 
     # Conversation -> pieces.
 

@@ -54,14 +54,17 @@ class Prompts(RowKind):
             text, _ = read_texts(chat.raw, responses, sample, where)
             messages = messages_of_text(text)
         conversation, images = chat.conversation(messages, sample, where)
-        pieces = chat.texts.prompt(conversation)
+        read, noted = chat.texts.unread(conversation).of_prompt(conversation)
+        pieces = chat.texts.prompt(read)
         if text is None:
             text = "".join(piece.text for piece in pieces)
         raw_chat = None
         if chat.return_raw_chat:
             raw_chat = checked_json(chat.raw, "get_prompt_messages", conversation.messages, where)
         pieces = chat.expanded(pieces, images, where)
-        return ReadSample(where, pieces, len(pieces), text, raw_chat, media=images, has_messages=has_messages)
+        return ReadSample(
+            where, pieces, len(pieces), text, raw_chat, noted=noted, media=images, has_messages=has_messages
+        )
 
     def carried(self, raw: PromptRawDataset, sample: Any, read: ReadSample, source: str) -> dict[str, Any]:
         reference, columns = read_carried(raw, sample, source, read.where)

@@ -55,14 +55,16 @@ class Sentences(RowKind):
         conversation, images = chat.conversation(messages, sample, where)
         if all(message["role"] != "assistant" for message in conversation.messages):
             raise Dropped("no_assistant_turn")
+        conversation, noted = chat.texts.unread(conversation).of_answer(conversation, train_turns == "all")
         pieces = chat.texts.sentence(conversation, train_turns)
         if pieces is None:
             raise Dropped("no_assistant_turn")
         if not any(piece.carries_loss for piece in pieces):
             raise Dropped("no_turn_to_train")
-        noted = None if chat.texts.follows_its_prompt(conversation, pieces) else OTHER_PROMPT
         if conversation.messages[-1]["role"] != "assistant":
-            noted = UNANSWERED
+            noted = (*noted, UNANSWERED)
+        elif not chat.texts.follows_its_prompt(conversation, pieces):
+            noted = (*noted, OTHER_PROMPT)
         return ReadSample(where, chat.expanded(pieces, images, where), noted=noted, media=images)
 
     def make(self, making: Making, one: Waiting, ids: list[Ids]) -> Row:

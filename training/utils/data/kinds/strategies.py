@@ -41,7 +41,7 @@ class ReadSample:
     prompt_text: the prompt as the dataset gives it.
     raw_chat: of prompts, their messages with `--return_raw_chat` or `--return_prompt_messages`.
     has_messages: the dataset has messages, of which `raw_chat` is not made.
-    noted: names under which the report counts it.
+    noted: what the report counts it as, once under each.
     media: images of the prompt, in the order of their places.
     """
 
@@ -50,7 +50,7 @@ class ReadSample:
     prompts: int = 1
     prompt_text: str = ""
     raw_chat: list[Message] | None = None
-    noted: str | None = None
+    noted: tuple[str, ...] = ()
     media: tuple[RowPicture, ...] = ()
     has_messages: bool = False
 
@@ -94,7 +94,7 @@ class PlainText:
             messages, _ = split_weights(messages, where)
             checked_json(self._raw, "get_prompt_messages", messages, where)
         turns = [TextPiece(text, True, True, is_end=True) for text in texts]
-        noted = None if answered is None else UNANSWERED
+        noted = () if answered is None else (UNANSWERED,)
         read = ReadSample(where, [TextPiece(prompt), *turns], prompt_text=prompt, raw_chat=messages, noted=noted)
         read.has_messages = has_messages
         return read

@@ -329,7 +329,7 @@ def _content(message: Message, where: str) -> str:
         if not isinstance(text, str):
             raise ThreestepError(f"{where}: a message's content: expected text, got {part!r}"[:200])
         content += text
-    thought = message.get("reasoning_content")
+    thought = next((message[key] for key in REASONING_KEYS if message.get(key)), None)
     calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
     return (f"<think>\n{thought}\n</think>\n\n" if thought else "") + "\n".join(filter(None, [content, *calls]))
 
