@@ -1,4 +1,4 @@
-"""What a chat template does not read of a conversation: reasoning under another key, and tools.
+"""The parts of a conversation that its chat template does not read: reasoning under another key, and tools.
 
 Reasoning moves to the key that the template reads. Where the template reads none, or leaves out the reasoning of the
 answer that a row is for, `--unread_reasoning` decides. All of it is found by rendering, with marks in place of the
@@ -28,8 +28,8 @@ OMITTED = "learnt without the reasoning of their answer, which the chat template
 EMPTIED = "with earlier answers out of the loss, because the chat template writes an empty thought for their reasoning"
 UNREAD_TOOLS = "whose tools the chat template does not write"
 REMEDIES = {
-    OMITTED: "--unread_reasoning inline writes it into the content, drop drops such rows; or take a template that reads "
-    "it (--chat_template FILE, --chat_template_kwargs)",
+    OMITTED: "--unread_reasoning inline writes it into the content, drop drops such rows; or take a template that "
+    "reads it (--chat_template FILE, --chat_template_kwargs)",
     UNREAD_TOOLS: "the model does not see what it may call; take a template that writes tools (--chat_template FILE)",
 }
 
@@ -43,9 +43,10 @@ _FORMS = (
     "<seed:think>{}</seed:think>",
     "<thinking>\n{}\n</thinking>\n\n",
 )
-_TAGS = [tuple(map(re.escape, form.replace("\n", "").split("{}"))) for form in _FORMS]
-_EMPTY = re.compile("(?:" + "|".join(rf"{begin}\s*{end}" for begin, end in _TAGS) + r")\s*\Z")
-_INSIDE = re.compile(r"\s*(?:" + "|".join(rf"{begin}\s*(\S[\s\S]*?){end}" for begin, end in _TAGS) + ")")
+_TAGS = [form.replace("\n", "").split("{}") for form in _FORMS]
+_PATTERNS = [(re.escape(begin), re.escape(end)) for begin, end in _TAGS]
+_EMPTY = re.compile("(?:" + "|".join(rf"{begin}\s*{end}" for begin, end in _PATTERNS) + r")\s*\Z")
+_INSIDE = re.compile(r"\s*(?:" + "|".join(rf"{begin}\s*(\S[\s\S]*?){end}" for begin, end in _PATTERNS) + ")")
 _FIRST_MARK = 0xF0000  # private characters, which no template writes
 _PARTS = "parts"  # Mistral's place of reasoning: a part of the content, of type "thinking"
 _NAME = "look_up"
@@ -60,7 +61,8 @@ _TOOL = {"type": "function", "function": {"name": _NAME, "description": "Looks u
 class UnreadParts:
     """Finds what one template does not read, and moves reasoning.
 
-    policy: `--unread_reasoning`. tokens: added ones of the tokenizer, by which the tags of inlined reasoning are chosen.
+    policy: `--unread_reasoning`.
+    tokens: added ones of the tokenizer; with the template's text they tell the tags of inlined reasoning.
     """
 
     template: ChatTemplate
@@ -70,15 +72,14 @@ class UnreadParts:
     def of_prompt(self, conversation: Conversation) -> Read:
         """A conversation that is to be answered, its reasoning where the template reads it."""
         notes = (UNREAD_TOOLS,) if conversation.tools and not _writes_tools(self.template) else ()
-        places = [place for place, message in enumerate(conversation.messages) if _key_of(message) is not None]
-        if not places:
+        if all(_marked(message, "") is None for message in conversation.messages):
             return conversation, notes
-        keys = _keys_read(self.template)
-        if not keys and self.policy != INLINE:
-            return conversation, notes
-        messages = list(conversation.messages)
-        for place in places:
-            messages[place] = _moved(messages[place], keys) if keys else self._inlined(messages[place])
+        keys, messages = _keys_read(self.template), conversation.messages
+        if keys:
+            messages = [_taken_apart(message) for message in messages] if _wants_keys(self.template) else messages
+            messages = [_moved(message, keys) for message in messages]
+        elif self.policy == INLINE:
+            messages = [self._inlined(message) for message in messages]
         changed = replace(conversation, messages=messages)
         # A template may refuse reasoning where it takes the rest: gpt-oss's does beside the text of a call.
         if messages == conversation.messages or (
@@ -97,17 +98,17 @@ class UnreadParts:
         reasoned = {place for place, message in enumerate(read.messages) if _marked(message, "") is not None}
         lost = reasoned - self._written(read, reasoned) - read.untrained
         last = _last_answer(read.messages)
-        emptied = self._emptied(read, lost if learns_all else lost & {last})
+        emptied = self._emptied(read, (reasoned if learns_all else reasoned & {last}) - read.untrained, lost)
         if emptied - {last}:
             read = replace(read, untrained=read.untrained | emptied - {last})
             notes = (*notes, EMPTIED)
-        if last is None or last not in lost:
+        if last is None or last not in lost | emptied:
             return read, notes
         notes = tuple(note for note in notes if note not in (MOVED, INLINED))
         if self.policy == INLINE:
             messages = [*read.messages[:last], self._inlined(read.messages[last]), *read.messages[last + 1 :]]
             inlined = replace(read, messages=messages)
-            if self._written(inlined, {last}):
+            if self._written(inlined, {last}) and not self._emptied(inlined, {last}, ()):
                 return inlined, (*notes, INLINED)
         if self.policy != OMIT or last in emptied:
             raise Dropped(DROPPED)
@@ -123,13 +124,14 @@ class UnreadParts:
         text = self._text(conversation, messages)
         return {place for place, mark in marks.items() if text is None or mark in text}
 
-    def _emptied(self, conversation: Conversation, places: Iterable[int]) -> set[int]:
-        """Those of `places` before whose content the template writes an empty thought that is not the prompt's."""
+    def _emptied(self, conversation: Conversation, places: Iterable[int], lost: Collection[int]) -> set[int]:
+        """Those of `places` before whose content the template writes an empty thought that is not the prompt's. lost:
+        places whose reasoning it leaves out."""
         messages, marks = list(conversation.messages), {place: chr(_FIRST_MARK + place) for place in places}
-        if not marks or _opens_empty(self.template):
+        if not marks or _opens_empty(self.template) or not any(end in self.template.text for _, end in _TAGS):
             return set()
         for place, mark in marks.items():
-            messages[place] = {**messages[place], "content": mark}
+            messages[place] = _before_text(messages[place], mark, place in lost)
         text = self._text(conversation, messages) or ""
         return {place for place, mark in marks.items() if mark in text and _EMPTY.search(text.partition(mark)[0])}
 
@@ -198,6 +200,19 @@ def _without_reasoning(message: Message) -> Message:
     return {key: value for key, value in message.items() if key not in REASONING_KEYS}
 
 
+def _taken_apart(message: Message) -> Message:
+    """The message with the reasoning with which its content begins under a key."""
+    content = message["content"]
+    inside = _INSIDE.match(content) if isinstance(content, str) and message["role"] == "assistant" else None
+    if inside is None or inside.lastindex is None or _key_of(message) is not None:
+        return message
+    return {
+        **message,
+        "content": content[inside.end() :].lstrip("\n"),
+        REASONING_KEYS[0]: inside[inside.lastindex].strip(),
+    }
+
+
 def _moved(message: Message, keys: Sequence[str]) -> Message:
     """The message with its reasoning under the first of `keys`, unless it has it under one of them."""
     key = _key_of(message)
@@ -232,6 +247,16 @@ def _marked(message: Message, mark: str) -> Message | None:
     return {**message, "content": content[:begin] + mark + content[end:]}
 
 
+def _before_text(message: Message, mark: str, behind_thought: bool) -> Message:
+    """An answer with `mark` before its content, or behind the thought with which the content begins."""
+    content = message["content"]
+    if isinstance(content, list):
+        return {**message, "content": [{"type": "text", "text": mark}, *content]}
+    inside = _INSIDE.match(content or "") if behind_thought else None
+    at = inside.end() if inside else 0
+    return {**message, "content": f"{(content or '')[:at]}{mark}{(content or '')[at:]}"}
+
+
 # Habits of a template, each learnt once.
 
 
@@ -241,12 +266,26 @@ def _keys_read(template: ChatTemplate) -> tuple[str, ...]:
     mark = chr(_FIRST_MARK)
     answers = [(_ANSWER, None), ({**_ANSWER, "content": "", "tool_calls": [_CALL]}, [_TOOL])]
 
-    def reads(key: str) -> bool:
-        return any(
-            mark in (_text(template, [_QUESTION, _under(key, answer, mark)], tools) or "") for answer, tools in answers
-        )
+    def written(key: str) -> str:
+        texts = [_text(template, [_QUESTION, _under(key, answer, mark)], tools) or "" for answer, tools in answers]
+        return "".join(text for text in texts if mark in text)
 
-    return tuple(filter(reads, REASONING_KEYS)) or tuple(filter(reads, (_PARTS,)))
+    keys = tuple(filter(written, REASONING_KEYS))
+    parts = "" if keys else written(_PARTS)
+    is_dumped = re.search("[\"']thinking[\"']", parts)  # content as it is, whatever it is: a list in Python or JSON
+    return (_PARTS,) if parts and not is_dumped else keys
+
+
+@lru_cache(maxsize=64)
+def _wants_keys(template: ChatTemplate) -> bool:
+    """True if the template leaves out reasoning in the content, or writes an empty thought before it."""
+    mark = chr(_FIRST_MARK)
+    thought, text = _FORMS[0].replace("{}", mark), _ANSWER["content"]
+    inside, behind = (
+        _text(template, [_QUESTION, {**_ANSWER, "content": content}]) or mark
+        for content in (thought + text, mark + _FORMS[0].replace("{}", text) + text)
+    )
+    return mark not in inside or (mark in behind and _EMPTY.search(behind.partition(mark)[0]) is not None)
 
 
 @lru_cache(maxsize=64)
