@@ -286,7 +286,7 @@ REASONS = {
     "no_chosen": "it has no response",
     "no_response": "one of its ranked responses is missing",
     "no_rejected": "it has no rejected response, and a pair needs one",
-    "empty_prompt": "its prompt is empty",
+    "empty_prompt": "its prompt is empty, or blanks alone",
     "empty_response": "a response is empty, or blanks alone",
     "identical_responses": "its responses are the same, so that neither is better",
     "response_of_several_messages": "a response of a pair is more than one message",

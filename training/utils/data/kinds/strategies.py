@@ -43,6 +43,7 @@ class ReadSample:
     has_messages: the dataset has messages, of which `raw_chat` is not made.
     noted: what the report counts it as, once under each.
     media: images of the prompt, in the order of their places.
+    is_empty: of prompts: they ask nothing.
     """
 
     where: str
@@ -53,12 +54,25 @@ class ReadSample:
     noted: tuple[str, ...] = ()
     media: tuple[RowPicture, ...] = ()
     has_messages: bool = False
+    is_empty: bool = False
 
 
 GLUED = (
     "whose response follows the prompt without a blank, as stored (--data_format question_answer or a chat template "
     "sets questions and answers apart)"
 )
+
+
+def asks_nothing(messages: Sequence[Message]) -> bool:
+    """True for messages without text, images and calls, whatever the system prompt before them."""
+    asking = [message for message in messages if message["role"] not in ("system", "developer")]
+    return not any(message.get("tool_calls") or _holds_something(message["content"]) for message in asking or messages)
+
+
+def _holds_something(content: Any) -> bool:
+    if isinstance(content, list):
+        return any(str(part.get("text") or "").strip() or part.get("type") != "text" for part in content)
+    return bool(str(content or "").strip())
 
 
 UNANSWERED = "that end with a question, learnt up to their last answer"
@@ -97,6 +111,8 @@ class PlainText:
         noted = () if answered is None else (UNANSWERED,)
         read = ReadSample(where, [TextPiece(prompt), *turns], prompt_text=prompt, raw_chat=messages, noted=noted)
         read.has_messages = has_messages
+        if not responses:
+            read.is_empty = asks_nothing(self._raw.get_prompt_messages(sample) or messages_of_text(prompt))
         return read
 
     def _last_answer(self, sample: Any, where: str) -> tuple[str, list[str]] | None:

@@ -11,6 +11,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.data.build.build import build_phase
 from training.utils.data.chat.arguments import UNREAD_REASONING, ChatArguments
 from training.utils.data.chat.chat import parts_of_chat
+from training.utils.data.kinds.strategies import asks_nothing
 from training.utils.data.rows.documents import responses_document, sentence_document
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.data.sources.registry import register_dataset
@@ -545,3 +546,17 @@ def test_the_flag_is_part_of_the_fingerprint_only_where_it_changes_rows():
     }
     assert "unread_reasoning" not in parts["omit"]
     assert len({tuple(sorted(each.items())) for each in parts.values()}) == 3
+
+
+def test_prompts_that_ask_nothing_are_dropped_and_counted(talks):
+    """Of such a row the template's frame alone would be left. An environment may begin with a prompt of its own."""
+    system = {"role": "system", "content": "Be brief."}
+    blank = {"role": "user", "content": " \n"}
+    empty = [[blank], [system, blank], [blank, {"role": "assistant", "content": ""}, blank]]
+    asking = [[QUESTION], [system], [blank, TALK[1], blank]]
+    rows = [{"prompt": messages} for messages in (*empty, *asking)]
+    report = talks(3, rows)[0].report.train
+    assert (report.rows, report.dropped) == (3, {"empty_prompt": 3})
+    report = talks(3, rows, return_raw_chat=True)[0].report.train
+    assert (report.rows, report.dropped) == (6, {}) and list(report.noted.values()) == [3]
+    assert not asks_nothing([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": ""}]}])
