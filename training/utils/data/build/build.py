@@ -295,7 +295,8 @@ def _nothing_left(kind: RowKind, data: DataArguments, shared: Portions, *, offer
             f"data_split {data.split.data_split} gives it none of the rows of {names}; raise its share or use more data"
         )
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.dropped.items()))
-    hint = next((f"; {advice}" for reason, advice in kind.hints.items() if reason in counts.dropped), "")
+    hints = {**kind.hints, **UNREAD_REMEDIES}
+    hint = next((f"; {advice}" for reason, advice in hints.items() if reason in counts.dropped), "")
     if not hint and "malformed_parallel" in counts.dropped:
         hint = f"; the tags of parallel thinking are {' '.join(data.chat.parallel_tags)} (parallel_tags)"
     elif not hint and set(counts.dropped) & {"too_long", "prompt_too_long", "response_cut_to_nothing"}:

@@ -21,13 +21,14 @@ from training.utils.data.sources.formats.messages import REASONING_KEYS, Convers
 
 Read = tuple[Conversation, tuple[str, ...]]  # a conversation for the template, and notes for the report
 
-DROPPED = "unread_reasoning"
 MOVED = "whose reasoning moved to the key that the chat template reads"
 INLINED = "whose reasoning became part of the content, because the chat template reads it nowhere else"
 OMITTED = "learnt without the reasoning of their answer, which the chat template leaves out"
 EMPTIED = "with earlier answers out of the loss, because the chat template writes an empty thought for their reasoning"
 UNREAD_TOOLS = "whose tools the chat template does not write"
 REMEDIES = {
+    "unread_reasoning": "the chat template does not write the reasoning of their answers; take one that reads it "
+    "(--chat_template FILE, --chat_template_kwargs), or --unread_reasoning inline",
     OMITTED: "--unread_reasoning inline writes it into the content, drop drops such rows; or take a template that "
     "reads it (--chat_template FILE, --chat_template_kwargs)",
     UNREAD_TOOLS: "the model does not see what it may call; take a template that writes tools (--chat_template FILE)",
@@ -111,7 +112,7 @@ class UnreadParts:
             if self._written(inlined, {last}) and not self._emptied(inlined, {last}, ()):
                 return inlined, (*notes, INLINED)
         if self.policy != OMIT or last in emptied:
-            raise Dropped(DROPPED)
+            raise Dropped("unread_reasoning")
         return read, (*notes, OMITTED)
 
     def _written(self, conversation: Conversation, places: Iterable[int]) -> set[int]:

@@ -6,7 +6,6 @@ import pytest
 
 from training.utils.data.chat.rendering import ChatTemplate
 from training.utils.data.chat.unread import (
-    DROPPED,
     EMPTIED,
     INLINED,
     MOVED,
@@ -99,7 +98,7 @@ def test_a_template_that_reads_none(key):
     assert read(PLAIN, row) == ("<user>q<end><assistant>4<end>", frozenset(), (OMITTED,))
     text, _, notes = read(PLAIN, row, "inline")
     assert text == "<user>q<end><assistant><think>\nwhy\n</think>\n\n4<end>" and notes == (INLINED,)
-    with pytest.raises(Dropped, match=DROPPED):
+    with pytest.raises(Dropped, match="unread_reasoning"):
         read(PLAIN, row, "drop")
     text, _, _ = read(PLAIN, row, "inline", tokens=["[THINK]"])
     assert text == "<user>q<end><assistant>[THINK]why[/THINK]4<end>"
@@ -120,7 +119,7 @@ def test_a_template_that_takes_thoughts_out_of_the_content():
         text, _, notes = read(STRIPS, row)
         assert "why" not in text and notes == (OMITTED,)
         for policy in ("inline", "drop"):
-            with pytest.raises(Dropped, match=DROPPED):
+            with pytest.raises(Dropped, match="unread_reasoning"):
                 read(STRIPS, row, policy)
     assert read(PLAIN, inside)[2] == ()
 
@@ -133,7 +132,7 @@ def test_no_empty_thought_is_learnt_where_one_was_given():
     _, untrained, notes = read(EMPTIES.replace("KEY", "thinking"), row, learns_all=False)
     assert not untrained and notes == (MOVED,)
     for policy in ("omit", "inline", "drop"):
-        with pytest.raises(Dropped, match=DROPPED):
+        with pytest.raises(Dropped, match="unread_reasoning"):
             read(EMPTIES.replace("KEY", "thinking"), row, policy, hidden=True)
     opened = EMPTIES.replace("KEY", "thinking").replace("<assistant>{%", "<assistant><think></think>{%")
     assert read(opened, row, hidden=True)[1:] == (frozenset(), (OMITTED,))  # the prompt's, which no answer learns
