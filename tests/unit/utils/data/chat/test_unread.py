@@ -161,7 +161,7 @@ def test_reasoning_of_earlier_answers_is_the_templates_affair():
 
 def test_a_template_that_refuses_reasoning_beside_something():
     both = "{% if m.thinking and m.content %}{{ raise_exception('both') }}{% endif %}"
-    refuses = BESIDE_CALLS.replace("{{ m.thinking }}", both)
+    refuses = BESIDE_CALLS.replace("{{ m.thinking }}", both + "{{ m.thinking }}")
     row = talk(user(), answer("text", reasoning="why", tool_calls=[CALL]))
     assert read(refuses, row)[2] == (OMITTED,)
 
