@@ -122,6 +122,11 @@ class TurnFinder:
         return self._habits.ends
 
     @property
+    def template(self) -> ChatTemplate:
+        """The template, for what is found by rendering alone."""
+        return self._template
+
+    @property
     def template_text(self) -> str:
         """The template's source."""
         return self._template.text

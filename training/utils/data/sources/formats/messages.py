@@ -373,7 +373,7 @@ def _content(message: Message, where: str) -> str:
         if not isinstance(text, str):
             raise ThreestepError(f"{where}: a message's content: expected text, got {part!r}"[:200])
         content += text
-    thought = message.get("reasoning_content")
+    thought = next((message[key] for key in REASONING_KEYS if message.get(key)), None)
     functions = [_call_in_form(call.get("function", call), _object_of) for call in message.get("tool_calls", ())]
     calls = [json.dumps(function, ensure_ascii=False) for function in functions]
     return (f"<think>\n{thought}\n</think>\n\n" if thought else "") + "\n".join(filter(None, [content, *calls]))
