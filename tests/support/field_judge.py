@@ -1,4 +1,4 @@
-"""An independent judge of trained rows: transformers' own rendering, and what a model writes between its prompt and stop.
+"""An independent judge of trained rows: transformers' rendering, and what a model writes between its prompt and stop.
 
 It shares nothing with the code under test. A turn is located by rendering the conversation again with the letters of
 one message changed; it begins where the generation prompt of the earlier messages ends, and ends with the family's
@@ -23,7 +23,9 @@ Message = dict[str, Any]
 REASONING = ("reasoning_content", "thinking", "reasoning")
 # What neither the changing of letters nor the search for lost texts touches.
 _KEPT = re.compile(r"(<[^<>\s]{1,40}>|\[/?[A-Z]+\])")
-_THOUGHT_TAG = re.compile(r"</?(?:[a-z_:]*think\w*)>|\u25c1/?think\u25b7|\[/?THINK\]|<\|(?:START|END)_THINKING\|>|<\|?channel\|?>")
+_THOUGHT_TAG = re.compile(
+    r"</?(?:[a-z_:]*think\w*)>|\u25c1/?think\u25b7|\[/?THINK\]|<\|(?:START|END)_THINKING\|>|<\|?channel\|?>"
+)
 
 MARKED_PROMPT = "mask: the template's marks begin inside the prompt, and so does the loss"
 
@@ -53,7 +55,7 @@ class TemplateJudge:
 
     def __init__(self, tokenizer: Any, family: Family) -> None:
         self.tokenizer, self.family = tokenizer, family
-        self.has_marks = "{% generation" in (tokenizer.chat_template or "") or "{%- generation" in tokenizer.chat_template
+        self.has_marks = re.search(r"\{%-? *generation", tokenizer.chat_template) is not None
 
     # transformers' rendering.
 
@@ -136,13 +138,21 @@ class TemplateJudge:
                 texts += [asked + plain[cut:] for cut in cuts if not _THOUGHT_TAG.sub("", asked[cut:]).strip()]
         for text in texts:
             yield text
-            yield from (text + stop for stop in self._next_stops(body, plain, tools))
+            yield from (text + stop for stop in self.next_stops(body, plain, tools))
 
-    def _next_stops(self, body: Sequence[Message], plain: str, tools: Any) -> list[str]:
-        """Stop tokens that begin what the template writes behind the last turn."""
+    def next_stops(self, body: Sequence[Message], plain: str, tools: Any) -> list[str]:
+        """Stop tokens that the template writes behind the last turn only once another message follows."""
         if body[-1]["role"] != "assistant" or any(plain.rstrip().endswith(stop) for stop in self.family.stops):
             return []
-        return [stop for stop in self.family.stops if stop in plain or stop in ("<|user|>", "<|observation|>")]
+        follow = [{"role": "user", "content": "And then?"}]
+        if calls := body[-1].get("tool_calls"):
+            follow.insert(0, {"role": "tool", "name": calls[0]["function"]["name"], "content": "a result"})
+        found = []
+        for message in follow:
+            longer = self.render([*body, message], tools) or ""
+            rest = longer[len(plain) :] if longer.startswith(plain) else ""
+            found += [stop for stop in self.family.stops if rest.lstrip().startswith(stop)]
+        return found
 
     def lost(self, body: Sequence[Message], tools: Any, text: str) -> Iterator[tuple[str, str]]:
         """What messages hold and their rendering lacks, as (kind, detail). A call is written if another one would
@@ -276,8 +286,8 @@ class TemplateJudge:
         if asked is not None and plain.startswith(asked):
             # Gemma 4's templates ask for nothing behind a tool's answer, and write a header there.
             usual = self._header((), tools, None)
-            more = len(usual) if usual and plain.startswith(usual, len(asked)) else 0
-            return len(asked), len(asked) + more
+            written = (usual[cut:] for cut in range(len(usual) - 3) if plain.startswith(usual[cut:], len(asked)))
+            return len(asked), len(asked) + len(next(written, ""))
         header = self._header(body[:place], tools, asked)
         tags = [match.span() for match in _KEPT.finditer(header)]
         thought = _THOUGHT_TAG.search(header)
@@ -288,8 +298,16 @@ class TemplateJudge:
             at = plain.rfind(header[:size], start, max(first, start + size))
             if at >= 0:
                 low = at + min(base, size)
-                return low, max(low, min(at + size, first))
-        return start, first
+                begin = low, max(low, min(at + size, first))
+                break
+        else:
+            begin = start, first
+        # What stands between the earlier texts and the header may be elsewhere in the whole, as tools are.
+        for cut in range(1, len(header) - 5):
+            at = plain.rfind(header[cut:], begin[1], first)
+            if at >= 0:
+                return at + len(header) - cut, at + len(header) - cut
+        return begin
 
     def _header(self, earlier: Sequence[Message], tools: Any, asked: str | None) -> str:
         """What the template writes between the texts of the earlier messages and an answer."""
@@ -408,8 +426,8 @@ def _other_value(value: Any) -> Any:
 
 
 def _lost_texts(messages: Sequence[Message], tools: Any, text: str) -> Iterator[tuple[str, str]]:
-    """What the messages hold besides calls and the text lacks, as (kind, detail). Thoughts of turns before the last user
-    message may be missing: templates leave them out of later prompts, too."""
+    """What the messages hold besides calls and the text lacks, as (kind, detail). Thoughts of turns before the last
+    user message may be missing: templates leave them out of later prompts, too."""
     last_question = max((n for n, message in enumerate(messages) if message["role"] == "user"), default=-1)
     for place, message in enumerate(messages):
         for leaf in _texts_of(message.get("content")):
@@ -437,7 +455,10 @@ def _other_calls(call: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any
     value = json.loads(given) if isinstance(given, str) else given
     for key, item in value.items():
         changed = _other_value(item) if item is not None else "z"
-        for other in ({**value, key: changed}, {f"z_{name}" if name == key else name: each for name, each in value.items()}):
+        for other in (
+            {**value, key: changed},
+            {f"z_{name}" if name == key else name: each for name, each in value.items()},
+        ):
             written = json.dumps(other, ensure_ascii=False) if isinstance(given, str) else other
             yield "an argument", f"{key}: {item!r}", {**call, "function": {**function, "arguments": written}}
 
@@ -477,7 +498,8 @@ def _difference(decoded: str, candidates: Sequence[tuple[str, Any, str]], judge:
         theirs = judge.ids(text)
         place = len(os.path.commonprefix([theirs, ids]))
         names = judge.tokenizer.convert_ids_to_tokens
-        return f"same text, other tokens at {place}: {names(ids[place : place + 6])} for {names(theirs[place : place + 6])}"
+        ours, other = names(ids[place : place + 6]), names(theirs[place : place + 6])
+        return f"same text, other tokens at {place}: {ours} for {other}"
     low = max(0, at - 40)
     return f"{form}: row has {decoded[low : at + 60]!r}, transformers has {text[low : at + 60]!r}"
 
