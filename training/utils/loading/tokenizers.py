@@ -67,8 +67,8 @@ def _loaded(
         tokenizer(_PROBE)  # damaged files are read, and fail when they are used
         tokenizer.convert_tokens_to_ids(_PROBE)  # no token: the answer is that for unknown ones
     if pad_token is not None:
-        unknown = tokenizer.convert_tokens_to_ids(pad_token) in (None, tokenizer.unk_token_id)
-        if unknown and pad_token != tokenizer.unk_token:
+        index = tokenizer.convert_tokens_to_ids(pad_token)  # of a text that is no token: None, or unk's
+        if index is None or tokenizer.convert_ids_to_tokens(index) != pad_token:
             raise ThreestepError(f"--pad_token expects a token of the tokenizer in '{name_or_path}', got '{pad_token}'")
         tokenizer.pad_token = pad_token
     if tokenizer.eos_token_id is None:

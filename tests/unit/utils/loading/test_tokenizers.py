@@ -68,6 +68,16 @@ def test_the_unknown_token_may_pad(save_folder):
         load_tokenizer(folder, "no such")
 
 
+def test_the_unknown_token_may_also_be_the_end(save_folder):
+    """unk, bos and eos are one token in GPT-2, OPT, Pythia and StarCoder."""
+    folder = save_folder()
+    edit_json(f"{folder}/tokenizer_config.json", pad_token=None, unk_token="<|endoftext|>", bos_token="<|endoftext|>")
+    assert load_tokenizer(folder, "<|endoftext|>").pad_token == "<|endoftext|>"
+    assert load_tokenizer(folder, "<|pad|>").pad_token == "<|pad|>"
+    with pytest.raises(ThreestepError, match="--pad_token expects a token of the tokenizer in .*, got 'no such'"):
+        load_tokenizer(folder, "no such")
+
+
 def test_no_end_token(save_folder):
     folder = save_folder()
     edit_json(f"{folder}/tokenizer_config.json", eos_token=None)
