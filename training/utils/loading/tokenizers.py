@@ -84,7 +84,7 @@ def _loaded(
 
 @functools.cache
 def _log_once(sentence: str) -> None:
-    log_on_main(sentence)  # a run reads a tokenizer for its model, its images and its rewards
+    log_on_main(sentence)  # a run reads a tokenizer in several places
 
 
 def with_pad_apart(tokenizer: PreTrainedTokenizerBase, end_token: str | None) -> PreTrainedTokenizerBase:

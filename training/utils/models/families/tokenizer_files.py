@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from training.utils.base.errors import first_line
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -22,6 +24,11 @@ _CONFIG = "tokenizer_config.json"
 # By this key of tokenizer_config.json, every class takes the whole tokenizer.json (transformers 5.19,
 # tokenization_utils_tokenizers.py: convert_to_native_format). It runs no code: AutoTokenizer reads its argument alone.
 _WHOLE_FILE = "trust_remote_code"
+# Of a BPE model, where its file leaves them out.
+_DEFAULTS: dict[str, Any] = {
+    "unk_token": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, "dropout": None,
+    "continuing_subword_prefix": None, "end_of_word_suffix": None,
+}  # fmt: skip
 _MOST_WORDS = 4096  # tokens of the vocabulary that are compared as texts
 
 PROBES = (
@@ -54,15 +61,20 @@ def read_tokenizer(
     # With mistral-common installed (as beside vLLM), a tekken.json would be read instead of the other files.
     built = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code, mistral_format=False)
     kind = type(built)
-    if kind is PreTrainedTokenizerFast or not kind.__module__.startswith("transformers.") or not _has_file(built):
+    if kind is PreTrainedTokenizerFast or not kind.__module__.startswith("transformers."):
+        return built, None
+    files = [_cached(name_or_path, name) for name in (_FILE, _CONFIG)]
+    asks = files[1] is not None and _read(files[1]).get(_WHOLE_FILE) is True
+    if files[0] is None or (not asks and _has_its_rules(built, _read(files[0]))):
         return built, None
     in_file = PreTrainedTokenizerFast.from_pretrained(name_or_path)
     _take_special_tokens(in_file, built)
     difference = _difference(built, in_file)
-    if difference is None and not _asks_for_whole_file(in_file):
+    if difference is None and not asks:
         return built, None
     if _would_be_built_again(in_file):
-        in_file.init_kwargs[_WHOLE_FILE] = True
+        named = dict.fromkeys(in_file.SPECIAL_TOKENS_ATTRIBUTES)  # None: the class adds none of its own
+        in_file.init_kwargs.update({**named, **in_file.special_tokens_map, _WHOLE_FILE: True})
     if difference is None:
         return in_file, None
     return in_file, (
@@ -79,20 +91,61 @@ def _ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     return tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
 
 
-def _has_file(tokenizer: Any) -> bool:
+def _cached(name_or_path: str | Path, file: str) -> Path | None:
     from transformers.utils import cached_file
 
-    name = tokenizer.name_or_path
-    return cached_file(name, _FILE, _raise_exceptions_for_missing_entries=False) is not None
+    path = cached_file(str(name_or_path), file, _raise_exceptions_for_missing_entries=False)
+    return None if path is None else Path(path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _has_its_rules(built: Any, file: dict[str, Any]) -> bool:
+    """True if each part of `built` is written as in the file, and it added no token. Other parts may still do the same,
+    which takes longer to compare."""
+    if file["model"].get("type") != "BPE":
+        return False
+    backend = built.backend_tokenizer
+    parts = {name: getattr(backend, name) for name in ("normalizer", "pre_tokenizer", "decoder", "post_processor")}
+    for name, part in parts.items():
+        ours = None if part is None else json.loads(part.__getstate__())
+        if _plain(name, ours) != _plain(name, file.get(name)):
+            return False
+    model = {**_DEFAULTS, **file["model"]}
+    if any((getattr(backend.model, name, None) or None) != (model[name] or None) for name in _DEFAULTS):
+        return False
+    added = {token["content"] for token in file["added_tokens"]}
+    known = {*file["model"]["vocab"], *added}
+    kept = set(built.all_special_tokens) <= known and added <= built.get_added_vocab().keys()
+    return kept and len(built) == len(known)
+
+
+def _plain(name: str, part: Any) -> Any:
+    """A part of a tokenizer.json without what changes no id: where offsets begin, and ByteLevel's rules of splitting
+    where it only decodes."""
+    if isinstance(part, list):
+        return [_plain(name, each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    if part.get("type") == "ByteLevel":
+        splits = name == "pre_tokenizer"
+        return ("ByteLevel", part["add_prefix_space"], part.get("use_regex", True)) if splits else "ByteLevel"
+    return {key: _plain(name, value) for key, value in part.items()}
 
 
 def _difference(built: Any, in_file: Any) -> str | None:
     """The first thing that `built` does otherwise, in words; None if there is none."""
     step = len(in_file) // _MOST_WORDS + 1
     words = in_file.batch_decode([[index] for index in range(0, len(in_file), step)])
-    special = [f"a {token} b{token}c" for token in in_file.all_special_tokens]
+    special = [f"a {token} b{token}c" for token in in_file.get_added_vocab()]
     texts = [text for text in dict.fromkeys([*PROBES, *special, *words]) if text]
-    for text, theirs, ours in zip(texts, _ids(built, texts), _ids(in_file, texts), strict=True):
+    try:
+        found = _ids(built, texts)
+    except Exception as problem:  # noqa: BLE001 (of a class over a vocabulary that it does not expect)
+        return f"fail on texts ({first_line(problem)})"
+    for text, theirs, ours in zip(texts, found, _ids(in_file, texts), strict=True):
         if theirs != ours:
             return f"make other tokens of {text!r}"
     for text in PROBES:
@@ -112,14 +165,9 @@ def _take_special_tokens(in_file: Any, built: Any) -> None:
             in_file.add_special_tokens({name: token})
 
 
-def _asks_for_whole_file(tokenizer: Any) -> bool:
-    path = Path(tokenizer.name_or_path) / _CONFIG
-    return path.is_file() and json.loads(path.read_text(encoding="utf-8")).get(_WHOLE_FILE) is True
-
-
 def _would_be_built_again(tokenizer: Any) -> bool:
-    """True if transformers rebuilds the saved tokenizer by a class of the model's family, as it does for Qwen 2 whatever
-    class tokenizer_config.json names."""
+    """True if transformers rebuilds the saved tokenizer by a class of the family, as it does for Qwen 2 whatever class
+    tokenizer_config.json names."""
     from tokenizers import Tokenizer, models
     from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
