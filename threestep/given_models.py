@@ -287,18 +287,19 @@ def _check_origin(given: Any) -> None:
     """ThreestepError if the tokenizer was read from files by a class that makes other ids than their tokenizer.json."""
     from transformers import PreTrainedTokenizerFast
 
-    from training.utils.models.families.tokenizer_files import read_tokenizer, same_ids
+    from training.utils.models.families.tokenizer_files import read_tokenizer, text_ids
 
-    if type(given) is PreTrainedTokenizerFast or not Path(given.name_or_path or "").is_dir():
+    origin = getattr(given, "name_or_path", None)
+    if type(given) is PreTrainedTokenizerFast or not origin or not Path(origin).is_dir():
         return
     try:
-        in_file, _ = read_tokenizer(given.name_or_path)
+        in_file, _ = read_tokenizer(origin)
     except (OSError, ValueError):  # the folder is no longer a tokenizer's
         return
-    if type(in_file) is PreTrainedTokenizerFast and not same_ids(given, in_file):
+    if type(in_file) is PreTrainedTokenizerFast and text_ids(given) != text_ids(in_file):
         raise ThreestepError(
-            f"tokenizer makes other ids than the tokenizer.json of '{given.name_or_path}': transformers read it as a "
-            f"{_kind(given)}; give transformers.PreTrainedTokenizerFast.from_pretrained('{given.name_or_path}')"
+            f"tokenizer makes other ids than the tokenizer.json of '{origin}': transformers read it as a "
+            f"{_kind(given)}; give transformers.PreTrainedTokenizerFast.from_pretrained('{origin}')"
         )
 
 

@@ -13,7 +13,7 @@ from training.utils.base.storage import sha256_of_object
 from training.utils.loading.adapter_folders import model_of
 from training.utils.loading.configurations import errors_explained
 from training.utils.loading.folder_kinds import check_model_folder
-from training.utils.models.families.tokenizer_files import read_tokenizer, same_ids
+from training.utils.models.families.tokenizer_files import read_tokenizer, text_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -117,7 +117,7 @@ def same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase)
     for pads in (one, other):  # one's pad token may be an ordinary token of the other, with the same id
         ours.pop(pads.pad_token, None)
         theirs.pop(pads.pad_token, None)
-    return ours == theirs and one.eos_token_id == other.eos_token_id and same_ids(one, other)
+    return ours == theirs and one.eos_token_id == other.eos_token_id and text_ids(one) == text_ids(other)
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -125,4 +125,4 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     aside. Serves those who hand tokens to another program."""
     pad = None if tokenizer.pad_token == tokenizer.eos_token else tokenizer.pad_token
     vocabulary = {token: index for token, index in tokenizer.get_vocab().items() if token != pad}
-    return sha256_of_object({"vocabulary": vocabulary, "end": tokenizer.eos_token_id})
+    return sha256_of_object({"vocabulary": vocabulary, "end": tokenizer.eos_token_id, "texts": text_ids(tokenizer)})

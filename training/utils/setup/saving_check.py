@@ -69,7 +69,7 @@ def _difference(scratch: Path, saved: SavedModel, trust_remote_code: bool) -> st
     """The first part of the saved folder that is loaded as something else, in words; None if there is none."""
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-    from training.utils.models.families.tokenizer_files import PROBES, same_ids
+    from training.utils.models.families.tokenizer_files import PROBES, text_ids
 
     trust: Any = {"trust_remote_code": trust_remote_code}
     config = AutoConfig.from_pretrained(scratch, **trust)
@@ -83,7 +83,7 @@ def _difference(scratch: Path, saved: SavedModel, trust_remote_code: bool) -> st
     for name in ("eos_token_id", "pad_token_id"):
         if getattr(theirs, name) != getattr(ours, name):
             return f"its tokenizer has the {name} {getattr(theirs, name)}, not {getattr(ours, name)}"
-    if not same_ids(theirs, ours) or theirs(PROBES[0])["input_ids"] != ours(PROBES[0])["input_ids"]:
+    if text_ids(theirs) != text_ids(ours) or theirs(PROBES[0])["input_ids"] != ours(PROBES[0])["input_ids"]:
         return "its tokenizer cuts a text into other tokens"
     if theirs.chat_template != ours.chat_template:
         return "its tokenizer has another chat template"

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import pre_tokenizers
 
 from tests.conftest import SENTENCES, train_tokenizer
 from tests.support.tiny_models import tiny_causal_lm
@@ -155,6 +156,9 @@ def test_a_digest_is_shared_by_tokenizers_that_read_alike(tiny_tokenizer):
     other_end.eos_token = other_end.convert_ids_to_tokens(5)
     bare = copy.deepcopy(by_end)
     bare.add_special_tokens({"pad_token": "<|another pad|>"})
+    other_words = copy.deepcopy(tiny_tokenizer)
+    other_words.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     own = tokenizer_digest(tiny_tokenizer)
     assert tokenizer_digest(copy.deepcopy(tiny_tokenizer)) == own and tokenizer_digest(bare) == tokenizer_digest(by_end)
-    assert len({own, tokenizer_digest(longer), tokenizer_digest(other_end)}) == 3
+    assert len({own, *map(tokenizer_digest, (longer, other_end, other_words))}) == 4
+    assert not same_tokenizer(tiny_tokenizer, other_words)

@@ -82,12 +82,9 @@ def read_tokenizer(
     )
 
 
-def same_ids(one: Any, other: Any, texts: Sequence[str] = PROBES) -> bool:
-    """True if both make the same ids of each text, without the special tokens around it."""
-    return _ids(one, texts) == _ids(other, texts)
-
-
-def _ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+def text_ids(tokenizer: Any, texts: Sequence[str] = PROBES) -> list[list[int]]:
+    """Return the ids of each text, without the special tokens around it; by default of texts that tell tokenizers of
+    one vocabulary apart."""
     return tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
 
 
@@ -142,10 +139,10 @@ def _difference(built: Any, in_file: Any) -> str | None:
     special = [f"a {token} b{token}c" for token in in_file.get_added_vocab()]
     texts = [text for text in dict.fromkeys([*PROBES, *special, *words]) if text]
     try:
-        found = _ids(built, texts)
+        found = text_ids(built, texts)
     except Exception as problem:  # noqa: BLE001 (of a class over a vocabulary that it does not expect)
         return f"fail on texts ({first_line(problem)})"
-    for text, theirs, ours in zip(texts, found, _ids(in_file, texts), strict=True):
+    for text, theirs, ours in zip(texts, found, text_ids(in_file, texts), strict=True):
         if theirs != ours:
             return f"make other tokens of {text!r}"
     for text in PROBES:
