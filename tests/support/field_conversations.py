@@ -79,7 +79,9 @@ _CODE = '```python\ndef area(r):\n\treturn 3.14 * r ** 2  # "rough"\n```\n\nCall
 _LONG = " ".join(f"stone {number} of the wall" for number in range(400))
 
 CONVERSATIONS = (
-    FieldConversation("one turn", "text", [_user("Which bird wakes first?"), _answer("The redstart, well before dawn.")]),
+    FieldConversation(
+        "one turn", "text", [_user("Which bird wakes first?"), _answer("The redstart, well before dawn.")]
+    ),
     FieldConversation(
         "three turns",
         "text",
@@ -119,10 +121,19 @@ CONVERSATIONS = (
     FieldConversation(
         "blank edges",
         "unusual",
-        [_user("  Indent this:\n"), _answer("\n    four spaces, then a line end\n\n"), _user("Thanks. "), _answer(" Ok")],
+        [
+            _user("  Indent this:\n"),
+            _answer("\n    four spaces, then a line end\n\n"),
+            _user("Thanks. "),
+            _answer(" Ok"),
+        ],
     ),
-    FieldConversation("empty answer", "unusual", [_user("Say nothing."), _answer(""), _user("Now speak."), _answer("Done.")]),
-    FieldConversation("blank answer", "unusual", [_user("Say a blank."), _answer("  \n "), _user("More."), _answer("One word.")]),
+    FieldConversation(
+        "empty answer", "unusual", [_user("Say nothing."), _answer(""), _user("Now speak."), _answer("Done.")]
+    ),
+    FieldConversation(
+        "blank answer", "unusual", [_user("Say a blank."), _answer("  \n "), _user("More."), _answer("One word.")]
+    ),
     FieldConversation(
         "quotes marks",
         "unusual",
@@ -135,7 +146,9 @@ CONVERSATIONS = (
         "two questions", "unusual", [_user("First part."), _user("Second part."), _answer("Both parts answered.")]
     ),
     FieldConversation(
-        "assistant first", "unusual", [_answer("Welcome to the harbour office."), _user("A berth, please."), _answer("Berth nine.")]
+        "assistant first",
+        "unusual",
+        [_answer("Welcome to the harbour office."), _user("A berth, please."), _answer("Berth nine.")],
     ),
     FieldConversation(
         "parts",
@@ -151,7 +164,7 @@ CONVERSATIONS = (
         "calls",
         [
             _user("When does the ferry leave?"),
-            _answer("", tool_calls=[_call("ferry_times", {"harbour": "Kiel \"Nord\"", "day": "Friday\nnight"})]),
+            _answer("", tool_calls=[_call("ferry_times", {"harbour": 'Kiel "Nord"', "day": "Friday\nnight"})]),
             _result("ferry_times", '{"times": ["08:15", "17:40"], "late": null}'),
             _answer("At 08:15 and 17:40."),
         ],
@@ -293,4 +306,4 @@ CONVERSATIONS = (
         ],
         TOOLS,
     ),
-)  # fmt: skip
+)

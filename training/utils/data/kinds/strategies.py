@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.data.chat.chat import ChatTokenizer, TextPiece
 from training.utils.data.kinds.samples import checked_json, read_texts
-from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer
+from training.utils.data.rows.tokenize import Dropped, EncodedParts, TextTokenizer
 from training.utils.data.sources.formats.messages import (
     BadConversation,
     Conversation,
@@ -37,7 +37,8 @@ class ReadSample:
     """A sample before it is tokenized.
 
     where: names the row in errors.
-    pieces: its text; the first `prompts` of them are the prompt.
+    pieces: its text; the first `prompts` of them are the prompt, or a whole conversation; each other one is an answer
+        to it.
     prompt_text: the prompt as the dataset gives it.
     raw_chat: of prompts, their messages with `--return_raw_chat` or `--return_prompt_messages`.
     has_messages: the dataset has messages, of which `raw_chat` is not made.
@@ -59,6 +60,9 @@ GLUED = (
     "whose response follows the prompt without a blank, as stored (--data_format question_answer or a chat template "
     "sets questions and answers apart)"
 )
+
+
+CROSSED = "in which a token holds the end of a prompt and the beginning of its response, and counts as the response's"
 
 
 UNANSWERED = "that end with a question, learnt up to their last answer"
@@ -137,17 +141,11 @@ class PlainText:
                 "use --prompt_style chat_template"
             )
 
-    def encode(self, samples: Sequence[ReadSample]) -> list[list[Ids]]:
-        encoded = [[ids] for ids in self._texts.encode_prompts([sample.pieces[0].text for sample in samples])]
-        responses = [(place, piece.text) for place, sample in enumerate(samples) for piece in sample.pieces[1:]]
-        response_ids = self._texts.encode_responses(
-            [samples[place].pieces[0].text for place, _ in responses],
-            [encoded[place][0] for place, _ in responses],
-            [text for _, text in responses],
-        )
-        for (place, _), ids in zip(responses, response_ids, strict=True):
-            encoded[place].append(ids)
-        return encoded
+    def encode(self, samples: Sequence[ReadSample]) -> list[EncodedParts]:
+        prompts = [sample.pieces[0].text for sample in samples]
+        if all(len(sample.pieces) == 1 for sample in samples):
+            return [EncodedParts([ids]) for ids in self._texts.encode_prompts(prompts)]
+        return self._texts.encode_sentences(prompts, [[piece.text for piece in each.pieces[1:]] for each in samples])
 
 
 @dataclass(frozen=True)
@@ -164,8 +162,8 @@ class ChatText:
     return_raw_chat: bool = False
     weighed_loss: str | None = None
 
-    def encode(self, samples: Sequence[ReadSample]) -> list[list[Ids] | BadConversation]:
-        return self.texts.encode([sample.pieces for sample in samples], [sample.where for sample in samples])
+    def encode(self, samples: Sequence[ReadSample]) -> list[EncodedParts]:
+        return self.texts.encode([sample.pieces for sample in samples], [sample.prompts for sample in samples])
 
     def conversation(self, messages: Any, sample: Any, where: str) -> tuple[Conversation, tuple[RowPicture, ...]]:
         """The messages, checked and with their images in place, and those images."""

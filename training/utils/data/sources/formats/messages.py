@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,7 @@ SPEAKERS = {"system": "System", "user": "Human", "assistant": "Assistant", "tool
 # The wrapping of DeepSpeed-Chat's prompts, and the turns inside it as Anthropic's hh-rlhf writes them.
 _HUMAN, _ASSISTANT = "Human:", "Assistant:"
 _TURN = re.compile(r"\n\n(Human|Assistant):")
+_AS_GIVEN = object()
 _BEFORE_SPEAKER = re.compile(r"(\n\n| )\Z")
 
 
@@ -91,9 +92,7 @@ def _read_message(message: Any, where: str) -> Message:
     if not isinstance(read["role"], str):
         raise ThreestepError(f"{where}: 'role': expected text, got {kind_of(read['role'])}")
     read["content"] = joined_text(read, where, images=True)
-    if read["content"] is None:
-        read["content"] = ""
-    if not isinstance(read["content"], (str, list)):
+    if not isinstance(read["content"], (str, list)) and read["content"] is not None:
         raise ThreestepError(f"{where}: 'content': expected text, got {kind_of(read['content'])}")
     if read["role"] == "function":  # OpenAI's older name
         read["role"] = "tool"
@@ -102,6 +101,8 @@ def _read_message(message: Any, where: str) -> Message:
         calls = read.pop("function_call")
     if calls:
         read["tool_calls"] = [_read_call(call, where) for call in (calls if isinstance(calls, list) else [calls])]
+    elif read["content"] is None:
+        read["content"] = ""
     return read
 
 
@@ -116,12 +117,11 @@ def _of_sharegpt(message: Message, where: str) -> Message:
 
 
 def _read_call(call: Any, where: str) -> Message:
-    """A tool call as {"type": "function", "function": {"name", "arguments": object}, ...}."""
+    """A tool call as {"type": "function", "function": {"name", "arguments"}, ...}."""
     function = (call.get("function") or call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or "name" not in function:
         raise ThreestepError(f"{where}: a tool call: expected an object with 'name' and 'arguments', got {call!r}")
-    arguments = function.get("arguments")
-    function = {**function, "arguments": {} if arguments is None else _object_of(arguments)}
+    function = {**function, "arguments": _given_arguments(function.get("arguments"))}
     return {"type": "function", **(call if "function" in call else {}), "function": function}
 
 
@@ -160,8 +160,9 @@ def checked_messages(messages: Any, where: str, images: bool = False, unread: st
     """Messages as dictionaries with `role` and `content` (text, or None next to tool calls; typed parts are joined, but
     with `images` for those of a message that holds some). unread: why images are not read, for the sentence.
 
-    Keys whose value is None are left out. Tool calls become objects, and so do their arguments where they are the
-    JSON text of an object. Raises BadConversation for anything that is not a message, and for a role outside `ROLES`.
+    Keys whose value is None are left out. Tool calls become objects; their arguments stay an object or its JSON text,
+    as given (see `forms_of_calls`). Raises BadConversation for anything that is not a message, and for a role outside
+    `ROLES`.
     """
     messages = _plain(messages)
     if not isinstance(messages, list):
@@ -190,7 +191,6 @@ def _checked(message: Any, where: str, images: bool, unread: str) -> Message:
         checked["tool_calls"] = [_checked_call(call) for call in calls]
         if not calls:
             del checked["tool_calls"]
-    # Some templates write tool calls only where content is None.
     checked.setdefault("content", None if "tool_calls" in checked else "")
     content = checked["content"] = joined_text(checked, where, images, unread)
     if not isinstance(content, (str, list) if images else str) and content is not None:
@@ -202,12 +202,13 @@ def _checked(message: Any, where: str, images: bool, unread: str) -> Message:
 
 
 def _checked_call(call: dict[str, Any]) -> dict[str, Any]:
-    """The call with its arguments as an object: templates' `tojson` would quote JSON text a second time."""
+    """The call without keys whose value is None."""
+    is_call = "arguments" in call
     call = {key: value for key, value in call.items() if value is not None}
     if isinstance(call.get("function"), dict):
         call["function"] = _checked_call(call["function"])
-    if "arguments" in call:
-        call["arguments"] = _object_of(call["arguments"])
+    if is_call:
+        call["arguments"] = _given_arguments(call.get("arguments"))
     return call
 
 
@@ -221,10 +222,53 @@ def checked_tools(tools: Any, where: str) -> list[dict[str, Any]] | None:
     return tools
 
 
+def _given_arguments(value: Any) -> Any:
+    """The arguments of a call as they are given; an empty object for none: null, "null" or blank text."""
+    return {} if value is None or (isinstance(value, str) and value.strip() in ("", "null")) else value
+
+
+def forms_of_calls(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """The messages, and the same in other forms that mean the same, as a chat template may want them: the arguments of
+    calls as objects (of which `tojson` makes JSON) or as JSON text (OpenAI's form, which DeepSeek's templates join to
+    other text), and no content beside a call as None (DeepSeek's) or as "" (what templates add to other text)."""
+    seen: list[list[Message]] = []
+    for arguments in (None, _object_of, _text_of):
+        for blank in (_AS_GIVEN, None, ""):
+            form = [_in_form(message, arguments, blank) for message in messages]
+            if form not in seen:
+                seen.append(form)
+                yield form
+
+
+def _in_form(message: Message, arguments: Callable[[Any], Any] | None, blank: Any) -> Message:
+    if not message.get("tool_calls"):
+        return message
+    form = dict(message)
+    if blank is not _AS_GIVEN and form.get("content") in (None, ""):
+        form["content"] = blank
+    if arguments is not None:
+        form["tool_calls"] = [_call_in_form(call, arguments) for call in message["tool_calls"]]
+    return form
+
+
+def _call_in_form(call: dict[str, Any], arguments: Callable[[Any], Any]) -> dict[str, Any]:
+    call = dict(call)
+    if isinstance(call.get("function"), dict):
+        call["function"] = _call_in_form(call["function"], arguments)
+    if "arguments" in call:
+        call["arguments"] = arguments(call["arguments"])
+    return call
+
+
 def _object_of(value: Any) -> Any:
     """The object that JSON text holds; any other value (also what a model wrote wrongly) as it is."""
     parsed = _parsed(value)
     return parsed if isinstance(parsed, dict) else value
+
+
+def _text_of(value: Any) -> Any:
+    """The JSON text of an object; any other value as it is."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
 
 
 def _parsed(value: Any) -> Any:
@@ -322,15 +366,16 @@ def _turn(message: Message, where: str) -> str:
 def _content(message: Message, where: str) -> str:
     if len(message) == 2 and isinstance(message["content"], str):  # beside the role
         return message["content"]
-    parts = message["content"] if isinstance(message["content"], list) else [message["content"]]
+    given = "" if message["content"] is None and message.get("tool_calls") else message["content"]
     content = ""
-    for part in parts:
+    for part in given if isinstance(given, list) else [given]:
         text = part.get("text") if isinstance(part, dict) else part
         if not isinstance(text, str):
             raise ThreestepError(f"{where}: a message's content: expected text, got {part!r}"[:200])
         content += text
     thought = message.get("reasoning_content")
-    calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
+    functions = [_call_in_form(call.get("function", call), _object_of) for call in message.get("tool_calls", ())]
+    calls = [json.dumps(function, ensure_ascii=False) for function in functions]
     return (f"<think>\n{thought}\n</think>\n\n" if thought else "") + "\n".join(filter(None, [content, *calls]))
 
 
