@@ -38,10 +38,17 @@ def memory():
 
 def test_a_file_a_pattern_and_a_folder(tmp_path):
     b, a, gz, _ = touch(tmp_path, "b.csv", "sub/a.csv", "c.csv.gz", "notes.txt")
-    touch(tmp_path, ".hidden.csv", "cache-1.csv")
     assert find_files(b, [".csv"], "data_path") == [b]
-    assert find_files(str(tmp_path / "*.csv"), [".csv"], "data_path")[-1:] == [str(tmp_path / "cache-1.csv")]
+    assert find_files(str(tmp_path / "*.csv"), [".csv"], "data_path") == [b]
     assert find_files(str(tmp_path), [".csv"], "data_path") == [b, gz, a]
+
+
+def test_what_datasets_writes_beside_rows_is_no_data(tmp_path):
+    rows, result = touch(tmp_path, "data-0.arrow", "cache-1.arrow")
+    beside, _, _ = touch(tmp_path, "cache-rows.json", "dataset_info.json", "state.json")
+    assert find_files(str(tmp_path), [".arrow"], "data_path") == [rows]
+    assert find_files(str(tmp_path), [".json"], "data_path") == [beside]
+    assert find_files(str(tmp_path / "*.arrow"), [".arrow"], "data_path") == [result, rows]  # named
 
 
 def test_a_name_with_a_bracket_is_a_file_where_there_is_one(tmp_path):
