@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -47,6 +48,7 @@ class ArrowRows(JoinedRows):
     ) -> None:
         super().__init__([batch for batch in table.to_batches() if batch.num_rows])
         self.path = path
+        self.nulls: Counter[str] = Counter()  # none is known to have been written
         self._lines = lines
         self.kinds: Kinds = {name: _kinds_of_column(table.column(name), path) for name in table.schema.names}
         self._decoders = {field.name: decode for field in table.schema if (decode := _decoder(field.type))}
