@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import lzma
+import re
 from typing import Any
 
 from training.utils.base.errors import ThreestepError
@@ -15,19 +16,22 @@ UTF_8 = "utf-8-sig"  # which reads text with and without a byte order mark
 _START_BYTES = 512
 _TAR_AT = 257
 _UNPACK = "unpack it, and give the folder of its files as jsonl:FOLDER, or csv:, parquet:"
-# What is no text, by its first bytes.
+PARQUET, ARROW = "a Parquet file", "an Arrow file or stream"
+# First bytes, what they begin, and what to do; {} for the path.
 _KINDS = (
-    (b"PAR1", "a Parquet file; give it as parquet:{}"),
-    (b"ARROW1", "an Arrow file; give it as arrow:{}"),
-    (b"\xff\xff\xff\xff", "an Arrow stream; give it as arrow:{}"),
-    (b"PK\x03\x04", f"a zip archive or a spreadsheet; {_UNPACK}, or save the sheet as CSV UTF-8"),
-    (b"\x80\x04\x95", "a pickle, which may run code when it is read; write the rows with to_parquet or to_json"),
-    (b"SQLite format 3", "a database; write the rows with to_json or to_parquet"),
-    (b"version https://git-lfs", "a pointer to a file in Git LFS, not the file; fetch it with git lfs pull"),
-    (b"<!DOCTYPE html", "a web page, not the file; download the file itself"),
-    (b"<!doctype html", "a web page, not the file; download the file itself"),
-    (b"<html", "a web page, not the file; download the file itself"),
+    (b"PAR1", PARQUET, "give it as parquet:{}"),
+    (b"ARROW1", ARROW, "give it as arrow:{}"),
+    (b"\xff\xff\xff\xff", ARROW, "give it as arrow:{}"),
+    (b"PK\x03\x04", "a zip archive or a spreadsheet", f"{_UNPACK}; save a sheet as CSV UTF-8"),
+    (b"\x80\x04\x95", "a pickle", "write the rows with to_parquet or to_json"),
+    (b"SQLite format 3", "a database", "write the rows with to_parquet or to_json"),
+    (b"version https://git-lfs", "a pointer to a file in Git LFS", "fetch the file with git lfs pull"),
+    (b"<!DOCTYPE html", "a web page", "download the file itself"),
+    (b"<!doctype html", "a web page", "download the file itself"),
+    (b"<html", "a web page", "download the file itself"),
 )
+_JSON = re.compile(rb"(\xef\xbb\xbf)?\s*(\{\s*\"|\[\s*\{)")
+_OF_PYTHON = re.compile(r"\s*[\[{(]+\s*'")  # as pandas and `datasets` write lists and objects into CSV
 
 
 def unpacked(file: Any) -> io.BufferedReader:
@@ -58,10 +62,17 @@ def encoding_of(start: bytes) -> str:
     return UTF_8 if encoding == "utf-8" else encoding
 
 
-def check_text(start: bytes, path: str) -> None:
-    """Raise ThreestepError for the first bytes of a file that holds no text."""
-    kind = next((kind for begin, kind in _KINDS if start.startswith(begin)), None)
+def check_kind(start: bytes, path: str, expected: str) -> None:
+    """Raise ThreestepError where the first bytes of a file are those of another kind than the expected one."""
+    kind, remedy = next((each for begin, *each in _KINDS if start.startswith(begin)), (None, ""))
     if start[_TAR_AT:].startswith(b"ustar"):
-        kind = f"a tar archive; {_UNPACK}"
-    if kind is not None:
-        raise ThreestepError(f"{path}: expected text, got {kind.format(path)}")
+        kind, remedy = "a tar archive", _UNPACK
+    if expected != "text" and _JSON.match(start):
+        kind, remedy = "JSON", "give it as jsonl:{}"
+    if kind not in (None, expected):
+        raise ThreestepError(f"{path}: expected {expected}, got {kind}; {remedy.format(path)}")
+
+
+def python_hint(text: str) -> str:
+    """The end of a sentence on text that is not JSON: a remedy where it is Python's form of a list or an object."""
+    return "; it is Python's form, write it with json.dumps" if _OF_PYTHON.match(text) else ""

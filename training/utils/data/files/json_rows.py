@@ -22,7 +22,7 @@ from training.utils.data.files.columns import (
     note_kinds,
     without_nulls,
 )
-from training.utils.data.files.content import UTF_8, check_text, encoding_of, start_of
+from training.utils.data.files.content import UTF_8, check_kind, encoding_of, python_hint, start_of
 
 _BLANKS = re.compile(r"[ \t\r\n]*")
 _MOST_BYTES = 1 << 20  # of an object over several lines
@@ -91,18 +91,17 @@ class JsonLines(Sequence):
 
 
 def read_jsonl(path: str, expected: Expected | None = None, spool_dir: str | None = None) -> JsonLines | JsonList:
-    """A file of JSON lines; one that holds a JSON list, or an object over several lines, is read as by `read_json`."""
+    """A file of JSON lines; one with one JSON list, or an object over several lines that holds one, is read as such."""
     first = _first_line(path)
-    reads_lines = not first.startswith("[") and (_is_json(first) or not first)
-    return (JsonLines if reads_lines else read_json)(path, expected, spool_dir)
+    reads_list = first.startswith("[") or (first.startswith("{") and not _is_json(first) and _holds_list(path))
+    return (JsonList if reads_list else JsonLines)(path, expected, spool_dir)
 
 
 def read_json(path: str, expected: Expected | None = None, spool_dir: str | None = None) -> JsonLines | JsonList:
     """A file with one JSON list, or an object that holds one (`{"data": [...]}`); JSON lines are read as such."""
     if not _first_line(path).startswith("{"):
         return JsonList(path, expected, spool_dir)
-    with open_stream(path) as file:
-        text = _decode(file.read(), path, encoding_of(start_of(file)))
+    text = _text_of(path)
     try:
         _, end = json.JSONDecoder().raw_decode(text, _after_blanks(text, 0))
     except _UNREADABLE:
@@ -115,9 +114,27 @@ def _first_line(path: str) -> str:
     """The first line that is not blank, without blanks around it."""
     with open_stream(path) as file:
         start = start_of(file)
-        check_text(start, path)
+        check_kind(start, path, "text")
         lines = io.TextIOWrapper(file, encoding_of(start), errors="replace")
         return next((line.strip() for line in lines if line.strip()), "")
+
+
+def _holds_list(path: str) -> bool:
+    """True for one object that holds one list of rows."""
+    text = _text_of(path)
+    if not _is_json(text):
+        return False
+    try:
+        _list_begins(text, path)
+    except ThreestepError:
+        return False
+    return True
+
+
+def _text_of(path: str) -> str:
+    with open_stream(path) as file:
+        encoding = encoding_of(start_of(file))
+        return _decode(file.read(), path, encoding)
 
 
 def _is_json(text: str) -> bool:
@@ -137,8 +154,7 @@ class JsonList(Sequence):
         self.kinds: Kinds = {}
         self.nulls: Counter[str] = Counter()
         self._begins, self._lines = array("q"), array("q")
-        with open_stream(path) as file:
-            self._text = _decode(file.read(), path, encoding_of(start_of(file)))
+        self._text = _text_of(path)
         for row, begin, line_number in _items(self._text, path, self.nulls):
             where = f"{path}, line {line_number}"
             check_row(row, where, expected)
@@ -183,7 +199,7 @@ def _parse(line: bytes, where: str, nulls: Counter[str] | None = None) -> Any:
             ) from error
         raise ThreestepError(
             f"{where}: expected one JSON object, got text that is not JSON ({error.msg} at column {error.colno}): "
-            f"{text.strip()[:60]!r}"
+            f"{text.strip()[:60]!r}{python_hint(text)}"
         ) from error
     except _UNREADABLE as error:
         raise ThreestepError(f"{where}: expected one JSON object, got one that cannot be read: {error}") from error

@@ -17,6 +17,7 @@ from typing import Any
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.base.storage import parse_json
 from training.utils.data.files.columns import kind_of, without_nulls
+from training.utils.data.files.content import python_hint
 from training.utils.data.sources.formats.media import IMAGE_COLUMNS, ONLY_TEXT, BadConversation, is_empty, joined_text
 
 Message = dict[str, Any]
@@ -37,7 +38,6 @@ SPEAKERS = {"system": "System", "user": "Human", "assistant": "Assistant", "tool
 
 _TOOLS = "a list of tools"
 _IN_TOOLS = ("function", "parameters")  # which may be JSON text
-_OF_PYTHON = re.compile(r"\s*[\[{(]+\s*'")  # as pandas and `datasets` write lists and objects into CSV
 
 # The wrapping of DeepSpeed-Chat's prompts, and the turns inside it as Anthropic's hh-rlhf writes them.
 _HUMAN, _ASSISTANT = "Human:", "Assistant:"
@@ -174,9 +174,8 @@ def from_json(value: Any, where: str, expected: str) -> Any:
     try:
         return _parsed_text(parse_json(value))
     except json.JSONDecodeError as error:
-        remedy = "; it is Python's form, write it with json.dumps" if _OF_PYTHON.match(value) else ""
         raise ThreestepError(
-            f"{where}: expected {expected}, got text that is not JSON ({error.msg}): {value[:60]!r}{remedy}"
+            f"{where}: expected {expected}, got text that is not JSON ({error.msg}): {value[:60]!r}{python_hint(value)}"
         ) from error
 
 
