@@ -22,7 +22,7 @@ from training.utils.base.credentials import redacted, redacted_value
 from training.utils.base.errors import ThreestepError
 from training.utils.data.files.content import UTF_8, encoding_of, start_of, unpacked
 from training.utils.data.files.digests import digest_file, hash_text
-from training.utils.data.files.listing import LeftOut, check_versions, each_once, holds_rows, list_folder, without_hidden
+from training.utils.data.files.listing import LeftOut, check_versions, each_once, holds_rows, list_folder, list_pattern, without_hidden
 
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _EVALUATION_PART = re.compile(r"(test|validation|valid|val|eval|dev)([-_.]|$)")
@@ -36,7 +36,7 @@ def is_remote(address: str) -> bool:
 def check_address(address: str, flag: str) -> None:
     """Raise ThreestepError where a local address names nothing; remote ones are not checked."""
     if not is_remote(address):
-        _local_matches(address, flag)
+        _local_matches(address, flag, LeftOut())
 
 
 def find_files(address: str, suffixes: Sequence[str], flag: str, left_out: LeftOut | None = None) -> list[str]:
@@ -50,24 +50,24 @@ def find_files(address: str, suffixes: Sequence[str], flag: str, left_out: LeftO
     endings = tuple(suffix + more for suffix in suffixes for more in ("", *_COMPRESSED))
     if is_remote(address):
         return _find_remote(address, endings, flag, left_out)
-    matches = _local_matches(address, flag)
+    matches = _local_matches(address, flag, left_out)
     if len(matches) == 1 and os.path.isdir(matches[0]):
         check_versions(matches[0], flag)
         found = list_folder(matches[0], lambda name: name.endswith(endings), left_out)
         return _checked_folder(found, endings, address, flag, left_out)
     if len(matches) == 1:
         return matches
-    folder = folder_of(address) or ""
-    # glob passes over names with a dot; a pattern with such a name means it
-    named = any(part.startswith("_") for part in os.path.relpath(os.path.expanduser(address), folder).split("/"))
-    return each_once(matches if named else without_hidden(matches, folder, left_out), folder, left_out)
+    return each_once(matches, folder_of(address) or ".", left_out)
 
 
-def _local_matches(address: str, flag: str) -> list[str]:
+def _local_matches(address: str, flag: str, left_out: LeftOut) -> list[str]:
     path = os.path.expanduser(address)
     if os.path.exists(path):
         return [path]
-    matches = sorted(match for match in glob.glob(path, recursive=True) if os.path.isfile(match))
+    if "**" in path.split("/"):
+        matches = list_pattern(path, folder_of(path) or ".", left_out)
+    else:
+        matches = sorted(match for match in glob.glob(path) if os.path.isfile(match))
     if not matches:
         what = "pattern that matches no file" if glob.has_magic(path) else "file that does not exist"
         raise ThreestepError(f"--{flag}: '{address}' names a {what}; the folder read from is '{os.getcwd()}'")
@@ -83,6 +83,8 @@ def _find_remote(address: str, endings: tuple[str, ...], flag: str, left_out: Le
         files, path = fsspec.core.url_to_fs(address)
         if glob.has_magic(path):
             paths = sorted(files.glob(path))
+            if "**" in path:
+                paths = without_hidden(paths, path.partition("**")[0], left_out)
         elif files.isdir(path):
             found = [name for name in files.find(path) if name.endswith(endings) and holds_rows(name)]
             paths = sorted(without_hidden(found, path.rstrip("/"), left_out))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
 
 from training.utils.base.errors import ThreestepError
 
@@ -59,6 +60,21 @@ def list_folder(folder: str, wanted: Callable[[str], bool], left_out: LeftOut) -
         pending = sorted(links)
     visible = without_hidden([path for path in found if wanted(path)], folder, left_out)
     return each_once([path for path in visible if holds_rows(path) and not _is_special(path)], folder, left_out)
+
+
+def list_pattern(pattern: str, folder: str, left_out: LeftOut) -> list[str]:
+    """The files below `folder` that a pattern with ** matches, as `list_folder` walks it: glob does not end where links
+    go in a circle."""
+    wanted = os.path.relpath(pattern, folder).split(os.sep)
+    return list_folder(folder, lambda path: _matches(os.path.relpath(path, folder).split(os.sep), wanted), left_out)
+
+
+def _matches(parts: list[str], pattern: list[str]) -> bool:
+    if not pattern:
+        return not parts
+    if pattern[0] == "**":
+        return any(_matches(parts[begin:], pattern[1:]) for begin in range(len(parts) + 1))
+    return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
 
 
 def _below(hidden: str, folder: str, wanted: Callable[[str], bool]) -> list[str]:

@@ -18,6 +18,7 @@ from training.utils.data.files.addresses import (
     open_stream,
     share_files,
 )
+from training.utils.data.files.listing import LeftOut
 
 
 def touch(folder: Path, *names: str) -> list[str]:
@@ -95,6 +96,16 @@ def test_evaluation_files_by_their_names(tmp_path, names, held_out):
     train, found = share_files(files)
     assert [Path(name).relative_to(tmp_path / "train" / "mine").as_posix() for name in found] == sorted(held_out)
     assert sorted(train + found) == files
+
+
+def test_hidden_files_of_a_store_are_not_read(memory):
+    names = ("data/a.csv", "data/.git/b.csv", "data/_temporary/c.csv", "data/.d.csv")
+    memory.pipe(dict.fromkeys((f"/bucket/{name}" for name in names), b"1"))
+    for address in ("memory://bucket/data", "memory://bucket/data/**/*.csv"):
+        left_out = LeftOut()
+        assert find_files(address, [".csv"], "data_path", left_out) == ["memory:///bucket/data/a.csv"]
+        assert left_out.sentences[0].startswith("not read: 3 hidden files (.d.csv, .git/b.csv, _temporary/c.csv)")
+    assert find_files("memory://bucket/data/.git", [".csv"], "data_path") == ["memory:///bucket/data/.git/b.csv"]
 
 
 def test_remote_addresses(memory):
