@@ -147,6 +147,8 @@ def _account(
     for source in described:
         if source["recognised"] is not None:
             yield f"data: {source['name']}: {_read_sentence(source['recognised'], kind.carries_columns)}"
+            for note in source["recognised"].get("notes", ()):  # earlier versions' caches have none
+                yield f"data: {source['name']}: {note}"
     yield rows_sentence(kind.phase, data.split, described, report.train)
     yield f"data: phase {kind.phase}: {report.sentence}"
     for sentence in [*cut_sentences(kind, data.rows, report), *_unread_sentences(report)]:
