@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any, cast
 
+from training.utils.base.alarms import RefusedAlarm, TimeIsUp
 from training.utils.base.errors import ThreestepError
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ def raised(name: str, rule: Rule, batch: RuleBatch, problem: BaseException, *, l
             if type(own) is type(problem):
                 culprit = batch.sample(index)
                 break
+            if isinstance(own, (RefusedAlarm, TimeIsUp, KeyboardInterrupt)):
+                raise
     place = traceback.extract_tb(problem.__traceback__)[-1]
     return ThreestepError(
         f"reward function '{name}' raised {type(problem).__name__}: {problem} ({place.filename}, line {place.lineno}) "
