@@ -54,14 +54,11 @@ def check_columns(
                 f"the prompt, the response or the reference is not among them: the last is {_TRUTH}"
             )
         if _TRUTH in needed and all(row.reference is None for part in rows for row in part):
-            sentence = (
-                f"reward function '{name}' expects {_TRUTH}, and no row has one; "
-                + (
-                    "rewards get no columns; name the reference's, such as --reference_column answer"
-                    if shown == "none"
-                    else f"the columns that rewards get are {shown}: take one of these, or name the column of the "
-                    "reference with --reference_column"
-                )
+            sentence = f"reward function '{name}' expects {_TRUTH}, and no row has one; " + (
+                "rewards get no columns; name the reference's, such as --reference_column answer"
+                if shown == "none"
+                else f"the columns that rewards get are {shown}: take one of these, or name the column of the "
+                "reference with --reference_column"
             )
             if isinstance(rule, CompletionsRule) or getattr(rule, "__module__", "").startswith(_OURS):
                 raise ThreestepError(sentence)
