@@ -65,6 +65,7 @@ def run_program(
 
 def _run(main: Callable[[Sequence[str]], object]) -> None:
     try:
+        _check_readable(sys.argv[1:])
         main(sys.argv[1:])
     except ThreestepError as mistake:
         _exit_with(str(mistake), MISTAKE_EXIT_CODE)
@@ -79,6 +80,16 @@ def _run(main: Callable[[Sequence[str]], object]) -> None:
         if _world_size() == 1:
             raise
         _end_among_ranks(problem)
+
+
+def _check_readable(words: Sequence[str]) -> None:
+    """ThreestepError for a word, such as a file's name, that is not of the locale's encoding: nothing can write it."""
+    for word in words:
+        if any("\udc80" <= sign <= "\udcff" for sign in word):  # as Python marks such bytes (PEP 383)
+            raise ThreestepError(
+                f"{ascii(word)} is not in the encoding of this locale ({sys.getfilesystemencoding()}); set "
+                "LC_ALL=C.UTF-8 or PYTHONUTF8=1, or rename the file"
+            )
 
 
 def _redact_streams() -> None:

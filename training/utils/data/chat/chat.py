@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT, ChatArguments
+from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT, OMIT, ChatArguments
 from training.utils.data.chat.beginning import template_prompt
 from training.utils.data.chat.rendering import ChatTemplate, TemplateRefused
 from training.utils.data.chat.spans import ReadConversation, TurnFinder
@@ -30,6 +30,7 @@ from training.utils.data.chat.style import (
     save_style,
     saved_beside,
 )
+from training.utils.data.chat.unread import UnreadParts
 from training.utils.data.files.digests import hash_text
 from training.utils.data.rows.tokenize import (
     Dropped,
@@ -153,6 +154,8 @@ def parts_of_chat(chat: ChatArguments, tokenizer: Any, chooses_turns: bool) -> d
     }
     if chooses_turns:
         parts["train_turns"] = chat.train_turns
+    if chat.unread_reasoning != OMIT:
+        parts["unread_reasoning"] = chat.unread_reasoning
     return parts
 
 
@@ -222,6 +225,11 @@ class ChatTokenizer:
             return self._tokenizer.backend_tokenizer.decode_batch(ids, skip_special_tokens=False)
         return self._tokenizer.batch_decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
+    def unread(self, conversation: Conversation) -> UnreadParts:
+        """Return the check of what the conversation's template does not read."""
+        finder = self.finder(conversation.tools, conversation.template_kwargs)
+        return UnreadParts(finder.template, self._chat.unread_reasoning, self.added)
+
     # Conversation -> pieces.
 
     def sentence(self, conversation: Conversation, train_turns: str) -> list[TextPiece] | None:
@@ -253,6 +261,12 @@ class ChatTokenizer:
             return True
         prompt = _opened(finder, replace(conversation, messages=earlier))
         return "".join(piece.text for piece in pieces).startswith(prompt.text)
+
+    def leaves_out_text(self, conversation: Conversation) -> bool:
+        """True if the template does not write the assistant's text beside a call (gpt-oss's earlier turns)."""
+        if not any(message.get("tool_calls") and message["content"] for message in conversation.messages):
+            return False
+        return self.finder(conversation.tools, conversation.template_kwargs).read(conversation).left_out > 0
 
     def prompt(self, conversation: Conversation) -> list[TextPiece]:
         """The conversation with the generation prompt. Raises BadConversation."""

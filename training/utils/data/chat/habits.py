@@ -161,8 +161,11 @@ def _with_ends(habits: TemplateHabits, after_b: str, after_d: str, end_token: st
             f"--end_of_conversation_token: the chat template writes {after_d!r} after the assistant's last text "
             f"and not '{end_token}'; leave the flag out, or change the template"
         )
-    ends = dict.fromkeys(match.group() for match in (last, earlier) if match is not None)
-    return replace(habits, ends=tuple(ends))
+    # What ends both turns: <|END_RESPONSE|><|END_OF_TURN_TOKEN|> of Cohere's, of which the model stops at the last.
+    both = list(habits.special.finditer(commonprefix([after_b, after_d]))) if habits.special else []
+    ends = dict.fromkeys(match.group() for match in (*both[-1:], last, earlier) if match is not None)
+    inner = {match.group() for match in both[:-1]}
+    return replace(habits, ends=tuple(end for end in ends if end not in inner))
 
 
 def _between(text: str, one: str, other: str) -> str:

@@ -21,6 +21,7 @@ How turns are found in one rendering of the whole conversation:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections import Counter
@@ -121,6 +122,11 @@ class TurnFinder:
         return self._habits.ends
 
     @property
+    def template(self) -> ChatTemplate:
+        """The template, for what is found by rendering alone."""
+        return self._template
+
+    @property
     def template_text(self) -> str:
         """The template's source."""
         return self._template.text
@@ -143,19 +149,18 @@ class TurnFinder:
         """
         if not any(message.get("tool_calls") for message in conversation.messages):
             return self._read(conversation, generation_prompt)[0]
-        refusal, second_best = None, None
+        refusals, second_best = [], None
         for messages in forms_of_calls(conversation.messages):
             try:
                 read, is_json = self._read(replace(conversation, messages=messages), generation_prompt)
             except BadConversation as refused:
-                refusal = refusal or refused
+                refusals.append(refused)
                 continue
             if is_json:
                 return read
             second_best = second_best or read
-        if second_best is None:
-            assert refusal is not None, "there is the given form"
-            raise refusal
+        if second_best is None:  # the template's own refusal may be that of a form alone
+            raise next((each for each in refusals if not isinstance(each.__cause__, TemplateRefused)), refusals[0])
         return second_best
 
     def _read(self, conversation: Conversation, generation_prompt: bool) -> tuple[ReadConversation, bool]:
@@ -166,9 +171,7 @@ class TurnFinder:
         if evidence.marks:
             begun = self._of_marks(evidence, places, conversation)
         else:
-            begins = self._behind_headers(evidence, len(places), generation_prompt)
-            if begins is None:
-                begins = [self._behind_prompt(evidence, place, conversation) for place in places]
+            begins = self._begins(evidence, places, conversation, generation_prompt)
             begun = [(place, begin, begin) for place, begin in zip(places, begins, strict=True)]
         turns, text = self._ended(begun, evidence, conversation), evidence.plain
         left_out, is_json = _check(turns, evidence, conversation, self._template.literals)
@@ -240,6 +243,13 @@ class TurnFinder:
 
     # Where turns begin.
 
+    def _begins(
+        self, evidence: _Evidence, places: Sequence[int], conversation: Conversation, generation_prompt: bool
+    ) -> list[int]:
+        """Where each turn of `places` begins: behind what asks for it."""
+        begins = self._behind_headers(evidence, len(places), generation_prompt)
+        return begins or [self._behind_prompt(evidence, place, conversation) for place in places]
+
     def _of_marks(
         self, evidence: _Evidence, places: Sequence[int], conversation: Conversation
     ) -> list[tuple[int, int, int]]:
@@ -253,14 +263,25 @@ class TurnFinder:
                 place = places[number]
             else:  # a mark around a tool call without texts belongs to the turn before it
                 place = begun[-1][0] if begun else places[0] if places else 0
-            begin += next((len(head) for head in self._habits.headers if evidence.masked.startswith(head, begin)), 0)
-            begun.append((place, begin, max(begin, end)))
+            begun.append((place, begin, end))
         if any(place not in places for place, _, _ in begun):
             raise BadConversation(
                 f"{conversation.where}: the chat template's {{% generation %}} marks contain a message of another role "
                 "than the assistant"
             )
-        return begun
+        try:
+            begins = dict(zip(places, self._begins(evidence, places, conversation, False), strict=True))
+        except BadConversation:
+            return begun
+        # Marks may begin before the prompt ends, and mark what follows a turn that has ended (Phi-3's <|endoftext|>).
+        clipped: list[tuple[int, int, int]] = []
+        for place, begin, end in begun:
+            before = clipped[-1] if clipped and clipped[-1][0] == place else None
+            ended = before and evidence.masked[: before[2]].rstrip().endswith(self._habits.ends)
+            if ended and not _MASKED.search(evidence.masked, begin, end):
+                continue
+            clipped.append((place, min(end, begin if before else max(begin, begins[place])), end))
+        return clipped
 
     def _behind_headers(self, evidence: _Evidence, turns: int, generation_prompt: bool) -> list[int] | None:
         """Ends of the template's assistant headers; None if there are more or fewer of them than turns."""
@@ -345,16 +366,43 @@ class TurnFinder:
             return self._end_of_turn(masked, turn.last, turn.limit)
         same = turn.begin + len(commonprefix([own, masked[turn.begin :]]))
         if same < turn.begin + len(own):  # the template writes the last turn, or its end, otherwise
+            end = self._last_end(masked, turn.last, same, known=True)
+            if end is not None:
+                return end
             match = next((m for m in self._specials(masked, turn.last, turn.limit) if m.end() > same), None)
             if match and match.start() <= same:
                 return match.end()
             return self._end_of_turn(masked, turn.last, turn.limit)
-        close = turn.begin + len(own.rstrip())
-        for match in self._specials(masked, turn.last, close):
-            if match.end() == close:
-                return close
+        close = turn.begin + len(own)
+        end = self._last_end(masked, turn.last, close)
+        if end is not None:
+            return end
         follows = self._habits.following(masked, close)
         return follows.end() if follows and follows.end() <= turn.limit else None
+
+    def _last_end(self, masked: str, begin: int, close: int, known: bool = False) -> int | None:
+        """End of the special tokens with which the text before `close` ends: of the last one that ends answers, too;
+        where there is none, of the last one, unless it ends a call of several. None without, and with `known` where
+        only the latter is left."""
+        last = []
+        for match in reversed(list(self._specials(masked, begin, close))):
+            if masked[match.end() : close].strip():
+                break
+            last.append(match)
+            close = match.start()
+        for match in last:
+            if match.group() in self._habits.ends:
+                return match.end()
+        return last[0].end() if last and not known and not self._closes_calls(last[0].group()) else None
+
+    def _closes_calls(self, token: str) -> bool:
+        """True if the template writes a token behind each of two calls (DeepSeek R1's): the turn goes on."""
+        question, one, _ = _CALLED
+        for messages in forms_of_calls([question, {**one, "tool_calls": [_CALL, {**_CALL, "id": "call00002"}]}]):
+            with contextlib.suppress(TemplateRefused):
+                if self._template.render(messages).text.count(token) > 1:
+                    return True
+        return False
 
     def _own_text(self, turn: _Open, evidence: _Evidence, conversation: Conversation) -> str | None:
         """The text of a turn that ends a conversation, without thoughts that the template leaves out where more

@@ -228,13 +228,22 @@ def end_of_conversation_id(tokenizer: Any, token: str | None) -> int:
             )
         return int(tokenizer.eos_token_id)
     ids = tokenizer(token, add_special_tokens=False)["input_ids"]
-    if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
-        problem = "unknown to it" if tokenizer.unk_token_id in ids else f"{len(ids)} tokens"
+    # GPT-2's unk token is also its eos, so the id alone does not show that a text is unknown.
+    unknown = tokenizer.unk_token_id in ids and str(tokenizer.unk_token) not in token
+    if len(ids) != 1 or unknown:
+        problem = "unknown to it" if unknown else f"{len(ids)} tokens"
         raise ThreestepError(
             f"--end_of_conversation_token expects one token of {named_tokenizer(tokenizer)}, got '{token}', which is "
             f"{problem}; use one of its special tokens, or leave the flag out to use its eos token"
         )
     return int(ids[0])
+
+
+def token_id(tokenizer: Any, token: str) -> int | None:
+    """The id of a token of the vocabulary; None for another text, whose id transformers gives as that of unk, which in
+    GPT-2 is eos."""
+    index = tokenizer.convert_tokens_to_ids(token)
+    return index if index is not None and tokenizer.convert_ids_to_tokens(index) == token else None
 
 
 def named_tokenizer(tokenizer: Any) -> str:

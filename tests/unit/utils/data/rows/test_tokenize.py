@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from tests.conftest import SENTENCES, train_tokenizer
 from training.utils.base.errors import ThreestepError
 from training.utils.data.rows.tokenize import (
     Dropped,
@@ -18,6 +21,7 @@ from training.utils.data.rows.tokenize import (
     fit_sentences,
     named_tokenizer,
     require_pad_token,
+    token_id,
 )
 
 PROMPT, RESPONSE = "Human: What is 2 + 3? Assistant:", " 2 + 3 is 5."
@@ -154,6 +158,20 @@ def test_an_end_token_that_is_unknown():
     assert end_of_conversation_id(tokenizer, "</s>") == 1
     with pytest.raises(ThreestepError, match="got '<end>', which is unknown to it"):
         end_of_conversation_id(tokenizer, "<end>")
+
+
+def test_an_unknown_token_that_ends_a_response():
+    """unk, bos, eos and pad are one token in GPT-2, OPT, Pythia and StarCoder."""
+    tokenizer = train_tokenizer(SENTENCES, pad_is_eos=True)
+    tokenizer.unk_token = tokenizer.bos_token = tokenizer.eos_token
+    assert tokenizer.unk_token_id == tokenizer.pad_token_id == tokenizer.eos_token_id
+    assert end_of_conversation_id(tokenizer, tokenizer.eos_token) == tokenizer.eos_token_id
+    assert TextTokenizer(tokenizer, tokenizer.eos_token).end_id == tokenizer.eos_token_id
+    assert token_id(tokenizer, tokenizer.eos_token) == tokenizer.eos_token_id
+    assert token_id(tokenizer, "<|im_end|>") is None
+    for other in ("<|im_end|>", f"{tokenizer.eos_token} and more"):
+        with pytest.raises(ThreestepError, match=rf"got '{re.escape(other)}', which is \d+ tokens"):
+            end_of_conversation_id(tokenizer, other)
 
 
 def test_a_tokenizer_without_eos(tiny_tokenizer):
