@@ -83,6 +83,7 @@ class ChatTemplate:
         self.text = text
         self.has_marks = _MARK.search(text) is not None
         self._variables = dict(variables)
+        self.eos_token = str(variables.get("eos_token") or "")
         self.literals = _literals_in_tests(text)
         if text not in _tried:
             check_first_renderings(self._try_out)

@@ -247,7 +247,7 @@ class TurnFinder:
         self, evidence: _Evidence, places: Sequence[int], conversation: Conversation, generation_prompt: bool
     ) -> list[int]:
         """Where each turn of `places` begins: behind what asks for it."""
-        begins = self._behind_headers(evidence, len(places), generation_prompt)
+        begins = self._behind_headers(evidence, places, generation_prompt)
         return begins or [self._behind_prompt(evidence, place, conversation) for place in places]
 
     def _of_marks(
@@ -255,11 +255,12 @@ class TurnFinder:
     ) -> list[tuple[int, int, int]]:
         """The template's marks as (message, begin, end)."""
         begun: list[tuple[int, int, int]] = []
-        for number, (begin, end) in enumerate(evidence.marks):
+        marks = [mark for mark in evidence.marks if mark[0] < mark[1]]
+        for number, (begin, end) in enumerate(marks):
             low, high = np.searchsorted(evidence.origin.positions_M, [begin, end])
             if low < high:
                 place = int(evidence.origin.messages_M[low])
-            elif len(evidence.marks) == len(places):
+            elif len(marks) == len(places):
                 place = places[number]
             else:  # a mark around a tool call without texts belongs to the turn before it
                 place = begun[-1][0] if begun else places[0] if places else 0
@@ -283,8 +284,8 @@ class TurnFinder:
             clipped.append((place, min(end, begin if before else max(begin, begins[place])), end))
         return clipped
 
-    def _behind_headers(self, evidence: _Evidence, turns: int, generation_prompt: bool) -> list[int] | None:
-        """Ends of the template's assistant headers; None if there are more or fewer of them than turns."""
+    def _behind_headers(self, evidence: _Evidence, places: Sequence[int], generation_prompt: bool) -> list[int] | None:
+        """Ends of the template's assistant headers; None if they do not fit the turns of `places`."""
         if not self._habits.headers:
             return None
         begins = []
@@ -295,7 +296,14 @@ class TurnFinder:
             begins.append(match.start() + len(header))
         if generation_prompt and not self._habits.missing_prompt and begins and begins[-1] == len(evidence.masked):
             begins.pop()
-        return begins if len(begins) == turns else None
+        if len(begins) != len(places):
+            return None
+        # A header may stand in the template's own words, such as its system prompt, before the messages before a turn.
+        positions_M, messages_M = evidence.origin.positions_M, evidence.origin.messages_M
+        for place, begin in zip(places, begins, strict=True):
+            if (positions_M[messages_M == place - 1] > begin).any():
+                return None
+        return begins
 
     def _behind_prompt(self, evidence: _Evidence, place: int, conversation: Conversation) -> int:
         """Beginning of the turn of message `place`: after the messages before it and the generation prompt.
@@ -349,8 +357,8 @@ class TurnFinder:
 
     def _end_of_turn(self, masked: str, begin: int, limit: int) -> int | None:
         if self._habits.is_open:
-            match = self._habits.following(masked, begin)
-            return match.end() if match and match.end() <= limit else None
+            match = next(self._specials(masked, begin, limit), None)
+            return match.end() if match else None
         ends = [at + len(token) for token in self._habits.ends if (at := masked.find(token, begin, limit)) >= 0]
         if ends:
             return min(ends)
@@ -363,7 +371,7 @@ class TurnFinder:
         own = self._own_text(turn, evidence, conversation)
         masked = evidence.masked
         if own is None:
-            return self._end_of_turn(masked, turn.last, turn.limit)
+            return self._known_end(turn, evidence, conversation)
         same = turn.begin + len(commonprefix([own, masked[turn.begin :]]))
         if same < turn.begin + len(own):  # the template writes the last turn, or its end, otherwise
             end = self._last_end(masked, turn.last, same, known=True)
@@ -372,13 +380,25 @@ class TurnFinder:
             match = next((m for m in self._specials(masked, turn.last, turn.limit) if m.end() > same), None)
             if match and match.start() <= same:
                 return match.end()
-            return self._end_of_turn(masked, turn.last, turn.limit)
+            return self._known_end(turn, evidence, conversation)
         close = turn.begin + len(own)
         end = self._last_end(masked, turn.last, close)
         if end is not None:
             return end
         follows = self._habits.following(masked, close)
         return follows.end() if follows and follows.end() <= turn.limit else None
+
+    def _known_end(self, turn: _Open, evidence: _Evidence, conversation: Conversation) -> int:
+        """End of a call by the tokens that end answers. Raises BadConversation without one."""
+        ends = [match.end() for match in self._specials(evidence.masked, turn.last, turn.limit)
+                if match.group() in self._habits.ends]  # fmt: skip
+        if not ends:
+            raise BadConversation(
+                f"{conversation.where}, message {turn.message + 1} (assistant): cannot tell where its call ends: the "
+                "chat template writes the conversation up to it otherwise than with what follows; put "
+                "{% generation %} marks into the template, or leave the row out (--bad_conversations drop)"
+            )
+        return ends[0]
 
     def _last_end(self, masked: str, begin: int, close: int, known: bool = False) -> int | None:
         """End of the special tokens with which the text before `close` ends: of the last one that ends answers, too;
@@ -405,13 +425,15 @@ class TurnFinder:
         return False
 
     def _own_text(self, turn: _Open, evidence: _Evidence, conversation: Conversation) -> str | None:
-        """The text of a turn that ends a conversation, without thoughts that the template leaves out where more
-        follows; None where it is not known."""
+        """The text of a turn that ends a conversation, without thoughts and text that the template leaves out where
+        more follows; None where it is not known."""
         *earlier, message = evidence.masks.messages[: turn.message + 1]
-        for key in REASONING_KEYS:
-            thought = _MASKED.search(message.get(key) or "")
-            if thought and thought.group() not in evidence.masked[turn.begin : turn.limit]:
+        for key in (*REASONING_KEYS, "content"):
+            text = message.get(key)
+            hidden = _MASKED.search(text) if isinstance(text, str) else None
+            if hidden and hidden.group() not in evidence.masked[turn.begin : turn.limit]:
                 message = {name: value for name, value in message.items() if name != key}
+                message = {**message, "content": ""} if key == "content" else message
         try:
             text = self._render(conversation, [*earlier, message], generation_prompt=False).text
         except BadConversation:
@@ -457,14 +479,17 @@ def _check(
     for turn in turns:
         turn_texts[turn.message] = turn_texts.get(turn.message, "") + evidence.plain[turn.begin : turn.end]
     is_json = True
-    for place, text in turn_texts.items():
-        message = conversation.messages[place]
-        is_json &= _check_calls(message, text, f"{where}, message {place + 1} ({message['role']})")
+    for place, message in enumerate(conversation.messages):
+        if message.get("tool_calls"):  # marks may leave a turn out, which is written all the same
+            written_text = turn_texts.get(place, evidence.plain)
+            is_json &= _check_calls(message, written_text, f"{where}, message {place + 1} ({message['role']})")
     left_out = 0
+    # A template may cut a text at a tag that it looks for, as at </think>.
+    tags = [literal for literal in literals if len(literal) > 2 and not literal.replace(" ", "").isalnum()]
     for number, masked in enumerate(evidence.masks.texts):
         message = conversation.messages[masked.message]
         named = f"{where}, message {masked.message + 1} ({message['role']})"
-        cut = any(literal in masked.text for literal in literals)
+        cut = any(tag in masked.text for tag in tags)
         if masked.masked and number not in written and not cut:
             if not _may_vanish(message, masked.kind):
                 raise BadConversation(f"{named}: the chat template omits its text: {masked.text[:60]!r}")

@@ -22,7 +22,15 @@ from training.utils.base.credentials import redacted, redacted_value
 from training.utils.base.errors import ThreestepError
 from training.utils.data.files.content import UTF_8, encoding_of, start_of, unpacked
 from training.utils.data.files.digests import digest_file, hash_text
-from training.utils.data.files.listing import LeftOut, check_versions, each_once, holds_rows, list_folder, list_pattern, without_hidden
+from training.utils.data.files.listing import (
+    LeftOut,
+    check_versions,
+    each_once,
+    holds_rows,
+    list_folder,
+    list_pattern,
+    without_hidden,
+)
 
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _EVALUATION_PART = re.compile(r"(test|validation|valid|val|eval|dev)([-_.]|$)")
@@ -96,9 +104,7 @@ def _find_remote(address: str, endings: tuple[str, ...], flag: str, left_out: Le
         return [files.unstrip_protocol(name) for name in paths]
 
 
-def _checked_folder(
-    files: list[str], endings: tuple[str, ...], folder: str, flag: str, left_out: LeftOut
-) -> list[str]:
+def _checked_folder(files: list[str], endings: tuple[str, ...], folder: str, flag: str, left_out: LeftOut) -> list[str]:
     if not files:
         suffixes = [ending for ending in endings if not ending.endswith(_COMPRESSED)]
         but = f", but {len(left_out.hidden)} hidden ones; name the folder they are in" if left_out.hidden else ""
@@ -219,7 +225,9 @@ def _reading(name: str) -> Iterator[None]:
     except UnicodeDecodeError as error:
         if error.encoding == "utf-8":
             raise
-        raise ThreestepError(f"'{name}' begins as {error.encoding} and is not: {error.reason}; save it as UTF-8") from error
+        raise ThreestepError(
+            f"'{name}' begins as {error.encoding} and is not: {error.reason}; save it as UTF-8"
+        ) from error
     except Exception as error:
         first_line = (str(error).splitlines() or [""])[0]
         remedy = "install the package it names" if isinstance(error, ImportError) else "check the address"
