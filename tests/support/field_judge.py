@@ -35,6 +35,7 @@ _KEPT = re.compile(r"(<[^<>\s]{1,40}>|\[/?[A-Z]+\])")
 _THOUGHT_TAG = re.compile(
     r"</?(?:[a-z_:]*think\w*)>|\u25c1/?think\u25b7|\[/?THINK\]|<\|(?:START|END)_THINKING\|>|<\|?channel\|?>"
 )
+_EMPTY_THOUGHT = re.compile(r"<(\w*think)>\s*</\1>\s*|\[THINK\]\[/THINK\]|<\|START_THINKING\|><\|END_THINKING\|>")
 
 MARKED_PROMPT = "mask: the template's marks begin inside the prompt, and so does the loss"
 
@@ -114,7 +115,7 @@ class TemplateJudge:
             (form, body, text)
             for length in lengths
             for form, body, plain in self.forms(messages[:length], tools)
-            for text in self._texts(body, plain, tools)
+            for text in self.texts(body, plain, tools)
         ]
         same = [(form, body, text) for form, body, text in candidates if self.ids(text) == ids]
         if not candidates:
@@ -135,7 +136,7 @@ class TemplateJudge:
             judged.append(one)
         return min(judged, key=lambda one: len(one.wrong))
 
-    def _texts(self, body: Sequence[Message], plain: str, tools: Any) -> Iterator[str]:
+    def texts(self, body: Sequence[Message], plain: str, tools: Any) -> Iterator[str]:
         """The rendering; the same with the answer behind its whole prompt; each with the next speaker's token, if that
         is what stops the model."""
         texts = [plain]
@@ -254,7 +255,7 @@ class TemplateJudge:
         return "other text"
 
     def turns(self, body: Sequence[Message], tools: Any, text: str) -> list[Expected]:
-        """The turns of the assistant in a rendering, or in one with a prompt or stop added (`_texts`)."""
+        """The turns of the assistant in a rendering, or in one with a prompt or stop added (`texts`)."""
         plain = self.render(body, tools)
         assert plain is not None
         shared = len(os.path.commonprefix([plain, text]))
@@ -322,7 +323,10 @@ class TemplateJudge:
             at = plain.rfind(header[:size], start, max(first, start + size))
             if at >= 0:
                 low = at + min(base, size)
-                begin = low, max(low, min(at + size, first))
+                high = max(low, min(at + size, first))
+                # A template may write an empty thought that another prompt of its would hold.
+                empty = _EMPTY_THOUGHT.match(plain, low, max(first, low))
+                begin = low, max(high, empty.end() if empty else 0)
                 break
         else:
             begin = start, first
