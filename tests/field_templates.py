@@ -200,7 +200,7 @@ def _judged(
 
 def _reported(cell: Cell, log: str) -> Cell:
     """The cell without the losses that the log names: nothing is lost without a word."""
-    said = [part for part in re.split(r"[,;\n]", log) if REPORTS.search(part.replace(OTHER_PROMPT, ""))]
+    said = [part for part in re.split(r"[;\n]|, (?=\d)", log) if REPORTS.search(part.replace(OTHER_PROMPT, ""))]
     named = {
         kind: [part.strip() for part in said if re.search(words, part)]
         for kind in cell.kinds
