@@ -303,10 +303,13 @@ class ChatTokenizer:
         """
         prompt, last = start.text, read.turns[-1]
         if read.text.startswith(prompt):
-            return read if last.end > len(prompt) else None
+            if last.end <= len(prompt):
+                return None
+            # An answer may begin with what the prompt ends with: the tag of a thought.
+            return replace(read, turns=(*read.turns[:-1], replace(last, begin=max(last.begin, len(prompt)))))
         begin = next(turn.begin for turn in read.turns if turn.message == last.message)
         answer, added = read.text[begin : last.end], prompt[begin:]
-        if not prompt.startswith(read.text[:begin]) or not _may_precede(added, answer, self.special):
+        if not prompt.startswith(read.text[:begin]) or not _may_precede(added, answer):
             return None
         turn = replace(last, begin=len(prompt), end=len(prompt) + len(answer))
         return replace(read, text=prompt + read.text[begin:], turns=(*start.turns, turn))
@@ -367,15 +370,15 @@ def _opened(finder: TurnFinder, conversation: Conversation) -> ReadConversation:
     return finder.read(conversation, generation_prompt=True)
 
 
-def _may_precede(added: str, answer: str, special: Sequence[str]) -> bool:
+def _may_precede(added: str, answer: str) -> bool:
     """True if an answer may follow the text that the generation prompt adds to the header: every tag is closed, as in
-    "<think></think>", the answer has none of them, and besides there is no special token."""
+    "<think></think>", the answer has none of them, and besides there is white space alone."""
     tags = _TAG.findall(added)
     opened = Counter(name for slash, name in tags if not slash)
     closed = Counter(name for slash, name in tags if slash)
     rest = _TAG.sub("", added)
     tags_in = {name for _, name in _TAG.findall(answer)}
-    return opened == closed and not tags_in & opened.keys() and not any(token in rest for token in special)
+    return opened == closed and not tags_in & opened.keys() and not rest.strip()
 
 
 def joined(pieces: Sequence[TextPiece], ids: Sequence[Ids]) -> EncodedConversation:

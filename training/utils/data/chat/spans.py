@@ -311,6 +311,12 @@ class TurnFinder:
         The two renderings are aligned at the last character of those messages: a template may write earlier ones
         differently.
         """
+        if place == 0:  # templates read the first message, and there is none before this one
+            before_text = next(iter(evidence.origin.positions_M.tolist()), 0)
+            for header in self._habits.headers:
+                at = evidence.masked.rfind(header, 0, before_text)
+                if at >= 0:
+                    return at + len(header)
         earlier = self._render(conversation, evidence.masks.messages[:place], generation_prompt=True).text
         before = evidence.origin.positions_M[evidence.origin.messages_M < place]
         begin = int(before.max()) + 1 if len(before) else 0

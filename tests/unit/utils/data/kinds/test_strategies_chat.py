@@ -11,7 +11,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.data.build.build import build_phase
 from training.utils.data.chat.arguments import UNREAD_REASONING, ChatArguments
 from training.utils.data.chat.chat import parts_of_chat
-from training.utils.data.kinds.strategies import asks_nothing
+from training.utils.data.kinds.strategies import CROSSED, asks_nothing
 from training.utils.data.rows.documents import responses_document, sentence_document
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.data.sources.registry import register_dataset
@@ -244,7 +244,7 @@ def test_a_pair_of_messages(talks):
 
 
 def test_a_prompt_has_the_same_ids_in_all_phases(talks):
-    row = {"prompt": TALK[:3], "chosen": TALK[3:], "rejected": [{**TALK[3], "content": "\n3"}], "reference": 7}
+    row = {"prompt": TALK[:3], "chosen": TALK[3:], "rejected": [{**TALK[3], "content": "3"}], "reference": 7}
     for template, given in (("chatml", {}), ("llama3", {}), ("empty_thought", {"enable_thinking": False})):
         sentence, pair, prompt = (talks(phase, [row], template, **given)[0].train[0] for phase in (1, 2, 3))
         ids = prompt.flipped_prompt_ids[::-1].tolist()
@@ -254,6 +254,17 @@ def test_a_prompt_has_the_same_ids_in_all_phases(talks):
         tokenizer = chat_tokenizer(chat_template(template))
         asked = tokenizer.apply_chat_template(TALK[:3], tokenize=False, add_generation_prompt=True, **given)
         assert prompt.prompt_text == asked
+
+
+def test_a_token_across_the_edge_of_a_prompt_is_counted(talks):
+    """A pair shares the tokens before it, and each response has the ids that it has behind the prompt."""
+    answers = [[{**TALK[3], "content": text}] for text in ("\n3", "3")]
+    built, tokenizer = talks(2, [{"prompt": TALK[:3], "chosen": answers[0], "rejected": answers[1]}])
+    assert built.report.train.noted == {CROSSED: 1}
+    (row,) = built.train
+    for answer, ids in zip(answers, row.response_ids, strict=True):
+        whole = tokenizer.apply_chat_template([*TALK[:3], *answer])["input_ids"]
+        assert [*row.prompt_ids, *ids] == whole[: len(row.prompt_ids) + len(ids)]
 
 
 def test_pairs_of_plain_texts(flags):
