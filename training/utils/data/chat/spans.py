@@ -274,7 +274,11 @@ class TurnFinder:
                 "than the assistant"
             )
         if not begins:
-            return begun
+            heads = self._habits.headers
+            return [
+                (place, begin + next((len(head) for head in heads if evidence.masked.startswith(head, begin)), 0), end)
+                for place, begin, end in begun
+            ]
         # Marks may begin before the prompt ends, and mark what follows a turn that has ended (Phi-3's <|endoftext|>).
         clipped: list[tuple[int, int, int]] = []
         for place, begin, end in begun:
