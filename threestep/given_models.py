@@ -254,11 +254,12 @@ def _is_method(kind: type, name: str, own: Mapping[str, Any]) -> bool:
 
 def _check_tokenizer(tokenizer: Any, folder: Path) -> None:
     """ThreestepError if the tokenizer's files hold another one than the object."""
-    from transformers import AutoTokenizer
+    from training.utils.models.families.tokenizer_files import read_tokenizer
 
     given = getattr(tokenizer, "tokenizer", tokenizer)  # a processor's
+    _check_origin(given)
     try:
-        read = AutoTokenizer.from_pretrained(folder)
+        read, _ = read_tokenizer(folder)
     except (OSError, ValueError) as problem:
         raise ThreestepError(f"the tokenizer's files cannot be read again: {first_line(problem)}") from problem
 
@@ -279,6 +280,26 @@ def _check_tokenizer(tokenizer: Any, folder: Path) -> None:
         raise ThreestepError(
             f"tokenizer expects one that its files hold, and this {_kind(given)}, saved and read again, has another "
             f"{odd}: something of it is in memory alone; change what is saved (its files, add_tokens, chat_template)"
+        )
+
+
+def _check_origin(given: Any) -> None:
+    """ThreestepError if the tokenizer was read from files by a class that makes other ids than their tokenizer.json."""
+    from transformers import PreTrainedTokenizerFast
+
+    from training.utils.models.families.tokenizer_files import read_tokenizer, text_ids
+
+    origin = getattr(given, "name_or_path", None)
+    if type(given) is PreTrainedTokenizerFast or not origin or not Path(origin).is_dir():
+        return
+    try:
+        in_file, _ = read_tokenizer(origin)
+    except (OSError, ValueError):  # the folder is no longer a tokenizer's
+        return
+    if type(in_file) is PreTrainedTokenizerFast and text_ids(given) != text_ids(in_file):
+        raise ThreestepError(
+            f"tokenizer makes other ids than the tokenizer.json of '{origin}': transformers read it as a "
+            f"{_kind(given)}; give transformers.PreTrainedTokenizerFast.from_pretrained('{origin}')"
         )
 
 

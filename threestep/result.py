@@ -72,10 +72,10 @@ class Result:
     @functools.cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's tokenizer, with its chat template; loaded at the first use. ThreestepError as of `model`."""
-        import transformers
+        from training.utils.models.families.tokenizer_files import read_tokenizer
 
         self._check_model()
-        return transformers.AutoTokenizer.from_pretrained(self.model_folder)
+        return read_tokenizer(self.model_folder)[0]
 
     @property
     def metrics(self) -> list[dict[str, Any]]:

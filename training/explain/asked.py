@@ -156,9 +156,9 @@ def _tokenizer(given: str | None, run: Path, settings: dict[str, Any]) -> Any:
     """The tokenizer that is named, or the run's; None without one."""
     for place in [Path(given)] if given else _models(run, settings):
         if (place / "tokenizer_config.json").is_file():
-            from transformers import AutoTokenizer
+            from training.utils.models.families.tokenizer_files import read_tokenizer
 
-            return AutoTokenizer.from_pretrained(place)
+            return read_tokenizer(place)[0]
     if given:
         raise ThreestepError(f"--tokenizer expects a folder with a tokenizer, got {given}")
     return None

@@ -15,7 +15,6 @@ from training.utils.data.chat.arguments import AS_STORED
 from training.utils.data.chat.chat import ChatTokenizer, adopt_style, text_maker
 from training.utils.data.kinds.parallel_thinking import parallel_tags
 from training.utils.data.sources.formats.messages import (
-    BadConversation,
     Conversation,
     Message,
     checked_messages,
@@ -91,8 +90,8 @@ class Scorer:
         else:
             text = prompt if isinstance(prompt, str) else prompt_text(prompt, None, _WHERE)
             response = f" {response.strip()}"
-        [prompt_ids] = self.texts.encode_prompts([text])
-        [response_ids] = self.texts.encode_responses([text], [prompt_ids], [response])
+        [encoded] = self.texts.encode_sentences([text], [[response]])
+        prompt_ids, response_ids = encoded.parts
         return prompt_ids, response_ids
 
 
@@ -103,10 +102,8 @@ def _ids_of_messages(texts: ChatTokenizer, messages: Sequence[Message], response
     if found is None:
         raise ThreestepError(f"{_WHERE}: the reward model's chat template renders an answer without its prompt")
     prompt, answers = found
-    [ids] = texts.encode([[*prompt, *answers]], [_WHERE])
-    if isinstance(ids, BadConversation):
-        raise ids
-    return [token for piece in ids[: len(prompt)] for token in piece], ids[-1]
+    [encoded] = texts.encode([[*prompt, *answers]], [len(prompt)])
+    return [token for piece in encoded.parts[: len(prompt)] for token in piece], encoded.parts[-1]
 
 
 def load_answer_scorer(

@@ -18,7 +18,6 @@ from training.utils.data.kinds.strategies import ChatText
 from training.utils.data.kinds.table import KINDS
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, TooLong, fit_sentences
 from training.utils.data.sources.create import create_raw_dataset
-from training.utils.data.sources.formats.messages import BadConversation
 from training.utils.setup.media import after_cut, held_media
 
 if TYPE_CHECKING:
@@ -115,9 +114,8 @@ def _sentence(line: dict[str, Any]) -> str:
 
 
 def _as_stored(columns: tuple[list[str], ...], texts: TextTokenizer) -> Iterator[_Encoded]:
-    prompt_ids = texts.encode_prompts(columns[0])
-    responses = (texts.encode_responses(columns[0], prompt_ids, column) for column in columns[1:])
-    for prompt, *pair in zip(prompt_ids, *responses, strict=True):
+    for encoded in texts.encode_sentences(columns[0], list(zip(*columns[1:], strict=True))):
+        prompt, *pair = encoded.parts
         yield _Encoded(prompt, pair)
 
 
@@ -130,10 +128,9 @@ def _under_template(path: str, raw: PromptRawDataset, strategy: ChatText, media:
         except Dropped as reason:
             yield reason
             continue
-        [ids] = strategy.encode([read])
-        if isinstance(ids, BadConversation):
-            raise ids
-        prompt, responses = [token for piece in ids[: read.prompts] for token in piece], ids[read.prompts :]
+        [encoded] = strategy.encode([read])
+        prompt = [token for piece in encoded.parts[: read.prompts] for token in piece]
+        responses = encoded.parts[read.prompts :]
         spans: tuple[Any, ...] = ()
         if media is not None:
             spans = media.spans(prompt, read.media, read.where)

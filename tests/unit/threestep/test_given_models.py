@@ -4,12 +4,13 @@ are trained as they are: tests/end_to_end/test_given_models.py."""
 from __future__ import annotations
 
 import copy
+import json
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 from tests.conftest import SENTENCES, train_tokenizer
 from tests.support.tiny_models import tiny_causal_lm, tiny_config
@@ -279,6 +280,13 @@ def test_a_tokenizer_is_what_its_files_hold(tokenizer, tmp_path):
         ThreestepError, match="^tokenizer expects one that its files hold, and this Upper, saved and read"
     ):
         given_of(made(), other, tmp_path)
+    tokenizer.save_pretrained(tmp_path / "misread")
+    config = tmp_path / "misread" / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "tokenizer_class": "LlamaTokenizerFast"}))
+    misread = AutoTokenizer.from_pretrained(tmp_path / "misread")
+    with pytest.raises(ThreestepError, match=r"^tokenizer makes other ids than the tokenizer.json of '.*misread': .*"):
+        given_of(made(), misread, tmp_path)
+    given_of(made(), type(tokenizer).from_pretrained(tmp_path / "misread"), tmp_path)
     unread = SimpleNamespace(save_pretrained=lambda folder: None)
     with pytest.raises(ThreestepError, match="^the tokenizer's files cannot be read again: "):
         given_of(made(), unread, tmp_path)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import sha256_of_object
 from training.utils.loading.adapter_folders import model_of
 from training.utils.loading.configurations import errors_explained
 from training.utils.loading.folder_kinds import check_model_folder
+from training.utils.models.families.tokenizer_files import read_tokenizer, text_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -56,19 +59,19 @@ def _loaded(
     name_or_path: str, pad_token: str | None, end_may_pad: bool, trust_remote_code: bool
 ) -> PreTrainedTokenizerBase:
     """The tokenizer, which has an end token, and perhaps no pad token."""
-    from transformers import AutoTokenizer
-
     has_own = (Path(name_or_path) / "tokenizer_config.json").is_file()
     if not (end_may_pad and has_own):
         check_model_folder(name_or_path)
     source = name_or_path if has_own else model_of(name_or_path)
     with errors_explained("tokenizer", source, Exception):  # transformers raises many kinds
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        tokenizer, sentence = read_tokenizer(source, trust_remote_code)
         tokenizer(_PROBE)  # damaged files are read, and fail when they are used
         tokenizer.convert_tokens_to_ids(_PROBE)  # no token: the answer is that for unknown ones
+    if sentence is not None:
+        _log_once(sentence)
     if pad_token is not None:
-        unknown = tokenizer.convert_tokens_to_ids(pad_token) in (None, tokenizer.unk_token_id)
-        if unknown and pad_token != tokenizer.unk_token:
+        index = tokenizer.convert_tokens_to_ids(pad_token)  # of a text that is no token: None, or unk's
+        if index is None or tokenizer.convert_ids_to_tokens(index) != pad_token:
             raise ThreestepError(f"--pad_token expects a token of the tokenizer in '{name_or_path}', got '{pad_token}'")
         tokenizer.pad_token = pad_token
     if tokenizer.eos_token_id is None:
@@ -77,6 +80,11 @@ def _loaded(
         )
     tokenizer.padding_side = "right"
     return tokenizer
+
+
+@functools.cache
+def _log_once(sentence: str) -> None:
+    log_on_main(sentence)  # a run reads a tokenizer in several places
 
 
 def with_pad_apart(tokenizer: PreTrainedTokenizerBase, end_token: str | None) -> PreTrainedTokenizerBase:
@@ -109,7 +117,7 @@ def same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase)
     for pads in (one, other):  # one's pad token may be an ordinary token of the other, with the same id
         ours.pop(pads.pad_token, None)
         theirs.pop(pads.pad_token, None)
-    return ours == theirs and one.eos_token_id == other.eos_token_id
+    return ours == theirs and one.eos_token_id == other.eos_token_id and text_ids(one) == text_ids(other)
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -117,4 +125,4 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     aside. Serves those who hand tokens to another program."""
     pad = None if tokenizer.pad_token == tokenizer.eos_token else tokenizer.pad_token
     vocabulary = {token: index for token, index in tokenizer.get_vocab().items() if token != pad}
-    return sha256_of_object({"vocabulary": vocabulary, "end": tokenizer.eos_token_id})
+    return sha256_of_object({"vocabulary": vocabulary, "end": tokenizer.eos_token_id, "texts": text_ids(tokenizer)})

@@ -21,8 +21,6 @@ from training.utils.models.families.processors import copy_files
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_PROBE = "Human: What is 2 + 3? \n\tAssistant: 2 + 3 is 5, naïve 🍐."
-
 
 class SavedModel(NamedTuple):
     """A model that the run will save, and the tokenizer beside it."""
@@ -71,6 +69,8 @@ def _difference(scratch: Path, saved: SavedModel, trust_remote_code: bool) -> st
     """The first part of the saved folder that is loaded as something else, in words; None if there is none."""
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
+    from training.utils.models.families.tokenizer_files import PROBES, text_ids
+
     trust: Any = {"trust_remote_code": trust_remote_code}
     config = AutoConfig.from_pretrained(scratch, **trust)
     if type(config).__name__ != type(saved.model.config).__name__:
@@ -83,7 +83,7 @@ def _difference(scratch: Path, saved: SavedModel, trust_remote_code: bool) -> st
     for name in ("eos_token_id", "pad_token_id"):
         if getattr(theirs, name) != getattr(ours, name):
             return f"its tokenizer has the {name} {getattr(theirs, name)}, not {getattr(ours, name)}"
-    if theirs(_PROBE)["input_ids"] != ours(_PROBE)["input_ids"]:
+    if text_ids(theirs) != text_ids(ours) or theirs(PROBES[0])["input_ids"] != ours(PROBES[0])["input_ids"]:
         return "its tokenizer cuts a text into other tokens"
     if theirs.chat_template != ours.chat_template:
         return "its tokenizer has another chat template"

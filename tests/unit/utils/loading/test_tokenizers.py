@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import pre_tokenizers
 
 from tests.conftest import SENTENCES, train_tokenizer
 from tests.support.tiny_models import tiny_causal_lm
@@ -64,6 +65,16 @@ def test_the_unknown_token_may_pad(save_folder):
     folder = save_folder()
     edit_json(f"{folder}/tokenizer_config.json", pad_token=None, unk_token="!")
     assert load_tokenizer(folder, "!").pad_token == "!"
+    with pytest.raises(ThreestepError, match="--pad_token expects a token of the tokenizer in .*, got 'no such'"):
+        load_tokenizer(folder, "no such")
+
+
+def test_the_unknown_token_may_also_be_the_end(save_folder):
+    """unk, bos and eos are one token in GPT-2, OPT, Pythia and StarCoder."""
+    folder = save_folder()
+    edit_json(f"{folder}/tokenizer_config.json", pad_token=None, unk_token="<|endoftext|>", bos_token="<|endoftext|>")
+    assert load_tokenizer(folder, "<|endoftext|>").pad_token == "<|endoftext|>"
+    assert load_tokenizer(folder, "<|pad|>").pad_token == "<|pad|>"
     with pytest.raises(ThreestepError, match="--pad_token expects a token of the tokenizer in .*, got 'no such'"):
         load_tokenizer(folder, "no such")
 
@@ -145,6 +156,9 @@ def test_a_digest_is_shared_by_tokenizers_that_read_alike(tiny_tokenizer):
     other_end.eos_token = other_end.convert_ids_to_tokens(5)
     bare = copy.deepcopy(by_end)
     bare.add_special_tokens({"pad_token": "<|another pad|>"})
+    other_words = copy.deepcopy(tiny_tokenizer)
+    other_words.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     own = tokenizer_digest(tiny_tokenizer)
     assert tokenizer_digest(copy.deepcopy(tiny_tokenizer)) == own and tokenizer_digest(bare) == tokenizer_digest(by_end)
-    assert len({own, tokenizer_digest(longer), tokenizer_digest(other_end)}) == 3
+    assert len({own, *map(tokenizer_digest, (longer, other_end, other_words))}) == 4
+    assert not same_tokenizer(tiny_tokenizer, other_words)

@@ -14,7 +14,15 @@ from training.utils.base.errors import ThreestepError
 from training.utils.data.chat.chat import ChatTokenizer
 from training.utils.data.kinds.kind import Making, RowKind, Waiting
 from training.utils.data.kinds.parallel_thinking import ParallelCheck
-from training.utils.data.kinds.strategies import GLUED, ChatText, PlainText, ReadSample, check_media_are_read, is_glued
+from training.utils.data.kinds.strategies import (
+    CROSSED,
+    GLUED,
+    ChatText,
+    PlainText,
+    ReadSample,
+    check_media_are_read,
+    is_glued,
+)
 from training.utils.data.kinds.whole_sentences import PARTS_TAKEN, has_sentences, parts_are_taken
 from training.utils.data.rows.tokenize import Dropped, TooLong
 from training.utils.data.sources.formats.messages import BadConversation
@@ -99,8 +107,7 @@ class RowMaker:
             raise Dropped(kind.dropped_marks[mark])
         responses = kind.responses_of(mark)
         read = self._read(responses, sample, where)
-        if read.noted is not None:
-            self._counts.noted[read.noted] += 1
+        self._counts.noted.update(read.noted)
         if self._has_sentences and parts_are_taken(raw, responses, sample):
             self._counts.noted[PARTS_TAKEN] += 1
         if responses and not self._is_chat and is_glued(read):
@@ -108,11 +115,11 @@ class RowMaker:
         return Waiting(row_id, read, kind.carried(raw, sample, read, self._source.name))
 
     def _made(self, waiting: Sequence[Waiting]) -> Iterator[Row]:
-        for one, ids in zip(waiting, self._strategy.encode([one.sample for one in waiting]), strict=True):
+        for one, encoded in zip(waiting, self._strategy.encode([one.sample for one in waiting]), strict=True):
+            if encoded.crosses:
+                self._counts.noted[CROSSED] += 1
             try:
-                if isinstance(ids, BadConversation):
-                    raise ids
-                yield self._kind.make(self._making, one, ids)
+                yield self._kind.make(self._making, one, encoded.parts)
             except _LEAVES_OUT as reason:
                 self._count_drop(reason)
             except TooLong as long:

@@ -1,9 +1,9 @@
 """Conversations become token ids under a chat template: which template, which tokens carry loss, which end a turn.
 
-A rendered conversation is cut where the assistant's turns begin and end, and each piece is tokenized by itself: a
-prompt has the same ids as when a model is to answer it, no token spans the edge of a turn, and lengths tell which
-tokens carry loss. The tokenizer's special tokens stay special in a message's text (`<|im_end|>` typed by a user is the
-token `<|im_end|>`), as in transformers' `apply_chat_template`. Knows nothing of rows, files or phases.
+A rendered conversation is tokenized as a whole, as transformers does it, and the ids are cut where the assistant's
+turns begin and end, so that lengths tell which tokens carry loss. The tokenizer's special tokens stay special in a
+message's text (`<|im_end|>` typed by a user is the token `<|im_end|>`), as in transformers' `apply_chat_template`.
+Knows nothing of rows, files or phases.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT, ChatArguments
+from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT, OMIT, ChatArguments
 from training.utils.data.chat.beginning import template_prompt
 from training.utils.data.chat.rendering import ChatTemplate, TemplateRefused
 from training.utils.data.chat.spans import ReadConversation, TurnFinder
@@ -30,8 +30,17 @@ from training.utils.data.chat.style import (
     save_style,
     saved_beside,
 )
+from training.utils.data.chat.unread import UnreadParts
 from training.utils.data.files.digests import hash_text
-from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, TooLong, cut_prompt, named_tokenizer
+from training.utils.data.rows.tokenize import (
+    Dropped,
+    EncodedParts,
+    Ids,
+    TextTokenizer,
+    TooLong,
+    cut_prompt,
+    named_tokenizer,
+)
 from training.utils.data.sources.formats.messages import BadConversation, Conversation
 from training.utils.flags.flags import AUTO
 
@@ -145,13 +154,15 @@ def parts_of_chat(chat: ChatArguments, tokenizer: Any, chooses_turns: bool) -> d
     }
     if chooses_turns:
         parts["train_turns"] = chat.train_turns
+    if chat.unread_reasoning != OMIT:
+        parts["unread_reasoning"] = chat.unread_reasoning
     return parts
 
 
 @dataclass(slots=True)
 class TextPiece:
-    """A part of a text that is tokenized by itself; `is_turn`: an assistant's turn, or part of one; `is_end`: the last
-    part, behind which a model stops."""
+    """A part of a row's text; `is_turn`: an assistant's turn, or part of one; `is_end`: the last part, behind which a
+    model stops."""
 
     text: str
     is_turn: bool = False
@@ -186,15 +197,10 @@ class ChatTokenizer:
         self._finders: dict[tuple[str, str], TurnFinder] = {}
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
         self.added = [token.content for token in added]
-        self.special = [token.content for token in added if token.special]
+        named = map(str, getattr(tokenizer, "all_special_tokens", ()))  # an eos token need not be marked as special
+        self.special = list(dict.fromkeys([*(token.content for token in added if token.special), *named]))
         self.end_token = self.finder(None, {}).end_token
-        # Such a token takes the blanks after it along, so they must not be tokenized apart from it.
-        self.end_takes_blanks = {token.content for token in added if token.rstrip}
         self.texts = TextTokenizer(tokenizer, self.end_token, parallel_tags)
-        probe = 'A "line".\n\n  \u00e9\u4f60\U0001f642 </x> 12'
-        ids = tokenizer(probe, add_special_tokens=False)["input_ids"]
-        takes_blanks = any(token.lstrip or token.rstrip for token in added)
-        self._is_lossless = not takes_blanks and self.decode([ids]) == [probe]
 
     def finder(self, tools: Any, kwargs: dict[str, Any]) -> TurnFinder:
         """Return the finder of turns. A tokenizer may have several templates, one of them for tools; each has one
@@ -205,7 +211,9 @@ class ChatTokenizer:
         if key not in self._finders:
             template = ChatTemplate(text, {**self._tokenizer.special_tokens_map, **kwargs})
             try:
-                self._finders[key] = TurnFinder(template, self.special, self._chat.end_of_conversation_token)
+                self._finders[key] = TurnFinder(
+                    template, self.special, self._chat.end_of_conversation_token, self.added
+                )
             except ThreestepError as refused:
                 whose = self._chat.chat_template or named_tokenizer(self._tokenizer)
                 raise ThreestepError(f"{whose}: {refused}") from refused
@@ -217,6 +225,11 @@ class ChatTokenizer:
             return self._tokenizer.backend_tokenizer.decode_batch(ids, skip_special_tokens=False)
         return self._tokenizer.batch_decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
+    def unread(self, conversation: Conversation) -> UnreadParts:
+        """Return the check of what the conversation's template does not read."""
+        finder = self.finder(conversation.tools, conversation.template_kwargs)
+        return UnreadParts(finder.template, self._chat.unread_reasoning, self.added)
+
     # Conversation -> pieces.
 
     def sentence(self, conversation: Conversation, train_turns: str) -> list[TextPiece] | None:
@@ -226,7 +239,7 @@ class ChatTokenizer:
         read = finder.read(conversation)
         if not read.turns:
             return None
-        *earlier, answer = conversation.messages
+        *earlier, answer = read.messages
         if finder.asks_more and earlier and answer["role"] == "assistant":
             read = self._behind(_opened(finder, replace(conversation, messages=earlier)), read) or read
         places = [place for place, message in enumerate(conversation.messages) if message["role"] == "assistant"]
@@ -248,6 +261,12 @@ class ChatTokenizer:
             return True
         prompt = _opened(finder, replace(conversation, messages=earlier))
         return "".join(piece.text for piece in pieces).startswith(prompt.text)
+
+    def leaves_out_text(self, conversation: Conversation) -> bool:
+        """True if the template does not write the assistant's text beside a call (gpt-oss's earlier turns)."""
+        if not any(message.get("tool_calls") and message["content"] for message in conversation.messages):
+            return False
+        return self.finder(conversation.tools, conversation.template_kwargs).read(conversation).left_out > 0
 
     def prompt(self, conversation: Conversation) -> list[TextPiece]:
         """The conversation with the generation prompt. Raises BadConversation."""
@@ -290,20 +309,17 @@ class ChatTokenizer:
         if not prompt.startswith(read.text[:begin]) or not _may_precede(added, answer, self.special):
             return None
         turn = replace(last, begin=len(prompt), end=len(prompt) + len(answer))
-        return ReadConversation(prompt + read.text[begin:], (*start.turns, turn))
+        return replace(read, text=prompt + read.text[begin:], turns=(*start.turns, turn))
 
     def _cut(self, read: ReadConversation, trained: set[int]) -> list[TextPiece]:
         pieces = []
         at = 0
         following = [turn.message for turn in read.turns[1:]]
         for turn, next_message in zip_longest(read.turns, following):
-            end = turn.end
-            if any(read.text.endswith(token, turn.begin, end) for token in self.end_takes_blanks):
-                end += len(read.text[end:]) - len(read.text[end:].lstrip())
             pieces.append(TextPiece(read.text[at : turn.begin]))
             is_end = turn.ended and next_message != turn.message
-            pieces.append(TextPiece(read.text[turn.begin : end], True, turn.message in trained, is_end))
-            at = end
+            pieces.append(TextPiece(read.text[turn.begin : turn.end], True, turn.message in trained, is_end))
+            at = turn.end
         pieces.append(TextPiece(read.text[at:]))
         return [piece for piece in pieces if piece.text]
 
@@ -324,28 +340,30 @@ class ChatTokenizer:
 
     # Pieces -> tokens.
 
-    def encode(self, rows: Sequence[Sequence[TextPiece]], where: Sequence[str]) -> list[list[Ids] | BadConversation]:
-        """Ids of each piece of each row, or its error: turns decode to their texts if the tokenizer is lossless."""
-        encoded = self.texts.encode_pieces([[piece.text for piece in row] for row in rows])
-        results: list[list[Ids] | BadConversation] = list(encoded)
-        if self._is_lossless:
-            turns = [
-                (number, place) for number, row in enumerate(rows) for place, piece in enumerate(row) if piece.is_turn
-            ]
-            decoded = self.decode([encoded[number][place] for number, place in turns]) if turns else []
-            for (number, place), text in zip(turns, decoded, strict=True):
-                if text != rows[number][place].text:
-                    results[number] = BadConversation(
-                        f"{where[number]}: the assistant's tokens decode to {text[:60]!r} and its text is "
-                        f"{rows[number][place].text[:60]!r}"
-                    )
-        return results
+    def encode(self, rows: Sequence[Sequence[TextPiece]], prompts: Sequence[int]) -> list[EncodedParts]:
+        """Ids of each piece of each row: those of the row's whole text. prompts: how many pieces of a row are its
+        prompt, which each other one answers; all of them are one text where no other is left."""
+        encoded: list[EncodedParts] = []
+        for is_whole, found in groupby(range(len(rows)), lambda row: len(rows[row]) == prompts[row]):
+            own = [rows[row] for row in found]
+            first = len(encoded)
+            if is_whole:
+                texts = [[piece.text for piece in row] for row in own]
+                encoded += self.texts.encode_parts(texts, [[piece.is_turn for piece in row] for row in own])
+                continue
+            of_prompts = prompts[first : first + len(own)]
+            asked = ["".join(piece.text for piece in row[:count]) for row, count in zip(own, of_prompts, strict=True)]
+            answers = [[piece.text for piece in row[count:]] for row, count in zip(own, of_prompts, strict=True)]
+            for each, count in zip(self.texts.encode_answers(asked, answers), of_prompts, strict=True):
+                each.parts[1:1] = [[] for _ in range(count - 1)]
+                encoded.append(each)
+        return encoded
 
 
 def _opened(finder: TurnFinder, conversation: Conversation) -> ReadConversation:
     """The conversation with the generation prompt, and its turns."""
     if all(message["role"] != "assistant" for message in conversation.messages):
-        return ReadConversation(finder.prompt(conversation), ())
+        return ReadConversation(finder.prompt(conversation), (), conversation.messages)
     return finder.read(conversation, generation_prompt=True)
 
 

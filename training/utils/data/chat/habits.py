@@ -19,12 +19,14 @@ class TemplateHabits:
     """The text that one template writes around messages.
 
     special: matches the tokenizer's special tokens; None where it has none.
-    ends: tokens that end a turn; the first one ends the last turn of a conversation.
+    ends: tokens that end an answer; the first one ends the last turn of a conversation.
     headers: what the generation prompt adds, and those beginnings of it that precede an assistant's text where that
         is not the whole (a thought that the generation prompt opens), longest first.
     missing_prompt: the header of a template that writes one before an assistant's text and ignores
         add_generation_prompt.
     openings: special tokens that begin a message, and so never end one.
+    is_open: the template ends no answer: the token with which the next message begins does (GLM 4.5's), and `ends[0]`
+        has to be added to the last one.
     """
 
     special: re.Pattern[str] | None
@@ -32,19 +34,52 @@ class TemplateHabits:
     headers: tuple[str, ...] = ()
     missing_prompt: str = ""
     openings: frozenset[str] = frozenset()
+    is_open: bool = False
 
     def ending(self, text: str, begin: int = 0, limit: int | None = None) -> re.Match[str] | None:
         """The first special token between `begin` and `limit`, unless it begins a message."""
         match = self.special.search(text, begin, len(text) if limit is None else limit) if self.special else None
         return match if match and match.group() not in self.openings else None
 
+    def following(self, text: str, begin: int = 0) -> re.Match[str] | None:
+        """The special token that stands at `begin`, or behind blanks there."""
+        match = self.special.search(text, begin) if self.special else None
+        return match if match and not text[begin : match.start()].strip() else None
 
-def learn_habits(template: ChatTemplate, special_tokens: Sequence[str], end_token: str | None) -> TemplateHabits:
+
+def learn_habits(
+    template: ChatTemplate, special_tokens: Sequence[str], end_token: str | None, added_tokens: Sequence[str] = ()
+) -> TemplateHabits:
     """Learn them from user a, assistant b, user c, assistant d. end_token: ends a turn, where the user names it.
+    added_tokens: among which the one that ends a turn is looked for where none of the special ones does.
 
     Raises ThreestepError where the template ends the last turn with none of them.
     """
-    longest_first = sorted({*special_tokens, *([end_token] if end_token else [])}, key=len, reverse=True)
+    try:
+        return _learn(template, special_tokens, end_token)
+    except _NoEnd as none:
+        if set(added_tokens) <= set(special_tokens):
+            raise none.explained from none
+    try:
+        return _learn(template, added_tokens, end_token)
+    except _NoEnd as none:
+        raise none.explained from none
+
+
+class _NoEnd(Exception):
+    """Raised where no token ends a turn; carries the text behind the last one."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.explained = ThreestepError(
+            f"the chat template writes {text!r} after the assistant's last text, and that holds no special token of "
+            "the tokenizer to end a turn with: a model would never learn to stop; name the token to add to the last "
+            "turn with --end_of_conversation_token, or change the template (--chat_template FILE)"
+        )
+
+
+def _learn(template: ChatTemplate, special_tokens: Sequence[str], end_token: str | None) -> TemplateHabits:
+    longest_first = sorted({*special_tokens, *([end_token] if end_token else [])} - {""}, key=len, reverse=True)
     special = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
     letters = [{"role": "assistant" if c in "bd" else "user", "content": c} for c in "abcd"]
     probe = mask_messages(letters, "probe")
@@ -71,7 +106,7 @@ def learn_habits(template: ChatTemplate, special_tokens: Sequence[str], end_toke
     after_b, after_d = _between(whole, b, c), whole.partition(d)[2]
     openings = _openings(special, headers, whole.partition(a)[0], after_b, after_d=after_d)
     habits = TemplateHabits(special, (), headers, missing_prompt, openings)
-    return replace(habits, ends=_ends(habits, after_b, after_d, end_token))
+    return _with_ends(habits, after_b, after_d, end_token, template.eos_token)
 
 
 def _headers(
@@ -111,23 +146,30 @@ def _openings(
     return frozenset(openings.difference(special.findall(after_d)))
 
 
-def _ends(habits: TemplateHabits, after_b: str, after_d: str, end_token: str | None) -> tuple[str, ...]:
-    if end_token is not None:
-        if end_token not in after_d:
-            raise ThreestepError(
-                f"--end_of_conversation_token: the chat template writes {after_d!r} after the assistant's last text "
-                f"and not '{end_token}'; leave the flag out, or change the template"
-            )
-        return (end_token,)
+def _with_ends(
+    habits: TemplateHabits, after_b: str, after_d: str, end_token: str | None, eos_token: str
+) -> TemplateHabits:
+    """The habits with the tokens that end a turn. after_b, after_d: what follows b, before c, and d."""
     last, earlier = habits.ending(after_d), habits.ending(after_b)
+    if end_token is not None and end_token in after_d:
+        return replace(habits, ends=(end_token,))
     if last is None:
+        follows = habits.following(after_b)
+        ends = dict.fromkeys([*([end_token] if end_token else []), *([follows.group()] if follows else [])])
+        if not ends:
+            raise _NoEnd(after_d)
+        return replace(habits, ends=tuple(ends), is_open=True)
+    if end_token is not None:
         raise ThreestepError(
-            f"the chat template writes {after_d!r} after the assistant's last text, and that holds no special "
-            "token of the tokenizer to end a turn with: a model would never learn to stop; change the template "
-            "(--chat_template FILE), name a token of that text with --end_of_conversation_token, or do without a "
-            "template (--prompt_style human_assistant)"
+            f"--end_of_conversation_token: the chat template writes {after_d!r} after the assistant's last text "
+            f"and not '{end_token}'; leave the flag out, or change the template"
         )
-    return tuple(dict.fromkeys(match.group() for match in (last, earlier) if match is not None))
+    # Cohere's answers end with <|END_RESPONSE|><|END_OF_TURN_TOKEN|>, of which the second, its eos, is the stop.
+    both = habits.special.findall(commonprefix([after_b, after_d])) if habits.special else []
+    if eos_token in both:
+        return replace(habits, ends=(eos_token,))
+    ends = dict.fromkeys(match.group() for match in (last, earlier) if match is not None)
+    return replace(habits, ends=tuple(ends))
 
 
 def _between(text: str, one: str, other: str) -> str:

@@ -10,16 +10,25 @@ How turns are found in one rendering of the whole conversation:
 2. If the template has `{% generation %}` marks, turns begin there, otherwise after each assistant header that the
    template wrote (see `habits`). If the headers do not match the assistant's messages (a template may have none), a
    turn begins where the messages before it, rendered with the generation prompt, end.
-3. A turn ends with the first end-of-turn token that the template wrote after the last character of the message.
+3. An answer ends with the first end-of-turn token that the template wrote after its last character. A turn that ends
+   otherwise, as with a call of numbers alone, ends where the conversation up to it does, rendered by itself, and with
+   the special token there. Where that is none, the next speaker's token ends the turn, as at inference, and one is
+   added behind the last turn of a conversation (GLM 4.5).
 4. Every row is checked: a turn holds all rendered characters of its message's texts and none of another message, the
-   assistant's text is there, and no message is missing.
+   assistant's text and its calls are there, and no message is missing.
+5. A template may want a call in another form (`forms_of_calls`): the first one that it writes completely is taken.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from os.path import commonprefix
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +41,22 @@ from training.utils.data.chat.rendering import (
     TemplateRefused,
     mask_messages,
 )
-from training.utils.data.sources.formats.messages import BadConversation, Conversation, Message
+from training.utils.data.sources.formats.messages import (
+    REASONING_KEYS,
+    BadConversation,
+    Conversation,
+    Message,
+    forms_of_calls,
+)
+
+_MASKED = re.compile(r"[\U000f0000-\U0010ffff]")
+# A conversation that ends with a call, by which the token is learnt that ends one where the template leaves it open.
+_CALL: Message = {"type": "function", "id": "call00001", "function": {"name": "look", "arguments": {"key": "d"}}}
+_CALLED: tuple[Message, ...] = (
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+    {"role": "tool", "name": "look", "tool_call_id": "call00001", "content": "e"},
+)
 
 
 @dataclass(frozen=True)
@@ -52,10 +76,13 @@ class AssistantTurn:
 @dataclass(frozen=True)
 class ReadConversation:
     """A rendered conversation and the assistant's turns in order; `{% generation %}` marks may cut a message into
-    several turns."""
+    several turns. messages: in the form that was rendered. left_out: texts of the assistant's beside its calls that the
+    template does not write."""
 
     text: str
     turns: tuple[AssistantTurn, ...]
+    messages: list[Message]
+    left_out: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,10 +99,17 @@ class _Evidence:
 class TurnFinder:
     """Finds the assistant's turns in conversations that one template renders."""
 
-    def __init__(self, template: ChatTemplate, special_tokens: Sequence[str], end_token: str | None = None) -> None:
+    def __init__(
+        self,
+        template: ChatTemplate,
+        special_tokens: Sequence[str],
+        end_token: str | None = None,
+        added_tokens: Sequence[str] = (),
+    ) -> None:
         """See `learn_habits` for the arguments and exceptions."""
         self._template = template
-        self._habits = learn_habits(template, special_tokens, end_token)
+        self._habits = learn_habits(template, special_tokens, end_token, added_tokens)
+        self._added_to_calls: str | None = None
 
     @property
     def end_token(self) -> str:
@@ -86,6 +120,11 @@ class TurnFinder:
     def ends(self) -> tuple[str, ...]:
         """All tokens that end a turn."""
         return self._habits.ends
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The template, for what is found by rendering alone."""
+        return self._template
 
     @property
     def template_text(self) -> str:
@@ -108,18 +147,66 @@ class TurnFinder:
         With `generation_prompt` the text is that of `prompt`. Raises BadConversation, which names the row, if the
         template refuses the conversation or its turns are ambiguous.
         """
+        if not any(message.get("tool_calls") for message in conversation.messages):
+            return self._read(conversation, generation_prompt)[0]
+        refusals, second_best = [], None
+        for messages in forms_of_calls(conversation.messages):
+            try:
+                read, is_json = self._read(replace(conversation, messages=messages), generation_prompt)
+            except BadConversation as refused:
+                refusals.append(refused)
+                continue
+            if is_json:
+                return read
+            second_best = second_best or read
+        if second_best is None:  # the template's own refusal may be that of a form alone
+            raise next((each for each in refusals if not isinstance(each.__cause__, TemplateRefused)), refusals[0])
+        return second_best
+
+    def _read(self, conversation: Conversation, generation_prompt: bool) -> tuple[ReadConversation, bool]:
+        """The conversation in the form of its messages, and whether no call's arguments are written as Python would
+        print them."""
         evidence = self._evidence(conversation, generation_prompt)
         places = [n for n, message in enumerate(conversation.messages) if message["role"] == "assistant"]
         if evidence.marks:
             begun = self._of_marks(evidence, places, conversation)
         else:
-            begins = self._behind_headers(evidence, len(places), generation_prompt)
-            if begins is None:
-                begins = [self._behind_prompt(evidence, place, conversation) for place in places]
+            begins = self._begins(evidence, places, conversation, generation_prompt)
             begun = [(place, begin, begin) for place, begin in zip(places, begins, strict=True)]
-        turns = self._ended(begun, evidence)
-        self._check(turns, evidence, conversation)
-        return ReadConversation(evidence.plain + (self._habits.missing_prompt if generation_prompt else ""), turns)
+        turns, text = self._ended(begun, evidence, conversation), evidence.plain
+        left_out, is_json = _check(turns, evidence, conversation, self._template.literals)
+        if generation_prompt:
+            text += self._habits.missing_prompt
+        elif turns and not turns[-1].ended and turns[-1].message == len(conversation.messages) - 1:
+            turns, text = self._closed(turns, text, conversation)
+        return ReadConversation(text, turns, conversation.messages, left_out), is_json
+
+    def _closed(
+        self, turns: tuple[AssistantTurn, ...], text: str, conversation: Conversation
+    ) -> tuple[tuple[AssistantTurn, ...], str]:
+        """The turns and the text with the token that ends the last turn, where the template leaves it open."""
+        if not self._habits.is_open:
+            return turns, text
+        text += self._call_end() if conversation.messages[-1].get("tool_calls") else self._habits.ends[0]
+        return (*turns[:-1], replace(turns[-1], end=len(text), ended=True)), text
+
+    def _call_end(self) -> str:
+        """The token that ends a call where the template leaves it open: with which it begins a tool's answer."""
+        if self._added_to_calls is None:
+            self._added_to_calls = self._habits.ends[0]
+            try:
+                read = self.read(Conversation(list(_CALLED), "a probe of calls"), generation_prompt=True)
+            except BadConversation:
+                return self._added_to_calls
+            turn = read.turns[0]
+            match = next((m for m in self._specials(read.text, turn.begin) if m.end() == turn.end), None)
+            if turn.ended and match:
+                self._added_to_calls = match.group()
+        return self._added_to_calls
+
+    def _specials(self, text: str, begin: int, limit: int | None = None) -> Iterator[re.Match[str]]:
+        special = self._habits.special
+        return special.finditer(text, begin, len(text) if limit is None else limit) if special else iter(())
 
     def _render(
         self, conversation: Conversation, messages: Sequence[Message], generation_prompt: bool, marks: bool = False
@@ -156,16 +243,24 @@ class TurnFinder:
 
     # Where turns begin.
 
+    def _begins(
+        self, evidence: _Evidence, places: Sequence[int], conversation: Conversation, generation_prompt: bool
+    ) -> list[int]:
+        """Where each turn of `places` begins: behind what asks for it."""
+        begins = self._behind_headers(evidence, places, generation_prompt)
+        return begins or [self._behind_prompt(evidence, place, conversation) for place in places]
+
     def _of_marks(
         self, evidence: _Evidence, places: Sequence[int], conversation: Conversation
     ) -> list[tuple[int, int, int]]:
         """The template's marks as (message, begin, end)."""
         begun: list[tuple[int, int, int]] = []
-        for number, (begin, end) in enumerate(evidence.marks):
+        marks = [mark for mark in evidence.marks if mark[0] < mark[1]]
+        for number, (begin, end) in enumerate(marks):
             low, high = np.searchsorted(evidence.origin.positions_M, [begin, end])
             if low < high:
                 place = int(evidence.origin.messages_M[low])
-            elif len(evidence.marks) == len(places):
+            elif len(marks) == len(places):
                 place = places[number]
             else:  # a mark around a tool call without texts belongs to the turn before it
                 place = begun[-1][0] if begun else places[0] if places else 0
@@ -175,10 +270,22 @@ class TurnFinder:
                 f"{conversation.where}: the chat template's {{% generation %}} marks contain a message of another role "
                 "than the assistant"
             )
-        return begun
+        try:
+            begins = dict(zip(places, self._begins(evidence, places, conversation, False), strict=True))
+        except BadConversation:
+            return begun
+        # Marks may begin before the prompt ends, and mark what follows a turn that has ended (Phi-3's <|endoftext|>).
+        clipped: list[tuple[int, int, int]] = []
+        for place, begin, end in begun:
+            before = clipped[-1] if clipped and clipped[-1][0] == place else None
+            ended = before and evidence.masked[: before[2]].rstrip().endswith(self._habits.ends)
+            if ended and not _MASKED.search(evidence.masked, begin, end):
+                continue
+            clipped.append((place, min(end, begin if before else max(begin, begins[place])), end))
+        return clipped
 
-    def _behind_headers(self, evidence: _Evidence, turns: int, generation_prompt: bool) -> list[int] | None:
-        """Ends of the template's assistant headers; None if there are more or fewer of them than turns."""
+    def _behind_headers(self, evidence: _Evidence, places: Sequence[int], generation_prompt: bool) -> list[int] | None:
+        """Ends of the template's assistant headers; None if they do not fit the turns of `places`."""
         if not self._habits.headers:
             return None
         begins = []
@@ -189,7 +296,14 @@ class TurnFinder:
             begins.append(match.start() + len(header))
         if generation_prompt and not self._habits.missing_prompt and begins and begins[-1] == len(evidence.masked):
             begins.pop()
-        return begins if len(begins) == turns else None
+        if len(begins) != len(places):
+            return None
+        # A header may stand in the template's own words, such as its system prompt, before the messages before a turn.
+        positions_M, messages_M = evidence.origin.positions_M, evidence.origin.messages_M
+        for place, begin in zip(places, begins, strict=True):
+            if (positions_M[messages_M == place - 1] > begin).any():
+                return None
+        return begins
 
     def _behind_prompt(self, evidence: _Evidence, place: int, conversation: Conversation) -> int:
         """Beginning of the turn of message `place`: after the messages before it and the generation prompt.
@@ -216,7 +330,9 @@ class TurnFinder:
 
     # Where turns end, and the checks.
 
-    def _ended(self, begun: Sequence[tuple[int, int, int]], evidence: _Evidence) -> tuple[AssistantTurn, ...]:
+    def _ended(
+        self, begun: Sequence[tuple[int, int, int]], evidence: _Evidence, conversation: Conversation
+    ) -> tuple[AssistantTurn, ...]:
         """Extend each turn to the end of its end-of-turn token; if a message has several turns, only the last."""
         positions_M, messages_M = evidence.origin.positions_M, evidence.origin.messages_M
         turns = []
@@ -231,62 +347,167 @@ class TurnFinder:
             if following and following[0] == place:
                 turns.append(AssistantTurn(place, begin, marked_end, ended=True))
                 continue
-            end = self._end_of_turn(evidence.masked, last, limit)
-            turns.append(AssistantTurn(place, begin, end or max(last, marked_end), ended=end is not None))
+            if conversation.messages[place].get("tool_calls"):
+                end = self._end_by_itself(_Open(place, begin, last, limit), evidence, conversation)
+            else:
+                end = self._end_of_turn(evidence.masked, last, limit)
+            ended = end is not None or (self._habits.is_open and place < len(conversation.messages) - 1)
+            turns.append(AssistantTurn(place, begin, end or max(last, marked_end), ended))
         return tuple(turns)
 
     def _end_of_turn(self, masked: str, begin: int, limit: int) -> int | None:
+        if self._habits.is_open:
+            match = next(self._specials(masked, begin, limit), None)
+            return match.end() if match else None
         ends = [at + len(token) for token in self._habits.ends if (at := masked.find(token, begin, limit)) >= 0]
         if ends:
             return min(ends)
-        other = self._habits.ending(masked, begin, limit)  # some templates end a tool call with another token
+        other = self._habits.ending(masked, begin, limit)  # some templates end a turn with another token
         return other.end() if other else None
 
-    def _check(self, turns: Sequence[AssistantTurn], evidence: _Evidence, conversation: Conversation) -> None:
-        """Raise BadConversation unless each text is in its turn. In shapes: C characters, M of them masked."""
-        origin, where = evidence.origin, conversation.where
-        owner_C = np.full(len(evidence.plain), -1)  # the message whose turn a character is in
-        for turn in turns:
-            owner_C[turn.begin : turn.end] = turn.message
-        owner_M = owner_C[origin.positions_M]
-        inside_M = owner_M >= 0
-        wrong_M = inside_M & (owner_M != origin.messages_M)
-        if wrong_M.any():
-            place = int(origin.messages_M[wrong_M][0])
+    def _end_by_itself(self, turn: _Open, evidence: _Evidence, conversation: Conversation) -> int | None:
+        """End of a turn whose last characters need not be masked: where it ends in the rendering of the conversation
+        up to it."""
+        own = self._own_text(turn, evidence, conversation)
+        masked = evidence.masked
+        if own is None:
+            return self._known_end(turn, evidence, conversation)
+        same = turn.begin + len(commonprefix([own, masked[turn.begin :]]))
+        if same < turn.begin + len(own):  # the template writes the last turn, or its end, otherwise
+            end = self._last_end(masked, turn.last, same, known=True)
+            if end is not None:
+                return end
+            match = next((m for m in self._specials(masked, turn.last, turn.limit) if m.end() > same), None)
+            if match and match.start() <= same:
+                return match.end()
+            return self._known_end(turn, evidence, conversation)
+        close = turn.begin + len(own)
+        end = self._last_end(masked, turn.last, close)
+        if end is not None:
+            return end
+        follows = self._habits.following(masked, close)
+        return follows.end() if follows and follows.end() <= turn.limit else None
+
+    def _known_end(self, turn: _Open, evidence: _Evidence, conversation: Conversation) -> int:
+        """End of a call by the tokens that end answers. Raises BadConversation without one."""
+        ends = [match.end() for match in self._specials(evidence.masked, turn.last, turn.limit)
+                if match.group() in self._habits.ends]  # fmt: skip
+        if not ends:
             raise BadConversation(
-                f"{where}: a turn of the assistant would hold text of message {place + 1} "
-                f"({conversation.messages[place]['role']}): the chat template mixes the two"
+                f"{conversation.where}, message {turn.message + 1} (assistant): cannot tell where its call ends: the "
+                "chat template writes the conversation up to it otherwise than with what follows; put "
+                "{% generation %} marks into the template, or leave the row out (--bad_conversations drop)"
             )
-        written = set(origin.texts_M.tolist())
-        outside = set(origin.texts_M[~inside_M].tolist())
-        turn_texts: dict[int, str] = {}
-        for turn in turns:
-            turn_texts[turn.message] = turn_texts.get(turn.message, "") + evidence.plain[turn.begin : turn.end]
-        for place in () if evidence.marks else turn_texts:
-            for name in _called(conversation.messages[place]):
-                if name not in turn_texts[place]:
-                    raise BadConversation(
-                        f"{where}, message {place + 1} (assistant): the chat template omits its call of '{name}'"
-                    )
-        for number, text in enumerate(evidence.masks.texts):
-            message = conversation.messages[text.message]
-            named = f"{where}, message {text.message + 1} ({message['role']})"
-            cut = any(literal in text.text for literal in self._template.literals)
-            if text.masked and number not in written and not (cut or _may_vanish(message, text.kind)):
-                raise BadConversation(f"{named}: the chat template omits its text: {text.text[:60]!r}")
-            if message["role"] != "assistant" or number not in written:
-                continue
-            # Marks may omit thoughts, or whole turns; content that they mark must be marked whole.
-            left_out = evidence.marks and (text.kind != "content" or text.message not in turn_texts)
-            if number in outside and not left_out:
-                raise BadConversation(f"{named}: part of the assistant's text lies outside its turn")
-            if text.kind != "content" or text.message not in turn_texts:
-                continue
-            if not cut and text.text.strip() not in turn_texts[text.message]:
-                raise BadConversation(
-                    f"{named}: the chat template changes the assistant's text: it becomes "
-                    f"{turn_texts[text.message][:60]!r} and was {text.text[:60]!r}"
-                )
+        return ends[0]
+
+    def _last_end(self, masked: str, begin: int, close: int, known: bool = False) -> int | None:
+        """End of the special tokens with which the text before `close` ends: of the last one that ends answers, too;
+        where there is none, of the last one, unless it ends a call of several. None without, and with `known` where
+        only the latter is left."""
+        last = []
+        for match in reversed(list(self._specials(masked, begin, close))):
+            if masked[match.end() : close].strip():
+                break
+            last.append(match)
+            close = match.start()
+        for match in last:
+            if match.group() in self._habits.ends:
+                return match.end()
+        return last[0].end() if last and not known and not self._closes_calls(last[0].group()) else None
+
+    def _closes_calls(self, token: str) -> bool:
+        """True if the template writes a token behind each of two calls (DeepSeek R1's): the turn goes on."""
+        question, one, _ = _CALLED
+        for messages in forms_of_calls([question, {**one, "tool_calls": [_CALL, {**_CALL, "id": "call00002"}]}]):
+            with contextlib.suppress(TemplateRefused):
+                if self._template.render(messages).text.count(token) > 1:
+                    return True
+        return False
+
+    def _own_text(self, turn: _Open, evidence: _Evidence, conversation: Conversation) -> str | None:
+        """The text of a turn that ends a conversation, without thoughts and text that the template leaves out where
+        more follows; None where it is not known."""
+        *earlier, message = evidence.masks.messages[: turn.message + 1]
+        for key in (*REASONING_KEYS, "content"):
+            text = message.get(key)
+            hidden = _MASKED.search(text) if isinstance(text, str) else None
+            if hidden and hidden.group() not in evidence.masked[turn.begin : turn.limit]:
+                message = {name: value for name, value in message.items() if name != key}
+                message = {**message, "content": ""} if key == "content" else message
+        try:
+            text = self._render(conversation, [*earlier, message], generation_prompt=False).text
+        except BadConversation:
+            return None
+        before = evidence.origin.positions_M[evidence.origin.positions_M < turn.begin]
+        known = evidence.masked[int(before[-1]) if len(before) else 0 : turn.begin]
+        at = text.rfind(known)
+        return None if at < 0 or (at and not len(before)) else text[at + len(known) :]
+
+
+@dataclass(frozen=True)
+class _Open:
+    """A turn whose end is looked for: its message, where it begins, the end of its last masked character, and where the
+    next message's text or the next turn begins."""
+
+    message: int
+    begin: int
+    last: int
+    limit: int
+
+
+def _check(
+    turns: Sequence[AssistantTurn], evidence: _Evidence, conversation: Conversation, literals: frozenset[str]
+) -> tuple[int, bool]:
+    """Raise BadConversation unless each text is in its turn; return how many texts beside calls are left out, and
+    whether no call's arguments are as Python prints them. In shapes: C characters, M of them masked."""
+    origin, where = evidence.origin, conversation.where
+    owner_C = np.full(len(evidence.plain), -1)  # the message whose turn a character is in
+    for turn in turns:
+        owner_C[turn.begin : turn.end] = turn.message
+    owner_M = owner_C[origin.positions_M]
+    inside_M = owner_M >= 0
+    wrong_M = inside_M & (owner_M != origin.messages_M)
+    if wrong_M.any():
+        place = int(origin.messages_M[wrong_M][0])
+        raise BadConversation(
+            f"{where}: a turn of the assistant would hold text of message {place + 1} "
+            f"({conversation.messages[place]['role']}): the chat template mixes the two"
+        )
+    written = set(origin.texts_M.tolist())
+    outside = set(origin.texts_M[~inside_M].tolist())
+    turn_texts: dict[int, str] = {}
+    for turn in turns:
+        turn_texts[turn.message] = turn_texts.get(turn.message, "") + evidence.plain[turn.begin : turn.end]
+    is_json = True
+    for place, message in enumerate(conversation.messages):
+        if message.get("tool_calls"):  # marks may leave a turn out, which is written all the same
+            written_text = turn_texts.get(place, evidence.plain)
+            is_json &= _check_calls(message, written_text, f"{where}, message {place + 1} ({message['role']})")
+    left_out = 0
+    # A template may cut a text at a tag that it looks for, as at </think>.
+    tags = [literal for literal in literals if len(literal) > 2 and not literal.replace(" ", "").isalnum()]
+    for number, masked in enumerate(evidence.masks.texts):
+        message = conversation.messages[masked.message]
+        named = f"{where}, message {masked.message + 1} ({message['role']})"
+        cut = any(tag in masked.text for tag in tags)
+        if masked.masked and number not in written and not cut:
+            if not _may_vanish(message, masked.kind):
+                raise BadConversation(f"{named}: the chat template omits its text: {masked.text[:60]!r}")
+            left_out += masked.kind == "content"
+        if message["role"] != "assistant" or number not in written:
+            continue
+        # Marks may omit thoughts, or whole turns; content that they mark must be marked whole.
+        unmarked = evidence.marks and (masked.kind != "content" or masked.message not in turn_texts)
+        if number in outside and not unmarked:
+            raise BadConversation(f"{named}: part of the assistant's text lies outside its turn")
+        if masked.kind != "content" or masked.message not in turn_texts:
+            continue
+        if not cut and masked.text.strip() not in turn_texts[masked.message]:
+            raise BadConversation(
+                f"{named}: the chat template changes the assistant's text: it becomes "
+                f"{turn_texts[masked.message][:60]!r} and was {masked.text[:60]!r}"
+            )
+    return left_out, is_json
 
 
 def _may_vanish(message: Message, kind: str) -> bool:
@@ -294,7 +515,49 @@ def _may_vanish(message: Message, kind: str) -> bool:
     return kind == "reasoning" or (kind == "content" and bool(message.get("tool_calls")))
 
 
-def _called(message: Message) -> list[str]:
-    """The names of the tools that a message calls."""
+def _check_calls(message: Message, turn: str, named: str) -> bool:
+    """Raise BadConversation unless a turn holds the calls of its message, each name and argument; return whether none
+    of the arguments are as Python prints them."""
     functions = [call.get("function", call) for call in message.get("tool_calls", [])]
-    return [str(function["name"]) for function in functions if "name" in function]
+    names = Counter(str(function["name"]) for function in functions if "name" in function)
+    for name, times in names.items():
+        if turn.count(name) < times:
+            raise BadConversation(f"{named}: the chat template omits its call of '{name}'")
+    if functions and message.get("content") is None and "None" in turn:
+        if not any("None" in json.dumps(function, default=str) or _holds_null(function) for function in functions):
+            raise BadConversation(f"{named}: the chat template writes None for a call's missing text")
+    is_json = True
+    for function in functions:
+        arguments = function.get("arguments", {})
+        if isinstance(arguments, str):
+            if any(json.dumps(arguments, ensure_ascii=escaped) in turn for escaped in (False, True)):
+                raise BadConversation(f"{named}: the chat template writes the arguments of a call as quoted text")
+            if arguments.strip() not in turn:
+                raise BadConversation(f"{named}: the chat template changes the arguments of a call: {arguments:.60}")
+        elif not all(any(form in turn for form in _forms(value)) for value in _leaves(arguments)):
+            missing = next(value for value in _leaves(arguments) if not any(form in turn for form in _forms(value)))
+            raise BadConversation(
+                f"{named}: the chat template omits {missing!r:.60} of the arguments of its call of "
+                f"'{function.get('name')}'"
+            )
+        elif arguments and str(arguments) in turn and json.dumps(arguments, ensure_ascii=False) not in turn:
+            is_json = False
+    return is_json
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Numbers, truth values and nulls among arguments; of texts, the masks are looked for."""
+    if isinstance(value, (dict, list)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(inner)
+    elif not isinstance(value, str):
+        yield value
+
+
+def _holds_null(value: Any) -> bool:
+    return any(leaf is None for leaf in _leaves(value))
+
+
+def _forms(value: Any) -> tuple[str, ...]:
+    """A number, truth value or null as JSON and as Python writes it."""
+    return json.dumps(value, default=str), str(value)

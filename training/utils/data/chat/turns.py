@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -99,12 +99,8 @@ class TurnTokens:
         untrusted = not all(map(_is_trusted, messages))
         words = self._control_words(self._chat.finder(tools, {})) if untrusted else ()
         with _explained():
-            whole = self._chat.prompt(_conversation([_opened(each, words) for each in messages], tools, where))
-            pieces = [replace(each, text=part) for each in whole for part in each.text.split(_SEAM) if part]
-            (encoded,) = self._chat.encode([pieces], [where])
-        if isinstance(encoded, BadConversation):
-            raise ThreestepError(str(encoded))
-        return [token for ids in encoded for token in ids]
+            pieces = self._chat.prompt(_conversation([_opened(each, words) for each in messages], tools, where))
+        return self._chat.texts.encode_apart("".join(piece.text for piece in pieces).split(_SEAM))
 
     def reply(self, messages: Sequence[Message], tools: Any, last_token: int) -> ReplyTokens:
         """Return the tokens after a sampled turn: the messages, and the generation prompt of the next turn.
@@ -162,9 +158,7 @@ class TurnTokens:
             pieces = self._chat.asked(_conversation(written, tools, "a conversation's history"))
         except BadConversation:
             return HistoryTokens(is_refused=True)
-        parts = [part for piece in pieces for part in piece.split(_SEAM) if part]
-        (encoded,) = self._chat.texts.encode_pieces([parts])
-        anew = [token for ids_of in encoded for token in ids_of]
+        anew = self._chat.texts.encode_apart("".join(pieces).split(_SEAM))
         had, gets = self._chat.decode([list(ids), anew])
         return HistoryTokens(None if had == gets else anew)
 
@@ -185,13 +179,9 @@ class TurnTokens:
                 "--environment, --tools: what the chat template writes before an environment's messages depends on "
                 "their text; give another template with --chat_template FILE"
             )
-        rest = text[len(before) :]
-        if end in self._chat.end_takes_blanks:
-            rest = rest.lstrip()
-        pieces = [piece for piece in rest.split(_SEAM) if piece]
-        ends, rests = self._chat.texts.encode_pieces([[end] if end else [], pieces])
+        end_ids, rest_ids = self._chat.texts.encode_behind(end, text[len(before) :].split(_SEAM))
         cut_messages = sum(was_cut for _, was_cut in shortened)
-        return tuple(sum(ends, [])), tuple(sum(rests, [])), cut_messages
+        return tuple(end_ids), tuple(rest_ids), cut_messages
 
     def _prefix_of(self, given: str) -> tuple[str, str]:
         """Return the template's text up to the end of the turn before some messages, and the token that ends it, "" if
@@ -201,7 +191,8 @@ class TurnTokens:
         read = finder.read(_replies(finder, messages, tools), generation_prompt=True)
         turn = [turn for turn in read.turns if turn.message == 1][-1]
         written = read.text[: turn.end]
-        return written, next((token for token in finder.ends if turn.ended and written.endswith(token)), "")
+        ends = [token for token in (*finder.ends, *self._chat.special) if turn.ended and written.endswith(token)]
+        return written, max(ends, key=len, default="")
 
     def _control_words(self, finder: TurnFinder) -> list[str]:
         """Tokens that a message must not forge, longest first: special ones, and added ones that the template names."""
@@ -213,7 +204,7 @@ class TurnTokens:
         text = message.get("content")
         if not isinstance(text, str) or self._most is None or len(text.encode()) <= self._most:  # a token has a byte
             return message, False
-        ((ids,),) = self._chat.texts.encode_pieces([[text]])
+        ids = self._chat.texts.encode_apart([text])
         if len(ids) <= self._most:
             return message, False
         head, tail = self._most // 2, len(ids) - (self._most + 1) // 2

@@ -16,6 +16,7 @@ import torch
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.paths import ParallelTags
 from training.utils.data.rows.documents import written_tokens
+from training.utils.data.rows.tokenize import token_id
 from training.utils.layout.parallel import Block, MalformedBlocks, find_blocks
 
 if TYPE_CHECKING:
@@ -28,14 +29,14 @@ def parallel_tags(chat: ChatArguments, tokenizer: Any) -> ParallelTags | None:
         return None
     ids = []
     for tag in chat.parallel_tags:
-        index = tokenizer.convert_tokens_to_ids(tag)
+        index = token_id(tokenizer, tag)
         inside_text = tokenizer(f"a{tag}b", add_special_tokens=False)["input_ids"]
-        if index is None or index == tokenizer.unk_token_id or index not in inside_text:
+        if index is None or index not in inside_text:
             raise ThreestepError(
                 f"--parallel_tags expects every tag to be one token, got '{tag}', which is none; add it, as "
                 "steps 1 and 2 do with --parallel_thinking"
             )
-        ids.append(int(index))
+        ids.append(index)
     return ParallelTags(*ids)
 
 

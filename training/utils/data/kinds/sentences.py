@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from training.utils.data.kinds.strategies import ChatText
     from training.utils.data.rows.arguments import RowArguments
 
+UNWRITTEN = "whose text beside a call the chat template leaves out"
 OTHER_PROMPT = "learnt without the end of the generation prompt, which the chat template does not write before answers"
 
 
@@ -50,20 +51,27 @@ class Sentences(RowKind):
             if not prompt:
                 if chat.media is not None and chat.raw.get_images(sample):
                     raise BadConversation(f"{where}: expected a prompt, which the images belong to, got a text alone")
-                return ReadSample(where, chat.texts.text(response))
+                pieces = chat.texts.text(response)
+                return ReadSample(where, pieces, len(pieces))
             messages, train_turns = [*messages_of_text(prompt), response_message(prompt, response)], "last"
         conversation, images = chat.conversation(messages, sample, where)
         if all(message["role"] != "assistant" for message in conversation.messages):
             raise Dropped("no_assistant_turn")
-        pieces = chat.texts.sentence(conversation, train_turns)
-        if pieces is None:
+        conversation, noted = chat.texts.unread(conversation).of_answer(conversation, train_turns == "all")
+        found = chat.texts.sentence(conversation, train_turns)
+        if found is None:
             raise Dropped("no_assistant_turn")
+        pieces = found
         if not any(piece.carries_loss for piece in pieces):
             raise Dropped("no_turn_to_train")
-        noted = None if chat.texts.follows_its_prompt(conversation, pieces) else OTHER_PROMPT
         if conversation.messages[-1]["role"] != "assistant":
-            noted = UNANSWERED
-        return ReadSample(where, chat.expanded(pieces, images, where), noted=noted, media=images)
+            noted = (*noted, UNANSWERED)
+        elif not chat.texts.follows_its_prompt(conversation, pieces):
+            noted = (*noted, OTHER_PROMPT)
+        if chat.texts.leaves_out_text(conversation):
+            noted = (*noted, UNWRITTEN)
+        pieces = chat.expanded(pieces, images, where)
+        return ReadSample(where, pieces, len(pieces), noted=noted, media=images)
 
     def make(self, making: Making, one: Waiting, ids: list[Ids]) -> Row:
         flags, whole = making.flags, joined(one.sample.pieces, ids)

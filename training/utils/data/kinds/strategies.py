@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.data.chat.chat import ChatTokenizer, TextPiece
 from training.utils.data.kinds.samples import checked_json, read_texts
-from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer
+from training.utils.data.rows.tokenize import Dropped, EncodedParts, TextTokenizer
 from training.utils.data.sources.formats.messages import (
     BadConversation,
     Conversation,
@@ -37,12 +37,14 @@ class ReadSample:
     """A sample before it is tokenized.
 
     where: names the row in errors.
-    pieces: its text; the first `prompts` of them are the prompt.
+    pieces: its text; the first `prompts` of them are the prompt, or a whole conversation; each other one is an answer
+        to it.
     prompt_text: the prompt as the dataset gives it.
     raw_chat: of prompts, their messages with `--return_raw_chat` or `--return_prompt_messages`.
     has_messages: the dataset has messages, of which `raw_chat` is not made.
-    noted: names under which the report counts it.
+    noted: what the report counts it as, once under each.
     media: images of the prompt, in the order of their places.
+    is_empty: of prompts: they ask nothing.
     """
 
     where: str
@@ -50,15 +52,31 @@ class ReadSample:
     prompts: int = 1
     prompt_text: str = ""
     raw_chat: list[Message] | None = None
-    noted: str | None = None
+    noted: tuple[str, ...] = ()
     media: tuple[RowPicture, ...] = ()
     has_messages: bool = False
+    is_empty: bool = False
 
 
 GLUED = (
     "whose response follows the prompt without a blank, as stored (--data_format question_answer or a chat template "
     "sets questions and answers apart)"
 )
+
+
+CROSSED = "in which a token holds the end of a prompt and the beginning of its response, and counts as the response's"
+
+
+def asks_nothing(messages: Sequence[Message]) -> bool:
+    """True for messages without text, images and calls, whatever the system prompt before them."""
+    asking = [message for message in messages if message["role"] not in ("system", "developer")]
+    return not any(message.get("tool_calls") or _holds_something(message["content"]) for message in asking or messages)
+
+
+def _holds_something(content: Any) -> bool:
+    if isinstance(content, list):
+        return any(str(part.get("text") or "").strip() or part.get("type") != "text" for part in content)
+    return bool(str(content or "").strip())
 
 
 UNANSWERED = "that end with a question, learnt up to their last answer"
@@ -94,9 +112,11 @@ class PlainText:
             messages, _ = split_weights(messages, where)
             checked_json(self._raw, "get_prompt_messages", messages, where)
         turns = [TextPiece(text, True, True, is_end=True) for text in texts]
-        noted = None if answered is None else UNANSWERED
+        noted = () if answered is None else (UNANSWERED,)
         read = ReadSample(where, [TextPiece(prompt), *turns], prompt_text=prompt, raw_chat=messages, noted=noted)
         read.has_messages = has_messages
+        if not responses:
+            read.is_empty = asks_nothing(self._raw.get_prompt_messages(sample) or messages_of_text(prompt))
         return read
 
     def _last_answer(self, sample: Any, where: str) -> tuple[str, list[str]] | None:
@@ -137,17 +157,11 @@ class PlainText:
                 "use --prompt_style chat_template"
             )
 
-    def encode(self, samples: Sequence[ReadSample]) -> list[list[Ids]]:
-        encoded = [[ids] for ids in self._texts.encode_prompts([sample.pieces[0].text for sample in samples])]
-        responses = [(place, piece.text) for place, sample in enumerate(samples) for piece in sample.pieces[1:]]
-        response_ids = self._texts.encode_responses(
-            [samples[place].pieces[0].text for place, _ in responses],
-            [encoded[place][0] for place, _ in responses],
-            [text for _, text in responses],
-        )
-        for (place, _), ids in zip(responses, response_ids, strict=True):
-            encoded[place].append(ids)
-        return encoded
+    def encode(self, samples: Sequence[ReadSample]) -> list[EncodedParts]:
+        prompts = [sample.pieces[0].text for sample in samples]
+        if all(len(sample.pieces) == 1 for sample in samples):
+            return [EncodedParts([ids]) for ids in self._texts.encode_prompts(prompts)]
+        return self._texts.encode_sentences(prompts, [[piece.text for piece in each.pieces[1:]] for each in samples])
 
 
 @dataclass(frozen=True)
@@ -164,8 +178,8 @@ class ChatText:
     return_raw_chat: bool = False
     weighed_loss: str | None = None
 
-    def encode(self, samples: Sequence[ReadSample]) -> list[list[Ids] | BadConversation]:
-        return self.texts.encode([sample.pieces for sample in samples], [sample.where for sample in samples])
+    def encode(self, samples: Sequence[ReadSample]) -> list[EncodedParts]:
+        return self.texts.encode([sample.pieces for sample in samples], [sample.prompts for sample in samples])
 
     def conversation(self, messages: Any, sample: Any, where: str) -> tuple[Conversation, tuple[RowPicture, ...]]:
         """The messages, checked and with their images in place, and those images."""

@@ -1,13 +1,19 @@
-"""Texts become ids, so that a prompt has the same ids in every phase and masks follow from lengths.
+"""Texts become ids: those of the whole text of a row, so that masks are derived from them.
 
-The prompt's ids are a prefix of every sentence made of it, as they are when a model answers the prompt. One
+A row's text is never tokenized in pieces, which would give other ids than the tokenizer gives for the text: a
+SentencePiece tokenizer puts a space token before each piece. The ids are cut where a response begins and ends. One
 end-of-conversation token ends each response in all phases. Knows nothing of rows, files or phases.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from itertools import accumulate
+from os.path import commonprefix
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from training.utils.base.errors import ThreestepError
 
@@ -15,6 +21,22 @@ if TYPE_CHECKING:
     from training.utils.contracts.paths import ParallelTags
 
 Ids = list[int]
+
+
+@dataclass(slots=True)
+class EncodedParts:
+    """Ids of the parts of a row. crosses: a token holds characters of a prompt and of its response, and counts as the
+    response's."""
+
+    parts: list[Ids]
+    crosses: bool = False
+
+
+class _Edge(NamedTuple):
+    """A place between two parts of a text. at: characters before it. opens: a response begins here."""
+
+    at: int
+    opens: bool
 
 
 class TextTokenizer:
@@ -31,11 +53,8 @@ class TextTokenizer:
         added = getattr(tokenizer, "added_tokens_decoder", {}).items()
         self.special: dict[int, str] = {number: token.content for number, token in added if token.special}
         self.special[self.end_id] = tokenizer.convert_ids_to_tokens(self.end_id)
-        # SentencePiece tokenizers put an extra space before any text; there a response is tokenized after its
-        # prompt.
-        prompt, response = "Human: a Assistant:", " a b"
-        together, alone = self._encode([prompt + response])[0], self._encode([prompt, response])
-        self._joins_cleanly = together == alone[0] + alone[1]
+        # Tokens that a text is split at first; where one takes blanks beside it along, these are not a response's.
+        self._added_ids = frozenset(number for number, _ in added)
 
     def _encode(self, texts: Sequence[str]) -> list[Ids]:
         """Ids of the texts without special tokens around them."""
@@ -50,45 +69,98 @@ class TextTokenizer:
         encoded = self._encode(texts)
         return [self.prefix_ids + ids for ids in encoded] if self.prefix_ids else encoded
 
-    def encode_responses(
-        self, prompts: Sequence[str], prompt_ids: Sequence[Ids], responses: Sequence[str]
-    ) -> list[Ids]:
-        """Ids of responses, each to the prompt at its index, each ended once by the end-of-conversation token."""
-        if self._joins_cleanly:
-            encoded = self._encode(responses)
-        else:
-            encoded = self._encode_after(prompts, prompt_ids, responses)
-        return [ids if ids and ids[-1] == self.end_id else [*ids, self.end_id] for ids in encoded]
-
-    def _encode_after(self, prompts: Sequence[str], prompt_ids: Sequence[Ids], responses: Sequence[str]) -> list[Ids]:
-        sentences = self._encode([prompt + response for prompt, response in zip(prompts, responses, strict=True)])
-        skip = len(self.prefix_ids)
-        encoded: list[Ids | None] = []
-        for ids, sentence in zip(prompt_ids, sentences, strict=True):
-            prompt_part = ids[skip:]
-            encoded.append(sentence[len(prompt_part) :] if sentence[: len(prompt_part)] == prompt_part else None)
-        # Where a token spans the boundary, the prompt's ids win and the response is tokenized alone.
-        apart = [index for index, ids in enumerate(encoded) if ids is None]
-        for index, ids in zip(apart, self._encode([responses[index] for index in apart]), strict=True):
-            encoded[index] = ids
-        return [ids for ids in encoded if ids is not None]
-
-    def encode_pieces(self, rows: Sequence[Sequence[str]]) -> list[list[Ids]]:
-        """Ids of texts in pieces: a piece's ids never depend on later pieces, and no special tokens are added."""
-        alone = iter(self._encode([piece for pieces in rows for piece in pieces]))
-        encoded = [[next(alone) for _ in pieces] for pieces in rows]
-        if self._joins_cleanly:
-            return encoded
-        # As for responses: a piece is tokenized after the one before it, unless a token would span the boundary.
-        seams = [(row, place) for row, pieces in enumerate(rows) for place in range(1, len(pieces))]
-        after = self._encode_after(
-            [rows[row][place - 1] for row, place in seams],
-            [self.prefix_ids + encoded[row][place - 1] for row, place in seams],
-            [rows[row][place] for row, place in seams],
-        )
-        for (row, place), ids in zip(seams, after, strict=True):
-            encoded[row][place] = ids
+    def encode_sentences(self, prompts: Sequence[str], responses: Sequence[Sequence[str]]) -> list[EncodedParts]:
+        """Ids of each prompt as by `encode_prompts`, and of its responses, each ended once by the end-of-conversation
+        token. A prompt and a response have the ids of their whole text; see `encode_answers`."""
+        encoded = self.encode_answers(prompts, responses)
+        for row in encoded:
+            prompt, *answers = row.parts
+            ended = [ids if ids and ids[-1] == self.end_id else [*ids, self.end_id] for ids in answers]
+            row.parts = [self.prefix_ids + prompt, *ended]
         return encoded
+
+    def encode_answers(self, prompts: Sequence[str], answers: Sequence[Sequence[str]]) -> list[EncodedParts]:
+        """Ids of each prompt and of what may follow it: the prompt with any of its answers has the ids of the whole
+        text. They share the tokens before the first one that is another's, or crosses into an answer."""
+        rows = [(prompt, answer) for prompt, own in zip(prompts, answers, strict=True) for answer in own]
+        wholes = iter(self.encode_parts(rows, [(False, True)] * len(rows)))
+        encoded = []
+        for own in answers:
+            parts = [next(wholes) for _ in own]
+            firsts = [each.parts[0] for each in parts]
+            shared: Ids = list(commonprefix(firsts))
+            rests = [first[len(shared) :] + rest for first, rest in (each.parts for each in parts)]
+            encoded.append(EncodedParts([shared, *rests], any(each.crosses for each in parts)))
+        return encoded
+
+    def encode_parts(
+        self, rows: Sequence[Sequence[str]], are_responses: Sequence[Sequence[bool]]
+    ) -> list[EncodedParts]:
+        """Ids of texts in parts, which one after the other are the ids of the whole text, without special tokens around
+        it. A token across the edge of a response is the response's, unless it is an added one."""
+        texts = ["".join(parts) for parts in rows]
+        edges = [
+            [
+                _Edge(at, after and not before)
+                for at, before, after in zip(accumulate(map(len, parts[:-1])), own, own[1:], strict=False)
+            ]
+            for parts, own in zip(rows, are_responses, strict=True)
+        ]
+        if self._backend is None:
+            return self._cut_by_prefixes(texts, edges)
+        encodings = _encode_with_offsets(self._tokenizer, self._backend, texts)
+        return [self._cut(each.ids, each.offsets, own) for each, own in zip(encodings, edges, strict=True)]
+
+    def _cut(self, ids: Ids, offsets: Sequence[tuple[int, int]], edges: Sequence[_Edge]) -> EncodedParts:
+        begins = np.fromiter((begin for begin, _ in offsets), np.int64, len(offsets))
+        cuts, crosses = [0], False
+        for edge, found in zip(edges, np.searchsorted(begins, [edge.at for edge in edges]).tolist(), strict=True):
+            cut = found
+            while edge.opens and cut > cuts[-1] and offsets[cut - 1][1] > edge.at:
+                if ids[cut - 1] in self._added_ids:
+                    break
+                cut, crosses = cut - 1, True
+            cuts.append(max(cut, cuts[-1]))
+        return EncodedParts([ids[a:b] for a, b in zip(cuts, [*cuts[1:], len(ids)], strict=True)], crosses)
+
+    def _cut_by_prefixes(self, texts: Sequence[str], edges: Sequence[Sequence[_Edge]]) -> list[EncodedParts]:
+        """As `_cut`, for a tokenizer that does not say which characters a token is made of: the ids before an edge are
+        those that the text before it begins with, too."""
+        wholes = self._encode(texts)
+        before = iter(self._encode([text[: edge.at] for text, own in zip(texts, edges, strict=True) for edge in own]))
+        encoded = []
+        for ids, own in zip(wholes, edges, strict=True):
+            cuts, crosses = [0], False
+            for edge in own:
+                alone = next(before)
+                cut = len(commonprefix([ids, alone]))
+                if cut < len(alone) and edge.opens:
+                    crosses = True
+                elif cut < len(alone):
+                    cut += 1
+                cuts.append(max(cut, cuts[-1]))
+            parts = [ids[a:b] for a, b in zip(cuts, [*cuts[1:], len(ids)], strict=True)]
+            encoded.append(EncodedParts(parts, crosses))
+        return encoded
+
+    def encode_apart(self, parts: Sequence[str]) -> Ids:
+        """Ids of a text in parts that no token goes across: where one would, they are tokenized one by one."""
+        ids: Ids = []
+        before = ""
+        for part in filter(None, parts):
+            alone, last, both = self._encode([part, before, before + part])
+            ids += both[len(last) :] if both[: len(last)] == last else alone
+            before = part
+        return ids
+
+    def encode_behind(self, end: str, parts: Sequence[str]) -> tuple[Ids, Ids]:
+        """Ids of the token that ends a turn ("" for none), and of the text behind it (see `encode_apart`)."""
+        first, *others = parts
+        (encoded,) = self.encode_parts([(end, first)], [(False, False)])
+        end_ids, ids = encoded.parts
+        if others:
+            ids = ids + self.encode_apart(parts)[len(self.encode_apart([first])) :]
+        return end_ids, ids
 
 
 def _encode(tokenizer: Any, texts: list[str]) -> list[Ids]:
@@ -109,6 +181,20 @@ def _encode_directly(tokenizer: Any, backend: Any, texts: list[str]) -> list[Ids
     backend.no_padding()
     backend.encode_special_tokens = tokenizer.split_special_tokens
     return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def _encode_with_offsets(tokenizer: Any, backend: Any, texts: list[str]) -> list[Any]:
+    """The Rust tokenizer's encodings, with the characters [begin, end) that each token is made of."""
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = tokenizer.split_special_tokens
+    # A ByteLevel post-processor trims blanks off a token's characters (`trim_offsets`), GPT-2's and Llama 3's do.
+    processor = backend.post_processor
+    backend.post_processor = None
+    try:
+        return backend.encode_batch(texts, add_special_tokens=False)
+    finally:
+        backend.post_processor = processor
 
 
 def _backend_that_agrees(tokenizer: Any) -> Any | None:
@@ -142,13 +228,22 @@ def end_of_conversation_id(tokenizer: Any, token: str | None) -> int:
             )
         return int(tokenizer.eos_token_id)
     ids = tokenizer(token, add_special_tokens=False)["input_ids"]
-    if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
-        problem = "unknown to it" if tokenizer.unk_token_id in ids else f"{len(ids)} tokens"
+    # GPT-2's unk token is also its eos, so the id alone does not show that a text is unknown.
+    unknown = tokenizer.unk_token_id in ids and str(tokenizer.unk_token) not in token
+    if len(ids) != 1 or unknown:
+        problem = "unknown to it" if unknown else f"{len(ids)} tokens"
         raise ThreestepError(
             f"--end_of_conversation_token expects one token of {named_tokenizer(tokenizer)}, got '{token}', which is "
             f"{problem}; use one of its special tokens, or leave the flag out to use its eos token"
         )
     return int(ids[0])
+
+
+def token_id(tokenizer: Any, token: str) -> int | None:
+    """The id of a token of the vocabulary; None for another text, whose id transformers gives as that of unk, which in
+    GPT-2 is eos."""
+    index = tokenizer.convert_tokens_to_ids(token)
+    return index if index is not None and tokenizer.convert_ids_to_tokens(index) == token else None
 
 
 def named_tokenizer(tokenizer: Any) -> str:

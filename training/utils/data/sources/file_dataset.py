@@ -6,20 +6,21 @@ with a space is stored with it; messages are also available as DeepSpeed-Chat's 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.files.columns import FileRow, column_names, kind_of
+from training.utils.data.files.columns import FileRow, column_names, kind_of, nulls_sentence
 from training.utils.data.files.stored import stored_rows
 from training.utils.data.sources.formats.formats import FileColumns, Format, has_column, missing_column, recognise
 from training.utils.data.sources.formats.marks import read_mark
 from training.utils.data.sources.formats.media import IMAGE_COLUMNS, check_media, check_text_parts, media_columns
 from training.utils.data.sources.formats.messages import (
     Message,
-    from_json,
+    column_value,
     image_values,
     prompt_text,
     read_tools,
@@ -97,7 +98,9 @@ class FileDataset(PromptRawDataset):
         further += [(column, "images") for column in IMAGE_COLUMNS if self.reads_images]
         read = [(column, role) for role, column in self.format.roles.items()]
         read += [(column, role) for column, role in further if has_column(kinds, column)]
-        return recognition_of(kinds, self.format.name, self.format.why, read)
+        nulls = nulls_sentence(sum((rows.nulls for rows in self._opened if rows), Counter[str]()))
+        notes = (*self._stored.notes, *([nulls] if nulls else []))
+        return replace(recognition_of(kinds, self.format.name, self.format.why, read), notes=notes)
 
     def get_recognition(self) -> Recognition:
         return self._recognition
@@ -196,7 +199,9 @@ class FileDataset(PromptRawDataset):
 
     def get_chat_template_kwargs(self, sample: Mapping[str, Any]) -> dict[str, Any] | None:
         """The columns `chat_template_kwargs` (an object) and `enable_thinking` (a truth value)."""
-        given = from_json(sample.get(_TEMPLATE_KWARGS), f"{_where(sample)}, column '{_TEMPLATE_KWARGS}'", "an object")
+        given = column_value(
+            sample.get(_TEMPLATE_KWARGS), f"{_where(sample)}, column '{_TEMPLATE_KWARGS}'", "an object"
+        )
         if given is not None and not isinstance(given, dict):
             raise ThreestepError(
                 f"{_where(sample)}: column '{_TEMPLATE_KWARGS}': expected an object, got {kind_of(given)}"

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from training.utils.base.errors import ThreestepError
+from training.utils.data.rows.tokenize import token_id
 from training.utils.images.data.tiled import TileSizes, joined_tokens
 from training.utils.images.spans import ImagePixels
 
@@ -111,7 +112,7 @@ class _Tokens:
     def known(self, token: str) -> str:
         """`token`, which is one token of the tokenizer; ThreestepError where it is not."""
         ids = self.tokenizer(token, add_special_tokens=False)["input_ids"]
-        if len(ids) != 1 or ids[0] == self.tokenizer.unk_token_id:
+        if ids != [token_id(self.tokenizer, token)]:
             whose = f" of '{self.tokenizer.name_or_path}'" if self.tokenizer.name_or_path else ""
             raise ThreestepError(
                 f"the tokenizer{whose} has no token {token}, which a model of the family {self.family} reads for "

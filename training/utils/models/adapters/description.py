@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from training.utils.models.adapters.lora import ADAPTER
 from training.utils.models.families.parts import language_model_class, media_architecture
 from training.utils.models.families.scalar_class import scalar_model_class
+from training.utils.models.families.tokenizer_files import read_tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -94,7 +95,7 @@ def read_description(folder: Path) -> DescribedModel:
         quantize_layers(model, Quantization(**facts["quantization"]), names=facts["quantized"])
     if (folder / "generation_config.json").is_file():
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer, _ = read_tokenizer(folder)
     buffers = {name: getattr(torch, of) for name, of in facts.get("buffers", {}).items()}
     return DescribedModel(model, tokenizer, dtype, tuple(facts["trained"]), buffers)
 

@@ -55,8 +55,8 @@ def test_appended_ids_are_those_that_step_1_trains_on(name, marks):
         messages = conversation(name, number)
         tools = TOOLS if name == "merges_tools" else None
         whole = chat.sentence(Conversation([*messages, {"role": "assistant", "content": "end"}], "row", tools), "all")
-        (encoded,) = chat.encode([whole], ["row"])
-        wanted = joined(whole, encoded)
+        (encoded,) = chat.encode([whole], [len(whole)])
+        wanted = joined(whole, encoded.parts)
         ids = turns.opening(messages[:1], tools)
         at = 1
         while at < len(messages):
@@ -162,8 +162,9 @@ def test_a_rewritten_history_is_the_prompt_that_the_template_writes(name):
             ids, forks = history.ids or appended, forks + (history.ids is not None)
             assert tokenizer.decode(ids) == rendered(tokenizer, plain, **kwargs)
             if history.ids is not None:
-                (encoded,) = chat.encode([pieces := chat.prompt(Conversation(plain, "row"))], ["row"])
-                assert history.ids == [token for own in encoded for token in own] and len(pieces) > 1
+                pieces = chat.prompt(Conversation(plain, "row"))
+                (encoded,) = chat.encode([pieces], [len(pieces)])
+                assert history.ids == [token for own in encoded.parts for token in own] and len(pieces) > 1
             else:  # what was drawn stays
                 assert ids == appended
     assert (0 if name == "empty_thought" else 25) < forks

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from tests.conftest import SENTENCES, train_tokenizer
 from training.utils.base.errors import ThreestepError
 from training.utils.data.rows.tokenize import (
     Dropped,
@@ -18,6 +21,7 @@ from training.utils.data.rows.tokenize import (
     fit_sentences,
     named_tokenizer,
     require_pad_token,
+    token_id,
 )
 
 PROMPT, RESPONSE = "Human: What is 2 + 3? Assistant:", " 2 + 3 is 5."
@@ -51,8 +55,8 @@ def with_a_space_of_its_own() -> PreTrainedTokenizerFast:
 
 
 def encode(texts: TextTokenizer, prompt: str, response: str) -> tuple[list[int], list[int]]:
-    prompts = texts.encode_prompts([prompt])
-    return prompts[0], texts.encode_responses([prompt], prompts, [response])[0]
+    ((prompt_ids, response_ids),) = (row.parts for row in texts.encode_sentences([prompt], [[response]]))
+    return prompt_ids, response_ids
 
 
 def test_a_sentence_is_what_the_tokenizer_makes_of_it(tiny_tokenizer):
@@ -81,8 +85,8 @@ def test_a_tokenizer_that_adds_a_space_of_its_own():
     assert prompt_ids == TextTokenizer(tokenizer, None).encode_prompts([PROMPT])[0]
 
 
-def test_a_token_across_the_seam_does_not_change_the_prompt():
-    # With no split at spaces, BPE merges "x:" + "y" into one token; the prompt's ids must win.
+def test_a_token_across_the_edge_is_the_responses():
+    # With no split at spaces, BPE merges "x:" + "y" into one token, and the row has the whole text's ids.
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     trainer = trainers.BpeTrainer(vocab_size=40, special_tokens=["<unk>", "</s>"])
@@ -90,20 +94,45 @@ def test_a_token_across_the_seam_does_not_change_the_prompt():
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="</s>")
     texts = TextTokenizer(wrapped, None)
     alone = texts.encode_prompts(["x:"])[0]
-    assert wrapped("x:y", add_special_tokens=False)["input_ids"][: len(alone)] != alone  # they do merge
-    prompt_ids, response_ids = encode(texts, "x:", "y")
-    assert prompt_ids == alone and response_ids[-1] == wrapped.eos_token_id and len(response_ids) >= 2
+    whole = wrapped("x:y", add_special_tokens=False)["input_ids"]
+    assert whole[: len(alone)] != alone  # they do merge
+    (row,) = texts.encode_sentences(["x:"], [["y"]])
+    assert row.parts[0] + row.parts[1] == [*whole, wrapped.eos_token_id]
+    assert row.crosses and len(row.parts[0]) < len(alone)
+    # Of a pair, the response that no token crosses into begins with the prompt's last tokens.
+    (pair,) = texts.encode_sentences(["x:"], [["y", " a"]])
+    assert pair.crosses and pair.parts[0] == row.parts[0] and pair.parts[1] == row.parts[1]
+    other = wrapped("x: a", add_special_tokens=False)["input_ids"]
+    assert pair.parts[0] + pair.parts[2] == [*other, wrapped.eos_token_id]
 
 
-@settings(max_examples=40, deadline=None)
+def without_offsets(tokenizer, monkeypatch) -> TextTokenizer:
+    """As of a tokenizer in Python."""
+    monkeypatch.setattr("training.utils.data.rows.tokenize._backend_that_agrees", lambda _: None)
+    return TextTokenizer(tokenizer, None)
+
+
+@pytest.mark.parametrize("make", [with_bos_and_eos, with_a_space_of_its_own])
+def test_a_tokenizer_without_offsets_gives_the_same(make, monkeypatch):
+    texts = TextTokenizer(make(), None)
+    slow = without_offsets(make(), monkeypatch)
+    rows = [(PROMPT, RESPONSE, PROMPT), ("a", "b", " c"), (PROMPT, " " + RESPONSE + " ", "Human: a")]
+    turns = [(False, True, False)] * 3
+    assert slow.encode_parts(rows, turns) == texts.encode_parts(rows, turns)
+
+
+@settings(max_examples=100, deadline=None)
 @given(st.text(min_size=1, max_size=30), st.lists(st.text(min_size=1, max_size=30), min_size=1, max_size=3))
-def test_prompt_ids_never_depend_on_the_response(tiny_tokenizer, prompt, responses):
-    texts = TextTokenizer(tiny_tokenizer, None)
-    prompts = texts.encode_prompts([prompt] * len(responses))
-    encoded = texts.encode_responses([prompt] * len(responses), prompts, responses)
-    assert len({tuple(ids) for ids in prompts}) == 1
-    assert all(ids[-1] == texts.end_id for ids in encoded)
-    assert [tiny_tokenizer.decode(ids[:-1]) for ids in encoded] == responses
+@pytest.mark.parametrize("name", ["tiny", "space of its own"])
+def test_ids_are_the_whole_texts(tiny_tokenizer, name, prompt, responses):
+    tokenizer = tiny_tokenizer if name == "tiny" else with_a_space_of_its_own()
+    texts = TextTokenizer(tokenizer, None)
+    ((prompt_ids, *response_ids),) = (row.parts for row in texts.encode_sentences([prompt], [responses]))
+    for response, ids in zip(responses, response_ids, strict=True):
+        whole = tokenizer(prompt + response, add_special_tokens=False)["input_ids"]
+        assert prompt_ids + ids == [*whole, texts.end_id] or prompt_ids + ids == whole
+    alone = texts.encode_prompts([prompt])[0]
+    assert prompt_ids == alone[: len(prompt_ids)] or prompt.isspace() or prompt[-1].isspace()
 
 
 def test_the_end_token_is_appended_once(tiny_tokenizer):
@@ -129,6 +158,20 @@ def test_an_end_token_that_is_unknown():
     assert end_of_conversation_id(tokenizer, "</s>") == 1
     with pytest.raises(ThreestepError, match="got '<end>', which is unknown to it"):
         end_of_conversation_id(tokenizer, "<end>")
+
+
+def test_an_unknown_token_that_ends_a_response():
+    """unk, bos, eos and pad are one token in GPT-2, OPT, Pythia and StarCoder."""
+    tokenizer = train_tokenizer(SENTENCES, pad_is_eos=True)
+    tokenizer.unk_token = tokenizer.bos_token = tokenizer.eos_token
+    assert tokenizer.unk_token_id == tokenizer.pad_token_id == tokenizer.eos_token_id
+    assert end_of_conversation_id(tokenizer, tokenizer.eos_token) == tokenizer.eos_token_id
+    assert TextTokenizer(tokenizer, tokenizer.eos_token).end_id == tokenizer.eos_token_id
+    assert token_id(tokenizer, tokenizer.eos_token) == tokenizer.eos_token_id
+    assert token_id(tokenizer, "<|im_end|>") is None
+    for other in ("<|im_end|>", f"{tokenizer.eos_token} and more"):
+        with pytest.raises(ThreestepError, match=rf"got '{re.escape(other)}', which is \d+ tokens"):
+            end_of_conversation_id(tokenizer, other)
 
 
 def test_a_tokenizer_without_eos(tiny_tokenizer):

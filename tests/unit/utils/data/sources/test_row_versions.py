@@ -349,7 +349,7 @@ def test_rows_of_the_package_s_classes(entry, flags, write_rows, tmp_path, monke
 
 def test_other_rows_are_noticed(flags, write_rows, tmp_path, monkeypatch):
     """A sentence without its end-of-conversation token is another row, and the message says what to do."""
-    encode = TextTokenizer.encode_responses
-    monkeypatch.setattr(TextTokenizer, "encode_responses", lambda *words: [ids[:-1] for ids in encode(*words)])
+    encode = TextTokenizer.encode_answers
+    monkeypatch.setattr(TextTokenizer, "encode_sentences", lambda self, *words: encode(self, *words))
     with pytest.raises(AssertionError, match=r"1 pairs: rows changed. Where that is meant, give ROWS in training/.*"):
         test_rows_of_a_phase("1 pairs", flags, write_rows, tmp_path, monkeypatch)

@@ -98,6 +98,8 @@ def joined_text(message: Mapping[str, Any], where: str, images: bool = False, un
             why = _why(_kind(name), images, unread)
             raise BadConversation(f"{where}: '{name}': expected text, got {_kind(name)}; {why}")
     content = message.get("content")
+    if not content and message.get("refusal") and isinstance(message["refusal"], str):
+        return message["refusal"]  # OpenAI's: the text of an answer that declines, beside a content that is null
     if not isinstance(content, list):
         return content
     texts = []

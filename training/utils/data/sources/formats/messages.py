@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date, time, timedelta
+from decimal import Decimal
 from typing import Any
 
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.base.storage import parse_json
-from training.utils.data.files.columns import kind_of
+from training.utils.data.files.columns import kind_of, without_nulls
+from training.utils.data.files.content import python_hint
 from training.utils.data.sources.formats.media import IMAGE_COLUMNS, ONLY_TEXT, BadConversation, is_empty, joined_text
 
 Message = dict[str, Any]
@@ -33,9 +36,13 @@ SHAREGPT_ROLES = {
 }
 SPEAKERS = {"system": "System", "user": "Human", "assistant": "Assistant", "tool": "Tool"}
 
+_TOOLS = "a list of tools"
+_IN_TOOLS = ("function", "parameters")  # which may be JSON text
+
 # The wrapping of DeepSpeed-Chat's prompts, and the turns inside it as Anthropic's hh-rlhf writes them.
 _HUMAN, _ASSISTANT = "Human:", "Assistant:"
 _TURN = re.compile(r"\n\n(Human|Assistant):")
+_AS_GIVEN = object()
 _BEFORE_SPEAKER = re.compile(r"(\n\n| )\Z")
 
 
@@ -66,9 +73,10 @@ def read_messages(value: Any, where: str) -> list[Message] | None:
 
     Raises ThreestepError, which begins with `where`, for anything else.
     """
-    value = from_json(value, where, "a list of messages")
+    value = column_value(value, where, "a list of messages")
     if value is None:
         return None
+    check_json(value, where)
     if isinstance(value, dict):
         value = [value]
     if not isinstance(value, list):
@@ -91,9 +99,7 @@ def _read_message(message: Any, where: str) -> Message:
     if not isinstance(read["role"], str):
         raise ThreestepError(f"{where}: 'role': expected text, got {kind_of(read['role'])}")
     read["content"] = joined_text(read, where, images=True)
-    if read["content"] is None:
-        read["content"] = ""
-    if not isinstance(read["content"], (str, list)):
+    if not isinstance(read["content"], (str, list)) and read["content"] is not None:
         raise ThreestepError(f"{where}: 'content': expected text, got {kind_of(read['content'])}")
     if read["role"] == "function":  # OpenAI's older name
         read["role"] = "tool"
@@ -102,6 +108,8 @@ def _read_message(message: Any, where: str) -> Message:
         calls = read.pop("function_call")
     if calls:
         read["tool_calls"] = [_read_call(call, where) for call in (calls if isinstance(calls, list) else [calls])]
+    elif read["content"] is None:
+        read["content"] = ""
     return read
 
 
@@ -116,41 +124,80 @@ def _of_sharegpt(message: Message, where: str) -> Message:
 
 
 def _read_call(call: Any, where: str) -> Message:
-    """A tool call as {"type": "function", "function": {"name", "arguments": object}, ...}."""
+    """A tool call as {"type": "function", "function": {"name", "arguments"}, ...}."""
     function = (call.get("function") or call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or "name" not in function:
         raise ThreestepError(f"{where}: a tool call: expected an object with 'name' and 'arguments', got {call!r}")
-    arguments = function.get("arguments")
-    function = {**function, "arguments": {} if arguments is None else _object_of(arguments)}
+    function = {**function, "arguments": _given_arguments(function.get("arguments"))}
     return {"type": "function", **(call if "function" in call else {}), "function": function}
 
 
 def read_tools(value: Any, where: str) -> list[dict[str, Any]] | None:
-    """Tools as chat templates take them, from a list of tools, its JSON text, or bare functions; None for no tools."""
-    value = from_json(value, where, "a list of tools")
+    """Tools as chat templates take them: from a list of tools or of their JSON texts, JSON text of a list, or bare
+    functions; None for no tools. A tool's function and its parameters may be JSON text, too."""
+    value = column_value(value, where, _TOOLS)
     if not value:
         return None
     read = []
     for tool in value if isinstance(value, list) else [value]:
-        if not isinstance(tool, dict):
-            raise ThreestepError(f"{where}: tools: expected a JSON list of objects, got {kind_of(tool)}")
+        tool = _read_tool(tool, where)
         is_bare = "name" in tool and "function" not in tool
         read.append({"type": "function", "function": tool} if is_bare else tool)
+    check_json(read, f"{where}: tools")
     return read
 
 
+def _read_tool(tool: Any, where: str) -> dict[str, Any]:
+    tool = _parsed_text(tool)
+    if not isinstance(tool, dict):
+        got = f"{kind_of(tool)}: {tool!r:.60}"
+        raise ThreestepError(f"{where}: tools: expected a JSON list of objects, got {got}")
+    read = {key: _parsed_text(value) if key in _IN_TOOLS else value for key, value in tool.items()}
+    if isinstance(function := read.get("function"), dict):
+        read["function"] = _read_tool(function, where)
+    return read
+
+
+def column_value(value: Any, where: str, expected: str) -> Any:
+    """The value of a column that may be JSON text, which is read as a file of JSON is: without nulls in objects.
+    Raises ThreestepError for other text."""
+    return without_nulls(from_json(value, where, expected)) if isinstance(value, str) else value
+
+
 def from_json(value: Any, where: str, expected: str) -> Any:
-    """The value of JSON text, None for blank text; any other value as it is. Raises ThreestepError for other text."""
+    """The value of JSON text (also of JSON text in JSON text), None for blank text; any other value as it is. Raises
+    ThreestepError for other text."""
     if not isinstance(value, str):
         return value
     if not value.strip():
         return None
     try:
-        return parse_json(value)
+        return _parsed_text(parse_json(value))
     except json.JSONDecodeError as error:
         raise ThreestepError(
-            f"{where}: expected {expected}, got text that is not JSON ({error.msg}): {value[:60]!r}"
+            f"{where}: expected {expected}, got text that is not JSON ({error.msg}): {value[:60]!r}{python_hint(value)}"
         ) from error
+
+
+def _parsed_text(value: Any) -> Any:
+    """The list or object of JSON text, also of JSON text in JSON text; any other value as it is."""
+    parsed = value
+    while isinstance(parsed, str):
+        if (inner := _parsed(parsed)) is parsed:
+            return value
+        parsed = inner
+    return parsed if isinstance(parsed, (list, dict)) else value
+
+
+def check_json(value: Any, where: str) -> None:
+    """Raise ThreestepError for a date, a time or a decimal number in a value: a file's typed column has changed how it
+    was written."""
+    if isinstance(value, (date, time, timedelta, Decimal)):
+        raise ThreestepError(
+            f"{where}: expected JSON values, got a {type(value).__name__} ({value}); write it as text, or as a number"
+        )
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        check_json(inner, where)
 
 
 # Checked, for a chat template.
@@ -160,8 +207,9 @@ def checked_messages(messages: Any, where: str, images: bool = False, unread: st
     """Messages as dictionaries with `role` and `content` (text, or None next to tool calls; typed parts are joined, but
     with `images` for those of a message that holds some). unread: why images are not read, for the sentence.
 
-    Keys whose value is None are left out. Tool calls become objects, and so do their arguments where they are the
-    JSON text of an object. Raises BadConversation for anything that is not a message, and for a role outside `ROLES`.
+    Keys whose value is None are left out. Tool calls become objects; their arguments stay an object or its JSON text,
+    as given (see `forms_of_calls`). Raises BadConversation for anything that is not a message, and for a role outside
+    `ROLES`.
     """
     messages = _plain(messages)
     if not isinstance(messages, list):
@@ -190,7 +238,6 @@ def _checked(message: Any, where: str, images: bool, unread: str) -> Message:
         checked["tool_calls"] = [_checked_call(call) for call in calls]
         if not calls:
             del checked["tool_calls"]
-    # Some templates write tool calls only where content is None.
     checked.setdefault("content", None if "tool_calls" in checked else "")
     content = checked["content"] = joined_text(checked, where, images, unread)
     if not isinstance(content, (str, list) if images else str) and content is not None:
@@ -202,29 +249,76 @@ def _checked(message: Any, where: str, images: bool, unread: str) -> Message:
 
 
 def _checked_call(call: dict[str, Any]) -> dict[str, Any]:
-    """The call with its arguments as an object: templates' `tojson` would quote JSON text a second time."""
+    """The call without keys whose value is None."""
+    is_call = "arguments" in call
     call = {key: value for key, value in call.items() if value is not None}
     if isinstance(call.get("function"), dict):
         call["function"] = _checked_call(call["function"])
-    if "arguments" in call:
-        call["arguments"] = _object_of(call["arguments"])
+    if is_call:
+        call["arguments"] = _given_arguments(call.get("arguments"))
     return call
 
 
 def checked_tools(tools: Any, where: str) -> list[dict[str, Any]] | None:
-    """Tools as a list of objects, given as such or as its JSON text; None for no tools."""
-    tools = _plain(_parsed(tools) if isinstance(tools, str) and tools.strip() else tools)
-    if not tools:
+    """Tools as a list of objects, given as such, as JSON text of it or as a list of JSON texts; None for no tools."""
+    tools = _parsed_text(_plain(tools))
+    if not tools or (isinstance(tools, str) and not tools.strip()):
         return None
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+    if not isinstance(tools, list):
         raise BadConversation(f"{where}: expected tools to be a list of objects or its JSON text, got {tools!r:.60}")
-    return tools
+    try:
+        return [_read_tool(tool, where) for tool in tools]
+    except ThreestepError as refusal:
+        raise BadConversation(str(refusal)) from refusal
+
+
+def _given_arguments(value: Any) -> Any:
+    """The arguments of a call as they are given; an empty object for none: null, "null" or blank text."""
+    return {} if value is None or (isinstance(value, str) and value.strip() in ("", "null")) else value
+
+
+def forms_of_calls(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """The messages, and the same in other forms that mean the same, as a chat template may want them: the arguments of
+    calls as objects (of which `tojson` makes JSON) or as JSON text (OpenAI's form, which DeepSeek's templates join to
+    other text), and no content beside a call as None (DeepSeek's) or as "" (what templates add to other text)."""
+    seen: list[list[Message]] = []
+    for arguments in (None, _object_of, _text_of):
+        for blank in (_AS_GIVEN, None, ""):
+            form = [_in_form(message, arguments, blank) for message in messages]
+            if form not in seen:
+                seen.append(form)
+                yield form
+
+
+def _in_form(message: Message, arguments: Callable[[Any], Any] | None, blank: Any) -> Message:
+    if not message.get("tool_calls"):
+        return message
+    form = dict(message)
+    if blank is not _AS_GIVEN and form.get("content") in (None, ""):
+        form["content"] = blank
+    if arguments is not None:
+        form["tool_calls"] = [_call_in_form(call, arguments) for call in message["tool_calls"]]
+    return form
+
+
+def _call_in_form(call: dict[str, Any], arguments: Callable[[Any], Any]) -> dict[str, Any]:
+    call = dict(call)
+    if isinstance(call.get("function"), dict):
+        call["function"] = _call_in_form(call["function"], arguments)
+    if "arguments" in call:
+        call["arguments"] = arguments(call["arguments"])
+    return call
 
 
 def _object_of(value: Any) -> Any:
     """The object that JSON text holds; any other value (also what a model wrote wrongly) as it is."""
     parsed = _parsed(value)
     return parsed if isinstance(parsed, dict) else value
+
+
+def _text_of(value: Any) -> Any:
+    """The JSON text of an object; any other value as it is."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
 
 
 def _parsed(value: Any) -> Any:
@@ -322,15 +416,16 @@ def _turn(message: Message, where: str) -> str:
 def _content(message: Message, where: str) -> str:
     if len(message) == 2 and isinstance(message["content"], str):  # beside the role
         return message["content"]
-    parts = message["content"] if isinstance(message["content"], list) else [message["content"]]
+    given = "" if message["content"] is None and message.get("tool_calls") else message["content"]
     content = ""
-    for part in parts:
+    for part in given if isinstance(given, list) else [given]:
         text = part.get("text") if isinstance(part, dict) else part
         if not isinstance(text, str):
             raise ThreestepError(f"{where}: a message's content: expected text, got {part!r}"[:200])
         content += text
-    thought = message.get("reasoning_content")
-    calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
+    thought = next((message[key] for key in REASONING_KEYS if message.get(key)), None)
+    functions = [_call_in_form(call.get("function", call), _object_of) for call in message.get("tool_calls", ())]
+    calls = [json.dumps(function, ensure_ascii=False) for function in functions]
     return (f"<think>\n{thought}\n</think>\n\n" if thought else "") + "\n".join(filter(None, [content, *calls]))
 
 

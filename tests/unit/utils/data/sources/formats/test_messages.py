@@ -9,7 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.sources.formats.messages import prompt_text, read_messages, read_tools, response_text
+from training.utils.data.sources.formats.messages import (
+    REASONING_KEYS,
+    prompt_text,
+    read_messages,
+    read_tools,
+    response_text,
+)
 
 CALL = {"name": "add", "arguments": {"a": 1, "b": [2]}}
 CALLS = [{"type": "function", "function": CALL}]
@@ -153,9 +159,10 @@ def test_the_text_of_tools_and_their_calls():
         '{"name": "add", "arguments": {"a": 1, "b": [2]}} Tool: 3 Assistant:'
     )
     assert response_text(said[2:3], "row").endswith('{"a": 1, "b": [2]}}')
-    assert response_text([message("assistant", "3", reasoning_content="1 and 2")], "row") == (
-        " <think>\n1 and 2\n</think>\n\n3"
-    )
+    for key in REASONING_KEYS:
+        assert response_text([message("assistant", "3", **{key: "1 and 2"})], "row") == (
+            " <think>\n1 and 2\n</think>\n\n3"
+        )
 
 
 def test_what_text_cannot_say():

@@ -33,6 +33,16 @@ def test_what_parquet_gives():
     assert checked_messages([without], "row") == [{"role": "assistant", "content": ""}]
 
 
+def test_a_refusal_is_the_text_of_its_answer():
+    """Under OpenAI's key: an empty turn would be trained in its place."""
+    for content in ({}, {"content": None}, {"content": ""}):
+        (message,) = checked_messages([{"role": "assistant", **content, "refusal": "No."}], "row")
+        assert message["content"] == "No."
+    for refusal in ("", None):
+        (message,) = checked_messages([{"role": "assistant", "content": "Yes.", "refusal": refusal}], "row")
+        assert message["content"] == "Yes."
+
+
 def test_arguments_that_are_no_object_stay_text():
     (message,) = checked_messages([{"role": "assistant", "tool_calls": '[{"name": "f", "arguments": "x = 1"}]'}], "row")
     assert message["tool_calls"] == [{"name": "f", "arguments": "x = 1"}]
