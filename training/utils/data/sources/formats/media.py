@@ -73,7 +73,7 @@ def _why(kind: str, images: bool, unread: str) -> str:
 
 
 def _part_problem(kind: str, images: bool, unread: str) -> str:
-    """What a content part holds instead of text, and the remedy. images, unread: see `check_media`."""
+    """Return why a content part is not read, and the remedy. images, unread: see `check_media`."""
     if kind in _OTHER_PARTS:
         what, remedy = _OTHER_PARTS[kind]
         return f"got {what}; write it {remedy}, or leave such rows out"

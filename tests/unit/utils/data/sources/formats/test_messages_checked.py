@@ -62,7 +62,7 @@ def test_arguments_that_are_no_object_stay_text():
         ([{"role": "user", "content": [{"type": "image"}]}], "a content part of type 'image': expected text, and only"),
         (
             [{"role": "assistant", "content": [{"type": "tool_use", "name": "f", "input": {}}]}],
-            "a content part of type 'tool_use': expected text, got a tool call; write it as 'tool_calls' of the message",
+            "part of type 'tool_use': expected text, got a tool call; write it as 'tool_calls' of the message",
         ),
         (
             [{"role": "user", "content": [{"type": "tool_result", "content": "4"}]}],
