@@ -40,7 +40,9 @@ def _map_type(kind: Any) -> Any:
         return kind
     fields = [(field.name, _map_type(field.type)) for field in kind]
     first = fields[0][1]
-    return pyarrow.map_(pyarrow.string(), first) if all(type_ == first for _, type_ in fields) else pyarrow.struct(fields)
+    return (
+        pyarrow.map_(pyarrow.string(), first) if all(type_ == first for _, type_ in fields) else pyarrow.struct(fields)
+    )
 
 
 def _with_maps(value: Any, kind: Any) -> Any:

@@ -28,7 +28,7 @@ from training.utils.data.files.columns import (
     column_names,
     without_nulls,
 )
-from training.utils.data.files.content import ARROW, PARQUET, check_kind, encoding_of, start_of
+from training.utils.data.files.content import ARROW, PARQUET, START_BYTES, check_kind, encoding_of, start_of
 
 _ROWS_PER_BATCH = 1024
 _START_BYTES = 1 << 16  # the names of a CSV's columns take less
@@ -74,7 +74,7 @@ def read_parquet(path: str, expected: Expected | None = None, spool_dir: str | N
     import pyarrow.parquet
 
     with open_local(path, spool_dir) as file:
-        check_kind(start_of(file), path, PARQUET)
+        check_kind(file.read(START_BYTES), path, PARQUET)
         try:
             parquet = pyarrow.parquet.ParquetFile(file)
             table = _spooled(parquet.schema_arrow, parquet.iter_batches(_ROWS_PER_BATCH), spool_dir)
@@ -89,7 +89,7 @@ def read_arrow(path: str, expected: Expected | None = None, spool_dir: str | Non
     import pyarrow
 
     with open_local(path, spool_dir) as file:
-        check_kind(start_of(file), path, ARROW)
+        check_kind(file.read(START_BYTES), path, ARROW)
         content = pyarrow.py_buffer(mapped(file))
     try:
         try:

@@ -109,8 +109,8 @@ def nulls_sentence(found: Counter[str]) -> str | None:
     keys = ", ".join(f"{count:,} '{key}'" for key, count in found.most_common(_KEYS_SHOWN))
     more = ", ..." if len(found) > _KEYS_SHOWN else ""
     return (
-        f"{found.total():,} nulls in objects are read as missing keys, as in Parquet and Arrow ({keys}{more}); a call's "
-        "arguments keep theirs as JSON text"
+        f"nulls in objects are read as missing keys, as in Parquet and Arrow: {keys}{more}; to keep one in a call's "
+        "arguments, write those as JSON text"
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from training.utils.base.errors import ThreestepError
 
 UTF_8 = "utf-8-sig"  # which reads text with and without a byte order mark
-_START_BYTES = 512
+START_BYTES = 512
 _TAR_AT = 257
 _UNPACK = "unpack it, and give the folder of its files as jsonl:FOLDER, or csv:, parquet:"
 PARQUET, ARROW = "a Parquet file", "an Arrow file or stream"
@@ -53,7 +53,7 @@ def unpacked(file: Any) -> io.BufferedReader:
 
 def start_of(file: io.BufferedReader) -> bytes:
     """The next bytes of a file, which stay to be read."""
-    return file.peek(_START_BYTES)[:_START_BYTES]
+    return file.peek(START_BYTES)[:START_BYTES]
 
 
 def encoding_of(start: bytes) -> str:

@@ -199,7 +199,9 @@ class FileDataset(PromptRawDataset):
 
     def get_chat_template_kwargs(self, sample: Mapping[str, Any]) -> dict[str, Any] | None:
         """The columns `chat_template_kwargs` (an object) and `enable_thinking` (a truth value)."""
-        given = column_value(sample.get(_TEMPLATE_KWARGS), f"{_where(sample)}, column '{_TEMPLATE_KWARGS}'", "an object")
+        given = column_value(
+            sample.get(_TEMPLATE_KWARGS), f"{_where(sample)}, column '{_TEMPLATE_KWARGS}'", "an object"
+        )
         if given is not None and not isinstance(given, dict):
             raise ThreestepError(
                 f"{_where(sample)}: column '{_TEMPLATE_KWARGS}': expected an object, got {kind_of(given)}"

@@ -10,6 +10,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.data.files.readers import open_rows
 
 TEXTS = pa.map_(pa.string(), pa.string())
+COUNTS = pa.map_(pa.int32(), pa.int64())
 MESSAGE = {"role": "user", "content": "Hi"}
 PAIRS = list(MESSAGE.items())
 STRUCT = pa.struct([("role", pa.string()), ("content", pa.string())])
@@ -22,7 +23,7 @@ CODED = pa.struct([("role", pa.dictionary(pa.int32(), pa.string())), ("content",
     [
         ("an object", TEXTS, PAIRS, MESSAGE),
         ("an object", TEXTS, [], {}),
-        ("an object", pa.map_(pa.string(), pa.map_(pa.int32(), pa.int64())), [("a", [(1, 2), (3, None)])], {"a": {"1": 2}}),
+        ("an object", pa.map_(pa.string(), COUNTS), [("a", [(1, 2), (3, None)])], {"a": {"1": 2}}),
         ("an object", pa.struct([("m", TEXTS), ("n", TEXTS)]), {"m": PAIRS, "n": None}, {"m": MESSAGE}),
         ("a list", pa.list_(TEXTS), [PAIRS, None], [MESSAGE, None]),
         ("a list", pa.large_list(pa.struct([("m", TEXTS)])), [{"m": PAIRS}], [{"m": MESSAGE}]),
@@ -50,7 +51,9 @@ def test_a_map_with_a_key_twice_is_named(tmp_path):
     array = pa.array([[("a", "1"), ("a", "2")]], TEXTS)
     parquet.write_table(pa.table({"x": array}), tmp_path / "rows.parquet")
     rows = open_rows("parquet", [str(tmp_path / "rows.parquet")], None)
-    with pytest.raises(ThreestepError, match="rows.parquet, row 0: expected a map with one value for each key, got .* a, a"):
+    with pytest.raises(
+        ThreestepError, match="rows.parquet, row 0: expected a map with one value for each key, got .* a, a"
+    ):
         rows[0]
 
 

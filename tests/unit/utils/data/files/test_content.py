@@ -30,7 +30,12 @@ def zstd(content: bytes) -> bytes:
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize(
     ("reader", "content"),
-    [("jsonl", LINE), ("json", f"[{LINE}]"), ("csv", "question,answer\nHé?,二\n"), ("csv", "question,answer\rHé?,二\r")],
+    [
+        ("jsonl", LINE),
+        ("json", f"[{LINE}]"),
+        ("csv", "question,answer\nHé?,二\n"),
+        ("csv", "question,answer\rHé?,二\r"),
+    ],
 )
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32"])
 def test_text_is_read_in_every_coat(tmp_path, pack, suffix, reader, content, encoding):
