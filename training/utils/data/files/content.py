@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import io
 import json
-import lzma
 import re
 from typing import Any
 
@@ -41,8 +39,12 @@ def unpacked(file: Any) -> io.BufferedReader:
     if start.startswith(b"\x1f\x8b\x08"):
         return io.BufferedReader(gzip.GzipFile(fileobj=read))  # type: ignore[arg-type]
     if start.startswith(b"BZh") and start[4:10] == b"1AY&SY":
+        import bz2  # which a build of Python may lack, and lzma
+
         return io.BufferedReader(bz2.BZ2File(read))  # type: ignore[arg-type]
     if start.startswith(b"\xfd7zXZ\0"):
+        import lzma
+
         return io.BufferedReader(lzma.LZMAFile(read))  # type: ignore[arg-type]
     if start.startswith(b"\x28\xb5\x2f\xfd"):
         import pyarrow  # fsspec needs another package for it

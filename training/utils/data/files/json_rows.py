@@ -195,7 +195,7 @@ def _parse(line: bytes, where: str, nulls: Counter[str] | None = None) -> Any:
         if error.msg == "Extra data":
             raise ThreestepError(
                 f"{where}: expected one JSON object per line, got more behind it at column {error.colno}: "
-                f"{text[error.pos :].strip()[:40]!r}"
+                f"{text[error.pos :].strip()[:40]!r}; remove it, or write it on a line of its own"
             ) from error
         raise ThreestepError(
             f"{where}: expected one JSON object, got text that is not JSON ({error.msg} at column {error.colno}): "
