@@ -29,7 +29,7 @@ def test_what_is_passed_over_is_logged_also_of_a_cache(flags, tiny_tokenizer, tm
         assert len(build_phase(1, data, tiny_tokenizer, seed=1, log=log.append).train) == 1
         (hidden,) = [line for line in log if "hidden" in line]
         assert hidden.startswith(f"data: {address}: not read: 1 hidden file (.git/rows.jsonl); to read")
-        assert any(line.startswith(f"data: {address}: nulls in objects are read as missing keys") for line in log)
+        assert any(line.startswith(f"data: {address}: nulls are read as missing keys where all") for line in log)
 
 
 def test_the_second_run_resumes_in_under_a_second(flags, tiny_tokenizer):

@@ -169,15 +169,15 @@ def test_tools_and_their_parts_may_be_json_text(given_tools):
         assert read_tools(nothing, "row") is None
 
 
-def test_nulls_of_a_column_of_text_are_missing_keys_and_those_of_text_in_it_are_meant():
-    text = '{"a": null}'
+def test_nulls_in_json_text_are_meant():
     call = {"name": "add", "arguments": {"a": None, "b": 1}}
-    said = [message("assistant", "", tool_calls=[call, {**call, "arguments": text}])]
-    (read,) = read_messages(json.dumps(said), "row")
-    assert [each["function"]["arguments"] for each in read["tool_calls"]] == [{"b": 1}, {"a": None}]
+    said = [message("assistant", "", tool_calls=[call, {**call, "arguments": '{"a": null}'}])]
+    for given_messages in (said, json.dumps(said)):
+        (read,) = read_messages(given_messages, "row")
+        assert [each["function"]["arguments"] for each in read["tool_calls"]] == [{"a": None, "b": 1}, {"a": None}]
     other = {"name": "add", "parameters": {"a": None, "b": 1}}
-    assert read_tools(json.dumps([other]), "row")[0]["function"]["parameters"] == {"b": 1}
-    assert read_tools([json.dumps(other)], "row")[0]["function"] == other
+    for given_tools in (json.dumps([other]), [json.dumps(other)]):
+        assert read_tools(given_tools, "row")[0]["function"] == other
 
 
 @pytest.mark.parametrize("value", [datetime(2024, 1, 2), date(2024, 1, 2), timedelta(1), Decimal("1.50")])
