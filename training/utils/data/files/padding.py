@@ -10,59 +10,91 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-_MOST_PLACES = 100_000  # in a file whose keys are names of things, such as ids, every row has others
+_MOST_PLACES = 100_000  # a file whose keys are names of things, such as ids, has places without end
 _KEYS_SHOWN = 5
 
-# The keys from a column to an object; None for an item of a list.
-Place = tuple[str | None, ...]
+
+class _Place:
+    """The objects at one place of a file. keys: the first one's. below: places by key; those of a list's items by
+    None."""
+
+    __slots__ = ("below", "differ", "keys", "nulls")
+
+    def __init__(self) -> None:
+        self.keys: tuple[str, ...] | None = None
+        self.differ = False
+        self.nulls: dict[str, int] = {}
+        self.below: dict[str | None, _Place] = {}
 
 
 class Padding:
     """The keys of the objects at each place below the columns of a file, and the nulls among their values."""
 
     def __init__(self) -> None:
-        self._keys: dict[Place, tuple[str, ...] | None] = {}
-        self._nulls: dict[Place, Counter[str]] = {}
+        self._columns = _Place()
+        self._places = 0
 
     def note(self, row: Mapping[str, Any]) -> None:
         """Take a row into account."""
         for column, value in row.items():
-            self._note(value, (column,))
+            if isinstance(value, (dict, list)):
+                self._note(value, self._below(self._columns, column))
 
-    def _note(self, value: Any, place: Place) -> None:
-        if isinstance(value, dict):
-            keys = tuple(value)
-            if self._keys.setdefault(place, keys) != keys or len(self._keys) > _MOST_PLACES:
-                self._keys[place] = None
-            for key, inner in value.items():
-                if inner is None:
-                    self._nulls.setdefault(place, Counter())[key] += 1
-                else:
-                    self._note(inner, (*place, key))
-        elif isinstance(value, list):
+    def _below(self, place: _Place, key: str | None) -> _Place:
+        found = place.below.get(key)
+        if found is None:
+            found = _Place()
+            self._places += 1
+            if self._places <= _MOST_PLACES:
+                place.below[key] = found
+        return found
+
+    def _note(self, value: dict[str, Any] | list[Any], place: _Place) -> None:
+        if isinstance(value, list):
+            inside = self._below(place, None)
             for item in value:
-                self._note(item, (*place, None))
-
-    def _pads(self, place: Place) -> bool:
-        return len(self._keys) <= _MOST_PLACES and self._keys.get(place) is not None
+                if isinstance(item, (dict, list)):
+                    self._note(item, inside)
+            return
+        keys = tuple(value)
+        if place.keys != keys:
+            place.keys, place.differ = place.keys or keys, place.keys is not None
+        for key, inner in value.items():
+            if inner is None:
+                place.nulls[key] = place.nulls.get(key, 0) + 1
+            elif isinstance(inner, (dict, list)):
+                self._note(inner, self._below(place, key))
 
     @property
     def nulls(self) -> Counter[str]:
         """The number of nulls that are padding, by key."""
-        return sum((found for place, found in self._nulls.items() if self._pads(place)), Counter[str]())
+        found: Counter[str] = Counter()
+        places = [self._columns] if self._places <= _MOST_PLACES else []
+        while places:
+            place = places.pop()
+            places += place.below.values()
+            found.update({} if place.differ else place.nulls)
+        return found
 
     def without(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """The row without the nulls that are padding; those of columns stay."""
-        if not self._nulls:
+        if not self._places or self._places > _MOST_PLACES:
             return dict(row)
-        return {column: self._without(value, (column,)) for column, value in row.items()}
+        below = self._columns.below
+        return {column: _without(value, below[column]) if column in below else value for column, value in row.items()}
 
-    def _without(self, value: Any, place: Place) -> Any:
-        if isinstance(value, dict):
-            pads = self._pads(place)
-            kept = {key: inner for key, inner in value.items() if inner is not None or not pads}
-            return {key: self._without(inner, (*place, key)) for key, inner in kept.items()}
-        return [self._without(item, (*place, None)) for item in value] if isinstance(value, list) else value
+
+def _without(value: Any, place: _Place) -> Any:
+    below = place.below
+    if isinstance(value, dict):
+        kept = value if place.differ else {key: inner for key, inner in value.items() if inner is not None}
+        return {
+            key: _without(inner, below[key]) if isinstance(inner, (dict, list)) else inner
+            for key, inner in kept.items()
+        }
+    if isinstance(value, list):
+        return [_without(item, below[None]) if isinstance(item, (dict, list)) else item for item in value]
+    return value
 
 
 def nulls_sentence(found: Counter[str]) -> str | None:
