@@ -47,10 +47,9 @@ FAMILIES = (
 )
 TEXT = "add 12 and 345\n\n  it is   357, isn't it?"
 COMMON = "--eval_fraction 0 --dtype fp32 --seed 1".split()
-ONE_STEP = "--max_seq_len 96 --num_train_epochs 1 --per_device_train_batch_size 8".split()
-DRAWN = (
-    "--max_prompt_seq_len 48 --max_answer_seq_len 8 --per_device_generation_batch_size 4 --max_train_steps 1".split()
-)
+ONE_STEP = "--max_seq_len 96 --num_train_epochs 1 --per_device_train_batch_size 16".split()
+DRAWN = "--max_prompt_seq_len 48 --max_answer_seq_len 8 --max_train_steps 1".split()
+DRAWN += "--per_device_generation_batch_size 4 --generation_batches 1".split()
 
 
 @pytest.mark.parametrize(("family", "name"), FAMILIES, ids=lambda one: one)
@@ -63,7 +62,7 @@ def test_every_step(family, name, tmp_path):
         pytest.skip(str(reason))
     save_model(family, start)
     expected = of_rows(start)
-    rows = [{"question": f"add {n} and 1", "answer": f"it is {n + 1}", "rejected": "no idea"} for n in range(8)]
+    rows = [{"question": f"add {n} and 1", "answer": f"it is {n + 1}", "rejected": "no idea"} for n in range(16)]
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     own = ["--data_path", f"jsonl:{data}", "--data_output_path", tmp_path / "cache", *COMMON]

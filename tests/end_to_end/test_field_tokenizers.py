@@ -11,16 +11,18 @@ tokenizer is judged by `tokenizers`.
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
 
-from tests.support.field_packages import Unavailable
+from tests.support.field_packages import Unavailable, required_package
 from tests.support.field_references import reference_python
 from tests.support.field_texts import field_texts
 from tests.support.field_vendors import TOKENIZERS, expected_ids, folder_of
+from tests.support.forked_programs import ROOT
 from training.utils.data.rows.tokenize import TextTokenizer
 from training.utils.loading.tokenizers import load_tokenizer
 
@@ -59,6 +61,17 @@ def test_the_ids_of_its_vendor(one, python, texts, tmp_path):
     for name, ids in encode.items():
         wrong = [text for text, theirs, ours in zip(texts, expected, ids(), strict=True) if theirs != ours]
         assert not wrong, f"{name}: {len(wrong)} of {len(texts)} texts, such as {min(wrong, key=len)!r}"
+
+
+def test_a_sentencepiece_model_that_transformers_misreads_is_refused(python, tmp_path):
+    """Mistral's tokenizer.model alone: transformers 5.19 leaves out the space before a text."""
+    file = required_package("mistral-common") / "mistral_common/data/tokenizer.model.v1"
+    shutil.copy(file, tmp_path / "tokenizer.model")
+    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer", "eos_token": "</s>"}')
+    code = "import sys; from training.utils.loading.tokenizers import load_tokenizer as load; load(sys.argv[1])"
+    done = subprocess.run([python, "-c", code, tmp_path], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert "has a tokenizer.model and no tokenizer.json, and transformers makes other tokens of" in done.stderr
 
 
 def _of_rows(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]]:

@@ -90,19 +90,26 @@ def by_llama_tokenizer_js(path: Path, texts: Sequence[str]) -> dict[str, Any]:
 
 def write_llama_2(path: Path, folder: Path) -> None:
     """Write Llama 2's tokenizer.json in the form in which it is published, from what llama-tokenizer-js holds."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+    from tokenizers import AddedToken, Tokenizer, models
 
     held = by_llama_tokenizer_js(path, [])
     vocabulary = {token: index for index, token in enumerate(held["vocabulary"])}
     merges = [tuple(pair.split(" ")) for pair in held["merges"]]
     made = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    made.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    _as_published(made)
     made.add_special_tokens([AddedToken(token, normalized=False) for token in ("<unk>", "<s>", "</s>")])
     made.save(str(folder / "tokenizer.json"))
+
+
+def _as_published(tokenizer: Any) -> None:
+    """Give a SentencePiece vocabulary the spaces that the published files of Llama 2 and Mistral 7B have."""
+    from tokenizers import decoders, normalizers, processors
+
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
 
 
 def _gpt2(path: Path) -> Encode:
@@ -180,7 +187,10 @@ def _convert(kind: str, path: Path, folder: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
     (folder / ("tekken.json" if kind == "tekken" else "tokenizer.model")).write_bytes(path.read_bytes())
-    PreTrainedTokenizerFast.from_pretrained(folder).backend_tokenizer.save(str(folder / "tokenizer.json"))
+    made = PreTrainedTokenizerFast.from_pretrained(folder).backend_tokenizer
+    if kind == "sentencepiece":
+        _as_published(made)  # transformers 5.19 leaves out the space before a text
+    made.save(str(folder / "tokenizer.json"))
 
 
 def main(kind: str, path: str, *folder: str) -> None:
