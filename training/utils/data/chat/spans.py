@@ -246,7 +246,7 @@ class TurnFinder:
     def _begins(
         self, evidence: _Evidence, places: Sequence[int], conversation: Conversation, generation_prompt: bool
     ) -> list[int]:
-        """Where each turn of `places` begins: behind what asks for it."""
+        """Beginnings of the turns of `places`: behind what asks for each."""
         begins = self._behind_headers(evidence, places, generation_prompt)
         return begins or [self._behind_prompt(evidence, place, conversation) for place in places]
 
@@ -290,7 +290,7 @@ class TurnFinder:
         return clipped
 
     def _known_begins(self, evidence: _Evidence, places: Sequence[int], conversation: Conversation) -> dict[int, int]:
-        """Where each message's turn begins, found without the marks; {} where it is not."""
+        """Beginning of each message's turn, found without the marks; {} where it is not."""
         try:
             return dict(zip(places, self._begins(evidence, places, conversation, False), strict=True))
         except BadConversation:
