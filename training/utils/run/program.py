@@ -24,6 +24,7 @@ from training.utils.base.errors import ThreestepError, first_line
 from training.utils.base.memory import is_out_of_memory, out_of_memory_sentence
 
 MISTAKE_EXIT_CODE = 2
+SAFE_PATH_VARIABLE, FOR_THE_LAUNCHER = "PYTHONSAFEPATH", "launcher"  # any text turns it on
 INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT  # as a shell has it
 # Of huggingface_hub, vLLM, and whatever else respects https://donottrack.sh: no usage data leaves the machine.
 _NO_TELEMETRY = ("HF_HUB_DISABLE_TELEMETRY", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK")
@@ -49,6 +50,8 @@ def run_program(
     if threading.current_thread() is threading.main_thread():  # the launcher blocks it in DeepSpeed's programs
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     no_telemetry(os.environ)
+    if os.environ.get(SAFE_PATH_VARIABLE) == FOR_THE_LAUNCHER:  # not for programs that a user's functions start
+        del os.environ[SAFE_PATH_VARIABLE]
     if os.environ.get("DS_ACCELERATOR") == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # or torch would take the GPU that DeepSpeed leaves alone
     if not uses_deepspeed:  # transformers imports it if it is installed, and it then looks for a device

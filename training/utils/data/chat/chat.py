@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from training.utils.base.errors import ThreestepError
 from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT, OMIT, ChatArguments
 from training.utils.data.chat.beginning import template_prompt
+from training.utils.data.chat.named import template_text
 from training.utils.data.chat.rendering import ChatTemplate, TemplateRefused
 from training.utils.data.chat.spans import ReadConversation, TurnFinder
 from training.utils.data.chat.style import (
@@ -205,7 +206,9 @@ class ChatTokenizer:
     def finder(self, tools: Any, kwargs: dict[str, Any]) -> TurnFinder:
         """Return the finder of turns. A tokenizer may have several templates, one of them for tools; each has one
         finder."""
-        text = self._file if self._file is not None else self._tokenizer.get_chat_template(tools=tools)
+        text = self._file
+        if text is None:
+            text = template_text(self._tokenizer, tools, named_tokenizer(self._tokenizer))
         kwargs = {**self._chat.template_kwargs, **kwargs}
         key = (text, json.dumps(kwargs, sort_keys=True, default=repr))
         if key not in self._finders:

@@ -106,7 +106,7 @@ def _learn(template: ChatTemplate, special_tokens: Sequence[str], end_token: str
     after_b, after_d = _between(whole, b, c), whole.partition(d)[2]
     openings = _openings(special, headers, whole.partition(a)[0], after_b, after_d=after_d)
     habits = TemplateHabits(special, (), headers, missing_prompt, openings)
-    return _with_ends(habits, after_b, after_d, end_token, template.eos_token)
+    return _with_ends(habits, after_b, after_d, end_token=end_token, eos_token=template.eos_token)
 
 
 def _headers(
@@ -147,7 +147,7 @@ def _openings(
 
 
 def _with_ends(
-    habits: TemplateHabits, after_b: str, after_d: str, end_token: str | None, eos_token: str
+    habits: TemplateHabits, after_b: str, after_d: str, *, end_token: str | None, eos_token: str
 ) -> TemplateHabits:
     """The habits with the tokens that end a turn. after_b, after_d: what follows b, before c, and d."""
     last, earlier = habits.ending(after_d), habits.ending(after_b)

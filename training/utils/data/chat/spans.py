@@ -246,7 +246,7 @@ class TurnFinder:
     def _begins(
         self, evidence: _Evidence, places: Sequence[int], conversation: Conversation, generation_prompt: bool
     ) -> list[int]:
-        """Where each turn of `places` begins: behind what asks for it."""
+        """Beginnings of the turns of `places`: behind what asks for each."""
         begins = self._behind_headers(evidence, places, generation_prompt)
         return begins or [self._behind_prompt(evidence, place, conversation) for place in places]
 
@@ -256,10 +256,13 @@ class TurnFinder:
         """The template's marks as (message, begin, end)."""
         begun: list[tuple[int, int, int]] = []
         marks = [mark for mark in evidence.marks if mark[0] < mark[1]]
+        begins = self._known_begins(evidence, places, conversation)
         for number, (begin, end) in enumerate(marks):
             low, high = np.searchsorted(evidence.origin.positions_M, [begin, end])
             if low < high:
                 place = int(evidence.origin.messages_M[low])
+            elif any(known <= end for known in begins.values()):
+                place = max(place for place, known in begins.items() if known <= end)
             elif len(marks) == len(places):
                 place = places[number]
             else:  # a mark around a tool call without texts belongs to the turn before it
@@ -270,10 +273,12 @@ class TurnFinder:
                 f"{conversation.where}: the chat template's {{% generation %}} marks contain a message of another role "
                 "than the assistant"
             )
-        try:
-            begins = dict(zip(places, self._begins(evidence, places, conversation, False), strict=True))
-        except BadConversation:
-            return begun
+        if not begins:
+            heads = self._habits.headers
+            return [
+                (place, begin + next((len(head) for head in heads if evidence.masked.startswith(head, begin)), 0), end)
+                for place, begin, end in begun
+            ]
         # Marks may begin before the prompt ends, and mark what follows a turn that has ended (Phi-3's <|endoftext|>).
         clipped: list[tuple[int, int, int]] = []
         for place, begin, end in begun:
@@ -283,6 +288,13 @@ class TurnFinder:
                 continue
             clipped.append((place, min(end, begin if before else max(begin, begins[place])), end))
         return clipped
+
+    def _known_begins(self, evidence: _Evidence, places: Sequence[int], conversation: Conversation) -> dict[int, int]:
+        """Beginning of each message's turn, found without the marks; {} where it is not."""
+        try:
+            return dict(zip(places, self._begins(evidence, places, conversation, False), strict=True))
+        except BadConversation:
+            return {}
 
     def _behind_headers(self, evidence: _Evidence, places: Sequence[int], generation_prompt: bool) -> list[int] | None:
         """Ends of the template's assistant headers; None if they do not fit the turns of `places`."""
@@ -353,12 +365,13 @@ class TurnFinder:
             if following and following[0] == place:
                 turns.append(AssistantTurn(place, begin, marked_end, ended=True))
                 continue
+            close = max(last, marked_end)
             if conversation.messages[place].get("tool_calls"):
-                end = self._end_by_itself(_Open(place, begin, last, limit), evidence, conversation)
+                close, end = self._end_by_itself(_Open(place, begin, last, limit), evidence, conversation)
             else:
                 end = self._end_of_turn(evidence.masked, last, limit)
             ended = end is not None or (self._habits.is_open and place < len(conversation.messages) - 1)
-            turns.append(AssistantTurn(place, begin, end or max(last, marked_end), ended))
+            turns.append(AssistantTurn(place, begin, close if end is None else end, ended))
         return tuple(turns)
 
     def _end_of_turn(self, masked: str, begin: int, limit: int) -> int | None:
@@ -371,28 +384,26 @@ class TurnFinder:
         other = self._habits.ending(masked, begin, limit)  # some templates end a turn with another token
         return other.end() if other else None
 
-    def _end_by_itself(self, turn: _Open, evidence: _Evidence, conversation: Conversation) -> int | None:
+    def _end_by_itself(self, turn: _Open, evidence: _Evidence, conversation: Conversation) -> tuple[int, int | None]:
         """End of a turn whose last characters need not be masked: where it ends in the rendering of the conversation
-        up to it."""
+        up to it; without and with the token that ends it, None where there is none."""
         own = self._own_text(turn, evidence, conversation)
         masked = evidence.masked
         if own is None:
-            return self._known_end(turn, evidence, conversation)
+            return turn.last, self._known_end(turn, evidence, conversation)
         same = turn.begin + len(commonprefix([own, masked[turn.begin :]]))
         if same < turn.begin + len(own):  # the template writes the last turn, or its end, otherwise
             end = self._last_end(masked, turn.last, same, known=True)
-            if end is not None:
-                return end
             match = next((m for m in self._specials(masked, turn.last, turn.limit) if m.end() > same), None)
-            if match and match.start() <= same:
-                return match.end()
-            return self._known_end(turn, evidence, conversation)
+            if end is None and match and match.start() <= same:
+                end = match.end()
+            return turn.last, self._known_end(turn, evidence, conversation) if end is None else end
         close = turn.begin + len(own)
         end = self._last_end(masked, turn.last, close)
-        if end is not None:
-            return end
         follows = self._habits.following(masked, close)
-        return follows.end() if follows and follows.end() <= turn.limit else None
+        if end is None and follows and follows.end() <= turn.limit:
+            end = follows.end()
+        return close, end
 
     def _known_end(self, turn: _Open, evidence: _Evidence, conversation: Conversation) -> int:
         """End of a call by the tokens that end answers. Raises BadConversation without one."""

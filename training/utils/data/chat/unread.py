@@ -104,7 +104,9 @@ class UnreadParts:
             read = replace(read, untrained=read.untrained | emptied - {last})
             notes = (*notes, EMPTIED)
         if last is None or last not in lost | emptied:
-            return read, notes
+            asked = max((place for place, each in enumerate(read.messages) if each["role"] == "user"), default=-1)
+            # gpt-oss's leaves out the reasoning of calls that a last answer follows.
+            return read, (*notes, OMITTED) if learns_all and any(asked < place for place in lost) else notes
         notes = tuple(note for note in notes if note not in (MOVED, INLINED))
         if self.policy == INLINE:
             messages = [*read.messages[:last], self._inlined(read.messages[last]), *read.messages[last + 1 :]]
@@ -294,7 +296,8 @@ def _writes_tools(template: ChatTemplate) -> bool:
     """True if the template writes tools; also where it refuses the probes."""
     system = {"role": "system", "content": "c"}
     texts = [_text(template, messages, [_TOOL]) for messages in ([_QUESTION], [system, _QUESTION])]
-    return any(text is None or _NAME in text for text in texts)
+    written = [text for text in texts if text is not None]
+    return not written or any(_NAME in text for text in written)
 
 
 @lru_cache(maxsize=64)

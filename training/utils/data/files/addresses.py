@@ -23,7 +23,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.data.files.content import UTF_8, encoding_of, start_of, unpacked
 from training.utils.data.files.digests import digest_file, hash_text
 from training.utils.data.files.listing import (
-    LeftOut,
+    PassedOver,
     check_versions,
     each_once,
     holds_rows,
@@ -44,36 +44,36 @@ def is_remote(address: str) -> bool:
 def check_address(address: str, flag: str) -> None:
     """Raise ThreestepError where a local address names nothing; remote ones are not checked."""
     if not is_remote(address):
-        _local_matches(address, flag, LeftOut())
+        _local_matches(address, flag, PassedOver())
 
 
-def find_files(address: str, suffixes: Sequence[str], flag: str, left_out: LeftOut | None = None) -> list[str]:
+def find_files(address: str, suffixes: Sequence[str], flag: str, passed: PassedOver | None = None) -> list[str]:
     """The files of an address, sorted: itself, the matches of a glob, or the files in and below a folder that end in
     one of `suffixes` (or in one of them and .gz, .bz2, .xz, .zst).
 
-    flag: gave the address, for errors. left_out: gets the names that are passed over: hidden ones, and further links
-    to a file.
+    flag: gave the address, for errors. passed: gets the names of files that are not listed.
     """
-    left_out = LeftOut() if left_out is None else left_out
+    passed = PassedOver() if passed is None else passed
     endings = tuple(suffix + more for suffix in suffixes for more in ("", *_COMPRESSED))
     if is_remote(address):
-        return _find_remote(address, endings, flag, left_out)
-    matches = _local_matches(address, flag, left_out)
+        return _find_remote(address, endings, flag, passed)
+    matches = _local_matches(address, flag, passed)
     if len(matches) == 1 and os.path.isdir(matches[0]):
         check_versions(matches[0], flag)
-        found = list_folder(matches[0], lambda name: name.endswith(endings), left_out)
-        return _checked_folder(found, endings, address, flag, left_out)
+        found = list_folder(matches[0], lambda name: name.endswith(endings), passed)
+        _check_found(found, endings, address, flag=flag, passed=passed)
+        return found
     if len(matches) == 1:
         return matches
-    return each_once(matches, folder_of(address) or ".", left_out)
+    return each_once(matches, folder_of(address) or ".", passed)
 
 
-def _local_matches(address: str, flag: str, left_out: LeftOut) -> list[str]:
+def _local_matches(address: str, flag: str, passed: PassedOver) -> list[str]:
     path = os.path.expanduser(address)
     if os.path.exists(path):
         return [path]
     if "**" in path.split("/"):
-        matches = list_pattern(path, folder_of(path) or ".", left_out)
+        matches = list_pattern(path, folder_of(path) or ".", passed)
     else:
         matches = sorted(match for match in glob.glob(path) if os.path.isfile(match))
     if not matches:
@@ -82,7 +82,7 @@ def _local_matches(address: str, flag: str, left_out: LeftOut) -> list[str]:
     return matches
 
 
-def _find_remote(address: str, endings: tuple[str, ...], flag: str, left_out: LeftOut) -> list[str]:
+def _find_remote(address: str, endings: tuple[str, ...], flag: str, passed: PassedOver) -> list[str]:
     with _reading(address):
         import fsspec
 
@@ -92,11 +92,11 @@ def _find_remote(address: str, endings: tuple[str, ...], flag: str, left_out: Le
         if glob.has_magic(path):
             paths = sorted(files.glob(path))
             if "**" in path:
-                paths = without_hidden(paths, path.partition("**")[0], left_out)
+                paths = without_hidden(paths, path.partition("**")[0], passed)
         elif files.isdir(path):
             found = [name for name in files.find(path) if name.endswith(endings) and holds_rows(name)]
-            paths = sorted(without_hidden(found, path.rstrip("/"), left_out))
-            _checked_folder(paths, endings, address, flag, left_out)
+            paths = sorted(without_hidden(found, path.rstrip("/"), passed))
+            _check_found(paths, endings, address, flag=flag, passed=passed)
         else:
             paths = [path] if files.exists(path) else []
         if not paths:
@@ -104,12 +104,11 @@ def _find_remote(address: str, endings: tuple[str, ...], flag: str, left_out: Le
         return [files.unstrip_protocol(name) for name in paths]
 
 
-def _checked_folder(files: list[str], endings: tuple[str, ...], folder: str, flag: str, left_out: LeftOut) -> list[str]:
+def _check_found(files: Sequence[str], endings: Sequence[str], folder: str, *, flag: str, passed: PassedOver) -> None:
     if not files:
         suffixes = [ending for ending in endings if not ending.endswith(_COMPRESSED)]
-        but = f", but {len(left_out.hidden)} hidden ones; name the folder they are in" if left_out.hidden else ""
+        but = f", but {len(passed.hidden)} hidden; name the folder they are in" if passed.hidden else ""
         raise ThreestepError(f"--{flag}: the folder '{folder}' holds no file that ends in {' or '.join(suffixes)}{but}")
-    return files
 
 
 def folder_of(address: str) -> str | None:

@@ -26,9 +26,8 @@ from training.utils.data.files.columns import (
     Kinds,
     check_kinds,
     column_names,
-    without_nulls,
 )
-from training.utils.data.files.content import ARROW, PARQUET, check_kind, encoding_of, start_of
+from training.utils.data.files.content import ARROW, PARQUET, START_BYTES, check_kind, encoding_of, start_of
 
 _ROWS_PER_BATCH = 1024
 _START_BYTES = 1 << 16  # the names of a CSV's columns take less
@@ -40,7 +39,7 @@ _QUOTED = re.compile(r'"[^"]*"')
 class ArrowRows(JoinedRows):
     """The rows of a mapped Arrow table. `lines`: of each row in a text file; otherwise rows are numbered from 0.
 
-    Nulls in a struct are left out (see `columns.without_nulls`), and a map is an object.
+    Nulls in a struct are left out (see `padding`), and a map is an object.
     """
 
     def __init__(
@@ -51,22 +50,22 @@ class ArrowRows(JoinedRows):
         self.nulls: Counter[str] = Counter()  # none is known to have been written
         self._lines = lines
         self.kinds: Kinds = {name: _kinds_of_column(table.column(name), path) for name in table.schema.names}
-        self._decoders = {field.name: decode for field in table.schema if (decode := _decoder(field.type))}
+        try:
+            self._decoders = {field.name: decode for field in table.schema if (decode := _decoder(field.type))}
+        except UnicodeDecodeError as error:  # texts were validated, a struct's keys were not
+            raise ThreestepError(f"{path}: expected keys of UTF-8 text: {error.reason}") from error
         check_kinds(self.kinds, path, expected)
 
     def __getitem__(self, index: Any) -> Any:
         index = int(index)
         batch, inside = self._place(index)
         where = f"{self.path}, " + (f"row {index}" if self._lines is None else f"line {self._lines[index]}")
-        try:
-            (values,) = batch.slice(inside, 1).to_pylist()
-        except UnicodeDecodeError as error:  # texts were validated, a struct's keys were not
-            raise ThreestepError(f"{self.path}: expected keys of UTF-8 text: {error.reason}") from error
+        (values,) = batch.slice(inside, 1).to_pylist()
         try:
             values |= {name: decode(values[name]) for name, decode in self._decoders.items()}
         except (ValueError, RecursionError) as error:
             raise ThreestepError(f"{where}: {error}") from error
-        return FileRow({name: without_nulls(value) for name, value in values.items()}, where)
+        return FileRow(values, where)
 
 
 def read_parquet(path: str, expected: Expected | None = None, spool_dir: str | None = None) -> ArrowRows:
@@ -74,7 +73,7 @@ def read_parquet(path: str, expected: Expected | None = None, spool_dir: str | N
     import pyarrow.parquet
 
     with open_local(path, spool_dir) as file:
-        check_kind(start_of(file), path, PARQUET)
+        check_kind(file.read(START_BYTES), path, PARQUET)
         try:
             parquet = pyarrow.parquet.ParquetFile(file)
             table = _spooled(parquet.schema_arrow, parquet.iter_batches(_ROWS_PER_BATCH), spool_dir)
@@ -89,7 +88,7 @@ def read_arrow(path: str, expected: Expected | None = None, spool_dir: str | Non
     import pyarrow
 
     with open_local(path, spool_dir) as file:
-        check_kind(start_of(file), path, ARROW)
+        check_kind(file.read(START_BYTES), path, ARROW)
         content = pyarrow.py_buffer(mapped(file))
     try:
         try:
@@ -204,8 +203,8 @@ def _is_json(arrow_type: Any) -> bool:
 
 
 def _decoder(arrow_type: Any) -> Callable[[Any], Any] | None:
-    """A function from a value of this type, as pyarrow gives it, to what it holds: of JSON text its value, of a map an
-    object. None if both are one."""
+    """A function from a value of this type, as pyarrow gives it, to what it holds: of a struct an object without nulls,
+    of a map an object, of JSON text its value. None if both are one."""
     from pyarrow import types
 
     if _is_json(arrow_type):
@@ -213,13 +212,10 @@ def _decoder(arrow_type: Any) -> Callable[[Any], Any] | None:
     if types.is_map(arrow_type):
         return partial(_of_map, decode=_decoder(arrow_type.item_type) or _as_it_is)
     if types.is_struct(arrow_type):
-        inner = {field.name: decode for field in arrow_type if (decode := _decoder(field.type))}
-        if inner:
-            return lambda value: value and {name: inner.get(name, _as_it_is)(each) for name, each in value.items()}
-    elif any(is_list(arrow_type) for is_list in _lists()):
-        item = _decoder(arrow_type.value_type)
-        if item:
-            return lambda values: values and [item(value) for value in values]
+        inner = {field.name: _decoder(field.type) or _as_it_is for field in arrow_type}
+        return lambda value: value and {key: inner[key](each) for key, each in value.items() if each is not None}
+    if any(is_list(arrow_type) for is_list in _lists()) and (item := _decoder(arrow_type.value_type)):
+        return lambda values: values and [item(value) for value in values]
     return None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import difflib
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -15,7 +14,6 @@ from training.utils.base.errors import ThreestepError
 # Column -> kind of value -> where that kind was first met. A null has no kind.
 Kinds = dict[str, dict[str, str]]
 _NEAR = 0.6  # of difflib
-_KEYS_SHOWN = 5
 
 
 class FileRow(dict[str, Any]):
@@ -90,28 +88,6 @@ def _no_column(where: str, has: str, column: str, columns: Mapping[str, Any], *,
     flags = expected.required if expected else ()
     remedy = f"; name the right one with --{flags[column]}" if isinstance(flags, Mapping) else ""
     return f"{where}: no column '{column}'; {has} {column_names(columns)}{nearest_column(column, columns)}{remedy}"
-
-
-def without_nulls(value: Any, found: Counter[str] | None = None) -> Any:
-    """The value without nulls in its objects. Arrow, and with it `datasets`, gives each object of a column the keys of
-    all others, with nulls, so that a null says as much as no key. Lists keep theirs. found: counts them by key."""
-    if isinstance(value, dict):
-        if found is not None:
-            found.update(key for key, inner in value.items() if inner is None)
-        return {key: without_nulls(inner, found) for key, inner in value.items() if inner is not None}
-    return [without_nulls(inner, found) for inner in value] if isinstance(value, list) else value
-
-
-def nulls_sentence(found: Counter[str]) -> str | None:
-    """A sentence on nulls that `without_nulls` found; None if there are none."""
-    if not found:
-        return None
-    keys = ", ".join(f"{count:,} '{key}'" for key, count in found.most_common(_KEYS_SHOWN))
-    more = ", ..." if len(found) > _KEYS_SHOWN else ""
-    return (
-        f"{found.total():,} nulls in objects are read as missing keys, as in Parquet and Arrow ({keys}{more}); a call's "
-        "arguments keep theirs as JSON text"
-    )
 
 
 def note_kinds(kinds: Kinds, row: Mapping[str, Any], where: str) -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import io
 import json
-import lzma
 import re
 from typing import Any
 
 from training.utils.base.errors import ThreestepError
 
 UTF_8 = "utf-8-sig"  # which reads text with and without a byte order mark
-_START_BYTES = 512
+START_BYTES = 512
 _TAR_AT = 257
 _UNPACK = "unpack it, and give the folder of its files as jsonl:FOLDER, or csv:, parquet:"
 PARQUET, ARROW = "a Parquet file", "an Arrow file or stream"
@@ -41,8 +39,12 @@ def unpacked(file: Any) -> io.BufferedReader:
     if start.startswith(b"\x1f\x8b\x08"):
         return io.BufferedReader(gzip.GzipFile(fileobj=read))  # type: ignore[arg-type]
     if start.startswith(b"BZh") and start[4:10] == b"1AY&SY":
+        import bz2  # which a build of Python may lack, and lzma
+
         return io.BufferedReader(bz2.BZ2File(read))  # type: ignore[arg-type]
     if start.startswith(b"\xfd7zXZ\0"):
+        import lzma
+
         return io.BufferedReader(lzma.LZMAFile(read))  # type: ignore[arg-type]
     if start.startswith(b"\x28\xb5\x2f\xfd"):
         import pyarrow  # fsspec needs another package for it
@@ -53,7 +55,7 @@ def unpacked(file: Any) -> io.BufferedReader:
 
 def start_of(file: io.BufferedReader) -> bytes:
     """The next bytes of a file, which stay to be read."""
-    return file.peek(_START_BYTES)[:_START_BYTES]
+    return file.peek(START_BYTES)[:START_BYTES]
 
 
 def encoding_of(start: bytes) -> str:

@@ -20,9 +20,9 @@ from training.utils.data.files.columns import (
     check_row,
     column_names,
     note_kinds,
-    without_nulls,
 )
 from training.utils.data.files.content import UTF_8, check_kind, encoding_of, python_hint, start_of
+from training.utils.data.files.padding import Padding
 
 _BLANKS = re.compile(r"[ \t\r\n]*")
 _MOST_BYTES = 1 << 20  # of an object over several lines
@@ -31,20 +31,21 @@ _UNREADABLE = (ValueError, RecursionError)  # JSON with a number of thousands of
 
 
 class JsonLines(Sequence):
-    """The objects of a JSON-lines file, each parsed when it is read, without nulls below its columns.
+    """The objects of a JSON-lines file, each parsed when it is read, without the nulls of `Padding`.
 
-    The constructor reads the whole file once and notes the `kinds` of all columns and the `nulls` left out. It raises
-    ThreestepError at the first row that is not an object or not as `expected`. Blank lines are skipped. Threads and
-    forked processes may share one.
+    The constructor reads the whole file once and notes the `kinds` of all columns. It raises ThreestepError at the
+    first row that is not an object or not as `expected`. Blank lines are skipped. Threads and forked processes may
+    share one.
     """
 
     def __init__(self, path: str, expected: Expected | None = None, spool_dir: str | None = None) -> None:
         self.path = path
         self.kinds: Kinds = {}
-        self.nulls: Counter[str] = Counter()
+        self._padding = Padding()
         self._begins, self._lines = array("q"), array("q")
         with open_local(path, spool_dir, text=True) as file:
             self._content = mapped(file)
+        may_be_padded = self._content.find(b"null") >= 0
         self._line_end = b"\n" if self._content.find(b"\n") >= 0 else b"\r"  # of old Macintosh programs
         begin, line_number = 0, 0
         noted: set[tuple[Any, ...]] = set()  # names and types of the columns of rows
@@ -54,8 +55,10 @@ class JsonLines(Sequence):
             if line.strip():
                 where = f"{path}, line {line_number}"
                 self._check_one_line(begin, line, where)
-                row = _parse(line, where, self.nulls)
+                row = _parse(line, where)
                 check_row(row, where, expected)
+                if may_be_padded:
+                    self._padding.note(row)
                 if (form := (*row, *map(type, row.values()))) not in noted:
                     noted.add(form)
                     note_kinds(self.kinds, row, where)
@@ -87,7 +90,12 @@ class JsonLines(Sequence):
 
     def __getitem__(self, index: Any) -> Any:
         where = f"{self.path}, line {self._lines[int(index)]}"
-        return FileRow(_parse(self._line(self._begins[int(index)]), where), where)
+        return FileRow(self._padding.without(_parse(self._line(self._begins[int(index)]), where)), where)
+
+    @property
+    def nulls(self) -> Counter[str]:
+        """The nulls that are left out, by key."""
+        return self._padding.nulls
 
 
 def read_jsonl(path: str, expected: Expected | None = None, spool_dir: str | None = None) -> JsonLines | JsonList:
@@ -152,12 +160,15 @@ class JsonList(Sequence):
     def __init__(self, path: str, expected: Expected | None = None, spool_dir: str | None = None) -> None:
         self.path = path
         self.kinds: Kinds = {}
-        self.nulls: Counter[str] = Counter()
+        self._padding = Padding()
         self._begins, self._lines = array("q"), array("q")
         self._text = _text_of(path)
-        for row, begin, line_number in _items(self._text, path, self.nulls):
+        may_be_padded = "null" in self._text
+        for row, begin, line_number in _items(self._text, path):
             where = f"{path}, line {line_number}"
             check_row(row, where, expected)
+            if may_be_padded:
+                self._padding.note(row)
             note_kinds(self.kinds, row, where)
             self._begins.append(begin)
             self._lines.append(line_number)
@@ -167,12 +178,12 @@ class JsonList(Sequence):
 
     def __getitem__(self, index: Any) -> Any:
         values, _ = json.JSONDecoder().raw_decode(self._text, self._begins[int(index)])
-        return FileRow(_cleaned(values), f"{self.path}, line {self._lines[int(index)]}")
+        return FileRow(self._padding.without(values), f"{self.path}, line {self._lines[int(index)]}")
 
-
-def _cleaned(row: Any, nulls: Counter[str] | None = None) -> Any:
-    """The row without nulls below its columns, which `nulls` counts; what is no object as it is."""
-    return {name: without_nulls(value, nulls) for name, value in row.items()} if isinstance(row, dict) else row
+    @property
+    def nulls(self) -> Counter[str]:
+        """The nulls that are left out, by key."""
+        return self._padding.nulls
 
 
 def _decode(content: bytes, where: str, encoding: str = UTF_8) -> str:
@@ -185,17 +196,15 @@ def _decode(content: bytes, where: str, encoding: str = UTF_8) -> str:
         ) from error
 
 
-def _parse(line: bytes, where: str, nulls: Counter[str] | None = None) -> Any:
+def _parse(line: bytes, where: str) -> Any:
     text = _decode(line, where)
     try:
         value = json.loads(text)
-        if "null" in text:
-            value = _cleaned(value, nulls)
     except json.JSONDecodeError as error:
         if error.msg == "Extra data":
             raise ThreestepError(
                 f"{where}: expected one JSON object per line, got more behind it at column {error.colno}: "
-                f"{text[error.pos :].strip()[:40]!r}"
+                f"{text[error.pos :].strip()[:40]!r}; remove it, or write it on a line of its own"
             ) from error
         raise ThreestepError(
             f"{where}: expected one JSON object, got text that is not JSON ({error.msg} at column {error.colno}): "
@@ -259,8 +268,8 @@ def _list_begins(text: str, path: str) -> int:
     )
 
 
-def _items(text: str, path: str, nulls: Counter[str]) -> Iterator[tuple[Any, int, int]]:
-    """Each item of a JSON list, the index in the text where it begins, and its line number. nulls: see `_cleaned`."""
+def _items(text: str, path: str) -> Iterator[tuple[Any, int, int]]:
+    """Each item of a JSON list, the index in the text where it begins, and its line number."""
     decoder = json.JSONDecoder()
     begin = _list_begins(text, path)
     position = _after_blanks(text, begin + 1)
@@ -270,7 +279,6 @@ def _items(text: str, path: str, nulls: Counter[str]) -> Iterator[tuple[Any, int
         counted = position
         try:
             item, end = decoder.raw_decode(text, position)
-            item = _cleaned(item, nulls)
         except json.JSONDecodeError as error:
             raise ThreestepError(
                 f"{path}, line {error.lineno}: expected a JSON object, got text that is not JSON ({error.msg})"

@@ -13,8 +13,8 @@ _OF_DATASETS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", 
 _SHOWN = 3
 
 
-class LeftOut:
-    """Names that a listing left out: hidden ones, and further names of a file that is listed already."""
+class PassedOver:
+    """Files below a folder that are not listed: hidden ones, and further names of one that is listed."""
 
     def __init__(self) -> None:
         self.hidden: list[str] = []
@@ -36,7 +36,7 @@ def _counted(names: Sequence[str], what: str) -> str:
     return f"{len(names):,} {what}{'s' if len(names) > 1 else ''} ({shown})"
 
 
-def list_folder(folder: str, wanted: Callable[[str], bool], left_out: LeftOut) -> list[str]:
+def list_folder(folder: str, wanted: Callable[[str], bool], passed: PassedOver) -> list[str]:
     """The files below a local folder whose names are `wanted`, sorted. Links to files and folders are followed, but
     not to a folder that the link is in."""
     found: list[str] = []
@@ -47,26 +47,26 @@ def list_folder(folder: str, wanted: Callable[[str], bool], left_out: LeftOut) -
         for start in pending:
             for parent, folders, names in os.walk(start):
                 if os.path.realpath(parent) in entered:
-                    left_out.repeated.append(os.path.relpath(parent, folder))
+                    passed.repeated.append(os.path.relpath(parent, folder))
                     folders.clear()
                     continue
                 entered.add(os.path.realpath(parent))
                 for hidden in [name for name in folders if name.startswith(_HIDES)]:
                     folders.remove(hidden)
-                    left_out.hidden += _below(os.path.join(parent, hidden), folder, wanted)
+                    passed.hidden += _below(os.path.join(parent, hidden), folder, wanted)
                 inside = [os.path.join(parent, name) for name in folders]
-                links += [path for path in inside if os.path.islink(path) and not _leads_back(path, folder, left_out)]
+                links += [path for path in inside if os.path.islink(path) and not _leads_back(path, folder, passed)]
                 found += [os.path.join(parent, name) for name in names]
         pending = sorted(links)
-    visible = without_hidden([path for path in found if wanted(path)], folder, left_out)
-    return each_once([path for path in visible if holds_rows(path) and not _is_special(path)], folder, left_out)
+    visible = without_hidden([path for path in found if wanted(path)], folder, passed)
+    return each_once([path for path in visible if holds_rows(path) and not _is_special(path)], folder, passed)
 
 
-def list_pattern(pattern: str, folder: str, left_out: LeftOut) -> list[str]:
+def list_pattern(pattern: str, folder: str, passed: PassedOver) -> list[str]:
     """The files below `folder` that a pattern with ** matches, as `list_folder` walks it: glob does not end where links
     go in a circle."""
     wanted = os.path.relpath(pattern, folder).split(os.sep)
-    return list_folder(folder, lambda path: _matches(os.path.relpath(path, folder).split(os.sep), wanted), left_out)
+    return list_folder(folder, lambda path: _matches(os.path.relpath(path, folder).split(os.sep), wanted), passed)
 
 
 def _matches(parts: list[str], pattern: list[str]) -> bool:
@@ -82,11 +82,11 @@ def _below(hidden: str, folder: str, wanted: Callable[[str], bool]) -> list[str]
     return [os.path.relpath(path, folder) for path in paths if wanted(path)]
 
 
-def _leads_back(link: str, folder: str, left_out: LeftOut) -> bool:
+def _leads_back(link: str, folder: str, passed: PassedOver) -> bool:
     """True for a link to a folder that it is in: to follow it would list that folder's other content."""
     to, place = os.path.realpath(link), os.path.realpath(os.path.dirname(link))
     if leads_back := os.path.commonpath([to, place]) == to:
-        left_out.repeated.append(os.path.relpath(link, folder))
+        passed.repeated.append(os.path.relpath(link, folder))
     return leads_back
 
 
@@ -101,19 +101,19 @@ def holds_rows(path: str) -> bool:
     return name not in _OF_DATASETS and not (name.startswith("cache-") and name.endswith(".arrow"))
 
 
-def without_hidden(paths: Iterable[str], folder: str, left_out: LeftOut) -> list[str]:
+def without_hidden(paths: Iterable[str], folder: str, passed: PassedOver) -> list[str]:
     """The paths with no hidden name behind that of the folder."""
     visible = []
     for path in paths:
         inside = os.path.relpath(path, folder) if path.startswith(folder) else path
         if any(part.startswith(_HIDES) for part in inside.split("/")):
-            left_out.hidden.append(inside)
+            passed.hidden.append(inside)
         else:
             visible.append(path)
     return visible
 
 
-def each_once(paths: Sequence[str], folder: str, left_out: LeftOut) -> list[str]:
+def each_once(paths: Sequence[str], folder: str, passed: PassedOver) -> list[str]:
     """Each real file once, sorted: under its real name, or if that is elsewhere under the first. ThreestepError for a
     link to nothing."""
     base = os.path.realpath(folder)
@@ -131,7 +131,7 @@ def each_once(paths: Sequence[str], folder: str, left_out: LeftOut) -> list[str]
                 "link"
             ) from error
         if listed.setdefault((state.st_dev, state.st_ino), path) != path:
-            left_out.repeated.append(os.path.relpath(path, folder))
+            passed.repeated.append(os.path.relpath(path, folder))
     return sorted(listed.values())
 
 

@@ -13,14 +13,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.files.columns import FileRow, column_names, kind_of, nulls_sentence
+from training.utils.data.files.columns import FileRow, column_names, kind_of
+from training.utils.data.files.padding import nulls_sentence
 from training.utils.data.files.stored import stored_rows
 from training.utils.data.sources.formats.formats import FileColumns, Format, has_column, missing_column, recognise
 from training.utils.data.sources.formats.marks import read_mark
 from training.utils.data.sources.formats.media import IMAGE_COLUMNS, check_media, check_text_parts, media_columns
 from training.utils.data.sources.formats.messages import (
     Message,
-    column_value,
+    from_json,
     image_values,
     prompt_text,
     read_tools,
@@ -199,9 +200,7 @@ class FileDataset(PromptRawDataset):
 
     def get_chat_template_kwargs(self, sample: Mapping[str, Any]) -> dict[str, Any] | None:
         """The columns `chat_template_kwargs` (an object) and `enable_thinking` (a truth value)."""
-        given = column_value(
-            sample.get(_TEMPLATE_KWARGS), f"{_where(sample)}, column '{_TEMPLATE_KWARGS}'", "an object"
-        )
+        given = from_json(sample.get(_TEMPLATE_KWARGS), f"{_where(sample)}, column '{_TEMPLATE_KWARGS}'", "an object")
         if given is not None and not isinstance(given, dict):
             raise ThreestepError(
                 f"{_where(sample)}: column '{_TEMPLATE_KWARGS}': expected an object, got {kind_of(given)}"

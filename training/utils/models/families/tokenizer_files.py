@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.utils.base.errors import first_line
+from training.utils.base.errors import ThreestepError, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -55,17 +57,23 @@ def read_tokenizer(
     name_or_path: str | Path, trust_remote_code: bool = False
 ) -> tuple[PreTrainedTokenizerBase, str | None]:
     """Return the tokenizer of a folder or hub name, and a sentence where transformers alone makes other ids of texts
-    than tokenizer.json. A class that comes with the model's own code is kept."""
+    than tokenizer.json. A class that comes with the model's own code is kept.
+
+    Raises ThreestepError where there is only a tokenizer.model, and transformers makes other ids than SentencePiece.
+    """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     # With mistral-common installed (as beside vLLM), a tekken.json would be read instead of the other files.
     built = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code, mistral_format=False)
     kind = type(built)
-    if kind is PreTrainedTokenizerFast or not kind.__module__.startswith("transformers."):
+    if not kind.__module__.startswith("transformers."):
         return built, None
     files = [_cached(name_or_path, name) for name in (_FILE, _CONFIG)]
+    if files[0] is None:
+        _check_sentencepiece(built, name_or_path)
+        return built, None
     asks = files[1] is not None and _read(files[1]).get(_WHOLE_FILE) is True
-    if files[0] is None or (not asks and _has_its_rules(built, _read(files[0]))):
+    if kind is PreTrainedTokenizerFast or (not asks and _has_its_rules(built, _read(files[0]))):
         return built, None
     in_file = PreTrainedTokenizerFast.from_pretrained(name_or_path)
     _take_special_tokens(in_file, built)
@@ -97,6 +105,24 @@ def _cached(name_or_path: str | Path, file: str) -> Path | None:
 
 def _read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _check_sentencepiece(built: Any, name_or_path: str | Path) -> None:
+    """transformers 5.19 leaves out the space that Mistral's tokenizer.model puts before a text."""
+    path = _cached(name_or_path, "tokenizer.model")
+    if path is None or find_spec("sentencepiece") is None:
+        return
+    try:
+        model = import_module("sentencepiece").SentencePieceProcessor(model_file=str(path))
+    except (OSError, RuntimeError):  # a file of tiktoken
+        return
+    texts = [text for text in PROBES if "<" not in text]  # which may be special tokens
+    for text, ours in zip(texts, text_ids(built, texts), strict=True):
+        if ours != model.encode(text):
+            raise ThreestepError(
+                f"'{name_or_path}' has a tokenizer.model and no {_FILE}, and transformers makes other tokens of "
+                f"{text!r} than SentencePiece does; add the {_FILE} that the model is published with"
+            )
 
 
 def _has_its_rules(built: Any, file: dict[str, Any]) -> bool:

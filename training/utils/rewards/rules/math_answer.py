@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import multiprocessing
+import os
 import sys
 import types
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,8 @@ from training.utils.rewards.rules.truths import MARK, as_text, truths_of
 
 if TYPE_CHECKING:
     from training.utils.rewards.calling.calling import Rule
+
+_HERE = "for the process that checks answers"
 
 
 def math_rule() -> Rule:
@@ -43,12 +46,15 @@ def math_rule() -> Rule:
 @contextlib.contextmanager
 def _main_hidden() -> Iterator[None]:
     """Hide the program's main module from a process that is spawned inside, which would run it: a script that calls a
-    run at its top level would begin another one there."""
+    run at its top level would begin another one there. Nor does it look for Python's modules in the current folder."""
     main, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
+    before = os.environ.setdefault("PYTHONSAFEPATH", _HERE)
     try:
         yield
     finally:
         sys.modules["__main__"] = main
+        if before == _HERE:
+            del os.environ["PYTHONSAFEPATH"]
 
 
 def answers_match(responses: Sequence[str], ground_truth: Sequence[Any]) -> list[float | None]:

@@ -90,7 +90,7 @@ def content(row):
 def built(shape, address, tokenizer, flags):
     phase, _ = SHAPES[shape]
     data = flags(
-        data_path=[address], data_split=",".join("1" if phase == each else "0" for each in (1, 2, 3)), eval_fraction=0.0,
+        data_path=[address], data_split={1: "1,0,0", 2: "0,1,0", 3: "0,0,1"}[phase], eval_fraction=0.0,
         max_seq_len=1024, prompt_style=STYLES.get(shape, "human_assistant"),
     )  # fmt: skip
     return [content(row) for row in build_phase(phase, data, tokenizer, seed=1).train]

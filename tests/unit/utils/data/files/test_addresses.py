@@ -18,7 +18,7 @@ from training.utils.data.files.addresses import (
     open_stream,
     share_files,
 )
-from training.utils.data.files.listing import LeftOut
+from training.utils.data.files.listing import PassedOver
 
 
 def touch(folder: Path, *names: str) -> list[str]:
@@ -102,9 +102,9 @@ def test_hidden_files_of_a_store_are_not_read(memory):
     names = ("data/a.csv", "data/.git/b.csv", "data/_temporary/c.csv", "data/.d.csv")
     memory.pipe(dict.fromkeys((f"/bucket/{name}" for name in names), b"1"))
     for address in ("memory://bucket/data", "memory://bucket/data/**/*.csv"):
-        left_out = LeftOut()
-        assert find_files(address, [".csv"], "data_path", left_out) == ["memory:///bucket/data/a.csv"]
-        assert left_out.sentences[0].startswith("not read: 3 hidden files (.d.csv, .git/b.csv, _temporary/c.csv)")
+        passed = PassedOver()
+        assert find_files(address, [".csv"], "data_path", passed) == ["memory:///bucket/data/a.csv"]
+        assert passed.sentences[0].startswith("not read: 3 hidden files (.d.csv, .git/b.csv, _temporary/c.csv)")
     assert find_files("memory://bucket/data/.git", [".csv"], "data_path") == ["memory:///bucket/data/.git/b.csv"]
 
 

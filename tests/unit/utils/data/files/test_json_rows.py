@@ -7,7 +7,6 @@ import json
 import pytest
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.files.columns import nulls_sentence
 from training.utils.data.files.readers import open_rows
 
 ROWS = [{"question": "Hi", "answer": "Ho"}, {"question": "So", "answer": "No"}]
@@ -59,24 +58,3 @@ def test_a_layout_that_is_refused_is_named(tmp_path, content, sentence):
     with pytest.raises(ThreestepError) as caught:
         rows_of(tmp_path, content)
     assert sentence in str(caught.value)
-
-
-PADDED = {"a": None, "m": [{"role": "x", "calls": None, "args": {"b": None, "c": [None, {"d": None, "e": 0}]}}, None]}
-BARE = {"a": None, "m": [{"role": "x", "args": {"c": [None, {"e": 0}]}}, None]}
-
-
-@pytest.mark.parametrize(("reader", "content"), [("jsonl", json.dumps(PADDED)), ("json", json.dumps([PADDED]))])
-def test_nulls_in_objects_are_missing_keys_and_counted(tmp_path, reader, content):
-    """A column's own null and nulls in lists stay."""
-    rows = rows_of(tmp_path, content, reader)
-    assert rows[0] == BARE == rows[0]
-    assert rows.nulls == {"calls": 1, "b": 1, "d": 1}
-    assert nulls_sentence(rows.nulls).startswith(
-        "3 nulls in objects are read as missing keys, as in Parquet and Arrow (1"
-    )
-
-
-def test_nulls_in_text_are_text(tmp_path):
-    row = {"m": [{"arguments": '{"a": null}', "content": "null"}]}
-    rows = rows_of(tmp_path, json.dumps(row))
-    assert rows[0] == row and not rows.nulls and nulls_sentence(rows.nulls) is None

@@ -9,7 +9,7 @@ import pytest
 
 from training.utils.base.errors import ThreestepError
 from training.utils.data.files.addresses import find_files
-from training.utils.data.files.listing import LeftOut
+from training.utils.data.files.listing import PassedOver
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -20,9 +20,9 @@ def touch(folder: Path, *names: str) -> None:
 
 def found(address: object, *endings: str) -> tuple[list[str], list[str]]:
     """The names of the files, below the working folder, and the sentences on the others."""
-    left_out = LeftOut()
-    files = find_files(str(address), endings or (".jsonl",), "data_path", left_out)
-    return [os.path.relpath(file) for file in files], left_out.sentences
+    passed = PassedOver()
+    files = find_files(str(address), endings or (".jsonl",), "data_path", passed)
+    return [os.path.relpath(file) for file in files], passed.sentences
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def test_a_hidden_folder_that_is_named_is_read(here, folder):
     touch(here / "data" / folder, "rows.jsonl")
     assert found(f"data/{folder}") == ([f"data/{folder}/rows.jsonl"], [])
     assert found(f"data/{folder}/*.jsonl") == ([f"data/{folder}/rows.jsonl"], [])
-    with pytest.raises(ThreestepError, match="the folder 'data' holds no file that ends in .jsonl, but 1 hidden ones"):
+    with pytest.raises(ThreestepError, match="the folder 'data' holds no file that ends in .jsonl, but 1 hidden; name"):
         found("data")
 
 

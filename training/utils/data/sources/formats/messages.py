@@ -16,7 +16,7 @@ from typing import Any
 
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.base.storage import parse_json
-from training.utils.data.files.columns import kind_of, without_nulls
+from training.utils.data.files.columns import kind_of
 from training.utils.data.files.content import python_hint
 from training.utils.data.sources.formats.media import IMAGE_COLUMNS, ONLY_TEXT, BadConversation, is_empty, joined_text
 
@@ -73,7 +73,7 @@ def read_messages(value: Any, where: str) -> list[Message] | None:
 
     Raises ThreestepError, which begins with `where`, for anything else.
     """
-    value = column_value(value, where, "a list of messages")
+    value = from_json(value, where, "a list of messages")
     if value is None:
         return None
     check_json(value, where)
@@ -135,7 +135,7 @@ def _read_call(call: Any, where: str) -> Message:
 def read_tools(value: Any, where: str) -> list[dict[str, Any]] | None:
     """Tools as chat templates take them: from a list of tools or of their JSON texts, JSON text of a list, or bare
     functions; None for no tools. A tool's function and its parameters may be JSON text, too."""
-    value = column_value(value, where, _TOOLS)
+    value = from_json(value, where, _TOOLS)
     if not value:
         return None
     read = []
@@ -156,12 +156,6 @@ def _read_tool(tool: Any, where: str) -> dict[str, Any]:
     if isinstance(function := read.get("function"), dict):
         read["function"] = _read_tool(function, where)
     return read
-
-
-def column_value(value: Any, where: str, expected: str) -> Any:
-    """The value of a column that may be JSON text, which is read as a file of JSON is: without nulls in objects.
-    Raises ThreestepError for other text."""
-    return without_nulls(from_json(value, where, expected)) if isinstance(value, str) else value
 
 
 def from_json(value: Any, where: str, expected: str) -> Any:
