@@ -230,7 +230,8 @@ def _refused(
         unstopped = [turn.message for turn in turns if turn.end is None and turn.past is None]
         if unstopped == [len(body) - 1] and judge.next_stops(body, text, tools):
             unstopped = []
-        if unstopped or any(not what.startswith(tuple(REPORTED_AS)) for what in lacks):
+        is_told = lacks and "unread_reasoning" in message
+        if unstopped or is_told or any(not what.startswith(tuple(REPORTED_AS)) for what in lacks):
             notes.append(f"{form}: lacks {', '.join(lacks) or 'the stop of a turn'}")
             continue
         outcome = DOUBTFUL

@@ -38,7 +38,13 @@ FAMILIES = (
     Family("gpt-oss", ("<|start|>", "<|channel|>"), "<|return|>", ("<|return|>", "<|call|>"), past=("<|end|>",)),
     Family("muse", ("<|start|>", "<|message|>", "<|eot|>"), "<|eot|>", ("<|eot|>", "<|call|>", "<|return|>")),
     Family("llama 4", ("<|header_start|>",), "<|eot|>", ("<|eot|>", "<|eom|>"), bos="<|begin_of_text|>"),
-    Family("llama 3", ("<|start_header_id|>",), "<|eot_id|>", ("<|eot_id|>", "<|eom_id|>"), bos="<|begin_of_text|>"),
+    Family(
+        "llama 3",
+        ("<|start_header_id|>", "<|eot_id|>"),
+        "<|eot_id|>",
+        ("<|eot_id|>", "<|eom_id|>"),
+        bos="<|begin_of_text|>",
+    ),
     # The token that opens a tool's answer ends a call: the template writes it also behind a call that ends the row.
     Family("gemma 4", ("<|turn>",), "<turn|>", ("<turn|>", "<|tool_response>"), bos="<bos>", kinds=(SPACED,)),
     Family(
