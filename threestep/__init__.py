@@ -8,10 +8,19 @@ that both are found (`apart`).
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import os
+import sys
 
-from threestep.apart import keep_apart, loaded_name
+# `python -m` puts the current folder first, where a random.py or queue.py would stand for Python's. It goes to the end,
+# before anything is imported: modules of the user's are found there.
+_HERE = sys.path[0] if sys.argv[:1] == ["-m"] and not getattr(sys.flags, "safe_path", False) else None
+if _HERE is not None and os.path.realpath(_HERE) != os.path.dirname(os.path.dirname(os.path.realpath(__file__))):
+    sys.path.append(sys.path.pop(0))
+
+import importlib  # noqa: E402
+from typing import TYPE_CHECKING, Any  # noqa: E402
+
+from threestep.apart import keep_apart, loaded_name  # noqa: E402
 
 if TYPE_CHECKING:
     from threestep import audit
@@ -21,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Result", "ThreestepError", "__version__", "audit", "dpo", "new_model", "ppo", "reward", "sft"]
 
 
-keep_apart()
+keep_apart(_HERE)
 
 
 def __getattr__(name: str) -> Any:

@@ -26,11 +26,14 @@ VARIABLE = "THREESTEP_APART"  # in the environment of ranks of a program that ke
 RUN = "--run"  # a program of the package, in the command line of such a rank
 
 
-def keep_apart() -> None:
-    """Load our modules under a name of their own, if `training` is the user's; otherwise let it name them too."""
+def keep_apart(first: str | None = None) -> None:
+    """Load our modules under a name of their own, if `training` is the user's; otherwise let it name them too.
+
+    first: a folder that the user's modules are looked up in first
+    """
     if any(isinstance(finder, (_Finder, _SameModules)) for finder in sys.meta_path):
         return
-    theirs = VARIABLE in os.environ or _is_theirs()
+    theirs = VARIABLE in os.environ or _is_theirs([*([] if first is None else [first]), *sys.path])
     sys.meta_path.insert(0, _Finder() if theirs else _SameModules())
 
 
@@ -60,11 +63,11 @@ def run_module(module: str, arguments: Sequence[str]) -> None:
         sys.modules["__main__"] = before
 
 
-def _is_theirs() -> bool:
+def _is_theirs(path: Sequence[str]) -> bool:
     known = sys.modules.get(_NAME)
     if known is not None:
         return not _is_our_folder(os.path.dirname(getattr(known, "__file__", None) or ""))
-    for entry in sys.path:
+    for entry in path:
         folder = os.path.join(entry or os.getcwd(), _NAME)
         if _is_our_folder(folder):
             return False

@@ -14,6 +14,7 @@ from training.utils.data.sources.formats.media import IMAGE_COLUMNS, IMAGE_PARTS
 
 FOLDER = "pictures"
 _ADDRESSES = ("https://", "http://", "data:")
+_HOLD_A_PICTURE = ("bytes", "path", "image", "image_url", "url", "source")  # keys of structs and of parts
 
 
 class PictureFolder:
@@ -34,7 +35,7 @@ class PictureFolder:
         if isinstance(value, Mapping):
             is_part = value.get("type") in IMAGE_PARTS
             return {
-                name: self._read(inner, where, is_picture or is_part and name != "type")
+                name: self._read(inner, where, (is_picture or is_part) and name in _HOLD_A_PICTURE)
                 for name, inner in value.items()
             }
         if isinstance(value, (list, tuple)):
@@ -47,7 +48,7 @@ class PictureFolder:
             return value
         if isinstance(value, (bytes, bytearray, memoryview)):
             return self._written(bytes(value))
-        if isinstance(value, (str, os.PathLike)) and not str(value).startswith(_ADDRESSES):
+        if isinstance(value, (str, os.PathLike)) and not str(value).lstrip().lower().startswith(_ADDRESSES):
             return self._copied(Path(value).expanduser(), where)
         return value
 

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from threestep.apart import VARIABLE, is_apart, loaded_name
 from threestep.given_back import callers_state
-from training.utils.base.console import output_may_be_lost
+from training.utils.base.console import output_may_be_lost, write_to
 from training.utils.base.credentials import lend, redacted
 from training.utils.base.disk_errors import disk_error_in, disk_sentence
 from training.utils.base.errors import ThreestepError
@@ -88,7 +88,7 @@ def _passed_on(process: subprocess.Popen[str], stream: IO[str]) -> list[str]:
         try:
             for line in stream:
                 lines.append(line.rstrip("\n"))
-                sys.stdout.write(line)
+                write_to(sys.stdout, line)
             return lines
         except KeyboardInterrupt:
             with contextlib.suppress(ProcessLookupError):

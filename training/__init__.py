@@ -3,4 +3,12 @@
 Importing this package imports nothing heavy; each step and room is imported where it is used.
 """
 
+import os
+import sys
+
+# As in threestep/__init__.py: the current folder, which `python -m` puts first, goes to the end.
+if sys.argv[:1] == ["-m"] and not getattr(sys.flags, "safe_path", False):
+    if os.path.realpath(sys.path[0]) != os.path.dirname(os.path.dirname(os.path.realpath(__file__))):
+        sys.path.append(sys.path.pop(0))
+
 __version__ = "0.1.0"

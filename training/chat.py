@@ -41,7 +41,7 @@ LONGEST_TOKENS = 8192  # of a conversation, of engines whose cache must hold the
 
 _OF_TRAINING = (
     "add_end_of_conversation_token", "bad_conversations", "chat_template", "enable_thinking", "malformed_parallel",
-    "train_turns",
+    "train_turns", "unread_reasoning",
 )  # fmt: skip
 
 

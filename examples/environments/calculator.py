@@ -100,7 +100,8 @@ class Calculator:
                 [{"role": "tool", "content": answer} for answer in answers], figures={"calls": len(message.calls)}
             )
         (reward,) = gsm8k_reward([""], [message.content], [self._truth])
-        return EnvironmentReply([], reward, done=True, figures={"right": reward})
+        right = reward or 0.0  # None where the row has no number
+        return EnvironmentReply([], right, done=True, figures={"right": right})
 
     def close(self) -> None:
         pass

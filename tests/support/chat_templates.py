@@ -118,11 +118,15 @@ def chat_template(name: str, marks: bool = False) -> str:
 
 def chat_tokenizer(template: str | None = None, vocab_size: int = 384):
     """A byte-level BPE tokenizer with the templates' special tokens; eos is <|endoftext|>, pad <|pad|>."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    # As Llama 3's and Qwen's: line breaks stay together, with the blanks before them, whatever follows.
+    split = Regex(r"\s*[\r\n]+|'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(split, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

@@ -186,7 +186,7 @@ CONVERSATIONS = (
         "calls",
         [
             _user("Lamp off, keep the colour."),
-            _answer(None, tool_calls=[_call("set_lamp", {"lit": False, "colour": None})]),
+            _answer(None, tool_calls=[_call("set_lamp", '{"lit": false, "colour": null}')]),
             _result("set_lamp", "ok"),
             _answer("It is off."),
         ],

@@ -1,4 +1,4 @@
-"""An independent judge of trained rows: transformers' own rendering, and what a model writes between its prompt and stop.
+"""An independent judge of trained rows: transformers' rendering, and what a model writes between its prompt and stop.
 
 It shares nothing with the code under test. A turn is located by rendering the conversation again with the letters of
 one message changed; it begins where the generation prompt of the earlier messages ends, and ends with the family's
@@ -21,9 +21,21 @@ from tests.support.field_tokenizers import Family
 
 Message = dict[str, Any]
 REASONING = ("reasoning_content", "thinking", "reasoning")
+# Reasoning within a content: Qwen's and DeepSeek's form, Mistral's, Cohere's, Kimi's and Seed's.
+TAGS = {
+    "<think>": "<think>\n{}\n</think>\n\n",
+    "[THINK]": "[THINK]{}[/THINK]",
+    "<|START_THINKING|>": "<|START_THINKING|>{}<|END_THINKING|>",
+    "\u25c1think\u25b7": "\u25c1think\u25b7{}\u25c1/think\u25b7",
+    "<seed:think>": "<seed:think>{}</seed:think>",
+}
+A_PART = "a part of the content"  # Mistral's, of type "thinking"
 # What neither the changing of letters nor the search for lost texts touches.
 _KEPT = re.compile(r"(<[^<>\s]{1,40}>|\[/?[A-Z]+\])")
-_THOUGHT_TAG = re.compile(r"</?(?:[a-z_:]*think\w*)>|\u25c1/?think\u25b7|\[/?THINK\]|<\|(?:START|END)_THINKING\|>|<\|?channel\|?>")
+_THOUGHT_TAG = re.compile(
+    r"</?(?:[a-z_:]*think\w*)>|\u25c1/?think\u25b7|\[/?THINK\]|<\|(?:START|END)_THINKING\|>|<\|?channel\|?>"
+)
+_EMPTY_THOUGHT = re.compile(r"<(\w*think)>\s*</\1>\s*|\[THINK\]\[/THINK\]|<\|START_THINKING\|><\|END_THINKING\|>")
 
 MARKED_PROMPT = "mask: the template's marks begin inside the prompt, and so does the loss"
 
@@ -53,7 +65,7 @@ class TemplateJudge:
 
     def __init__(self, tokenizer: Any, family: Family) -> None:
         self.tokenizer, self.family = tokenizer, family
-        self.has_marks = "{% generation" in (tokenizer.chat_template or "") or "{%- generation" in tokenizer.chat_template
+        self.has_marks = re.search(r"\{%-? *generation", tokenizer.chat_template) is not None
 
     # transformers' rendering.
 
@@ -103,7 +115,7 @@ class TemplateJudge:
             (form, body, text)
             for length in lengths
             for form, body, plain in self.forms(messages[:length], tools)
-            for text in self._texts(body, plain, tools)
+            for text in self.texts(body, plain, tools)
         ]
         same = [(form, body, text) for form, body, text in candidates if self.ids(text) == ids]
         if not candidates:
@@ -124,7 +136,7 @@ class TemplateJudge:
             judged.append(one)
         return min(judged, key=lambda one: len(one.wrong))
 
-    def _texts(self, body: Sequence[Message], plain: str, tools: Any) -> Iterator[str]:
+    def texts(self, body: Sequence[Message], plain: str, tools: Any) -> Iterator[str]:
         """The rendering; the same with the answer behind its whole prompt; each with the next speaker's token, if that
         is what stops the model."""
         texts = [plain]
@@ -136,13 +148,19 @@ class TemplateJudge:
                 texts += [asked + plain[cut:] for cut in cuts if not _THOUGHT_TAG.sub("", asked[cut:]).strip()]
         for text in texts:
             yield text
-            yield from (text + stop for stop in self._next_stops(body, plain, tools))
+            yield from (text + stop for stop in self.next_stops(body, plain, tools))
 
-    def _next_stops(self, body: Sequence[Message], plain: str, tools: Any) -> list[str]:
-        """Stop tokens that begin what the template writes behind the last turn."""
+    def next_stops(self, body: Sequence[Message], plain: str, tools: Any) -> list[str]:
+        """Stop tokens that the template writes behind the last turn only once another message follows."""
         if body[-1]["role"] != "assistant" or any(plain.rstrip().endswith(stop) for stop in self.family.stops):
             return []
-        return [stop for stop in self.family.stops if stop in plain or stop in ("<|user|>", "<|observation|>")]
+        follows = {"role": "user", "content": "And then?"}
+        if calls := body[-1].get("tool_calls"):
+            follows = {"role": "tool", "name": calls[0]["function"]["name"], "content": "a result"}
+        longer, last = self.render([*body, follows], tools) or "", plain.rstrip()[-20:]
+        at = longer.rfind(last, 0, longer.rfind(follows["content"]))  # thoughts before it may vanish
+        rest = longer[at + len(last) :].lstrip() if at >= 0 else ""
+        return [stop for stop in self.family.stops if rest.startswith(stop)]
 
     def lost(self, body: Sequence[Message], tools: Any, text: str) -> Iterator[tuple[str, str]]:
         """What messages hold and their rendering lacks, as (kind, detail). A call is written if another one would
@@ -179,12 +197,20 @@ class TemplateJudge:
     def _judge_mask(self, body: Sequence[Message], tools: Any, text: str, mask: list[bool], verdict: Verdict) -> None:
         turns = self.turns(body, tools, text)
         offsets = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        named = "message {}"
         for turn in turns:
-            named = f"message {turn.message + 1}"
             if turn.end is None and turn.past is None:
-                verdict.wrong.append(("mask: a turn without its stop is trained", named))
+                verdict.wrong.append(("mask: a turn without its stop is trained", named.format(turn.message + 1)))
         allowed: list[set[bool]] = [{False} for _ in offsets]
         for turn in turns:
+            inside = [
+                mask[n]
+                for n, (begin, end) in enumerate(offsets)
+                if turn.high <= begin < end <= (turn.end or turn.past or 0)
+            ]
+            if not any(inside) and self._had_thoughts(body, turn.message):
+                verdict.wrong.append(("lost: an earlier answer carries no loss", named.format(turn.message + 1)))
+                continue
             ends = [end for end in (turn.end, turn.past) if end is not None] or [len(text)]
             for place, (begin, end) in enumerate(offsets):
                 if begin == end or end <= turn.low or begin >= max(ends):
@@ -203,6 +229,13 @@ class TemplateJudge:
                 return
 
     @staticmethod
+    def _had_thoughts(body: Sequence[Message], place: int) -> bool:
+        """True for an answer with reasoning before the last one: a template may write it without."""
+        message = body[place]
+        written = isinstance(message.get("content"), str) and any(tag in message["content"] for tag in TAGS)
+        return place < len(body) - 1 and (written or any(message.get(key) for key in REASONING))
+
+    @staticmethod
     def _is_prompt(text: str, begin: int, turns: Sequence[Expected]) -> bool:
         """True if a character belongs to the few with which a prompt ends."""
         return any(turn.low - 40 < begin < turn.low and "\n\n" not in text[begin : turn.low].strip() for turn in turns)
@@ -210,17 +243,19 @@ class TemplateJudge:
     def _kind(self, text: str, begin: int, end: int, turns: Sequence[Expected]) -> str:
         """The part of a row that a character is in, in words."""
         for turn in turns:
-            if turn.low <= begin and (turn.end is None or end <= turn.end):
-                stop = turn.end is not None and end == turn.end
-                return "a turn's stop" if stop else "part of a turn"
+            last = turn.end or turn.past or len(text)
+            if turn.low <= begin and end <= last:
+                return "a turn's stop" if end == last else "part of a turn"
+        for turn in turns:
+            last = turn.end or turn.past or len(text)
             if end <= turn.low and not text[end : turn.low].strip():
                 return "the end of a prompt"
-            if turn.end is not None and turn.end <= begin and begin - turn.end < 40:
+            if last <= begin < last + 40:
                 return f"what follows a turn ({text[begin:end]!r})"
         return "other text"
 
     def turns(self, body: Sequence[Message], tools: Any, text: str) -> list[Expected]:
-        """The turns of the assistant in a rendering, or in one with a prompt or stop added (`_texts`)."""
+        """The turns of the assistant in a rendering, or in one with a prompt or stop added (`texts`)."""
         plain = self.render(body, tools)
         assert plain is not None
         shared = len(os.path.commonprefix([plain, text]))
@@ -276,8 +311,8 @@ class TemplateJudge:
         if asked is not None and plain.startswith(asked):
             # Gemma 4's templates ask for nothing behind a tool's answer, and write a header there.
             usual = self._header((), tools, None)
-            more = len(usual) if usual and plain.startswith(usual, len(asked)) else 0
-            return len(asked), len(asked) + more
+            written = (usual[cut:] for cut in range(len(usual) - 3) if plain.startswith(usual[cut:], len(asked)))
+            return len(asked), len(asked) + len(next(written, ""))
         header = self._header(body[:place], tools, asked)
         tags = [match.span() for match in _KEPT.finditer(header)]
         thought = _THOUGHT_TAG.search(header)
@@ -288,8 +323,21 @@ class TemplateJudge:
             at = plain.rfind(header[:size], start, max(first, start + size))
             if at >= 0:
                 low = at + min(base, size)
-                return low, max(low, min(at + size, first))
-        return start, first
+                high = max(low, min(at + size, first))
+                # A template may write an empty thought that another prompt of its would hold.
+                empty = _EMPTY_THOUGHT.match(plain, low, max(first, low))
+                begin = low, max(high, empty.end() if empty else 0)
+                break
+        else:
+            begin = start, first
+        # What stands between the earlier texts and the header may be elsewhere in the whole, as tools are.
+        for cut in range(1, len(header) - 5):
+            if any(low < cut < high for low, high in tags) or _THOUGHT_TAG.search(header, cut):
+                continue
+            at = plain.rfind(header[cut:], begin[1], first)
+            if at >= 0:
+                return at + len(header) - cut, at + len(header) - cut
+        return begin
 
     def _header(self, earlier: Sequence[Message], tools: Any, asked: str | None) -> str:
         """What the template writes between the texts of the earlier messages and an answer."""
@@ -312,7 +360,7 @@ def _forms(messages: Sequence[Message]) -> Iterator[tuple[str, list[Message]]]:
     """The messages in the forms that templates read, the closest first."""
     contents = ("as given", "content ''", "content null", "no content")
     for parts, content, arguments, key in product(
-        (False, True), contents, ("as given", "object", "text"), ("as given", *REASONING, "in the content")
+        (False, True), contents, ("as given", "object", "text"), ("as given", *REASONING, *TAGS, A_PART)
     ):
         form = [_formed(message, parts, content, (arguments, key)) for message in messages]
         names = [f"arguments as {arguments}"] * (arguments != "as given") + [content] * (content != "as given")
@@ -324,12 +372,9 @@ def _formed(message: Message, parts: bool, content: str, others: tuple[str, str]
     arguments, key = others
     made = {name: value for name, value in message.items() if value is not None or name == "content"}
     if isinstance(made.get("content"), list) and not parts:
-        made["content"] = "".join(part["text"] for part in made["content"])
-    thought = next((made.pop(name) for name in REASONING if name in made), None) if key != "as given" else None
-    if thought is not None and key == "in the content":
-        made["content"] = f"<think>\n{thought}\n</think>\n\n{made.get('content') or ''}"
-    elif thought is not None:
-        made[key] = thought
+        made["content"] = "".join(part["text"] for part in made["content"] if "text" in part)
+    if key != "as given" and made["role"] == "assistant":
+        made = _with_thought(made, key)
     if made.get("tool_calls") and not made.get("content") and content != "as given":
         made["content"] = {"content ''": "", "content null": None}.get(content)
         if content == "no content":
@@ -339,6 +384,24 @@ def _formed(message: Message, parts: bool, content: str, others: tuple[str, str]
     if made.get("tool_calls") and arguments != "as given":
         made["tool_calls"] = [_with_arguments(call, arguments) for call in made["tool_calls"]]
     return made
+
+
+def _with_thought(message: Message, key: str) -> Message:
+    """The message with its reasoning elsewhere, also if it is at the beginning of its content."""
+    made = {name: value for name, value in message.items() if name not in REASONING}
+    content = made.get("content") or ""
+    thought = next((message[name] for name in REASONING if message.get(name)), None)
+    if thought is None and isinstance(content, str) and content.startswith("<think>"):
+        thought, _, content = content.removeprefix("<think>").partition("</think>")
+        thought, content = thought.strip(), content.lstrip("\n")
+    if thought is None or not isinstance(content, str):
+        return message
+    if key in TAGS:
+        return {**made, "content": TAGS[key].replace("{}", thought) + content}
+    if key == A_PART:
+        parts = [{"type": "text", "text": content}] if content else []
+        return {**made, "content": [{"type": "thinking", "thinking": thought}, *parts]}
+    return {**made, "content": content, key: thought}
 
 
 def _with_arguments(call: dict[str, Any], form: str) -> dict[str, Any]:
@@ -356,7 +419,10 @@ def _changed(message: Message) -> Message:
     made = dict(message)
     content = made.get("content")
     if isinstance(content, list):
-        made["content"] = [{**part, "text": _other(part["text"]) or "X"} for part in content]
+        made["content"] = [
+            {**part, **{name: _other(part[name]) or "X" for name in ("text", "thinking") if name in part}}
+            for part in content
+        ]
     elif content:
         made["content"] = _other(content) if _other(content) != content else f"X{content}"
     elif not made.get("tool_calls") and not any(made.get(key) for key in REASONING):
@@ -408,8 +474,8 @@ def _other_value(value: Any) -> Any:
 
 
 def _lost_texts(messages: Sequence[Message], tools: Any, text: str) -> Iterator[tuple[str, str]]:
-    """What the messages hold besides calls and the text lacks, as (kind, detail). Thoughts of turns before the last user
-    message may be missing: templates leave them out of later prompts, too."""
+    """What the messages hold besides calls and the text lacks, as (kind, detail). Thoughts of turns before the last
+    user message may be missing: templates leave them out of later prompts, too."""
     last_question = max((n for n, message in enumerate(messages) if message["role"] == "user"), default=-1)
     for place, message in enumerate(messages):
         for leaf in _texts_of(message.get("content")):
@@ -437,14 +503,17 @@ def _other_calls(call: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any
     value = json.loads(given) if isinstance(given, str) else given
     for key, item in value.items():
         changed = _other_value(item) if item is not None else "z"
-        for other in ({**value, key: changed}, {f"z_{name}" if name == key else name: each for name, each in value.items()}):
+        for other in (
+            {**value, key: changed},
+            {f"z_{name}" if name == key else name: each for name, each in value.items()},
+        ):
             written = json.dumps(other, ensure_ascii=False) if isinstance(given, str) else other
             yield "an argument", f"{key}: {item!r}", {**call, "function": {**function, "arguments": written}}
 
 
 def _texts_of(content: Any) -> Iterator[str]:
     for part in content if isinstance(content, list) else [content]:
-        value = part.get("text") if isinstance(part, dict) else part
+        value = (part.get("text") or part.get("thinking")) if isinstance(part, dict) else part
         if isinstance(value, str):
             yield value
 
@@ -477,7 +546,8 @@ def _difference(decoded: str, candidates: Sequence[tuple[str, Any, str]], judge:
         theirs = judge.ids(text)
         place = len(os.path.commonprefix([theirs, ids]))
         names = judge.tokenizer.convert_ids_to_tokens
-        return f"same text, other tokens at {place}: {names(ids[place : place + 6])} for {names(theirs[place : place + 6])}"
+        ours, other = names(ids[place : place + 6]), names(theirs[place : place + 6])
+        return f"same text, other tokens at {place}: {ours} for {other}"
     low = max(0, at - 40)
     return f"{form}: row has {decoded[low : at + 60]!r}, transformers has {text[low : at + 60]!r}"
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,31 +42,54 @@ FAMILIES = (
     # https://huggingface.co/google/gemma-4-E2B-it: eos_token_id 1, 106, 50, the last of which is <|tool_response>
     Family("gemma 4", ("<|turn>",), "<turn|>", ("<turn|>", "<|tool_response>"), bos="<bos>", kinds=(SPACED,)),
     Family(
-        "gemma", ("<start_of_turn>",), "<end_of_turn>", ("<end_of_turn>", "<start_function_response>"), "<bos>",
+        "gemma",
+        ("<start_of_turn>",),
+        "<end_of_turn>",
+        ("<end_of_turn>", "<start_function_response>"),
+        "<bos>",
         kinds=(SPACED,),
     ),
     # https://huggingface.co/zai-org/GLM-4.5: eos_token_id 151329, 151336, 151338
     Family("glm", ("<|observation|>", "<|user|>"), "<|endoftext|>", ("<|user|>", "<|observation|>", "<|endoftext|>")),
-    Family("deepseek", ("<\uff5cUser\uff5c>",), _DEEPSEEK, (_DEEPSEEK,), bos="<\uff5cbegin\u2581of\u2581sentence\uff5c>"),
-    Family("cohere", ("<|END_OF_TURN_TOKEN|>",), "<|END_OF_TURN_TOKEN|>", ("<|END_OF_TURN_TOKEN|>",), bos="<BOS_TOKEN>"),
+    Family(
+        "deepseek", ("<\uff5cUser\uff5c>",), _DEEPSEEK, (_DEEPSEEK,), bos="<\uff5cbegin\u2581of\u2581sentence\uff5c>"
+    ),
+    Family(
+        "cohere", ("<|END_OF_TURN_TOKEN|>",), "<|END_OF_TURN_TOKEN|>", ("<|END_OF_TURN_TOKEN|>",), bos="<BOS_TOKEN>"
+    ),
     Family("granite", ("<|start_of_role|>",), "<|end_of_text|>", ("<|end_of_text|>",)),
     Family("kimi", ("<|im_middle|>",), "<|im_end|>", ("<|im_end|>",), bos="[BOS]"),
     Family("exaone", ("[|endofturn|]",), "[|endofturn|]", ("[|endofturn|]",), bos="[BOS]"),
     Family("minimax", ("[e~[",), "[e~[", ("[e~[",)),
     Family("phi 4", ("<|im_sep|>",), "<|im_end|>", ("<|im_end|>",)),
     Family("chatml", ("<|im_start|>", "<|im_end|>"), "<|im_end|>", ("<|im_end|>",), bos="<|startoftext|>"),
+    # https://huggingface.co/swiss-ai/Apertus-8B-Instruct-2509: eos_token_id 68, 72
+    Family(
+        "apertus", ("<|assistant_end|>",), "<|assistant_end|>", ("<|assistant_end|>", "<|tools_suffix|>"), bos="<s>"
+    ),
+    Family("seed", ("<seed:eos>",), "<seed:eos>", ("<seed:eos>",), bos="<seed:bos>"),
+    Family("ernie", ("<|begin_of_sentence|>",), "</s>", ("<|end_of_sentence|>", "</s>"), bos="<s>"),
+    Family("longcat", ("</longcat_s>",), "</longcat_s>", ("</longcat_s>",), bos="<longcat_s>"),
+    Family("jamba", ("<|bom|>",), "<|endoftext|>", ("<|eom|>", "<|endoftext|>"), bos="<|startoftext|>"),
+    Family("minimax text", ("<end_of_sentence>",), "<end_of_sentence>", ("<end_of_sentence>",)),
+    Family("nemotron nano", ("<SPECIAL_12>",), "<SPECIAL_12>", ("<SPECIAL_12>",), bos="<s>"),
+    Family("openchat", ("<|end_of_turn|>",), "<|end_of_turn|>", ("<|end_of_turn|>",), bos="<s>", kinds=(PREFIXED,)),
+    Family("end of text", ("<|EOT|>",), "<|EOT|>", ("<|EOT|>",), bos="<|startoftext|>"),
+    Family("hunyuan", ("<|extra_4|>",), "<|eos|>", ("<|eos|>",), bos="<|startoftext|>"),
     Family("idefics", ("<end_of_utterance>",), "<end_of_utterance>", ("<end_of_utterance>",), bos="<s>"),
     Family("mistral", ("[INST]",), "</s>", ("</s>",), bos="<s>", kinds=(PREFIXED, BYTES)),
-    Family("phi 3", ("<|end|>", "<|user|>"), "<|endoftext|>", ("<|end|>", "<|endoftext|>"), bos="<s>", kinds=(PREFIXED,)),
+    Family(
+        "phi 3", ("<|end|>", "<|user|>"), "<|endoftext|>", ("<|end|>", "<|endoftext|>"), bos="<s>", kinds=(PREFIXED,)
+    ),
     Family("phi 3", ("<|end|>", "'<|' +"), "<|endoftext|>", ("<|end|>", "<|endoftext|>"), bos="<s>", kinds=(PREFIXED,)),
-)  # fmt: skip
+)
 # Any other template: its turns end with the tokenizer's eos, in SentencePiece's and in byte-level vocabularies.
 OTHER = Family("other", (), "</s>", ("</s>",), bos="<s>", kinds=(PREFIXED, BYTES))
 
 _CONTROL = re.compile(
     r"<\|[^|<>\s'{}%]{1,40}\|?>|<[a-z_]{2,30}\|>|<\|\"\|>|<\uff5c[^\uff5c\s]{1,40}\uff5c>|\[/?[A-Z_]{3,24}\]|\[\|[a-z]+\|\]"
     r"|</?s>|<bos>|<eos>|<sop>|\[gMASK\]|<(?:BOS|EOS|PAD)_TOKEN>|</?(?:start|end)_[a-z_]{4,30}>|<seed:[a-z]+>"
-    r"|<extra_id_\d+>|<SPECIAL_\d+>|\]~!?b[\[\]]|\[e~\[|<\w+_of_sentence>|<escape>"
+    r"|<extra_id_\d+>|</?longcat_\w+>|<SPECIAL_\d+>|\]~!?b[\[\]]|\[e~\[|<\w+_of_sentence>|<escape>"
 )
 # Added tokens that are not special, as in Qwen's and GLM's tokenizers.
 _TAGS = re.compile(r"</?(?:think|tool_call|tool_response|arg_key|arg_value)>")
@@ -76,6 +99,18 @@ _ROLES = ("system", "user", "assistant", "tool", "developer")
 def family_of(template: str) -> Family:
     """Return the family whose marks the template holds."""
     return next((family for family in FAMILIES if all(mark in template for mark in family.marks)), OTHER)
+
+
+def derived_family(render: Callable[[list[dict[str, str]]], str | None]) -> Family:
+    """Return the family of a template that none in the table fits: the first control token between an answer and the
+    next question is what stops the model. render: messages to text, or None."""
+    asked, answer = {"role": "user", "content": "question"}, {"role": "assistant", "content": "reply"}
+    text = render([asked, answer, {**asked, "content": "another"}]) or ""
+    _, _, rest = text.partition("reply")
+    between = _CONTROL.findall(rest.partition("another")[0])
+    if not between:
+        return OTHER
+    return replace(OTHER, name="derived", stops=(between[0], OTHER.eos))
 
 
 def control_tokens(template: str, renderings: Iterable[str] = ()) -> tuple[list[str], list[str]]:
@@ -130,14 +165,14 @@ def _trained(kind: str) -> str:
     return json.dumps(stored)
 
 
-def save_tokenizer(folder: Path, kind: str, template: str, renderings: Iterable[str] = ()) -> Family:
-    """Write a tokenizer with this template, and the stop tokens of its family in `generation_config.json`; return the
-    family."""
+def save_tokenizer(folder: Path, kind: str, template: str, family: Family, renderings: Iterable[str] = ()) -> None:
+    """Write a tokenizer with this template, and the stop tokens of its family in `generation_config.json`."""
     from tokenizers import AddedToken, Tokenizer
 
-    family = family_of(template)
     special, tags = control_tokens(template, renderings)
-    special = list(dict.fromkeys([*([family.bos] if family.bos else []), family.eos, "<|pad|>", *family.stops, *special]))
+    special = list(
+        dict.fromkeys([*([family.bos] if family.bos else []), family.eos, "<|pad|>", *family.stops, *special])
+    )
     made = Tokenizer.from_str(_trained(kind))
     # Phi 3's special tokens take the blanks behind them along: https://huggingface.co/microsoft/Phi-3-mini-4k-instruct
     takes_blanks = family.name == "phi 3"
@@ -156,4 +191,3 @@ def save_tokenizer(folder: Path, kind: str, template: str, renderings: Iterable[
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     stops = [made.token_to_id(each) for each in family.stops]
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
-    return family

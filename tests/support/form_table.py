@@ -85,6 +85,16 @@ def _folder(**files: str) -> Callable[[Path], Any]:
     return write
 
 
+def _hidden(rows: str, stale: str) -> Callable[[Path], Any]:
+    def write(path: Path) -> None:
+        for name in (".git", ".ipynb_checkpoints", "__MACOSX"):
+            (path / name).mkdir(parents=True)
+            (path / name / "rows.jsonl").write_text(stale, encoding="utf-8")
+        (path / "rows.jsonl").write_text(rows, encoding="utf-8")
+
+    return write
+
+
 QA = {"question": "Hi", "answer": "Ho"}
 PAIR = {"prompt": "Hi", "chosen": "Ho", "rejected": "No"}
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
@@ -98,6 +108,11 @@ FORMS = [
     DataForm("JSON lines with a byte-order mark", "rows.jsonl", _bytes(LINE, "utf-8-sig")),
     DataForm("JSON lines in UTF-16", "rows.jsonl", _bytes(LINE, "utf-16")),
     DataForm("JSON lines, gzip", "rows.jsonl.gz", _bytes(gzip.compress(LINE.encode()))),
+    DataForm("JSON lines, gzip, called .jsonl", "rows.jsonl", _bytes(gzip.compress(LINE.encode()))),
+    DataForm("JSON lines that end in CR", "rows.jsonl", _bytes(2 * LINE.replace("\n", "\r"))),
+    DataForm("JSON lines that end in a comma", "rows.jsonl", _bytes(LINE.replace("\n", ",\n"))),
+    DataForm("JSON objects over several lines", "rows.jsonl", _bytes(2 * json.dumps(QA, indent=2))),
+    DataForm("a pointer of Git LFS", "rows.jsonl", _bytes("version https://git-lfs.github.com/spec/v1\noid 1\n")),
     DataForm("a JSON list", "rows.json", _bytes(json.dumps([QA]))),
     DataForm("a JSON list, called .jsonl", "rows.jsonl", _bytes(json.dumps([QA]))),
     DataForm("an object with one list", "rows.json", _bytes(json.dumps({"version": 1, "data": [QA]}))),
@@ -105,6 +120,8 @@ FORMS = [
     DataForm("pandas' to_json without arguments", "rows.json", _bytes('{"question":{"0":"Hi"},"answer":{"0":"Ho"}}')),
     DataForm("a list for each column", "rows.json", _bytes('{"question":["Hi"],"answer":["Ho"]}')),
     DataForm("a list of texts", "rows.json", _bytes('["Hi", "Ho"]')),
+    DataForm("Parquet, called .jsonl", "rows.jsonl", _table("parquet", question=["Hi"], answer=["Ho"])),
+    DataForm("JSON lines, called .csv", "rows.csv", _bytes(LINE)),
     DataForm("JSON that breaks off", "rows.jsonl", _bytes(LINE + '{"question": "Hi"\n')),
     DataForm("CSV", "rows.csv", _bytes(CSV)),
     DataForm("CSV with semicolons", "rows.csv", _bytes("question;answer\nHi;Ho\n")),
@@ -135,6 +152,7 @@ FORMS = [
     DataForm("a folder of save_to_disk, DatasetDict", "saved", _saved("train", "test")),
     DataForm("a folder of JSON lines, as jsonl:", "rows", _folder(train_jsonl=LINE, test_jsonl=LINE), "jsonl:{}"),
     DataForm("the same folder, without a reader", "rows", _folder(train_jsonl=LINE, test_jsonl=LINE, notes_md="-")),
+    DataForm("a folder with hidden folders in it", "rows", _hidden(LINE, LINE.replace("Ho", "No")), "jsonl:{}"),
     DataForm("an empty folder", "rows", _folder()),
     DataForm("columns in capitals", "rows.csv", _bytes("Question,Answer\nHi,Ho\n")),
     DataForm("columns with blanks around them", "rows.csv", _bytes("question , answer\nHi,Ho\n")),

@@ -68,7 +68,7 @@ data.build: data.kinds data.chat data.cache data.rows layout data.sources contra
 engine: engine.ranks models.adapters models.quantized run models.tensors engine.config contracts flags base
 recording: engine engine.ranks models.adapters run contracts base
 generation.engines: generation.guessing generation.decoding models models.attention layout contracts flags base
-rewards.calling: engine.ranks contracts base
+rewards.calling: engine.ranks run contracts base
 harness: engine engine.ranks run base
 checkpoints: engine engine.ranks report models.adapters run report.trackers models.tensors layout contracts flags
     models.families base

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from training.__main__ import PACKAGE, ROOT, main, search_path
@@ -30,3 +34,32 @@ def test_where_one_works_in_the_checkout_it_stays():
 def test_a_module_is_expected_first(words):
     with pytest.raises(SystemExit, match="^error: expected a module first, such as training.step1_sft.main, got none$"):
         main(words)
+
+
+@pytest.fixture
+def shadows(tmp_path):
+    """A folder with files named as Python's modules and installed ones."""
+    for name in ("random", "queue", "types", "dataclasses", "signal", "socket", "logging", "torch", "numpy", "psutil"):
+        (tmp_path / f"{name}.py").write_text(f"raise ImportError('{name}.py of the user stands for the module')\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "words", [["threestep", "new-model"], ["training.new_model"], ["training", "training.new_model"]], ids=" ".join
+)
+def test_files_of_the_user_stand_for_no_module_of_pythons(words, shadows):
+    command = [sys.executable, "-m", *words, "--data_path", "embedded", "--out", "tiny", "--vocab_size", "300"]
+    command += ["--hidden_size", "32", "--num_hidden_layers", "1"]
+    done = subprocess.run(
+        command, cwd=shadows, env={**os.environ, "PYTHONPATH": ROOT}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (shadows / "tiny" / "config.json").exists()
+
+
+def test_modules_of_the_user_are_found_behind_the_others(tmp_path):
+    (tmp_path / "mine.py").write_text("import sys\nprint(sys.path[-1])\n")
+    code = "import sys; sys.argv[0] = '-m'; import training, mine"  # as Python has it while it looks for a module
+    environment = {**os.environ, "PYTHONPATH": ROOT}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout == "\n"  # the current folder, as `-c` has it

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.inference.model import Answer, ChatModel, check_room
 from training.inference.sharing import ALONE, Sharers
+from training.utils.base.console import note
 from training.utils.base.seeds import derived_seed
 from training.utils.contracts.rollout_engine import RolloutRequest, rolled_out
 from training.utils.data.rows.collate import collate_prompts
@@ -16,6 +17,7 @@ from training.utils.loading.tokenizers import same_tokenizer
 from training.utils.rewards.calling.running import start_rules
 from training.utils.rewards.combination import SUM
 from training.utils.rewards.combining import combined_values
+from training.utils.rewards.needed import check_columns
 from training.utils.rewards.weighted import comparing, reads_ids
 from training.utils.run.progress import progress_bar
 
@@ -94,6 +96,12 @@ def drawn_batch(
     request = RolloutRequest(ids_BP, mask_BP, sampling, seeds, samples, media=chat_model.media_of(own))
     rollout = rolled_out(chat_model.engine, chat_model.model, request)
     return chat_model.answers_of(rollout, sampling.end_token_ids)
+
+
+def check_rewards(rewards: Sequence[Reward], rows: Sequence[PromptRow]) -> None:
+    """ThreestepError for a reward that names columns which the rows lack, or can read no row's reference."""
+    rules = {reward.name: reward.rule for reward in rewards if reward.rule is not None}
+    check_columns(rules, sorted({name for row in rows for name in row.columns}), (rows,), note)
 
 
 def scores_of(

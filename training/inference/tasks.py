@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from training.inference.answer_figures import answer_figures, answer_samples
-from training.inference.answers import Scores, answers_to, scores_of, with_comparisons
+from training.inference.answers import Scores, answers_to, check_rewards, scores_of, with_comparisons
 from training.inference.model import Answer, ChatFolder, start_alone
 from training.inference.opening import (
     Evaluated,
@@ -116,6 +116,7 @@ def evaluate_answers(flags: Evaluated, rewards: tuple[Reward, ...], together: Sh
     if together.is_main:
         open_rewards(flags, rewards, folders[0], ALONE)
     prompts = shared_prompts([side.rows for side in built])
+    check_rewards(rewards, prompts[0])
     models = [load(flags, folder, start_engine, side.media) for folder, side in zip(folders, built, strict=True)]
     scorer = None
     if task.reward_model is not None and reads_model(rewards) and together.is_main:

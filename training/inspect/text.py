@@ -81,7 +81,8 @@ def reading(source: SourceAccount) -> str:
         return f"read by {source.kind}"
     unread = [*source.recognised.texts_not_read, *source.recognised.others_not_read]
     along = f"; not read: {column_names(unread)} (a prompt of step 3 carries them to the rewards)" if unread else ""
-    return f"read as {source.recognised.format} because of {source.recognised.why}{along}"
+    notes = "".join(f"; {note}" for note in source.recognised.notes)
+    return f"read as {source.recognised.format} because of {source.recognised.why}{along}{notes}"
 
 
 def column_table(source: SourceAccount) -> list[tuple[str, str, str, str]]:

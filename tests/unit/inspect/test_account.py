@@ -88,6 +88,15 @@ def test_under_a_template_every_turn_is_marked_and_the_rest_is_not(look):
     assert phase.counted == {"responses end with <|im_end|>": 1}
 
 
+def test_reasoning_that_the_template_leaves_out_is_counted(look):
+    tokenizer = chat_tokenizer(chat_template("chatml"))
+    rows = [{"messages": [*CHAT[:2], {**CHAT[2], "thinking": "a greeting"}]}, {"messages": CHAT}]
+    (phase,) = look(rows, [1], tokenizer, eval_fraction=0.0, data_split="1,0,0").phases
+    assert phase.counted["rows: learnt without the reasoning of their answer, which the chat template leaves out"] == 1
+    (phase,) = look(rows, [1], tokenizer, eval_fraction=0.0, data_split="1,0,0", unread_reasoning="drop").phases
+    assert phase.dropped == {"unread_reasoning": 1} and "unread_reasoning" in REASONS
+
+
 def test_sources_columns_and_what_is_not_read(look):
     (source,) = look(QUESTIONS).sources
     assert source.recognised is not None and source.recognised.format == "question_answer" and source.rows == 60

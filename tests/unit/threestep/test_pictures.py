@@ -21,6 +21,14 @@ def png(colour):
     return stream.getvalue()
 
 
+# Parts as services have them, whose other keys are no paths.
+SERVICES = [
+    {"type": "image_url", "image_url": {"url": "Data:image/png;base64,AA", "detail": "auto"}},
+    {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}},
+    {"type": "image", "base64": "AA"},
+]
+
+
 def test_paths_bytes_and_pil(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("red.png").write_bytes(png("red"))
@@ -30,9 +38,10 @@ def test_paths_bytes_and_pil(tmp_path, monkeypatch):
         {"messages": [{"role": "user", "content": [part, {"type": "text", "text": "red.png"}]}]},
         {"image": {"bytes": png("blue"), "path": None}, "prompt": "a"},
         {"images": ["https://example.org/a.png"], "prompt": "a"},
+        {"messages": [{"role": "user", "content": SERVICES}]},
     ]
     (address,) = address_of_rows(rows, tmp_path / "given")
-    first, second, third, fourth = map(json.loads, open(address.removeprefix("jsonl:")))
+    first, second, third, fourth, fifth = map(json.loads, open(address.removeprefix("jsonl:")))
     assert first["prompt"] == "red.png" and len(set(first["images"])) == 1
     folder = tmp_path / "given"
     assert image_bytes(first["images"][0], folder, "here") == png("red")
@@ -41,6 +50,7 @@ def test_paths_bytes_and_pil(tmp_path, monkeypatch):
     written = Image.open(io.BytesIO(image_bytes(typed["image"], folder, "here")))
     assert written.getpixel((0, 0)) == (255, 0, 0)
     assert image_bytes(third["image"], folder, "here") == png("blue")
+    assert fifth == rows[4]
     assert fourth["images"] == ["https://example.org/a.png"]
     assert address_of_rows(rows, folder, resumes=True) == [address]
 

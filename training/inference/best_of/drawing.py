@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.inference.answers import Scores, batches_of, drawn_batch, scores_of
+from training.inference.answers import Scores, batches_of, check_rewards, drawn_batch, scores_of
 from training.inference.best_of.arguments import BestOfArguments
 from training.inference.best_of.curve import CHECK, REWARD
 from training.inference.best_of.results import write_results
@@ -58,6 +58,7 @@ def run_best_of(flags: Evaluated, wanted: BestOfArguments, settings: dict[str, A
         unread = "threestep best-of keeps rows of text alone"
         rows = _part(built_rows(flags, "prompts", folder, with_messages=True, unread=unread).rows, wanted)
         _check_prompts(folder, rows)
+        check_rewards((*rewards, *checker), rows)
         store, batches = (
             AnswerStore(Path(flags.run.output_dir)),
             batches_of(len(rows), wanted.per_device_eval_batch_size),

@@ -1,10 +1,12 @@
 """Console output of a run, from rank 0 alone. Cheap to import: `--help` reaches this module.
 
-A terminal that is gone, or a log on a full disk, ends no run: what cannot be printed is lost.
+A terminal that is gone, or a log on a full disk, ends no run: what cannot be printed is lost. A character that the
+output's encoding lacks (ASCII, GBK, ...) is written as JSON escapes it, so that results in JSON stay the same.
 """
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import select
@@ -17,6 +19,19 @@ from typing import Any, TextIO
 
 from training.utils.base.credentials import redacted
 
+_ESCAPES = "threestep.escapes"  # the name of this handling of errors, for streams
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    """Escape as JSON does what an encoding lacks."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2)), error.end
+
+
+codecs.register_error(_ESCAPES, _escaped)
+
 
 def log(sentence: str, is_main_rank: bool = True) -> None:
     """Print one line on rank 0, above an open progress bar."""
@@ -27,7 +42,7 @@ def log(sentence: str, is_main_rank: bool = True) -> None:
         from tqdm import tqdm
 
         with suppress(OSError):
-            tqdm.write(sentence, file=sys.stdout)  # clears an open bar and draws it again
+            tqdm.write(_writable(sys.stdout, sentence), file=sys.stdout)  # clears an open bar and draws it again
             sys.stdout.flush()
     else:
         print_to(sys.stdout, sentence)
@@ -40,9 +55,20 @@ def log_on_main(sentence: str) -> None:
 
 def print_to(stream: TextIO, sentence: str) -> None:
     """Print one line, if that is possible."""
+    write_to(stream, sentence + "\n")
+
+
+def write_to(stream: TextIO, text: str) -> None:
+    """Write text to a stream, if that is possible."""
     with suppress(OSError):
-        stream.write(sentence + "\n")
+        stream.write(_writable(stream, text))
         stream.flush()
+
+
+def _writable(stream: TextIO, text: str) -> str:
+    """The text as the stream's encoding has it, whoever made the stream."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text if text.isascii() else text.encode(encoding, _ESCAPES).decode(encoding)
 
 
 @contextmanager
@@ -63,6 +89,8 @@ def output_may_be_lost() -> Iterator[None]:
 def ends_with_its_reader() -> Iterator[None]:
     """Inside, a standard output that nobody reads any more (`| head`) ends the process without a word, with the code
     that a shell has for SIGPIPE. A mistake keeps its code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors=_ESCAPES)
     try:
         yield
         sys.stdout.flush()
@@ -106,7 +134,7 @@ def _unfailing(stream: TextIO) -> TextIO:
     return io.TextIOWrapper(
         raw if is_unbuffered else io.BufferedWriter(raw),
         stream.encoding,
-        stream.errors,
+        _ESCAPES,
         line_buffering=stream.line_buffering,
         write_through=is_unbuffered,
     )

@@ -17,6 +17,9 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from training.utils.base.alarms import alarms_noted
+from training.utils.base.errors import ThreestepError
+
 MOST_HANGING = 64  # calls that have not returned in time; with as many, further calls fail
 _LOOP_SECONDS = 1.0  # in which an event loop that is not blocked answers
 
@@ -40,6 +43,7 @@ class RunningCall:
         self._loop = loop
         self._awaited: Future[Outcome] | None = None
         self._outcome: Future[Outcome] = Future()
+        self.was_refused_alarm = False
         self._started = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="call of a user's function", daemon=True)
         try:
@@ -53,16 +57,18 @@ class RunningCall:
 
     def _run(self) -> None:
         # Outcomes are never set as exceptions: a future treats some of them, such as StopIteration, specially.
-        try:
-            value = self._call()
-            outcome = Outcome(value)
-            if inspect.isawaitable(value):
-                self._awaited = self._loop.start(value)
-                outcome = self._awaited.result()
-            if outcome.problem is None:
-                outcome = Outcome(self._finish(outcome.value))
-        except BaseException as problem:  # noqa: BLE001 - also SystemExit, which would end this thread silently
-            outcome = Outcome(problem=problem)
+        with alarms_noted() as alarms:
+            try:
+                value = self._call()
+                outcome = Outcome(value)
+                if inspect.isawaitable(value):
+                    self._awaited = self._loop.start(value)
+                    outcome = self._awaited.result()
+                if outcome.problem is None:
+                    outcome = Outcome(self._finish(outcome.value))
+            except BaseException as problem:  # noqa: BLE001 - also SystemExit, which would end this thread silently
+                outcome = Outcome(problem=problem)
+        self.was_refused_alarm = alarms.any
         self._outcome.set_result(outcome)
 
     def wait(self, seconds: float | None) -> Outcome:
@@ -187,8 +193,15 @@ class Caller:
         return RunningCall(call, finish, self._loop)
 
     def wait(self, running: RunningCall, seconds: float | None) -> Outcome:
-        """Return the outcome of a call that was started here, `seconds` after its start at the latest."""
+        """Return the outcome of a call that was started here, `seconds` after its start at the latest. ThreestepError
+        for a call that set an alarm, whatever it made of the refusal: its outcome would be silently wrong."""
         outcome = running.wait(seconds)
+        if running.was_refused_alarm:
+            raise ThreestepError(
+                "a function of an environment limits time by signals (signal.signal), which only the main thread has, "
+                "and conversations run in several; turn that limit off (Math-Verify: parsing_timeout=None, "
+                "timeout_seconds=None), --environment_seconds limits each call, or let a process do that work"
+            )
         if outcome.is_slow:
             with self._lock:
                 self._late.append(running)

@@ -395,6 +395,26 @@ def _check_vocabulary(model: PreTrainedModel, settings: ModelSettings, tokenizer
         )
 
 
+def _train_embeddings(model: PreTrainedModel) -> None:
+    """Let the embeddings train, also beside adapters, which a note then says: old rows move with the new ones."""
+    from training.utils.models.own_forward import own_forward_of
+
+    frozen = {id(weight) for weight in model.parameters() if not weight.requires_grad}
+    for embeddings in (model.get_input_embeddings(), model.get_output_embeddings()):
+        if embeddings is not None:
+            embeddings.requires_grad_(True)
+    thawed = {
+        name: weight for name, weight in model.named_parameters() if id(weight) in frozen and weight.requires_grad
+    }
+    own = own_forward_of(model)
+    if own is not None and thawed:
+        count = sum(getattr(weight, "ds_numel", weight.numel()) for weight in thawed.values())  # of a shard: ZeRO-3
+        own.notes.append(
+            "the tokenizer gained tokens, whose embeddings train beside the adapters, and with them those of all other "
+            f"tokens: {count:,} parameters ({', '.join(thawed)})"
+        )
+
+
 def prepared(model: PreTrainedModel, settings: ModelSettings, embeddings_train: bool = False) -> PreTrainedModel:
     """Apply `settings` to a loaded model, in place: dropout, recomputation, tiles, adapters, compilation."""
     if settings.dropout is not None:
@@ -416,9 +436,7 @@ def prepared(model: PreTrainedModel, settings: ModelSettings, embeddings_train: 
     freeze_parts(model, settings)
     train_as_given(model, settings, embeddings_train)
     if embeddings_train:
-        for embeddings in (model.get_input_embeddings(), model.get_output_embeddings()):
-            if embeddings is not None:
-                embeddings.requires_grad_(True)
+        _train_embeddings(model)
     if settings.torch_compile:
         from training.utils.models.compiled import compile_blocks
 

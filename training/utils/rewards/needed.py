@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.rewards.completions import CompletionsRule
+from training.utils.rewards.rules.exact_match import exact_match_reward
+from training.utils.rewards.rules.gsm8k import gsm8k_reward
+from training.utils.rewards.rules.math_answer import math_rule
+from training.utils.rewards.rules.truths import numbers_of, truths_of
 
 if TYPE_CHECKING:
     from training.utils.contracts.rows import PromptRow
@@ -16,15 +20,27 @@ if TYPE_CHECKING:
 
 _TRUTH = "ground_truth"
 _OURS = "training."  # modules of the named rules
+# By the module of a named rule: what it looks for in a reference, and the search.
+_READERS: dict[str, tuple[str, Callable[[Any], Sequence[Any]]]] = {
+    gsm8k_reward.__module__: ("number", numbers_of),
+    exact_match_reward.__module__: ("text or number", truths_of),
+    math_rule.__module__: ("text or number", truths_of),
+}
 _MADE = ("data_source", "drawn_turns")  # columns that no row holds
 
 
-def check_columns(rules: Mapping[str, Rule], columns: Collection[str], rows: Sequence[Iterable[PromptRow]]) -> None:
+def check_columns(
+    rules: Mapping[str, Rule],
+    columns: Collection[str],
+    rows: Sequence[Iterable[PromptRow]],
+    say: Callable[[str], None] = log_on_main,
+) -> None:
     """ThreestepError for a rule that names a column which the rows lack: without it every response would be scored by
-    None. A function of the user that takes `ground_truth`, as documented, may not read it: a warning.
+    None; and for a named rule that can read no row's reference. A function of the user that takes `ground_truth`, as
+    documented, may not read it: a warning.
 
     rules: by the name in the error. columns: that any row carries, and those of its media. rows: to train on, and
-    others
+    others. say: prints a warning
     """
     known = {*columns, *_MADE}
     shown = ", ".join(f"'{name}'" for name in sorted(columns) if name != "data_source") or "none"
@@ -38,13 +54,41 @@ def check_columns(rules: Mapping[str, Rule], columns: Collection[str], rows: Seq
                 f"the prompt, the response or the reference is not among them: the last is {_TRUTH}"
             )
         if _TRUTH in needed and all(row.reference is None for part in rows for row in part):
-            sentence = (
-                f"reward function '{name}' expects {_TRUTH}, and no row has one; the columns that rewards get are "
-                f"{shown}: take one of these, or name the column of the reference with --reference_column"
+            sentence = f"reward function '{name}' expects {_TRUTH}, and no row has one; " + (
+                "rewards get no columns; name the reference's, such as --reference_column answer"
+                if shown == "none"
+                else f"the columns that rewards get are {shown}: take one of these, or name the column of the "
+                "reference with --reference_column"
             )
             if isinstance(rule, CompletionsRule) or getattr(rule, "__module__", "").startswith(_OURS):
                 raise ThreestepError(sentence)
-            log_on_main(f"warning: {sentence}; it gets None")
+            say(f"warning: {sentence}; it gets None")
+        else:
+            unread = _unread_references(name, rule, rows)
+            if unread is not None:
+                say(f"warning: {unread}; it gives their responses no score")
+
+
+def _unread_references(name: str, rule: Rule, rows: Sequence[Iterable[PromptRow]]) -> str | None:
+    """Return how many rows' references a named rule cannot read; None for no row. ThreestepError for all of them."""
+    module = getattr(rule, "__module__", "")
+    if module not in _READERS:
+        return None
+    what, read = _READERS[module]
+    count, unread, first = 0, 0, None
+    for row in (row for part in rows for row in part):
+        count += 1
+        if not read(row.reference):
+            unread, first = unread + 1, first or row
+    if first is None:
+        return None
+    sentence = (
+        f"reward function '{name}' finds no {what} in the reference of {unread:,} of {count:,} rows, the first of them "
+        f"row {first.row_id}: {first.reference!r:.80}"
+    )
+    if unread == count:
+        raise ThreestepError(f"{sentence}; name the column that has it with --reference_column")
+    return sentence
 
 
 def needed_columns(rule: Rule) -> set[str]:

@@ -27,7 +27,7 @@ import psutil
 from training.utils.base.credentials import lend, redacted
 from training.utils.base.errors import ThreestepError
 from training.utils.compat.launcher_flags import HOSTFILE_VARIABLE, RANKS_VARIABLE, as_variables
-from training.utils.run.program import run_program
+from training.utils.run.program import FOR_THE_LAUNCHER, SAFE_PATH_VARIABLE, run_program
 
 _TERMINATION_SECONDS = 60.0
 _PACKAGE = Path(__file__).resolve().parents[2]
@@ -119,7 +119,7 @@ def _python_words(module: str, flag: str) -> list[str]:
     first on the path, where a user's training.py would shadow this package: so its modules go by its folder."""
     if _IS_APART:
         return [str(_PACKAGE.with_name("threestep")), "--run", module]
-    return [str(_PACKAGE), module] if module.partition(".")[0] == _PACKAGE.name else [flag, module]
+    return [str(_PACKAGE), module] if _is_ours(module) else [flag, module]
 
 
 def launch_environment(ranks: int, environment: Mapping[str, str]) -> dict[str, str]:
@@ -132,6 +132,17 @@ def launch_environment(ranks: int, environment: Mapping[str, str]) -> dict[str, 
     if ranks > 1:
         shared.setdefault("OMP_NUM_THREADS", str(max(1, cores() // ranks)))
     return shared
+
+
+def launcher_environment(module: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return `environment` in which a queue.py of the current folder does not stand for Python's: DeepSpeed's runner
+    starts its launcher by `python -m`, which puts that folder first. Python 3.10 does not know the variable, and a
+    module of somebody else's may be in that folder."""
+    return {**({SAFE_PATH_VARIABLE: FOR_THE_LAUNCHER} if _is_ours(module) else {}), **environment}
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] == _PACKAGE.name
 
 
 def outside_of_ranks(environment: Mapping[str, str]) -> dict[str, str]:
@@ -165,7 +176,7 @@ def launch(
     if environment.get(HOSTFILE_VARIABLE):
         command = hostfile_command(module, arguments, environment)
         print(f"+ {redacted(shlex.join(command))}", flush=True)
-        return run_and_wait(command, environment)
+        return run_and_wait(command, launcher_environment(module, environment))
     gpu_names = visible_gpus(environment)
     ranks = choose_ranks(num_ranks, environment, len(gpu_names))
     if ranks == 1 and here is not None:
@@ -177,8 +188,8 @@ def launch(
     arguments = [redacted(word) for word in arguments]  # launchers print them, and every user of the machine sees them
     command = launch_command(module, ranks, arguments, gpu_names, port=environment.get("MASTER_PORT"))
     print(f"+ {shlex.join(command)}", flush=True)
-    ours = ranks > 1 and module.partition(".")[0] == _PACKAGE.name
-    return run_and_wait(command, launch_environment(ranks, environment), interruptible=not ours)
+    environment = launcher_environment(module, launch_environment(ranks, environment))
+    return run_and_wait(command, environment, interruptible=not (ranks > 1 and _is_ours(module)))
 
 
 def run_and_wait(

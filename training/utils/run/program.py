@@ -24,6 +24,7 @@ from training.utils.base.errors import ThreestepError, first_line
 from training.utils.base.memory import is_out_of_memory, out_of_memory_sentence
 
 MISTAKE_EXIT_CODE = 2
+SAFE_PATH_VARIABLE, FOR_THE_LAUNCHER = "PYTHONSAFEPATH", "launcher"  # any text turns it on
 INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT  # as a shell has it
 # Of huggingface_hub, vLLM, and whatever else respects https://donottrack.sh: no usage data leaves the machine.
 _NO_TELEMETRY = ("HF_HUB_DISABLE_TELEMETRY", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK")
@@ -49,6 +50,8 @@ def run_program(
     if threading.current_thread() is threading.main_thread():  # the launcher blocks it in DeepSpeed's programs
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     no_telemetry(os.environ)
+    if os.environ.get(SAFE_PATH_VARIABLE) == FOR_THE_LAUNCHER:  # not for programs that a user's functions start
+        del os.environ[SAFE_PATH_VARIABLE]
     if os.environ.get("DS_ACCELERATOR") == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # or torch would take the GPU that DeepSpeed leaves alone
     if not uses_deepspeed:  # transformers imports it if it is installed, and it then looks for a device
@@ -65,6 +68,7 @@ def run_program(
 
 def _run(main: Callable[[Sequence[str]], object]) -> None:
     try:
+        _check_readable(sys.argv[1:])
         main(sys.argv[1:])
     except ThreestepError as mistake:
         _exit_with(str(mistake), MISTAKE_EXIT_CODE)
@@ -79,6 +83,16 @@ def _run(main: Callable[[Sequence[str]], object]) -> None:
         if _world_size() == 1:
             raise
         _end_among_ranks(problem)
+
+
+def _check_readable(words: Sequence[str]) -> None:
+    """ThreestepError for a word, such as a file's name, that is not of the locale's encoding: nothing can write it."""
+    for word in words:
+        if any("\udc80" <= sign <= "\udcff" for sign in word):  # as Python marks such bytes (PEP 383)
+            raise ThreestepError(
+                f"{ascii(word)} is not in the encoding of this locale ({sys.getfilesystemencoding()}); set "
+                "LC_ALL=C.UTF-8 or PYTHONUTF8=1, or rename the file"
+            )
 
 
 def _redact_streams() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import subprocess
 import sys
 
 import pytest
 
-from training.utils.base.console import log
+from training.utils.base.console import log, print_to
 
 
 def test_only_rank_0_speaks(capsys):
@@ -70,3 +72,50 @@ def test_what_is_printed_inside_arrives_in_its_order(capfd):
     )
     subprocess.run([sys.executable, "-c", words], check=True)
     assert capfd.readouterr().out == "a\nb\nc\n"
+
+
+_SPEAKS = r"""
+import json, sys
+from tqdm import tqdm
+from training.utils.base.console import log, note
+from training.utils.run.program import run_program
+from training.utils.run.progress import ShownFigure, progress_bar, show
+
+def main(argv):
+    log("log \u00e4\u4f60\U0001f600 \ud800")
+    note("note \u00e4")
+    print(json.dumps("\u00e4\u4f60\U0001f600", ensure_ascii=False), flush=True)
+    with progress_bar(1, "\u4f60", True) as bar:
+        show(bar, ShownFigure("\u00e4", 1.0))
+    sys.stderr.write("stderr \u00e4\n")
+
+run_program(main, output_is_log=len(sys.argv) > 1)
+"""
+
+
+@pytest.mark.parametrize("words", [[], ["as a log"]])
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "gbk", "utf-8", "ascii:surrogateescape"])
+def test_characters_that_the_output_lacks_are_escaped(encoding, words):
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", _SPEAKS, *words], capture_output=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    log_line, result = done.stdout.decode(encoding.partition(":")[0]).splitlines()
+    assert json.loads(result) == "\u00e4\u4f60\U0001f600"  # the same, however it is written
+    assert json.loads(f'"{log_line}"') == "log \u00e4\u4f60\U0001f600 \ud800"
+
+
+def test_a_name_that_the_locale_cannot_read_is_refused():
+    program = "from training.utils.run.program import run_program; run_program(print)"
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    words = [sys.executable, "-c", program, "zeilen_\u00e4.jsonl".encode()]
+    done = subprocess.run(words, capture_output=True, env=environment, check=False, text=True)
+    assert (
+        done.returncode == 2
+        and "error: 'zeilen_\\udcc3\\udca4.jsonl' is not in the encoding of this locale" in done.stderr
+    )
+
+
+def test_a_stream_of_the_caller_with_few_characters():
+    stream = io.TextIOWrapper(io.BytesIO(), "ascii")
+    print_to(stream, "\u00e4")
+    assert stream.buffer.getvalue() == b"\\u00e4\n"

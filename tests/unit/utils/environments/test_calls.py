@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ import time
 
 import pytest
 
+from training.utils.base.errors import ThreestepError
 from training.utils.environments import calls
 from training.utils.environments.calls import Caller, Outcome, as_text, bounded
 
@@ -139,3 +141,22 @@ def test_what_cannot_be_encoded_is_mended_and_said():
     text, _, was_mended = bounded("a\ud800b", 100)
     assert was_mended and text == "a?b"
     assert bounded(as_text(b"\xff"), 100).was_mended and not bounded("\x00 <|im_end|>", 100).was_mended
+
+
+def alarmed():
+    """A limit of time whose refusal the function answers itself, as Math-Verify does."""
+    try:
+        signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGALRM))
+    except ValueError:
+        return 0.0
+    return 1.0
+
+
+async def alarmed_later():
+    return alarmed()
+
+
+@pytest.mark.parametrize("call", [alarmed, alarmed_later])
+def test_an_alarm_is_an_error_though_the_function_catches_it(caller, call):
+    with pytest.raises(ThreestepError, match=r"limits time by signals \(signal.signal\), which only the main thread"):
+        outcome_of(caller, call)

@@ -17,6 +17,7 @@ from training.utils.layout.rows import padded_rows
 from training.utils.loading.configurations import load_config
 from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.tokenizers import add_tokens, load_tokenizer, with_pad_apart
+from training.utils.models.layout_check import notes_on
 from training.utils.models.own_forward import current_difference, own_forward_of
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel
@@ -215,17 +216,24 @@ def test_added_tokens_train_beside_lora(save_folder, scalar):
     folder = save_folder(tokenizer=tokenizer)
     added = add_tokens(tokenizer, TAGS)
 
-    def trains(added: int) -> set[str]:
-        settings = ModelSettings(folder, lora_dim=2)
+    notes: list[str] = []
+
+    def trains(added: int, **lora: int) -> set[str]:
+        settings = ModelSettings(folder, **(lora or {"lora_dim": 2}))
         if scalar:
             model = load_scalar_model(settings, torch.float32, tokenizer, must_have_head=False, added_tokens=added)
         else:
             model = load_causal_lm(settings, torch.float32, len(tokenizer) - 4 + added, added)
+        notes[:] = [note for note in notes_on(model) if "gained tokens" in note]
         return {name for name, part in model.named_parameters() if part.requires_grad and "lora" not in name}
 
     head = {"score.weight"} if scalar else set()
-    assert trains(0) == head
+    assert trains(0) == head and not notes
     assert trains(added) == {"model.embed_tokens.weight", "score.weight" if scalar else "lm_head.weight"}
+    rows = (len(tokenizer) + 7) // 8 * 8 if scalar else 2 * len(tokenizer)  # of 32 numbers each
+    assert f" {rows * 32:,} parameters (" in notes[0]
+    trains(added, lora_dim=0)
+    assert not notes
 
 
 def test_a_pad_token_of_its_own_gets_a_row_that_does_not_train(save_folder):

@@ -7,9 +7,11 @@ import pytest
 
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import PromptRow
+from training.utils.rewards.arguments import ScoringArguments
 from training.utils.rewards.completions import CompletionsRule
 from training.utils.rewards.needed import check_columns, needed_columns
 from training.utils.rewards.rules.gsm8k import gsm8k_reward
+from training.utils.rewards.table import RULES
 
 
 def by_place(prompts, responses, answer, level=1, *, ground_truth, **columns): ...
@@ -63,8 +65,33 @@ def test_columns_that_the_rows_lack(rule, columns, sentence):
         check_columns({"mine": rule}, columns, ([row()], [row()]))
 
 
+def test_rows_whose_columns_are_all_read_by_the_format():
+    with pytest.raises(ThreestepError, match="no row has one; rewards get no columns; .* --reference_column answer$"):
+        check_columns({"gsm8k": gsm8k_reward}, ["data_source"], ([row()],))
+
+
 def test_a_function_of_the_user_may_not_read_the_truth_that_it_takes(capsys):
     check_columns({"mine": by_place}, ["answer"], ([row()],))
     assert "warning: reward function 'mine' expects ground_truth, and no row has one; " in capsys.readouterr().out
     with pytest.raises(ThreestepError, match="^reward function 'gsm8k' expects ground_truth, and no row has one"):
         check_columns({"gsm8k": gsm8k_reward}, ["answer"], ([row()],))
+
+
+@pytest.mark.parametrize("kind", ["gsm8k", "exact_match", "math"])
+def test_references_that_a_named_rule_cannot_read(kind, capsys, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # math-verify may not be here
+    rule = RULES[kind](ScoringArguments())
+    check_columns({kind: rule}, [], ([row("7"), row(7.0)], [row("so\n#### 7")]))
+    assert not capsys.readouterr().out
+    check_columns({kind: rule}, [], ([row("7"), row({"a": 1})], [row()]))
+    assert f"warning: reward function '{kind}' finds no " in (said := capsys.readouterr().out)
+    assert "in the reference of 2 of 3 rows, the first of them row 0: {'a': 1}; it gives their responses no" in said
+    with pytest.raises(
+        ThreestepError, match="in the reference of 2 of 2 rows, .*; name the column that has it with --r"
+    ):
+        check_columns({kind: rule}, [], ([row({"a": 1}), row()],))
+
+
+def test_texts_without_a_number_are_no_references_of_gsm8k():
+    with pytest.raises(ThreestepError, match="'gsm8k' finds no number in the reference of 1 of 1 rows, .* row 0: 'x'"):
+        check_columns({"gsm8k": gsm8k_reward}, [], ([row("x")],))

@@ -162,6 +162,19 @@ def test_what_a_launch_starts(monkeypatch, capsys, variables, started):
     assert capsys.readouterr().out.startswith("+ ") == ("RANK" not in variables)  # ranks do not each say it
 
 
+@pytest.mark.parametrize(("module", "variable"), [("training.step1_sft.main", "launcher"), ("mine.main", None)])
+def test_the_launcher_finds_pythons_modules_first_and_somebody_elses_theirs(monkeypatch, module, variable):
+    given = []
+    monkeypatch.setattr(launch, "_deepspeed_program", lambda: "deepspeed")
+    monkeypatch.setattr(launch, "_installed_gpus", lambda: 0)
+    monkeypatch.setattr(launch, "run_and_wait", lambda command, environment=None, **_: given.append(environment) or 0)
+    launch.launch(module, [], 2, {})
+    launch.launch(module, [], None, {"THREESTEP_HOSTFILE": __file__})
+    assert [environment.get("PYTHONSAFEPATH") for environment in given] == [variable] * 2
+    launch.launch(module, [], 2, {"PYTHONSAFEPATH": "1"})
+    assert given[2]["PYTHONSAFEPATH"] == "1"  # the user's
+
+
 def test_flags_of_the_launcher_behind_a_script(monkeypatch, capsys):
     """As DeepSpeed-Chat's lines have them before main.py."""
     started = []

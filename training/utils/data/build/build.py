@@ -32,6 +32,7 @@ from training.utils.data.cache.reports import BuildReport, Counts, SplitReport
 from training.utils.data.cache.shards import SplitPlan, build_shards, join_splits
 from training.utils.data.cache.workers import BuildStopped
 from training.utils.data.chat.chat import ChatTokenizer, parts_of_chat, text_maker
+from training.utils.data.chat.unread import REMEDIES as UNREAD_REMEDIES
 from training.utils.data.files.columns import column_names
 from training.utils.data.files.readers import split_reader
 from training.utils.data.kinds.parallel_thinking import parallel_tags, parts_of_parallel_thinking
@@ -146,9 +147,11 @@ def _account(
     for source in described:
         if source["recognised"] is not None:
             yield f"data: {source['name']}: {_read_sentence(source['recognised'], kind.carries_columns)}"
+            for note in source["recognised"].get("notes", ()):  # earlier versions' caches have none
+                yield f"data: {source['name']}: {note}"
     yield rows_sentence(kind.phase, data.split, described, report.train)
     yield f"data: phase {kind.phase}: {report.sentence}"
-    for sentence in cut_sentences(kind, data.rows, report):
+    for sentence in [*cut_sentences(kind, data.rows, report), *_unread_sentences(report)]:
         yield f"warning: {sentence}"
 
 
@@ -168,6 +171,16 @@ def cut_sentences(kind: RowKind, flags: RowArguments, report: BuildReport) -> li
         f"take --{how} drop"
         for name, split in (("training", report.train), ("evaluation", report.eval))
         if split.truncated
+    ]
+
+
+def _unread_sentences(report: BuildReport) -> list[str]:
+    """A sentence for each split with rows of which the chat template leaves something out, with the remedy."""
+    return [
+        f"{split.noted[note]:,} {name} rows: {note}; {remedy}"
+        for name, split in (("training", report.train), ("evaluation", report.eval))
+        for note, remedy in UNREAD_REMEDIES.items()
+        if note in split.noted
     ]
 
 
@@ -284,7 +297,8 @@ def _nothing_left(kind: RowKind, data: DataArguments, shared: Portions, *, offer
             f"data_split {data.split.data_split} gives it none of the rows of {names}; raise its share or use more data"
         )
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.dropped.items()))
-    hint = next((f"; {advice}" for reason, advice in kind.hints.items() if reason in counts.dropped), "")
+    hints = {**kind.hints, **UNREAD_REMEDIES}
+    hint = next((f"; {advice}" for reason, advice in hints.items() if reason in counts.dropped), "")
     if not hint and "malformed_parallel" in counts.dropped:
         hint = f"; the tags of parallel thinking are {' '.join(data.chat.parallel_tags)} (parallel_tags)"
     elif not hint and set(counts.dropped) & {"too_long", "prompt_too_long", "response_cut_to_nothing"}:

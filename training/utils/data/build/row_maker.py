@@ -107,8 +107,7 @@ class RowMaker:
             raise Dropped(kind.dropped_marks[mark])
         responses = kind.responses_of(mark)
         read = self._read(responses, sample, where)
-        if read.noted is not None:
-            self._counts.noted[read.noted] += 1
+        self._counts.noted.update(read.noted)
         if self._has_sentences and parts_are_taken(raw, responses, sample):
             self._counts.noted[PARTS_TAKEN] += 1
         if responses and not self._is_chat and is_glued(read):

@@ -60,6 +60,8 @@ def build_unsupervised(
     if not is_saved_dataset(name):  # whose training split alone is read
         stored = stored_rows(name, "unsupervised_dataset_name", data.cache.cache_dir, hold_out=False)
     if stored is not None:
+        for note in stored.notes:
+            log(f"data: {redacted(name)}: {note}")
         content = stored.fingerprint()
         rows: Any = None  # opened only by a build
     else:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 HUMAN_ASSISTANT, AS_STORED, CHAT_TEMPLATE = PROMPT_STYLES = ("human_assistant", "as_stored", "chat_template")
 TRAIN_TURNS = ("all", "last")
 BAD_CONVERSATIONS = ("error", "drop")
+OMIT, INLINE, DROP = UNREAD_REASONING = ("omit", "inline", "drop")
 PARALLEL_TAGS = ("<Parallel>", "<Path>", "</Path>", "</Parallel>")
 MALFORMED_PARALLEL = ("error", "drop", "causal")
 
@@ -60,6 +61,13 @@ class ChatArguments:
         "A row that the chat template refuses, or whose assistant turns are ambiguous: 'error' stops and "
         "names it, 'drop' drops and counts it.",
         choices=BAD_CONVERSATIONS,
+    )
+    unread_reasoning: str = flag(
+        OMIT,
+        "Reasoning of an answer that the chat template writes under no key (reasoning_content, reasoning, thinking): "
+        "'omit' trains the answer without it, 'inline' writes it into the content as <think>...</think>, 'drop' drops "
+        "the row. Each is counted.",
+        choices=UNREAD_REASONING,
     )
     parallel_thinking: bool = flag(
         False,

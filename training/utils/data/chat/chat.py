@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT, ChatArguments
+from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT, OMIT, ChatArguments
 from training.utils.data.chat.beginning import template_prompt
+from training.utils.data.chat.named import template_text
 from training.utils.data.chat.rendering import ChatTemplate, TemplateRefused
 from training.utils.data.chat.spans import ReadConversation, TurnFinder
 from training.utils.data.chat.style import (
@@ -30,6 +31,7 @@ from training.utils.data.chat.style import (
     save_style,
     saved_beside,
 )
+from training.utils.data.chat.unread import UnreadParts
 from training.utils.data.files.digests import hash_text
 from training.utils.data.rows.tokenize import (
     Dropped,
@@ -153,6 +155,8 @@ def parts_of_chat(chat: ChatArguments, tokenizer: Any, chooses_turns: bool) -> d
     }
     if chooses_turns:
         parts["train_turns"] = chat.train_turns
+    if chat.unread_reasoning != OMIT:
+        parts["unread_reasoning"] = chat.unread_reasoning
     return parts
 
 
@@ -202,7 +206,9 @@ class ChatTokenizer:
     def finder(self, tools: Any, kwargs: dict[str, Any]) -> TurnFinder:
         """Return the finder of turns. A tokenizer may have several templates, one of them for tools; each has one
         finder."""
-        text = self._file if self._file is not None else self._tokenizer.get_chat_template(tools=tools)
+        text = self._file
+        if text is None:
+            text = template_text(self._tokenizer, tools, named_tokenizer(self._tokenizer))
         kwargs = {**self._chat.template_kwargs, **kwargs}
         key = (text, json.dumps(kwargs, sort_keys=True, default=repr))
         if key not in self._finders:
@@ -221,6 +227,11 @@ class ChatTokenizer:
         if getattr(self._tokenizer, "is_fast", False):  # without transformers' check of every id
             return self._tokenizer.backend_tokenizer.decode_batch(ids, skip_special_tokens=False)
         return self._tokenizer.batch_decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def unread(self, conversation: Conversation) -> UnreadParts:
+        """Return the check of what the conversation's template does not read."""
+        finder = self.finder(conversation.tools, conversation.template_kwargs)
+        return UnreadParts(finder.template, self._chat.unread_reasoning, self.added)
 
     # Conversation -> pieces.
 
@@ -253,6 +264,12 @@ class ChatTokenizer:
             return True
         prompt = _opened(finder, replace(conversation, messages=earlier))
         return "".join(piece.text for piece in pieces).startswith(prompt.text)
+
+    def leaves_out_text(self, conversation: Conversation) -> bool:
+        """True if the template does not write the assistant's text beside a call (gpt-oss's earlier turns)."""
+        if not any(message.get("tool_calls") and message["content"] for message in conversation.messages):
+            return False
+        return self.finder(conversation.tools, conversation.template_kwargs).read(conversation).left_out > 0
 
     def prompt(self, conversation: Conversation) -> list[TextPiece]:
         """The conversation with the generation prompt. Raises BadConversation."""
@@ -289,10 +306,13 @@ class ChatTokenizer:
         """
         prompt, last = start.text, read.turns[-1]
         if read.text.startswith(prompt):
-            return read if last.end > len(prompt) else None
+            if last.end <= len(prompt):
+                return None
+            # An answer may begin with what the prompt ends with: the tag of a thought.
+            return replace(read, turns=(*read.turns[:-1], replace(last, begin=max(last.begin, len(prompt)))))
         begin = next(turn.begin for turn in read.turns if turn.message == last.message)
         answer, added = read.text[begin : last.end], prompt[begin:]
-        if not prompt.startswith(read.text[:begin]) or not _may_precede(added, answer, self.special):
+        if not prompt.startswith(read.text[:begin]) or not _may_precede(added, answer):
             return None
         turn = replace(last, begin=len(prompt), end=len(prompt) + len(answer))
         return replace(read, text=prompt + read.text[begin:], turns=(*start.turns, turn))
@@ -353,15 +373,15 @@ def _opened(finder: TurnFinder, conversation: Conversation) -> ReadConversation:
     return finder.read(conversation, generation_prompt=True)
 
 
-def _may_precede(added: str, answer: str, special: Sequence[str]) -> bool:
+def _may_precede(added: str, answer: str) -> bool:
     """True if an answer may follow the text that the generation prompt adds to the header: every tag is closed, as in
-    "<think></think>", the answer has none of them, and besides there is no special token."""
+    "<think></think>", the answer has none of them, and besides there is white space alone."""
     tags = _TAG.findall(added)
     opened = Counter(name for slash, name in tags if not slash)
     closed = Counter(name for slash, name in tags if slash)
     rest = _TAG.sub("", added)
     tags_in = {name for _, name in _TAG.findall(answer)}
-    return opened == closed and not tags_in & opened.keys() and not any(token in rest for token in special)
+    return opened == closed and not tags_in & opened.keys() and not rest.strip()
 
 
 def joined(pieces: Sequence[TextPiece], ids: Sequence[Ids]) -> EncodedConversation:

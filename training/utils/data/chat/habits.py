@@ -105,7 +105,8 @@ def _learn(template: ChatTemplate, special_tokens: Sequence[str], end_token: str
     headers, missing_prompt = _headers(open_c, closed_c, [(before_b, prompt_b), (before_d, prompt_d)], special)
     after_b, after_d = _between(whole, b, c), whole.partition(d)[2]
     openings = _openings(special, headers, whole.partition(a)[0], after_b, after_d=after_d)
-    return _with_ends(TemplateHabits(special, (), headers, missing_prompt, openings), after_b, after_d, end_token)
+    habits = TemplateHabits(special, (), headers, missing_prompt, openings)
+    return _with_ends(habits, after_b, after_d, end_token, template.eos_token)
 
 
 def _headers(
@@ -145,7 +146,9 @@ def _openings(
     return frozenset(openings.difference(special.findall(after_d)))
 
 
-def _with_ends(habits: TemplateHabits, after_b: str, after_d: str, end_token: str | None) -> TemplateHabits:
+def _with_ends(
+    habits: TemplateHabits, after_b: str, after_d: str, end_token: str | None, eos_token: str
+) -> TemplateHabits:
     """The habits with the tokens that end a turn. after_b, after_d: what follows b, before c, and d."""
     last, earlier = habits.ending(after_d), habits.ending(after_b)
     if end_token is not None and end_token in after_d:
@@ -161,6 +164,10 @@ def _with_ends(habits: TemplateHabits, after_b: str, after_d: str, end_token: st
             f"--end_of_conversation_token: the chat template writes {after_d!r} after the assistant's last text "
             f"and not '{end_token}'; leave the flag out, or change the template"
         )
+    # Cohere's answers end with <|END_RESPONSE|><|END_OF_TURN_TOKEN|>, of which the second, its eos, is the stop.
+    both = habits.special.findall(commonprefix([after_b, after_d])) if habits.special else []
+    if eos_token in both:
+        return replace(habits, ends=(eos_token,))
     ends = dict.fromkeys(match.group() for match in (last, earlier) if match is not None)
     return replace(habits, ends=tuple(ends))
 

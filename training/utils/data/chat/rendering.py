@@ -83,6 +83,7 @@ class ChatTemplate:
         self.text = text
         self.has_marks = _MARK.search(text) is not None
         self._variables = dict(variables)
+        self.eos_token = str(variables.get("eos_token") or "")
         self.literals = _literals_in_tests(text)
         if text not in _tried:
             check_first_renderings(self._try_out)
@@ -259,9 +260,7 @@ def mask_messages(
         if isinstance(copy["content"], str):
             copy["content"] = mask("content", copy["content"])
         elif copy["content"] is not None:
-            copy["content"] = [
-                {**part, "text": mask("content", part["text"])} if "text" in part else part for part in copy["content"]
-            ]
+            copy["content"] = [_mask_part(part, mask) for part in copy["content"]]
         for key in REASONING_KEYS:
             if key in copy:
                 copy[key] = mask("reasoning", copy[key])
@@ -269,6 +268,11 @@ def mask_messages(
             copy["tool_calls"] = [_mask_call(call, partial(mask, "call")) for call in copy["tool_calls"]]
         masked.messages.append(copy)
     return masked
+
+
+def _mask_part(part: dict[str, Any], mask: Any) -> dict[str, Any]:
+    kinds = {"text": "content", "thinking": "reasoning"}
+    return {**part, **{key: mask(kind, part[key]) for key, kind in kinds.items() if key in part}}
 
 
 def _mask_call(call: dict[str, Any], mask: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ How turns are found in one rendering of the whole conversation:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections import Counter
@@ -121,6 +122,11 @@ class TurnFinder:
         return self._habits.ends
 
     @property
+    def template(self) -> ChatTemplate:
+        """The template, for what is found by rendering alone."""
+        return self._template
+
+    @property
     def template_text(self) -> str:
         """The template's source."""
         return self._template.text
@@ -143,19 +149,18 @@ class TurnFinder:
         """
         if not any(message.get("tool_calls") for message in conversation.messages):
             return self._read(conversation, generation_prompt)[0]
-        refusal, second_best = None, None
+        refusals, second_best = [], None
         for messages in forms_of_calls(conversation.messages):
             try:
                 read, is_json = self._read(replace(conversation, messages=messages), generation_prompt)
             except BadConversation as refused:
-                refusal = refusal or refused
+                refusals.append(refused)
                 continue
             if is_json:
                 return read
             second_best = second_best or read
-        if second_best is None:
-            assert refusal is not None, "there is the given form"
-            raise refusal
+        if second_best is None:  # the template's own refusal may be that of a form alone
+            raise next((each for each in refusals if not isinstance(each.__cause__, TemplateRefused)), refusals[0])
         return second_best
 
     def _read(self, conversation: Conversation, generation_prompt: bool) -> tuple[ReadConversation, bool]:
@@ -166,9 +171,7 @@ class TurnFinder:
         if evidence.marks:
             begun = self._of_marks(evidence, places, conversation)
         else:
-            begins = self._behind_headers(evidence, len(places), generation_prompt)
-            if begins is None:
-                begins = [self._behind_prompt(evidence, place, conversation) for place in places]
+            begins = self._begins(evidence, places, conversation, generation_prompt)
             begun = [(place, begin, begin) for place, begin in zip(places, begins, strict=True)]
         turns, text = self._ended(begun, evidence, conversation), evidence.plain
         left_out, is_json = _check(turns, evidence, conversation, self._template.literals)
@@ -240,30 +243,61 @@ class TurnFinder:
 
     # Where turns begin.
 
+    def _begins(
+        self, evidence: _Evidence, places: Sequence[int], conversation: Conversation, generation_prompt: bool
+    ) -> list[int]:
+        """Where each turn of `places` begins: behind what asks for it."""
+        begins = self._behind_headers(evidence, places, generation_prompt)
+        return begins or [self._behind_prompt(evidence, place, conversation) for place in places]
+
     def _of_marks(
         self, evidence: _Evidence, places: Sequence[int], conversation: Conversation
     ) -> list[tuple[int, int, int]]:
         """The template's marks as (message, begin, end)."""
         begun: list[tuple[int, int, int]] = []
-        for number, (begin, end) in enumerate(evidence.marks):
+        marks = [mark for mark in evidence.marks if mark[0] < mark[1]]
+        begins = self._known_begins(evidence, places, conversation)
+        for number, (begin, end) in enumerate(marks):
             low, high = np.searchsorted(evidence.origin.positions_M, [begin, end])
             if low < high:
                 place = int(evidence.origin.messages_M[low])
-            elif len(evidence.marks) == len(places):
+            elif any(known <= end for known in begins.values()):
+                place = max(place for place, known in begins.items() if known <= end)
+            elif len(marks) == len(places):
                 place = places[number]
             else:  # a mark around a tool call without texts belongs to the turn before it
                 place = begun[-1][0] if begun else places[0] if places else 0
-            begin += next((len(head) for head in self._habits.headers if evidence.masked.startswith(head, begin)), 0)
-            begun.append((place, begin, max(begin, end)))
+            begun.append((place, begin, end))
         if any(place not in places for place, _, _ in begun):
             raise BadConversation(
                 f"{conversation.where}: the chat template's {{% generation %}} marks contain a message of another role "
                 "than the assistant"
             )
-        return begun
+        if not begins:
+            heads = self._habits.headers
+            return [
+                (place, begin + next((len(head) for head in heads if evidence.masked.startswith(head, begin)), 0), end)
+                for place, begin, end in begun
+            ]
+        # Marks may begin before the prompt ends, and mark what follows a turn that has ended (Phi-3's <|endoftext|>).
+        clipped: list[tuple[int, int, int]] = []
+        for place, begin, end in begun:
+            before = clipped[-1] if clipped and clipped[-1][0] == place else None
+            ended = before and evidence.masked[: before[2]].rstrip().endswith(self._habits.ends)
+            if ended and not _MASKED.search(evidence.masked, begin, end):
+                continue
+            clipped.append((place, min(end, begin if before else max(begin, begins[place])), end))
+        return clipped
 
-    def _behind_headers(self, evidence: _Evidence, turns: int, generation_prompt: bool) -> list[int] | None:
-        """Ends of the template's assistant headers; None if there are more or fewer of them than turns."""
+    def _known_begins(self, evidence: _Evidence, places: Sequence[int], conversation: Conversation) -> dict[int, int]:
+        """Where each message's turn begins, found without the marks; {} where it is not."""
+        try:
+            return dict(zip(places, self._begins(evidence, places, conversation, False), strict=True))
+        except BadConversation:
+            return {}
+
+    def _behind_headers(self, evidence: _Evidence, places: Sequence[int], generation_prompt: bool) -> list[int] | None:
+        """Ends of the template's assistant headers; None if they do not fit the turns of `places`."""
         if not self._habits.headers:
             return None
         begins = []
@@ -274,7 +308,14 @@ class TurnFinder:
             begins.append(match.start() + len(header))
         if generation_prompt and not self._habits.missing_prompt and begins and begins[-1] == len(evidence.masked):
             begins.pop()
-        return begins if len(begins) == turns else None
+        if len(begins) != len(places):
+            return None
+        # A header may stand in the template's own words, such as its system prompt, before the messages before a turn.
+        positions_M, messages_M = evidence.origin.positions_M, evidence.origin.messages_M
+        for place, begin in zip(places, begins, strict=True):
+            if (positions_M[messages_M == place - 1] > begin).any():
+                return None
+        return begins
 
     def _behind_prompt(self, evidence: _Evidence, place: int, conversation: Conversation) -> int:
         """Beginning of the turn of message `place`: after the messages before it and the generation prompt.
@@ -282,6 +323,12 @@ class TurnFinder:
         The two renderings are aligned at the last character of those messages: a template may write earlier ones
         differently.
         """
+        if place == 0:  # templates read the first message, and there is none before this one
+            before_text = next(iter(evidence.origin.positions_M.tolist()), 0)
+            for header in self._habits.headers:
+                at = evidence.masked.rfind(header, 0, before_text)
+                if at >= 0:
+                    return at + len(header)
         earlier = self._render(conversation, evidence.masks.messages[:place], generation_prompt=True).text
         before = evidence.origin.positions_M[evidence.origin.messages_M < place]
         begin = int(before.max()) + 1 if len(before) else 0
@@ -318,52 +365,92 @@ class TurnFinder:
             if following and following[0] == place:
                 turns.append(AssistantTurn(place, begin, marked_end, ended=True))
                 continue
+            close = max(last, marked_end)
             if conversation.messages[place].get("tool_calls"):
-                end = self._end_by_itself(_Open(place, begin, last, limit), evidence, conversation)
+                close, end = self._end_by_itself(_Open(place, begin, last, limit), evidence, conversation)
             else:
                 end = self._end_of_turn(evidence.masked, last, limit)
             ended = end is not None or (self._habits.is_open and place < len(conversation.messages) - 1)
-            turns.append(AssistantTurn(place, begin, end or max(last, marked_end), ended))
+            turns.append(AssistantTurn(place, begin, close if end is None else end, ended))
         return tuple(turns)
 
     def _end_of_turn(self, masked: str, begin: int, limit: int) -> int | None:
         if self._habits.is_open:
-            match = self._habits.following(masked, begin)
-            return match.end() if match and match.end() <= limit else None
+            match = next(self._specials(masked, begin, limit), None)
+            return match.end() if match else None
         ends = [at + len(token) for token in self._habits.ends if (at := masked.find(token, begin, limit)) >= 0]
         if ends:
             return min(ends)
         other = self._habits.ending(masked, begin, limit)  # some templates end a turn with another token
         return other.end() if other else None
 
-    def _end_by_itself(self, turn: _Open, evidence: _Evidence, conversation: Conversation) -> int | None:
+    def _end_by_itself(self, turn: _Open, evidence: _Evidence, conversation: Conversation) -> tuple[int, int | None]:
         """End of a turn whose last characters need not be masked: where it ends in the rendering of the conversation
-        up to it."""
+        up to it; without and with the token that ends it, None where there is none."""
         own = self._own_text(turn, evidence, conversation)
         masked = evidence.masked
         if own is None:
-            return self._end_of_turn(masked, turn.last, turn.limit)
+            return turn.last, self._known_end(turn, evidence, conversation)
         same = turn.begin + len(commonprefix([own, masked[turn.begin :]]))
         if same < turn.begin + len(own):  # the template writes the last turn, or its end, otherwise
+            end = self._last_end(masked, turn.last, same, known=True)
             match = next((m for m in self._specials(masked, turn.last, turn.limit) if m.end() > same), None)
-            if match and match.start() <= same:
-                return match.end()
-            return self._end_of_turn(masked, turn.last, turn.limit)
-        close = turn.begin + len(own.rstrip())
-        for match in self._specials(masked, turn.last, close):
-            if match.end() == close:
-                return close
+            if end is None and match and match.start() <= same:
+                end = match.end()
+            return turn.last, self._known_end(turn, evidence, conversation) if end is None else end
+        close = turn.begin + len(own)
+        end = self._last_end(masked, turn.last, close)
         follows = self._habits.following(masked, close)
-        return follows.end() if follows and follows.end() <= turn.limit else None
+        if end is None and follows and follows.end() <= turn.limit:
+            end = follows.end()
+        return close, end
+
+    def _known_end(self, turn: _Open, evidence: _Evidence, conversation: Conversation) -> int:
+        """End of a call by the tokens that end answers. Raises BadConversation without one."""
+        ends = [match.end() for match in self._specials(evidence.masked, turn.last, turn.limit)
+                if match.group() in self._habits.ends]  # fmt: skip
+        if not ends:
+            raise BadConversation(
+                f"{conversation.where}, message {turn.message + 1} (assistant): cannot tell where its call ends: the "
+                "chat template writes the conversation up to it otherwise than with what follows; put "
+                "{% generation %} marks into the template, or leave the row out (--bad_conversations drop)"
+            )
+        return ends[0]
+
+    def _last_end(self, masked: str, begin: int, close: int, known: bool = False) -> int | None:
+        """End of the special tokens with which the text before `close` ends: of the last one that ends answers, too;
+        where there is none, of the last one, unless it ends a call of several. None without, and with `known` where
+        only the latter is left."""
+        last = []
+        for match in reversed(list(self._specials(masked, begin, close))):
+            if masked[match.end() : close].strip():
+                break
+            last.append(match)
+            close = match.start()
+        for match in last:
+            if match.group() in self._habits.ends:
+                return match.end()
+        return last[0].end() if last and not known and not self._closes_calls(last[0].group()) else None
+
+    def _closes_calls(self, token: str) -> bool:
+        """True if the template writes a token behind each of two calls (DeepSeek R1's): the turn goes on."""
+        question, one, _ = _CALLED
+        for messages in forms_of_calls([question, {**one, "tool_calls": [_CALL, {**_CALL, "id": "call00002"}]}]):
+            with contextlib.suppress(TemplateRefused):
+                if self._template.render(messages).text.count(token) > 1:
+                    return True
+        return False
 
     def _own_text(self, turn: _Open, evidence: _Evidence, conversation: Conversation) -> str | None:
-        """The text of a turn that ends a conversation, without thoughts that the template leaves out where more
-        follows; None where it is not known."""
+        """The text of a turn that ends a conversation, without thoughts and text that the template leaves out where
+        more follows; None where it is not known."""
         *earlier, message = evidence.masks.messages[: turn.message + 1]
-        for key in REASONING_KEYS:
-            thought = _MASKED.search(message.get(key) or "")
-            if thought and thought.group() not in evidence.masked[turn.begin : turn.limit]:
+        for key in (*REASONING_KEYS, "content"):
+            text = message.get(key)
+            hidden = _MASKED.search(text) if isinstance(text, str) else None
+            if hidden and hidden.group() not in evidence.masked[turn.begin : turn.limit]:
                 message = {name: value for name, value in message.items() if name != key}
+                message = {**message, "content": ""} if key == "content" else message
         try:
             text = self._render(conversation, [*earlier, message], generation_prompt=False).text
         except BadConversation:
@@ -409,14 +496,17 @@ def _check(
     for turn in turns:
         turn_texts[turn.message] = turn_texts.get(turn.message, "") + evidence.plain[turn.begin : turn.end]
     is_json = True
-    for place, text in turn_texts.items():
-        message = conversation.messages[place]
-        is_json &= _check_calls(message, text, f"{where}, message {place + 1} ({message['role']})")
+    for place, message in enumerate(conversation.messages):
+        if message.get("tool_calls"):  # marks may leave a turn out, which is written all the same
+            written_text = turn_texts.get(place, evidence.plain)
+            is_json &= _check_calls(message, written_text, f"{where}, message {place + 1} ({message['role']})")
     left_out = 0
+    # A template may cut a text at a tag that it looks for, as at </think>.
+    tags = [literal for literal in literals if len(literal) > 2 and not literal.replace(" ", "").isalnum()]
     for number, masked in enumerate(evidence.masks.texts):
         message = conversation.messages[masked.message]
         named = f"{where}, message {masked.message + 1} ({message['role']})"
-        cut = any(literal in masked.text for literal in literals)
+        cut = any(tag in masked.text for tag in tags)
         if masked.masked and number not in written and not cut:
             if not _may_vanish(message, masked.kind):
                 raise BadConversation(f"{named}: the chat template omits its text: {masked.text[:60]!r}")

@@ -5,6 +5,7 @@ Knows nothing of their content. Cheap to import: fsspec is imported only where i
 
 from __future__ import annotations
 
+import codecs
 import glob
 import io
 import json
@@ -19,10 +20,19 @@ from typing import BinaryIO, cast
 
 from training.utils.base.credentials import redacted, redacted_value
 from training.utils.base.errors import ThreestepError
+from training.utils.data.files.content import UTF_8, encoding_of, start_of, unpacked
 from training.utils.data.files.digests import digest_file, hash_text
+from training.utils.data.files.listing import (
+    PassedOver,
+    check_versions,
+    each_once,
+    holds_rows,
+    list_folder,
+    list_pattern,
+    without_hidden,
+)
 
-_ZSTANDARD = ".zst"
-_COMPRESSED = (".gz", ".bz2", ".xz", _ZSTANDARD)
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _EVALUATION_PART = re.compile(r"(test|validation|valid|val|eval|dev)([-_.]|$)")
 _TRAINING_PART = re.compile(r"train([-_.]|$)")
 
@@ -34,34 +44,45 @@ def is_remote(address: str) -> bool:
 def check_address(address: str, flag: str) -> None:
     """Raise ThreestepError where a local address names nothing; remote ones are not checked."""
     if not is_remote(address):
-        _local_matches(address, flag)
+        _local_matches(address, flag, PassedOver())
 
 
-def find_files(address: str, suffixes: Sequence[str], flag: str) -> list[str]:
+def find_files(address: str, suffixes: Sequence[str], flag: str, passed: PassedOver | None = None) -> list[str]:
     """The files of an address, sorted: itself, the matches of a glob, or the files in and below a folder that end in
-    one of `suffixes` (or in one of them and .gz, .bz2, .xz, .zst). `flag`: the one that gave the address, for
-    errors."""
+    one of `suffixes` (or in one of them and .gz, .bz2, .xz, .zst).
+
+    flag: gave the address, for errors. passed: gets the names of files that are not listed.
+    """
+    passed = PassedOver() if passed is None else passed
+    endings = tuple(suffix + more for suffix in suffixes for more in ("", *_COMPRESSED))
     if is_remote(address):
-        return _find_remote(address, suffixes, flag)
-    matches = _local_matches(address, flag)
-    if not (len(matches) == 1 and os.path.isdir(matches[0])):
+        return _find_remote(address, endings, flag, passed)
+    matches = _local_matches(address, flag, passed)
+    if len(matches) == 1 and os.path.isdir(matches[0]):
+        check_versions(matches[0], flag)
+        found = list_folder(matches[0], lambda name: name.endswith(endings), passed)
+        _check_found(found, endings, address, flag=flag, passed=passed)
+        return found
+    if len(matches) == 1:
         return matches
-    paths = [os.path.join(folder, name) for folder, _, names in os.walk(matches[0], followlinks=True) for name in names]
-    return _of_folder(paths, suffixes, address, flag)
+    return each_once(matches, folder_of(address) or ".", passed)
 
 
-def _local_matches(address: str, flag: str) -> list[str]:
+def _local_matches(address: str, flag: str, passed: PassedOver) -> list[str]:
     path = os.path.expanduser(address)
     if os.path.exists(path):
         return [path]
-    matches = sorted(match for match in glob.glob(path, recursive=True) if os.path.isfile(match))
+    if "**" in path.split("/"):
+        matches = list_pattern(path, folder_of(path) or ".", passed)
+    else:
+        matches = sorted(match for match in glob.glob(path) if os.path.isfile(match))
     if not matches:
         what = "pattern that matches no file" if glob.has_magic(path) else "file that does not exist"
         raise ThreestepError(f"--{flag}: '{address}' names a {what}; the folder read from is '{os.getcwd()}'")
     return matches
 
 
-def _find_remote(address: str, suffixes: Sequence[str], flag: str) -> list[str]:
+def _find_remote(address: str, endings: tuple[str, ...], flag: str, passed: PassedOver) -> list[str]:
     with _reading(address):
         import fsspec
 
@@ -70,8 +91,12 @@ def _find_remote(address: str, suffixes: Sequence[str], flag: str) -> list[str]:
         files, path = fsspec.core.url_to_fs(address)
         if glob.has_magic(path):
             paths = sorted(files.glob(path))
+            if "**" in path:
+                paths = without_hidden(paths, path.partition("**")[0], passed)
         elif files.isdir(path):
-            paths = _of_folder(files.find(path), suffixes, address, flag)
+            found = [name for name in files.find(path) if name.endswith(endings) and holds_rows(name)]
+            paths = sorted(without_hidden(found, path.rstrip("/"), passed))
+            _check_found(paths, endings, address, flag=flag, passed=passed)
         else:
             paths = [path] if files.exists(path) else []
         if not paths:
@@ -79,14 +104,11 @@ def _find_remote(address: str, suffixes: Sequence[str], flag: str) -> list[str]:
         return [files.unstrip_protocol(name) for name in paths]
 
 
-def _of_folder(paths: Sequence[str], suffixes: Sequence[str], folder: str, flag: str) -> list[str]:
-    endings = tuple(suffix + more for suffix in suffixes for more in ("", *_COMPRESSED))
-    names = [name for name in paths if name.endswith(endings)]
-    # `save_to_disk` stores the results of its maps under such names
-    names = sorted(name for name in names if not os.path.basename(name).startswith((".", "cache-")))
-    if not names:
-        raise ThreestepError(f"--{flag}: the folder '{folder}' holds no file that ends in {' or '.join(suffixes)}")
-    return names
+def _check_found(files: Sequence[str], endings: Sequence[str], folder: str, *, flag: str, passed: PassedOver) -> None:
+    if not files:
+        suffixes = [ending for ending in endings if not ending.endswith(_COMPRESSED)]
+        but = f", but {len(passed.hidden)} hidden; name the folder they are in" if passed.hidden else ""
+        raise ThreestepError(f"--{flag}: the folder '{folder}' holds no file that ends in {' or '.join(suffixes)}{but}")
 
 
 def folder_of(address: str) -> str | None:
@@ -146,24 +168,17 @@ def _content_of_file(name: str, memo_dir: str | None) -> str:
 
 
 @contextmanager
-def open_stream(name: str) -> Iterator[BinaryIO]:
-    """A file's bytes from the beginning, decompressed where its name ends in a compression's suffix."""
+def open_stream(name: str) -> Iterator[io.BufferedReader]:
+    """A file's bytes from the beginning, decompressed if they are those of a compressed file, whatever its name."""
     with _reading(name):
-        if not is_remote(name) and not name.endswith(_COMPRESSED):
+        if not is_remote(name):
             with open(name, "rb") as plain:
-                yield plain
+                yield unpacked(plain)
         else:
             import fsspec
 
-            # fsspec needs another package for .zst, pyarrow has it built in
-            with fsspec.open(name, "rb", compression=None if name.endswith(_ZSTANDARD) else "infer") as file:
-                yield _unpacked(file) if name.endswith(_ZSTANDARD) else file
-
-
-def _unpacked(file: BinaryIO) -> BinaryIO:
-    import pyarrow
-
-    return io.BufferedReader(pyarrow.input_stream(file, compression="zstd"))
+            with fsspec.open(name, "rb", compression=None) as file:
+                yield unpacked(file)
 
 
 def without_compression(name: str) -> str:
@@ -171,15 +186,16 @@ def without_compression(name: str) -> str:
     return next((name.removesuffix(suffix) for suffix in _COMPRESSED if name.endswith(suffix)), name)
 
 
-def open_local(name: str, spool_dir: str | None) -> BinaryIO:
-    """A file that can be mapped into memory: itself, or where it is remote or compressed an unnamed copy below
-    `spool_dir` (None: the system's temporary folder) that vanishes when closed."""
-    with _reading(name):
-        if not is_remote(name) and not name.endswith(_COMPRESSED):
-            return open(name, "rb")
-    copy = spool_file(spool_dir)
+def open_local(name: str, spool_dir: str | None, *, text: bool = False) -> BinaryIO:
+    """A file that can be mapped into memory: itself, or where it is remote, compressed or a text in another encoding
+    than UTF-8 an unnamed copy below `spool_dir` (None: the system's temporary folder) that vanishes when closed."""
     with open_stream(name) as file:
-        shutil.copyfileobj(file, copy, 2**20)
+        encoding = encoding_of(start_of(file)) if text else UTF_8
+        if isinstance(file.raw, io.FileIO) and encoding == UTF_8:
+            return open(name, "rb")
+        copy = spool_file(spool_dir)
+        source = file if encoding == UTF_8 else codecs.EncodedFile(file, "utf-8", encoding)
+        shutil.copyfileobj(source, copy, 2**20)
     copy.flush()
     copy.seek(0)
     return copy
@@ -203,8 +219,14 @@ def _reading(name: str) -> Iterator[None]:
     """Turn the dozen unrelated exceptions of file systems and decompressors into one sentence."""
     try:
         yield
-    except (ThreestepError, UnicodeDecodeError):
+    except ThreestepError:
         raise
+    except UnicodeDecodeError as error:
+        if error.encoding == "utf-8":
+            raise
+        raise ThreestepError(
+            f"'{name}' begins as {error.encoding} and is not: {error.reason}; save it as UTF-8"
+        ) from error
     except Exception as error:
         first_line = (str(error).splitlines() or [""])[0]
         remedy = "install the package it names" if isinstance(error, ImportError) else "check the address"

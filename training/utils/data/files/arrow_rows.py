@@ -5,20 +5,29 @@ Parquet and CSV files, which have no random access, are converted once to Arrow 
 
 from __future__ import annotations
 
-import codecs
 import csv
 import io
 import json
 import re
 import sys
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
 from training.utils.base.errors import ThreestepError
 from training.utils.data.files.addresses import mapped, open_local, open_stream, spool_file
-from training.utils.data.files.columns import Expected, FileRow, JoinedRows, Kinds, check_kinds, column_names
+from training.utils.data.files.columns import (
+    Expected,
+    FileRow,
+    JoinedRows,
+    Kinds,
+    check_kinds,
+    column_names,
+)
+from training.utils.data.files.content import ARROW, PARQUET, START_BYTES, check_kind, encoding_of, start_of
 
 _ROWS_PER_BATCH = 1024
 _START_BYTES = 1 << 16  # the names of a CSV's columns take less
@@ -30,7 +39,7 @@ _QUOTED = re.compile(r'"[^"]*"')
 class ArrowRows(JoinedRows):
     """The rows of a mapped Arrow table. `lines`: of each row in a text file; otherwise rows are numbered from 0.
 
-    Nulls in a struct are left out: Arrow adds them where rows have structs with different keys.
+    Nulls in a struct are left out (see `padding`), and a map is an object.
     """
 
     def __init__(
@@ -38,24 +47,24 @@ class ArrowRows(JoinedRows):
     ) -> None:
         super().__init__([batch for batch in table.to_batches() if batch.num_rows])
         self.path = path
+        self.nulls: Counter[str] = Counter()  # none is known to have been written
         self._lines = lines
         self.kinds: Kinds = {name: _kinds_of_column(table.column(name), path) for name in table.schema.names}
-        self._decoders = {field.name: decode for field in table.schema if (decode := _json_decoder(field.type))}
+        try:
+            self._decoders = {field.name: decode for field in table.schema if (decode := _decoder(field.type))}
+        except UnicodeDecodeError as error:  # texts were validated, a struct's keys were not
+            raise ThreestepError(f"{path}: expected keys of UTF-8 text: {error.reason}") from error
         check_kinds(self.kinds, path, expected)
 
     def __getitem__(self, index: Any) -> Any:
         index = int(index)
         batch, inside = self._place(index)
-        try:
-            (values,) = batch.slice(inside, 1).to_pylist()
-        except UnicodeDecodeError as error:  # texts were validated, a struct's keys were not
-            raise ThreestepError(f"{self.path}: expected keys of UTF-8 text: {error.reason}") from error
         where = f"{self.path}, " + (f"row {index}" if self._lines is None else f"line {self._lines[index]}")
-        values = {name: _without_nulls(value) for name, value in values.items()}
+        (values,) = batch.slice(inside, 1).to_pylist()
         try:
             values |= {name: decode(values[name]) for name, decode in self._decoders.items()}
         except (ValueError, RecursionError) as error:
-            raise ThreestepError(f"{where}: a column of JSON: expected JSON text: {error}") from error
+            raise ThreestepError(f"{where}: {error}") from error
         return FileRow(values, where)
 
 
@@ -64,6 +73,7 @@ def read_parquet(path: str, expected: Expected | None = None, spool_dir: str | N
     import pyarrow.parquet
 
     with open_local(path, spool_dir) as file:
+        check_kind(file.read(START_BYTES), path, PARQUET)
         try:
             parquet = pyarrow.parquet.ParquetFile(file)
             table = _spooled(parquet.schema_arrow, parquet.iter_batches(_ROWS_PER_BATCH), spool_dir)
@@ -78,6 +88,7 @@ def read_arrow(path: str, expected: Expected | None = None, spool_dir: str | Non
     import pyarrow
 
     with open_local(path, spool_dir) as file:
+        check_kind(file.read(START_BYTES), path, ARROW)
         content = pyarrow.py_buffer(mapped(file))
     try:
         try:
@@ -99,6 +110,7 @@ def read_csv(path: str, expected: Expected | None = None, spool_dir: str | None 
 
     lines = array("q")
     with open_stream(path) as file:
+        check_kind(start_of(file), path, "CSV")
         records = _csv_records(io.BufferedReader(file, _START_BYTES), path)  # type: ignore[arg-type]
         _, names = next(records)
         schema = pyarrow.schema([(name, pyarrow.large_string()) for name in names])
@@ -115,7 +127,7 @@ class _CsvForm(NamedTuple):
 
 
 def _csv_form(start: bytes, path: str) -> _CsvForm:
-    encoding = "utf-16" if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+    encoding = encoding_of(start)
     text = start.decode(encoding, "ignore")
     named = _NAMES_DELIMITER.match(text)
     if named:
@@ -177,11 +189,12 @@ def _spooled(schema: Any, batches: Iterator[Any], spool_dir: str | None) -> Any:
     import pyarrow
 
     with spool_file(spool_dir) as file:
-        with pyarrow.ipc.new_file(file, schema) as writer:
+        # A stream, because batches of a categorical column may have dictionaries of their own.
+        with pyarrow.ipc.new_stream(file, schema) as writer:
             for batch in batches:
                 writer.write_batch(batch)
         file.flush()
-        return pyarrow.ipc.open_file(pyarrow.py_buffer(mapped(file))).read_all()
+        return pyarrow.ipc.open_stream(pyarrow.py_buffer(mapped(file))).read_all()
 
 
 def _is_json(arrow_type: Any) -> bool:
@@ -189,25 +202,49 @@ def _is_json(arrow_type: Any) -> bool:
     return getattr(arrow_type, "extension_name", None) == "arrow.json"
 
 
-def _json_decoder(arrow_type: Any) -> Callable[[Any], Any] | None:
-    """A function that decodes the JSON texts in a value of this type; None if it holds none."""
+def _decoder(arrow_type: Any) -> Callable[[Any], Any] | None:
+    """A function from a value of this type, as pyarrow gives it, to what it holds: of a struct an object without nulls,
+    of a map an object, of JSON text its value. None if both are one."""
     from pyarrow import types
 
     if _is_json(arrow_type):
-        return lambda text: None if text is None else json.loads(text)
+        return _of_json
+    if types.is_map(arrow_type):
+        return partial(_of_map, decode=_decoder(arrow_type.item_type) or _as_it_is)
     if types.is_struct(arrow_type):
-        inner = {field.name: decode for field in arrow_type if (decode := _json_decoder(field.type))}
-        if inner:
-            return lambda value: value and {name: inner.get(name, _as_it_is)(each) for name, each in value.items()}
-    elif types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type):
-        item = _json_decoder(arrow_type.value_type)
-        if item:
-            return lambda values: values and [item(value) for value in values]
+        inner = {field.name: _decoder(field.type) or _as_it_is for field in arrow_type}
+        return lambda value: value and {key: inner[key](each) for key, each in value.items() if each is not None}
+    if any(is_list(arrow_type) for is_list in _lists()) and (item := _decoder(arrow_type.value_type)):
+        return lambda values: values and [item(value) for value in values]
     return None
+
+
+def _of_json(text: str | None) -> Any:
+    try:
+        return None if text is None else json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"a column of JSON: expected JSON text: {error}") from error
+
+
+def _of_map(pairs: Any, decode: Callable[[Any], Any]) -> dict[str, Any] | None:
+    """The object of a map, which pyarrow gives as pairs."""
+    if pairs is None:
+        return None
+    read = {str(key): decode(value) for key, value in pairs}
+    if len(read) < len(pairs):
+        keys = ", ".join(str(key) for key, _ in pairs)
+        raise ValueError(f"expected a map with one value for each key, got the keys {keys}")
+    return read
 
 
 def _as_it_is(value: Any) -> Any:
     return value
+
+
+def _lists() -> tuple[Callable[[Any], bool], ...]:
+    from pyarrow import types
+
+    return types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view, types.is_large_list_view
 
 
 def _kinds_of_column(column: Any, path: str) -> dict[str, str]:
@@ -223,12 +260,12 @@ def _kinds_of_column(column: Any, path: str) -> dict[str, str]:
 def _kinds_of_type(arrow_type: Any, path: str) -> dict[str, str]:
     from pyarrow import types
 
-    if types.is_dictionary(arrow_type):
+    if types.is_dictionary(arrow_type) or types.is_run_end_encoded(arrow_type):
         arrow_type = arrow_type.value_type
     tests = {
         "text": (types.is_string, types.is_large_string, types.is_string_view),
-        "a list": (types.is_list, types.is_large_list, types.is_fixed_size_list),
-        "an object": (types.is_struct,),
+        "a list": _lists(),
+        "an object": (types.is_struct, types.is_map),
         "a truth value": (types.is_boolean,),
         "a number": (types.is_integer, types.is_floating),
     }
@@ -236,12 +273,6 @@ def _kinds_of_type(arrow_type: Any, path: str) -> dict[str, str]:
         return {}
     kind = next((kind for kind, checks in tests.items() if any(check(arrow_type) for check in checks)), None)
     return {kind or f"a {arrow_type}": path}
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
-    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _first_line(error: Exception) -> str:

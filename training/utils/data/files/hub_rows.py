@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -74,6 +75,7 @@ class HubRows:
     """
 
     folder: str | None = None  # of files beside the rows
+    notes: Sequence[str] = ()  # on files that are passed over
 
     def __init__(self, address: str, flag: str) -> None:
         self.address = f"hub:{address}"

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-import codecs
+import io
 import json
 import re
 from array import array
 from codecs import BOM_UTF8
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.data.files.addresses import mapped, open_local, open_stream
-from training.utils.data.files.columns import Expected, FileRow, Kinds, check_row, column_names, note_kinds
+from training.utils.data.files.columns import (
+    Expected,
+    FileRow,
+    Kinds,
+    check_row,
+    column_names,
+    note_kinds,
+)
+from training.utils.data.files.content import UTF_8, check_kind, encoding_of, python_hint, start_of
+from training.utils.data.files.padding import Padding
 
 _BLANKS = re.compile(r"[ \t\r\n]*")
-_START_BYTES = 4096  # blanks before the first sign are fewer
+_MOST_BYTES = 1 << 20  # of an object over several lines
 _ONE_CONVERSATION = {"messages", "conversations"}  # a list of messages, not of rows
 _UNREADABLE = (ValueError, RecursionError)  # JSON with a number of thousands of digits, or nested too deeply
 
 
 class JsonLines(Sequence):
-    """The objects of a JSON-lines file, each parsed when it is read.
+    """The objects of a JSON-lines file, each parsed when it is read, without the nulls of `Padding`.
 
     The constructor reads the whole file once and notes the `kinds` of all columns. It raises ThreestepError at the
     first row that is not an object or not as `expected`. Blank lines are skipped. Threads and forked processes may
@@ -31,9 +41,12 @@ class JsonLines(Sequence):
     def __init__(self, path: str, expected: Expected | None = None, spool_dir: str | None = None) -> None:
         self.path = path
         self.kinds: Kinds = {}
+        self._padding = Padding()
         self._begins, self._lines = array("q"), array("q")
-        with open_local(path, spool_dir) as file:
+        with open_local(path, spool_dir, text=True) as file:
             self._content = mapped(file)
+        may_be_padded = self._content.find(b"null") >= 0
+        self._line_end = b"\n" if self._content.find(b"\n") >= 0 else b"\r"  # of old Macintosh programs
         begin, line_number = 0, 0
         noted: set[tuple[Any, ...]] = set()  # names and types of the columns of rows
         while begin < len(self._content):
@@ -41,8 +54,11 @@ class JsonLines(Sequence):
             line = self._line(begin)
             if line.strip():
                 where = f"{path}, line {line_number}"
+                self._check_one_line(begin, line, where)
                 row = _parse(line, where)
                 check_row(row, where, expected)
+                if may_be_padded:
+                    self._padding.note(row)
                 if (form := (*row, *map(type, row.values()))) not in noted:
                     noted.add(form)
                     note_kinds(self.kinds, row, where)
@@ -51,38 +67,90 @@ class JsonLines(Sequence):
             begin += len(line)
 
     def _line(self, begin: int) -> bytes:
-        end = self._content.find(b"\n", begin)
+        end = self._content.find(self._line_end, begin)
         return self._content[begin:] if end < 0 else self._content[begin : end + 1]
+
+    def _check_one_line(self, begin: int, line: bytes, where: str) -> None:
+        """Raise ThreestepError where an object begins that ends on a later line."""
+        if line.rstrip().endswith(b"}"):
+            return
+        text = self._content[begin : begin + _MOST_BYTES].decode(errors="replace")
+        try:
+            value, end = json.JSONDecoder().raw_decode(text, _after_blanks(text, 0))
+        except _UNREADABLE:
+            return
+        if isinstance(value, (dict, list)) and end > len(line.decode(errors="replace")):
+            raise ThreestepError(
+                f"{where}: expected one JSON object per line, got one over several lines; write each row on a line of "
+                f"its own, as jq -c . {self.path} does"
+            )
 
     def __len__(self) -> int:
         return len(self._begins)
 
     def __getitem__(self, index: Any) -> Any:
         where = f"{self.path}, line {self._lines[int(index)]}"
-        return FileRow(_parse(self._line(self._begins[int(index)]), where), where)
+        return FileRow(self._padding.without(_parse(self._line(self._begins[int(index)]), where)), where)
+
+    @property
+    def nulls(self) -> Counter[str]:
+        """The nulls that are left out, by key."""
+        return self._padding.nulls
 
 
 def read_jsonl(path: str, expected: Expected | None = None, spool_dir: str | None = None) -> JsonLines | JsonList:
-    """A file of JSON lines; one that holds a JSON list is read as that."""
-    with open_stream(path) as file:
-        start = file.read(_START_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
-    return (JsonList if start.startswith(b"[") else JsonLines)(path, expected, spool_dir)
+    """A file of JSON lines; one with one JSON list, or an object over several lines that holds one, is read as such."""
+    first = _first_line(path)
+    reads_list = first.startswith("[") or (first.startswith("{") and not _is_json(first) and _holds_list(path))
+    return (JsonList if reads_list else JsonLines)(path, expected, spool_dir)
 
 
 def read_json(path: str, expected: Expected | None = None, spool_dir: str | None = None) -> JsonLines | JsonList:
     """A file with one JSON list, or an object that holds one (`{"data": [...]}`); JSON lines are read as such."""
-    with open_stream(path) as file:
-        start = file.read(_START_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
-        if not start.startswith(b"{"):
-            return JsonList(path, expected, spool_dir)
-    with open_stream(path) as file:
-        text = _decode(file.read(), path)
+    if not _first_line(path).startswith("{"):
+        return JsonList(path, expected, spool_dir)
+    text = _text_of(path)
     try:
         _, end = json.JSONDecoder().raw_decode(text, _after_blanks(text, 0))
-    except (json.JSONDecodeError, *_UNREADABLE):
+    except _UNREADABLE:
         return JsonLines(path, expected, spool_dir)  # which names the line
     reads_lines = _after_blanks(text, end) < len(text)
     return (JsonLines if reads_lines else JsonList)(path, expected, spool_dir)
+
+
+def _first_line(path: str) -> str:
+    """The first line that is not blank, without blanks around it."""
+    with open_stream(path) as file:
+        start = start_of(file)
+        check_kind(start, path, "text")
+        lines = io.TextIOWrapper(file, encoding_of(start), errors="replace")
+        return next((line.strip() for line in lines if line.strip()), "")
+
+
+def _holds_list(path: str) -> bool:
+    """True for one object that holds one list of rows."""
+    text = _text_of(path)
+    if not _is_json(text):
+        return False
+    try:
+        _list_begins(text, path)
+    except ThreestepError:
+        return False
+    return True
+
+
+def _text_of(path: str) -> str:
+    with open_stream(path) as file:
+        encoding = encoding_of(start_of(file))
+        return _decode(file.read(), path, encoding)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except _UNREADABLE:
+        return False
+    return True
 
 
 class JsonList(Sequence):
@@ -92,12 +160,15 @@ class JsonList(Sequence):
     def __init__(self, path: str, expected: Expected | None = None, spool_dir: str | None = None) -> None:
         self.path = path
         self.kinds: Kinds = {}
+        self._padding = Padding()
         self._begins, self._lines = array("q"), array("q")
-        with open_stream(path) as file:
-            self._text = _decode(file.read(), path)
+        self._text = _text_of(path)
+        may_be_padded = "null" in self._text
         for row, begin, line_number in _items(self._text, path):
             where = f"{path}, line {line_number}"
             check_row(row, where, expected)
+            if may_be_padded:
+                self._padding.note(row)
             note_kinds(self.kinds, row, where)
             self._begins.append(begin)
             self._lines.append(line_number)
@@ -107,16 +178,22 @@ class JsonList(Sequence):
 
     def __getitem__(self, index: Any) -> Any:
         values, _ = json.JSONDecoder().raw_decode(self._text, self._begins[int(index)])
-        return FileRow(values, f"{self.path}, line {self._lines[int(index)]}")
+        return FileRow(self._padding.without(values), f"{self.path}, line {self._lines[int(index)]}")
+
+    @property
+    def nulls(self) -> Counter[str]:
+        """The nulls that are left out, by key."""
+        return self._padding.nulls
 
 
-def _decode(content: bytes, where: str) -> str:
+def _decode(content: bytes, where: str, encoding: str = UTF_8) -> str:
     try:
-        return content.removeprefix(BOM_UTF8).decode()  # as the codec utf-8-sig, which is slow
+        # the codec utf-8-sig is slow
+        return content.removeprefix(BOM_UTF8).decode() if encoding == UTF_8 else content.decode(encoding)
     except UnicodeDecodeError as error:
-        is_utf_16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        remedy = "; it is UTF-16, which iconv -f UTF-16 -t UTF-8 converts" if is_utf_16 else "; save it as UTF-8"
-        raise ThreestepError(f"{where}: expected UTF-8 text: {error.reason} at byte {error.start}{remedy}") from error
+        raise ThreestepError(
+            f"{where}: expected UTF-8 text: {error.reason} at byte {error.start}; save it as UTF-8"
+        ) from error
 
 
 def _parse(line: bytes, where: str) -> Any:
@@ -124,9 +201,14 @@ def _parse(line: bytes, where: str) -> Any:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
+        if error.msg == "Extra data":
+            raise ThreestepError(
+                f"{where}: expected one JSON object per line, got more behind it at column {error.colno}: "
+                f"{text[error.pos :].strip()[:40]!r}; remove it, or write it on a line of its own"
+            ) from error
         raise ThreestepError(
             f"{where}: expected one JSON object, got text that is not JSON ({error.msg} at column {error.colno}): "
-            f"{text.strip()[:60]!r}"
+            f"{text.strip()[:60]!r}{python_hint(text)}"
         ) from error
     except _UNREADABLE as error:
         raise ThreestepError(f"{where}: expected one JSON object, got one that cannot be read: {error}") from error

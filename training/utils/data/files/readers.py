@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.utils.data.files.addresses import find_files, without_compression
 from training.utils.data.files.arrow_rows import ArrowRows, read_arrow, read_csv, read_parquet
 from training.utils.data.files.columns import Expected, JoinedRows, Kinds
 from training.utils.data.files.json_rows import JsonLines, JsonList, read_json, read_jsonl
+
+if TYPE_CHECKING:
+    from training.utils.data.files.listing import PassedOver
 
 
 class JoinedFiles(JoinedRows):
@@ -18,6 +22,7 @@ class JoinedFiles(JoinedRows):
     def __init__(self, parts: Sequence[JsonLines | JsonList | ArrowRows]) -> None:
         super().__init__(parts)
         self.kinds: Kinds = {}
+        self.nulls = sum((part.nulls for part in parts), Counter[str]())
         for part in parts:
             for column, kinds in part.kinds.items():
                 self.kinds[column] = {**kinds, **self.kinds.get(column, {})}
@@ -56,9 +61,9 @@ def is_saved_dataset(name: str) -> bool:
     return any(all(os.path.isfile(os.path.join(name, file)) for file in files) for files in marks)
 
 
-def files_of(reader: str, address: str, flag: str) -> list[str]:
+def files_of(reader: str, address: str, flag: str, passed: PassedOver | None = None) -> list[str]:
     """The files that a reader finds at an address (see `addresses.find_files`)."""
-    return find_files(address, READERS[reader][1], flag)
+    return find_files(address, READERS[reader][1], flag, passed)
 
 
 def open_rows(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from training.utils.data.files.addresses import check_address, content_of_files, folder_of, share_files
 from training.utils.data.files.hub_rows import HubRows, parse_hub_address
+from training.utils.data.files.listing import PassedOver
 from training.utils.data.files.readers import HUB, Rows, files_of, open_rows, split_reader
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ class StoredFiles:
 
     address: for errors.
     folder: that relative paths in the rows begin at; None of rows that are not stored here.
+    notes: sentences on files that are passed over.
     """
 
     def __init__(self, reader: str, address: str, flag: str, *, spool_dir: str | None, hold_out: bool) -> None:
@@ -24,7 +26,9 @@ class StoredFiles:
         self.folder = folder_of(address)
         self._reader = reader
         self._spool_dir = spool_dir
-        files = files_of(reader, address, flag)
+        passed = PassedOver()
+        files = files_of(reader, address, flag, passed)
+        self.notes = passed.sentences
         self._shares = share_files(files) if hold_out else (files, [])
 
     def fingerprint(self) -> str:

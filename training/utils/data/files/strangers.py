@@ -6,6 +6,7 @@ import os
 from collections import Counter
 
 from training.utils.data.files.addresses import without_compression
+from training.utils.data.files.listing import PassedOver, list_folder
 from training.utils.data.files.readers import READERS
 
 _WORKBOOK = "is a spreadsheet; save the sheet as CSV UTF-8, and give that file"
@@ -45,8 +46,8 @@ def _of_folder(folder: str) -> str:
     if any(os.path.isfile(os.path.join(folder, file)) for file in _MODEL):
         return f"the folder '{folder}' holds a model, no data; give it as --model_name_or_path, and data here"
     endings: Counter[str] = Counter()
-    for _, _, names in os.walk(folder):
-        endings.update(os.path.splitext(without_compression(name))[1].lower() for name in names if name[0] != ".")
+    for path in list_folder(folder, lambda path: True, PassedOver()):
+        endings[os.path.splitext(without_compression(path))[1].lower()] += 1
     if not endings:
         return f"the folder '{folder}' is empty; give a folder or a file with rows, as in jsonl:PATH"
     held = ", ".join(f"{count:,} {ending or 'without an ending'}" for ending, count in endings.most_common(5))

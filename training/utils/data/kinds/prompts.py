@@ -12,7 +12,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import PromptRow, Row
 from training.utils.data.kinds.kind import Making, RowKind, Waiting
 from training.utils.data.kinds.samples import checked_json, read_carried, read_texts
-from training.utils.data.kinds.strategies import ReadSample
+from training.utils.data.kinds.strategies import ReadSample, asks_nothing
 from training.utils.data.rows.documents import prompt_document
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, cut_prompt
 from training.utils.data.sources.formats.messages import messages_of_text
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from training.utils.data.kinds.strategies import ChatText
     from training.utils.data.rows.arguments import RowArguments
     from training.utils.data.sources.raw_dataset import PromptRawDataset
+
+
+EMPTY_PROMPT = "whose prompt is empty, kept for an environment, which may begin with another (--return_raw_chat)"
 
 
 class Prompts(RowKind):
@@ -54,14 +57,17 @@ class Prompts(RowKind):
             text, _ = read_texts(chat.raw, responses, sample, where)
             messages = messages_of_text(text)
         conversation, images = chat.conversation(messages, sample, where)
-        pieces = chat.texts.prompt(conversation)
+        read, noted = chat.texts.unread(conversation).of_prompt(conversation)
+        pieces = chat.texts.prompt(read)
         if text is None:
             text = "".join(piece.text for piece in pieces)
         raw_chat = None
         if chat.return_raw_chat:
             raw_chat = checked_json(chat.raw, "get_prompt_messages", conversation.messages, where)
         pieces = chat.expanded(pieces, images, where)
-        return ReadSample(where, pieces, len(pieces), text, raw_chat, media=images, has_messages=has_messages)
+        made = ReadSample(where, pieces, len(pieces), text, raw_chat, noted=noted, media=images)
+        made.has_messages, made.is_empty = has_messages, asks_nothing(conversation.messages)
+        return made
 
     def carried(self, raw: PromptRawDataset, sample: Any, read: ReadSample, source: str) -> dict[str, Any]:
         reference, columns = read_carried(raw, sample, source, read.where)
@@ -69,9 +75,11 @@ class Prompts(RowKind):
 
     def make(self, making: Making, one: Waiting, ids: list[Ids]) -> Row:
         whole = [token for part in ids for token in part]
-        if not whole:
-            raise Dropped("empty_prompt")
         flags, sample = making.flags, one.sample
+        if not whole or (sample.is_empty and not flags.return_raw_chat):
+            raise Dropped("empty_prompt")
+        if sample.is_empty:
+            making.counts.noted[EMPTY_PROMPT] += 1
         most, truncation = flags.max_prompt_seq_len, flags.prompt_truncation
         if len(whole) > most and truncation == "drop":
             raise Dropped("prompt_too_long")

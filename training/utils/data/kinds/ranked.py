@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from training.utils.data.rows.documents import responses_document
 from training.utils.data.rows.tokenize import Dropped, Ids, fit_sentences
 from training.utils.data.sources.formats.messages import (
     BadConversation,
+    Conversation,
     Message,
     checked_messages,
     messages_of_text,
@@ -55,12 +57,13 @@ class Ranked(RowKind):
         else:
             answers = [self._answer(chat.raw, kind, sample, f"{where}, {kind}") for kind in responses]
         conversation, images = chat.conversation(list(messages), sample, where)
+        conversation, answers, noted = _with_reasoning(chat, conversation, answers)
         pieces = chat.texts.responses(conversation, answers)
         if pieces is None:
             raise Dropped("prompt_no_prefix_of_the_response")
         prompt_pieces, answer_pieces = pieces
         prompt_pieces = chat.expanded(prompt_pieces, images, where)
-        return ReadSample(where, [*prompt_pieces, *answer_pieces], len(prompt_pieces), media=images)
+        return ReadSample(where, [*prompt_pieces, *answer_pieces], len(prompt_pieces), noted=noted, media=images)
 
     def _answer(self, raw: PromptRawDataset, kind: str, sample: Any, where: str) -> Message:
         given = getattr(raw, f"get_{kind}_messages")(sample)
@@ -107,3 +110,14 @@ class Ranked(RowKind):
 
     def document(self, row: ResponsesRow) -> Document:
         return responses_document(row, are_targets=True)
+
+
+def _with_reasoning(
+    chat: ChatText, prompt: Conversation, answers: Sequence[Message]
+) -> tuple[Conversation, list[Message], tuple[str, ...]]:
+    """Prompt and answers with their reasoning where the template reads it, and notes for the report."""
+    unread = chat.texts.unread(prompt)
+    read, noted = unread.of_prompt(prompt)
+    answered = [unread.of_answer(replace(prompt, messages=[*prompt.messages, answer])) for answer in answers]
+    notes = dict.fromkeys([*noted, *(note for _, of_answer in answered for note in of_answer)])
+    return read, [conversation.messages[-1] for conversation, _ in answered], tuple(notes)

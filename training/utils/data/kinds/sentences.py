@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from training.utils.data.kinds.strategies import ChatText
     from training.utils.data.rows.arguments import RowArguments
 
+UNWRITTEN = "whose text beside a call the chat template leaves out"
 OTHER_PROMPT = "learnt without the end of the generation prompt, which the chat template does not write before answers"
 
 
@@ -56,15 +57,19 @@ class Sentences(RowKind):
         conversation, images = chat.conversation(messages, sample, where)
         if all(message["role"] != "assistant" for message in conversation.messages):
             raise Dropped("no_assistant_turn")
+        conversation, noted = chat.texts.unread(conversation).of_answer(conversation, train_turns == "all")
         found = chat.texts.sentence(conversation, train_turns)
         if found is None:
             raise Dropped("no_assistant_turn")
         pieces = found
         if not any(piece.carries_loss for piece in pieces):
             raise Dropped("no_turn_to_train")
-        noted = None if chat.texts.follows_its_prompt(conversation, pieces) else OTHER_PROMPT
         if conversation.messages[-1]["role"] != "assistant":
-            noted = UNANSWERED
+            noted = (*noted, UNANSWERED)
+        elif not chat.texts.follows_its_prompt(conversation, pieces):
+            noted = (*noted, OTHER_PROMPT)
+        if chat.texts.leaves_out_text(conversation):
+            noted = (*noted, UNWRITTEN)
         pieces = chat.expanded(pieces, images, where)
         return ReadSample(where, pieces, len(pieces), noted=noted, media=images)
 

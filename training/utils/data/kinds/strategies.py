@@ -42,8 +42,9 @@ class ReadSample:
     prompt_text: the prompt as the dataset gives it.
     raw_chat: of prompts, their messages with `--return_raw_chat` or `--return_prompt_messages`.
     has_messages: the dataset has messages, of which `raw_chat` is not made.
-    noted: names under which the report counts it.
+    noted: what the report counts it as, once under each.
     media: images of the prompt, in the order of their places.
+    is_empty: of prompts: they ask nothing.
     """
 
     where: str
@@ -51,9 +52,10 @@ class ReadSample:
     prompts: int = 1
     prompt_text: str = ""
     raw_chat: list[Message] | None = None
-    noted: str | None = None
+    noted: tuple[str, ...] = ()
     media: tuple[RowPicture, ...] = ()
     has_messages: bool = False
+    is_empty: bool = False
 
 
 GLUED = (
@@ -63,6 +65,18 @@ GLUED = (
 
 
 CROSSED = "in which a token holds the end of a prompt and the beginning of its response, and counts as the response's"
+
+
+def asks_nothing(messages: Sequence[Message]) -> bool:
+    """True for messages without text, images and calls, whatever the system prompt before them."""
+    asking = [message for message in messages if message["role"] not in ("system", "developer")]
+    return not any(message.get("tool_calls") or _holds_something(message["content"]) for message in asking or messages)
+
+
+def _holds_something(content: Any) -> bool:
+    if isinstance(content, list):
+        return any(str(part.get("text") or "").strip() or part.get("type") != "text" for part in content)
+    return bool(str(content or "").strip())
 
 
 UNANSWERED = "that end with a question, learnt up to their last answer"
@@ -98,9 +112,11 @@ class PlainText:
             messages, _ = split_weights(messages, where)
             checked_json(self._raw, "get_prompt_messages", messages, where)
         turns = [TextPiece(text, True, True, is_end=True) for text in texts]
-        noted = None if answered is None else UNANSWERED
+        noted = () if answered is None else (UNANSWERED,)
         read = ReadSample(where, [TextPiece(prompt), *turns], prompt_text=prompt, raw_chat=messages, noted=noted)
         read.has_messages = has_messages
+        if not responses:
+            read.is_empty = asks_nothing(self._raw.get_prompt_messages(sample) or messages_of_text(prompt))
         return read
 
     def _last_answer(self, sample: Any, where: str) -> tuple[str, list[str]] | None:

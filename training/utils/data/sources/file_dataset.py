@@ -6,6 +6,7 @@ with a space is stored with it; messages are also available as DeepSpeed-Chat's 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.data.files.columns import FileRow, column_names, kind_of
+from training.utils.data.files.padding import nulls_sentence
 from training.utils.data.files.stored import stored_rows
 from training.utils.data.sources.formats.formats import FileColumns, Format, has_column, missing_column, recognise
 from training.utils.data.sources.formats.marks import read_mark
@@ -97,7 +99,9 @@ class FileDataset(PromptRawDataset):
         further += [(column, "images") for column in IMAGE_COLUMNS if self.reads_images]
         read = [(column, role) for role, column in self.format.roles.items()]
         read += [(column, role) for column, role in further if has_column(kinds, column)]
-        return recognition_of(kinds, self.format.name, self.format.why, read)
+        nulls = nulls_sentence(sum((rows.nulls for rows in self._opened if rows), Counter[str]()))
+        notes = (*self._stored.notes, *([nulls] if nulls else []))
+        return replace(recognition_of(kinds, self.format.name, self.format.why, read), notes=notes)
 
     def get_recognition(self) -> Recognition:
         return self._recognition

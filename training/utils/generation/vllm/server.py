@@ -26,4 +26,5 @@ def server_command(order: ServerOrder) -> ServerCommand:
         words += ["--override-generation-config", json.dumps(dict(order.defaults))]
     if order.most_rows is not None:
         words += ["--max-num-seqs", str(order.most_rows)]
-    return ServerCommand(words, {_KEY_VARIABLE: order.key})
+    # With the last, a queue.py of the current folder does not stand for Python's.
+    return ServerCommand(words, {_KEY_VARIABLE: order.key, "PYTHONSAFEPATH": "1"})

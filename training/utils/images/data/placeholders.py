@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TAG = "<image>"
 _TEXT_TYPES = (None, "text", "input_text", "output_text")
-_HELD_IN = ("image", "image_url", "url", "path", "base64", "bytes")  # keys of a part that may hold its image
+_HELD_IN = ("image", "image_url", "url", "path", "base64", "bytes", "source")  # keys of a part with its image
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,15 @@ def _read_part(part: Any, split_tags: bool, where: str) -> list[dict[str, Any]]:
 
 def _held(part: Mapping[str, Any], where: str) -> Any:
     """The image that a part holds; None: it only marks a place."""
-    held = [part[key] for key in _HELD_IN if part.get(key) is not None]
+    held = {key: part[key] for key in _HELD_IN if part.get(key) is not None}
     if len(held) > 1:
         raise BadConversation(f"{where}: an image part: expected one image, got {len(held)}")
-    inner = held[0] if held else None
-    if isinstance(inner, Mapping) and "url" in inner:  # OpenAI's {"image_url": {"url": ...}}
-        inner = inner["url"]
-    return inner
+    if "file_id" in part and not held:
+        raise BadConversation(f"{where}: an image part: expected its image, got the file_id of a service's store")
+    if "base64" in held:
+        return held
+    inner = next(iter(held.values()), None)
+    return inner["url"] if isinstance(inner, Mapping) and "url" in inner else inner  # OpenAI's image_url
 
 
 def _split(text: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Images as rows hold them: bytes, a path inside the data's folder, Hugging Face's struct of both, a PIL image.
+"""Images as rows hold them: bytes, a data URL, a path inside the data's folder, Hugging Face's struct, a PIL image.
 
 All become the bytes of an encoded picture, and nothing is decoded but a PIL image. No address is fetched unless a user
 allows it, and no path leaves the folder.
@@ -16,11 +16,15 @@ from typing import Any
 from training.utils.data.files.columns import kind_of
 from training.utils.data.sources.formats.media import BadConversation
 from training.utils.images.data.fetching import fetched
+from training.utils.images.data.inline import base64_bytes, data_url_bytes, is_data_url
 
+BASE64 = "base64"
 MOST_FILE_BYTES = 2**26  # of one encoded picture
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:", re.ASCII)
-_FORMS = "bytes, a path inside the data's folder, an object with 'bytes' or 'path', or a PIL image"
-_KEYS = ("bytes", "path", "image")  # of Hugging Face's struct and of verl's object
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://", re.ASCII)
+_FORMS = "bytes, a data URL, a path inside the data's folder, an object with 'bytes' or 'path', or a PIL image"
+# Of Hugging Face's struct and of verl's object, of OpenAI's parts, and of Anthropic's source.
+_KEYS = ("bytes", "path", "image", "image_url", "url", BASE64, "source")
+_DEEPEST = 3  # {"image_url": {"url": ...}} in a column
 
 
 def image_bytes(value: Any, folder: Path | None, where: str, allow_urls: bool = False) -> bytes:
@@ -32,11 +36,15 @@ def image_bytes(value: Any, folder: Path | None, where: str, allow_urls: bool = 
     Raises BadConversation for any other value, an address, and a path that leaves the folder or is no regular file.
     """
     value = _inside(value, where)
+    if isinstance(value, Mapping):
+        return _bounded(base64_bytes(_text_of(value[BASE64], where), MOST_FILE_BYTES, where), where)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return _bounded(bytes(value), where)
     if isinstance(value, (str, os.PathLike)):
         path = os.fspath(value)
-        if allow_urls and isinstance(path, str) and _ADDRESS.match(path) and not path.startswith("data:"):
+        if isinstance(path, str) and is_data_url(path):
+            return _bounded(data_url_bytes(path, MOST_FILE_BYTES, where), where)
+        if allow_urls and isinstance(path, str) and _ADDRESS.match(path):
             return _bounded(fetched(path, MOST_FILE_BYTES, where), where)
         return _read(path, folder, where)
     if hasattr(value, "convert") and hasattr(value, "size"):
@@ -47,14 +55,29 @@ def image_bytes(value: Any, folder: Path | None, where: str, allow_urls: bool = 
 
 
 def _inside(value: Any, where: str) -> Any:
-    """An object's value under the first of `_KEYS` that is not null; any other value as it is."""
+    """An object's value under the first of `_KEYS` that is not null, however deep; {BASE64: text} for one in base64;
+    any other value as it is."""
+    for _ in range(_DEEPEST):
+        if not isinstance(value, Mapping):
+            return value
+        if value.get("type") == BASE64 and value.get("data") is not None:  # Anthropic's source
+            return {BASE64: value["data"]}
+        key = next((key for key in _KEYS if value.get(key) is not None), None)
+        if key is None:
+            break
+        if key == BASE64:
+            return {BASE64: value[key]}
+        value = value[key]
     if not isinstance(value, Mapping):
         return value
-    held = next((value[key] for key in _KEYS if value.get(key) is not None), None)
-    if held is None or isinstance(held, Mapping):
-        keys = ", ".join(f"'{key}'" for key in value) or "an empty object"
-        raise BadConversation(f"{where}: expected an object with 'bytes' or 'path', got {keys:.80}")
-    return held
+    keys = ", ".join(f"'{key}'" for key in value) or "an empty object"
+    raise BadConversation(f"{where}: expected an object with 'bytes' or 'path', got {keys:.80}")
+
+
+def _text_of(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise BadConversation(f"{where}: expected a picture in base64 as text, got {kind_of(value)}")
+    return value.partition(",")[2] if is_data_url(value) else value
 
 
 def _read(path: str | bytes, folder: Path | None, where: str) -> bytes:

@@ -6,18 +6,20 @@ import asyncio
 import inspect
 import math
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any, cast
 
+from training.utils.base.alarms import RefusedAlarm, TimeIsUp
 from training.utils.base.errors import ThreestepError
 
 if TYPE_CHECKING:
     from training.utils.contracts.rows import PromptRow
 
-# fn(prompts, responses, **columns) -> one number per response, or (those, {name: one number per response}).
+# fn(prompts, responses, **columns) -> one number per response, or (those, {name: one number per response}), or as
+# verl has it one {"score": number, name: number} per response.
 Rule = Callable[..., Any]
 RuleAnswer = tuple[list[float], dict[str, list[float]]]  # scores, and values to log by name
 MESSAGES = "prompt_messages"  # the column of `--return_prompt_messages`
@@ -83,8 +85,7 @@ def call_rule(name: str, rule: Rule, batch: RuleBatch, is_complete: bool = False
     Raises ThreestepError, which names the rule and the sample at fault, for anything but one finite number per
     response, or None unless `is_complete`. The rule's exceptions pass through: see `raised`.
     """
-    answer = batch.call(rule)
-    scores, values = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, {})
+    scores, values = _parts(batch.call(rule))
     return (
         _numbers(scores, f"reward function '{name}'", batch, may_lack=not is_complete),
         {key: _numbers(numbers, f"reward function '{name}', value '{key}'", batch) for key, numbers in values.items()},
@@ -105,6 +106,8 @@ def raised(name: str, rule: Rule, batch: RuleBatch, problem: BaseException, *, l
             if type(own) is type(problem):
                 culprit = batch.sample(index)
                 break
+            if isinstance(own, (RefusedAlarm, TimeIsUp, KeyboardInterrupt)):
+                raise
     place = traceback.extract_tb(problem.__traceback__)[-1]
     return ThreestepError(
         f"reward function '{name}' raised {type(problem).__name__}: {problem} ({place.filename}, line {place.lineno}) "
@@ -112,8 +115,22 @@ def raised(name: str, rule: Rule, batch: RuleBatch, problem: BaseException, *, l
     )
 
 
+def _parts(answer: Any) -> tuple[Any, Mapping[str, Any]]:
+    """The scores and the values by name of a rule's answer. A tuple is both where its second entry is named values;
+    otherwise it is a score for each response, as any list."""
+    if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping):
+        if not isinstance(answer[0], Mapping):
+            return answer[0], answer[1]
+    entries = answer if isinstance(answer, (list, tuple)) else []
+    if not entries or not all(isinstance(entry, Mapping) and "score" in entry for entry in entries):
+        return answer, {}
+    names = [name for name in entries[0] if name != "score"]
+    shared = [name for name in names if all(isinstance(_plain(entry.get(name)), Real) for entry in entries)]
+    return [entry["score"] for entry in entries], {name: [entry[name] for entry in entries] for name in shared}
+
+
 def _numbers(given: Any, source: str, batch: RuleBatch, may_lack: bool = False) -> list[float]:
-    if not isinstance(given, Iterable) or isinstance(given, (str, dict)) or getattr(given, "shape", None) == ():
+    if not isinstance(given, Iterable) or isinstance(given, (str, dict, Set)) or getattr(given, "shape", None) == ():
         raise ThreestepError(f"{source}: expected a list of {len(batch)} numbers, got {type(given).__name__}")
     numbers = [_plain(number) for number in given]
     if len(numbers) != len(batch):

@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import multiprocessing
+import os
 import sys
 import types
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
+from training.utils.rewards.rules.truths import MARK, as_text, truths_of
 
 if TYPE_CHECKING:
     from training.utils.rewards.calling.calling import Rule
+
+_HERE = "for the process that checks answers"
 
 
 def math_rule() -> Rule:
@@ -30,7 +34,7 @@ def math_rule() -> Rule:
 
     def math_reward(
         prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[Any], **columns: Sequence[Any]
-    ) -> list[float]:
+    ) -> list[float | None]:
         if not pools:
             with _main_hidden():
                 pools.append(multiprocessing.get_context("spawn").Pool(1))
@@ -42,21 +46,25 @@ def math_rule() -> Rule:
 @contextlib.contextmanager
 def _main_hidden() -> Iterator[None]:
     """Hide the program's main module from a process that is spawned inside, which would run it: a script that calls a
-    run at its top level would begin another one there."""
+    run at its top level would begin another one there. Nor does it look for Python's modules in the current folder."""
     main, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
+    before = os.environ.setdefault("PYTHONSAFEPATH", _HERE)
     try:
         yield
     finally:
         sys.modules["__main__"] = main
+        if before == _HERE:
+            del os.environ["PYTHONSAFEPATH"]
 
 
-def answers_match(responses: Sequence[str], ground_truth: Sequence[Any]) -> list[float]:
-    """One number per response, as above. A truth is also tried as TeX without its $ marks; a missing truth scores 0."""
+def answers_match(responses: Sequence[str], ground_truth: Sequence[Any]) -> list[float | None]:
+    """One number per response, as above, 1.0 for any of several truths; None where none can be read. A truth is also
+    tried as TeX without its $ marks, and one with GSM8K's mark is what follows it."""
     from math_verify import parse, verify
 
-    scores = []
+    scores: list[float | None] = []
     for response, truth in zip(responses, ground_truth, strict=True):
-        text = "" if truth is None else str(truth)
-        wanted = parse(text) or parse(f"${text}$")
-        scores.append(float(truth is not None and bool(wanted) and verify(wanted, parse(response))))
+        texts = [as_text(each).rpartition(MARK)[2] for each in truths_of(truth)]
+        wanted = [found for found in (parse(text) or parse(f"${text}$") for text in texts) if found]
+        scores.append(float(any(verify(each, parse(response)) for each in wanted)) if wanted else None)
     return scores

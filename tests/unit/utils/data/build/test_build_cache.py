@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import time
 from pathlib import Path
@@ -15,6 +16,20 @@ from tests.support.pair_rows import PAIR, Own, many
 from training.utils.data.build import build
 from training.utils.data.build.build import build_phase
 from training.utils.data.kinds.table import KINDS
+
+
+def test_what_is_passed_over_is_logged_also_of_a_cache(flags, tiny_tokenizer, tmp_path):
+    for name in ("rows.jsonl", ".git/rows.jsonl"):
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / name).write_text(json.dumps({"question": "a", "answer": "b", "c": {"d": None}}) + "\n")
+    address = f"jsonl:{tmp_path / 'data'}"
+    for _ in range(2):
+        log: list[str] = []
+        data = flags(data_path=[address], data_split="1,0,0", eval_fraction=0.0)
+        assert len(build_phase(1, data, tiny_tokenizer, seed=1, log=log.append).train) == 1
+        (hidden,) = [line for line in log if "hidden" in line]
+        assert hidden.startswith(f"data: {address}: not read: 1 hidden file (.git/rows.jsonl); to read")
+        assert any(line.startswith(f"data: {address}: nulls are read as missing keys where all") for line in log)
 
 
 def test_the_second_run_resumes_in_under_a_second(flags, tiny_tokenizer):

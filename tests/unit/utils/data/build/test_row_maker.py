@@ -77,6 +77,8 @@ def test_rows_without_rejected_leave_phase_2_alone(flags, tiny_tokenizer):
         (1, {"prompt": None}, "no_prompt"),
         (2, {"prompt": ""}, "empty_prompt"),
         (3, {"prompt": ""}, "empty_prompt"),
+        (3, {"prompt": " \n"}, "empty_prompt"),
+        (3, {"prompt": "Human:  Assistant:"}, "empty_prompt"),
         (1, {"chosen": "  "}, "empty_response"),
         (2, {"rejected": ""}, "empty_response"),
         (2, {"rejected": PAIR["chosen"]}, "identical_responses"),

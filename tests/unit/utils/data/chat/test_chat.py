@@ -171,7 +171,12 @@ def test_loss_is_what_the_assistant_writes(name, marks, data):
     if all(each["role"] != "assistant" for each in messages):
         assert row is None
         return
-    assert decoded_runs(chat(name, marks), row) == runs(written)
+    tokenizer, text = chat(name, marks)._tokenizer, "".join(each for each, _ in written)
+    whole = tokenizer(text, return_offsets_mapping=True)
+    assert row.ids == whole["input_ids"]
+    ours = [loss for each, loss in written for _ in each]
+    learnt = [any(ours[begin:end]) for begin, end in whole["offset_mapping"]]
+    assert row.loss == learnt
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -196,30 +201,15 @@ def test_prompt_ids_are_a_prefix_of_every_sentence(name, data):
         assert prompt_ids + response_ids == tokenizer(text + response.text, add_special_tokens=False)["input_ids"]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_ids_are_transformers_own_where_no_token_straddles(name):
-    messages = [{"role": "user", "content": "Sort pear apple."}, {"role": "assistant", "content": "apple pear"}] * 2
-    own = chat(name)
-    row = encoded(own, messages)
-    whole = own._tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)["input_ids"]
-    if name == "llama3":  # two line breaks alone are one token, and two of them before a text are not
-        assert row.ids != whole and own.decode([row.ids]) == own.decode([whole])
-        prompt = own._tokenizer.apply_chat_template(messages[:1], add_generation_prompt=True)["input_ids"]
-        assert row.ids[: len(prompt)] == prompt and whole[: len(prompt)] != prompt
-    else:
-        assert row.ids == whole
-
-
-def test_a_token_never_straddles_the_beginning_of_a_turn():
-    """Behind "assistant" and a line break, an answer beginning with two: two of the three are one token."""
+def test_a_token_across_the_beginning_of_a_turn_is_learnt():
+    """Behind "assistant" and a line break, an answer beginning with two: two of the three are one token, or all."""
     own = chat("chatml")
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "\n\nb"}]
+    (whole,) = own.encode([own.sentence(Conversation(messages, "row"), "all")], [3])
+    assert whole.crosses
     row = encoded(own, messages)
-    text = own._tokenizer.apply_chat_template(messages, tokenize=False)
-    assert row.ids != own._tokenizer(text)["input_ids"]
-    assert decoded_runs(own, row)[1] == ("\n\nb<|im_end|>", True)
-    prompt = own._tokenizer.apply_chat_template(messages[:1], add_generation_prompt=True)["input_ids"]
-    assert row.ids[: len(prompt)] == prompt
+    assert row.ids == own._tokenizer.apply_chat_template(messages)["input_ids"]
+    assert decoded_runs(own, row)[1] == ("\n\n\nb<|im_end|>", True)
 
 
 def test_last_turn_alone():
@@ -420,12 +410,22 @@ def test_templates_that_cannot_be_trained_on():
     endless = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     with pytest.raises(ThreestepError, match=r"writes '\\n' after the assistant's last text.*never learn to stop"):
         made(endless)
-    with pytest.raises(ThreestepError, match=r"writes '\\n' after .* and not '<\|im_end\|>'"):
-        made(endless, end_of_conversation_token="<|im_end|>")
+    with pytest.raises(ThreestepError, match=r"writes '<\|im_end\|>\\n' after .* and not '<\|endoftext\|>'"):
+        made(chat_template("chatml"), end_of_conversation_token="<|endoftext|>")
     with pytest.raises(ThreestepError, match="does not write each message of a conversation"):
         made("{{ messages[-1].content }}<|im_end|>")
     with pytest.raises(ThreestepError, match="refuses a conversation of user and assistant.*--end_of_conversation"):
         made("{{ raise_exception('tools first') }}")
+
+
+def test_an_end_token_that_is_added():
+    """The remedy for a template that ends no turn."""
+    endless = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    flags = ChatArguments(prompt_style="chat_template", end_of_conversation_token="<|im_end|>")
+    own = ChatTokenizer(flags, chat_tokenizer(endless))
+    row = encoded(own, [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 2)
+    learnt = [text for text, loss in decoded_runs(own, row) if loss]
+    assert learnt == ["b", "b\n<|im_end|>"] and own.end_token == "<|im_end|>"
 
 
 def test_an_end_token_of_ones_own():

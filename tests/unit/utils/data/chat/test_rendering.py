@@ -86,3 +86,13 @@ def test_a_template_that_raises():
         ChatTemplate("{{ 'a' + none }}", {}).render(TALK)
     with pytest.raises(ThreestepError, match="the chat template is not valid Jinja: line 2"):
         ChatTemplate("\n{% if %}", {})
+
+
+def test_reasoning_in_a_part_of_the_content_is_masked_as_reasoning():
+    """Mistral's: a thought may quote a header."""
+    parts = [{"type": "thinking", "thinking": "why"}, {"type": "text", "text": "4"}]
+    masked = mask_messages([{"role": "assistant", "content": parts}], "row")
+    assert {(text.kind, text.text, text.masked) for text in masked.texts} == {
+        ("reasoning", "why", True), ("content", "4", True),
+    }  # fmt: skip
+    assert [part["type"] for part in masked.messages[0]["content"]] == ["thinking", "text"]

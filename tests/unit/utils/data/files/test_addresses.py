@@ -18,6 +18,7 @@ from training.utils.data.files.addresses import (
     open_stream,
     share_files,
 )
+from training.utils.data.files.listing import PassedOver
 
 
 def touch(folder: Path, *names: str) -> list[str]:
@@ -38,10 +39,17 @@ def memory():
 
 def test_a_file_a_pattern_and_a_folder(tmp_path):
     b, a, gz, _ = touch(tmp_path, "b.csv", "sub/a.csv", "c.csv.gz", "notes.txt")
-    touch(tmp_path, ".hidden.csv", "cache-1.csv")
     assert find_files(b, [".csv"], "data_path") == [b]
-    assert find_files(str(tmp_path / "*.csv"), [".csv"], "data_path")[-1:] == [str(tmp_path / "cache-1.csv")]
+    assert find_files(str(tmp_path / "*.csv"), [".csv"], "data_path") == [b]
     assert find_files(str(tmp_path), [".csv"], "data_path") == [b, gz, a]
+
+
+def test_what_datasets_writes_beside_rows_is_no_data(tmp_path):
+    rows, result = touch(tmp_path, "data-0.arrow", "cache-1.arrow")
+    beside, _, _ = touch(tmp_path, "cache-rows.json", "dataset_info.json", "state.json")
+    assert find_files(str(tmp_path), [".arrow"], "data_path") == [rows]
+    assert find_files(str(tmp_path), [".json"], "data_path") == [beside]
+    assert find_files(str(tmp_path / "*.arrow"), [".arrow"], "data_path") == [result, rows]  # named
 
 
 def test_a_name_with_a_bracket_is_a_file_where_there_is_one(tmp_path):
@@ -88,6 +96,16 @@ def test_evaluation_files_by_their_names(tmp_path, names, held_out):
     train, found = share_files(files)
     assert [Path(name).relative_to(tmp_path / "train" / "mine").as_posix() for name in found] == sorted(held_out)
     assert sorted(train + found) == files
+
+
+def test_hidden_files_of_a_store_are_not_read(memory):
+    names = ("data/a.csv", "data/.git/b.csv", "data/_temporary/c.csv", "data/.d.csv")
+    memory.pipe(dict.fromkeys((f"/bucket/{name}" for name in names), b"1"))
+    for address in ("memory://bucket/data", "memory://bucket/data/**/*.csv"):
+        passed = PassedOver()
+        assert find_files(address, [".csv"], "data_path", passed) == ["memory:///bucket/data/a.csv"]
+        assert passed.sentences[0].startswith("not read: 3 hidden files (.d.csv, .git/b.csv, _temporary/c.csv)")
+    assert find_files("memory://bucket/data/.git", [".csv"], "data_path") == ["memory:///bucket/data/.git/b.csv"]
 
 
 def test_remote_addresses(memory):

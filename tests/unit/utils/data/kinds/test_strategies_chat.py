@@ -9,6 +9,9 @@ from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.data_flags import data_flags, with_flags
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.build import build_phase
+from training.utils.data.chat.arguments import UNREAD_REASONING, ChatArguments
+from training.utils.data.chat.chat import parts_of_chat
+from training.utils.data.kinds.strategies import CROSSED, asks_nothing
 from training.utils.data.rows.documents import responses_document, sentence_document
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.data.sources.registry import register_dataset
@@ -241,7 +244,7 @@ def test_a_pair_of_messages(talks):
 
 
 def test_a_prompt_has_the_same_ids_in_all_phases(talks):
-    row = {"prompt": TALK[:3], "chosen": TALK[3:], "rejected": [{**TALK[3], "content": "\n3"}], "reference": 7}
+    row = {"prompt": TALK[:3], "chosen": TALK[3:], "rejected": [{**TALK[3], "content": "3"}], "reference": 7}
     for template, given in (("chatml", {}), ("llama3", {}), ("empty_thought", {"enable_thinking": False})):
         sentence, pair, prompt = (talks(phase, [row], template, **given)[0].train[0] for phase in (1, 2, 3))
         ids = prompt.flipped_prompt_ids[::-1].tolist()
@@ -251,6 +254,17 @@ def test_a_prompt_has_the_same_ids_in_all_phases(talks):
         tokenizer = chat_tokenizer(chat_template(template))
         asked = tokenizer.apply_chat_template(TALK[:3], tokenize=False, add_generation_prompt=True, **given)
         assert prompt.prompt_text == asked
+
+
+def test_a_token_across_the_edge_of_a_prompt_is_counted(talks):
+    """A pair shares the tokens before it, and each response has the ids that it has behind the prompt."""
+    answers = [[{**TALK[3], "content": text}] for text in ("\n3", "3")]
+    built, tokenizer = talks(2, [{"prompt": TALK[:3], "chosen": answers[0], "rejected": answers[1]}])
+    assert built.report.train.noted == {CROSSED: 1}
+    (row,) = built.train
+    for answer, ids in zip(answers, row.response_ids, strict=True):
+        whole = tokenizer.apply_chat_template([*TALK[:3], *answer])["input_ids"]
+        assert [*row.prompt_ids, *ids] == whole[: len(row.prompt_ids) + len(ids)]
 
 
 def test_pairs_of_plain_texts(flags):
@@ -459,3 +473,101 @@ def test_a_response_without_end_is_refused(talks):
     said = "row 0: the chat template writes no end-of-turn token after the response, the text ends in .*assistant.*two"
     with pytest.raises(ThreestepError, match=said):
         talks(2, [row], template)
+
+
+# Reasoning that the template does not read.
+
+READS_THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.thinking and loop.last %}<think>\n{{ m.thinking }}\n"
+    "</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+READS_PARTS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{{ '[THINK]' + part.thinking + '[/THINK]' if part.type == 'thinking' else part.text }}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+QUESTION = {"role": "user", "content": "2 + 3"}
+REASONED = {"role": "assistant", "content": "5", "reasoning_content": "2 and 3"}
+GUESSED = {"role": "assistant", "content": "4", "reasoning": "a guess"}
+
+
+@pytest.mark.parametrize(
+    ("template", "thought", "guess"),
+    [
+        (READS_THINKING, "<think>\n2 and 3\n</think>\n\n5<|im_end|>", "<think>\na guess\n</think>\n\n4<|im_end|>"),
+        (READS_PARTS, "[THINK]2 and 3[/THINK]5<|im_end|>", "[THINK]a guess[/THINK]4<|im_end|>"),
+    ],
+)
+def test_reasoning_is_learnt_under_the_key_that_the_template_reads(talks, template, thought, guess):
+    built, tokenizer = talks(1, [{"messages": [QUESTION, REASONED]}], template)
+    assert loss_text(tokenizer, built.train[0]) == thought
+    assert built.report.train.noted == {"whose reasoning moved to the key that the chat template reads": 1}
+    built, _ = talks(2, [{"prompt": [QUESTION], "chosen": [REASONED], "rejected": [GUESSED]}], template)
+    assert [tokenizer.decode(ids) for ids in built.train[0].response_ids] == [thought, guess]
+    assert sum(built.report.train.noted.values()) == 1
+
+
+def test_reasoning_that_the_template_reads_nowhere(talks):
+    rows = [{"messages": [QUESTION, REASONED]}, {"messages": [QUESTION, GUESSED]}, {"messages": TALK}]
+    pair = {"prompt": [QUESTION], "chosen": [REASONED], "rejected": [GUESSED]}
+    built, tokenizer = talks(1, rows)
+    assert {loss_text(tokenizer, row) for row in built.train} >= {"5<|im_end|>", "4<|im_end|>"}
+    assert "2 learnt without the reasoning of their answer" in built.report.sentence
+    built, _ = talks(1, rows, unread_reasoning="drop")
+    assert built.report.train.dropped == {"unread_reasoning": 2} and len(built.train) == 1
+    assert talks(2, [pair, {**pair, "chosen": [TALK[1]]}, {**pair, "chosen": [TALK[1]], "rejected": [TALK[3]]}],
+                 unread_reasoning="drop")[0].report.train.dropped == {"unread_reasoning": 2}  # fmt: skip
+    built, _ = talks(1, rows, unread_reasoning="inline")
+    texts = {loss_text(tokenizer, row) for row in built.train}
+    assert texts >= {"<think>\n2 and 3\n</think>\n\n5<|im_end|>", "<think>\na guess\n</think>\n\n4<|im_end|>"}
+    built, _ = talks(2, [pair], unread_reasoning="inline")
+    responses = {tokenizer.decode(ids) for ids in built.train[0].response_ids}
+    assert responses == {"<think>\n2 and 3\n</think>\n\n5<|im_end|>", "<think>\na guess\n</think>\n\n4<|im_end|>"}
+
+
+def test_prompts_have_reasoning_as_the_rows_of_phase_1_do(talks):
+    keeps = READS_THINKING.replace(" and loop.last", "")
+    for template, given in ((keeps, {}), ("chatml", {"unread_reasoning": "inline"})):
+        talk = [QUESTION, REASONED, QUESTION, GUESSED]
+        learnt, tokenizer = talks(1, [{"messages": talk}], template, **given)
+        asked, _ = talks(3, [{"messages": talk}], template, **given)
+        prompt = tokenizer.decode(asked.train[0].flipped_prompt_ids[::-1])
+        assert "2 and 3" in prompt and tokenizer.decode(learnt.train[0].input_ids).startswith(prompt)
+
+
+def test_a_line_of_the_log_says_what_the_template_leaves_out(flags):
+    tokenizer = chat_tokenizer(chat_template("chatml"))
+    tools = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {}}}]
+    data = flags([{"messages": [QUESTION, REASONED], "tools": tools}], eval_fraction=0.0, data_split="1,0,0")
+    lines: list[str] = []
+    build_phase(1, data, tokenizer, seed=1, log=lines.append)
+    warnings = [line for line in lines if line.startswith("warning: 1 training rows: ")]
+    assert len(warnings) == 2 and "--unread_reasoning" in warnings[0] and "tools" in warnings[1]
+    lines.clear()
+    build_phase(1, data, tokenizer, seed=1, log=lines.append)
+    assert [line for line in lines if line in warnings] == warnings  # also of rows in the cache
+
+
+def test_the_flag_is_part_of_the_fingerprint_only_where_it_changes_rows():
+    tokenizer = chat_tokenizer(chat_template("chatml"))
+    parts = {
+        policy: parts_of_chat(ChatArguments(prompt_style="chat_template", unread_reasoning=policy), tokenizer, True)
+        for policy in UNREAD_REASONING
+    }
+    assert "unread_reasoning" not in parts["omit"]
+    assert len({tuple(sorted(each.items())) for each in parts.values()}) == 3
+
+
+def test_prompts_that_ask_nothing_are_dropped_and_counted(talks):
+    """Of such a row the template's frame alone would be left. An environment may begin with a prompt of its own."""
+    system = {"role": "system", "content": "Be brief."}
+    blank = {"role": "user", "content": " \n"}
+    empty = [[blank], [system, blank], [blank, {"role": "assistant", "content": ""}, blank]]
+    asking = [[QUESTION], [system], [blank, TALK[1], blank]]
+    rows = [{"prompt": messages} for messages in (*empty, *asking)]
+    report = talks(3, rows)[0].report.train
+    assert (report.rows, report.dropped) == (3, {"empty_prompt": 3})
+    report = talks(3, rows, return_raw_chat=True)[0].report.train
+    assert (report.rows, report.dropped) == (6, {}) and list(report.noted.values()) == [3]
+    assert not asks_nothing([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": ""}]}])

@@ -13,7 +13,7 @@ def test_the_command_and_the_key_outside_of_it():
     assert WITH_SERVERS == ("vllm",)
     order = ServerOrder("DIR", "name", "127.0.0.1", 8000, "secret", "bfloat16", "T.jinja", {"top_p": 0.9}, 7)
     made = server_command_of("vllm")(order)
-    assert made.variables == {"VLLM_API_KEY": "secret"} and "secret" not in made.words
+    assert made.variables == {"VLLM_API_KEY": "secret", "PYTHONSAFEPATH": "1"} and "secret" not in made.words
     assert made.words[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     flags = dict(zip(made.words[3::2], made.words[4::2], strict=True))
     assert json.loads(flags.pop("--override-generation-config")) == {"top_p": 0.9}

@@ -58,6 +58,19 @@ def test_parts_may_hold_their_images(part):
 
 
 @pytest.mark.parametrize(
+    ("part", "image"),
+    [
+        ({"type": "input_image", "image_url": "data:image/png;base64,AA"}, "data:image/png;base64,AA"),
+        ({"type": "image", "base64": "AA", "url": None}, {"base64": "AA"}),
+        ({"type": "image", "source": {"type": "base64", "data": "AA"}}, {"type": "base64", "data": "AA"}),
+        ({"type": "image", "source": {"type": "url", "url": "a"}}, "a"),
+    ],
+)
+def test_parts_of_services_hold_their_images(part, image):
+    assert place_images([user([part, text("Hi")]), HO], [], WHERE).images == [image]
+
+
+@pytest.mark.parametrize(
     ("messages", "images", "said"),
     [
         ([user("<image>")], ["a", "b"], "expected an image for each place, got 2 images and 1 places"),
@@ -66,6 +79,7 @@ def test_parts_may_hold_their_images(part):
         ([user([{**IMAGE, "image": "a"}])], ["b"], "got 1 in parts, 0 parts without one and 1 in a column"),
         ([user([{**IMAGE, "image": "a"}, IMAGE])], [], "got 1 in parts, 1 parts without one"),
         ([user([{**IMAGE, "image": "a", "path": "b"}])], [], "message 1: an image part: expected one image, got 2"),
+        ([user([{"type": "input_image", "file_id": "f1"}])], [], "expected its image, got the file_id of a service's"),
         ([HO], ["a"], "expected a user's message for 1 images without a place, got none"),
         ([user("Hi"), {"role": "assistant", "content": "<image>"}], ["a"], "message 2: an image in the assistant's"),
         ([user([{"type": "video"}])], ["a"], "a content part: expected text or an image, got one of type 'video'"),

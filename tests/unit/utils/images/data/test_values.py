@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import os
+from urllib.parse import quote
 
 import pytest
 from PIL import Image
@@ -43,6 +45,34 @@ def test_bytes_structs_and_paths_inside_the_folder_are_read(folder):
         assert image_bytes(value, folder, WHERE) == b"PICTURE"
 
 
+PLAIN = base64.b64encode(b"PICTURE?>~").decode()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        f"data:image/png;base64,{PLAIN}",
+        f"DATA:IMAGE/PNG;BASE64,{PLAIN}",
+        f"data:;base64,{PLAIN}",
+        f"data:image/png;charset=utf-8;name=a.png;base64,{PLAIN}",
+        f" data:image/jpeg;base64,{PLAIN[:4]}\r\n{PLAIN[4:]}\n",
+        f"data:image/png;base64,{PLAIN.rstrip('=')}",
+        f"data:image/png;base64,{quote(PLAIN, safe='')}",
+        f"data:image/png;base64,{base64.urlsafe_b64encode(b'PICTURE?>~').decode()}",
+        "data:image/png,PICTURE%3F%3E~",
+        {"url": f"data:image/png;base64,{PLAIN}", "detail": "auto"},
+        {"image_url": {"url": f"data:image/png;base64,{PLAIN}"}},
+        {"bytes": None, "path": f"data:image/png;base64,{PLAIN}"},
+        {"type": "base64", "media_type": "image/png", "data": PLAIN},
+        {"source": {"type": "base64", "media_type": "image/png", "data": PLAIN}},
+        {"base64": PLAIN},
+        {"base64": f"data:image/png;base64,{PLAIN}"},
+    ],
+)
+def test_pictures_inside_of_a_text(value):
+    assert image_bytes(value, None, WHERE) == b"PICTURE?>~"
+
+
 def test_a_pil_image_keeps_its_pixels():
     image = Image.new("RGB", (3, 2))
     image.putpixel((2, 1), (1, 2, 3))
@@ -55,7 +85,14 @@ def test_a_pil_image_keeps_its_pixels():
     [
         ("https://example.org/a.png", "got the address 'https://example.org/a.png'; no address is fetched"),
         ("file:///etc/passwd", "got the address"),
-        ("data:image/png;base64,AAAA", "got the address"),
+        ("data:image/png;base64", "expected data:image/...;base64,..., got 'data:image/png;base64' without a comma"),
+        ("data:text/html,hi", "expected a picture, got a data URL of the type 'text/html'"),
+        ("data:image/png;base64,AAAAA", "expected a picture in base64, which cannot be decoded"),
+        ("data:image/png;base64,AA*A", "expected a picture in base64, which cannot be decoded"),
+        ("data:image/png;base64,", "expected an image, got no bytes"),
+        ("data:image/png;base64," + "A" * (2 * MOST_FILE_BYTES + 1), "expected a picture of at most"),
+        ({"base64": b"AAAA"}, "expected a picture in base64 as text, got"),
+        ({"type": "base64", "data": "\u00e4"}, "expected a picture in base64, which cannot be decoded"),
         ({"path": "HTTP://example.org/a.png"}, "got the address"),
         ("/etc/passwd", "absolute paths and '..' are refused"),
         ("../outside.png", "absolute paths and '..' are refused"),
@@ -72,11 +109,12 @@ def test_a_pil_image_keeps_its_pixels():
         ("huge.png", f"expected an image of at most {MOST_FILE_BYTES:,} bytes"),
         (b"", "expected an image, got no bytes"),
         ({}, "expected an object with 'bytes' or 'path', got an empty object"),
-        ({"url": "a"}, "expected an object with 'bytes' or 'path', got 'url'"),
-        ({"bytes": {"bytes": b"a"}}, "expected an object with 'bytes' or 'path'"),
-        (7, "expected bytes, a path inside the data's folder"),
-        (None, "expected bytes, a path inside the data's folder"),
-        ([b"a"], "expected bytes, a path inside the data's folder"),
+        ({"url": "https://example.org/a.png"}, "got the address 'https://example.org/a.png'; no address is fetched"),
+        ({"link": "a"}, "expected an object with 'bytes' or 'path', got 'link'"),
+        ({"image": {"image": {"image": {"bytes": b"a"}}}}, "expected an object with 'bytes' or 'path'"),
+        (7, "expected bytes, a data URL, a path inside the data's folder"),
+        (None, "expected bytes, a data URL, a path inside the data's folder"),
+        ([b"a"], "expected bytes, a data URL, a path inside the data's folder"),
     ],
 )
 def test_what_is_refused(value, said, folder):

@@ -77,6 +77,31 @@ def test_scores_alone_or_with_values_to_log():
     assert told == ([3.0, 0.5], {})
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (1.0, 0.5),
+        (np.float32(1.0), np.float64(0.5)),
+        (torch.tensor(1.0), torch.tensor(0.5)),
+        torch.tensor([1.0, 0.5]),
+        np.array([1.0, 0.5]),
+        ([1.0, 0.5], {}),
+        ((1.0, 0.5), {}),
+        [{"score": 1.0}, {"score": 0.5, "why": "half"}],
+        ({"score": True}, {"score": 0.5}),
+    ],
+)
+def test_scores_of_two_responses_in_any_sequence(answer):
+    assert call_rule("own", lambda *_, **__: answer, batch()) == ([1.0, 0.5], {})
+
+
+def test_a_tuple_that_lacks_a_score_and_dicts_of_verl():
+    scores, values = call_rule("own", lambda *_, **__: (0.5, None), batch())
+    assert scores[0] == 0.5 and math.isnan(scores[1]) and values == {}
+    answer = [{"score": 1.0, "acc": True, "pred": "4"}, {"score": 0.0, "acc": False, "pred": None}]
+    assert call_rule("own", lambda *_, **__: answer, batch()) == ([1.0, 0.0], {"acc": [1.0, 0.0]})
+
+
 FINITE = "a number that is finite in float32"
 SAMPLE = "uid u1, prompt 'q', response 'no'"
 
@@ -86,6 +111,7 @@ SAMPLE = "uid u1, prompt 'q', response 'no'"
     [
         ([1.0], "reward function 'answers': expected 2 numbers, one per response, got 1"),
         (None, "reward function 'answers': expected a list of 2 numbers, got NoneType"),
+        ({1.0, 0.0}, "reward function 'answers': expected a list of 2 numbers, got set"),
         ({"score": 1}, "reward function 'answers': expected a list of 2 numbers, got dict"),
         ([1.0, math.nan], f"reward function 'answers': expected {FINITE}, got nan for {SAMPLE}"),
         ([1.0, -1e39], f"reward function 'answers': expected {FINITE}, got -1e+39 for {SAMPLE}"),

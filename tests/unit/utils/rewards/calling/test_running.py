@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import sys
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -130,5 +133,176 @@ def test_a_thread_knows_the_ranks_gpu(monkeypatch):
     placed = []
     monkeypatch.setattr(torch.cuda, "set_device", placed.append)
     device = torch.device("cuda", 3)
-    assert running._on_device(lambda texts, *, level: [texts, level], device)("t", level=1) == ["t", 1]
+    assert RunningRule("own", lambda *texts, **columns: [len(placed)] * 2, BATCH, device=device).collect(30)[0] == [
+        1,
+        1,
+    ]
     assert placed == [device]
+
+
+class OverTime(Exception):
+    """What users' time limits raise."""
+
+
+def limited(work, seconds=0.2):
+    """Do `work` under an alarm, as the time limits of Math-Verify, timeout-decorator and others do."""
+
+    def over(number, frame):
+        raise OverTime
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        return work()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def scored(response):
+    """1 for "yes"; anything else takes too long, and is 0.5."""
+    try:
+        return limited(lambda: 1.0 if response == "yes" else time.sleep(30))
+    except OverTime:
+        return 0.5
+
+
+def loud(prompts, responses, **columns):
+    return [scored(response) for response in responses]
+
+
+def quiet(prompts, responses, **columns):
+    try:
+        return loud(prompts, responses)
+    except Exception:  # noqa: BLE001 - as users write it
+        return [0.0] * len(responses)
+
+
+def quieter(prompts, responses, **columns):
+    try:
+        return loud(prompts, responses)
+    except:  # noqa: E722 - as some users write it
+        return [0.0] * len(responses)
+
+
+async def own_task(responses):
+    return quiet([], responses)
+
+
+async def awaited(prompts, responses, **columns):
+    await asyncio.sleep(0)
+    return await own_task(responses)
+
+
+@pytest.mark.parametrize("rule", [loud, quiet, quieter, awaited])
+def test_alarms_of_a_function_work_whatever_it_catches(rule, capsys):
+    for _ in range(2):  # the second call is in the main thread at once
+        assert RunningRule("own", rule, BATCH).collect(30) == ([1.0, 0.5], {})
+    assert capsys.readouterr().out.count("reward function 'own' sets alarms (signal.signal)") == 1
+
+
+def test_two_functions_with_alarms_beside_one_without(gate):
+    rules = {"loud": loud, "plain": lambda *texts, **columns: [3, 4], "quiet": quiet}
+    answers = start_rules(rules, ROWS, ["yes", "no"], (), timeout_seconds=30.0, device=CPU)()
+    assert answers == {"loud": ([1.0, 0.5], {}), "plain": ([3.0, 4.0], {}), "quiet": ([1.0, 0.5], {})}
+
+
+def test_a_function_with_alarms_is_called_anew_with_its_state():
+    calls = []
+
+    def own(prompts, responses, **columns):
+        limited(lambda: None)
+        calls.append(len(responses))
+        return [len(calls)] * 2
+
+    answers = [RunningRule("own", own, BATCH).collect(30)[0] for _ in range(3)]
+    assert answers == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]] and calls == [2, 2, 2]
+
+
+@pytest.mark.parametrize("catches", [False, True])
+def test_the_limit_of_time_holds_in_the_main_thread_beside_the_functions_alarms(catches):
+    def own(prompts, responses, **columns):
+        limited(lambda: None)
+        try:
+            time.sleep(30)
+        except BaseException:
+            if not catches:
+                raise
+        return [0.0, 0.0]
+
+    begin = time.monotonic()
+    with pytest.raises(ThreestepError, match="'own' did not return within --reward_timeout 0.3 seconds for 2 samples"):
+        RunningRule("own", own, BATCH).collect(0.3)
+    assert time.monotonic() - begin < 10
+
+
+def test_what_a_function_with_alarms_raises_names_its_sample():
+    def own(prompts, responses, **columns):
+        return [limited(partial(divmod, 1.0, response == "yes"))[0] for response in responses]
+
+    with pytest.raises(ThreestepError, match=r"'own' raised ZeroDivisionError: .* for uid u1, prompt 'q'"):
+        RunningRule("own", own, BATCH).collect(30)
+
+
+def test_an_alarm_that_a_function_leaves_set_does_not_strike_the_run():
+    def own(prompts, responses, **columns):
+        signal.signal(signal.SIGALRM, lambda number, frame: 1 / 0)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        return [1.0, 1.0]
+
+    struck = []
+    before = signal.signal(signal.SIGALRM, lambda number, frame: struck.append(number))
+    timer = signal.setitimer(signal.ITIMER_REAL, 0.4)  # of the program around the run
+    try:
+        RunningRule("own", own, BATCH).collect(30)
+        time.sleep(0.2)
+        assert not struck
+        time.sleep(0.4)
+        assert struck == [signal.SIGALRM]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+
+
+def test_ctrl_c_reaches_a_function_in_the_main_thread():
+    def own(prompts, responses, **columns):
+        limited(lambda: None)
+        signal.raise_signal(signal.SIGINT)
+        return [1.0, 1.0]
+
+    with pytest.raises(KeyboardInterrupt):
+        RunningRule("own", own, BATCH).collect(30)
+    noted = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: noted.append(number))  # as a run in its loop has it
+    try:
+        assert RunningRule("own", own, BATCH).collect(30)[0] == [1.0, 1.0]
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert noted == [signal.SIGINT]
+
+
+def test_a_run_outside_of_the_main_thread_is_told():
+    problems = []
+
+    def run():
+        try:
+            RunningRule("own", quiet, BATCH).collect(30)
+        except ThreestepError as problem:
+            problems.append(str(problem))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert "'own' limits time by signals (signal.signal), which only the main thread has" in problems[0]
+
+
+def test_a_function_with_alarms_sees_no_event_loop_and_has_gradients():
+    def own(prompts, responses, **columns):
+        limited(lambda: None)
+        return asyncio.run(own_task(responses)), {"grad": [float(torch.is_grad_enabled())] * 2}
+
+    async def cell():  # a notebook's
+        with torch.no_grad():
+            return RunningRule("own", own, BATCH).collect(30)
+
+    assert asyncio.run(cell()) == ([1.0, 0.5], {"grad": [1.0, 1.0]})

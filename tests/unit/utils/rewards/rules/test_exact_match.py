@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from training.utils.rewards.arguments import ScoringArguments
@@ -18,8 +20,21 @@ from training.utils.rewards.table import RULES
         ("18", 18, 1.0),
         ("b", ["a", "b"], 1.0),
         ("c", ["a", "b"], 0.0),
-        ("None", None, 0.0),
-        ("", None, 0.0),
+        ("4", 4.0, 1.0),
+        ("4.0", 4, 1.0),
+        ("4.0", 4.0, 1.0),
+        ("4", "4", 1.0),
+        ("4.0", "4", 0.0),  # texts are compared as texts
+        ("5", 4.0, 0.0),
+        ("0.5", 0.5, 1.0),
+        ("four", 4, 0.0),
+        ("True", True, 1.0),
+        ("1", True, 0.0),
+        ("b", [None, "b"], 1.0),
+        ("None", None, None),
+        ("", None, None),
+        ("nan", math.nan, None),
+        ("b", {"target": "b"}, None),
         ("", "", 1.0),
     ],
 )

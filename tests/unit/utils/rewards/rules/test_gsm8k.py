@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from training.utils.rewards.arguments import ScoringArguments
@@ -31,8 +33,27 @@ from training.utils.rewards.table import RULES
         ("####", "18", 0.0),
         ("", "18", 0.0),
         ("#### eighteen", "18", 0.0),
-        ("#### 18", None, 0.0),
-        ("#### 18", "unknown", 0.0),
+        ("#### -$3", "-3", 1.0),
+        ("#### \N{MINUS SIGN}3", "-3", 1.0),
+        # References as files hold them: a whole solution, boxed, with units, a number of JSON.
+        ("#### 72", "He sold 48/2 = <<48/2=24>>24, so 48+24 = 72.\n#### 72", 1.0),
+        ("#### 24", "He sold 48/2 = <<48/2=24>>24, so 48+24 = 72.\n#### 72", 0.0),
+        ("#### 1200", "It is 1,000 and 200.\n#### 1,200", 1.0),
+        ("#### 42", r"First 6 and 7, so \boxed{42}.", 1.0),
+        ("#### 42", r"so \boxed{\$42}", 1.0),
+        ("#### 42", "42.0", 1.0),
+        ("#### 42", 42.0, 1.0),
+        ("#### 1800", "$1,800", 1.0),
+        ("#### 1800", "1,800.00 dollars", 1.0),
+        ("#### 1800", "A: 1800", 1.0),
+        ("#### 1000", "1e3", 1.0),
+        ("#### 18", ["17", 18], 1.0),
+        ("#### 18", None, None),
+        ("#### 18", "unknown", None),
+        ("#### 18", "between 17 and 18", None),
+        ("#### 18", math.nan, None),
+        ("#### 18", {"answer": 18}, None),
+        ("#### 1", True, None),
     ],
 )
 def test_answers(response, reference, reward):

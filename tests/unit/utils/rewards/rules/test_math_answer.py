@@ -34,7 +34,9 @@ def test_a_truth_is_read_first_as_it_stands_then_as_tex(monkeypatch):
     stand_in.verify = lambda truth, answer: truth == answer
     monkeypatch.setitem(sys.modules, "math_verify", stand_in)
     responses, truths = ["it is 18", "it is 17", "it is x", "so 1"], ["18", 18, "x", None]
-    assert answers_match(responses, truths) == [1.0, 0.0, 1.0, 0.0]
+    assert answers_match(responses, truths) == [1.0, 0.0, 1.0, None]
+    truths = [18.0, ["16", "17"], "so 3 + 1\n#### x", {"answer": 1}]
+    assert answers_match(responses, truths) == [1.0, 1.0, 1.0, None]
 
 
 def test_a_script_that_has_no_guard_is_not_run_again(tmp_path):
@@ -57,4 +59,4 @@ def test_with_the_package():
     pytest.importorskip("math_verify", reason="math-verify is not installed: pip install math-verify")
     responses = [r"so $\frac{2}{4}$", r"so \boxed{0.5}", "The answer is 18.", "The answer is 17.", "nothing", "1"]
     truths = [r"\frac{1}{2}", "1/2", 18, "18", "18", None]
-    assert math_rule()(["p"] * 6, responses, ground_truth=truths) == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+    assert math_rule()(["p"] * 6, responses, ground_truth=truths) == [1.0, 1.0, 1.0, 0.0, 0.0, None]

@@ -143,6 +143,7 @@ def _match_completion(kinds: Kinds, columns: FileColumns) -> Roles | None:
 
 _SYSTEM = "system system_prompt"
 _TEXT = ("text", "a number")  # numbers are read as text
+_KINDS_OF_JSON = (*_TEXT, "a list", "an object", "a truth value")  # the others are types of Arrow
 _RESPONSE = (*_TEXT, "a list", "an object")
 _TEXTS = {"chosen": _TEXT, "rejected": _TEXT}
 _PAIR = {"prompt": ("text", "a list"), "chosen": _RESPONSE, "rejected": _RESPONSE}
@@ -315,6 +316,7 @@ def _check_kinds(kinds: Kinds, roles: Roles, allowed: Mapping[str, tuple[str, ..
         for kind, where in kinds.get(column, {}).items():
             if kind not in accepted:
                 remedy = '; write it as text, such as "true"' if kind == "a truth value" and role != "label" else ""
+                remedy = remedy or ("" if kind in _KINDS_OF_JSON else "; write it as text")
                 raise ThreestepError(
                     f"{where}: column '{column}': expected {' or '.join(accepted)}, got {kind}{remedy}"
                 )

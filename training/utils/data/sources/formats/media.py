@@ -19,6 +19,16 @@ _ALL_NAMES = frozenset(_NAMES)
 _WORD = re.compile(r"(^|_|\.)(image|img|picture|photo|pixel|video|audio)s?(_|\.|$)", re.IGNORECASE)
 _PLACEHOLDER = re.compile(r"<\|?(image|video|audio)(_pad)?\|?>")
 _TEXT_PARTS = (None, "text", "input_text", "output_text")
+# Types of content parts that are neither text nor media, most of them Anthropic's: their meaning, and how to write it.
+_OTHER_PARTS = {
+    "tool_use": ("a tool call", "as 'tool_calls' of the message"),
+    "server_tool_use": ("a tool call", "as 'tool_calls' of the message"),
+    "tool_result": ("a tool's answer", "as a message of the role 'tool'"),
+    "thinking": ("reasoning", "as 'reasoning_content' of the message"),
+    "redacted_thinking": ("encrypted reasoning, which has no text", "without it"),
+    "reasoning": ("reasoning", "as 'reasoning_content' of the message"),
+    "refusal": ("an answer that declines", "as text"),
+}
 ONLY_TEXT = "only text is trained on"  # why media of a row are not read, where nothing else is known
 
 
@@ -62,6 +72,16 @@ def _why(kind: str, images: bool, unread: str) -> str:
     return f"{kind} is not trained on" if images else ONLY_TEXT
 
 
+def _part_problem(kind: str, images: bool, unread: str) -> str:
+    """Return why a content part is not read, and the remedy. images, unread: see `check_media`."""
+    if kind in _OTHER_PARTS:
+        what, remedy = _OTHER_PARTS[kind]
+        return f"got {what}; write it {remedy}, or leave such rows out"
+    if kind in IMAGE_PARTS or _WORD.search(kind):
+        return f"and {_why(_kind(kind), images, unread)}; leave such rows out"
+    return "and parts of this type are not read; write it as text, or leave such rows out"
+
+
 def is_empty(value: Any) -> bool:
     """True if a column of a row holds nothing."""
     return value is None or (isinstance(value, (str, list, tuple, dict)) and value in ("", "[]", [], (), {}))
@@ -98,6 +118,8 @@ def joined_text(message: Mapping[str, Any], where: str, images: bool = False, un
             why = _why(_kind(name), images, unread)
             raise BadConversation(f"{where}: '{name}': expected text, got {_kind(name)}; {why}")
     content = message.get("content")
+    if not content and message.get("refusal") and isinstance(message["refusal"], str):
+        return message["refusal"]  # OpenAI's: the text of an answer that declines, beside a content that is null
     if not isinstance(content, list):
         return content
     texts = []
@@ -107,10 +129,8 @@ def joined_text(message: Mapping[str, Any], where: str, images: bool = False, un
             continue
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(part, dict) and kind not in _TEXT_PARTS:
-            why = _why(_kind(str(kind)), images, unread)
-            raise BadConversation(
-                f"{where}: a content part of type {kind!r}: expected text, and {why}; leave such rows out"
-            )
+            problem = _part_problem(str(kind), images, unread)
+            raise BadConversation(f"{where}: a content part of type {kind!r}: expected text, {problem}")
         text = part.get("text", "") if isinstance(part, dict) else None
         if not isinstance(text, str):
             raise BadConversation(

@@ -10,11 +10,14 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date, time, timedelta
+from decimal import Decimal
 from typing import Any
 
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.base.storage import parse_json
 from training.utils.data.files.columns import kind_of
+from training.utils.data.files.content import python_hint
 from training.utils.data.sources.formats.media import IMAGE_COLUMNS, ONLY_TEXT, BadConversation, is_empty, joined_text
 
 Message = dict[str, Any]
@@ -32,6 +35,9 @@ SHAREGPT_ROLES = {
     "tool": "tool",
 }
 SPEAKERS = {"system": "System", "user": "Human", "assistant": "Assistant", "tool": "Tool"}
+
+_TOOLS = "a list of tools"
+_IN_TOOLS = ("function", "parameters")  # which may be JSON text
 
 # The wrapping of DeepSpeed-Chat's prompts, and the turns inside it as Anthropic's hh-rlhf writes them.
 _HUMAN, _ASSISTANT = "Human:", "Assistant:"
@@ -70,6 +76,7 @@ def read_messages(value: Any, where: str) -> list[Message] | None:
     value = from_json(value, where, "a list of messages")
     if value is None:
         return None
+    check_json(value, where)
     if isinstance(value, dict):
         value = [value]
     if not isinstance(value, list):
@@ -126,31 +133,65 @@ def _read_call(call: Any, where: str) -> Message:
 
 
 def read_tools(value: Any, where: str) -> list[dict[str, Any]] | None:
-    """Tools as chat templates take them, from a list of tools, its JSON text, or bare functions; None for no tools."""
-    value = from_json(value, where, "a list of tools")
+    """Tools as chat templates take them: from a list of tools or of their JSON texts, JSON text of a list, or bare
+    functions; None for no tools. A tool's function and its parameters may be JSON text, too."""
+    value = from_json(value, where, _TOOLS)
     if not value:
         return None
     read = []
     for tool in value if isinstance(value, list) else [value]:
-        if not isinstance(tool, dict):
-            raise ThreestepError(f"{where}: tools: expected a JSON list of objects, got {kind_of(tool)}")
+        tool = _read_tool(tool, where)
         is_bare = "name" in tool and "function" not in tool
         read.append({"type": "function", "function": tool} if is_bare else tool)
+    check_json(read, f"{where}: tools")
+    return read
+
+
+def _read_tool(tool: Any, where: str) -> dict[str, Any]:
+    tool = _parsed_text(tool)
+    if not isinstance(tool, dict):
+        got = f"{kind_of(tool)}: {tool!r:.60}"
+        raise ThreestepError(f"{where}: tools: expected a JSON list of objects, got {got}")
+    read = {key: _parsed_text(value) if key in _IN_TOOLS else value for key, value in tool.items()}
+    if isinstance(function := read.get("function"), dict):
+        read["function"] = _read_tool(function, where)
     return read
 
 
 def from_json(value: Any, where: str, expected: str) -> Any:
-    """The value of JSON text, None for blank text; any other value as it is. Raises ThreestepError for other text."""
+    """The value of JSON text (also of JSON text in JSON text), None for blank text; any other value as it is. Raises
+    ThreestepError for other text."""
     if not isinstance(value, str):
         return value
     if not value.strip():
         return None
     try:
-        return parse_json(value)
+        return _parsed_text(parse_json(value))
     except json.JSONDecodeError as error:
         raise ThreestepError(
-            f"{where}: expected {expected}, got text that is not JSON ({error.msg}): {value[:60]!r}"
+            f"{where}: expected {expected}, got text that is not JSON ({error.msg}): {value[:60]!r}{python_hint(value)}"
         ) from error
+
+
+def _parsed_text(value: Any) -> Any:
+    """The list or object of JSON text, also of JSON text in JSON text; any other value as it is."""
+    parsed = value
+    while isinstance(parsed, str):
+        if (inner := _parsed(parsed)) is parsed:
+            return value
+        parsed = inner
+    return parsed if isinstance(parsed, (list, dict)) else value
+
+
+def check_json(value: Any, where: str) -> None:
+    """Raise ThreestepError for a date, a time or a decimal number in a value: a file's typed column has changed how it
+    was written."""
+    if isinstance(value, (date, time, timedelta, Decimal)):
+        raise ThreestepError(
+            f"{where}: expected JSON values, got a {type(value).__name__} ({value}); write it as text, or as a number"
+        )
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        check_json(inner, where)
 
 
 # Checked, for a chat template.
@@ -213,13 +254,16 @@ def _checked_call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def checked_tools(tools: Any, where: str) -> list[dict[str, Any]] | None:
-    """Tools as a list of objects, given as such or as its JSON text; None for no tools."""
-    tools = _plain(_parsed(tools) if isinstance(tools, str) and tools.strip() else tools)
-    if not tools:
+    """Tools as a list of objects, given as such, as JSON text of it or as a list of JSON texts; None for no tools."""
+    tools = _parsed_text(_plain(tools))
+    if not tools or (isinstance(tools, str) and not tools.strip()):
         return None
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+    if not isinstance(tools, list):
         raise BadConversation(f"{where}: expected tools to be a list of objects or its JSON text, got {tools!r:.60}")
-    return tools
+    try:
+        return [_read_tool(tool, where) for tool in tools]
+    except ThreestepError as refusal:
+        raise BadConversation(str(refusal)) from refusal
 
 
 def _given_arguments(value: Any) -> Any:
@@ -373,7 +417,7 @@ def _content(message: Message, where: str) -> str:
         if not isinstance(text, str):
             raise ThreestepError(f"{where}: a message's content: expected text, got {part!r}"[:200])
         content += text
-    thought = message.get("reasoning_content")
+    thought = next((message[key] for key in REASONING_KEYS if message.get(key)), None)
     functions = [_call_in_form(call.get("function", call), _object_of) for call in message.get("tool_calls", ())]
     calls = [json.dumps(function, ensure_ascii=False) for function in functions]
     return (f"<think>\n{thought}\n</think>\n\n" if thought else "") + "\n".join(filter(None, [content, *calls]))

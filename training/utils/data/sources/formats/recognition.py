@@ -24,6 +24,7 @@ class Recognition:
     read: column -> its role, such as "prompt"; "extra_info.answer" is a part of a column.
     texts_not_read: columns that hold text, lists or objects and are not read.
     others_not_read: all further columns, of numbers and truth values.
+    notes: sentences on files, or values in them, that are passed over.
     """
 
     format: str
@@ -31,6 +32,7 @@ class Recognition:
     read: dict[str, str]
     texts_not_read: tuple[str, ...] = ()
     others_not_read: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def sentence(self) -> str:
@@ -41,7 +43,7 @@ class Recognition:
 
     def as_json(self) -> dict[str, Any]:
         """All fields and the sentence as JSON values."""
-        lists = {name: list(getattr(self, name)) for name in ("texts_not_read", "others_not_read")}
+        lists = {name: list(getattr(self, name)) for name in ("texts_not_read", "others_not_read", "notes")}
         return {**asdict(self), **lists, "sentence": self.sentence}
 
 

@@ -32,6 +32,7 @@ class TreeRows(Sequence):
 
     def __init__(self, rows: Any) -> None:
         self._rows = rows
+        self.nulls = rows.nulls
         self.kinds: Kinds = {column: kinds for column, kinds in rows.kinds.items() if column not in (_ROLE, _TEXT)}
         self.kinds["messages"] = {"a list": next(iter(rows.kinds[_TEXT].values()), "the file")}
         places: dict[Any, int] = {}

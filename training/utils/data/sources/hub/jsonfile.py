@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from training.utils.base.errors import ThreestepError
 from training.utils.data.files.columns import Expected
 from training.utils.data.files.digests import digest_files
-from training.utils.data.files.json_rows import JsonLines, JsonList
+from training.utils.data.files.json_rows import read_jsonl
 from training.utils.data.sources.hub.datasets import HubDataset, answered
 from training.utils.data.sources.registry import register_dataset
 
@@ -55,10 +55,7 @@ class LocalJsonFile(HubDataset):
 
     def _read(self, split: str) -> Rows:
         if split not in self._rows:
-            path = self.raw_datasets[split]
-            with open(path, "rb") as file:
-                reader = JsonList if file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[") else JsonLines
-            self._rows[split] = reader(path, _EXPECTED)
+            self._rows[split] = read_jsonl(self.raw_datasets[split], _EXPECTED)
         return self._rows[split]
 
     def get_fingerprint(self) -> str:

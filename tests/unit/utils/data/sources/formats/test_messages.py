@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+from datetime import date, datetime, timedelta
+from decimal import Decimal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.sources.formats.messages import prompt_text, read_messages, read_tools, response_text
+from training.utils.data.sources.formats.messages import (
+    checked_tools,
+    prompt_text,
+    read_messages,
+    read_tools,
+    response_text,
+)
 
 CALL = {"name": "add", "arguments": {"a": 1, "b": [2]}}
 CALLS = [{"type": "function", "function": CALL}]
@@ -129,6 +137,63 @@ def test_tools_in_every_form():
         read_tools(["add"], "row")
     with pytest.raises(ThreestepError, match="row: expected a list of tools, got text that is not JSON"):
         read_tools("add", "row")
+
+
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "number"}}}
+WHOLE = {"type": "function", "function": {"name": "add", "parameters": PARAMETERS}}
+
+
+@pytest.mark.parametrize(
+    "given_tools",
+    [
+        [WHOLE],
+        json.dumps([WHOLE]),
+        json.dumps(json.dumps([WHOLE])),
+        json.dumps(WHOLE),
+        [json.dumps(WHOLE)],
+        json.dumps([json.dumps(WHOLE)]),
+        [json.dumps(json.dumps(WHOLE))],
+        [json.dumps(WHOLE["function"])],
+        [{**WHOLE, "function": json.dumps(WHOLE["function"])}],
+        [{**WHOLE, "function": {"name": "add", "parameters": json.dumps(PARAMETERS)}}],
+        [{**WHOLE, "function": json.dumps({"name": "add", "parameters": json.dumps(PARAMETERS)})}],
+        [{"name": "add", "parameters": json.dumps(PARAMETERS)}],
+    ],
+)
+def test_tools_and_their_parts_may_be_json_text(given_tools):
+    assert read_tools(given_tools, "row") == [WHOLE]
+    if not isinstance(given_tools, str) or json.loads(given_tools) != WHOLE:
+        bare = [tool["function"] if "function" in tool else tool for tool in checked_tools(given_tools, "row")]
+        assert bare == [WHOLE["function"]]
+    for nothing in ("null", "[]", '""', " ", None, [], {}, "{}"):
+        assert read_tools(nothing, "row") is None
+
+
+def test_nulls_in_json_text_are_meant():
+    call = {"name": "add", "arguments": {"a": None, "b": 1}}
+    said = [message("assistant", "", tool_calls=[call, {**call, "arguments": '{"a": null}'}])]
+    for given_messages in (said, json.dumps(said)):
+        (read,) = read_messages(given_messages, "row")
+        assert [each["function"]["arguments"] for each in read["tool_calls"]] == [{"a": None, "b": 1}, {"a": None}]
+    other = {"name": "add", "parameters": {"a": None, "b": 1}}
+    for given_tools in (json.dumps([other]), [json.dumps(other)]):
+        assert read_tools(given_tools, "row")[0]["function"] == other
+
+
+@pytest.mark.parametrize("value", [datetime(2024, 1, 2), date(2024, 1, 2), timedelta(1), Decimal("1.50")])
+def test_values_that_a_typed_column_has_changed_are_refused(value):
+    """Their text was not theirs alone: 1.50 and 1.5, 2024-01-02 and 2024-01-02T00:00:00 are one value."""
+    call = {"name": "add", "arguments": {"x": [{"y": value}]}}
+    with pytest.raises(ThreestepError, match=r"^row: expected JSON values, got a \w+ \(.*\); write it as text"):
+        read_messages([message("assistant", "", tool_calls=[call])], "row")
+    with pytest.raises(ThreestepError, match=r"^row: tools: expected JSON values, got a"):
+        read_tools([{"name": "add", "default": value}], "row")
+
+
+def test_python_s_form_of_a_list_is_named():
+    """pandas and `datasets` write it into CSV."""
+    with pytest.raises(ThreestepError, match="not JSON .* it is Python's form, write it with json.dumps"):
+        read_messages(str([message("user", "Hi")]), "row")
 
 
 # --- as text

@@ -33,6 +33,16 @@ def test_what_parquet_gives():
     assert checked_messages([without], "row") == [{"role": "assistant", "content": ""}]
 
 
+def test_a_refusal_is_the_text_of_its_answer():
+    """Under OpenAI's key: an empty turn would be trained in its place."""
+    for content in ({}, {"content": None}, {"content": ""}):
+        (message,) = checked_messages([{"role": "assistant", **content, "refusal": "No."}], "row")
+        assert message["content"] == "No."
+    for refusal in ("", None):
+        (message,) = checked_messages([{"role": "assistant", "content": "Yes.", "refusal": refusal}], "row")
+        assert message["content"] == "Yes."
+
+
 def test_arguments_that_are_no_object_stay_text():
     (message,) = checked_messages([{"role": "assistant", "tool_calls": '[{"name": "f", "arguments": "x = 1"}]'}], "row")
     assert message["tool_calls"] == [{"name": "f", "arguments": "x = 1"}]
@@ -50,6 +60,22 @@ def test_arguments_that_are_no_object_stay_text():
         ([{"role": "user", "content": 5}], "expected content that is text or a list of parts.*got 5"),
         ([{"role": "user", "content": ["a"]}], "expected content that is text or a list of parts"),
         ([{"role": "user", "content": [{"type": "image"}]}], "a content part of type 'image': expected text, and only"),
+        (
+            [{"role": "assistant", "content": [{"type": "tool_use", "name": "f", "input": {}}]}],
+            "part of type 'tool_use': expected text, got a tool call; write it as 'tool_calls' of the message",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "tool_result", "content": "4"}]}],
+            "expected text, got a tool's answer; write it as a message of the role 'tool'",
+        ),
+        (
+            [{"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}]}],
+            "expected text, got reasoning; write it as 'reasoning_content' of the message",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "document", "source": {}}]}],
+            "a content part of type 'document': expected text, and parts of this type are not read; write it as text",
+        ),
         ([{"role": "user", "content": "a", "images": ["b.png"]}], "message 1: 'images': expected text, got images"),
         ([{"role": "assistant", "reasoning_content": ["a"]}], "expected reasoning_content to be text, got a list"),
         ([{"role": "assistant", "tool_calls": "add(1)"}], r"expected tool_calls to be a list .*'add\(1\)'"),

@@ -1,0 +1,109 @@
+"""A file is read as what it holds, whatever its name; what it cannot be is named with a remedy."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from training.utils.base.errors import ThreestepError
+from training.utils.data.files.readers import open_rows
+
+ROW = {"question": "Hé?", "answer": "二"}
+LINE = json.dumps(ROW, ensure_ascii=False) + "\n"
+
+
+def zstd(content: bytes) -> bytes:
+    return pyarrow.compress(content, codec="zstd", asbytes=True)
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, zstd, bytes])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize(
+    ("reader", "content"),
+    [
+        ("jsonl", LINE),
+        ("json", f"[{LINE}]"),
+        ("csv", "question,answer\nHé?,二\n"),
+        ("csv", "question,answer\rHé?,二\r"),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32"])
+def test_text_is_read_in_every_coat(tmp_path, pack, suffix, reader, content, encoding):
+    path = tmp_path / f"rows.{reader}{suffix}"
+    path.write_bytes(pack(content.encode(encoding)))
+    assert list(open_rows(reader, [str(path)], str(tmp_path))) == [ROW]
+
+
+@pytest.mark.parametrize("reader", ["parquet", "arrow"])
+def test_tables_may_be_packed(tmp_path, reader):
+    path, table = tmp_path / f"rows.{reader}", pyarrow.Table.from_pylist([ROW])
+    if reader == "parquet":
+        parquet.write_table(table, path)
+    else:
+        with pyarrow.ipc.new_file(str(path), table.schema) as file:
+            file.write_table(table)
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    assert list(open_rows(reader, [str(path)], str(tmp_path))) == [ROW]
+
+
+def of_parquet() -> bytes:
+    parquet.write_table(pyarrow.Table.from_pylist([ROW]), made := io.BytesIO())
+    return made.getvalue()
+
+
+def of_stream() -> bytes:
+    table = pyarrow.Table.from_pylist([ROW])
+    with pyarrow.ipc.new_stream(made := io.BytesIO(), table.schema) as file:
+        file.write_table(table)
+    return made.getvalue()
+
+
+def of_archive(kind: str) -> bytes:
+    made = io.BytesIO()
+    if kind == "zip":
+        with zipfile.ZipFile(made, "w") as archive:
+            archive.writestr("rows.jsonl", LINE)
+    else:
+        with tarfile.open(fileobj=made, mode="w:gz") as archive:
+            archive.addfile(tarfile.TarInfo("rows.jsonl"), io.BytesIO())
+    return made.getvalue()
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+
+
+@pytest.mark.parametrize(
+    ("reader", "content", "sentence"),
+    [
+        ("jsonl", of_parquet(), "expected text, got a Parquet file; give it as parquet:"),
+        ("csv", of_parquet(), "expected CSV, got a Parquet file; give it as parquet:"),
+        ("json", of_stream(), "expected text, got an Arrow file or stream; give it as arrow:"),
+        ("jsonl", of_archive("zip"), "expected text, got a zip archive or a spreadsheet; unpack it"),
+        ("jsonl", of_archive("tar"), "expected text, got a tar archive; unpack it"),
+        ("jsonl", POINTER, "expected text, got a pointer to a file in Git LFS; fetch the file with git lfs pull"),
+        ("parquet", POINTER, "expected a Parquet file, got a pointer to a file in Git LFS"),
+        ("csv", POINTER, "expected CSV, got a pointer to a file in Git LFS"),
+        ("jsonl", b"<!DOCTYPE html>\n<html>", "expected text, got a web page; download the file itself"),
+        ("parquet", LINE.encode(), "expected a Parquet file, got JSON; give it as jsonl:"),
+        ("arrow", of_parquet(), "expected an Arrow file or stream, got a Parquet file; give it as parquet:"),
+        ("csv", f"[{LINE}]".encode(), "expected CSV, got JSON; give it as jsonl:"),
+        ("jsonl", b"{'question': 'Hi'}\n", "it is Python's form, write it with json.dumps"),
+        ("jsonl", LINE.encode("utf-16") + b"\x00\xd8a\x00", "begins as utf-16-le and is not: illegal UTF-16 surrogate"),
+    ],
+)
+def test_what_a_file_is_not(tmp_path, reader, content, sentence):
+    path = Path(tmp_path) / f"rows.{reader}"
+    path.write_bytes(content)
+    with pytest.raises(ThreestepError) as caught:
+        open_rows(reader, [str(path)], str(tmp_path))
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)

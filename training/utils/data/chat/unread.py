@@ -1,0 +1,309 @@
+"""The parts of a conversation that its chat template does not read: reasoning under another key, and tools.
+
+Reasoning moves to the key that the template reads. Where the template reads none, or leaves out the reasoning of the
+answer that a row is for, `--unread_reasoning` decides. All of it is found by rendering, with marks in place of the
+reasoning. Knows nothing of turns, tokens or kinds of rows.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from training.utils.data.chat.arguments import INLINE, OMIT
+from training.utils.data.chat.rendering import ChatTemplate, TemplateRefused
+from training.utils.data.rows.tokenize import Dropped
+from training.utils.data.sources.formats.messages import REASONING_KEYS, Conversation, Message
+
+Read = tuple[Conversation, tuple[str, ...]]  # a conversation for the template, and notes for the report
+
+MOVED = "whose reasoning moved to the key that the chat template reads"
+INLINED = "whose reasoning became part of the content, because the chat template reads it nowhere else"
+OMITTED = "learnt without the reasoning of their answer, which the chat template leaves out"
+EMPTIED = "with earlier answers out of the loss, because the chat template writes an empty thought for their reasoning"
+UNREAD_TOOLS = "whose tools the chat template does not write"
+REMEDIES = {
+    "unread_reasoning": "the chat template does not write the reasoning of their answers; take one that reads it "
+    "(--chat_template FILE, --chat_template_kwargs), or --unread_reasoning inline",
+    OMITTED: "--unread_reasoning inline writes it into the content, drop drops such rows; or take a template that "
+    "reads it (--chat_template FILE, --chat_template_kwargs)",
+    UNREAD_TOOLS: "the model does not see what it may call; take a template that writes tools (--chat_template FILE)",
+}
+
+# Reasoning as models write it into their text: Qwen's and DeepSeek's form, which is the default, Mistral's, Cohere's,
+# Kimi's, Seed's, and Claude's.
+_FORMS = (
+    "<think>\n{}\n</think>\n\n",
+    "[THINK]{}[/THINK]",
+    "<|START_THINKING|>{}<|END_THINKING|>",
+    "\u25c1think\u25b7{}\u25c1/think\u25b7",
+    "<seed:think>{}</seed:think>",
+    "<thinking>\n{}\n</thinking>\n\n",
+)
+_TAGS = [form.replace("\n", "").split("{}") for form in _FORMS]
+_PATTERNS = [(re.escape(begin), re.escape(end)) for begin, end in _TAGS]
+_EMPTY = re.compile("(?:" + "|".join(rf"{begin}\s*{end}" for begin, end in _PATTERNS) + r")\s*\Z")
+_INSIDE = re.compile(r"\s*(?:" + "|".join(rf"{begin}\s*(\S[\s\S]*?){end}" for begin, end in _PATTERNS) + ")")
+_FIRST_MARK = 0xF0000  # private characters, which no template writes
+_PARTS = "parts"  # Mistral's place of reasoning: a part of the content, of type "thinking"
+_NAME = "look_up"
+_QUESTION: Message = {"role": "user", "content": "a"}
+_ANSWER: Message = {"role": "assistant", "content": "b"}
+_CALL = {"id": "call00001", "type": "function", "function": {"name": _NAME, "arguments": {"key": "d"}}}
+_KEY = {"type": "object", "properties": {"key": {"type": "string", "description": "A key."}}, "required": ["key"]}
+_TOOL = {"type": "function", "function": {"name": _NAME, "description": "Looks up.", "parameters": _KEY}}
+
+
+@dataclass(frozen=True)
+class UnreadParts:
+    """Finds what one template does not read, and moves reasoning.
+
+    policy: `--unread_reasoning`.
+    tokens: added ones of the tokenizer; with the template's text they tell the tags of inlined reasoning.
+    """
+
+    template: ChatTemplate
+    policy: str
+    tokens: Collection[str]
+
+    def of_prompt(self, conversation: Conversation) -> Read:
+        """A conversation that is to be answered, its reasoning where the template reads it."""
+        notes = (UNREAD_TOOLS,) if conversation.tools and not _writes_tools(self.template) else ()
+        if all(_marked(message, "") is None for message in conversation.messages):
+            return conversation, notes
+        keys, messages = _keys_read(self.template), conversation.messages
+        if keys:
+            messages = [_taken_apart(message) for message in messages] if _wants_keys(self.template) else messages
+            messages = [_moved(message, keys) for message in messages]
+        elif self.policy == INLINE:
+            messages = [self._inlined(message) for message in messages]
+        changed = replace(conversation, messages=messages)
+        # A template may refuse reasoning where it takes the rest: gpt-oss's does beside the text of a call.
+        if messages == conversation.messages or (
+            self._text(changed, messages) is None and self._text(conversation, conversation.messages) is not None
+        ):
+            return conversation, notes
+        return changed, (*notes, MOVED if keys else INLINED)
+
+    def of_answer(self, conversation: Conversation, learns_all: bool = False) -> Read:
+        """A conversation whose last answer is learnt, and with `learns_all` the earlier ones.
+
+        No answer is learnt with an empty thought in place of its reasoning: earlier ones leave the loss, a row whose
+        last one it is is dropped. Raises Dropped.
+        """
+        read, notes = self.of_prompt(conversation)
+        reasoned = {place for place, message in enumerate(read.messages) if _marked(message, "") is not None}
+        lost = reasoned - self._written(read, reasoned) - read.untrained
+        last = _last_answer(read.messages)
+        emptied = self._emptied(read, (reasoned if learns_all else reasoned & {last}) - read.untrained, lost)
+        if emptied - {last}:
+            read = replace(read, untrained=read.untrained | emptied - {last})
+            notes = (*notes, EMPTIED)
+        if last is None or last not in lost | emptied:
+            asked = max((place for place, each in enumerate(read.messages) if each["role"] == "user"), default=-1)
+            # gpt-oss's leaves out the reasoning of calls that a last answer follows.
+            return read, (*notes, OMITTED) if learns_all and any(asked < place for place in lost) else notes
+        notes = tuple(note for note in notes if note not in (MOVED, INLINED))
+        if self.policy == INLINE:
+            messages = [*read.messages[:last], self._inlined(read.messages[last]), *read.messages[last + 1 :]]
+            inlined = replace(read, messages=messages)
+            if self._written(inlined, {last}) and not self._emptied(inlined, {last}, ()):
+                return inlined, (*notes, INLINED)
+        if self.policy != OMIT or last in emptied:
+            raise Dropped("unread_reasoning")
+        return read, (*notes, OMITTED)
+
+    def _written(self, conversation: Conversation, places: Iterable[int]) -> set[int]:
+        """Those of `places` whose reasoning the template writes; all where it refuses the marks."""
+        messages, marks = list(conversation.messages), {place: chr(_FIRST_MARK + place) for place in places}
+        if not marks:
+            return set()
+        for place, mark in marks.items():
+            messages[place] = _marked(messages[place], mark) or messages[place]
+        text = self._text(conversation, messages)
+        return {place for place, mark in marks.items() if text is None or mark in text}
+
+    def _emptied(self, conversation: Conversation, places: Iterable[int], lost: Collection[int]) -> set[int]:
+        """Those of `places` before whose content the template writes an empty thought that is not the prompt's. lost:
+        places whose reasoning it leaves out."""
+        messages, marks = list(conversation.messages), {place: chr(_FIRST_MARK + place) for place in places}
+        if not marks or _opens_empty(self.template) or not any(end in self.template.text for _, end in _TAGS):
+            return set()
+        for place, mark in marks.items():
+            messages[place] = _before_text(messages[place], mark, place in lost)
+        text = self._text(conversation, messages) or ""
+        return {place for place, mark in marks.items() if mark in text and _EMPTY.search(text.partition(mark)[0])}
+
+    def _inlined(self, message: Message) -> Message:
+        """The message with its reasoning at the beginning of its content, in the form of the model's."""
+        key = _key_of(message)
+        if key is None:
+            return message
+        known = [
+            form
+            for form in _FORMS
+            if (tag := form.partition("{}")[0].strip()) in self.tokens or tag in self.template.text
+        ]
+        text = (known or _FORMS)[0].replace("{}", message[key].strip())
+        content = message["content"] or ""
+        written = text + content if isinstance(content, str) else [{"type": "text", "text": text}, *content]
+        return {**_without_reasoning(message), "content": written}
+
+    def _text(self, conversation: Conversation, messages: Sequence[Message]) -> str | None:
+        return _text(self.template, messages, conversation.tools)
+
+
+def _text(template: ChatTemplate, messages: Sequence[Message], tools: Any = None) -> str | None:
+    """The rendering, with arguments of calls as JSON text where the template takes no objects; None where it refuses
+    both."""
+    for written in (messages, [_with_text_arguments(message) for message in messages]):
+        try:
+            return template.render(written, tools).text
+        except TemplateRefused:
+            continue
+    return None
+
+
+def _with_text_arguments(message: Message) -> Message:
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = dict(call.get("function") or call)
+        function["arguments"] = json.dumps(function.get("arguments"), ensure_ascii=False)
+        calls.append({**call, "function": function} if "function" in call else function)
+    return {**message, "tool_calls": calls}
+
+
+def _last_answer(messages: Sequence[Message]) -> int | None:
+    """The place of the last answer; None where somebody asks again behind it, and templates leave out reasoning."""
+    for place in range(len(messages) - 1, -1, -1):
+        if messages[place]["role"] == "assistant":
+            return place
+        if messages[place]["role"] != "tool":
+            return None
+    return None
+
+
+# Reasoning in messages.
+
+
+def _key_of(message: Message) -> str | None:
+    """The key of an answer's reasoning."""
+    if message["role"] != "assistant":
+        return None
+    return next((key for key in REASONING_KEYS if str(message.get(key) or "").strip()), None)
+
+
+def _without_reasoning(message: Message) -> Message:
+    return {key: value for key, value in message.items() if key not in REASONING_KEYS}
+
+
+def _taken_apart(message: Message) -> Message:
+    """The message with the reasoning with which its content begins under a key."""
+    content = message["content"]
+    inside = _INSIDE.match(content) if isinstance(content, str) and message["role"] == "assistant" else None
+    if inside is None or inside.lastindex is None or _key_of(message) is not None:
+        return message
+    return {
+        **message,
+        "content": content[inside.end() :].lstrip("\n"),
+        REASONING_KEYS[0]: inside[inside.lastindex].strip(),
+    }
+
+
+def _moved(message: Message, keys: Sequence[str]) -> Message:
+    """The message with its reasoning under the first of `keys`, unless it has it under one of them."""
+    key = _key_of(message)
+    if key is None or any(str(message.get(read) or "").strip() for read in keys):
+        return message
+    return _under(keys[0], _without_reasoning(message), message[key])
+
+
+def _under(key: str, message: Message, reasoning: str) -> Message:
+    if key != _PARTS:
+        return {**message, key: reasoning}
+    content = message["content"] or ""
+    parts = ([{"type": "text", "text": content}] if content else []) if isinstance(content, str) else content
+    return {**message, "content": [{"type": "thinking", "thinking": reasoning}, *parts]}
+
+
+def _marked(message: Message, mark: str) -> Message | None:
+    """An answer with `mark` in place of its reasoning, under whatever key or at the beginning of its content; None
+    without any."""
+    if message["role"] != "assistant":
+        return None
+    if _key_of(message) is not None:
+        return {**message, **{key: mark for key in REASONING_KEYS if key in message}}
+    content = message["content"]
+    if isinstance(content, list):
+        first = content[0] if content else {}
+        return {**message, "content": [{**first, "thinking": mark}, *content[1:]]} if "thinking" in first else None
+    inside = _INSIDE.match(content or "")
+    if inside is None or inside.lastindex is None:
+        return None
+    begin, end = inside.span(inside.lastindex)
+    return {**message, "content": content[:begin] + mark + content[end:]}
+
+
+def _before_text(message: Message, mark: str, behind_thought: bool) -> Message:
+    """An answer with `mark` before its content, or behind the thought with which the content begins."""
+    content = message["content"]
+    if isinstance(content, list):
+        return {**message, "content": [{"type": "text", "text": mark}, *content]}
+    inside = _INSIDE.match(content or "") if behind_thought else None
+    at = inside.end() if inside else 0
+    return {**message, "content": f"{(content or '')[:at]}{mark}{(content or '')[at:]}"}
+
+
+# Habits of a template, each learnt once.
+
+
+@lru_cache(maxsize=64)
+def _keys_read(template: ChatTemplate) -> tuple[str, ...]:
+    """The keys under which the template reads reasoning, of an answer or of a call; or the parts of the content."""
+    mark = chr(_FIRST_MARK)
+    answers = [(_ANSWER, None), ({**_ANSWER, "content": "", "tool_calls": [_CALL]}, [_TOOL])]
+
+    def written(key: str) -> str:
+        texts = [_text(template, [_QUESTION, _under(key, answer, mark)], tools) or "" for answer, tools in answers]
+        return "".join(text for text in texts if mark in text)
+
+    keys = tuple(filter(written, REASONING_KEYS))
+    parts = "" if keys else written(_PARTS)
+    is_dumped = re.search("[\"']thinking[\"']", parts)  # content as it is, whatever it is: a list in Python or JSON
+    return (_PARTS,) if parts and not is_dumped else keys
+
+
+@lru_cache(maxsize=64)
+def _wants_keys(template: ChatTemplate) -> bool:
+    """True if the template leaves out reasoning in the content, or writes an empty thought before it."""
+    mark = chr(_FIRST_MARK)
+    thought, text = _FORMS[0].replace("{}", mark), _ANSWER["content"]
+    inside, behind = (
+        _text(template, [_QUESTION, {**_ANSWER, "content": content}]) or mark
+        for content in (thought + text, mark + _FORMS[0].replace("{}", text) + text)
+    )
+    return mark not in inside or (mark in behind and _EMPTY.search(behind.partition(mark)[0]) is not None)
+
+
+@lru_cache(maxsize=64)
+def _writes_tools(template: ChatTemplate) -> bool:
+    """True if the template writes tools; also where it refuses the probes."""
+    system = {"role": "system", "content": "c"}
+    texts = [_text(template, messages, [_TOOL]) for messages in ([_QUESTION], [system, _QUESTION])]
+    written = [text for text in texts if text is not None]
+    return not written or any(_NAME in text for text in written)
+
+
+@lru_cache(maxsize=64)
+def _opens_empty(template: ChatTemplate) -> bool:
+    """True if the generation prompt ends with an empty thought, so that no answer learns one."""
+    try:
+        return _EMPTY.search(template.render([_QUESTION], None, True).text) is not None
+    except TemplateRefused:
+        return False
