@@ -39,7 +39,7 @@ PUBLISHED = (
     "CohereLabs-command-a-plus-05-2026-w4a4 GLM-4.6 "
     "HuggingFaceTB-SmolLM2-135M-Instruct HuggingFaceTB-SmolLM3-3B LGAI-EXAONE-EXAONE-3.5-7.8B-Instruct "
     "LGAI-EXAONE-EXAONE-4.0-32B MiniMaxAI-MiniMax-M2 MiniMaxAI-MiniMax-Text-01-hf NousResearch-Hermes-3-Llama-3.1-8B "
-    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use Qwen-QwQ-32B@16488a Qwen-Qwen2-1.5B-Instruct "
+    "Qwen-QwQ-32B@16488a Qwen-Qwen2-1.5B-Instruct "
     "Qwen-Qwen3-4B-Thinking-2507 Qwen-Qwen3-Coder-30B-A3B-Instruct Salesforce-Llama-xLAM-2-8b-fc-r "
     "allenai-Llama-3.1-Tulu-3-8B-SFT allenai-OLMoE-1B-7B-0125-Instruct allenai-Olmo-3-7B-Instruct "
     "allenai-Olmo-3-7B-Think baidu-ERNIE-4.5-21B-A3B-Base-PT codellama-CodeLlama-7b-Instruct-hf "
@@ -230,7 +230,7 @@ def _refused(
         unstopped = [turn.message for turn in turns if turn.end is None and turn.past is None]
         if unstopped == [len(body) - 1] and judge.next_stops(body, text, tools):
             unstopped = []
-        if lacks or unstopped:
+        if unstopped or any(not what.startswith(tuple(REPORTED_AS)) for what in lacks):
             notes.append(f"{form}: lacks {', '.join(lacks) or 'the stop of a turn'}")
             continue
         outcome = DOUBTFUL

@@ -157,10 +157,15 @@ class TemplateJudge:
         follows = {"role": "user", "content": "And then?"}
         if calls := body[-1].get("tool_calls"):
             follows = {"role": "tool", "name": calls[0]["function"]["name"], "content": "a result"}
-        longer, last = self.render([*body, follows], tools) or "", plain.rstrip()[-20:]
-        at = longer.rfind(last, 0, longer.rfind(follows["content"]))  # thoughts before it may vanish
-        rest = longer[at + len(last) :].lstrip() if at >= 0 else ""
-        return [stop for stop in self.family.stops if rest.startswith(stop)]
+        longer = self.render([*body, follows], tools) or ""
+        until = longer.rfind(follows["content"])
+        for size in (20, 10, 5, 2):  # thoughts before the answer may vanish once a message follows
+            last = plain.rstrip()[-size:]
+            at = longer.rfind(last, 0, max(until, 0))
+            if at >= 0:
+                rest = longer[at + len(last) :].lstrip()
+                return [stop for stop in self.family.stops if rest.startswith(stop)]
+        return []
 
     def lost(self, body: Sequence[Message], tools: Any, text: str) -> Iterator[tuple[str, str]]:
         """What messages hold and their rendering lacks, as (kind, detail). A call is written if another one would
@@ -475,17 +480,17 @@ def _other_value(value: Any) -> Any:
 
 def _lost_texts(messages: Sequence[Message], tools: Any, text: str) -> Iterator[tuple[str, str]]:
     """What the messages hold besides calls and the text lacks, as (kind, detail). Thoughts of turns before the last
-    user message may be missing: templates leave them out of later prompts, too."""
-    last_question = max((n for n, message in enumerate(messages) if message["role"] == "user"), default=-1)
+    answer may be missing: templates leave them out of later prompts, too."""
+    last_answer = max((n for n, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
     for place, message in enumerate(messages):
         for leaf in _texts_of(message.get("content")):
             for thought, part in _split_thought(leaf, message["role"]):
                 kind = "a thought in the content" if thought else f"content of {message['role']}"
                 kind = "text beside a call" if message.get("tool_calls") and not thought else kind
-                if not _holds(text, part) and not (thought and place < last_question):
+                if not _holds(text, part) and not (thought and place < last_answer):
                     yield kind, f"message {place + 1}: {part[:60]!r}"
         for key in REASONING:
-            if message.get(key) and place > last_question and not _holds(text, message[key]):
+            if message.get(key) and place == last_answer and not _holds(text, message[key]):
                 yield f"reasoning ({key})", f"message {place + 1}: {message[key][:60]!r}"
     for tool in tools or ():
         function = tool["function"]

