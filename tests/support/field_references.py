@@ -59,7 +59,7 @@ def by_reference(python: Path, kind: str, path: Path, texts: Sequence[str]) -> l
 
 
 def converted(python: Path, kind: str, path: Path, folder: Path) -> None:
-    """Write a vendor's file as the tokenizer.json of a folder, by transformers' converter."""
+    """Write a vendor's file as the tokenizer.json of a folder, as its vendor's models are published."""
     command = [str(python), str(Path(__file__).resolve()), f"convert-{kind}", str(path), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -90,26 +90,45 @@ def by_llama_tokenizer_js(path: Path, texts: Sequence[str]) -> dict[str, Any]:
 
 def write_llama_2(path: Path, folder: Path) -> None:
     """Write Llama 2's tokenizer.json in the form in which it is published, from what llama-tokenizer-js holds."""
-    from tokenizers import AddedToken, Tokenizer, models
-
     held = by_llama_tokenizer_js(path, [])
-    vocabulary = {token: index for index, token in enumerate(held["vocabulary"])}
     merges = [tuple(pair.split(" ")) for pair in held["merges"]]
+    _save_as_published(held["vocabulary"], merges, folder)
+
+
+def _save_as_published(pieces: Sequence[str], merges: Sequence[tuple[str, ...]], folder: Path) -> None:
+    """Write a vocabulary of SentencePiece as Llama 2's and Mistral 7B's tokenizer.json are published."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+
+    vocabulary = {token: index for index, token in enumerate(pieces)}
     made = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    _as_published(made)
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     made.add_special_tokens([AddedToken(token, normalized=False) for token in ("<unk>", "<s>", "</s>")])
     made.save(str(folder / "tokenizer.json"))
 
 
-def _as_published(tokenizer: Any) -> None:
-    """Give a SentencePiece vocabulary the spaces that the published files of Llama 2 and Mistral 7B have."""
-    from tokenizers import decoders, normalizers, processors
+def _convert_sentencepiece(path: Path, folder: Path) -> None:
+    """Merges in the order of their pieces' scores, which is that of the ids; transformers 5.19 has them in another."""
+    import sentencepiece
 
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    pieces = [model.id_to_piece(index) for index in range(len(model))]
+    merged = {
+        piece: index
+        for index, piece in enumerate(pieces)
+        if not (model.is_control(index) or model.is_byte(index) or model.is_unknown(index))
+    }
+    merges = []
+    for piece in sorted(merged, key=lambda piece: -model.get_score(merged[piece])):
+        pairs = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
+        merges += sorted(
+            (pair for pair in pairs if all(part in merged for part in pair)),
+            key=lambda pair: [merged[part] for part in pair],
+        )
+    _save_as_published(pieces, merges, folder)
 
 
 def _gpt2(path: Path) -> Encode:
@@ -184,13 +203,12 @@ def _convert(kind: str, path: Path, folder: Path) -> None:
             str(folder / "tokenizer.json")
         )
         return
+    if kind == "sentencepiece":
+        return _convert_sentencepiece(path, folder)
     from transformers import PreTrainedTokenizerFast
 
-    (folder / ("tekken.json" if kind == "tekken" else "tokenizer.model")).write_bytes(path.read_bytes())
-    made = PreTrainedTokenizerFast.from_pretrained(folder).backend_tokenizer
-    if kind == "sentencepiece":
-        _as_published(made)  # transformers 5.19 leaves out the space before a text
-    made.save(str(folder / "tokenizer.json"))
+    (folder / "tekken.json").write_bytes(path.read_bytes())
+    PreTrainedTokenizerFast.from_pretrained(folder).backend_tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def main(kind: str, path: str, *folder: str) -> None:
