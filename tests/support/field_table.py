@@ -34,6 +34,7 @@ A conversation counts as trained if its ids are transformers', its loss covers e
 prompt, up to the token at which it stops, and nothing of the row is lost without a line in the log.
 
 - **all**: every conversation of the topic. **3/9**: three of nine; the others are refused, and the letters say why.
+  Templates of SentencePiece's families are tried with two tokenizers, so that their conversations count twice.
 """
 
 
