@@ -129,7 +129,7 @@ def kinds_of(judge: TemplateJudge, conversation: FieldConversation, ids: list[in
 @pytest.mark.parametrize("name", ["channels", "next speaker", "quoted", "thoughts"])
 def test_the_judge_passes_right_rows_and_finds_shifted_masks(judge_of, name: str) -> None:
     judge = judge_of(name)
-    for each in ("one turn", "three turns", "call of numbers", "call of nothing", "two calls", "ends in a call"):
+    for each in ("one turn", "three turns", "call of numbers", "call of nothing", "calls in a row", "ends in a call"):
         _, ids, mask = right_row(judge, BY_NAME[each])
         assert kinds_of(judge, BY_NAME[each], ids, mask) == []
         begin, last = mask.index(True), len(mask) - 1 - mask[::-1].index(True)

@@ -17,7 +17,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from tests.support.field_tokenizers import Family
+from tests.support.field_tokenizers import CONTROL, Family
 
 Message = dict[str, Any]
 REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -287,9 +287,24 @@ class TemplateJudge:
             past = None if is_last else self._stop(text, last, following, self.family.past)
             if past is not None and end is not None and end > past and not is_last:
                 end = None
+            if end is None and past is None and not is_last:
+                end = self._opening_behind(body, tools, plain, (place, last, following))
             found.append(Expected(place, low, high, end, past))
             at = last
         return found
+
+    def _opening_behind(
+        self, body: Sequence[Message], tools: Any, plain: str, turn: tuple[int, int, int]
+    ) -> int | None:
+        """The end of the control token that begins what follows a turn, where the template writes no stop of the
+        family's behind it, as behind a single call of DeepSeek R1's: the model can only stop there."""
+        place, last, following = turn
+        own = self.render(body[: place + 1], tools) or ""
+        close = len(os.path.commonprefix([own, plain]))
+        if close != len(own) or close < last:
+            return None
+        found = CONTROL.match(plain, close + len(plain[close:]) - len(plain[close:].lstrip()), following)
+        return found.end() if found else None
 
     def _regions(self, body: Sequence[Message], tools: Any, plain: str) -> list[tuple[int, int]]:
         """For each message, the characters of the rendering from the first to the last that its texts decide."""

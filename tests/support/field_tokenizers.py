@@ -92,7 +92,7 @@ FAMILIES = (
 # Any other template: its turns end with the tokenizer's eos, in SentencePiece's and in byte-level vocabularies.
 OTHER = Family("other", (), "</s>", ("</s>",), bos="<s>", kinds=(PREFIXED, BYTES))
 
-_CONTROL = re.compile(
+CONTROL = re.compile(
     r"<\|[^|<>\s'{}%]{1,40}\|?>|<[a-z_]{2,30}\|>|<\|\"\|>|<\uff5c[^\uff5c\s]{1,40}\uff5c>|\[/?[A-Z_]{3,24}\]|\[\|[a-z]+\|\]"
     r"|</?s>|<bos>|<eos>|<sop>|\[gMASK\]|<(?:BOS|EOS|PAD)_TOKEN>|</?(?:start|end)_[a-z_]{4,30}>|<seed:[a-z]+>"
     r"|<extra_id_\d+>|</?longcat_\w+>|<SPECIAL_\d+>|\]~!?b[\[\]]|\[e~\[|<\w+_of_sentence>|<escape>"
@@ -113,7 +113,7 @@ def derived_family(render: Callable[[list[dict[str, str]]], str | None]) -> Fami
     asked, answer = {"role": "user", "content": "question"}, {"role": "assistant", "content": "reply"}
     text = render([asked, answer, {**asked, "content": "another"}]) or ""
     _, _, rest = text.partition("reply")
-    between = _CONTROL.findall(rest.partition("another")[0])
+    between = CONTROL.findall(rest.partition("another")[0])
     if not between:
         return OTHER
     return replace(OTHER, name="derived", stops=(between[0], OTHER.eos))
@@ -123,7 +123,7 @@ def control_tokens(template: str, renderings: Iterable[str] = ()) -> tuple[list[
     """Return the special tokens and the other added tokens that a template writes. renderings: of conversations that
     hold no such token themselves."""
     texts = [template, *renderings]
-    special = {token for text in texts for token in _CONTROL.findall(text)}
+    special = {token for text in texts for token in CONTROL.findall(text)}
     if "'<|' +" in template or '"<|" +' in template:
         special |= {f"<|{role}|>" for role in _ROLES}
     return sorted(special), sorted({tag for text in texts for tag in _TAGS.findall(text)})

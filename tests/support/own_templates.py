@@ -7,16 +7,17 @@ without a token between.
 
 from __future__ import annotations
 
-# As gpt-oss: one block a channel, a call ends with a token of its own, and only the last answer with the real stop.
+# As gpt-oss: one block a channel, one call a message, which ends with a token of its own, and only the last answer has
+# the real stop.
 CHANNELS = """\
 {%- if tools %}{{ '<|start|>developer<|message|>' + (tools | tojson) + '<|end|>' }}{% endif %}
 {%- for message in messages %}
 {%- if message.role == 'assistant' and message.tool_calls %}
 {%- if message.content %}
 {{- '<|start|>assistant<|channel|>commentary<|message|>' + message.content + '<|end|>' }}{% endif %}
-{%- for call in message.tool_calls %}
-{{- '<|start|>assistant to=' + call.function.name + '<|channel|>call<|message|>' }}
-{{- call.function.arguments | tojson + '<|call|>' }}{% endfor %}
+{%- if message.tool_calls | length > 1 %}{{ raise_exception('one call at a time') }}{% endif %}
+{%- set call = message.tool_calls[0].function %}
+{{- '<|start|>assistant to=' + call.name + '<|channel|>call<|message|>' + (call.arguments | tojson) + '<|call|>' }}
 {%- elif message.role == 'assistant' %}
 {%- if message.reasoning_content and loop.last %}
 {{- '<|start|>assistant<|channel|>analysis<|message|>' + message.reasoning_content + '<|end|>' }}{% endif %}
