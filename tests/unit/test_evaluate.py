@@ -24,7 +24,10 @@ def flags(tmp_path, tiny_tokenizer):
         own = {"vocab_size": len(tiny_tokenizer), "eos_token_id": tiny_tokenizer.eos_token_id}
         make("llama", seed=seed, **own, pad_token_id=tiny_tokenizer.pad_token_id).save_pretrained(tmp_path / name)
         tiny_tokenizer.save_pretrained(tmp_path / name)
-    rows = [{"prompt": f"Human: {word}? Assistant:", "chosen": f" {word}", "rejected": " no"} for word in WORDS]
+    rows = [
+        {"prompt": f"Human: {word}? Assistant:", "chosen": f" {word}", "rejected": " no", "ground_truth": "7"}
+        for word in WORDS
+    ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     line = f"--model_name_or_path {tmp_path}/one --data_path jsonl:{tmp_path}/rows.jsonl"
     line += f" --data_output_path {tmp_path}/cache --data_split 0,0,1 --eval_fraction 0.5 --max_prompt_seq_len 64"

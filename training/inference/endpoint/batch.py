@@ -61,7 +61,8 @@ class Batch:
     def drawing(self) -> int:
         """The number of answers that are being drawn, or wait."""
         with self._changed:
-            return sum(not line.is_over for line in (*self._rows.lines, *self._joining, *self._waiting))
+            lines = (*self._rows.lines, *self._joining, *self._waiting)  # one that joins may be in two of them
+            return len({id(line) for line in lines if not line.is_over})
 
     def close(self, seconds: float) -> None:
         """Take no more requests; wait for those that are there, so long at most, and fail the others."""

@@ -18,7 +18,9 @@ from training.utils.data.chat.style import SavedStyle, save_style, saved_style
 SPLITS = {1: "1,0,0", 2: "0,1,0", 3: "0,0,1"}
 QUESTIONS = [{"question": f"What is {i} + {i}?", "answer": f"It is {i}.", "rejected": "No."} for i in range(12)]
 STORED = [{"prompt": f"{i} + {i} =", "chosen": f" {i}", "rejected": " no"} for i in range(12)]
-WITH_BLANK = [{"prompt": f"{i} + {i} = ", "chosen": f"{i}", "rejected": "no"} for i in range(12)]
+WITH_BLANK = [{"prompt": f"{i} + {i} = ", "chosen": f"~{i}", "rejected": "~"} for i in range(12)]
+# The blank and the answer's first word are one token, which is the answer's.
+CROSSED = [{"prompt": f"{i} + {i} ", "chosen": f"is {i}", "rejected": "is no"} for i in range(12)]
 WITH_LINES = [{"prompt": f"Q: {i}\nA:\n", "chosen": f"{i}", "rejected": "no"} for i in range(12)]
 MESSAGES = [
     {"messages": [{"role": "user", "content": f"Hi {i}"}, {"role": "assistant", "content": "Yes."}]} for i in range(12)
@@ -69,6 +71,16 @@ def test_what_is_asked_has_the_ids_of_the_rows_prompt(flags, tiny_tokenizer, pha
         for typed in {given, given.rstrip()}:
             asked = maker.make([{"role": "user", "content": typed}], None, 0)
             assert prompt_ids(asked) == prompt_ids(row), (typed, name)
+
+
+@pytest.mark.parametrize("phase", [1, 2])
+def test_a_blank_that_goes_with_the_answer_is_not_asked(flags, phase):
+    tokenizer = chat_tokenizer(None)
+    made, _ = settled(flags(CROSSED), tokenizer, phase)
+    maker = PromptMaker(flags(CROSSED), tokenizer)
+    for row in made:
+        asked = maker.make([{"role": "user", "content": CROSSED[row.row_id]["prompt"].rstrip()}], None, 0)
+        assert prompt_ids(asked) == prompt_ids(row)
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,8 @@ def _read_call(call: Any, where: str) -> Message:
     if not isinstance(function, dict) or "name" not in function:
         raise ThreestepError(f"{where}: a tool call: expected an object with 'name' and 'arguments', got {call!r}")
     function = {**function, "arguments": _given_arguments(function.get("arguments"))}
-    return {"type": "function", **(call if "function" in call else {}), "function": function}
+    kept = call if "function" in call else {}
+    return {**({} if "type" in kept else {"type": "function"}), **kept, "function": function}
 
 
 def read_tools(value: Any, where: str) -> list[dict[str, Any]] | None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from training.utils.base.errors import ThreestepError
 from training.utils.data.sources.formats.messages import (
     checked_tools,
+    forms_of_calls,
     prompt_text,
     read_messages,
     read_tools,
@@ -67,14 +68,30 @@ def test_openais_messages_are_kept_as_they_are():
         [{"type": "function", "function": {**CALL, "arguments": json.dumps(CALL["arguments"])}}],
     ],
 )
-def test_tool_calls_in_every_form(calls):
-    (read,) = read_messages([{"role": "assistant", "content": None, "tool_calls": calls}], "row")
-    assert read == message("assistant", "", tool_calls=CALLS)
+@pytest.mark.parametrize("content", [None, ""])
+def test_tool_calls_in_every_form(calls, content):
+    """Arguments and content stay as they are given: templates want one form or the other."""
+    (read,) = read_messages([{"role": "assistant", "content": content, "tool_calls": calls}], "row")
+    arguments = calls[0]["function"]["arguments"] if isinstance(calls, list) and "function" in calls[0] else None
+    given = [{"type": "function", "function": {**CALL, "arguments": arguments or CALL["arguments"]}}]
+    assert read == message("assistant", content, tool_calls=given)
+    objects = list(forms_of_calls([read]))
+    assert message("assistant", "", tool_calls=CALLS) in [form[0] for form in objects]
+    texts = [{"type": "function", "function": {**CALL, "arguments": json.dumps(CALL["arguments"])}}]
+    assert message("assistant", None, tool_calls=texts) in [form[0] for form in objects] and len(objects) == 4
+
+
+def test_calls_without_arguments_have_none_in_every_form():
+    for none in ({}, {"arguments": None}, {"arguments": ""}, {"arguments": " null "}, {"arguments": {}}):
+        (read,) = read_messages([message("assistant", "", tool_calls=[{"name": "now", **none}])], "row")
+        assert read["tool_calls"] == [{"type": "function", "function": {"name": "now", "arguments": {}}}]
 
 
 def test_openais_older_names_for_calls():
     said = [{"role": "assistant", "function_call": CALL}, {"role": "function", "name": "add", "content": "3"}]
-    assert read_messages(said, "row") == [message("assistant", "", tool_calls=CALLS), message("tool", "3", name="add")]
+    assert read_messages(said, "row") == [
+        message("assistant", None, tool_calls=CALLS), message("tool", "3", name="add")
+    ]  # fmt: skip
 
 
 def test_the_id_of_a_call_and_arguments_that_are_no_object_are_kept():
@@ -174,7 +191,7 @@ def test_nulls_in_json_text_are_meant():
     said = [message("assistant", "", tool_calls=[call, {**call, "arguments": '{"a": null}'}])]
     for given_messages in (said, json.dumps(said)):
         (read,) = read_messages(given_messages, "row")
-        assert [each["function"]["arguments"] for each in read["tool_calls"]] == [{"a": None, "b": 1}, {"a": None}]
+        assert [each["function"]["arguments"] for each in read["tool_calls"]] == [{"a": None, "b": 1}, '{"a": null}']
     other = {"name": "add", "parameters": {"a": None, "b": 1}}
     for given_tools in (json.dumps([other]), [json.dumps(other)]):
         assert read_tools(given_tools, "row")[0]["function"] == other

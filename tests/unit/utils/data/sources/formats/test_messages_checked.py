@@ -27,7 +27,7 @@ def test_what_parquet_gives():
     """Arrays for lists, and every key of every row, most of them None."""
     call = {"function": {"name": "add", "arguments": '{"x": 1}', "strict": None}, "id": None}
     given = np.array([{"role": "assistant", "content": None, "tool_calls": np.array([call, call]), "name": None}])
-    made = {"function": {"name": "add", "arguments": {"x": 1}}}
+    made = {"function": {"name": "add", "arguments": '{"x": 1}'}}
     assert checked_messages(given, "row") == [{"role": "assistant", "content": None, "tool_calls": [made, made]}]
     without = {"role": "assistant", "content": None, "tool_calls": np.array([])}
     assert checked_messages([without], "row") == [{"role": "assistant", "content": ""}]
@@ -47,7 +47,7 @@ def test_arguments_that_are_no_object_stay_text():
     (message,) = checked_messages([{"role": "assistant", "tool_calls": '[{"name": "f", "arguments": "x = 1"}]'}], "row")
     assert message["tool_calls"] == [{"name": "f", "arguments": "x = 1"}]
     nulls = {"role": "assistant", "tool_calls": [{"name": "f", "arguments": '{"x": null}'}]}
-    assert checked_messages([nulls], "row")[0]["tool_calls"][0]["arguments"] == {"x": None}
+    assert checked_messages([nulls], "row")[0]["tool_calls"][0]["arguments"] == '{"x": null}'
 
 
 @pytest.mark.parametrize(

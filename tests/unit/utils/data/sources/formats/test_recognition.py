@@ -6,7 +6,7 @@ import json
 
 from tests.support.data_flags import raw_dataset_of, with_flags
 from training.utils.data.build.build import build_phase
-from training.utils.data.kinds.strategies import GLUED
+from training.utils.data.kinds.strategies import CROSSED, GLUED
 from training.utils.data.sources.formats.recognition import Recognition
 
 ROW = {"question": "Hi", "answer": "Ho", "topic": "greetings", "tags": ["a"], "score": 3, "hard": True}
@@ -54,7 +54,7 @@ def test_texts_that_meet_without_a_blank_are_counted(flags, tiny_tokenizer):
     rows += [{"prompt": "What?", "completion": " 5"}, {"prompt": "What?", "completion": "\n5"}]
     data = flags(rows, eval_fraction=0.0, data_split="1,0,0")
     report = build_phase(1, data, tiny_tokenizer, 1).report
-    assert report.train.noted == {GLUED: 1} and f"1 {GLUED}" in report.sentence
+    assert report.train.noted == {GLUED: 1, CROSSED: 1} and f"1 {GLUED}" in report.sentence
     asked = with_flags(data, data_format="question_answer", prompt_column="prompt", chosen_column="completion")
     assert build_phase(1, asked, tiny_tokenizer, 1).report.train.noted == {}
 
