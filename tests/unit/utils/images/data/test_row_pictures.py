@@ -436,10 +436,13 @@ def test_text_rows_stand_among_image_rows(built):
     assert [len(row.media) for row in built(rows).train] == [2, 0]
 
 
-def test_base64_is_no_path(built):
+def test_a_data_url_is_the_image_that_it_holds(built):
     address = "data:image/png;base64," + base64.b64encode(RED).decode()
-    with pytest.raises(ThreestepError, match="expected a path inside the data's folder, got the address 'data:image"):
-        built([{"messages": [user("<image>"), assistant("Red.")], "images": [address]}])
+    bare = base64.b64encode(RED).decode().rstrip("=")
+    images = (address, f"DATA:image/png;charset=x;base64,{bare}")
+    rows = [{"messages": [user("<image>"), assistant("Red.")], "images": [image]} for image in images]
+    one, other = built(rows).train
+    assert one.input_ids.tolist() == other.input_ids.tolist() and one.media[0].key == other.media[0].key
 
 
 def test_the_same_prompt_about_two_pictures_has_two_uids_in_any_order_of_the_data(built):
