@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from training.utils.clock.devices import AttentionShares, Device, Links, Measured, Rates, Tiles
-from training.utils.dry_run.in_a_model import now, product_rate, rates_in_a_model
+from training.utils.dry_run.in_a_model import now, product_flops, product_rate, rates_in_a_model
 from training.utils.dry_run.operators import OperatorCount
 from training.utils.engine.ranks.cpu_products import chosen_products, float32_products
 from training.utils.engine.ranks.devices import set_threads
@@ -26,6 +26,7 @@ _PRODUCTS: dict[int, tuple[int, ...]] = {
     16: (16, 256), 64: (64, 256, 1024), 128: (128, 512, 2048), 256: (256, 1024), 512: (512,), 1024: (512,),
 }  # fmt: skip
 _TRIES, _LEAST_SECONDS = 5, 0.02
+_MOST_SECONDS = 2.0  # of a forward and backward of one size; see `_product_rates`
 _TOKENS, _WIDTH, _VOCABULARY = 512, 384, 2048
 _HEADS, _HEAD = 4, 64
 _LAYERS = 6  # together larger than a cache
@@ -48,10 +49,7 @@ def measured_cpu(dtype: torch.dtype = torch.float32, products: str | None = None
 
 def _measured(dtype: torch.dtype) -> Device:
     keep_freed_memory()  # as runs do
-    matmuls = tuple(
-        (float(width), tuple((float(rows), product_rate(rows, width, dtype)) for rows in lengths))
-        for width, lengths in _PRODUCTS.items()
-    )
+    matmuls = _product_rates(dtype)
     thin = tuple(
         (float(layers * _WIDTH**2), tuple((float(rows), _thin_rate(rows, layers, dtype)) for rows in _THIN))
         for layers in _THIN_LAYERS
@@ -71,6 +69,20 @@ def _measured(dtype: torch.dtype) -> Device:
         single=best,
         measured=Measured(matmuls, model.costs, optimizer, _head_rate(), thin, _cache_rate(dtype), model.memory),
     )
+
+
+def _product_rates(dtype: torch.dtype) -> tuple[tuple[float, tuple[tuple[float, float], ...]], ...]:
+    """FLOP/s of products by width and rows. A size that takes long has the rate of the one before it: without
+    instructions for bfloat16 (AVX2 alone) its products are 50 times as slow as float32's, whatever their size."""
+    rates, rate = [], 0.0
+    for width, lengths in _PRODUCTS.items():
+        points = []
+        for rows in lengths:
+            if not rate or product_flops(rows, width) / rate < _MOST_SECONDS:
+                rate = product_rate(rows, width, dtype)
+            points.append((float(rows), rate))
+        rates.append((float(width), tuple(points)))
+    return tuple(rates)
 
 
 def seconds_of(work: Callable[[], object], tries: int = _TRIES, least: float = _LEAST_SECONDS) -> float:

@@ -41,7 +41,9 @@ _WIDTH, _HEADS, _LAYERS, _TOKENS = 256, 4, 4, 256
 _LENGTHS = (64, _TOKENS, 768)  # in tokens; operators of 0.1 to 1.3 MB
 _DOCUMENTS = 32  # of the same tokens: so many that their differences to one document stand out
 _OF_A_LAYER = 7  # products: four of attention and three of its MLP
+_LAYERS_OF_PRODUCTS = 2
 _TRIES, _TRIES_OF_PRODUCTS = 5, 3
+_LONG_SECONDS = 0.5  # of a pass, which one try measures well
 
 
 def now() -> float:
@@ -153,12 +155,17 @@ class _AttentionSeconds(NamedTuple):
 
 def product_rate(rows: int, width: int, dtype: torch.dtype) -> float:
     """FLOP/s of the products of layers as wide as tall, forward and backward together."""
-    layers = 2
-    model = _Llama(width, max(1, width // 64), rows, dtype, layers=layers, inner=width)
+    model = _Llama(width, max(1, width // 64), rows, dtype, layers=_LAYERS_OF_PRODUCTS, inner=width)
+    begun = now()
     model.backward(model.forward())
-    tries = [_inside(model) for _ in range(_TRIES_OF_PRODUCTS)]
+    tries = [_inside(model) for _ in range(_TRIES_OF_PRODUCTS if now() - begun < _LONG_SECONDS else 1)]
     seconds = statistics.median(ahead.seconds[PRODUCT] + behind.seconds[PRODUCT] for ahead, behind in tries)
-    return 3 * layers * _OF_A_LAYER * 2.0 * rows * width**2 / max(1e-9, seconds)
+    return product_flops(rows, width) / max(1e-9, seconds)
+
+
+def product_flops(rows: int, width: int) -> float:
+    """FLOPs of the products that `product_rate` measures."""
+    return 3 * _LAYERS_OF_PRODUCTS * _OF_A_LAYER * 2.0 * rows * width**2
 
 
 class _Llama:
@@ -213,9 +220,9 @@ class _Llama:
 
 def _passes(model: _Llama) -> tuple[_Pass, _Pass]:
     """The forward and the backward: with clocks in operators and without, in turns."""
-    states = model.forward()
-    model.backward(states)
-    tries = [_try(model) for _ in range(_TRIES)]
+    begun = now()
+    model.backward(model.forward())
+    tries = [_try(model) for _ in range(_TRIES if now() - begun < _LONG_SECONDS else 1)]
     counted = model.counted()
     ahead, behind = (
         _Pass(
