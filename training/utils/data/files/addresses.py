@@ -191,7 +191,7 @@ def open_local(name: str, spool_dir: str | None, *, text: bool = False) -> Binar
     than UTF-8 an unnamed copy below `spool_dir` (None: the system's temporary folder) that vanishes when closed."""
     with open_stream(name) as file:
         encoding = encoding_of(start_of(file)) if text else UTF_8
-        if isinstance(file.raw, io.FileIO) and encoding == UTF_8:
+        if not is_remote(name) and isinstance(file.raw, io.FileIO) and encoding == UTF_8:
             return open(name, "rb")
         copy = spool_file(spool_dir)
         source = file if encoding == UTF_8 else codecs.EncodedFile(file, "utf-8", encoding)
