@@ -25,7 +25,7 @@ import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os.path import commonprefix
 from typing import Any
@@ -332,7 +332,7 @@ class TurnFinder:
         earlier = self._render(conversation, evidence.masks.messages[:place], generation_prompt=True).text
         before = evidence.origin.positions_M[evidence.origin.messages_M < place]
         begin = int(before.max()) + 1 if len(before) else 0
-        tail = re.split(r"[\U000f0000-\U0010ffff]", earlier)[-1]
+        tail = _MASKED.split(earlier)[-1]
         tails = [tail + self._habits.missing_prompt]
         if self._habits.headers and tail.endswith(self._habits.headers[0]):
             tails += [tail.removesuffix(self._habits.headers[0]) + header for header in self._habits.headers[1:]]
@@ -490,7 +490,6 @@ def _check(
             f"{where}: a turn of the assistant would hold text of message {place + 1} "
             f"({conversation.messages[place]['role']}): the chat template mixes the two"
         )
-    written = set(origin.texts_M.tolist())
     outside = set(origin.texts_M[~inside_M].tolist())
     turn_texts: dict[int, str] = {}
     for turn in turns:
@@ -500,7 +499,20 @@ def _check(
         if message.get("tool_calls"):  # marks may leave a turn out, which is written all the same
             written_text = turn_texts.get(place, evidence.plain)
             is_json &= _check_calls(message, written_text, f"{where}, message {place + 1} ({message['role']})")
-    left_out = 0
+    return _check_texts(turn_texts, outside, evidence, conversation, literals=literals), is_json
+
+
+def _check_texts(
+    turn_texts: Mapping[int, str],
+    outside: set[int],
+    evidence: _Evidence,
+    conversation: Conversation,
+    *,
+    literals: frozenset[str],
+) -> int:
+    """Raise BadConversation unless each text is written, in its turn and as it is; return how many texts beside calls
+    are left out. turn_texts: by message. outside: texts of which a part is in no turn."""
+    where, written, left_out = conversation.where, set(evidence.origin.texts_M.tolist()), 0
     # A template may cut a text at a tag that it looks for, as at </think>.
     tags = [literal for literal in literals if len(literal) > 2 and not literal.replace(" ", "").isalnum()]
     for number, masked in enumerate(evidence.masks.texts):
@@ -524,7 +536,7 @@ def _check(
                 f"{named}: the chat template changes the assistant's text: it becomes "
                 f"{turn_texts[masked.message][:60]!r} and was {masked.text[:60]!r}"
             )
-    return left_out, is_json
+    return left_out
 
 
 def _may_vanish(message: Message, kind: str) -> bool:
@@ -551,10 +563,9 @@ def _check_calls(message: Message, turn: str, named: str) -> bool:
                 raise BadConversation(f"{named}: the chat template writes the arguments of a call as quoted text")
             if arguments.strip() not in turn:
                 raise BadConversation(f"{named}: the chat template changes the arguments of a call: {arguments:.60}")
-        elif not all(any(form in turn for form in _forms(value)) for value in _leaves(arguments)):
-            missing = next(value for value in _leaves(arguments) if not any(form in turn for form in _forms(value)))
+        elif missing := [value for value in _leaves(arguments) if not any(form in turn for form in _forms(value))]:
             raise BadConversation(
-                f"{named}: the chat template omits {missing!r:.60} of the arguments of its call of "
+                f"{named}: the chat template omits {missing[0]!r:.60} of the arguments of its call of "
                 f"'{function.get('name')}'"
             )
         elif arguments and str(arguments) in turn and json.dumps(arguments, ensure_ascii=False) not in turn:
