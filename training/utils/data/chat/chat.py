@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -349,20 +349,15 @@ class ChatTokenizer:
     def encode(self, rows: Sequence[Sequence[TextPiece]], prompts: Sequence[int]) -> list[EncodedParts]:
         """Ids of each piece of each row: those of the row's whole text. prompts: how many pieces of a row are its
         prompt, which each other one answers; all of them are one text where no other is left."""
-        encoded: list[EncodedParts] = []
-        for is_whole, found in groupby(range(len(rows)), lambda row: len(rows[row]) == prompts[row]):
-            own = [rows[row] for row in found]
-            first = len(encoded)
-            if is_whole:
-                texts = [[piece.text for piece in row] for row in own]
-                encoded += self.texts.encode_parts(texts, [[piece.is_turn for piece in row] for row in own])
-                continue
-            of_prompts = prompts[first : first + len(own)]
-            asked = ["".join(piece.text for piece in row[:count]) for row, count in zip(own, of_prompts, strict=True)]
-            answers = [[piece.text for piece in row[count:]] for row, count in zip(own, of_prompts, strict=True)]
-            for each, count in zip(self.texts.encode_answers(asked, answers), of_prompts, strict=True):
-                each.parts[1:1] = [[] for _ in range(count - 1)]
-                encoded.append(each)
+        if all(len(row) == count for row, count in zip(rows, prompts, strict=True)):
+            texts = [[piece.text for piece in row] for row in rows]
+            return self.texts.encode_parts(texts, [[piece.is_turn for piece in row] for row in rows])
+        asked = ["".join(piece.text for piece in row[:count]) for row, count in zip(rows, prompts, strict=True)]
+        answers = [[piece.text for piece in row[count:]] for row, count in zip(rows, prompts, strict=True)]
+        assert all(answers), "rows of one kind all have answers, or none has"
+        encoded = self.texts.encode_answers(asked, answers)
+        for each, count in zip(encoded, prompts, strict=True):
+            each.parts[1:1] = [[] for _ in range(count - 1)]
         return encoded
 
 

@@ -35,6 +35,10 @@ _INSPECTING_METHODS = frozenset(
 )
 
 
+# A call in conversations that probe a template.
+PROBE_CALL: Message = {
+    "id": "call00001", "type": "function", "function": {"name": "look_up", "arguments": {"key": "d"}},
+}  # fmt: skip
 _tried: set[str] = set()  # texts of templates that stay within `template_limits` in this process
 _CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 _NUMBER = {"type": "object", "properties": {"a": {"type": "number", "description": "A number."}}, "required": ["a"]}

@@ -34,6 +34,7 @@ import numpy as np
 
 from training.utils.data.chat.habits import learn_habits
 from training.utils.data.chat.rendering import (
+    PROBE_CALL,
     ChatTemplate,
     MaskedMessages,
     Provenance,
@@ -50,12 +51,11 @@ from training.utils.data.sources.formats.messages import (
 )
 
 _MASKED = re.compile(r"[\U000f0000-\U0010ffff]")
-# A conversation that ends with a call, by which the token is learnt that ends one where the template leaves it open.
-_CALL: Message = {"type": "function", "id": "call00001", "function": {"name": "look", "arguments": {"key": "d"}}}
+# A call and its answer, by which the token is learnt that ends a call where the template leaves it open.
 _CALLED: tuple[Message, ...] = (
     {"role": "user", "content": "a"},
-    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
-    {"role": "tool", "name": "look", "tool_call_id": "call00001", "content": "e"},
+    {"role": "assistant", "content": "", "tool_calls": [PROBE_CALL]},
+    {"role": "tool", "name": PROBE_CALL["function"]["name"], "tool_call_id": PROBE_CALL["id"], "content": "e"},
 )
 
 
@@ -110,6 +110,7 @@ class TurnFinder:
         self._template = template
         self._habits = learn_habits(template, special_tokens, end_token, added_tokens)
         self._added_to_calls: str | None = None
+        self._closers: dict[str, bool] = {}  # tokens, and whether each closes every call of a turn
 
     @property
     def end_token(self) -> str:
@@ -433,13 +434,16 @@ class TurnFinder:
         return last[0].end() if last and not known and not self._closes_calls(last[0].group()) else None
 
     def _closes_calls(self, token: str) -> bool:
-        """True if the template writes a token behind each of two calls (DeepSeek R1's): the turn goes on."""
-        question, one, _ = _CALLED
-        for messages in forms_of_calls([question, {**one, "tool_calls": [_CALL, {**_CALL, "id": "call00002"}]}]):
-            with contextlib.suppress(TemplateRefused):
-                if self._template.render(messages).text.count(token) > 1:
-                    return True
-        return False
+        """True if the template writes a token behind each of two calls, and so ends no turn with it (DeepSeek R1's)."""
+        if token not in self._closers:
+            question, one, _ = _CALLED
+            two = {**one, "tool_calls": [PROBE_CALL, {**PROBE_CALL, "id": "call00002"}]}
+            texts = []
+            for messages in forms_of_calls([question, two]):
+                with contextlib.suppress(TemplateRefused):
+                    texts.append(self._template.render(messages).text)
+            self._closers[token] = any(text.count(token) > 1 for text in texts)
+        return self._closers[token]
 
     def _own_text(self, turn: _Open, evidence: _Evidence, conversation: Conversation) -> str | None:
         """The text of a turn that ends a conversation, without thoughts and text that the template leaves out where

@@ -7,7 +7,6 @@ reasoning. Knows nothing of turns, tokens or kinds of rows.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +14,9 @@ from functools import lru_cache
 from typing import Any
 
 from training.utils.data.chat.arguments import INLINE, OMIT
-from training.utils.data.chat.rendering import ChatTemplate, TemplateRefused
+from training.utils.data.chat.rendering import PROBE_CALL, ChatTemplate, TemplateRefused
 from training.utils.data.rows.tokenize import Dropped
-from training.utils.data.sources.formats.messages import REASONING_KEYS, Conversation, Message
+from training.utils.data.sources.formats.messages import REASONING_KEYS, Conversation, Message, forms_of_calls
 
 Read = tuple[Conversation, tuple[str, ...]]  # a conversation for the template, and notes for the report
 
@@ -50,10 +49,9 @@ _EMPTY = re.compile("(?:" + "|".join(rf"{begin}\s*{end}" for begin, end in _PATT
 _INSIDE = re.compile(r"\s*(?:" + "|".join(rf"{begin}\s*(\S[\s\S]*?){end}" for begin, end in _PATTERNS) + ")")
 _FIRST_MARK = 0xF0000  # private characters, which no template writes
 _PARTS = "parts"  # Mistral's place of reasoning: a part of the content, of type "thinking"
-_NAME = "look_up"
+_NAME: str = PROBE_CALL["function"]["name"]
 _QUESTION: Message = {"role": "user", "content": "a"}
 _ANSWER: Message = {"role": "assistant", "content": "b"}
-_CALL = {"id": "call00001", "type": "function", "function": {"name": _NAME, "arguments": {"key": "d"}}}
 _KEY = {"type": "object", "properties": {"key": {"type": "string", "description": "A key."}}, "required": ["key"]}
 _TOOL = {"type": "function", "function": {"name": _NAME, "description": "Looks up.", "parameters": _KEY}}
 
@@ -158,25 +156,13 @@ class UnreadParts:
 
 
 def _text(template: ChatTemplate, messages: Sequence[Message], tools: Any = None) -> str | None:
-    """The rendering, with arguments of calls as JSON text where the template takes no objects; None where it refuses
-    both."""
-    for written in (messages, [_with_text_arguments(message) for message in messages]):
+    """The rendering, in the first form of its calls that the template takes; None where it takes none."""
+    for written in forms_of_calls(messages):
         try:
             return template.render(written, tools).text
         except TemplateRefused:
             continue
     return None
-
-
-def _with_text_arguments(message: Message) -> Message:
-    if not message.get("tool_calls"):
-        return message
-    calls = []
-    for call in message["tool_calls"]:
-        function = dict(call.get("function") or call)
-        function["arguments"] = json.dumps(function.get("arguments"), ensure_ascii=False)
-        calls.append({**call, "function": function} if "function" in call else function)
-    return {**message, "tool_calls": calls}
 
 
 def _last_answer(messages: Sequence[Message]) -> int | None:
@@ -267,7 +253,7 @@ def _before_text(message: Message, mark: str, behind_thought: bool) -> Message:
 def _keys_read(template: ChatTemplate) -> tuple[str, ...]:
     """The keys under which the template reads reasoning, of an answer or of a call; or the parts of the content."""
     mark = chr(_FIRST_MARK)
-    answers = [(_ANSWER, None), ({**_ANSWER, "content": "", "tool_calls": [_CALL]}, [_TOOL])]
+    answers = [(_ANSWER, None), ({**_ANSWER, "content": "", "tool_calls": [PROBE_CALL]}, [_TOOL])]
 
     def written(key: str) -> str:
         texts = [_text(template, [_QUESTION, _under(key, answer, mark)], tools) or "" for answer, tools in answers]

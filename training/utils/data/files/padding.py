@@ -1,7 +1,7 @@
 """Nulls with which Arrow, and so `datasets`, pads objects: each object of a column gets the keys of all others.
 
-A file of JSON that was written from Arrow is told by its keys: all objects at one place, such as a call's arguments,
-have the same ones in the same order. Where they differ, nobody padded them, and a null is meant.
+The keys show whether a JSON file was written from Arrow: all objects at one place, such as a call's arguments, then
+have the same keys in the same order. Where the keys differ, the objects are not padded, and a null is a value.
 """
 
 from __future__ import annotations
