@@ -218,7 +218,8 @@ def _reported(cell: Cell, log: str) -> Cell:
 def _refused(
     template: FieldTemplate, kind: str, conversation: FieldConversation, judge: TemplateJudge, message: str
 ) -> Cell:
-    """A refusal; doubtful if the template writes the whole conversation in some form, with a stop for every turn."""
+    """A refusal; doubtful if the template writes the whole conversation in some form, each turn behind its prompt and
+    with a stop."""
     messages, tools = conversation.messages, conversation.tools
     forms = judge.forms(messages, tools)
     outcome, notes = REFUSED, []
@@ -233,6 +234,9 @@ def _refused(
         is_told = lacks and "unread_reasoning" in message
         if unstopped or is_told or any(not what.startswith(tuple(REPORTED_AS)) for what in lacks):
             notes.append(f"{form}: lacks {', '.join(lacks) or 'the stop of a turn'}")
+            continue
+        if unasked := judge.unasked(body, tools, text):
+            notes.append(f"{form}: message {unasked[0] + 1} does not follow the prompt that asks for it")
             continue
         outcome = DOUBTFUL
         notes.insert(0, f"writable: {form}")

@@ -346,7 +346,10 @@ class TemplateJudge:
                 high = max(low, min(at + size, first))
                 # A template may write an empty thought that another prompt of its would hold.
                 empty = _EMPTY_THOUGHT.match(plain, low, max(first, low))
-                begin = low, max(high, empty.end() if empty else 0)
+                high = max(high, empty.end() if empty else 0)
+                # Or no more than the tag with which that prompt's empty thought ends.
+                closed = _THOUGHT_TAG.match(plain, high, max(first, high))
+                begin = low, closed.end() if closed and header.endswith(closed.group()) else high
                 break
         else:
             begin = start, first
@@ -358,6 +361,21 @@ class TemplateJudge:
             if at >= 0:
                 return at + len(header) - cut, at + len(header) - cut
         return begin
+
+    def unasked(self, body: Sequence[Message], tools: Any, plain: str) -> list[int]:
+        """Messages of the assistant before which a rendering lacks the header of the prompt that would ask for them, as
+        before Falcon 3's calls: a model would never be asked so."""
+        regions = self._regions(body, tools, plain)
+        found = []
+        for place, message in enumerate(body):
+            if message["role"] != "assistant" or place == 0:
+                continue
+            header = self._header(body[:place], tools, self.render(body[:place], tools, prompt=True))
+            header = _THOUGHT_TAG.split(header)[0].strip()
+            begin = max(end for _, end in regions[:place])
+            if header not in plain[begin : max(regions[place][0], begin + len(header) + 2)]:
+                found.append(place)
+        return found
 
     def _header(self, earlier: Sequence[Message], tools: Any, asked: str | None) -> str:
         """What the template writes between the texts of the earlier messages and an answer."""

@@ -24,6 +24,8 @@ class TemplateHabits:
         is not the whole (a thought that the generation prompt opens), longest first.
     missing_prompt: the header of a template that writes one before an assistant's text and ignores
         add_generation_prompt.
+    always_asks: the generation prompt ends every conversation, also without add_generation_prompt (Cohere's templates
+        with tools).
     openings: special tokens that begin a message, and so never end one.
     is_open: the template ends no answer: the token with which the next message begins does (GLM 4.5's), and `ends[0]`
         has to be added to the last one.
@@ -33,6 +35,7 @@ class TemplateHabits:
     ends: tuple[str, ...]
     headers: tuple[str, ...] = ()
     missing_prompt: str = ""
+    always_asks: bool = False
     openings: frozenset[str] = frozenset()
     is_open: bool = False
 
@@ -102,27 +105,48 @@ def _learn(template: ChatTemplate, special_tokens: Sequence[str], end_token: str
         )
     before_b, before_d = _between(whole, a, b), _between(whole, c, d)
     prompt_b, prompt_d = open_a.partition(a)[2], open_c.partition(c)[2]
-    headers, missing_prompt = _headers(open_c, closed_c, [(before_b, prompt_b), (before_d, prompt_d)], special)
     after_b, after_d = _between(whole, b, c), whole.partition(d)[2]
+    pairs = [(before_b, prompt_b), (before_d, prompt_d)]
+    prompt = _added_prompt(prompt_d, closed_c.partition(c)[2], special)
+    always = "" if prompt else _constant_prompt(pairs[0], after_b, after_d, special)
+    headers = _headers(prompt or always, pairs, special)
+    missing_prompt = "" if headers else _missing_prompt(before_b, prompt_b)
+    headers = headers or ((missing_prompt,) if missing_prompt else ())
     openings = _openings(special, headers, whole.partition(a)[0], after_b, after_d=after_d)
-    habits = TemplateHabits(special, (), headers, missing_prompt, openings)
+    habits = TemplateHabits(special, (), headers, missing_prompt, bool(always), openings)
     return _with_ends(habits, after_b, after_d, end_token=end_token, eos_token=template.eos_token)
 
 
-def _headers(
-    open_c: str, closed_c: str, pairs: Sequence[tuple[str, str]], special: re.Pattern[str] | None
-) -> tuple[tuple[str, ...], str]:
-    """Headers and the missing prompt. pairs: what precedes b and d in the conversation, and as a generation prompt."""
-    prompt = open_c.removeprefix(closed_c)
-    if prompt == open_c or not prompt:
-        before_b, prompt_b = pairs[0]
-        missing = before_b[len(prompt_b) :] if before_b.startswith(prompt_b) else ""
-        return ((missing,), missing) if missing.strip() else ((), "")
+def _added_prompt(asked: str, closed: str, special: re.Pattern[str] | None) -> str:
+    """The generation prompt in what follows c with it; without it, a template may end with eos there (Metharme's)."""
+    if asked.startswith(closed):
+        return asked.removeprefix(closed)
+    return asked[len(_whole_words(commonprefix([asked, closed]), asked, special)) :]
+
+
+def _constant_prompt(pair: tuple[str, str], after_b: str, after_d: str, special: re.Pattern[str] | None) -> str:
+    """The prompt with which every conversation ends, whoever spoke last; "" where there is none. pair: what precedes b
+    in the conversation, and as a generation prompt."""
+    before_b, prompt_b = pair
+    end = after_d[len(_whole_words(commonprefix([after_b, after_d]), after_d, special)) :]
+    shared = commonprefix([before_b, prompt_b])[len(prompt_b) - len(end) :]
+    return end if prompt_b.endswith(end) and shared.strip() else ""
+
+
+def _missing_prompt(before_b: str, prompt_b: str) -> str:
+    """What the template writes before b besides the generation prompt; "" where that is blank."""
+    missing = before_b[len(prompt_b) :] if before_b.startswith(prompt_b) else ""
+    return missing if missing.strip() else ""
+
+
+def _headers(prompt: str, pairs: Sequence[tuple[str, str]], special: re.Pattern[str] | None) -> tuple[str, ...]:
+    """The prompt, and its beginnings that precede b or d. pairs: what precedes b and d in the conversation, and as a
+    generation prompt."""
     shared = [
         _whole_words(commonprefix([before, prompted])[len(prompted) - len(prompt) :], prompt, special)
         for before, prompted in pairs
     ]
-    return tuple(sorted({prompt, *filter(None, shared)}, key=len, reverse=True)), ""
+    return tuple(sorted({prompt, *shared} - {""}, key=len, reverse=True))
 
 
 def _whole_words(beginning: str, prompt: str, special: re.Pattern[str] | None) -> str:
@@ -168,6 +192,9 @@ def _with_ends(
     both = habits.special.findall(commonprefix([after_b, after_d])) if habits.special else []
     if eos_token in both:
         return replace(habits, ends=(eos_token,))
+    if earlier is None:  # Metharme's earlier answers end with the user's token
+        follows = habits.following(after_b)
+        earlier = follows if follows and not any(follows.group() in header for header in habits.headers) else None
     ends = dict.fromkeys(match.group() for match in (last, earlier) if match is not None)
     return replace(habits, ends=tuple(ends))
 

@@ -256,8 +256,8 @@ class TurnFinder:
     ) -> list[tuple[int, int, int]]:
         """The template's marks as (message, begin, end)."""
         begun: list[tuple[int, int, int]] = []
-        marks = [mark for mark in evidence.marks if mark[0] < mark[1]]
         begins = self._known_begins(evidence, places, conversation)
+        marks = [mark for mark in evidence.marks if mark[0] < mark[1]]
         for number, (begin, end) in enumerate(marks):
             low, high = np.searchsorted(evidence.origin.positions_M, [begin, end])
             if low < high:
@@ -287,15 +287,19 @@ class TurnFinder:
             ended = before and evidence.masked[: before[2]].rstrip().endswith(self._habits.ends)
             if ended and not _MASKED.search(evidence.masked, begin, end):
                 continue
-            clipped.append((place, min(end, begin if before else max(begin, begins[place])), end))
-        return clipped
+            clipped.append((place, min(end, begin if before else max(begin, begins.get(place, begin))), end))
+        return sorted([*clipped, *_unmarked_answers(clipped, begins, conversation)], key=lambda mark: mark[1])
 
     def _known_begins(self, evidence: _Evidence, places: Sequence[int], conversation: Conversation) -> dict[int, int]:
-        """Beginning of each message's turn, found without the marks; {} where it is not."""
-        try:
-            return dict(zip(places, self._begins(evidence, places, conversation, False), strict=True))
-        except BadConversation:
-            return {}
+        """Beginnings of messages' turns that are found without the marks."""
+        begins = self._behind_headers(evidence, places, False)
+        if begins:
+            return dict(zip(places, begins, strict=True))
+        known = {}
+        for place in places:
+            with contextlib.suppress(BadConversation):
+                known[place] = self._behind_prompt(evidence, place, conversation)
+        return known
 
     def _behind_headers(self, evidence: _Evidence, places: Sequence[int], generation_prompt: bool) -> list[int] | None:
         """Ends of the template's assistant headers; None if they do not fit the turns of `places`."""
@@ -307,14 +311,16 @@ class TurnFinder:
                 header for header in self._habits.headers if evidence.masked.startswith(header, match.start())
             )
             begins.append(match.start() + len(header))
-        if generation_prompt and not self._habits.missing_prompt and begins and begins[-1] == len(evidence.masked):
+        asks = self._habits.always_asks or (generation_prompt and not self._habits.missing_prompt)
+        if asks and begins and begins[-1] == len(evidence.masked):
             begins.pop()
         if len(begins) != len(places):
             return None
-        # A header may stand in the template's own words, such as its system prompt, before the messages before a turn.
+        # A header may stand in the template's own words, such as its system prompt, before the messages before a turn,
+        # or before a tool's answer (Falcon 3's calls stand behind the user's text, without one).
         positions_M, messages_M = evidence.origin.positions_M, evidence.origin.messages_M
         for place, begin in zip(places, begins, strict=True):
-            if (positions_M[messages_M == place - 1] > begin).any():
+            if (positions_M[messages_M == place - 1] > begin).any() or (positions_M[messages_M == place] < begin).any():
                 return None
         return begins
 
@@ -340,6 +346,9 @@ class TurnFinder:
         for known in tails:
             if evidence.masked.startswith(known, begin):
                 return begin + len(known)
+        shorter = _prompt_without_a_part(tail, evidence.masked[begin:])
+        if shorter:
+            return begin + shorter
         raise BadConversation(
             f"{conversation.where}, message {place + 1}: cannot tell where the assistant's turn begins: the generation "
             f"prompt after the messages before it ends in {tail[-60:]!r}, the whole conversation continues with "
@@ -462,7 +471,10 @@ class TurnFinder:
         before = evidence.origin.positions_M[evidence.origin.positions_M < turn.begin]
         known = evidence.masked[int(before[-1]) if len(before) else 0 : turn.begin]
         at = text.rfind(known)
-        return None if at < 0 or (at and not len(before)) else text[at + len(known) :]
+        if at < 0 or (at and not len(before)):
+            return None
+        own = text[at + len(known) :]
+        return own.removesuffix(self._habits.headers[0]) if self._habits.always_asks else own
 
 
 @dataclass(frozen=True)
@@ -474,6 +486,18 @@ class _Open:
     begin: int
     last: int
     limit: int
+
+
+def _unmarked_answers(
+    marked: Sequence[tuple[int, int, int]], begins: Mapping[int, int], conversation: Conversation
+) -> list[tuple[int, int, int]]:
+    """Turns of answers without text, which hold their stop alone, where a template marks each text (MiniMax-Text-01's).
+    As `_of_marks`; begins: by message."""
+    without = {place: begin for place, begin in begins.items() if place not in {place for place, _, _ in marked}}
+    messages = [conversation.messages[place] for place in without]
+    if any(message.get("tool_calls") or str(message.get("content") or "").strip() for message in messages):
+        return []  # it marks some of the turns
+    return [(place, begin, begin) for place, begin in without.items()]
 
 
 def _check(
@@ -575,6 +599,16 @@ def _check_calls(message: Message, turn: str, named: str) -> bool:
         elif arguments and str(arguments) in turn and json.dumps(arguments, ensure_ascii=False) not in turn:
             is_json = False
     return is_json
+
+
+def _prompt_without_a_part(prompt: str, text: str) -> int:
+    """Length of the beginning of a masked text that is the prompt without a part in its middle, as the tag that opens
+    an empty thought (DeepSeek V3.2 behind a tool's answer); 0 where there is none."""
+    same = len(commonprefix([prompt, text]))
+    for begin in range(same + 1, len(prompt)):
+        if prompt[begin:].strip() and text.startswith(prompt[begin:], same):
+            return same + len(prompt) - begin
+    return 0
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -66,6 +66,56 @@ def test_a_turn_without_end():
     ]
 
 
+def test_a_prompt_that_ends_every_conversation():
+    """As Cohere's templates with tools, which ignore add_generation_prompt; one of them adds an empty thought."""
+    answer = "'<answer>' + message.content + '</answer><|im_end|>'"
+    for thought in ("", "<think></think>"):
+        asking = f"<|im_start|>assistant\n{thought}"
+        template = with_turn(answer, CHATML.partition("{%- if add_generation")[0]) + f"{{{{ {asking!r} }}}}"
+        for messages in ([USER, ASSISTANT], [USER, ASSISTANT, USER, ASSISTANT], [ASSISTANT, USER, ASSISTANT]):
+            assert set(turns(template, messages)) == {"<answer>answer</answer><|im_end|>"}
+        assert finder(template).prompt(Conversation([USER], "row")).endswith(asking)
+
+
+def test_the_next_speakers_token_ends_earlier_turns():
+    """As Metharme's, which ends a conversation where the generation prompt would be, and reads the first message."""
+    template = (
+        "{{ messages[0].role and '' }}{% for m in messages %}"
+        "{{ ('<|end_header_id|>' if m.role == 'assistant' else '<|start_header_id|>') + m.content }}{% endfor %}"
+        "{{ '<|end_header_id|>' if add_generation_prompt else '</s>' }}"
+    )
+    expected = ["answer<|start_header_id|>", "answer</s>"]
+    assert turns(template, [USER, ASSISTANT, USER, ASSISTANT]) == expected
+    assert turns(template, [ASSISTANT, USER, ASSISTANT]) == expected
+    assert finder(template).ends == ("</s>", "<|start_header_id|>")
+
+
+def test_an_answer_that_follows_the_end_of_its_prompt():
+    """As DeepSeek V3.2's behind a tool: the prompt holds an empty thought, of which the answer has the end alone."""
+    thinking = "{% if add_generation_prompt %}<think></think>{% endif %}"
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>user\n{{ m.content }}"
+        "{% elif m.role == 'tool' %}<|s|>{{ m.content }}</s>\n"
+        "{% elif loop.index0 and messages[loop.index0 - 1].role == 'tool' %}</think>{{ m.content }}<|im_end|>"
+        "{% else %}<|im_start|>assistant\n<think></think>{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt and messages[-1].role != 'tool' %}<|im_start|>assistant\n{% endif %}" + thinking
+    )
+    assert turns(template, [USER, ASSISTANT, {"role": "tool", "content": "5"}, ASSISTANT]) == ["answer<|im_end|>"] * 2
+
+
+def test_a_call_without_the_header_of_its_prompt():
+    """As Falcon 3's, which stand behind the user's text; as many headers as turns are written, one before a tool."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>user\n{{ m.content }}"
+        "{% elif m.tool_calls %}<tool_call>{{ m.tool_calls[0].arguments.x }}</tool_call><|im_end|>"
+        "{% else %}<|im_start|>assistant\n{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    call = {"role": "assistant", "content": "", "tool_calls": [{"arguments": {"x": "y"}}]}
+    said = error(template, [USER, call, {"role": "tool", "content": "5"}])
+    assert "message 2: cannot tell where the assistant's turn begins" in said
+
+
 def test_a_token_that_begins_a_message_never_ends_a_turn():
     """The system prompt of the template's own ends as earlier turns do, and is no reason to take that for a start."""
     template = "<|im_start|>system\nBe kind.<|eot_id|>" + with_turn(
@@ -113,6 +163,17 @@ def test_marks_that_leave_the_end_out_get_it():
         "{{ message.content + '<|im_end|>' }}{% endgeneration %}", "{{ message.content }}{% endgeneration %}<|im_end|>"
     )
     assert turns(template, [USER, ASSISTANT]) == ["answer<|im_end|>"]
+
+
+def test_an_answer_without_text_between_marks_of_texts():
+    """As MiniMax-Text-01's; where another message has no mark either, the template chose the turns."""
+    marked = chat_template("chatml", marks=True).replace(
+        "{{ message.content + '<|im_end|>' }}{% endgeneration %}", "{{ message.content }}{% endgeneration %}<|im_end|>"
+    )
+    silent = {"role": "assistant", "content": ""}
+    assert turns(marked, [USER, silent, USER, ASSISTANT]) == ["<|im_end|>", "answer<|im_end|>"]
+    chosen = chat_template("chatml", marks=True).replace("if message.role == 'assistant'", "if loop.last")
+    assert turns(chosen, [USER, silent, USER, ASSISTANT, USER, ASSISTANT]) == ["answer<|im_end|>"]
 
 
 def test_marks_that_go_past_the_end_lose_it():
