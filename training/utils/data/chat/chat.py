@@ -82,7 +82,23 @@ def read_style(chat: ChatArguments, tokenizer: Any) -> PromptStyle:
     def end_of(flags: ChatArguments) -> str:
         return conversation_end(flags, tokenizer) or tokenizer.eos_token
 
-    return PromptStyle(resolved_chat(chat, tokenizer), end_of(chat), reason_of_style(chat, tokenizer, end_of))
+    resolved = resolved_chat(chat, tokenizer)
+    if resolved.prompt_style == CHAT_TEMPLATE:
+        _check_variables(chat, tokenizer)
+    return PromptStyle(resolved, end_of(chat), reason_of_style(chat, tokenizer, end_of))
+
+
+def _check_variables(chat: ChatArguments, tokenizer: Any) -> None:
+    """Raise ThreestepError for a variable of the flags that no template names."""
+    templates = tokenizer.chat_template if chat.chat_template is None else Path(chat.chat_template).read_text("utf-8")
+    texts = templates.values() if isinstance(templates, dict) else [templates]
+    known = {name for text in texts if chat.template_kwargs for name in ChatTemplate(text, {}).names}
+    if unknown := sorted(set(chat.template_kwargs) - known):
+        raise ThreestepError(
+            f"--chat_template_kwargs, --enable_thinking: the chat template of "
+            f"{chat.chat_template or named_tokenizer(tokenizer)} reads no {', '.join(map(repr, unknown))}; correct the "
+            "name, or leave it out"
+        )
 
 
 def adopt_style(tokenizer: Any, chat: ChatArguments, began_with: str | None = None) -> PromptStyle:

@@ -88,7 +88,7 @@ class ChatTemplate:
         self.has_marks = _MARK.search(text) is not None
         self._variables = dict(variables)
         self.eos_token = str(variables.get("eos_token") or "")
-        self.literals = _literals_in_tests(text)
+        self.literals, self.names = _literals_and_names(text)
         if text not in _tried:
             check_first_renderings(self._try_out)
             _tried.add(text)
@@ -161,8 +161,8 @@ class ChatTemplate:
         return {**message, "content": [{"type": "text", "text": content}]}
 
 
-def _literals_in_tests(template: str) -> frozenset[str]:
-    """The string literals that a template looks for: "</think>" in `'</think>' in content`."""
+def _literals_and_names(template: str) -> tuple[frozenset[str], frozenset[str]]:
+    """The string literals that a template looks for ("</think>" in `'</think>' in content`), and all names in it."""
     import jinja2
     from jinja2 import ext, nodes
 
@@ -185,7 +185,8 @@ def _literals_in_tests(template: str) -> frozenset[str]:
             looked_at += call.args
     constants = [node for top in looked_at for node in (top, *top.find_all(nodes.Const))]
     literals = (node.value for node in constants if isinstance(node, nodes.Const))
-    return frozenset(literal for literal in literals if isinstance(literal, str) and literal.strip())
+    names = frozenset(node.name for node in tree.find_all(nodes.Name))
+    return frozenset(literal for literal in literals if isinstance(literal, str) and literal.strip()), names
 
 
 def _is_role(node: Any) -> bool:

@@ -25,6 +25,7 @@ INLINED = "whose reasoning became part of the content, because the chat template
 OMITTED = "learnt without the reasoning of their answer, which the chat template leaves out"
 EMPTIED = "with earlier answers out of the loss, because the chat template writes an empty thought for their reasoning"
 UNREAD_TOOLS = "whose tools the chat template does not write"
+UNREAD_VARIABLES = "with chat_template_kwargs that the chat template does not read"
 REMEDIES = {
     "unread_reasoning": "the chat template does not write the reasoning of their answers; take one that reads it "
     "(--chat_template FILE, --chat_template_kwargs), or --unread_reasoning inline",
@@ -70,7 +71,9 @@ class UnreadParts:
 
     def of_prompt(self, conversation: Conversation) -> Read:
         """A conversation that is to be answered, its reasoning where the template reads it."""
-        notes = (UNREAD_TOOLS,) if conversation.tools and not _writes_tools(self.template) else ()
+        notes = (UNREAD_TOOLS,) if conversation.tools and not self._writes_tools(conversation) else ()
+        if not self.template.names.issuperset(conversation.template_kwargs):
+            notes = (*notes, UNREAD_VARIABLES)
         if all(_marked(message, "") is None for message in conversation.messages):
             return conversation, notes
         keys, messages = _keys_read(self.template), conversation.messages
@@ -114,6 +117,13 @@ class UnreadParts:
         if self.policy != OMIT or last in emptied:
             raise Dropped("unread_reasoning")
         return read, (*notes, OMITTED)
+
+    def _writes_tools(self, conversation: Conversation) -> bool:
+        written = _writes_tools(self.template)
+        if written is not None:
+            return written
+        messages = conversation.messages
+        return self._text(conversation, messages) != _text(self.template, messages)
 
     def _written(self, conversation: Conversation, places: Iterable[int]) -> set[int]:
         """Those of `places` whose reasoning the template writes; all where it refuses the marks."""
@@ -278,12 +288,14 @@ def _wants_keys(template: ChatTemplate) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _writes_tools(template: ChatTemplate) -> bool:
-    """True if the template writes tools; also where it refuses the probes."""
+def _writes_tools(template: ChatTemplate) -> bool | None:
+    """True if the template writes tools, whoever speaks last; also where it refuses the probes. None where it depends
+    on the conversation (Dolphin's writes them only if the user speaks last)."""
     system = {"role": "system", "content": "c"}
-    texts = [_text(template, messages, [_TOOL]) for messages in ([_QUESTION], [system, _QUESTION])]
-    written = [text for text in texts if text is not None]
-    return not written or any(_NAME in text for text in written)
+    exchange = [_QUESTION, _ANSWER]
+    texts = [_text(template, messages, [_TOOL]) for messages in ([_QUESTION], [system, _QUESTION], exchange)]
+    written = {_NAME in text for text in texts if text is not None}
+    return True if not written else written.pop() if len(written) == 1 else None
 
 
 @lru_cache(maxsize=64)

@@ -71,7 +71,8 @@ def test_a_saved_style_is_read_by_whatever_comes_next(tmp_path, style):
 
 def test_the_templates_variables_are_saved_too(tmp_path):
     flags = ChatArguments(enable_thinking=False, chat_template_kwargs='{"date": "today"}')
-    tokenizer = saved(tmp_path, with_template(), enable_thinking=False, chat_template_kwargs='{"date": "today"}')
+    dated = chat_tokenizer("{{ date if enable_thinking }}" + chat_template("strips_thinking"))
+    tokenizer = saved(tmp_path, dated, enable_thinking=False, chat_template_kwargs='{"date": "today"}')
     resolved = resolved_chat(ChatArguments(), tokenizer)
     assert resolved.template_kwargs == flags.template_kwargs == {"date": "today", "enable_thinking": False}
     assert 'date "today", enable_thinking false' in read_style(ChatArguments(), tokenizer).sentence
@@ -79,6 +80,19 @@ def test_the_templates_variables_are_saved_too(tmp_path):
     changed = read_style(ChatArguments(enable_thinking=True), tokenizer)
     assert changed.chat.template_kwargs == {"date": "today", "enable_thinking": True}
     assert changed.reason.endswith(f"; '{tmp_path}' was trained with enable_thinking false")
+
+
+def test_a_variable_that_no_template_reads(tmp_path):
+    """A misspelt name of a flag; one that is saved with a model does no harm to its next program."""
+    misspelt = ChatArguments(chat_template_kwargs='{"enable_thinkin": false}')
+    with pytest.raises(ThreestepError, match=r"the tokenizer reads no 'enable_thinkin'; correct the name, or leave it"):
+        read_style(misspelt, with_template())
+    several = with_template()
+    several.chat_template = {"default": chat_template("chatml"), "tool_use": chat_template("strips_thinking")}
+    assert read_style(ChatArguments(enable_thinking=True), several).chat.template_kwargs == {"enable_thinking": True}
+    kept = saved(tmp_path, with_template(), enable_thinking=False)
+    kept.chat_template = chat_template("chatml")
+    assert read_style(ChatArguments(), kept).end_token == "<|im_end|>"
 
 
 def test_a_flag_that_differs_wins_and_says_so(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from training.utils.data.chat.rendering import ChatTemplate
@@ -11,6 +13,7 @@ from training.utils.data.chat.unread import (
     MOVED,
     OMITTED,
     UNREAD_TOOLS,
+    UNREAD_VARIABLES,
     UnreadParts,
 )
 from training.utils.data.rows.tokenize import Dropped
@@ -170,3 +173,12 @@ def test_tools_that_the_template_does_not_write():
     assert read(PLAIN, talk(user(), answer(), tools=TOOLS))[2] == (UNREAD_TOOLS,)
     assert read("{{ tools }}" + PLAIN, talk(user(), answer(), tools=TOOLS))[2] == ()
     assert read(PLAIN, talk(user(), answer()))[2] == ()
+    for_the_user = "{% if messages[-1].role == 'user' %}{{ tools }}{% endif %}" + PLAIN  # as Dolphin's
+    assert read(for_the_user, talk(user(), answer(), tools=TOOLS))[2] == (UNREAD_TOOLS,)
+    assert read(for_the_user, talk(user(), answer(), user(), tools=TOOLS))[2] == ()
+
+
+def test_variables_of_a_row_that_the_template_does_not_read():
+    row = talk(user(), answer())
+    assert read(PLAIN, replace(row, template_kwargs={"date": "today"}))[2] == (UNREAD_VARIABLES,)
+    assert read("{{ date }}" + PLAIN, replace(row, template_kwargs={"date": "today"}))[2] == ()
