@@ -31,8 +31,6 @@ FAMILIES = (
     ("opt", "GPT-2, as opt"),
     ("gpt_neox", "GPT-2, as gpt2"),
     ("bloom", "GPT-2, as gpt2"),
-    ("codegen", "GPT-2, as gpt2"),
-    ("gpt_bigcode", "GPT-2, as gpt2"),
     ("llama", "Llama 2"),
     ("llama", "Llama 3.1"),
     ("llama", "R1-Distill-Llama"),

@@ -164,7 +164,11 @@ class TemplateJudge:
             at = longer.rfind(last, 0, max(until, 0))
             if at >= 0:
                 rest = longer[at + len(last) :].lstrip()
-                return [stop for stop in self.family.stops if rest.startswith(stop)]
+                opening = CONTROL.match(rest)
+                stops = [stop for stop in self.family.stops if rest.startswith(stop)]
+                if not stops and opening and opening.group() not in self._header((), tools, None):
+                    stops = [opening.group()]  # of the next speaker's, with which no answer begins
+                return stops
         return []
 
     def lost(self, body: Sequence[Message], tools: Any, text: str) -> Iterator[tuple[str, str]]:
@@ -287,6 +291,8 @@ class TemplateJudge:
             past = None if is_last else self._stop(text, last, following, self.family.past)
             if past is not None and end is not None and end > past and not is_last:
                 end = None
+            if end is None and is_last and text.startswith(plain) and self.next_stops(body, plain, tools):
+                end = len(text)
             if end is None and past is None and not is_last:
                 end = self._opening_behind(body, tools, plain, (place, last, following))
             found.append(Expected(place, low, high, end, past))
@@ -338,7 +344,7 @@ class TemplateJudge:
         thought = _THOUGHT_TAG.search(header)
         base = thought.start() if thought else len(header)
         for size in range(len(header), 0, -1):
-            if any(low < size < high for low, high in tags):
+            if any(low < size < high for low, high in tags) or header[size - 1 : size + 1].isalnum():
                 continue
             at = plain.rfind(header[:size], start, max(first, start + size))
             if at >= 0:

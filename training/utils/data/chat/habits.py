@@ -26,6 +26,7 @@ class TemplateHabits:
         add_generation_prompt.
     always_asks: the generation prompt ends every conversation, also without add_generation_prompt (Cohere's templates
         with tools).
+    asking: special tokens before an assistant's text, without the one that ends the message before.
     openings: special tokens that begin a message, and so never end one.
     is_open: the template ends no answer: the token with which the next message begins does (GLM 4.5's), and `ends[0]`
         has to be added to the last one.
@@ -36,6 +37,7 @@ class TemplateHabits:
     headers: tuple[str, ...] = ()
     missing_prompt: str = ""
     always_asks: bool = False
+    asking: frozenset[str] = frozenset()
     openings: frozenset[str] = frozenset()
     is_open: bool = False
 
@@ -48,6 +50,12 @@ class TemplateHabits:
         """The special token that stands at `begin`, or behind blanks there."""
         match = self.special.search(text, begin) if self.special else None
         return match if match and not text[begin : match.start()].strip() else None
+
+    def next_speaker(self, text: str) -> re.Match[str] | None:
+        """The special token with which another speaker's message begins behind an answer; None where answers begin
+        with it, too (<|im_start|>): it does not tell who speaks."""
+        match = self.following(text)
+        return match if match and match.group() not in self.asking else None
 
 
 def learn_habits(
@@ -113,7 +121,10 @@ def _learn(template: ChatTemplate, special_tokens: Sequence[str], end_token: str
     missing_prompt = "" if headers else _missing_prompt(before_b, prompt_b)
     headers = headers or ((missing_prompt,) if missing_prompt else ())
     openings = _openings(special, headers, whole.partition(a)[0], after_b, after_d=after_d)
-    habits = TemplateHabits(special, (), headers, missing_prompt, bool(always), openings)
+    asking = special.findall(before_b) if special else []
+    habits = TemplateHabits(
+        special, (), headers, missing_prompt, bool(always), frozenset(asking[1:] or asking), openings
+    )
     return _with_ends(habits, after_b, after_d, end_token=end_token, eos_token=template.eos_token)
 
 
@@ -178,7 +189,7 @@ def _with_ends(
     if end_token is not None and end_token in after_d:
         return replace(habits, ends=(end_token,))
     if last is None:
-        follows = habits.following(after_b)
+        follows = habits.next_speaker(after_b)
         ends = dict.fromkeys([*([end_token] if end_token else []), *([follows.group()] if follows else [])])
         if not ends:
             raise _NoEnd(after_d)
@@ -192,9 +203,7 @@ def _with_ends(
     both = habits.special.findall(commonprefix([after_b, after_d])) if habits.special else []
     if eos_token in both:
         return replace(habits, ends=(eos_token,))
-    if earlier is None:  # Metharme's earlier answers end with the user's token
-        follows = habits.following(after_b)
-        earlier = follows if follows and not any(follows.group() in header for header in habits.headers) else None
+    earlier = earlier or habits.next_speaker(after_b)  # Metharme's earlier answers end with the user's token
     ends = dict.fromkeys(match.group() for match in (last, earlier) if match is not None)
     return replace(habits, ends=tuple(ends))
 

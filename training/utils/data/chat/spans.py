@@ -336,6 +336,9 @@ class TurnFinder:
                 at = evidence.masked.rfind(header, 0, before_text)
                 if at >= 0:
                     return at + len(header)
+            is_first = len(evidence.origin.messages_M) and evidence.origin.messages_M[0] == 0
+            if is_first and not self._habits.headers and not conversation.messages[0].get("tool_calls"):
+                return before_text
         earlier = self._render(conversation, evidence.masks.messages[:place], generation_prompt=True).text
         before = evidence.origin.positions_M[evidence.origin.messages_M < place]
         begin = int(before.max()) + 1 if len(before) else 0
@@ -387,7 +390,7 @@ class TurnFinder:
     def _end_of_turn(self, masked: str, begin: int, limit: int) -> int | None:
         if self._habits.is_open:
             match = next(self._specials(masked, begin, limit), None)
-            return match.end() if match else None
+            return match.end() if match and match.group() not in self._habits.asking else None
         ends = [at + len(token) for token in self._habits.ends if (at := masked.find(token, begin, limit)) >= 0]
         if ends:
             return min(ends)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.chat_templates import SPECIAL_TOKENS, chat_template
+from training.utils.base.errors import ThreestepError
 from training.utils.data.chat.rendering import ChatTemplate
 from training.utils.data.chat.spans import TurnFinder
 from training.utils.data.sources.formats.messages import BadConversation, Conversation
@@ -90,6 +91,18 @@ def test_the_next_speakers_token_ends_earlier_turns():
     assert finder(template).ends == ("</s>", "<|start_header_id|>")
 
 
+def test_a_token_that_begins_every_message_is_no_stop():
+    """ChatML whose answers lost their end; in one of two, user messages write the prompt."""
+    for template in (with_turn("message.content"), "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>user\n"
+                     "{{ m.content }}<|im_end|>\n<|im_start|>assistant\n{% else %}{{ m.content }}\n{% endif %}"
+                     "{% endfor %}"):  # fmt: skip
+        with pytest.raises(ThreestepError, match="name the token to add to the last turn with --end_of_conversation"):
+            finder(template)
+        named = TurnFinder(ChatTemplate(template, {}), SPECIAL_TOKENS, "<|im_end|>")
+        read = named.read(Conversation([USER, ASSISTANT], "row"))
+        assert read.text[read.turns[0].begin : read.turns[0].end].replace("\n", "") == "answer<|im_end|>"
+
+
 def test_an_answer_that_follows_the_end_of_its_prompt():
     """As DeepSeek V3.2's behind a tool: the prompt holds an empty thought, of which the answer has the end alone."""
     thinking = "{% if add_generation_prompt %}<think></think>{% endif %}"
@@ -134,6 +147,16 @@ def test_tool_calls_without_texts():
     expected = '<tool_call>\n{"name": "now", "arguments": {"digits": 2}}\n</tool_call><|im_end|>'
     for marks in (False, True):
         assert turns(chat_template("merges_tools", marks), [*messages, ASSISTANT]) == [expected, "answer<|im_end|>"]
+
+
+def test_an_answer_that_begins_a_conversation_without_a_header():
+    """As Llama 2's, whose template reads the first message; none is there before that one."""
+    template = (
+        "{{ messages[0].role and '' }}{% for m in messages %}"
+        "{% if m.role == 'user' %}<s>[INST] {{ m.content }} [/INST]{% else %} {{ m.content }} </s>{% endif %}"
+        "{% endfor %}"
+    )
+    assert turns(template, [ASSISTANT, USER, ASSISTANT]) == ["answer </s>", " answer </s>"]
 
 
 def test_an_answer_behind_tool_results_without_a_header():
