@@ -334,6 +334,8 @@ class TemplateJudge:
         """The earliest and the latest beginning of a turn."""
         asked = self.render(body[:place], tools, prompt=True) if place else None
         start, first = within
+        if asked is not None and asked == self.render(body[:place], tools) and plain.startswith(asked):
+            return len(asked), first  # a template that writes no prompt: a header may be given in its place
         if asked is not None and plain.startswith(asked):
             # Gemma 4's templates ask for nothing behind a tool's answer, and write a header there.
             usual = self._header((), tools, None)

@@ -50,6 +50,7 @@ from training.utils.data.sources.formats.messages import (
     forms_of_calls,
 )
 
+_WRITTEN_NULL = re.compile(r"\s*(None|null|undefined)\b")
 _MASKED = re.compile(r"[\U000f0000-\U0010ffff]")
 # A call and its answer, by which the token is learnt that ends a call where the template leaves it open.
 _CALLED: tuple[Message, ...] = (
@@ -583,8 +584,9 @@ def _check_calls(message: Message, turn: str, named: str) -> bool:
     for name, times in names.items():
         if turn.count(name) < times:
             raise BadConversation(f"{named}: the chat template omits its call of '{name}'")
-    if functions and message.get("content") is None and "None" in turn:
-        if not any("None" in json.dumps(function, default=str) or _holds_null(function) for function in functions):
+    if functions and message.get("content") is None:
+        has_none = any("None" in json.dumps(function, default=str) or _holds_null(function) for function in functions)
+        if _WRITTEN_NULL.match(turn) or ("None" in turn and not has_none):
             raise BadConversation(f"{named}: the chat template writes None for a call's missing text")
     is_json = True
     for function in functions:

@@ -130,6 +130,8 @@ def test_content_beside_a_call_in_any_form():
     joins = TEXTS.replace("m.content is none", "m.tool_calls").replace("{% for c", "{{ m.content }}{% for c")
     for content in (None, ""):  # written as it is, null would become the word None
         assert turns(joins, [USER, called({}, content=content)]) == ["<call>f\n{}</call><eos>"]
+        objects = joins.replace("c.function.arguments", "(c.function.arguments | tojson)")  # as MiniMax-M2's
+        assert turns(objects, [USER, called({"a": None}, content=content)]) == ['<call>f\n{"a": null}</call><eos>']
     assert turns(joins, [USER, called({}, content="a")]) == ["a<call>f\n{}</call><eos>"]
     with pytest.raises(BadConversation, match="omits its call of 'f'"):
         turns(TEXTS, [USER, called({}, content="a")])
