@@ -121,12 +121,14 @@ def _explains(recorded: np.ndarray, computed: np.ndarray, tolerance: np.ndarray)
     known = ~np.isnan(computed)
     own = np.fmax(tolerance, FLOAT32 * np.abs(computed))  # a wrong number may be a large one
     judged = known & ~np.isposinf(tolerance)  # NaN: where any number would be wrong
-    return bool(2 * known.sum() > known.size and judged.any() and not (_wrong(recorded, computed, own) & known).any())
+    return bool(2 * known.sum() > known.size and judged.any() and not (_wrong(recorded, computed, own) & judged).any())
 
 
 def _wrong(recorded: np.ndarray, right: np.ndarray, tolerance: np.ndarray) -> np.ndarray:
+    """True where a number is not finite: an infinite one makes its own tolerance infinite. Then where it is too far."""
     with np.errstate(invalid="ignore"):
-        return ~((np.abs(recorded - right) <= tolerance) | np.isposinf(tolerance))
+        is_near = (np.abs(recorded - right) <= tolerance) | np.isposinf(tolerance)
+    return ~(np.isfinite(recorded) & np.isfinite(right) & is_near)
 
 
 def _recorded(step: AuditedStep, quantity: Quantity) -> np.ndarray:

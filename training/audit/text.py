@@ -59,7 +59,8 @@ _MARKS = ("token_ids", "data_mask")
 def _numbers(name: str, difference: Difference) -> str:
     if name in _MARKS:
         return f"wrong in {difference.entries:,} of {difference.of:,} sequences, first {difference.first}"
-    right = "another number" if math.isnan(difference.right) else f"{difference.right:.6g}"
+    is_known = not math.isnan(difference.right) and difference.right != difference.recorded
+    right = f"{difference.right:.6g}" if is_known else "another number"
     most = f"recorded {difference.recorded:.6g}, expected {right}"
     if not difference.where:
         if difference.of > 1:

@@ -75,6 +75,28 @@ def test_numbers_that_are_not_finite_differ():
     assert {finding.name: finding.state for finding in findings}["loss"] == DIFFERS
 
 
+# Tensors that a quantity is, or is computed from; not those of another estimator, or of tokens without loss.
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize(
+    ("objective", "name"),
+    [
+        *(("grpo", f"rollout_{name}") for name in ("ref_logprobs", "old_logprobs", "sampling_logprobs", "scores")),
+        ("gae", "rollout_values"),
+        ("pairs", "ref_logprob_sums"),
+        ("dpo", "logprob_sums"),
+        ("reward", "scores"),
+    ],
+)
+def test_tensors_that_are_not_finite_differ(objective: str, name: str, bad: float):
+    record = step_of(objective, Setting(3))
+    record.ranks[0][name] = np.full_like(record.ranks[0][name], bad)
+    with np.errstate(invalid="ignore"):
+        findings = judge(AuditedStep(record))
+    assert first_wrong(findings) is not None
+    assert AGREES not in [finding.state for finding in findings if finding.name == name]
+    assert f"recorded {bad:g}, expected {bad:g}" not in verdict(findings)
+
+
 def test_what_a_record_lacks_is_named():
     record = step_of("sft", Setting(2, ranks=2))
     del record.ranks[1]["logits"], record.ranks[0]["token_losses"], record.ranks[1]["token_losses"]
