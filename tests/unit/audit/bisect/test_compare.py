@@ -116,7 +116,9 @@ def test_a_jump_is_a_fault(tmp_path: Path):
 
 @pytest.mark.parametrize("value", [None, float("inf"), float("nan")])
 def test_a_number_that_is_not_finite_is_a_fault(tmp_path: Path, value: float | None):
-    for at, place in enumerate((["floats", "train/loss", [value]], ["floats", "train/logprobs", [4.0, 1.0, value, 1.0]])):
+    for at, place in enumerate(
+        (["floats", "train/loss", [value]], ["floats", "train/logprobs", [4.0, 1.0, value, 1.0]])
+    ):
         first = compared(tmp_path / str(at), set_at(2, *place), ranks=2, drift=1e-7).first
         assert first is not None and first.key == (3, 0) and first.compared.apart == float("inf")
 
