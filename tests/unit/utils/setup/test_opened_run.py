@@ -122,7 +122,7 @@ def test_a_resumed_run_evaluates_as_it_began(tmp_path, monkeypatch, began_with, 
     nothing: Any = None
     plan = CheckpointPlan(CheckpointArguments(), nothing, settings, tmp_path if began_with is not None else None)
     written: list[dict] = []
-    monkeypatch.setattr(opened_run, "start_run", lambda run, settings, ranks: written.append(settings))
+    monkeypatch.setattr(opened_run, "start_run", lambda run, settings, ranks, chosen: written.append(settings))
     ranks: Any = Ranks(0, 0, 1, None)  # type: ignore[arg-type]
     flags = RunFlags(nothing, nothing, CheckpointArguments(), nothing, nothing, {})
     opened = PlannedRun(flags, ranks, plan).opened("chat", ModelSettings("model"), "fp32", predicts_tokens=False)
@@ -185,7 +185,7 @@ def products_of_run(monkeypatch, tmp_path, given=None, resumes=None):
     `resumes`. Ranks without a wish take ONEDNN."""
     flags: Any = CheckpointArguments()
     plan = CheckpointPlan(flags, None, {}, tmp_path if resumes is not None else None)  # type: ignore[arg-type]
-    monkeypatch.setattr(opened_run, "products_of_all", lambda wanted, device: wanted or ONEDNN)
+    monkeypatch.setattr(opened_run, "products_of_all", lambda wanted, device, begun: wanted or begun or ONEDNN)
     monkeypatch.setattr(opened_run, "plan_checkpoints", lambda *given, **named: plan)
     monkeypatch.setattr(CheckpointPlan, "began_with", lambda self, name: (resumes or {}).get(name))
     monkeypatch.setattr(opened_run, "only_run_in", lambda *given: contextlib.nullcontext())
