@@ -264,6 +264,8 @@ class PpoTrainer:
         if self.ahead is not None and self.events is not None:
             self.ahead.note_unused(self.events, "the run ended before their step")
         best = self.checkpoints.load_best(done)
+        if best:
+            self.evaluator.tasks.replace_figures()
         after = best["after"] and PpoEvaluation(**best["after"]) if best else self.after
         return PpoResult(self.before, after, self.metrics.seconds, self.reports.closing())
 

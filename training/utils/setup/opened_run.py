@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.utils.base.console import log
 from training.utils.base.typed import WHOLE_RUN_VARIABLE
-from training.utils.checkpoints.earlier_run import remove_earlier_run
+from training.utils.checkpoints.earlier_run import remove_earlier_run, remove_figures
 from training.utils.checkpoints.loop import checkpointed_run
 from training.utils.checkpoints.plan import CheckpointPlan, plan_checkpoints
 from training.utils.checkpoints.run_lock import only_run_in
@@ -98,6 +98,8 @@ class PlannedRun:
             plan = with_head_chunk(plan, model, dtype, self.ranks)
         if plan.flags.overwrite and plan.resume_from is None:
             on_main(lambda: remove_earlier_run(plan.folder), self.ranks.is_main)
+        if plan.resume_from is None:
+            on_main(lambda: remove_figures(plan.folder), self.ranks.is_main)
         folder = start_run(self.flags.run, plan.flags_in_use, self.ranks, plan.chosen)
         model = replace(model, head_chunk_mb=plan.settings["head_chunk_mb"])
         return OpenedRun(self.flags, self.ranks, plan, folder, model, dtype)
