@@ -25,7 +25,6 @@ from training.utils.flags.arguments import resolved_settings
 from training.utils.loading.tokenizers import tokenizer_digest
 from training.utils.rewards.asking.service import RunPlace
 from training.utils.rewards.weighted import open_asked
-from training.utils.run.rollout_account import of_another_run
 from training.utils.run.run_folder import ROLLOUTS
 from training.utils.setup.flags import RunFlags
 from training.utils.setup.opened_run import planned_run, start_digests
@@ -51,8 +50,6 @@ def run(flags: PpoFlags, components: Components) -> None:
         flags, _, tokenizers, inputs, ranks = opening
         settings = loop_settings(opening, roles, scale)
         engine = open_rollout_engine(opening, roles)
-        if (replayed := flags.ppo.rollout_replay) is not None:
-            log(f"replay: {of_another_run(replayed)}", ranks.is_main)
         parts = CheckpointParts(roles.trained, ranks, roles.average, *roles.saved)
         digests = start_digests(paths_read_again(opening), flags.data.cache.cache_dir)
         held_out = HeldOut.of_run(inputs, flags.ppo)
