@@ -45,7 +45,8 @@ class Finding:
 
 def judge(step: AuditedStep, quantities: Sequence[Quantity] = QUANTITIES) -> list[Finding]:
     """Return a finding for each quantity of records of this objective, in the order in which data flow."""
-    return [_judged(step, each) for each in quantities if step.head.objective in each.objectives]
+    with np.errstate(all="ignore"):  # a cause that does not apply may divide by 0, and what is recorded be infinite
+        return [_judged(step, each) for each in quantities if step.head.objective in each.objectives]
 
 
 def first_wrong(findings: Sequence[Finding]) -> Finding | None:
@@ -107,8 +108,7 @@ def _causes(step: AuditedStep, quantity: Quantity, recorded: np.ndarray, *, tole
     found = []
     for cause in quantity.causes:
         try:
-            with np.errstate(all="ignore"):  # a cause that does not apply may divide by 0
-                computed = _floats(cause.compute(step))
+            computed = _floats(cause.compute(step))
         except LackingError:
             continue
         if computed.shape == recorded.shape and _explains(recorded, computed, tolerance):
@@ -126,8 +126,7 @@ def _explains(recorded: np.ndarray, computed: np.ndarray, tolerance: np.ndarray)
 
 def _wrong(recorded: np.ndarray, right: np.ndarray, tolerance: np.ndarray) -> np.ndarray:
     """True where a number is not finite: an infinite one makes its own tolerance infinite. Then where it is too far."""
-    with np.errstate(invalid="ignore"):
-        is_near = (np.abs(recorded - right) <= tolerance) | np.isposinf(tolerance)
+    is_near = (np.abs(recorded - right) <= tolerance) | np.isposinf(tolerance)
     return ~(np.isfinite(recorded) & np.isfinite(right) & is_near)
 
 

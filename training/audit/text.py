@@ -94,8 +94,15 @@ def as_json(head: RecordHead, findings: Sequence[Finding]) -> dict[str, Any]:
                 "state": finding.state,
                 "of": finding.of,
                 **({"lacks": finding.lacks} if finding.lacks else {}),
-                **({"difference": vars(finding.difference)} if finding.state == DIFFERS else {}),
+                **({"difference": _plain(vars(finding.difference))} if finding.state == DIFFERS else {}),
             }
             for finding in findings
         ],
+    }
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """The same with None for numbers that JSON does not have."""
+    return {
+        name: None if isinstance(each, float) and not math.isfinite(each) else each for name, each in values.items()
     }
