@@ -71,9 +71,10 @@ class Drawn:
 class PlainStep:
     """Makes a step from a seed."""
 
-    def __init__(self, seed: int, kind: str, turn: int | None = None) -> None:
-        """turn: decides the losses and the estimator, one after the other of each table; None: drawn."""
-        self.drawn, self.kind = random.Random(seed), kind
+    def __init__(self, seed: int, kind: str, turn: int | None = None, tied: bool = False) -> None:
+        """turn: decides the losses and the estimator, one after the other of each table; None: drawn. tied: the output
+        layer is the embedding."""
+        self.drawn, self.kind, self.tied = random.Random(seed), kind, tied
         self.turn = self.drawn.randrange(1000) if turn is None else turn
         self.figures: dict[str, float] = {}
         self.names: list[str] = []  # of losses and estimators that were drawn
@@ -92,7 +93,7 @@ class PlainStep:
 
         config = LlamaConfig(
             vocab_size=VOCABULARY, hidden_size=12, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
-            initializer_range=0.3, num_labels=1, attn_implementation="eager",
+            initializer_range=0.3, num_labels=1, attn_implementation="eager", tie_word_embeddings=self.tied,
         )  # fmt: skip
         kind = LlamaForSequenceClassification if self.kind == "reward" else LlamaForCausalLM
         model = kind(config)
@@ -374,7 +375,8 @@ class PlainStep:
 
 def drawn_step(number: int, seed: int) -> Drawn:
     """The step of a number."""
-    return PlainStep(seed * 100_003 + number, KINDS[number % len(KINDS)], number // len(KINDS)).made()
+    kind, turn = KINDS[number % len(KINDS)], number // len(KINDS)
+    return PlainStep(seed * 100_003 + number, kind, turn, tied=number % 3 == 0).made()
 
 
 def conversations(kind: str) -> AuditedStep:

@@ -289,7 +289,7 @@ def _check_inputs(plan: Plan, parsed: Mapping[str, tuple[Any, ...]]) -> None:
                 found.note(check_model_folder, model)
         for data in (group for group in groups if isinstance(group, DataArguments)):
             found.note(look_at_data, int(step.number), data.source)
-        for sentence in found.sentences:
+        for sentence in found.different:
             mistakes.setdefault(sentence, []).append(name)
     all_found = Mistakes()
     for sentence, names in mistakes.items():

@@ -140,7 +140,7 @@ def open_split(preview: PreviewArguments, data: DataArguments, tokenizer: Any, s
         block_length = data.rows.max_prompt_seq_len + preview.max_answer_seq_len
         split = build_unsupervised(data, tokenizer, block_length, preview.seed, log=note)
         counted = split.manifest["splits"]["train"]
-        left_over = f", {counted['tokens_left_over']:,} tokens left over after the last block"
+        left_over = f"; {counted['tokens_left_over']:,} tokens left over after the last block"
         return Shown(split, split_sentence("train", SplitReport.of(counted)) + left_over, [])
     reader = reader_of_folder(preview.tokenizer, tokenizer)
     unread = why_unread(preview.tokenizer)

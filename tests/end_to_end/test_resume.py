@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from safetensors.torch import load_file
 
 from tests.distributed.launch import ROOT, run_ranks
@@ -114,6 +115,33 @@ def test_stopped_and_resumed(
         same(unbroken, stopped, ("model", "critic", "model_ema") if step == 3 else ("model",))
         assert (stopped / "checkpoints" / "latest").read_text() == "step_000001\n"
         assert figures(unbroken, "samples.jsonl") == figures(stopped, "samples.jsonl") != []
+
+
+def test_what_auto_chose_is_chosen_again_where_it_cannot_be_kept(place: Path, start: Path, pairs_file: Path):
+    """Of GRPO without dropout at ZeRO 2, whose forwards that read are learned from: at ZeRO 3 they are not."""
+    root = place / "resume_auto"
+    root.mkdir()
+    folder = root / "run"
+    flags: list[object] = [
+        "--actor_model_name_or_path", start, "--actor_dropout", 0, "--data_path", f"jsonl:{pairs_file}",
+        *SHARED.split(), "--data_output_path", place / "resume_cache", "--reward", "length", "--advantage", "grpo",
+        *"--reward_length_characters 9 --num_samples_per_prompt 2 --max_train_steps 3 --max_answer_seq_len 8".split(),
+        *"--per_device_generation_batch_size 2 --per_device_training_batch_size 4 --kl_coef 0.1".split(),
+    ]  # fmt: skip
+    again: list[object] = ["--config", folder / "config.yaml", "--resume", "--actor_zero_stage", 3]
+    module = MODULES[3]
+    runs = [
+        (module, [*flags, "--actor_zero_stage", 2, "--stop_before", "1s"], folder),
+        (module, [*again, "--stop_before", "1s"], folder),
+        (module, [*again, "--actor_zero_stage", 2, "--stop_before", "1d"], folder),
+    ]
+    found = []
+    for number, run in enumerate(runs):
+        ends = run_program(root, f"run{number}", 1, [run])
+        assert ends in (["exit 0"], ["done"]), ends
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        found.append((config["reuse_forwards"], config["actor_zero_stage"]))
+    assert found == [(True, 2), (False, 3), (False, 2)]
 
 
 def test_sigterm_ends_two_ranks_with_a_checkpoint_and_the_command_to_go_on(

@@ -45,7 +45,8 @@ class Finding:
 
 def judge(step: AuditedStep, quantities: Sequence[Quantity] = QUANTITIES) -> list[Finding]:
     """Return a finding for each quantity of records of this objective, in the order in which data flow."""
-    return [_judged(step, each) for each in quantities if step.head.objective in each.objectives]
+    with np.errstate(all="ignore"):  # a cause that does not apply may divide by 0, and what is recorded be infinite
+        return [_judged(step, each) for each in quantities if step.head.objective in each.objectives]
 
 
 def first_wrong(findings: Sequence[Finding]) -> Finding | None:
@@ -107,8 +108,7 @@ def _causes(step: AuditedStep, quantity: Quantity, recorded: np.ndarray, *, tole
     found = []
     for cause in quantity.causes:
         try:
-            with np.errstate(all="ignore"):  # a cause that does not apply may divide by 0
-                computed = _floats(cause.compute(step))
+            computed = _floats(cause.compute(step))
         except LackingError:
             continue
         if computed.shape == recorded.shape and _explains(recorded, computed, tolerance):
@@ -121,12 +121,13 @@ def _explains(recorded: np.ndarray, computed: np.ndarray, tolerance: np.ndarray)
     known = ~np.isnan(computed)
     own = np.fmax(tolerance, FLOAT32 * np.abs(computed))  # a wrong number may be a large one
     judged = known & ~np.isposinf(tolerance)  # NaN: where any number would be wrong
-    return bool(2 * known.sum() > known.size and judged.any() and not (_wrong(recorded, computed, own) & known).any())
+    return bool(2 * known.sum() > known.size and judged.any() and not (_wrong(recorded, computed, own) & judged).any())
 
 
 def _wrong(recorded: np.ndarray, right: np.ndarray, tolerance: np.ndarray) -> np.ndarray:
-    with np.errstate(invalid="ignore"):
-        return ~((np.abs(recorded - right) <= tolerance) | np.isposinf(tolerance))
+    """True where a number is not finite: an infinite one makes its own tolerance infinite. Then where it is too far."""
+    is_near = (np.abs(recorded - right) <= tolerance) | np.isposinf(tolerance)
+    return ~(np.isfinite(recorded) & np.isfinite(right) & is_near)
 
 
 def _recorded(step: AuditedStep, quantity: Quantity) -> np.ndarray:

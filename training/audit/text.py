@@ -59,7 +59,8 @@ _MARKS = ("token_ids", "data_mask")
 def _numbers(name: str, difference: Difference) -> str:
     if name in _MARKS:
         return f"wrong in {difference.entries:,} of {difference.of:,} sequences, first {difference.first}"
-    right = "another number" if math.isnan(difference.right) else f"{difference.right:.6g}"
+    is_known = not math.isnan(difference.right) and difference.right != difference.recorded
+    right = f"{difference.right:.6g}" if is_known else "another number"
     most = f"recorded {difference.recorded:.6g}, expected {right}"
     if not difference.where:
         if difference.of > 1:
@@ -93,8 +94,15 @@ def as_json(head: RecordHead, findings: Sequence[Finding]) -> dict[str, Any]:
                 "state": finding.state,
                 "of": finding.of,
                 **({"lacks": finding.lacks} if finding.lacks else {}),
-                **({"difference": vars(finding.difference)} if finding.state == DIFFERS else {}),
+                **({"difference": _plain(vars(finding.difference))} if finding.state == DIFFERS else {}),
             }
             for finding in findings
         ],
+    }
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """The same with None for numbers that JSON does not have."""
+    return {
+        name: None if isinstance(each, float) and not math.isfinite(each) else each for name, each in values.items()
     }

@@ -148,7 +148,7 @@ def check_forward(step: AuditedStep, before: Reads) -> None:
         return
     rounding = _ROUNDING.get(str(step.settings.get("dtype", "fp32")), _HALF_ROUNDING)
     apart = float(np.abs(recorded - found).max(initial=0.0))
-    if apart > rounding * (1.0 + float(np.abs(recorded).max(initial=0.0))):
+    if not np.isfinite(recorded).all() or not apart <= rounding * (1.0 + float(np.abs(recorded).max(initial=0.0))):
         raise ThreestepError(
             f"an explanation expects the recorded {name} from the recorded weights, and they differ by {apart:.3g}: "
             "the model had parts of its own in the step, or its rows were not plain sequences"

@@ -264,7 +264,9 @@ class PpoTrainer:
         if self.ahead is not None and self.events is not None:
             self.ahead.note_unused(self.events, "the run ended before their step")
         best = self.checkpoints.load_best(done)
-        after = PpoEvaluation(**best["after"]) if best else self.after
+        if best:
+            self.evaluator.tasks.replace_figures()
+        after = best["after"] and PpoEvaluation(**best["after"]) if best else self.after
         return PpoResult(self.before, after, self.metrics.seconds, self.reports.closing())
 
     def state_dict(self) -> dict[str, Any]:

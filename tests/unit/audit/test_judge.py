@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ from training.audit.judge import AGREES, DIFFERS, NOT_JUDGED, first_wrong, judge
 from training.audit.quantities import QUANTITIES
 from training.audit.quantities.ids import notes_on_ids
 from training.audit.quantities.step import AuditedStep
-from training.audit.text import verdict
+from training.audit.text import as_json, verdict
 from training.utils.recording.schema import FIGURES, STATES, TENSORS
 
 pytestmark = [pytest.mark.unit, pytest.mark.filterwarnings("ignore:.*lr_scheduler.*")]
@@ -73,6 +75,35 @@ def test_numbers_that_are_not_finite_differ():
     record.head.figures["loss"] = float("nan")  # type: ignore[index]
     findings = judge(AuditedStep(record))
     assert {finding.name: finding.state for finding in findings}["loss"] == DIFFERS
+
+
+# Tensors that a quantity is, or is computed from; not those of another estimator, or of tokens without loss.
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize(
+    ("objective", "name"),
+    [
+        *(("grpo", f"rollout_{name}") for name in ("ref_logprobs", "old_logprobs", "sampling_logprobs", "scores")),
+        ("gae", "rollout_values"),
+        ("pairs", "ref_logprob_sums"),
+        ("dpo", "logprob_sums"),
+        ("reward", "scores"),
+    ],
+)
+def test_tensors_that_are_not_finite_differ(objective: str, name: str, bad: float):
+    record = step_of(objective, Setting(3))
+    record.ranks[0][name] = np.full_like(record.ranks[0][name], bad)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        findings = judge(AuditedStep(record))
+    assert first_wrong(findings) is not None
+    assert AGREES not in [finding.state for finding in findings if finding.name == name]
+    assert f"recorded {bad:g}, expected {bad:g}" not in verdict(findings)
+
+
+def test_json_has_no_number_that_json_does_not_have():
+    record = step_of("sft", Setting(2))
+    record.ranks[0]["token_losses"][:] = np.inf
+    json.dumps(as_json(record.head, judge(AuditedStep(record))), allow_nan=False)
 
 
 def test_what_a_record_lacks_is_named():

@@ -247,6 +247,9 @@ def test_another_models_numbers_are_refused():
     step = AuditedStep(replace(record, state=other))
     with pytest.raises(ThreestepError, match="expects the recorded log-probabilities"):
         explain([step], Questions())
+    record.ranks[0]["logprobs"] = np.where(record.ranks[0]["loss_mask"], -np.inf, 0.0)
+    with pytest.raises(ThreestepError, match="expects the recorded log-probabilities"):
+        explain([AuditedStep(record)], Questions())
 
 
 def test_held_out_lines(tmp_path):

@@ -175,8 +175,8 @@ def _quantity(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Compared
 def _sums_apart(a: Sequence[float], b: Sequence[float]) -> float:
     if len(a) != 4:
         return _relative(a[0], b[0])
-    if a[0] != b[0]:
-        return math.inf  # not as many numbers
+    if a[0] != b[0] or not _are_finite(*a, *b):
+        return 0.0 if str(a) == str(b) else math.inf  # not as many numbers, or their sums are not finite
     scale = math.sqrt(max(a[2], b[2], 0.0))
     return max(_relative(a[place], b[place], scale) for place in (1, 3))
 
@@ -191,7 +191,11 @@ def _figure(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Compared:
 
 def _relative(a: float | None, b: float | None, scale: float | None = None) -> float:
     """The distance of two numbers, by their size or `scale`. A number that was not finite is None."""
-    if a is None or b is None:
-        return 0.0 if a is b else math.inf
+    if a is None or b is None or not _are_finite(a, b):
+        return 0.0 if str(a) == str(b) else math.inf  # NaN is as NaN
     size = max(abs(a), abs(b)) if scale is None else scale
     return 0.0 if a == b else abs(a - b) / size if size else math.inf
+
+
+def _are_finite(*numbers: float | None) -> bool:
+    return all(number is not None and math.isfinite(number) for number in numbers)

@@ -330,14 +330,20 @@ def _summed(tables: Sequence[Mapping[str, Any]], part: str) -> dict[str, list[An
 def _sums_differ(a: Sequence[Any], b: Sequence[Any], bound: float, scale: float | None) -> bool:
     if not bound:
         return bool(a[0] != b[0])
+    if not all(map(math.isfinite, (*a[1:], *b[1:]))):
+        return str(a[1:]) != str(b[1:])  # NaN is as NaN
     size = math.sqrt(max(a[2], b[2])) if scale is None else scale
     return abs(a[1] - b[1]) > bound * size or abs(math.sqrt(a[2]) - math.sqrt(b[2])) > bound * size
 
 
 def _wrong(a: np.ndarray, b: np.ndarray, bound: float) -> np.ndarray:
+    """True where numbers differ by more than `bound`; what is not finite, where it is not the same."""
+    wrong = np.asarray((a != b) & ~((a != a) & (b != b)))
     if not bound or a.dtype.kind != "f":
-        return np.asarray((a != b) & ~((a != a) & (b != b)))
-    return np.asarray(~(np.abs(a - b) <= bound * np.maximum(1.0, np.abs(a))) & ~((a != a) & (b != b)))
+        return wrong
+    with np.errstate(invalid="ignore", over="ignore"):
+        is_near = np.abs(a - b) <= bound * np.maximum(1.0, np.abs(a))
+    return wrong & ~(np.isfinite(a) & np.isfinite(b) & is_near)
 
 
 def _number(value: Any) -> str:

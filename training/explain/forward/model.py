@@ -336,6 +336,7 @@ def _module(config: Mapping[str, Any], scores: bool) -> torch.nn.Module:
         auto: Any = transformers.AutoModel if scores else text
         with no_init_weights():  # the record's take their place
             module = auto.from_config(kind, attn_implementation="eager")
+        module.tie_weights()  # which making them does otherwise
     except (KeyError, ValueError, TypeError) as problem:
         raise ThreestepError(
             f"an explanation expects a model that transformers builds from the record's configuration, got "

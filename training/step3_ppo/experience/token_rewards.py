@@ -64,7 +64,7 @@ def kl_in_reward(
     kl_BR = estimator.estimate(old_BR, ref_BR) if read.kl_BR is None else read.kl_BR
     nats_BR = of_logprobs(ref_BR, dtype)
     rounding_BR = torch.where(mask_BR, of_kl(estimator, old_BR, ref_BR, kl_BR, nats_BR=nats_BR), 0.0)
-    is_rounding = not bool(((old_BR - ref_BR).abs() > nats_BR)[mask_BR].any())
+    is_rounding = bool(((old_BR - ref_BR).abs() <= nats_BR.nan_to_num(posinf=0.0))[mask_BR].all())
     first_B = first_alike(rollout.sequences())
     return RoundedKl(kl_BR[first_B], rounding_BR.square().sum(dim=1).sqrt()[first_B], is_rounding)
 

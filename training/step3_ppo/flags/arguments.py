@@ -257,6 +257,11 @@ class PpoArguments:
                 f"--rollout_replay expects a folder that --rollout_dump filled, and {self.rollout_replay} has no "
                 "rollouts; name another",
             )
+            mistakes.require(
+                not self.val_only,
+                f"--val_only evaluates, and --rollout_replay {self.rollout_replay} has the responses of another run's "
+                "weights; leave one of them out",
+            )
         for name in ("prompt_sampler", "prompt_dataset"):
             if getattr(self, name) is not None:
                 mistakes.note(check_address, getattr(self, name), f"--{name}")

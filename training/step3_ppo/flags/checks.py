@@ -80,6 +80,7 @@ def checked_components(flags: PpoFlags) -> Components:
     engine = checked_engine(ppo.rollout_engine, wanted, mistakes, draws=not flags.run.dry_run)
     flags.engines.refuse_others(ppo.rollout_engine, mistakes)
     check_replayed_routers(flags, engine, mistakes)
+    _check_replay(flags, mistakes)
     checker = mistakes.note(rule_named, ppo.checker, flags.reward, "--checker") if ppo.checker else None
     rewards: tuple[Reward, ...] = ()
     if not flags.distils_alone:
@@ -138,6 +139,18 @@ def _responses_of_a_prompt(flags: PpoFlags) -> dict[str, int]:
     if flags.algorithm.advantage == "remax":
         found["--advantage remax"] = 1
     return found
+
+
+def _check_replay(flags: PpoFlags, mistakes: Mistakes) -> None:
+    """A replay has no responses of its own to held-out prompts, and goes by --harness_tasks alone."""
+    if flags.ppo.rollout_replay is None or flags.reporting.harness_tasks:
+        return
+    for name in ("load_best_model_at_end", "early_stopping"):
+        mistakes.require(
+            not getattr(flags.saving, name),
+            f"--{name} goes by evaluations, and --rollout_replay has another run's responses alone; give "
+            "--harness_tasks, or leave it out",
+        )
 
 
 def _checked_environments(

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 class HeldOut(NamedTuple):
     """Prompts to evaluate. seen: the media of the prompts; None where no prompt has any. samples_per_prompt: of the
     sampled ones. with_greedy: also evaluates greedy responses, one a prompt. shown: number of samples to print.
-    checker: the flag."""
+    checker: the flag. are_replayed: the responses to them are of another run, whose weights drew them."""
 
     prompts: Sequence[PromptRow]
     prompts_per_batch: int
@@ -51,6 +51,7 @@ class HeldOut(NamedTuple):
     with_greedy: bool = False
     shown: int = 0
     checker: str | None = None
+    are_replayed: bool = False
 
     @classmethod
     def of_run(cls, inputs: Inputs, ppo: PpoArguments) -> HeldOut:
@@ -63,6 +64,7 @@ class HeldOut(NamedTuple):
             with_greedy=ppo.val_greedy,
             shown=ppo.show_samples,
             checker=ppo.checker,
+            are_replayed=ppo.rollout_replay is not None,
         )
 
 
@@ -82,8 +84,13 @@ class Evaluator:
 
     def evaluate(self, step: int) -> PpoEvaluation | None:
         """Return the mean score and check of each prompt's sampled responses; record every sample and the figures over
-        all prompts and per data source. None, and nothing recorded, without held-out prompts."""
+        all prompts and per data source. None, and nothing recorded of them, without held-out prompts, and where the
+        responses to them are another run's."""
         if not len(self.held_out.prompts):
+            return None
+        if self.held_out.are_replayed:
+            self._pass_over()
+            self.tasks.evaluate(step, self.metrics)
             return None
         keep_media(self.folder, self.held_out.seen, self.held_out.prompts)
         sampled = self._samples_of_all_ranks(step, self.settings.drawing.sampling, self.held_out.samples_per_prompt)
@@ -113,32 +120,49 @@ class Evaluator:
         account = account_of(first, sampled, values_of_weights(weights, self.held_out.checker))
         return [] if account is None else signs_of_gaming(account)
 
+    def _pass_over(self) -> None:
+        """Take the other run's responses of this evaluation: rollouts are numbered in the order of drawing."""
+        sampled, held_out = self.settings.drawing.sampling, self.held_out
+        greedy = [(replace(sampled, temperature=0.0), 1)] if held_out.with_greedy else []
+        with self.roles.reading(), torch.no_grad():
+            for sampling, each in [(sampled, held_out.samples_per_prompt), *greedy]:
+                for prompts in self._batches():
+                    self._drawn(prompts, sampling, each)
+
+    def _batches(self) -> list[list[int]]:
+        """This rank's prompts. Ranks may differ by one: those with fewer repeat their last and drop the copy, so that
+        all run the same number of batches."""
+        ranks, count, size = self.roles.actor.ranks, len(self.held_out.prompts), self.held_out.prompts_per_batch
+        mine = list(range(ranks.rank, count, ranks.world_size))
+        per_rank = -(-count // ranks.world_size)
+        padded = mine + [mine[-1] if mine else 0] * (per_rank - len(mine))
+        return [padded[start : start + size] for start in range(0, per_rank, size)]
+
+    def _drawn(self, prompts: Sequence[int], sampling: Sampling, each: int) -> Rollout:
+        own = [self.held_out.prompts[index] for index in prompts]
+        batch = collate_prompts(own, self.settings.drawing.sampling.pad_token_id)
+        # The first sample has the seed that it has where it is the only one.
+        places = [(index, sample) for index in prompts for sample in range(each)]
+        seeds = [derived_seed(self.settings.seed, "evaluation", *place[: 1 + bool(place[1])]) for place in places]
+        layout = self.settings.experience.layout
+        return draw_responses(self.rollout_engine, self.roles, batch, sampling, seeds=seeds, layout=layout)
+
     def _samples_of_all_ranks(self, step: int, sampling: Sampling, each: int) -> list[dict[str, Any]]:
         """Return all ranks' samples, in the order of the prompts, `each` a prompt."""
-        ranks = self.roles.actor.ranks
-        mine = list(range(ranks.rank, len(self.held_out.prompts), ranks.world_size))
-        # Ranks may differ by one prompt: those with fewer repeat their last and drop the copy, so that all run the
-        # same number of batches.
-        per_rank = -(-len(self.held_out.prompts) // ranks.world_size)
-        padded = mine + [mine[-1] if mine else 0] * (per_rank - len(mine))
         samples: dict[tuple[int, int], dict[str, Any]] = {}
-        for start in range(0, per_rank, self.held_out.prompts_per_batch):
-            for sample in self._samples(padded[start : start + self.held_out.prompts_per_batch], sampling, each):
+        for prompts in self._batches():
+            for sample in self._samples(prompts, sampling, each):
                 samples[sample["prompt_index"], sample["sample"]] = sample
         found = {index: sample for part in gathered(samples) for index, sample in part.items()}
         return [{"step": step, **found[index]} for index in sorted(found)]
 
     def _samples(self, prompts: Sequence[int], sampling: Sampling, each: int) -> list[dict[str, Any]]:
         own = [self.held_out.prompts[index] for index in prompts]
-        batch = collate_prompts(own, self.settings.drawing.sampling.pad_token_id)
         device = self.roles.actor.ranks.device
         indices = [(index, sample) for index in prompts for sample in range(each)]
         rows = [self.held_out.prompts[index] for index, _ in indices]
-        # The first sample has the seed that it has where it is the only one.
-        seeds = [derived_seed(self.settings.seed, "evaluation", *place[: 1 + bool(place[1])]) for place in indices]
-        layout = self.settings.experience.layout
         with self.roles.reading(), torch.no_grad():
-            rollout = draw_responses(self.rollout_engine, self.roles, batch, sampling, seeds=seeds, layout=layout)
+            rollout = self._drawn(prompts, sampling, each)
             scored = start_scoring(own, rollout, self.roles, self.settings.experience).scored
         ends = self.settings.drawing.sampling.end_token_ids
         responses = rollout.texts(self.tokenizer.decode, ends)
@@ -312,7 +336,7 @@ def closing_sentence(summary: dict[str, Any], folder: RunFolder, val_only: bool)
     """Sum up the run in one line."""
     seconds = summary["seconds"]
     if not summary["held_out_prompts"]:
-        return f"step 3: trained, without held-out prompts, in {seconds:.0f} s; the model is in {folder.model}"
+        return f"step 3: trained, without an evaluation, in {seconds:.0f} s; the model is in {folder.model}"
     after = f"{summary['reward_after']:.3f}"
     if val_only:
         return f"step 3: mean reward on {summary['held_out_prompts']} held-out prompts {after}; nothing was trained"

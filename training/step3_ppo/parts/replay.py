@@ -25,6 +25,7 @@ from training.step3_ppo.parts.rollout_tensors import TENSORS, rollout_of, tensor
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.media_names import STORED_MEDIA
 from training.utils.contracts.rollout_engine import EngineWrapper, RolloutEngine, RolloutRequest
+from training.utils.run.rollout_account import of_another_run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -108,6 +109,9 @@ class ReplayRollout(RolloutEngine):
     def __init__(self, folder: str | Path, rank: int, more: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         self._files = _Files(folder, rank, more)
+
+    def check(self, *given: Any) -> list[str]:
+        return [f"replay: {of_another_run(str(self._files.folder))}"]
 
     def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         started, path = time.perf_counter(), self._files.next

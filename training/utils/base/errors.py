@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from training.utils.base.credentials import redacted
+
+_MOST_LISTED = 20
 
 
 class ThreestepError(ValueError):
@@ -57,10 +60,18 @@ class Mistakes:
             self.add(str(error))
             return None
 
+    @property
+    def different(self) -> list[str]:
+        """The sentences, each once, with how often it was added."""
+        counts = Counter(self.sentences)
+        return [sentence if count == 1 else f"{sentence} ({count:,} times)" for sentence, count in counts.items()]
+
     def raise_if_any(self) -> None:
-        """Raise one ThreestepError with every sentence, one a line."""
-        if len(self.sentences) == 1:
-            raise ThreestepError(self.sentences[0])
-        if self.sentences:
-            lines = "\n".join(f"  - {sentence}" for sentence in self.sentences)
-            raise ThreestepError(f"{len(self.sentences)} mistakes in the configuration:\n{lines}")
+        """Raise one ThreestepError with the different sentences, one a line."""
+        different = self.different
+        if len(different) == 1:
+            raise ThreestepError(different[0])
+        if different:
+            more = [f"and {len(different) - _MOST_LISTED:,} more"] if len(different) > _MOST_LISTED else []
+            lines = "\n".join(f"  - {sentence}" for sentence in [*different[:_MOST_LISTED], *more])
+            raise ThreestepError(f"{len(different):,} mistakes in the configuration:\n{lines}")

@@ -22,6 +22,8 @@ KEPT_AS_BEGUN = {
     **{"prompt_style": AUTO, "data_split": AUTO, "head_chunk_mb": 0},
     **dict.fromkeys(("reuse_forwards", "reuse_values", "share_beginnings", "speculate_by", "cpu_products")),
 }
+# Of these, what decides memory, speed and rounding alone: chosen again where it cannot be kept.
+CHOSEN_AGAIN = KEPT_AS_BEGUN.keys() - {"prompt_style", "data_split"}
 SHARING_ROWS = "sequence_parallel_size"  # so many ranks take the rows of one
 # Totals over all ranks, which must stay the same: name -> the flags whose product, times the ranks, gives it.
 PER_STEP = {

@@ -6,11 +6,13 @@ import shutil
 from typing import TYPE_CHECKING
 
 from training.utils.base.errors import ThreestepError
+from training.utils.run.run_folder import HARNESS
 
 if TYPE_CHECKING:
     from training.utils.checkpoints.folder import CheckpointFolder
 
 _SUMMARY = "summary.json"
+_FIGURES = (_SUMMARY, HARNESS, "reward_report.json")
 _VERDICTS = "verdicts"  # of rewards that ask a service, which would be given again
 _OF_A_FINISHED_RUN = (_SUMMARY, "model/config.json", "model/adapter_config.json")
 
@@ -50,8 +52,14 @@ def refuse_without_checkpoints(folder: CheckpointFolder) -> None:
 
 
 def remove_earlier_run(folder: CheckpointFolder) -> None:
-    """Remove the checkpoints, verdicts and closing figures of an earlier run. A new run replaces its other files, the
-    model at its end."""
+    """Remove the checkpoints, verdicts and figures of an earlier run. A new run replaces its other files, the model at
+    its end."""
     for place in (folder.path, folder.path.parent / _VERDICTS):
         shutil.rmtree(place, ignore_errors=True)
-    (folder.path.parent / _SUMMARY).unlink(missing_ok=True)
+    remove_figures(folder)
+
+
+def remove_figures(folder: CheckpointFolder) -> None:
+    """Remove the figures of an earlier run's model, also of one that was killed: a new run may have none."""
+    for name in _FIGURES:
+        (folder.path.parent / name).unlink(missing_ok=True)

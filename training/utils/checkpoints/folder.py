@@ -25,9 +25,10 @@ from training.utils.base.storage import flush_to_disk, parse_json, sha256_of, sh
 from training.utils.checkpoints.arguments import LATEST
 
 MANIFEST = "manifest.json"
-# 1, without a number: engines' states are pickles; 2: they are safetensors, and the manifest has the flags' defaults.
+# 1, without a number: engines' states are pickles; 2: they are safetensors, and the manifest has the flags' defaults
+# (and since version 0.2 the settings that the program chose).
 FORMAT = 2
-_KEYS = ("format", "step", "settings", "defaults", "files", "sha256")
+_KEYS = ("format", "step", "settings", "defaults", "chosen", "files", "sha256")
 _PARTIAL = ".partial"
 _OLD = ".old"
 _UNIVERSAL = ".universal"

@@ -86,7 +86,7 @@ def checkpointed_run(
     point = ResumePoint()
     if plan.resume_from is not None:
         manifest = read_manifest(plan.resume_from)
-        check_settings(plan.resume_from, manifest, settings, plan.defaults, may_change=plan.may_change)
+        check_settings(plan.resume_from, manifest, settings, plan.defaults, may_change=plan.may_differ)
         point = _resume_point(plan.resume_from, manifest["settings"])
     run.cut_logs(point.log_sizes)  # at the beginning of a run, removes those of an earlier one
     trackers = open_trackers(trackers_in(settings), run.path, settings, point.step) if is_main else []
@@ -321,7 +321,8 @@ class RunCheckpoints(Checkpoints):
         with disk_errors(folder.partial(step)):
             self.parts.describe(folder.partial(step))
         (folder.partial(step) / _TRAINER_FILE).write_text(json.dumps(saved), encoding="utf-8")
-        folder.publish(step, {"settings": self.settings, "defaults": dict(self.plan.defaults)})
+        about = {"settings": self.settings, "defaults": dict(self.plan.defaults), "chosen": self.plan.chosen}
+        folder.publish(step, about)
         with contextlib.suppress(OSError):  # what cannot be removed now is removed after the next save
             folder.prune(step, self.plan.flags.keep_last, None if best is None else best.step)
 

@@ -13,6 +13,7 @@ from training.utils.base.console import log
 from training.utils.base.credentials import redacted_value
 from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints.arguments import (
+    CHOSEN_AGAIN,
     DEALT_TO_GROUPS,
     KEPT_AS_BEGUN,
     LATEST,
@@ -39,6 +40,7 @@ class CheckpointPlan:
     resume_from: an undamaged checkpoint in `folder`; None if the run starts from the beginning
     defaults: of the flags among `settings`
     may_change: those of them that a resumed run may change
+    given: the settings before any was decided
     """
 
     flags: CheckpointArguments
@@ -47,6 +49,7 @@ class CheckpointPlan:
     resume_from: Path | None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     may_change: Collection[str] = ()
+    given: Mapping[str, Any] = field(default_factory=dict)
 
     def began_with(self, name: str) -> Any:
         """The setting of the run that is resumed; None if none is, or it has no such setting."""
@@ -55,6 +58,17 @@ class CheckpointPlan:
     def decided(self, settings: Mapping[str, Any]) -> CheckpointPlan:
         """The plan with settings that the flags left open."""
         return replace(self, settings={**self.settings, **settings})
+
+    @property
+    def chosen(self) -> list[str]:
+        """The settings that the flags left to the program, which are no settings of the user's."""
+        open_ones = (name for name, auto in KEPT_AS_BEGUN.items() if name in self.given and self.given[name] == auto)
+        return [name for name in open_ones if self.settings[name] != self.given[name]]
+
+    @property
+    def may_differ(self) -> set[str]:
+        """Settings that may differ from those of the checkpoint: those that may change, and choices made again."""
+        return {*self.may_change, *CHOSEN_AGAIN.intersection(self.chosen)}
 
     @property
     def flags_in_use(self) -> dict[str, Any]:
@@ -102,7 +116,7 @@ def plan_checkpoints(
         return found
 
     found = on_main(find, ranks.is_main, patient=True)
-    return CheckpointPlan(flags, folder, settings, found, defaults or {}, may_change)
+    return CheckpointPlan(flags, folder, settings, found, defaults or {}, may_change, given=settings)
 
 
 def _find(flags: CheckpointArguments, folder: CheckpointFolder) -> Path | None:
@@ -145,10 +159,15 @@ def _check_manifest(found: Path, manifest: Mapping[str, Any]) -> None:
     """ThreestepError if the manifest lacks what a resume compares."""
     where = f"{found / MANIFEST}"
     known = ("step", "settings", "files", "sha256")  # format 1 has no more
-    check_keys(manifest, known if manifest.get("format", 1) == 1 else (*known, "format", "defaults"), where)
+    written = known if manifest.get("format", 1) == 1 else (*known, "format", "defaults")
+    check_keys(manifest, written, where, optional=("chosen",))
     for name in ("settings", "defaults"):
         if not isinstance(manifest.get(name, {}), dict):
             raise ThreestepError(f"--resume: {where} has no table of {name}; give an earlier checkpoint with --resume")
+    if not isinstance(chosen := manifest.get("chosen", []), list) or not all(isinstance(name, str) for name in chosen):
+        raise ThreestepError(
+            f"--resume: {where} has no list of chosen settings; give an earlier checkpoint with --resume"
+        )
     if missing := {"program", "ranks"} - manifest["settings"].keys():
         raise ThreestepError(
             f"--resume: the settings in {where} lack {', '.join(sorted(missing))}; give an earlier checkpoint with "
@@ -166,14 +185,15 @@ def check_settings(
 ) -> None:
     """ThreestepError that names every setting of the checkpoint `found` that differs in the resumed run but may not.
 
-    A setting that one version alone has is compared with its default, where that is known.
+    A setting that one version alone has is compared with its default, where that is known. What the program chose for
+    the run may differ, but for what decides its rows.
     manifest: of the checkpoint, by any version. mine: flags by name, and `ranks`. defaults: of the flags in `mine`, of
     which those in may_change may differ
     """
     saved, saved_defaults = redacted_value(manifest["settings"]), manifest.get("defaults", {})  # earlier: credentials
     both = saved.keys() & mine.keys()
     batches = {what: flags for what, flags in PER_STEP.items() if {*flags, "ranks"} <= both}
-    free = PLACEMENT.union(may_change, *batches.values())
+    free = PLACEMENT.union(may_change, CHOSEN_AGAIN.intersection(manifest.get("chosen", ())), *batches.values())
     differ = [
         f"{_displayed(name)} was {saved[name]} and is {mine[name]}"
         for name in sorted(both - free)

@@ -11,7 +11,7 @@ import numpy as np
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.distillation.file import keys_of_row, read_table, write_table
-from training.utils.distillation.settings import FILE_FLAG
+from training.utils.distillation.settings import FILE_FLAG, MODEL_FLAG
 from training.utils.distillation.top_tokens import TopTable, keys_of_rows
 from training.utils.engine.ranks.collectives import from_main, gathered, on_main
 
@@ -48,7 +48,7 @@ class FileTeacher:
             if self._table.lacks(keys_of_row(row)):
                 raise ThreestepError(
                     f"{FILE_FLAG}: {self._path} lacks row {row.row_id} of the data, or tokenizes it otherwise; "
-                    "write it with the data, lengths, chat template and tokenizer of this run ({MODEL_FLAG})"
+                    f"write it with the data, lengths, chat template and tokenizer of this run ({MODEL_FLAG})"
                 )
 
     def _read(self, teacher: Teacher, splits: Sequence[Sequence[Any]], lay_out: LayOut) -> TopTable:

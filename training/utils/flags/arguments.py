@@ -26,6 +26,7 @@ from training.utils.base.typed import typed_command
 from training.utils.compat.deepspeed_chat_flags import old_defaults
 from training.utils.compat.launcher_flags import LAUNCHER_FLAGS
 from training.utils.compat.old_flags import OldFlag, Renamed, flags_with_values, translated
+from training.utils.flags.auto import chosen_in
 from training.utils.flags.flag_names import nearest_flags
 from training.utils.flags.flags import AUTO, MAY_CHANGE, OWN_KEYS, TAKES_AUTO, UNIT, VALUES, Range, note_mistakes
 from training.utils.flags.help_page import HELP_FLAGS, as_typed, help_page, requested_topic
@@ -133,7 +134,8 @@ def parse_arguments(
     config_flags: list[str] = []
     if config_path is not None:
         # The path at the end separates a list in the file from the first words of the command line.
-        settings = _flags_of(read_yaml(config_path), parser, config_path, old_flags or {})
+        values = _without_choices(read_yaml(config_path), config_path, argv)
+        settings = _flags_of(values, parser, config_path, old_flags or {})
         config_flags = [*settings, f"--config={config_path}"]
     config_flags, argv = _in_our_names(config_flags, argv, old_flags or {})
     config_flags, argv = _with_credentials(config_flags, overridden_by=argv), _with_credentials(argv)
@@ -340,6 +342,15 @@ def _config_path(argv: Sequence[str]) -> str | None:
         return finder.parse_known_args(list(argv))[0].config
     except argparse.ArgumentError as problem:
         raise ThreestepError("--config expects a file's path after it") from problem
+
+
+def _without_choices(values: dict[str, Any], path: str, argv: Sequence[str]) -> dict[str, Any]:
+    """The settings of a file; for a run that is resumed without those that the program chose as it began."""
+    resume = flags_with_values(argv).get("--resume", values.get("resume"))
+    if resume is None or str(resume).lower() in ("false", "no"):
+        return values
+    chosen = chosen_in(Path(path).read_text(encoding="utf-8"))
+    return {name: value for name, value in values.items() if name not in chosen}
 
 
 def _flags_of(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from training.utils.flags.flags import AUTO
 
 AS_BEGUN = "as the run began"
+_MARK = "  # auto"
 
 
 class AutoChoice(NamedTuple):
@@ -22,6 +24,16 @@ class AutoChoice(NamedTuple):
 def sentence(choices: Sequence[AutoChoice]) -> str:
     """Return the line of the log: `auto: --reuse_forwards true (a forward less; false turns it off)`."""
     return f"{AUTO}: " + ", ".join(map(_in_words, choices))
+
+
+def marked(text: str, chosen: Collection[str]) -> str:
+    """Return the YAML of settings with a mark behind those that the program chose. chosen: their names."""
+    return re.sub(rf"^({'|'.join(chosen)}): .*$", rf"\g<0>{_MARK}", text, flags=re.MULTILINE) if chosen else text
+
+
+def chosen_in(text: str) -> set[str]:
+    """Return the names of the settings that are marked so."""
+    return set(re.findall(rf"^(\w+): .*{re.escape(_MARK)}$", text, re.MULTILINE))
 
 
 def _in_words(choice: AutoChoice) -> str:

@@ -25,11 +25,14 @@ class OnlineTasks:
     def evaluate(self, step: int, metrics: MetricsWriter) -> None:
         """Record the figures of the tasks after `step`. A collective."""
 
+    def replace_figures(self) -> None:
+        """Have the report's figures of the weights that were loaded in place of the last ones. A collective."""
+
 
 @dataclass(frozen=True)
 class AskedOnline(OnlineTasks):
     """Tasks of local files. whole: the model in training; under ZeRO-3 each rank gathers a copy of it.
-    folder: of the run, whose harness.json has the last figures for the report."""
+    folder: of the run, whose harness.json has the model's figures for the report."""
 
     whole: WholeModel
     model: AskedModel
@@ -38,6 +41,22 @@ class AskedOnline(OnlineTasks):
 
     def evaluate(self, step: int, metrics: MetricsWriter) -> None:
         """See OnlineTasks."""
+        found, is_main = self._answered(), self.whole.engine.ranks.is_main
+        figures = {
+            f"eval/{task}_{metric.replace(',', '_')}": value
+            for task, of_task in found.tasks.items()
+            for metric, (value, _) in of_task.metrics.items()
+        }
+        metrics.write_beside(step, figures)
+        said = ", ".join(f"{name.removeprefix('eval/')} {value:.4f}" for name, value in figures.items())
+        log(f"tasks after step {step:,}: {said}", is_main)
+
+    def replace_figures(self) -> None:
+        """See OnlineTasks."""
+        self._answered()
+
+    def _answered(self) -> HarnessResult:
+        """The model's result, which the report then has."""
         is_main = self.whole.engine.ranks.is_main
         with self.whole.lent() as model, random_state_kept():
             asked = self.model._replace(tokenizer=copy.deepcopy(self.model.tokenizer))  # lm_eval pads by its own rules
@@ -46,14 +65,7 @@ class AskedOnline(OnlineTasks):
                 return run_harness_on(model, asked, self.tasks)._replace(samples={})
 
             found = on_main(ask, is_main, patient=True)
-        figures = {
-            f"eval/{task}_{metric.replace(',', '_')}": value
-            for task, of_task in found.tasks.items()
-            for metric, (value, _) in of_task.metrics.items()
-        }
-        metrics.write_beside(step, figures)
         templated = self.model.template is not None
         told = {task: of_task.told(templated, found.version) for task, of_task in found.tasks.items()}
         self.folder.write_figures(HARNESS, told)
-        said = ", ".join(f"{name.removeprefix('eval/')} {value:.4f}" for name, value in figures.items())
-        log(f"tasks after step {step:,}: {said}", is_main)
+        return found

@@ -64,11 +64,11 @@ def float_hash(values: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 
 
 def float_sums(values: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Return float64 [4]: how many numbers, their sum, the sum of their squares, and their sum with a sign for each by
-    its key. Numbers that are not finite count as 0 in sums: the hash has them."""
+    """Return float64 [4]: how many numbers are finite, their sum, the sum of their squares, and their sum with a sign
+    for each by its key."""
+    count = values.isfinite().sum().double()
     values = values.detach().double().nan_to_num(0.0, 0.0, 0.0)
     signed = torch.where((keys & 1 << 20) != 0, values, -values)
-    count = torch.full((), float(values.numel()), dtype=torch.float64, device=values.device)
     return torch.stack([count, values.sum(), values.square().sum(), signed.sum()])
 
 

@@ -104,3 +104,11 @@ def _why(reason: str) -> str:
 
 def _some(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
+
+
+def of_another_run(folder: str) -> str:
+    """Return what a reader of a replayed run has to know."""
+    return (
+        f"its responses are those of the run that filled {folder} (--rollout_replay): scores, rewards and lengths of "
+        "its rollouts say nothing of its own weights, and it has no evaluations"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from training.utils.base.credentials import redacted_value
 from training.utils.base.disk_errors import in_words
 from training.utils.base.storage import replace_file
 from training.utils.contracts.media_names import SAMPLE_MEDIA
+from training.utils.flags.auto import marked
 from training.utils.run.run_log import RunLog
 
 BAD_STEPS = "bad_steps.jsonl"
@@ -40,12 +42,12 @@ class RunFolder:
     def model(self) -> Path:
         return self.path / "model"
 
-    def write_config(self, settings: dict[str, Any], comment: str) -> None:
-        """Write every resolved setting to config.yaml, below a comment line."""
+    def write_config(self, settings: dict[str, Any], comment: str, chosen: Collection[str] = ()) -> None:
+        """Write every resolved setting to config.yaml, below a comment line. chosen: as of `marked`."""
         import yaml  # which --help does without
 
         text = yaml.safe_dump(redacted_value(settings), sort_keys=True, allow_unicode=True)
-        self._write("config.yaml", f"# {comment}\n{text}")
+        self._write("config.yaml", f"# {comment}\n{marked(text, chosen)}")
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Write one JSON object to the file `name`."""

@@ -203,7 +203,7 @@ def _share_beginnings(
     if not plan.packed:
         return AutoChoice(name, 0, "rows are padded")
     if (begun := run.plan.began_with(name)) is not None:
-        return AutoChoice(name, begun, AS_BEGUN)
+        return AutoChoice(name, begun, AS_BEGUN, off=0 if begun else None)
     try:
         if check is not None:
             check(replace(flags, engine=replace(flags.engine, share_beginnings=_LEAST_SHARED_TOKENS)))

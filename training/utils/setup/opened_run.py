@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.utils.base.console import log
 from training.utils.base.typed import WHOLE_RUN_VARIABLE
-from training.utils.checkpoints.earlier_run import remove_earlier_run
+from training.utils.checkpoints.earlier_run import remove_earlier_run, remove_figures
 from training.utils.checkpoints.loop import checkpointed_run
 from training.utils.checkpoints.plan import CheckpointPlan, plan_checkpoints
 from training.utils.checkpoints.run_lock import only_run_in
@@ -61,10 +61,13 @@ def planned_run(flags: RunFlags, shares_gpu: bool = False) -> Iterator[PlannedRu
             defaults=step.defaults,
             may_change=step.may_change,
         )
-        wanted = run.cpu_products
-        if wanted is None and plan.resume_from is not None:  # a run from before this flag began with PyTorch's
-            wanted = plan.began_with("cpu_products") or TORCH
-        ranks = replace(ranks, products=products_of_all(wanted, ranks.device))
+        begun = None
+        if run.cpu_products is None and plan.resume_from is not None:  # before this flag, runs had PyTorch's
+            begun = plan.began_with("cpu_products") or TORCH
+        ranks = replace(ranks, products=products_of_all(run.cpu_products, ranks.device, begun))
+        if begun not in (None, ranks.products):
+            choice = AutoChoice("cpu_products", ranks.products, f"{begun}, as the run began, cannot be had here")
+            log(sentence([choice]), ranks.is_main)
         split = flags.data.split.of_phase(int(step.number), WHOLE_RUN_VARIABLE in os.environ)
         if flags.data.split.data_split == AUTO and (began := plan.began_with("data_split")) is not None:
             split = replace(split, data_split=began)
@@ -95,7 +98,9 @@ class PlannedRun:
             plan = with_head_chunk(plan, model, dtype, self.ranks)
         if plan.flags.overwrite and plan.resume_from is None:
             on_main(lambda: remove_earlier_run(plan.folder), self.ranks.is_main)
-        folder = start_run(self.flags.run, plan.flags_in_use, self.ranks)
+        if plan.resume_from is None:
+            on_main(lambda: remove_figures(plan.folder), self.ranks.is_main)
+        folder = start_run(self.flags.run, plan.flags_in_use, self.ranks, plan.chosen)
         model = replace(model, head_chunk_mb=plan.settings["head_chunk_mb"])
         return OpenedRun(self.flags, self.ranks, plan, folder, model, dtype)
 
@@ -136,7 +141,7 @@ class OpenedRun:
 
     def _decided(self, settings: Mapping[str, Any]) -> OpenedRun:
         plan = self.plan.decided(settings)
-        write_settings(self.folder, plan.flags_in_use, self.ranks)
+        write_settings(self.folder, plan.flags_in_use, self.ranks, plan.chosen)
         return replace(self, plan=plan)
 
     @contextlib.contextmanager

@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
     from training.utils.run.run_arguments import RunArguments
 
 
-def start_run(run: RunArguments, settings: dict[str, Any], ranks: Ranks) -> RunFolder:
+def start_run(run: RunArguments, settings: dict[str, Any], ranks: Ranks, chosen: Collection[str] = ()) -> RunFolder:
     """Make the run's folder, write every setting to it (`--config` reads the file back) and what it runs on, seed this
-    rank, and say on what it runs."""
+    rank, and say on what it runs. chosen: as of `write_settings`"""
     on_main(lambda: open_repository(settings), ranks.is_main)
     folder = RunFolder(run.output_dir, ranks.is_main)
-    write_settings(folder, settings, ranks)
+    write_settings(folder, settings, ranks, chosen)
     seed_everything(run.seed, ranks.rank)
     if run.deterministic:
         make_deterministic(ranks.device, os.environ)
@@ -63,9 +63,10 @@ def start_run(run: RunArguments, settings: dict[str, Any], ranks: Ranks) -> RunF
     return folder
 
 
-def write_settings(folder: RunFolder, settings: dict[str, Any], ranks: Ranks) -> None:
-    """Write every setting to the run's folder; `--config` reads the file back."""
-    folder.write_config(settings, f"A run of {ranks.world_size} rank{'s' if ranks.world_size > 1 else ''}.")
+def write_settings(folder: RunFolder, settings: dict[str, Any], ranks: Ranks, chosen: Collection[str]) -> None:
+    """Write every setting to the run's folder; `--config` reads the file back. chosen: names of those that the flags
+    left to the program, which a resumed run leaves to it again."""
+    folder.write_config(settings, f"A run of {ranks.world_size} rank{'s' if ranks.world_size > 1 else ''}.", chosen)
 
 
 def with_head_chunk(plan: CheckpointPlan, model: ModelSettings, dtype: str, ranks: Ranks) -> CheckpointPlan:

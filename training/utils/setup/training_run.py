@@ -213,6 +213,7 @@ class TrainingLoop:
         best = run.checkpoints.load_best(self._done)
         if best is not None:
             self.after = self._evaluation_in(best, "after")
+            self._run.settings.tasks.replace_figures()
 
     def _evaluation_in(self, saved: dict[str, Any], name: str) -> Any:
         """The evaluation that a checkpoint holds under `name`; None where the run has no evaluation rows."""

@@ -114,6 +114,15 @@ def test_a_jump_is_a_fault(tmp_path: Path):
     assert first.before == pytest.approx(2e-7, rel=1e-3)
 
 
+@pytest.mark.parametrize("value", [None, float("inf"), float("nan")])
+def test_a_number_that_is_not_finite_is_a_fault(tmp_path: Path, value: float | None):
+    for at, place in enumerate(
+        (["floats", "train/loss", [value]], ["floats", "train/logprobs", [4.0, 1.0, value, 1.0]])
+    ):
+        first = compared(tmp_path / str(at), set_at(2, *place), ranks=2, drift=1e-7).first
+        assert first is not None and first.key == (3, 0) and first.compared.apart == float("inf")
+
+
 def test_the_bound_grows_with_what_was_seen(tmp_path: Path):
     large = 1e-6
     first = compared(tmp_path, set_at(2, "floats", "train/loss", [0.5 * 1.0005]), ranks=2, drift=large).first

@@ -135,6 +135,18 @@ def test_rounding_is_below_the_bound():
     assert [each.where for each in locate(a, b, 1e-5)] == ["layers.1.up"]
 
 
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("bound", [0.0, 1e-5, 0.5])
+def test_a_number_that_is_not_finite_differs_from_one_that_is(bad: float, bound: float):
+    a, b = record([6]), record([6], loss=bad)
+    b.record.ranks[0]["logprobs"][1] = b.record.ranks[0]["advantages"][2] = bad
+    b.layers["train"][0]["forward"]["model.layers.1.up"][:] = ["10", bad, 4.0]
+    b.layers["train"][0]["weights after"]["model.layers.0.up"][:] = ["10", 1.0, abs(bad)]
+    names = {"logprobs", "advantages", "output", "weights after", "loss"}
+    assert {each.name for each in locate(a, b, bound)} == {each.name for each in locate(b, a, bound)} == names
+    assert locate(b, copy.deepcopy(b), bound) == []
+
+
 def responses(moved: float = 0.0) -> TracedRecord:
     own = {
         "rollout_numbers": np.array([4, 5]),

@@ -16,13 +16,14 @@ from tests.unit.utils.generation.engines import test_parallel as in_parallel
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.advantages.gae import gae
 from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
-from training.step3_ppo.contracts.records import Samples, Scored
+from training.step3_ppo.contracts.records import Readings, Samples, Scored
 from training.step3_ppo.contracts.settings import ExperienceSettings, KlSettings, LengthSettings
 from training.step3_ppo.experience.description import score_norms
 from training.step3_ppo.experience.experience import make_experience
 from training.step3_ppo.experience.reward_shaping import shaped_rewards
 from training.step3_ppo.experience.scoring import outcome_scores, score
 from training.step3_ppo.experience.sequences import training_sequences
+from training.step3_ppo.experience.token_rewards import kl_in_reward
 from training.step3_ppo.kl import KL_ESTIMATORS
 from training.step3_ppo.kl.control import KlControl
 from training.step3_ppo.mismatch.settings import MismatchSettings, Rejection
@@ -185,6 +186,16 @@ def test_samples_share_their_prompt(rollout, roles, most):
         "scored.scores_B", "old_logprobs_BR", "read.ref_logprobs_BR", "read.values_BR", "advantages_BR", "returns_BR",
     ):  # fmt: skip
         torch.testing.assert_close(attrgetter(name)(one), attrgetter(name)(two), rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan")])
+def test_a_kl_that_is_not_finite_is_no_rounding(rollout, number):
+    old_BR = torch.full(rollout.response_mask_BR.shape, -1.0)
+    ref_BR = old_BR.clone()
+    for expected in (True, False):
+        kl = kl_in_reward(rollout, old_BR, Readings(ref_logprobs_BR=ref_BR), KL_ESTIMATORS["k1"], dtype=torch.float32)
+        assert kl is not None and kl.is_rounding is expected
+        ref_BR[1, 0] = number
 
 
 def test_whitening_touches_the_advantages_alone(rollout, roles):

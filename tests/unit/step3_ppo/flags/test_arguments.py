@@ -110,6 +110,8 @@ def test_a_folder_of_rollouts_is_read_or_written(tmp_path):
     assert mistakes_of(PpoArguments(rollout_dump=str(tmp_path / "new"), rollout_replay=folder)) == [
         "--rollout_dump and --rollout_replay exclude each other: a replay draws nothing new"
     ]
+    [said] = mistakes_of(PpoArguments(val_only=True, rollout_replay=folder))
+    assert said.startswith("--val_only evaluates, and --rollout_replay ")
 
 
 def test_a_batch_size_of_zero_is_told_and_divides_nothing():

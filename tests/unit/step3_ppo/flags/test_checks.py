@@ -99,6 +99,15 @@ def test_names_that_nothing_has_are_told_together_with_near_ones():
         assert part in said
 
 
+@pytest.mark.parametrize("given", [{"load_best_model_at_end": True}, {"early_stopping": 2}])
+def test_a_replay_judges_no_evaluation_of_another_run(given):
+    names_of(**given)
+    [name] = given
+    with pytest.raises(ThreestepError, match=f"--{name} goes by evaluations, and --rollout_replay has another run's"):
+        names_of(**given, rollout_replay="there")
+    names_of(**given, rollout_replay="there", harness_tasks=["of its own weights.yaml"])
+
+
 def test_ranks_wait_longer_than_a_reward_function_may_work():
     names_of()
     names_of(rank_timeout=301)

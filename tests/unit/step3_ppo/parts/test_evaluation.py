@@ -117,7 +117,7 @@ def test_without_held_out_prompts_nothing_is_evaluated(tmp_path):
     assert summary == {"held_out_prompts": 0, "seconds": 7.4}
     folder = RunFolder(tmp_path, is_main_rank=True)
     assert closing_sentence(summary, folder, val_only=False) == (
-        f"step 3: trained, without held-out prompts, in 7 s; the model is in {folder.model}"
+        f"step 3: trained, without an evaluation, in 7 s; the model is in {folder.model}"
     )
 
 

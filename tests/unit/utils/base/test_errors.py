@@ -33,6 +33,27 @@ def test_several_are_told_together():
         mistakes.raise_if_any()
 
 
+def test_the_same_mistake_is_told_once_with_its_count():
+    mistakes = Mistakes()
+    for _ in range(200):
+        mistakes.add("a")
+    with pytest.raises(ThreestepError, match="^a [(]200 times[)]$"):
+        mistakes.raise_if_any()
+    mistakes.add("b")
+    with pytest.raises(ThreestepError, match="^2 mistakes in the configuration:\n  - a [(]200 times[)]\n  - b$"):
+        mistakes.raise_if_any()
+
+
+def test_many_different_mistakes_stay_readable():
+    mistakes = Mistakes()
+    for number in range(1200):
+        mistakes.add(f"mistake {number}")
+    with pytest.raises(ThreestepError) as raised:
+        mistakes.raise_if_any()
+    first, *lines = str(raised.value).splitlines()
+    assert first.startswith("1,200 mistakes") and len(lines) < 30 and lines[-1].endswith("more")
+
+
 def test_a_mistake_is_a_value_error():
     assert issubclass(ThreestepError, ValueError)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,34 @@ def test_what_the_flags_left_open_is_written_as_decided():
     assert decided.settings == {**SFT, "program": "p", "prompt_style": "chat_template"}
     assert "prompt_style" in decided.flags_in_use and not {"program", "ranks"} & decided.flags_in_use.keys()
     assert plan.began_with("prompt_style") is None
+
+
+def test_what_the_program_chose_is_no_setting_of_the_users():
+    begun = {
+        **SFT,
+        "reuse_forwards": True,
+        "cpu_products": "onednn",
+        "data_split": "2,4,4",
+        "prompt_style": "as_stored",
+    }
+    other = {**begun, "reuse_forwards": False, "cpu_products": "torch"}
+    for chosen, refused in (([], True), (["cpu_products"], True), (["cpu_products", "reuse_forwards"], False)):
+        manifest = {"settings": begun, "chosen": chosen}
+        with pytest.raises(ThreestepError) if refused else nullcontext() as mistake:
+            check_settings(Path("c"), manifest, other, {})
+        assert not refused or "--reuse_forwards was True and is False" in str(mistake.value)
+    for name in ("data_split", "prompt_style"):  # which decide the rows
+        with pytest.raises(ThreestepError, match=f"--{name} was"):
+            check_settings(Path("c"), {"settings": begun, "chosen": [*begun]}, {**begun, name: "other"}, {})
+
+
+def test_a_choice_that_is_made_again_may_differ():
+    given = {"reuse_forwards": None, "reuse_values": False, "data_split": "auto", "head_chunk_mb": 0, "seed": 1}
+    plan = CheckpointPlan(CheckpointArguments(), CheckpointFolder("c"), given, None, may_change=("seed",), given=given)
+    assert plan.chosen == [] and plan.may_differ == {"seed"}
+    plan = plan.decided({"reuse_forwards": False, "data_split": "1,0,0"}).decided({"head_chunk_mb": 64})
+    assert set(plan.chosen) == {"reuse_forwards", "data_split", "head_chunk_mb"}
+    assert plan.may_differ == {"seed", "reuse_forwards", "head_chunk_mb"}
 
 
 def test_a_setting_that_the_run_began_without_is_compared_with_its_default():

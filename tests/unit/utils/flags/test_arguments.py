@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.flags import arguments
 from training.utils.flags.arguments import ProgramParser, parse_arguments, read_yaml, resolved_settings
 from training.utils.flags.flags import flag
@@ -331,3 +332,14 @@ def test_auto_leaves_a_flag_to_the_program(words, quick, rows, tmp_path):
 def test_neither_a_value_nor_auto(words, sentence):
     with pytest.raises(ThreestepError, match=sentence):
         parse_arguments([LeftOpen], words, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "seed"),
+    [([], 7), (["--resume"], 1234), (["--resume", "false"], 7), (["--resume", "--seed", "9"], 9)],
+)
+def test_a_resumed_run_leaves_what_was_chosen_to_the_program_again(tmp_path, words, seed):
+    path = tmp_path / "config.yaml"
+    path.write_text("seed: 7  # auto\noutput_dir: x\n")
+    run, _ = parse_arguments((Run, CheckpointArguments), ["--config", str(path), *words], "")
+    assert (run.seed, run.output_dir) == (seed, "x")

@@ -52,6 +52,19 @@ def test_figures_stand_beside_those_of_the_evaluation(asked, tmp_path, monkeypat
     assert told["metrics"]["acc"] == {"value": 0.5, "error": 0.1} and told["chat_template"] is False
 
 
+def test_the_report_has_the_figures_of_the_weights_that_were_loaded(asked, tmp_path, monkeypatch):
+    monkeypatch.setattr(online, "run_harness_on", answered)
+    with MetricsWriter(tmp_path, True) as metrics:
+        asked.evaluate(3, metrics)
+    lines = (tmp_path / "metrics.jsonl").read_text()
+    better = TaskFigures(3, 0, "1", {"acc": (0.75, 0.1)})
+    monkeypatch.setattr(online, "run_harness_on", lambda *given: HarnessResult("0.4.13", {"t": better}, {}))
+    asked.replace_figures()
+    assert json.loads((tmp_path / "harness.json").read_text())["t"]["metrics"]["acc"]["value"] == 0.75
+    assert (tmp_path / "metrics.jsonl").read_text() == lines
+    OnlineTasks().replace_figures()
+
+
 def test_no_random_state_and_no_tokenizer_is_moved(asked, tmp_path, monkeypatch):
     monkeypatch.setattr(online, "run_harness_on", answered)
 

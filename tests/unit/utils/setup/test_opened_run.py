@@ -20,7 +20,7 @@ from training.step3_ppo import STEP as PPO
 from training.utils.base.errors import ThreestepError
 from training.utils.base.typed import WHOLE_RUN_VARIABLE
 from training.utils.checkpoints.arguments import CheckpointArguments
-from training.utils.checkpoints.folder import MANIFEST
+from training.utils.checkpoints.folder import MANIFEST, CheckpointFolder
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.checkpoints.plan import CheckpointPlan, check_settings
 from training.utils.engine.ranks.startup import Ranks
@@ -120,13 +120,16 @@ def test_a_resumed_run_evaluates_as_it_began(tmp_path, monkeypatch, began_with, 
     if began_with is not None:
         (tmp_path / MANIFEST).write_text(json.dumps({"settings": began_with}))
     nothing: Any = None
-    plan = CheckpointPlan(CheckpointArguments(), nothing, settings, tmp_path if began_with is not None else None)
+    begun = tmp_path if began_with is not None else None
+    (tmp_path / "harness.json").write_text("{}")  # of the run that is resumed, or of one that was killed
+    plan = CheckpointPlan(CheckpointArguments(), CheckpointFolder(tmp_path), settings, begun)
     written: list[dict] = []
-    monkeypatch.setattr(opened_run, "start_run", lambda run, settings, ranks: written.append(settings))
+    monkeypatch.setattr(opened_run, "start_run", lambda run, settings, ranks, chosen: written.append(settings))
     ranks: Any = Ranks(0, 0, 1, None)  # type: ignore[arg-type]
     flags = RunFlags(nothing, nothing, CheckpointArguments(), nothing, nothing, {})
     opened = PlannedRun(flags, ranks, plan).opened("chat", ModelSettings("model"), "fp32", predicts_tokens=False)
     assert opened.plan.settings["eval_interval"] == written[0]["eval_interval"] == settled
+    assert (tmp_path / "harness.json").exists() == (began_with is not None)
 
 
 def test_the_last_line_says_that_the_run_got_worse(tmp_path, monkeypatch, capsys):
@@ -185,7 +188,7 @@ def products_of_run(monkeypatch, tmp_path, given=None, resumes=None):
     `resumes`. Ranks without a wish take ONEDNN."""
     flags: Any = CheckpointArguments()
     plan = CheckpointPlan(flags, None, {}, tmp_path if resumes is not None else None)  # type: ignore[arg-type]
-    monkeypatch.setattr(opened_run, "products_of_all", lambda wanted, device: wanted or ONEDNN)
+    monkeypatch.setattr(opened_run, "products_of_all", lambda wanted, device, begun: wanted or begun or ONEDNN)
     monkeypatch.setattr(opened_run, "plan_checkpoints", lambda *given, **named: plan)
     monkeypatch.setattr(CheckpointPlan, "began_with", lambda self, name: (resumes or {}).get(name))
     monkeypatch.setattr(opened_run, "only_run_in", lambda *given: contextlib.nullcontext())

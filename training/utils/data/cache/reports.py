@@ -62,15 +62,14 @@ class BuildReport:
 
 
 def split_sentence(name: str, split: SplitReport) -> str:
-    """One split: the rows kept, cut and dropped."""
+    """One split: the rows kept and cut, and last the rows dropped: what follows `dropped` reads as a reason."""
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in sorted(split.dropped.items()))
     noted = "".join(f", {count:,} {kind_of_row}" for kind_of_row, count in sorted(split.noted.items()))
     counts = ", ".join(f"{count:,} {kind}" for kind, count in split.parallel.items())
     return (
-        f"{name}: {split.rows:,} rows, {split.tokens:,} tokens, {split.truncated:,} truncated, "
+        f"{name}: {split.rows:,} rows, {split.tokens:,} tokens, {split.truncated:,} truncated{noted}, "
+        + (f"parallel thinking: {counts}, " if counts else "")
         + (f"dropped: {dropped}" if dropped else "none dropped")
-        + noted
-        + (f", parallel thinking: {counts}" if counts else "")
     )
 
 

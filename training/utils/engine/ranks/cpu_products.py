@@ -28,11 +28,12 @@ _VENDOR = "AuthenticAMD"
 _TRIED = ((24, 48, 65), (1, 33, 70))  # rows, columns, inner
 
 
-def chosen_products(wanted: str | None, device: torch.device) -> str:
+def chosen_products(wanted: str | None, device: torch.device, begun: str | None = None) -> str:
     """Return the library for this process, TORCH or ONEDNN. wanted: by the user; None: ONEDNN on an AMD processor with
-    AVX-512, by its name alone, so that every start chooses alike. ThreestepError if ONEDNN is wanted and cannot be
-    had."""
-    if device.type != "cpu" or wanted == TORCH or (wanted is None and not _is_slow_for_mkl()):
+    AVX-512, by its name alone, so that every start chooses alike. begun: of the run that is resumed, which is kept
+    where it can be had. ThreestepError if ONEDNN is wanted and cannot be had."""
+    kept = wanted or begun
+    if device.type != "cpu" or kept == TORCH or (kept is None and not _is_slow_for_mkl()):
         return TORCH
     reason = _why_not()
     if reason is not None and wanted == ONEDNN:
@@ -40,11 +41,11 @@ def chosen_products(wanted: str | None, device: torch.device) -> str:
     return TORCH if reason is not None else ONEDNN
 
 
-def products_of_all(wanted: str | None, device: torch.device) -> str:
+def products_of_all(wanted: str | None, device: torch.device, begun: str | None = None) -> str:
     """Return `chosen_products` where all ranks choose alike, otherwise TORCH. A collective on CPUs."""
     if device.type != "cpu":
         return TORCH
-    found = gathered(chosen_products(wanted, device))
+    found = gathered(chosen_products(wanted, device, begun))
     return found[0] if len(set(found)) == 1 else TORCH
 
 

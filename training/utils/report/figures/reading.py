@@ -18,7 +18,7 @@ from training.utils.base.credentials import redacted_value
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import parse_json, parse_yaml
 from training.utils.flags.step import UNKNOWN_STEP, Step, known_steps, step_of
-from training.utils.run.rollout_account import read_rollouts, rollout_account
+from training.utils.run.rollout_account import of_another_run, read_rollouts, rollout_account
 from training.utils.run.run_folder import DIVERGENCE
 
 _FILES = ("metrics.jsonl", "config.yaml", "samples.jsonl")
@@ -120,6 +120,8 @@ class RunReader:
         problems = [*metrics.problems, *samples.problems, *_signs(path / DIVERGENCE), *lost]
         config = _mapping(path / "config.yaml", problems, parse_yaml)
         settings = {str(name): redacted_value(value) for name, value in config.items()}
+        if settings.get("rollout_replay"):
+            problems.append(of_another_run(settings["rollout_replay"]))
         summary = _mapping(path / "summary.json", problems)
         names = (each.name for each in fields(RunReports))
         reports = RunReports(**{name: _mapping(path / f"{name}.json", problems) for name in names})

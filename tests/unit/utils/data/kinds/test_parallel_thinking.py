@@ -55,7 +55,10 @@ def test_a_sentence_keeps_flat_ids_and_is_laid_out_in_segments(flags, tagged):
     ]
     assert sum(int(part.tokens.is_target.sum()) for part in document.segments) == int(row.loss_mask.sum())
     report = phase.report
-    assert report.train.parallel == {"with blocks": 8} and "parallel thinking: 8 with blocks;" in report.sentence
+    assert (
+        report.train.parallel == {"with blocks": 8}
+        and "parallel thinking: 8 with blocks, none dropped;" in report.sentence
+    )
 
 
 def test_off_the_tags_are_text(flags, tagged):

@@ -63,5 +63,5 @@ def test_sentences_that_contradict_the_parts_are_counted_and_said(own, tiny_toke
     )
     built = build_phase(1, data, tiny_tokenizer, 1, log=said.append)
     assert built.report.train.noted == {"with the parts, because the sentence does not begin with the prompt": 1}
-    assert "none dropped, 1 with the parts, because the sentence does not begin with the prompt" in said[-1]
+    assert "1 with the parts, because the sentence does not begin with the prompt, none dropped" in said[-1]
     assert build_phase(3, own(rows=rows, data_split="0,0,1"), tiny_tokenizer, 1).report.train.noted == {}

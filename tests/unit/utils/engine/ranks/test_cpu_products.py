@@ -171,6 +171,14 @@ def test_what_is_wrong_or_missing_is_not_taken(monkeypatch, product, words):
     assert chosen_products(None, CPU) == TORCH
     with pytest.raises(ThreestepError, match=f"--cpu_products onednn cannot be had: {words}.* or give torch"):
         chosen_products(ONEDNN, CPU)
+    assert chosen_products(None, CPU, begun=ONEDNN) == TORCH  # which nobody wanted by name
+
+
+def test_a_resumed_run_keeps_what_it_began_with(monkeypatch):
+    for is_slow in (True, False):
+        monkeypatch.setattr(cpu_products, "_is_slow_for_mkl", lambda is_slow=is_slow: is_slow)
+        for begun, other in ((TORCH, ONEDNN), (ONEDNN, TORCH)):
+            assert chosen_products(None, CPU, begun=begun) == chosen_products(begun, CPU, begun=other) == begun
 
 
 def test_ranks_take_what_all_of_them_choose(monkeypatch):
