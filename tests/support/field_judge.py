@@ -342,6 +342,8 @@ class TemplateJudge:
             written = (usual[cut:] for cut in range(len(usual) - 3) if plain.startswith(usual[cut:], len(asked)))
             return len(asked), len(asked) + len(next(written, ""))
         header = self._header(body[:place], tools, asked)
+        if place == 0 and header not in plain[:first]:  # nobody asks: behind the template's own system prompt
+            return max((match.end() for match in CONTROL.finditer(plain, 0, first)), default=start), first
         tags = [match.span() for match in _KEPT.finditer(header)]
         thought = _THOUGHT_TAG.search(header)
         base = thought.start() if thought else len(header)

@@ -145,7 +145,7 @@ def _constant_prompt(pair: tuple[str, str], after_b: str, after_d: str, special:
 
 
 def _missing_prompt(before_b: str, prompt_b: str) -> str:
-    """What the template writes before b besides the generation prompt; "" where that is blank."""
+    """The text before b besides the generation prompt; "" where it is blank."""
     missing = before_b[len(prompt_b) :] if before_b.startswith(prompt_b) else ""
     return missing if missing.strip() else ""
 
