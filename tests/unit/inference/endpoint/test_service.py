@@ -8,7 +8,7 @@ import pytest
 
 from training.inference.endpoint.fields import CompletionRequest
 from training.inference.endpoint.lines import DrawnToken, Event, Line, Order
-from training.inference.endpoint.refusals import RefusedRequest
+from training.utils.serving.refusals import RefusedRequest
 from training.inference.endpoint.replies import ReplyForms
 from training.inference.endpoint.service import Answering
 from training.inference.endpoint.text import AnswerText
