@@ -56,7 +56,7 @@ def hostile_requests(path: str) -> dict[str, bytes]:
 @dataclass
 class Attack:
     """What came of it. answers: the statuses by their number, "" of a connection that was closed. asked, failed: the
-    requests with the key. slowest: of them, in seconds. threads, bytes: that this process had more than before."""
+    requests with the key. slowest: of them, in seconds. threads, bytes: that the server had more than before."""
 
     answers: Counter[str] = field(default_factory=Counter)
     asked: int = 0
@@ -73,18 +73,26 @@ class Attack:
         assert self.threads <= most_threads and self.bytes < most_bytes, self
 
 
-def attack(port: int, path: str, ask: Callable[[], int], count: int = 2000, silent: int = 1500) -> Attack:
-    """Send so many hostile requests to a server of this process, of which the last `silent` stay open; `ask` all the
-    while. ask: sends a request with the key, and returns its status."""
-    found, process = Attack(), psutil.Process()
-    threads, memory = threading.active_count(), process.memory_info().rss
+def attack(
+    port: int,
+    path: str,
+    ask: Callable[[], int],
+    count: int = 2000,
+    silent: int = 1500,
+    *,
+    process: psutil.Process | None = None,
+) -> Attack:
+    """Send so many hostile requests to a server, of which the last `silent` stay open; `ask` all the while. ask: sends
+    a request with the key, and returns its status. process: of the server; by default this one."""
+    found, process = Attack(), process or psutil.Process()
+    threads, memory = process.num_threads(), process.memory_info().rss
     requests = hostile_requests(path)
     left_open = [requests[name] for name in _LEFT_OPEN]
     others = [request for name, request in requests.items() if name not in _LEFT_OPEN]
     done = threading.Event()
 
     def look() -> None:
-        found.threads = max(found.threads, threading.active_count() - threads)
+        found.threads = max(found.threads, process.num_threads() - threads)
         found.bytes = max(found.bytes, process.memory_info().rss - memory)
 
     def ask_all_the_while() -> None:

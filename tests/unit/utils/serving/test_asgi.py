@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import threading
 
-from training.utils.serving.asgi import GuardedApp
+import pytest
+
+from tests.support.hostile import attack
+from training.utils.serving.asgi import GuardedApp, server_of
 from training.utils.serving.door import Door
+from training.utils.serving.ports import listening
 
 TOKEN = "f" * 48
 
@@ -61,3 +67,26 @@ def test_the_application_starts_and_ends_with_the_server():
 
     asyncio.run(GuardedApp(app, Door(), "")({"type": "lifespan"}, None, None))
     assert seen == ["lifespan"]
+
+
+def test_strangers_make_room_for_each_other_and_who_has_the_token_is_served():
+    pytest.importorskip("uvicorn", reason="Gradio, which brings uvicorn along, is not installed")
+    door, socket = Door(TOKEN), listening(0)
+    server = server_of(GuardedApp(page, door, "default-src 'self'"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]}, daemon=True)
+    thread.start()
+    port = socket.getsockname()[1]
+
+    def get(target, **headers):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection.request("GET", target, headers=headers)
+        with connection.getresponse() as answer:
+            answer.read()
+        connection.close()
+        return answer
+
+    cookie = get(f"/?token={TOKEN}").getheader("set-cookie").partition(";")[0]
+    attack(port, "/", lambda: get("/", Cookie=cookie).status, count=1600, silent=1400).check(most_threads=10)
+    server.should_exit = server.force_exit = True
+    thread.join(20)
+    assert not thread.is_alive()
