@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 
 import pytest
@@ -109,7 +108,6 @@ def judge_of(tmp_path, server, **changes):
     return f"judge:{tmp_path / 'judge.yaml'}"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("openai") is None, reason="needs the package openai")
 def test_a_generative_reward_model_rates_and_compares(flags, tmp_path):
     """By the length of a response: of `fig`, `no`, `3` and `2 2` two share the highest rating."""
     with scoring_server(judged(rated_by_length), fails=mostly_failing) as server:

@@ -10,7 +10,6 @@ import sys
 from training.utils.contracts.server_order import ServerOrder
 from training.utils.generation.table import WITH_SERVERS, server_command_of
 
-
 GUARD = "training.utils.generation.vllm_server.guard.KeyGuard"
 
 
