@@ -18,6 +18,7 @@ from pathlib import Path
 from training.utils.base.errors import ThreestepError
 from training.utils.environments import supervised
 from training.utils.environments.isolation import BUBBLEWRAP, DISK_BYTES, DISK_FILES, Isolation, strongest
+from training.utils.environments.scratch import scratch_folder
 
 NO_SANDBOX, IN_BUBBLEWRAP = "python_no_sandbox", "python_bubblewrap"  # in --tools
 MEMORY_BYTES = 1 << 30  # of each process, and of all together
@@ -47,8 +48,8 @@ def python_tool(seconds: float, isolation: Isolation) -> Callable[[str], str]:
         Args:
             code: The program.
         """
-        with tempfile.TemporaryDirectory(prefix="threestep_python_", ignore_cleanup_errors=True) as folder:
-            return _run(code, Path(folder), most, isolation)
+        with scratch_folder("threestep_python_") as folder:
+            return _run(code, folder, most, isolation)
 
     return python
 
