@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from training.utils.base.errors import ThreestepError
+from training.utils.base.storage import remove_tree
 from training.utils.environments import supervised
 from training.utils.environments.isolation import BUBBLEWRAP, DISK_BYTES, DISK_FILES, Isolation, strongest
-from training.utils.environments.scratch import scratch_folder
 
 NO_SANDBOX, IN_BUBBLEWRAP = "python_no_sandbox", "python_bubblewrap"  # in --tools
 MEMORY_BYTES = 1 << 30  # of each process, and of all together
@@ -48,8 +48,11 @@ def python_tool(seconds: float, isolation: Isolation) -> Callable[[str], str]:
         Args:
             code: The program.
         """
-        with scratch_folder("threestep_python_") as folder:
+        folder = Path(tempfile.mkdtemp(prefix="threestep_python_"))
+        try:
             return _run(code, folder, most, isolation)
+        finally:
+            remove_tree(folder)
 
     return python
 

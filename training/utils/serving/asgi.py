@@ -83,7 +83,7 @@ def server_of(app: GuardedApp) -> Any:
     class TimedProtocol(H11Protocol):
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self.app_state = {**self.app_state, _CONNECTION: transport}
+            self.app_state = {**self.app_state, _CONNECTION: transport}  # type: ignore[has-type]
             if len(app.strangers) >= MOST_STRANGERS:
                 oldest = next(iter(app.strangers))
                 del app.strangers[oldest]

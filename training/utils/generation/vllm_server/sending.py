@@ -285,7 +285,9 @@ def _accept(receivers: Sequence[_Receiver], ports: Sequence[socket.socket], seco
             port.setblocking(False)
             events.register(port, selectors.EVENT_READ)
         while time.monotonic() < end and any(each.is_going and not each.is_connected for each in receivers):
-            for connection in [key.fileobj for key, _ in events.select(_POLL_SECONDS)]:
+            for key, _ in events.select(_POLL_SECONDS):
+                connection = key.fileobj
+                assert isinstance(connection, socket.socket)
                 if connection in ports:
                     _admit(connection, said, events)
                 elif connection in said and _has_said_all(connection, said):

@@ -1,4 +1,4 @@
-"""A scratch folder is gone afterwards, however deep, closed or full of links it was left."""
+"""A folder of a foreign program is removed, however deep, closed or full of links it was left."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from training.utils.environments.scratch import remove_tree, scratch_folder
+from training.utils.base.storage import remove_tree
 
 MAKES_LEVELS = """
 import os
@@ -19,9 +19,11 @@ os.chmod("..", 0o500)
 """
 
 
-def test_thousands_of_levels_are_removed():
-    with scratch_folder("threestep_test_") as folder:
-        subprocess.run([sys.executable, "-c", MAKES_LEVELS], cwd=folder, check=True)
+def test_thousands_of_levels_are_removed(tmp_path):
+    folder = tmp_path / "deep"
+    folder.mkdir()
+    subprocess.run([sys.executable, "-c", MAKES_LEVELS], cwd=folder, check=True)
+    remove_tree(folder)
     assert not folder.exists()
 
 
@@ -41,10 +43,9 @@ def test_links_are_removed_and_what_they_name_stays(tmp_path):
 
 
 def test_a_folder_that_is_gone_already_and_a_link_in_its_place(tmp_path):
-    with scratch_folder("threestep_test_") as folder:
-        folder.rmdir()
-        folder.symlink_to(tmp_path)
-        (tmp_path / "file").touch()
-    assert (tmp_path / "file").exists() and folder.is_symlink()
-    folder.unlink()
-    remove_tree(folder)
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "kept")
+    for name in ("link", "gone"):
+        remove_tree(tmp_path / name)
+    assert (tmp_path / "kept" / "file").exists() and (tmp_path / "link").is_symlink()
