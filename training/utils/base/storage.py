@@ -172,7 +172,7 @@ def _opened_folder(path: str | Path, within: int | None = None) -> Iterator[int]
     """A handle of a folder, which its owner may read and change from then on; no link is followed."""
     found = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=within)
     try:
-        os.chmod(f"/proc/self/fd/{found}", 0o700)
+        Path(f"/proc/self/fd/{found}").chmod(0o700)
         handle = os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_DIRECTORY)
     finally:
         os.close(found)
