@@ -168,7 +168,6 @@ def test_two_thousand_hostile_requests(opened, tmp_path, tiny_tokenizer, capsys)
     with opened(tmp_path, tiny_tokenizer) as (port, path, ask):
         assert ask() == 200
         found = attack(port, path, ask)
-        print(opened.__name__, found)
         found.check(HELD)
         assert found.asked > 20 and found.slowest < 30.0
     assert "Traceback" not in capsys.readouterr().err

@@ -121,6 +121,10 @@ class BoundedHandler(BaseHTTPRequestHandler):
         self.rfile.left = MOST_HEAD_BYTES  # type: ignore[attr-defined]
         super().handle_one_request()
 
+    def parse_request(self) -> bool:
+        """Leave requests of the form before HTTP/1.0 unanswered: they have no place for a key."""
+        return super().parse_request() and self.request_version != "HTTP/0.9"
+
     def handle_expect_100(self) -> bool:
         """Promise nothing yet: the key comes first."""
         return True
