@@ -53,12 +53,12 @@ class GuardedApp:
         await send({"type": "http.response.body", "body": body})
 
     def _lets_in(self, connection: Any) -> bool:
-        """Count a connection among those that showed the token; False where there are too many."""
-        if connection not in self.known and len(self.known) >= MOST_CONNECTIONS:
-            return False
-        self.strangers.pop(connection, None)
-        self.known.add(connection)
-        return True
+        """Count a connection among those that showed the token; False where it is too late or there are too many. None
+        is one of another server."""
+        if connection in self.strangers and len(self.known) < MOST_CONNECTIONS:
+            del self.strangers[connection]
+            self.known.add(connection)
+        return connection is None or connection in self.known
 
     def _sender(self, send: _Send) -> _Send:
         ours = {name for name, _ in self._headers}

@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from tests.support.hostile import attack
+from training.utils.serving import asgi
 from training.utils.serving.asgi import GuardedApp, server_of
 from training.utils.serving.door import Door
 from training.utils.serving.ports import listening
@@ -53,6 +54,14 @@ def test_a_page_is_behind_the_door_with_a_policy_of_ours():
     assert headers["x-gradio"] == "1" and headers["referrer-policy"] == "no-referrer"
     assert headers["x-dns-prefetch-control"] == "off"
     assert answer(cookie=cookie, origin="http://evil.example")[0] == 403
+
+
+def test_a_connection_that_lost_its_place_is_not_let_in_and_others_are_while_there_is_room(monkeypatch):
+    monkeypatch.setattr(asgi, "MOST_CONNECTIONS", 2)
+    app = GuardedApp(page, Door(TOKEN), "")
+    app.strangers = dict.fromkeys("abc")
+    assert [app._lets_in(each) for each in ("a", "gone", "b", "c", "a")] == [True, False, True, False, True]
+    assert app.known == {"a", "b"} and list(app.strangers) == ["c"]
 
 
 def test_no_web_socket_is_opened():

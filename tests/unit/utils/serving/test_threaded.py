@@ -93,6 +93,17 @@ def test_the_silent_hold_few_threads_and_the_oldest_of_them_make_room(port, monk
     assert threading.active_count() == before and all(ended(visitor) for visitor in visitors)
 
 
+def test_a_system_without_threads_costs_no_room(port, monkeypatch, capsys):
+    def refused(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threaded, "MOST_STRANGERS", 5)
+    with monkeypatch.context() as without:
+        without.setattr(threading.Thread, "start", refused)
+        assert all(ended(opened(port)) for _ in range(400))
+    assert read(port).endswith(b"page") and "can't start new thread" in capsys.readouterr().err
+
+
 def test_a_long_head_is_not_kept(port):
     with opened(port, b"GET / HTTP/1.1\r\n") as visitor, pytest.raises(OSError):
         for _ in range(100):
