@@ -76,7 +76,6 @@ setup(
         "web": ["gradio>=6"],
         "openenv": ["openenv>=0.10"],  # environments behind its servers
         "tinker": ['tinker==0.38.*; python_version >= "3.11"'],  # the Tinker API's messages, and its client
-        "judge": ["openai"],  # a client of judges behind a chat endpoint
         "harness": ['lm_eval>=0.4.13; python_version >= "3.11"'],  # tasks of lm-evaluation-harness
         "quantized": ["bitsandbytes>=0.50"],  # a CPU build is part of it
         "notebook": ["nbclient", "ipykernel"],  # executes the notebooks of examples/

@@ -22,6 +22,16 @@ case "${1:-}" in
 esac
 model="$1"
 shift
+before=""
+for word in "$@"; do
+    case "$before=$word" in
+    --host= | *=--host=)
+        printf 'error: --host expects an address, got none: vLLM would listen on all of this machine\n' >&2
+        exit 2
+        ;;
+    esac
+    before="$word"
+done
 if [ -z "${VLLM_API_KEY:-}" ]; then
     [ -n "${VLLM_API_KEY_FILE:-}" ] || {
         printf 'error: expected a key in VLLM_API_KEY, or a file for it in VLLM_API_KEY_FILE: whoever reaches a server without one can change its weights\n' >&2

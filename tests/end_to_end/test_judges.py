@@ -4,7 +4,6 @@ what is left of the key."""
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import subprocess
@@ -22,7 +21,6 @@ from tests.support.scoring_server import judged, mostly_failing, rated_by_length
 
 pytestmark = [
     pytest.mark.timeout(900),  # on a busy machine
-    pytest.mark.skipif(importlib.util.find_spec("openai") is None, reason="needs the package openai"),
 ]
 KEY = "sk-planted-in-the-environment"
 

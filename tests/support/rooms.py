@@ -59,7 +59,7 @@ report: report.pages report.figures run report.trackers contracts flags serving 
 data.kinds: images.data data.chat data.cache data.rows layout data.sources contracts data.sources.formats images base
 engine.ranks: models.adapters sequence_parallel run base
 environments: generation data.chat data.sources contracts flags base
-environments.driven: environments data.sources base
+environments.driven: environments data.sources serving base
 generation.guessing: generation.decoding models contracts base
 loading: models.fused models.adapters models models.quantized models.attention models.tensors contracts
     models.families base models.lean

@@ -43,7 +43,7 @@ class Running:
     def close(self):
         self.server.shutdown()
         self.computing.close()
-        for connection in list(self.server._open):
+        for connection in [*self.server._strangers, *self.server._let_in]:
             connection.shutdown(socket.SHUT_RDWR)
         self.server.server_close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -169,7 +168,6 @@ def test_a_reward_without_bound_is_refused(flags, tmp_path):
         best_of.main([*flags, "--reward", f"{tmp_path}/rule.py:infinite"])
 
 
-@pytest.mark.skipif(importlib.util.find_spec("openai") is None, reason="needs the package openai")
 def test_a_judge_picks_by_comparing_the_responses(flags, tmp_path):
     """By shares of wins in both orders, the longest response has the highest."""
     with scoring_server(judged(longer_wins), fails=mostly_failing) as server:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 
@@ -162,7 +161,6 @@ def judge_of(tmp_path, server, **changes):
     return f"judge:{tmp_path / 'judge.yaml'}"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("openai") is None, reason="needs the package openai")
 def test_win_rates_by_a_judge_that_compares(flags, tmp_path):
     """The judge prefers what stands first where lengths are equal, and asking in both orders makes these ties."""
     own = ["--baseline", f"{tmp_path}/two", "--max_new_tokens", "6", "--val_samples", "2"]

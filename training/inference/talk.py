@@ -200,7 +200,7 @@ def _system(talk: Talk, argument: str) -> Reply:
 
 def _seed(talk: Talk, argument: str) -> Reply:
     if argument:
-        if not argument.isdigit():
+        if not argument.isdecimal() or len(argument) > 18:
             raise ThreestepError(f"/seed expects a number from 0 up, got '{argument}'")
         talk.seed = int(argument)
     return Reply(f"seed is {talk.seed}")

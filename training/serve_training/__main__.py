@@ -27,7 +27,6 @@ from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.models.arguments import ModelArguments, with_flag
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
-from training.utils.run.run_paths import make_output_dir
 from training.utils.serving.door import ADDRESS
 from training.utils.serving.ports import check_port, taking_port
 
@@ -105,8 +104,14 @@ def main(argv: Sequence[str]) -> None:
     check_model_folder(flags.model_name_or_path)
     check_port("--port", flags.port, flags.host)
     key, is_new = training_key(flags.api_key_file)
-    make_output_dir(flags.output_dir)
 
+    from training.utils.checkpoints.run_lock import only_run
+
+    with only_run(flags.output_dir):
+        _serve(flags, key, is_new)
+
+
+def _serve(flags: ServeTrainingArguments, key: str, is_new: bool) -> None:
     from training.serve_training.opening import ServerSettings, open_service
     from training.serve_training.web import TrainingServer
 

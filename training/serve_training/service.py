@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from training.inference.endpoint.refusals import RefusedRequest
 from training.serve_training.client_state import ClientState
 from training.serve_training.desk import USER, Desk, error_answer, json_message
 from training.serve_training.records import PARTS, LoraSpec, SampleOrder, UnknownRequest, WrongRequest
@@ -42,6 +41,7 @@ from training.serve_training.wire import (
     sample_answer,
     sample_of,
 )
+from training.utils.serving.refusals import RefusedRequest
 
 if TYPE_CHECKING:
     import torch
@@ -106,8 +106,13 @@ class TrainingService:
             "cancel_future": self._cancel,
         }
 
+    def check_path(self, path: str) -> None:
+        """RefusedRequest for a path that takes no POST of JSON."""
+        if path not in _KINDS and path not in self._posts and _FINISH.fullmatch(path) is None:
+            raise RefusedRequest(f"there is no {path:.100} here", 404)
+
     def post(self, path: str, given: Any, body: bytes) -> dict[str, Any]:
-        """Answer a POST of JSON. RefusedRequest for what is wrong with it."""
+        """Answer a POST of JSON, to a path that was checked. RefusedRequest for what is wrong with it."""
         if not isinstance(given, dict):
             raise RefusedRequest("the body expects an object")
         if path in _KINDS and not (path == "load_weights" and given.get("model_id") is None):
@@ -117,9 +122,7 @@ class TrainingService:
         if (found := _FINISH.fullmatch(path)) is not None:
             self._store.open_session(self._check_session(found[1]), {"finished": time.time(), **given})
             return {}
-        answer = self._create_from_state if path == "load_weights" else self._posts.get(path)
-        if answer is None:
-            raise RefusedRequest(f"there is no {path:.100} here", 404)
+        answer = self._create_from_state if path == "load_weights" else self._posts[path]
         return self._told(lambda: answer(given))
 
     @staticmethod

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from training.inference.endpoint.keyed_server import KeyedHandler, KeyedServer, parsed
-from training.inference.endpoint.refusals import RefusedRequest
 from training.serve_training.service import HOLD_SECONDS
 from training.utils.serving.door import ADDRESS
+from training.utils.serving.keyed import KeyedHandler, KeyedServer, parsed
+from training.utils.serving.refusals import RefusedRequest
 
 if TYPE_CHECKING:
     from training.serve_training.service import TrainingService
@@ -45,11 +45,14 @@ class _TrainingHandler(KeyedHandler):
         self._guarded(lambda: self.send(200, self.unfailing(lambda: service.delete(self._name(path)))))
 
     def post(self, path: str) -> None:
-        name, body, service = self._name(path), self.body(), self.server.service
+        name, service = self._name(path), self.server.service
+        if name not in (_FORWARD, _RETRIEVE):
+            service.check_path(name)
         is_protobuf = self.headers.get("Content-Type", "").partition(";")[0].strip() == PROTOBUF
         if self.headers.get("Content-Encoding", "identity") != "identity" or is_protobuf != (name == _FORWARD):
             wanted = PROTOBUF if name == _FORWARD else "JSON"
             raise RefusedRequest(f"{name} expects a body of {wanted}, not compressed", 415)
+        body = self.body()
         if is_protobuf:
             self.send(200, self.unfailing(partial(service.forward_backward, body)))
             return

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 FORWARD, STEP, SAVE, LOAD, SAVE_SAMPLER = "forward", "step", "save", "load", "save_sampler"
 MOST_RANK, MOST_SAMPLES, MOST_TOP = 1024, 4096, 128
+MOST_SPARSE = 1 << 24  # numbers of all sparse tensors of a request, written out: as many as 64 MB hold
 _TARGETS, _TEXT = "target_tokens", "encoded_text"
 _FLOAT32, _INT64, _INT32, _BFLOAT16 = 1, 2, 3, 4  # DType of the messages
 _TYPES = {_FLOAT32: np.float32, _INT64: np.int64, _INT32: np.int32, _BFLOAT16: np.uint16}
@@ -277,6 +278,13 @@ def _forward_of(body: bytes, bounds: RequestBounds) -> ForwardOrder:
             raise WrongRequest(f"loss_fn_config of {message.loss_fn} takes {takes}, finite numbers, got '{name:.60}'")
     if not message.data:
         raise WrongRequest("data expects at least one datum, got none")
+    tensors = [tensor for datum in message.data for tensor in datum.loss_fn_inputs.values()]
+    written_out = sum(math.prod(map(abs, each.shape)) for each in tensors if _is_sparse(each))
+    if written_out > MOST_SPARSE:
+        raise WrongRequest(
+            f"data expects sparse tensors of at most {MOST_SPARSE:,} numbers together, written out, got "
+            f"{written_out:,}; send fewer data in a request"
+        )
     data = [_datum(place, each, message.loss_fn, bounds) for place, each in enumerate(message.data)]
     return ForwardOrder(tuple(data), message.loss_fn, config, not message.forward_only)
 
@@ -343,13 +351,15 @@ def _tensor(given: Any, where: str) -> np.ndarray:
     kind = _TYPES.get(given.dtype)
     if kind is None:
         raise WrongRequest(f"{where} expects a dtype of float32, int64, int32 or bfloat16, got {given.dtype}")
-    is_sparse = given.WhichOneof("encoding") == "sparse_csr"
+    is_sparse = _is_sparse(given)
     values = _from_bytes(given.sparse_csr.values if is_sparse else given.dense, kind, where)
     if given.dtype == _BFLOAT16:
         values = (values.astype(np.uint32) << 16).view(np.float32)
     shape = tuple(given.shape) or (len(values),)
+    if len(shape) > 2 or min(shape) < 0:
+        raise WrongRequest(f"{where} expects a shape of one or two sizes, got {list(shape)!s:.60}")
     if not is_sparse:
-        if any(size < 0 for size in shape) or math.prod(shape) != len(values):
+        if math.prod(shape) != len(values):
             raise WrongRequest(f"{where} expects {list(shape)} numbers, got {len(values)}")
         return values.reshape(shape)
     rows = _from_bytes(given.sparse_csr.crow_indices, np.int64, where)
@@ -359,7 +369,7 @@ def _tensor(given: Any, where: str) -> np.ndarray:
         len(shape) != 2 or len(rows) != shape[0] + 1 or rows[0] != 0 or (counts < 0).any()
         or rows[-1] != len(values) or len(columns) != len(values)
         or (len(columns) and not (0 <= columns.min() and columns.max() < shape[1]))
-        or not 0 < math.prod(shape) <= MOST_SPARSE
+        or 0 in shape
     ):  # fmt: skip
         raise WrongRequest(f"{where} expects a sparse matrix of shape {list(shape)}, got indices that make none")
     whole = np.zeros(shape, values.dtype)
@@ -367,7 +377,8 @@ def _tensor(given: Any, where: str) -> np.ndarray:
     return whole
 
 
-MOST_SPARSE = 1 << 26  # numbers of a sparse matrix, written out
+def _is_sparse(given: Any) -> bool:
+    return bool(given.WhichOneof("encoding") == "sparse_csr")
 
 
 def forward_answer(result: ForwardResult) -> bytes:

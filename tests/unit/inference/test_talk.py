@@ -73,6 +73,7 @@ def test_sampling_is_set_and_told(talk):
         ("/top_p 2", "--top_p expects more than 0 and at most 1, got 2.0"),
         ("/temperature warm", "/temperature expects a number, got 'warm'"),
         ("/seed x", "/seed expects a number from 0 up, got 'x'"),
+        ("/seed ²", "/seed expects a number from 0 up, got '²'"),
         ("/temprature 1", "unknown command /temprature; /help lists the commands; did you mean 'temperature'"),
         ("/retry", "/retry expects an earlier question, got none; ask one first"),
         ("/save", "/save expects a file name, got none; type /save FILE"),

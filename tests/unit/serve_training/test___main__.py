@@ -13,6 +13,7 @@ from tests.support.tiny_models import tiny_causal_lm
 from training.serve_training import __main__ as program
 from training.serve_training import opening
 from training.utils.base.errors import ThreestepError
+from training.utils.checkpoints import run_lock
 
 
 @pytest.fixture(autouse=True)
@@ -58,3 +59,14 @@ def test_mistakes_are_sentences(words, monkeypatch, tmp_path):
     monkeypatch.setenv(program.KEY_VARIABLE, "sk-of-another")
     with pytest.raises(ThreestepError, match="THREESTEP_API_KEY expects a key that begins with tml-"):
         program.main(words)
+
+
+def test_a_folder_serves_one_at_a_time_and_no_empty_address_opens_it_to_all(words, monkeypatch, tmp_path):
+    monkeypatch.setattr(run_lock, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(opening, "open_service", lambda *given, **more: pytest.fail("it was opened"))
+    with run_lock.only_run(tmp_path / "state"):
+        with pytest.raises(ThreestepError, match="--output_dir .*state is in use by a run: process"):
+            program.main(words)
+    for host in ("", " "):
+        with pytest.raises(ThreestepError, match="--host expects an address, got '.?'; give 127.0.0.1, or 0.0.0.0"):
+            program.main([*words, "--host", host])

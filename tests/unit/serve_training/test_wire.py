@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -192,8 +193,33 @@ def test_bodies_that_make_no_request_are_refused(messages):
     sparse = messages.Tensor(dtype=2, shape=[3, 2**40])
     sparse.sparse_csr.crow_indices = np.zeros(4, np.int64).tobytes()
     body.data[0].loss_fn_inputs["target_tokens"].CopyFrom(sparse)
-    with pytest.raises(WrongRequest, match="expects a sparse matrix of shape .*, got indices that make none"):
+    with pytest.raises(WrongRequest, match="expects sparse tensors of at most 16,777,216 numbers together"):
         forward(body)
+    for shape in ([3, 0], [3, -(2**40)], [-1, 2], [1] * 100, [3, 2, 1], [2, 2]):
+        body.data[0].loss_fn_inputs["target_tokens"].shape[:] = shape
+        with pytest.raises(
+            WrongRequest, match="together|expects a sparse matrix of shape|expects a shape of one or two"
+        ):
+            forward(body)
+
+
+def test_a_short_request_takes_little_memory(messages):
+    """Of many sparse tensors, each within the bound."""
+    rows = 16
+    sparse = messages.Tensor(dtype=2, shape=[rows, wire.MOST_SPARSE // rows])
+    sparse.sparse_csr.crow_indices = np.zeros(rows + 1, np.int64).tobytes()
+    body = messages.ForwardBackwardRequest(loss_fn="cross_entropy")
+    for _ in range(20):
+        body.data.append(request(messages, ids=range(rows), target_tokens=sparse, weights=sparse).data[0])
+    assert len(body.SerializeToString()) < 11_000
+    tracemalloc.start()
+    with pytest.raises(WrongRequest, match="expects sparse tensors of at most 16,777,216 numbers together"):
+        forward(body)
+    del body.data[1:], body.data[0].loss_fn_inputs["weights"]
+    forward(body)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 600 << 20
 
 
 def test_answers_are_read_by_the_client(messages):

@@ -15,8 +15,8 @@ from training.utils.flags.flags import flag, settings_of
 from training.utils.serving.door import ADDRESS
 
 if TYPE_CHECKING:
-    from training.inference.endpoint.keyed_server import KeyedServer
     from training.utils.base.errors import Mistakes
+    from training.utils.serving.keyed import KeyedServer
 
 _KEY_BYTES = 24
 _OF_TRAINING = (

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from training.inference.endpoint.lines import AloneRows, Order, Rows, TogetherRows
-from training.inference.endpoint.refusals import RefusedRequest
 from training.inference.model import ChatModel, dtype_of, load_chat_model, open_chat_folder, prompt_of, start_alone
 from training.utils.base.console import note
 from training.utils.contracts.rollout_engine import RolloutRequest
@@ -28,6 +27,7 @@ from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.configurations import load_config
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.stop_tokens import stop_tokens_in
+from training.utils.serving.refusals import RefusedRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

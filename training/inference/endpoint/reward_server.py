@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from training.inference.endpoint.keyed_server import KeyedHandler, KeyedServer, parsed
-from training.inference.endpoint.refusals import RefusedRequest
 from training.inference.model import start_alone
 from training.inference.scorer import Scorer, load_answer_scorer
 from training.utils.base.errors import ThreestepError
@@ -21,6 +19,8 @@ from training.utils.data.build.arguments import DataArguments
 from training.utils.loading.configurations import load_config, positions_of
 from training.utils.loading.tokenizers import tokenizer_digest
 from training.utils.serving.door import ADDRESS
+from training.utils.serving.keyed import KeyedHandler, KeyedServer, parsed
+from training.utils.serving.refusals import RefusedRequest
 
 if TYPE_CHECKING:
     from training.utils.data.chat.arguments import ChatArguments
@@ -135,10 +135,9 @@ class _RewardHandler(KeyedHandler):
         self.send(200, {"object": "list", "data": [card]})
 
     def post(self, path: str) -> None:
-        body = self.body()
         if path != SCORES:
             self._refuse(path, MODELS)
-        given = parsed(body)
+        given = parsed(self.body())
         self.server.allow(self.connection, _SCORING_SECONDS)
         rewards = self.unfailing(partial(self.server.served.rewards, given))
         self.send(200, {"object": "scores", "model": self.server.served.name, "rewards": rewards})

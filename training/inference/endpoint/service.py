@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from training.inference.endpoint.fields import CompletionRequest, read_request
 from training.inference.endpoint.lines import Event, Line
-from training.inference.endpoint.refusals import RefusedRequest
 from training.inference.endpoint.replies import Piece, ReplyForms
 from training.inference.endpoint.text import AnswerText
 from training.utils.base.errors import ThreestepError
 from training.utils.base.seeds import derived_seed
+from training.utils.serving.refusals import RefusedRequest
 
 if TYPE_CHECKING:
     from training.inference.endpoint.batch import Batch

@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from training.inference.endpoint.keyed_server import KeyedHandler, KeyedServer, parsed
-from training.inference.endpoint.refusals import RefusedRequest
+from training.utils.serving.keyed import KeyedHandler, KeyedServer, parsed
+from training.utils.serving.refusals import RefusedRequest
 
 if TYPE_CHECKING:
     from training.inference.endpoint.service import Answering, Service
@@ -45,12 +45,11 @@ class _Handler(KeyedHandler):
         raise RefusedRequest(f"there is no {path:.100} here, but {CHAT}, {TEXT} and {MODELS}", 404)
 
     def post(self, path: str) -> None:
-        body = self.body()
         if path == MODELS:
             self.refuse_method()
         if path not in (CHAT, TEXT):
             self._refuse_path(path)
-        given = parsed(body)
+        given = parsed(self.body())
         self.server.allow(self.connection, _ANSWER_SECONDS)
         answering: Answering = self.unfailing(partial(self.server.service.begun, given, path == CHAT))
         try:

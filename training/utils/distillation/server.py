@@ -9,10 +9,8 @@ A failure is never a distribution: a request is sent again, and what stays unans
 
 from __future__ import annotations
 
-import json
 import math
 import time
-import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -22,10 +20,9 @@ import numpy as np
 
 from training.utils.base.errors import ThreestepError
 from training.utils.base.keys import KEY_VARIABLE, given_key
-from training.utils.base.storage import parse_json
 from training.utils.distillation.settings import URL_FLAG
 from training.utils.distillation.top_tokens import TopTable, keys_of, keys_of_rows, rest_of, sequences_of_rows
-from training.utils.rewards.asking.http_reward import opener_of, posted
+from training.utils.rewards.asking.posting import Post
 from training.utils.rewards.asking.service import LONGEST_PAUSE_SECONDS, FailedRequest
 from training.utils.rewards.asking.settings import AskSettings, check_url
 
@@ -45,9 +42,7 @@ class ServerTeacher:
     def __init__(self, url: str, top_k: int, asking: AskSettings | None = None, keeps: int = 1_000_000) -> None:
         check_url(url, f"{URL_FLAG} {url}")
         self.url, self._top_k, self._asking, self._keeps = url.rstrip("/"), top_k, asking or AskSettings(), keeps
-        key = given_key(None, KEY_VARIABLE, URL_FLAG)
-        self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-        self._opener = opener_of(url)
+        self._post = Post(url, given_key(None, KEY_VARIABLE, URL_FLAG))
         self._known: dict[int, Place] = {}
 
     def check(self, encode: Callable[[str], list[int]]) -> None:
@@ -101,13 +96,11 @@ class ServerTeacher:
     def _tried(self, path: str, body: Any, read: Callable[[Any], Any]) -> Any:
         """Return what `read` makes of an answer; ThreestepError once it is given up."""
         base = self.url.rpartition("/")[0] if path.startswith("../") else self.url
-        data = None if body is None else json.dumps(body).encode()
         pause = self._asking.pause
         for attempt in range(self._asking.retries + 1):
-            address = f"{base}/{path.removeprefix('../')}"
-            request = urllib.request.Request(address, data, self._headers)  # noqa: S310 (its scheme is checked)
             try:
-                return read(_parsed(posted(self._opener, request, self._asking.seconds)))
+                address = f"{base}/{path.removeprefix('../')}"
+                return read(self._post.answer(body, self._asking.seconds, address))
             except FailedRequest as failure:
                 if failure.is_final or attempt == self._asking.retries:
                     raise ThreestepError(
@@ -116,13 +109,6 @@ class ServerTeacher:
                 time.sleep(max(pause, min(failure.after or 0.0, 60.0)))
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         raise AssertionError("the last attempt returns or raises")
-
-
-def _parsed(content: bytes) -> Any:
-    try:
-        return parse_json(content)
-    except ValueError as problem:
-        raise FailedRequest("the answer is not JSON") from problem
 
 
 def places_of(answer: Any, ids: Sequence[int], top_k: int) -> list[Place]:

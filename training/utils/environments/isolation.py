@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,12 +38,25 @@ class Isolation:
 def _bubblewrap(folder: Path) -> list[str]:
     """New namespaces of every kind, all of Python read-only, nothing else of the machine's files."""
     read = dict.fromkeys([*_READ, sys.base_prefix, sys.prefix, str(Path(sys.executable).resolve().parent)])
-    words = [_program("bwrap"), "--unshare-all", "--die-with-parent", "--as-pid-1", "--cap-drop", "ALL"]
+    words = [_program("bwrap"), "--unshare-all", *_no_user_namespaces(), "--die-with-parent", "--as-pid-1"]
+    words += ["--cap-drop", "ALL"]
     for path in read:
         words += ["--ro-bind-try", path, path]
     disk = ["--size", str(DISK_BYTES), "--tmpfs"]
     words += ["--proc", "/proc", "--dev", "/dev", *disk, _SHARED_MEMORY, "--remount-ro", "/dev", *disk, str(folder)]
     return [*words, "--remount-ro", "/", "--chdir", str(folder), "--"]
+
+
+@functools.cache
+def _no_user_namespaces() -> tuple[str, ...]:
+    """Flags that forbid a program namespaces of its own, where bubblewrap (0.8) and the machine can."""
+    flags = ("--unshare-user", "--disable-userns")
+    try:
+        words = [_program("bwrap"), *flags, "--ro-bind", "/", "/", "true"]
+        works = subprocess.run(words, capture_output=True, timeout=10, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        works = False
+    return flags if works else ()
 
 
 def _namespaces(folder: Path) -> list[str]:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from training.utils.base.errors import ThreestepError
+from training.utils.base.storage import remove_tree
 from training.utils.environments import supervised
 from training.utils.environments.isolation import BUBBLEWRAP, DISK_BYTES, DISK_FILES, Isolation, strongest
 
@@ -47,8 +48,11 @@ def python_tool(seconds: float, isolation: Isolation) -> Callable[[str], str]:
         Args:
             code: The program.
         """
-        with tempfile.TemporaryDirectory(prefix="threestep_python_", ignore_cleanup_errors=True) as folder:
-            return _run(code, Path(folder), most, isolation)
+        folder = Path(tempfile.mkdtemp(prefix="threestep_python_"))
+        try:
+            return _run(code, folder, most, isolation)
+        finally:
+            remove_tree(folder)
 
     return python
 

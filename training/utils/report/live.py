@@ -16,7 +16,6 @@ import json
 import threading
 import time
 from collections.abc import Sequence
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -25,7 +24,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.report.figures.reading import RunReader
 from training.utils.report.pages.page import page, parts_of
 from training.utils.serving.door import SAFE_HEADERS, Door
-from training.utils.serving.threaded import BoundedServer
+from training.utils.serving.threaded import BoundedHandler, BoundedServer
 
 # The page allows its scripts alone, by their digests (`document.policy`); a frame is refused by a header alone.
 _POLICY = (
@@ -112,14 +111,13 @@ def serve_live(folders: Sequence[str | Path], port: int, announce: Any) -> None:
 def make_server(live: LivePage, port: int, door: Door) -> BoundedServer:
     """A server of the page on the loopback address; port 0 takes a free one. door: its access control."""
 
-    class Handler(BaseHTTPRequestHandler):
-        server_version, sys_version = "Threestep", ""
-
+    class Handler(BoundedHandler):
         def do_GET(self) -> None:
             refusal = door.judge(self.command, self.path, self.headers.items())
-            if refusal is None:
+            if refusal is None and self.server.let_in(self.connection):
                 return self._answer(*answer_to(live, self.path), (("Content-Security-Policy", _POLICY),))
-            self._answer(refusal.status, _PLAIN, refusal.text, refusal.headers)
+            if refusal is not None:
+                self._answer(refusal.status, _PLAIN, refusal.text, refusal.headers)
 
         def _answer(self, status: int, kind: str, text: str, headers: Sequence[tuple[str, str]]) -> None:
             body = text.encode("utf-8", "replace")
@@ -129,9 +127,6 @@ def make_server(live: LivePage, port: int, door: Door) -> BoundedServer:
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:
-            """A line for each request would be one every two seconds."""
 
     try:
         return BoundedServer(port, Handler)

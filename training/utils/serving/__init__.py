@@ -1,4 +1,4 @@
-"""Serving of a program's pages to its user: access control, and bounds on the resources that a visitor may hold.
+"""Pages for the user of this machine, and servers for who has a key: access control, and bounds on what others hold.
 
-Knows nothing of the pages' content.
+Knows nothing of what is served.
 """

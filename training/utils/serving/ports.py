@@ -26,6 +26,8 @@ def listening(port: int, address: str = ADDRESS) -> socket.socket:
 
 def check_port(flag: str, port: int, address: str = ADDRESS) -> None:
     """ThreestepError where nothing can listen on `port`, the value of `flag`, at `address`, that of --host."""
+    if not address.strip():  # the system takes it for all addresses
+        raise ThreestepError(f"--host expects an address, got '{address}'; give {ADDRESS}, or 0.0.0.0 for all")
     try:
         listening(port, address).close()
     except OSError as problem:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from training.inference.endpoint.fields import CompletionRequest, read_request
-from training.inference.endpoint.refusals import RefusedRequest
+from training.utils.serving.refusals import RefusedRequest
 
 HI = [{"role": "user", "content": "Hi"}]
 

@@ -8,11 +8,11 @@ import pytest
 
 from training.inference.endpoint.fields import CompletionRequest
 from training.inference.endpoint.lines import DrawnToken, Event, Line, Order
-from training.inference.endpoint.refusals import RefusedRequest
 from training.inference.endpoint.replies import ReplyForms
 from training.inference.endpoint.service import Answering
 from training.inference.endpoint.text import AnswerText
 from training.utils.contracts.rollout_engine import Sampling
+from training.utils.serving.refusals import RefusedRequest
 
 ORDER = Order((5,), Sampling(9, 0.0, 0, 1.0, end_token_id=0, pad_token_id=0), frozenset({0}), 0)
 

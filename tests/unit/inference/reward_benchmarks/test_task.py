@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 
 import pytest
@@ -20,7 +19,6 @@ from tests.support.scoring_server import (
 from training import evaluate
 from training.inference.reward_benchmarks import task
 from training.utils.base.errors import ThreestepError
-from training.utils.rewards.asking import judge
 
 WORDS = ("fig", "pear", "apple", "plum")
 
@@ -109,7 +107,6 @@ def judge_of(tmp_path, server, **changes):
     return f"judge:{tmp_path / 'judge.yaml'}"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("openai") is None, reason="needs the package openai")
 def test_a_generative_reward_model_rates_and_compares(flags, tmp_path):
     """By the length of a response: of `fig`, `no`, `3` and `2 2` two share the highest rating."""
     with scoring_server(judged(rated_by_length), fails=mostly_failing) as server:
@@ -137,9 +134,8 @@ def test_a_server_of_rewards_on_a_benchmark(flags, tmp_path):
     assert results(tmp_path)[1][0]["scores"] == [0.3, 0.2, 0.1, 0.3]
 
 
-def test_a_judge_that_reads_references_is_refused(flags, tmp_path, monkeypatch):
+def test_a_judge_that_reads_references_is_refused(flags, tmp_path):
     (tmp_path / "judge.yaml").write_text("model: m\nbase_url: http://h/v1\nrubric: r\nwith_reference: true\n")
     flags[2] = f"judge:{tmp_path / 'judge.yaml'}"
-    monkeypatch.setattr(judge, "check_installed", lambda where: None)
     with pytest.raises(ThreestepError, match="shows the judge a row's ground_truth, and a benchmark has none; leave"):
         evaluate.main(flags)

@@ -8,9 +8,11 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -177,6 +179,103 @@ time.sleep(60)
 """
     with pytest.raises(RuntimeError, match="the program's processes took more than 1024 MiB of memory"):
         python_tool(SECONDS, isolation)(code)
+
+
+CALLS_ON_THE_SUPERVISOR = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.argtypes = [ctypes.c_long] * 4
+supervisor = os.getppid()
+print("trace", libc.ptrace(0x4206, supervisor, 0, 0))
+def tried(function, *words):
+    try:
+        function(*words)
+        return "done"
+    except OSError as refused:
+        return type(refused).__name__
+import resource
+print("memory", tried(open, f"/proc/{supervisor}/mem", "r+b"))
+print("limits", tried(resource.prlimit, supervisor, resource.RLIMIT_NOFILE, (0, 0)))
+print("turn", tried(os.setpriority, os.PRIO_PROCESS, supervisor, 19), tried(os.setpriority, os.PRIO_USER, 0, 19))
+print("idle", tried(os.sched_setscheduler, supervisor, os.SCHED_IDLE, os.sched_param(0)))
+print("place", tried(os.sched_setaffinity, supervisor, {0}))
+"""
+
+
+def test_a_program_cannot_stop_nor_slow_its_supervisor(python):
+    lines = python(CALLS_ON_THE_SUPERVISOR).splitlines()
+    assert lines == [
+        "trace -1", "memory PermissionError", "limits PermissionError", "turn PermissionError PermissionError",
+        "idle PermissionError", "place PermissionError",
+    ]  # fmt: skip
+
+
+STOPS_ITS_SUPERVISOR = """
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+libc.ptrace.argtypes = [ctypes.c_long] * 4
+libc.ptrace(0x4206, os.getppid(), 0, 0), libc.ptrace(0x4207, os.getppid(), 0, 0)  # seize and interrupt
+time.sleep(0.2)
+for number in range(100):
+    if os.fork() == 0:
+        os.execvp("sleep", ["sleep", "{mark}"])
+time.sleep(60)
+"""
+
+
+def test_limits_hold_for_a_program_that_would_stop_its_supervisor(python, mark):
+    with pytest.raises(RuntimeError, match=f"the program had more than {PROCESSES_AT_ONCE} processes"):
+        python(STOPS_ITS_SUPERVISOR.format(mark=mark))
+    assert all_end(mark)
+
+
+def test_there_are_no_new_namespaces_and_no_memory_out_of_sight(python):
+    code = """
+import ctypes, errno, os, platform
+libc = ctypes.CDLL(None, use_errno=True)
+tried = [lambda: libc.unshare(0x10000000), lambda: libc.shmget(0, 4096, 0o1600), lambda: libc.memfd_create(b"a", 0)]
+clone = {"x86_64": 56, "aarch64": 220}[platform.machine()]
+tried.append(lambda: libc.syscall(clone, ctypes.c_long(0x10000000 | 17), 0, 0, 0, 0))
+for function in tried:
+    print(function(), errno.errorcode[ctypes.get_errno()])
+"""
+    assert python(code).splitlines() == ["-1 ENOSYS", "-1 ENOSYS", "-1 ENOSYS", "-1 EPERM"]
+
+
+def test_what_programs_do_every_day_still_works(python):
+    code = """
+import concurrent.futures, os, resource, subprocess, threading
+os.nice(1)
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+print(subprocess.run(["echo", "child"], capture_output=True, text=True).stdout.strip())
+with concurrent.futures.ThreadPoolExecutor(4) as pool:
+    print(sum(pool.map(abs, range(-3, 4))))
+if hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, os.sched_getaffinity(0))
+"""
+    assert python(code).splitlines() == ["child", "12"]
+
+
+def test_shared_memory_counts_too(isolation, monkeypatch):
+    monkeypatch.setattr(module, "MEMORY_BYTES", 128 << 20)
+    code = """
+import mmap, os, time
+for number in range(4):
+    if os.fork() == 0:
+        held = mmap.mmap(-1, 48 << 20)
+        for place in range(0, len(held), 4096):
+            held[place] = 1
+        time.sleep(60)
+time.sleep(60)
+"""
+    with pytest.raises(RuntimeError, match="the program's processes took more than"):
+        python_tool(SECONDS, isolation)(code)
+
+
+def test_a_folder_of_many_levels_is_gone_afterwards(python):
+    before = set(Path(tempfile.gettempdir()).glob("threestep_python_*"))
+    assert python("import os\nfor n in range(1500):\n    os.mkdir('a')\n    os.chdir('a')\nprint('made')") == "made\n"
+    assert set(Path(tempfile.gettempdir()).glob("threestep_python_*")) <= before
 
 
 def test_a_disk_is_bounded_where_there_is_one(isolation, python):

@@ -6,7 +6,6 @@ import pytest
 
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.rewards.arguments import ScoringArguments
-from training.utils.rewards.asking import judge
 from training.utils.rewards.names.entries import reward_name
 from training.utils.rewards.rules.gsm8k import gsm8k_reward
 from training.utils.rewards.rules.think_format import format_reward
@@ -80,7 +79,6 @@ def test_addresses_of_servers_and_judges_and_their_weights(tmp_path, monkeypatch
     """A port is no weight."""
     monkeypatch.delenv("THREESTEP_API_KEY", raising=False)
     (tmp_path / "kind.yaml").write_text("model: m\nbase_url: http://h/v1\nrubric: Kind.\n")
-    monkeypatch.setattr(judge, "check_installed", lambda where: None)
     for given, name, weight in (
         ("http:http://127.0.0.1:8001", "127.0.0.1_8001", 1.0),
         ("http:http://127.0.0.1:8001:2", "127.0.0.1_8001", 2.0),
@@ -97,9 +95,8 @@ def test_addresses_of_servers_and_judges_and_their_weights(tmp_path, monkeypatch
         assert reads_messages([reward]) and reads_ids([reward]) == given.startswith("http")
 
 
-def test_a_judge_that_compares_wants_several_responses(tmp_path, monkeypatch):
+def test_a_judge_that_compares_wants_several_responses(tmp_path):
     (tmp_path / "duel.yaml").write_text("model: m\nbase_url: http://h/v1\nrubric: Kind.\nform: pairwise\n")
-    monkeypatch.setattr(judge, "check_installed", lambda where: None)
     mistakes = Mistakes()
     found = named(f"judge:{tmp_path / 'duel.yaml'},length", reward_length_characters=3)
     check_comparisons(found, {"--val_samples 1": 1, "--num_samples_per_prompt 2": 2}, mistakes)

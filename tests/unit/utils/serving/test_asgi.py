@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import threading
 
-from training.utils.serving.asgi import GuardedApp
+import pytest
+
+from tests.support.hostile import attack
+from training.utils.serving import asgi
+from training.utils.serving.asgi import GuardedApp, server_of
 from training.utils.serving.door import Door
+from training.utils.serving.ports import listening
 
 TOKEN = "f" * 48
 
@@ -49,6 +56,14 @@ def test_a_page_is_behind_the_door_with_a_policy_of_ours():
     assert answer(cookie=cookie, origin="http://evil.example")[0] == 403
 
 
+def test_a_connection_that_lost_its_place_is_not_let_in_and_others_are_while_there_is_room(monkeypatch):
+    monkeypatch.setattr(asgi, "MOST_CONNECTIONS", 2)
+    app = GuardedApp(page, Door(TOKEN), "")
+    app.strangers = dict.fromkeys("abc")
+    assert [app._lets_in(each) for each in ("a", "gone", "b", "c", "a")] == [True, False, True, False, True]
+    assert app.known == {"a", "b"} and list(app.strangers) == ["c"]
+
+
 def test_no_web_socket_is_opened():
     assert answer("websocket") == {"type": "websocket.close", "code": 1008}
 
@@ -61,3 +76,26 @@ def test_the_application_starts_and_ends_with_the_server():
 
     asyncio.run(GuardedApp(app, Door(), "")({"type": "lifespan"}, None, None))
     assert seen == ["lifespan"]
+
+
+def test_strangers_make_room_for_each_other_and_who_has_the_token_is_served():
+    pytest.importorskip("uvicorn", reason="Gradio, which brings uvicorn along, is not installed")
+    door, socket = Door(TOKEN), listening(0)
+    server = server_of(GuardedApp(page, door, "default-src 'self'"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]}, daemon=True)
+    thread.start()
+    port = socket.getsockname()[1]
+
+    def get(target, **headers):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection.request("GET", target, headers=headers)
+        with connection.getresponse() as answer:
+            answer.read()
+        connection.close()
+        return answer
+
+    cookie = get(f"/?token={TOKEN}").getheader("set-cookie").partition(";")[0]
+    attack(port, "/", lambda: get("/", Cookie=cookie).status, count=1600, silent=1400).check(most_threads=10)
+    server.should_exit = server.force_exit = True
+    thread.join(20)
+    assert not thread.is_alive()

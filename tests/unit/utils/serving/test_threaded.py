@@ -5,17 +5,16 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from http.server import BaseHTTPRequestHandler
 
 import pytest
 
 from training.utils.serving import threaded
-from training.utils.serving.threaded import BoundedServer
+from training.utils.serving.threaded import BoundedHandler, BoundedServer
 
 BODY = b"x" * 2**24  # more than the buffers of a socket hold
 
 
-class Page(BaseHTTPRequestHandler):
+class Page(BoundedHandler):
     def do_GET(self) -> None:
         if self.path == "/fails":
             raise ValueError("a fault of the program")
@@ -23,12 +22,10 @@ class Page(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(BODY if self.path == "/large" else b"page")
 
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
-
 
 @pytest.fixture
 def port():
+    """Of a server whose visitors are all strangers."""
     server = BoundedServer(0, Page, seconds=1.0)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
@@ -82,16 +79,36 @@ def test_a_client_that_does_not_read_is_ended(port):
     visitor.close()
 
 
-def test_many_connections_hold_few_threads_and_the_page_is_there_afterwards(port, monkeypatch):
+def test_the_silent_hold_few_threads_and_the_oldest_of_them_make_room(port, monkeypatch):
+    monkeypatch.setattr(threaded, "MOST_STRANGERS", 20)
     before = threading.active_count()
     visitors = [opened(port) for _ in range(200)]
-    time.sleep(0.3)
-    assert threading.active_count() - before <= threaded.MOST_CONNECTIONS
-    assert sum(ended(visitor) for visitor in visitors[threaded.MOST_CONNECTIONS :]) == 200 - threaded.MOST_CONNECTIONS
+    assert read(port).endswith(b"page")
+    assert threading.active_count() - before <= 20
+    assert all(ended(visitor) for visitor in visitors[:-20])
+    assert threading.active_count() > before  # the last ones are heard
     deadline = time.monotonic() + 8
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert read(port).endswith(b"page")
+    assert threading.active_count() == before and all(ended(visitor) for visitor in visitors)
+
+
+def test_a_system_without_threads_costs_no_room(port, monkeypatch, capsys):
+    def refused(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threaded, "MOST_STRANGERS", 5)
+    with monkeypatch.context() as without:
+        without.setattr(threading.Thread, "start", refused)
+        assert all(ended(opened(port)) for _ in range(400))
+    assert read(port).endswith(b"page") and "can't start new thread" in capsys.readouterr().err
+
+
+def test_a_long_head_is_not_kept(port):
+    with opened(port, b"GET / HTTP/1.1\r\n") as visitor, pytest.raises(OSError):
+        for _ in range(100):
+            visitor.sendall(b"a: " + b"b" * 60_000 + b"\r\n")
+            time.sleep(0.005)
 
 
 def test_a_fault_of_the_program_is_printed_and_a_visitor_that_left_is_not(port, capsys):

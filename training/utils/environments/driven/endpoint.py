@@ -1,7 +1,7 @@
 """An endpoint in OpenAI's form on this machine, behind which nobody computes: requests wait for a rollout's turns.
 
 Each conversation has an address of its own, with 192 random bits in its path, so that its requests need no other key
-and cannot reach another conversation.
+and cannot reach another conversation. Nothing is read of a request to another address but its head.
 """
 
 from __future__ import annotations
@@ -9,18 +9,21 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-ADDRESS = "127.0.0.1"
+from training.utils.serving.door import ADDRESS
+from training.utils.serving.keyed import KeyedHandler, KeyedServer, parsed
+from training.utils.serving.refusals import RefusedRequest
+
 _KEY_BYTES = 24
 _MOST_BODY_BYTES = 64 << 20
+_MOST_CONNECTIONS = 4096  # of conversations, at once
+_ANSWER_SECONDS = 24 * 3600.0  # a conversation that is over turns its requests away
 _ROUTE = "chat/completions"
 
 
@@ -82,16 +85,16 @@ class ModelEndpoint:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lines: dict[str, ModelLine] = {}
-        self._server: ThreadingHTTPServer | None = None
+        self._server: _LineServer | None = None
 
     def open(self, loop: asyncio.AbstractEventLoop) -> ModelLine:
         """Return a new conversation's line."""
         with self._lock:
             if self._server is None:
-                self._server = _Server((ADDRESS, 0), _handler(self._lines))
+                self._server = _LineServer(self._lines)
                 threading.Thread(target=self._server.serve_forever, name="endpoint", daemon=True).start()
             key = secrets.token_urlsafe(_KEY_BYTES)
-            line = ModelLine(f"http://{ADDRESS}:{self._server.server_address[1]}/{key}/v1", loop)
+            line = ModelLine(f"http://{ADDRESS}:{self._server.port}/{key}/v1", loop)
             self._lines[key] = line
             return line
 
@@ -106,62 +109,43 @@ class ModelEndpoint:
 ENDPOINT = ModelEndpoint()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 256
+class _LineServer(KeyedServer):
+    """Serves whoever has the address of a conversation."""
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a client that is gone."""
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handle_error(request, client_address)
+    def __init__(self, lines: Mapping[str, ModelLine]) -> None:
+        super().__init__(0, _LineHandler, "", _MOST_BODY_BYTES, most_connections=_MOST_CONNECTIONS)
+        self.lines = lines
+
+    def is_key(self, given: str) -> bool:
+        """True for the key of a conversation that goes on."""
+        return given in self.lines
 
 
-def _handler(lines: Mapping[str, ModelLine]) -> type[BaseHTTPRequestHandler]:
-    class EndpointHandler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+class _LineHandler(KeyedHandler):
+    server: _LineServer
 
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-            """Nothing is logged: the path has the key."""
+    def given_key(self) -> str:
+        return self.path.strip("/").partition("/")[0]
 
-        def do_POST(self) -> None:
-            key, _, route = self.path.strip("/").partition("/")
-            size = self.headers.get("Content-Length", "")
-            if not size.isdigit() or int(size) > _MOST_BODY_BYTES:
-                self.close_connection = True
-                return self._refuse(413, "expected a body of a given length, at most 64 MiB")
-            body = self.rfile.read(int(size))
-            line = lines.get(key)
-            if line is None:
-                return self._refuse(404, "no such conversation; it is over, or never was")
-            if not route.endswith(_ROUTE):
-                return self._refuse(404, f"expected POST {_ROUTE}, which is all that answers here")
-            try:
-                asked, streams = asked_of(json.loads(body))
-            except (ValueError, TypeError, KeyError) as problem:
-                return self._refuse(400, f"expected a request of chat completions in JSON: {problem}")
-            message = line.ask(asked)
-            if message is None:
-                return self._refuse(410, "the conversation is over")
-            if streams:
-                events = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks_of(message))
-                return self._send(200, f"{events}data: [DONE]\n\n", "text/event-stream")
-            self._send(200, json.dumps(completion_of(message)))
+    def stranger(self) -> RefusedRequest:
+        return RefusedRequest("no such conversation; it is over, or never was", 404)
 
-        def _refuse(self, status: int, sentence: str) -> None:
-            self._send(status, json.dumps({"error": {"message": sentence, "type": "invalid_request_error"}}))
-
-        def _send(self, status: int, text: str, kind: str = "application/json") -> None:
-            body = text.encode("utf-8", "replace")
-            try:
-                self.send_response(status)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-            except OSError:  # the client is gone
-                self.close_connection = True
-
-    return EndpointHandler
+    def post(self, path: str) -> None:
+        if not path.endswith(_ROUTE):
+            raise RefusedRequest(f"expected POST {_ROUTE}, which is all that answers here", 404)
+        try:
+            asked, streams = asked_of(parsed(self.body()))
+        except (ValueError, TypeError, KeyError) as problem:
+            raise RefusedRequest(f"expected a request of chat completions in JSON: {problem}") from problem
+        self.server.allow(self.connection, _ANSWER_SECONDS)
+        line = self.server.lines.get(self.given_key())
+        message = None if line is None else line.ask(asked)
+        if message is None:
+            raise RefusedRequest("the conversation is over", 410)
+        if streams:
+            events = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks_of(message))
+            return self.send_bytes(200, "text/event-stream", f"{events}data: [DONE]\n\n".encode())
+        self.send(200, completion_of(message))
 
 
 def asked_of(body: Any) -> tuple[AskedTurn, bool]:

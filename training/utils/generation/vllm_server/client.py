@@ -15,7 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from training.utils.base.storage import parse_json
+
 _LONGEST_FAULT = 300
+_MOST_BYTES = 1 << 30  # of an answer, and of an event; what is cut is no JSON
 _PASSING = {408, 425, 429, 502, 503, 504}
 _SECONDS_TO_CONNECT = 10.0
 
@@ -53,7 +56,7 @@ class ServerClient:
     def events(self, path: str, body: Mapping[str, Any], seconds: float) -> Iterator[Any]:
         """Yield the JSON of each event of a streamed answer. Closed early, it ends the request at the server."""
         with self._answer("POST", path, body, seconds) as answer:
-            while line := answer.readline():
+            while line := answer.readline(_MOST_BYTES):
                 text = line.decode("utf-8", "replace").strip()
                 if text == "data: [DONE]":
                     return
@@ -115,12 +118,12 @@ def _fault(text: str) -> str:
 
 
 def _read(answer: http.client.HTTPResponse) -> Any:
-    text = answer.read().decode("utf-8", "replace")
+    text = answer.read(_MOST_BYTES).decode("utf-8", "replace")
     return _json(text) if text.strip() else None
 
 
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError as problem:
         raise ServerFailure(f"its answer is not JSON: {text[:60]!r}") from problem

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hmac
 import os
 import secrets
-import select
+import selectors
 import socket
 import threading
 import time
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _A_DAY = 86400.0  # as long as it takes to gather weights: silence is what ends a transfer
 _A_MINUTE = 60.0
 _POLL_SECONDS = 0.05
-_SECONDS_OF_SECRET = 5.0
+_MOST_STRANGERS = 256  # connections whose secret has not come yet
 
 
 class Target(NamedTuple):
@@ -276,35 +276,62 @@ def _start(client: ServerClient, seconds: float) -> None:
 
 
 def _accept(receivers: Sequence[_Receiver], ports: Sequence[socket.socket], seconds: float) -> None:
-    """Take the connections of the servers' workers; nobody else knows the secrets."""
+    """Take the connections of the servers' workers. Nobody else knows the secrets, and who is silent holds up
+    nobody."""
     end = time.monotonic() + seconds
-    while any(each.is_going and not each.is_connected for each in receivers):
-        if time.monotonic() > end:
-            for each in receivers:
-                if not each.is_connected:
-                    each.fail(
-                        f"it did not connect for the weights within {seconds:g} seconds; where it cannot, but shares a "
-                        "folder with the training host, give --rollout_weights_folder"
-                    )
-            return
-        ready, _, _ = select.select(ports, [], [], _POLL_SECONDS)
-        for port in ready:
-            connection, _ = port.accept()
-            secret = _secret(connection)
-            receiver = next((each for each in receivers if hmac.compare_digest(each.secret, secret)), None)
-            if receiver is None or receiver.is_connected or not receiver.is_going:
-                connection.close()
-                continue
-            connection.settimeout(seconds)
-            receiver.connections.append(connection)
+    said: dict[socket.socket, bytes] = {}  # by connections whose secret has not come yet, the oldest first
+    with selectors.DefaultSelector() as events:
+        for port in ports:
+            port.setblocking(False)
+            events.register(port, selectors.EVENT_READ)
+        while time.monotonic() < end and any(each.is_going and not each.is_connected for each in receivers):
+            for key, _ in events.select(_POLL_SECONDS):
+                connection = key.fileobj
+                assert isinstance(connection, socket.socket)
+                if connection in ports:
+                    _admit(connection, said, events)
+                elif connection in said and _has_said_all(connection, said):
+                    events.unregister(connection)
+                    _let_in(receivers, connection, said.pop(connection), seconds)
+    for connection in said:
+        connection.close()
+    for each in receivers:
+        if each.is_going and not each.is_connected:
+            each.fail(
+                f"it did not connect for the weights within {seconds:g} seconds; where it cannot, but shares a "
+                "folder with the training host, give --rollout_weights_folder"
+            )
 
 
-def _secret(connection: socket.socket) -> str:
-    connection.settimeout(_SECONDS_OF_SECRET)
-    given = b""
+def _admit(port: socket.socket, said: dict[socket.socket, bytes], events: selectors.BaseSelector) -> None:
+    """Accept a connection, in place of the oldest silent one where there are too many."""
     try:
-        while len(given) < SECRET_CHARACTERS and (part := connection.recv(SECRET_CHARACTERS - len(given))):
-            given += part
+        connection, _ = port.accept()
+    except OSError:  # it has gone
+        return
+    connection.setblocking(False)
+    if len(said) >= _MOST_STRANGERS:
+        oldest = next(iter(said))
+        del said[oldest]
+        events.unregister(oldest)
+        oldest.close()
+    said[connection] = b""
+    events.register(connection, selectors.EVENT_READ)
+
+
+def _has_said_all(connection: socket.socket, said: dict[socket.socket, bytes]) -> bool:
+    """Read what has come of a secret; True at its end, and at the connection's."""
+    try:
+        part = connection.recv(SECRET_CHARACTERS - len(said[connection]))
     except OSError:
-        return ""
-    return given.decode("ascii", "replace").replace("\ufffd", "?")
+        part = b""
+    said[connection] += part
+    return not part or len(said[connection]) == SECRET_CHARACTERS
+
+
+def _let_in(receivers: Sequence[_Receiver], connection: socket.socket, secret: bytes, seconds: float) -> None:
+    receiver = next((each for each in receivers if hmac.compare_digest(each.secret.encode(), secret)), None)
+    if receiver is None or receiver.is_connected or not receiver.is_going:
+        return connection.close()
+    connection.settimeout(seconds)
+    receiver.connections.append(connection)

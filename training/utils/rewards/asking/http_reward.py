@@ -10,34 +10,27 @@ tokenizer reads exactly what was drawn.
 
 from __future__ import annotations
 
-import json
 import math
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
-from http.client import HTTPException
 from typing import Any
 
 from training.utils.base.errors import Mistakes
 from training.utils.base.keys import KEY_VARIABLE
-from training.utils.base.storage import parse_json
+from training.utils.rewards.asking.posting import Post
 from training.utils.rewards.asking.rule import AskedRule, shown_sample
-from training.utils.rewards.asking.service import FailedRequest, Send, cut_fault, not_within
+from training.utils.rewards.asking.service import FailedRequest, Send
 from training.utils.rewards.asking.settings import (
     AskSettings,
     check_url,
-    is_this_machine,
     read_settings,
     settings_from,
 )
 from training.utils.rewards.asking.verdicts import AskedQuestion, Verdict
 from training.utils.rewards.calling.calling import MESSAGES
 
-_MOST_BYTES = 64 * 2**20  # of an answer
+_MOST_BYTES = 4 * 2**20  # of an answer
 _LARGEST = 3.4028234663852886e38  # of float32
-# Errors that another request may not meet: timeouts, conflicts, too many requests, and the server's own.
-_PASSING = {408, 409, 425, 429}
 
 
 @dataclass(frozen=True)
@@ -59,16 +52,10 @@ class HttpReward(AskedRule):
         self._http = settings
 
     def sender(self) -> Send:
-        key, body_of = self.key(), self._body
-        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-        opener = opener_of(self._http.url)
+        post, seconds = Post(self._http.url, self.key(), _MOST_BYTES), self._settings.seconds
 
         def send(questions: Sequence[AskedQuestion]) -> list[Verdict]:
-            body = json.dumps(body_of(questions)).encode()
-            request = urllib.request.Request(self._http.url, body, headers)  # noqa: S310 (its scheme is checked)
-            return [
-                Verdict(value) for value in _rewards(posted(opener, request, self._settings.seconds), len(questions))
-            ]
+            return [Verdict(value) for value in _rewards(post.answer(self._body(questions), seconds), len(questions))]
 
         return send
 
@@ -122,50 +109,8 @@ def http_reward(given: str, name: str, flag: str = "--reward") -> HttpReward:
     return HttpReward(name, where, settings, asking or AskSettings())
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """The key goes to the address that was given, and to no other."""
-
-    def redirect_request(self, *given: Any) -> None:
-        return None
-
-
-def opener_of(url: str) -> urllib.request.OpenerDirector:
-    """Return what sends requests to this address: no redirects, and no proxy for this machine."""
-    direct = [urllib.request.ProxyHandler({})] if is_this_machine(url) else []
-    return urllib.request.build_opener(_NoRedirect(), *direct)
-
-
-def posted(opener: urllib.request.OpenerDirector, request: urllib.request.Request, seconds: float) -> bytes:
-    """Return the body of the answer to a request; FailedRequest if there is none."""
-    try:
-        with opener.open(request, timeout=seconds) as answer:
-            content: bytes = answer.read(_MOST_BYTES + 1)
-    except urllib.error.HTTPError as problem:
-        with problem:
-            said = cut_fault(problem.read(4096).decode("utf-8", "replace"))
-        is_final = problem.code not in _PASSING and problem.code < 500
-        after = problem.headers.get("Retry-After", "")
-        raise FailedRequest(
-            f"the server answered {problem.code}: {said or problem.reason}",
-            is_final,
-            float(after) if after.isdigit() else None,
-        ) from problem
-    except (OSError, HTTPException) as problem:
-        reason = getattr(problem, "reason", problem)
-        if isinstance(reason, TimeoutError):
-            raise not_within(seconds) from problem
-        raise FailedRequest(f"no answer from {request.full_url}: {reason}") from problem
-    if len(content) > _MOST_BYTES:
-        raise FailedRequest(f"the answer has more than {_MOST_BYTES:,} bytes")
-    return content
-
-
-def _rewards(content: bytes, count: int) -> list[float]:
+def _rewards(answer: Any, count: int) -> list[float]:
     """Return the numbers in an answer."""
-    try:
-        answer = parse_json(content)
-    except ValueError as problem:
-        raise FailedRequest("the answer is not JSON") from problem
     rewards = answer.get("rewards") if isinstance(answer, dict) else None
     if not isinstance(rewards, list) or len(rewards) != count:
         got = f"{len(rewards)}" if isinstance(rewards, list) else f"{str(answer):.80}"

@@ -12,8 +12,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.rewards.asking.chat_endpoint import OPENAI_URL, JudgeSettings, chat_sender
 from training.utils.rewards.asking.http_reward import http_reward
-from training.utils.rewards.asking.openai_client import OPENAI_URL, JudgeSettings, chat_sender, check_installed
 from training.utils.rewards.asking.rubric import PAIRWISE, REFERENCE, RubricSettings
 from training.utils.rewards.asking.rule import AskedRule, shown_sample
 from training.utils.rewards.asking.settings import AskSettings, check_url, read_settings, settings_from
@@ -41,10 +41,6 @@ class JudgeReward(AskedRule):
     def compares(self) -> bool:
         """It compares the responses to a prompt with each other."""
         return self.rubric.form == PAIRWISE and self.rubric.against != REFERENCE
-
-    def check(self) -> None:
-        check_installed(self._where)
-        super().check()
 
     def sender(self) -> Send:
         asking, counts = self._settings, self._settings.most_tokens is not None

@@ -86,6 +86,21 @@ class Strange(FakeServer):
         return super().on_update_weights(body)
 
 
+class Crowded(FakeServer):
+    """A server that connects behind many that are silent, or slow."""
+
+    def on_update_weights(self, body):
+        where = body["update_info"]
+        crowd = [socket.create_connection((where["host"], where["port"])) for _ in range(300)]
+        for each in crowd[-2:]:
+            each.sendall(b"x")
+        try:
+            return super().on_update_weights(body)
+        finally:
+            for each in crowd:
+                each.close()
+
+
 @pytest.fixture
 def servers():
     found = [Strange(), FakeServer()]
@@ -183,6 +198,14 @@ def test_a_server_that_does_not_connect(servers, monkeypatch):
     (reason,) = sent.failures.values()
     assert servers[0].address in sent.failures and "not connect for the weights within 0.2 seconds; where" in reason
     assert servers[1].transfers == 1
+
+
+def test_the_silent_and_the_slow_hold_up_nobody():
+    server = Crowded()
+    started = time.monotonic()
+    assert not send([server]).failures and server.transfers == 1
+    assert time.monotonic() - started < 4.0
+    server.stop()
 
 
 def test_old_answers_that_a_server_keeps(servers, monkeypatch):

@@ -1,27 +1,28 @@
 """HTTP for whoever has the key: who is let in, how much may be sent, and the form of what is refused.
 
-Knows nothing of what is served.
+The key is read first, then the path, and only then the body. Knows nothing of what is served.
 """
 
 from __future__ import annotations
 
 import hmac
 import json
+import re
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from training.inference.endpoint.refusals import RefusedRequest
 from training.utils.base.storage import parse_json
 from training.utils.serving.door import ADDRESS
-from training.utils.serving.threaded import BoundedServer
+from training.utils.serving.refusals import RefusedRequest
+from training.utils.serving.threaded import BoundedHandler, BoundedServer
 
 _SILENT_SECONDS = 30.0  # in which a request must be there, whole; between two requests of a connection too
 _STUCK_SECONDS = 60.0  # in which a client reads nothing of what is sent
 _MOST_LEVELS = 64  # of values in values
+_LENGTH = re.compile("[0-9]{1,18}")
 
 
 class KeyedServer(BoundedServer):
@@ -59,14 +60,15 @@ class KeyedServer(BoundedServer):
         return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), self._key.encode())
 
 
-class KeyedHandler(BaseHTTPRequestHandler):
-    """Reads and answers requests. Handlers of what is served have `get` and `post`, which get the path."""
+class KeyedHandler(BoundedHandler):
+    """Reads and answers requests. Handlers of what is served have `get` and `post`, which get the path, and read the
+    body if there is something at it."""
 
     protocol_version = "HTTP/1.1"
     timeout = _STUCK_SECONDS
-    server_version, sys_version = "Threestep", ""
     server: KeyedServer
     key_form = "Authorization: Bearer KEY"
+    _has_unread = False  # a body that the next request would begin with
 
     def given_key(self) -> str:
         """Return the key of the request, "" without one."""
@@ -75,14 +77,16 @@ class KeyedHandler(BaseHTTPRequestHandler):
 
     def get(self, path: str) -> None:
         """Answer a GET; RefusedRequest for one that is not answered."""
-        raise NotImplementedError
+        self.refuse_method()
 
     def post(self, path: str) -> None:
         """Answer a POST; RefusedRequest for one that is not answered."""
-        raise NotImplementedError
+        self.refuse_method()
 
-    def log_message(self, *_: Any) -> None:
-        """Nothing: prompts are nobody's but the client's."""
+    def stranger(self) -> RefusedRequest:
+        """Return the answer to a request without the key."""
+        sentence = f"this server expects the key that it printed when it started, as '{self.key_form}'"
+        return RefusedRequest(sentence, 401, code="invalid_api_key")
 
     def do_GET(self) -> None:
         self._guarded(lambda: self.get(self.path.partition("?")[0]))
@@ -98,14 +102,14 @@ class KeyedHandler(BaseHTTPRequestHandler):
     def _guarded(self, answer: Callable[[], None]) -> None:
         """Let those in who have the key; send refusals in OpenAI's form."""
         self._count(1)
+        self._has_unread = "Content-Length" in self.headers or "Transfer-Encoding" in self.headers
         try:
             if not self.server.is_key(self.given_key()):
-                self.close_connection = True  # the body is not read
-                raise RefusedRequest(
-                    f"this server expects the key that it printed when it started, as '{self.key_form}'",
-                    401,
-                    code="invalid_api_key",
-                )
+                self.close_connection = True
+                raise self.stranger()
+            if not self.server.let_in(self.connection):
+                self.close_connection = True
+                raise RefusedRequest("this server answers as many as it can; ask again later", 503)
             answer()
         except RefusedRequest as refusal:
             self.send(refusal.status, refusal.body)
@@ -118,22 +122,23 @@ class KeyedHandler(BaseHTTPRequestHandler):
             self.server.answering += change
 
     def refuse_method(self) -> None:
-        self.close_connection = True
         raise RefusedRequest(f"{self.path:.100} takes no {self.command}", 405)
 
     def body(self) -> bytes:
         """Return the body of the request."""
-        length, most = self.headers.get("Content-Length", ""), self.server.most_bytes
-        if not (length.isascii() and length.isdigit()):
-            self.close_connection = True
+        given, most = self.headers.get_all("Content-Length", []), self.server.most_bytes
+        if len(given) != 1 or not _LENGTH.fullmatch(given[0]) or "Transfer-Encoding" in self.headers:
             raise RefusedRequest("a request expects Content-Length and a body of that length", 411)
-        if int(length) > most:
-            self.close_connection = True
-            raise RefusedRequest(f"the body expects at most {most:,} bytes, got {int(length):,}", 413)
-        body = self.rfile.read(int(length))
-        if len(body) < int(length):
-            self.close_connection = True
-            raise RefusedRequest(f"the body ends after {len(body):,} of {int(length):,} bytes")
+        length = int(given[0])
+        if length > most:
+            raise RefusedRequest(f"the body expects at most {most:,} bytes, got {length:,}", 413)
+        if self.headers.get("Expect", "").lower() == "100-continue":
+            self.send_response_only(100)
+            self.end_headers()
+        body = self.rfile.read(length)
+        if len(body) < length:
+            raise RefusedRequest(f"the body ends after {len(body):,} of {length:,} bytes")
+        self._has_unread = False
         return body
 
     def unfailing(self, work: Callable[[], Any]) -> Any:
@@ -152,6 +157,7 @@ class KeyedHandler(BaseHTTPRequestHandler):
 
     def send_bytes(self, status: int, kind: str, text: bytes) -> None:
         """Send a whole answer. kind: its content type."""
+        self.close_connection |= self._has_unread
         self.send_response(status)
         self.send_headers(kind, [("Content-Length", str(len(text)))])
         if status == 401:
