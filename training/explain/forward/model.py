@@ -364,11 +364,12 @@ _LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "depth")
 
 
 def _check_layers(config: Mapping[str, Any], weights: int) -> None:
-    """ThreestepError for more layers than the record has weights: they would be made before they are missed."""
+    """ThreestepError for no layers, and for more than the record has weights: they would be made before they are
+    missed."""
     for name, value in config.items():
         if isinstance(value, dict):
             _check_layers(value, weights)
-        elif name in _LAYERS and isinstance(value, int) and value > weights:
+        elif name in _LAYERS and isinstance(value, int) and not 1 <= value <= weights:
             raise ThreestepError(f"the record expects the weights of {value:,} layers ({name}), and has {weights:,}")
 
 
