@@ -67,6 +67,8 @@ class Llama:
         rows = len(self._weight(f"{self._trunk}embed_tokens.weight"))
         if int(self.config["vocab_size"]) != rows or not ((ids_T >= 0) & (ids_T < rows)).all():
             raise ValueError(f"vocab_size is {self.config['vocab_size']}, and the embedding has {rows:,} rows")
+        if int(self.config["num_hidden_layers"]) < 1:
+            raise ValueError(f"num_hidden_layers is {self.config['num_hidden_layers']}")
         first = np.zeros(1, dtype=np.int64)
         with torch.no_grad():
             if self._has(f"{self._outer}score.weight"):
