@@ -34,6 +34,7 @@ INSTALL_REQUIRES = [
     "ninja",
     "pyyaml",
     "xxhash",  # which datasets needs too
+    "pydantic>=2",  # which deepspeed needs too
 ]
 TEST_REQUIRES = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "openai", "ruff", "mypy"]
 # The site of the documentation (scripts/docs.sh). Sphinx 9 asks for Python 3.11.
@@ -75,6 +76,8 @@ setup(
         "mlflow": ["mlflow-skinny>=3", "sqlalchemy>=2", "alembic"],
         "web": ["gradio>=6"],
         "openenv": ["openenv>=0.10"],  # environments behind its servers
+        "verifiers": ['verifiers==0.4.*; python_version >= "3.11"'],  # environments of its tasksets; wants openai < 3
+        "gymnasium": ["gymnasium>=1"],  # environments of its games
         "tinker": ['tinker==0.38.*; python_version >= "3.11"'],  # the Tinker API's messages, and its client
         "harness": ['lm_eval>=0.4.13; python_version >= "3.11"'],  # tasks of lm-evaluation-harness
         "quantized": ["bitsandbytes>=0.50"],  # a CPU build is part of it

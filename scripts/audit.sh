@@ -4,7 +4,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_release_environment.sh"
 code=0
-for pins in constraints-hashed.txt constraints-hashed-vllm.txt; do
+for pins in constraints-hashed.txt constraints-hashed-vllm.txt constraints-hashed-verifiers.txt; do
     "$python" -m pip_audit --strict --disable-pip --require-hashes --requirement "$root/$pins" "$@" || code=1
 done
 exit "$code"

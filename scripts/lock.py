@@ -9,8 +9,9 @@ Linux and macOS (Apple silicon) on each Python of setup.py's classifiers.
 
 constraints.txt                exact versions without hashes, for `pip install -c`: the scripts and the tests use them
 constraints-hashed-base.txt    with hashes: what Threestep needs, without extras
-constraints-hashed.txt         with hashes: all extras but vllm
-constraints-hashed-vllm.txt    all extras but openenv, for Linux: vllm and openenv want different versions of mcp
+constraints-hashed.txt         with hashes: all extras but vllm and verifiers
+constraints-hashed-vllm.txt    all but openenv and verifiers, for Linux: vllm and openenv want different versions of mcp
+constraints-hashed-verifiers.txt  the extra verifiers alone, which wants an openai of before 3
 
 Hashes are those of wheels, and of the source distribution where a package has no wheel for one of these machines.
 """
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from packaging.tags import Tag
 
 ROOT = Path(__file__).parents[1]
+ALONE = ("verifiers",)  # fits beside no other extra that asks for openai
+FREED = ("openai", "mcp", "mcp-types")  # of which it has versions of its own
 LINUX, MACOS = ("linux", "x86_64"), ("darwin", "arm64")
 ARM_LINUX = ("linux", "aarch64")
 # The CPU builds of torch 2.13.0 lie on PyTorch's index alone, under the version 2.13.0+cpu, which `==2.13.0` allows.
@@ -101,26 +104,33 @@ def main(argv: Sequence[str]) -> int:
         print("\n".join(sorted(requirements(arguments.names))))
         return 0
     kept = kept_pins((ROOT / "constraints.txt").read_text(), arguments.upgrade)
-    locks = [(lock, resolve(lock, kept)) for lock in lock_files()]
+    others = kept_pins(kept, FREED)
+    locks = [(lock, resolve(lock, others if lock.extras == ALONE else kept)) for lock in lock_files()]
     for lock, packages in locks:
         extras = (
             f"all extras but {', '.join(sorted(set(project()[1]) - set(lock.extras)))}" if lock.extras else "no extra"
         )
         head = HASHED_HEAD.format(name=lock.name, extras=extras)
         (ROOT / lock.name).write_text(head + hashed_text(packages))
-    (ROOT / "constraints.txt").write_text(constraints_text([packages for _, packages in locks]))
+    known = {each.name for lock, packages in locks for each in packages if lock.extras != ALONE}
+    agreeing = [
+        [each for each in packages if lock.extras != ALONE or each.name not in known] for lock, packages in locks
+    ]
+    (ROOT / "constraints.txt").write_text(constraints_text(agreeing))
     return 0
 
 
 def lock_files() -> list[LockFile]:
     """The files with hashes; vLLM is for Linux and Python 3.11 or newer."""
     pythons = classifiers((ROOT / "setup.py").read_text())
-    most = tuple(extra for extra in project()[1] if extra != "vllm")
-    vllm = tuple(extra for extra in project()[1] if extra != "openenv")
+    extras = [extra for extra in project()[1] if extra not in ALONE]
+    most = tuple(extra for extra in extras if extra != "vllm")
+    vllm = tuple(extra for extra in extras if extra != "openenv")
     return [
         LockFile("constraints-hashed-base.txt", (), pythons, (LINUX, ARM_LINUX, MACOS)),
         LockFile("constraints-hashed.txt", most, pythons, (LINUX, ARM_LINUX, MACOS)),
         LockFile("constraints-hashed-vllm.txt", vllm, pythons[1:], (LINUX,)),
+        LockFile("constraints-hashed-verifiers.txt", ALONE, pythons[1:], (LINUX, ARM_LINUX, MACOS)),
     ]
 
 

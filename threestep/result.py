@@ -96,7 +96,8 @@ class Result:
 
         work = self.folder.with_name(f"{self.folder.name}_explained")
         other = AskedRules(tuple(rules))
-        return explanation_of(AskedStep(self.folder, step, update, last, held_out, other, work=work))
+        asked = AskedStep(self.folder, step, update, last, held_out, other, work=work, trust_run=True)
+        return explanation_of(asked)  # this program called the run, whose code it is
 
     def __repr__(self) -> str:
         known = ", ".join(f"{name} {value:.4g}" for name, value in self.figures.items() if value is not None)

@@ -103,7 +103,7 @@ def test_a_rule_is_the_run_under_that_rule(place: Path, start: Path):
 def test_a_run_without_records_is_run_again(place: Path, start: Path):
     folder = _run(place, start, "again", 1, ["--save_every", "1", "--max_train_steps", "3"])
     before = sorted(path.relative_to(folder) for path in folder.rglob("*"))
-    found = explanation_of(AskedStep(folder, step=2, work=place / "explain_work"))
+    found = explanation_of(AskedStep(folder, step=2, work=place / "explain_work", trust_run=True))
     assert sorted(path.relative_to(folder) for path in folder.rglob("*")) == before
     assert found.table.title.startswith("sft, step 2")
     assert found.table.figures["change"] < 0.0
@@ -117,7 +117,7 @@ def test_a_rule_by_the_runs_program_is_the_run_under_it_to_the_bit(place: Path, 
     rules = AskedRules(("advantage=rloo",), are_run=True)
     for step in (1, 2):
         work = place / f"explain_work_{step}"
-        found = explanation_of(AskedStep(real, step=step, rules=rules, work=work)).rules[0]
+        found = explanation_of(AskedStep(real, step=step, rules=rules, work=work, trust_run=True)).rules[0]
         assert 0.0 < found.cosine < 1.0
         assert found.rule.ran is not None
         if step == 1:

@@ -17,6 +17,7 @@ from tests.support.sources import tree
 # The rooms of training/utils from the ground up, and the rooms that each of them needs.
 _ROOMS = """
 base:
+reading: base
 clock:
 rewards.names:
 models.lean:
@@ -37,7 +38,7 @@ data.sources.made: data.sources base
 sequence_parallel: contracts models.families base
 models.tensors: contracts
 report.trackers: contracts flags base
-run: contracts flags compat clock base
+run: contracts flags compat reading clock base
 data.rows: layout contracts flags images base
 divergence: run base
 images.models: models.tensors layout contracts models.families images base
@@ -66,7 +67,7 @@ loading: models.fused models.adapters models models.quantized models.attention m
 data.build: data.kinds data.chat data.cache data.rows layout data.sources contracts flags data.sources.formats
     data.files base
 engine: engine.ranks models.adapters models.quantized run models.tensors engine.config contracts flags base
-recording: engine engine.ranks models.adapters run contracts base
+recording: engine engine.ranks models.adapters run contracts reading base
 generation.engines: generation.guessing generation.decoding models models.attention layout contracts flags base
 rewards.calling: engine.ranks run contracts base
 harness: engine engine.ranks run base

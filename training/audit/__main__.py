@@ -1,16 +1,16 @@
 """Audit a training step: which number is wrong, where, and why. Or two runs: where they part.
 
     python -m training.audit RUN/records/step_000010 [--as "grpo, token mean, k3"] [--json] [--out FILE]
-    python -m training.audit RUN_A RUN_B [--work FOLDER] [--digests_only] [--python_b PYTHON] [--code_b FOLDER] ...
+    python -m training.audit RUN_A RUN_B [--trust_run] [--work FOLDER] [--python_b PYTHON] [--code_b FOLDER] ...
 
 RECORD is a folder that --record_steps wrote, or a recorder of another trainer. Every quantity is computed again in
 float64 from those before it, by references that share no code with the trainers. The first that differs is named, by
 how much and on which rows and tokens, and the cause, if a known one gives the recorded numbers. A part that the record
 lacks is not judged, by name. Exit code 1: something differs.
 
-Of two runs, the first step that differs is found from their digests.jsonl; both are then resumed from the checkpoint
-before it, or started again, and recorded at that step, and the records are compared: the row, the rank, the token and
-the layer that differ first.
+Of two runs, the first step that differs is found from their digests.jsonl, and nothing of them is run. With --trust_run
+both are then resumed from the checkpoint before it, or started again, and recorded at that step, and the records are
+compared: the row, the rank, the token and the layer that differ first.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _compare_runs(options: argparse.Namespace) -> None:
     from training.audit.bisect.text import as_json, as_lines
 
     a, b = (read_digests(Path(folder)) for folder in (options.record, options.other))
-    work = None if options.digests_only else Path(options.work).resolve()
+    work = Path(options.work).resolve() if options.trust_run else None
     by = [(options.python_a, options.code_a), (options.python_b, options.code_b)]
     starts = [starter(*given, run.threads) for given, run in zip(by, (a, b), strict=True)]
     found = bisect(a, b, work, starts)
@@ -99,7 +99,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--work", default=DEFAULT_WORK, metavar="FOLDER", help="of two runs: where they are run again [%(default)s]"
     )
     parser.add_argument(
-        "--digests_only", action="store_true", help="of two runs: compare the digests, and run nothing again"
+        "--trust_run",
+        action="store_true",
+        help="of two runs: run both again up to the step that differs, by the settings and code that they name",
     )
     for side in "ab":
         parser.add_argument(
@@ -127,10 +129,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def _refuse_what_has_no_effect(program: str, options: argparse.Namespace) -> None:
     """ThreestepError for flags of a record where two runs are given, and the other way round."""
-    of_runs = ("digests_only", "python_a", "python_b", "code_a", "code_b")
-    given = [name for name in of_runs if getattr(options, name)]
-    if options.work != DEFAULT_WORK:
-        given.append("work")
+    of_reruns = ("python_a", "python_b", "code_a", "code_b")
+    given = [name for name in of_reruns if getattr(options, name)] + ["work"] * (options.work != DEFAULT_WORK)
+    if options.other and given and not options.trust_run:
+        raise ThreestepError(
+            f"{program}: --{given[0]} is of runs that are run again; give --trust_run, or leave it out"
+        )
+    given += ["trust_run"] * options.trust_run
     if options.other and options.settings:
         raise ThreestepError(f"{program}: --as is of a record, and two runs are given; leave it out")
     if not options.other and given:

@@ -63,6 +63,8 @@ def _judged(step: AuditedStep, quantity: Quantity) -> Finding:
         counts = np.ones(right.shape, dtype=bool) if quantity.counts is None else quantity.counts(step)
     except LackingError as lacking:
         return Finding(quantity.name, NOT_JUDGED, lacks=str(lacking))
+    except ArithmeticError as problem:
+        return Finding(quantity.name, NOT_JUDGED, lacks=f"numbers that it can be computed from ({problem})")
     if recorded.shape != right.shape:
         lacks = f"{right.size:,} numbers: it has {recorded.size:,}"
         return Finding(quantity.name, NOT_JUDGED, lacks=lacks)
@@ -108,8 +110,9 @@ def _causes(step: AuditedStep, quantity: Quantity, recorded: np.ndarray, *, tole
     found = []
     for cause in quantity.causes:
         try:
-            computed = _floats(cause.compute(step))
-        except LackingError:
+            with np.errstate(all="ignore"):  # a cause that does not apply may divide by 0
+                computed = _floats(cause.compute(step))
+        except (LackingError, ArithmeticError):  # a rate of 0 is no mistake
             continue
         if computed.shape == recorded.shape and _explains(recorded, computed, tolerance):
             found.append(cause.sentence)

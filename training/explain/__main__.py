@@ -3,9 +3,9 @@
     python -m training.explain RUN --step 10 [--held_out FILE.jsonl] [--last 5] [--with "advantage=rloo"] [--out FOLDER]
     python -m training.explain RUN/records/step_000010
 
-A step whose weights are not on record is run again from the checkpoint before it, or from the start, in a folder of
-its own; the run's folder is read and never written. Writes explained.html, a page, and tokens.parquet, a row for each
-token.
+A step whose weights are not on record is run again, with --trust_run, from the checkpoint before it, or from the
+start, in a folder of its own. The run's folder is read and never written, and without the flag none of its code is run.
+Writes explained.html, a page, and tokens.parquet, a row for each token.
 
 --held_out: responses that the step did not train on, a line each with `prompt` and `response`: what the step did to
 them, to first order and in truth; with --last, which sequences of the last steps taught them. --with, --without_row,
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> None:
     rules = AskedRules(tuple(options.rules), tuple(options.without_row), tuple(options.with_mask), options.run_rules)
     asked = AskedStep(
         Path(options.run), options.step, options.update, options.last, held_out=options.held_out, rules=rules,
-        plain=options.plain, tokenizer=options.tokenizer, work=out / "again",
+        plain=options.plain, tokenizer=options.tokenizer, work=out / "again", trust_run=options.trust_run,
     )  # fmt: skip
     found = explanation_of(asked)
     _write(found, out)
@@ -96,6 +96,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--run_rules",
         action="store_true",
         help="Each --with by the run's own program, from the checkpoint right before the step: to the bit.",
+    )
+    parser.add_argument(
+        "--trust_run",
+        action="store_true",
+        help="Run RUN's own code and open its addresses: to run steps again, and to find rows in such data.",
     )
     parser.add_argument("--tokenizer", default=None, help="A folder; by default the run's.")
     parser.add_argument("--out", default=DEFAULT_OUT, help=f"The folder that is written; default: {DEFAULT_OUT}.")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,19 +12,19 @@ from training.audit.quantities.step import AuditedStep, LackingError
 from training.explain.explanation import Explanation, KnownOfRun, Questions, explain
 from training.explain.forward.model import media_scale
 from training.explain.held_out import read_held_out
+from training.explain.places import places_of_step
 from training.explain.records import is_record, run_of, steps_of_run, whole_record
 from training.explain.rule_runs import run_under
 from training.explain.rules import OtherRule, rule_of
 from training.utils.base.errors import ThreestepError
-from training.utils.base.storage import parse_yaml
 from training.utils.base.user_files import load_function
-from training.utils.data.sources.arguments import SourceArguments
-from training.utils.data.sources.create import create_raw_dataset
-from training.utils.data.sources.file_dataset import FileDataset
+from training.utils.reading.files import checked_json, read_settings, read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
+_PROBE = "What is 2 + 3?"
+_TOKENIZER = "tokenizer_config.json"
 _MODELS = ("model_name_or_path", "actor_model_name_or_path")
 
 
@@ -41,7 +42,7 @@ class AskedRules:
 class AskedStep:
     """run: a run's folder, or a record's. step, update: of a run. last: steps whose sequences are ordered. held_out: a
     file. plain: shares along plain gradient descent too. tokenizer: a folder; None: the run's. work: where steps are
-    run again."""
+    run again. trust_run: the run's code may be run, and its addresses opened."""
 
     run: Path
     step: int = 0
@@ -52,6 +53,7 @@ class AskedStep:
     plain: bool = False
     tokenizer: str | None = None
     work: Path = Path("runs/explained/again")
+    trust_run: bool = False
 
 
 def explanation_of(asked: AskedStep) -> Explanation:
@@ -60,16 +62,19 @@ def explanation_of(asked: AskedStep) -> Explanation:
     if is_record(asked.run):
         steps = [whole_record(asked.run)]
     else:
+        start = starter(None) if asked.trust_run else None
         numbers = range(asked.step - asked.last + 1, asked.step + 1)
-        steps = steps_of_run(asked.run, numbers, asked.update, work=asked.work.resolve(), start=starter(None))
-    settings = _settings(run_of(asked.run))
-    tokenizer = _tokenizer(asked.tokenizer, run_of(asked.run), settings)
+        steps = steps_of_run(asked.run, numbers, asked.update, work=asked.work.resolve(), start=start)
+    settings = read_settings(run_of(asked.run) / "config.yaml")
+    tokenizer = _tokenizer(asked, settings)
     scale = media_scale(_models(run_of(asked.run), settings))
-    known = KnownOfRun(_decoder(tokenizer), *_places(steps, settings), scale=scale)
+    known = KnownOfRun(_decoder(tokenizer), *places_of_step(steps, settings, trusts_run=asked.trust_run), scale=scale)
     try:
         return explain(steps, _questions(asked, steps[-1], tokenizer), known)
     except LackingError as lacking:
         raise ThreestepError(f"{asked.run} cannot be explained: the record lacks {lacking.args[0]}") from lacking
+    except ArithmeticError as problem:  # numbers and settings that no optimizer has
+        raise ThreestepError(f"{asked.run} cannot be explained: its numbers lead to none ({problem})") from problem
 
 
 def _check(asked: AskedStep) -> None:
@@ -85,6 +90,8 @@ def _check(asked: AskedStep) -> None:
         raise ThreestepError(f"--last expects 1 to {max(1, asked.step)}, the steps that there are, got {asked.last}")
     if asked.rules.are_run and not (asked.rules.settings and asked.update == 1):
         raise ThreestepError("--run_rules expects --with, and the first optimizer step of a rollout (--update 1)")
+    if asked.rules.are_run and not asked.trust_run:
+        raise ThreestepError(f"--run_rules runs {run} again, by its own settings and code: give --trust_run too")
     if asked.last > 1 and not asked.held_out:
         raise ThreestepError("--last orders sequences by what they taught --held_out, and no file is given")
 
@@ -115,58 +122,38 @@ def _rule(asked: AskedStep, step: AuditedStep, said: str) -> OtherRule:
     return replace(rule, name=f"{said}, run", ran=ran)
 
 
-def _settings(run: Path) -> dict[str, Any]:
-    """The run's settings; {} where it left none."""
-    config = run / "config.yaml"
-    return (parse_yaml(config.read_text("utf-8")) or {}) if config.is_file() else {}
-
-
-def _places(steps: Sequence[AuditedStep], settings: dict[str, Any]) -> tuple[dict[int, str], str]:
-    """The places in the data of the steps' rows, and why there are none."""
-    rows = {int(row) for step in steps if step.has("rows") for row in step.tensor("rows")}
-    return places_of_rows(rows, settings, steps[-1].head.objective) if rows else ({}, "")
-
-
-def places_of_rows(rows: Iterable[int], settings: Mapping[str, Any], objective: str) -> tuple[dict[int, str], str]:
-    """Return where each row stands; and why that is not known, where the data cannot be read again.
-
-    settings: of the run's config.yaml. A row's number counts the rows of all datasets, one after the other, those for
-    evaluation with them (training.utils.data.build.portions).
-    """
-    wanted, found, first = sorted(set(rows)), dict[int, str](), 0
-    own = {field.name: settings[field.name] for field in fields(SourceArguments) if field.name in settings}
-    names = [*(own.get("data_path") or ()), *((own.get("sft_only_data_path") or ()) if objective == "sft" else ())]
-    try:
-        cache = str(settings.get("data_output_path") or "")
-        sources = [create_raw_dataset(name, SourceArguments(**own), cache, 0) for name in names]
-        if not any(isinstance(source, FileDataset) for source in sources):
-            return {}, ""  # the row's number says as much, and these may be long in the making
-        for name, source in zip(names, sources, strict=True):
-            for part in (source.get_train_data(), source.get_eval_data() or ()):
-                for row in wanted:
-                    if first <= row < first + len(part):
-                        found[row] = getattr(part[row - first], "where", f"{name}, row {row - first}")
-                first += len(part)
-    except (ThreestepError, OSError) as problem:
-        return {}, f"which files and lines the rows come from is not known: {problem}"
-    return found, ""
-
-
-def _tokenizer(given: str | None, run: Path, settings: dict[str, Any]) -> Any:
+def _tokenizer(asked: AskedStep, settings: Mapping[str, Any]) -> Any:
     """The tokenizer that is named, or the run's; None without one."""
+    given, run = asked.tokenizer, run_of(asked.run)
     for place in [Path(given)] if given else _models(run, settings):
-        if (place / "tokenizer_config.json").is_file():
-            from training.utils.models.families.tokenizer_files import read_tokenizer
-
-            return read_tokenizer(place)[0]
+        if os.path.lexists(place / _TOKENIZER):
+            return _read_tokenizer(place, asked.trust_run and settings.get("trust_remote_code") is True)
     if given:
         raise ThreestepError(f"--tokenizer expects a folder with a tokenizer, got {given}")
     return None
 
 
+def _read_tokenizer(place: Path, trust_remote_code: bool) -> Any:
+    """Read a tokenizer. ThreestepError for a damaged one, and for one with code of its own that is not trusted."""
+    from training.utils.loading.configurations import errors_explained
+    from training.utils.models.families.tokenizer_files import read_tokenizer
+
+    about: dict[str, Any] = checked_json(dict[str, Any], read_text(place / _TOKENIZER), place / _TOKENIZER)
+    if about.get("auto_map") and not trust_remote_code:
+        raise ThreestepError(
+            f"{place} has a tokenizer with Python code of its own, which is not run: name another with --tokenizer, or "
+            "give --trust_run if you trust the run, which ran it (trust_remote_code)"
+        )
+    with errors_explained("tokenizer", str(place), Exception):  # transformers raises many kinds
+        tokenizer = read_tokenizer(place, trust_remote_code)[0]
+        tokenizer.decode(tokenizer(_PROBE)["input_ids"])  # damaged files are read, and fail when they are used
+    return tokenizer
+
+
 def _models(run: Path, settings: Mapping[str, Any]) -> list[Path]:
     """The folders of the run's model: as it was saved, and as it began."""
-    return [run / "model", *(Path(settings[name]) for name in _MODELS if settings.get(name))]
+    began = (settings.get(name) for name in _MODELS)
+    return [run / "model", *(Path(name) for name in began if name and isinstance(name, str))]
 
 
 def _decoder(tokenizer: Any) -> Callable[[list[int]], str] | None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from training.audit.quantities.step import AuditedStep
     from training.explain.held_out import HeldOutChange, HeldOutResponses
     from training.explain.rules import Counterfactual
+    from training.explain.shares import Shares
     from training.explain.table import Explained
     from training.explain.taught import Taught
 
@@ -96,6 +97,7 @@ def explain(steps: Sequence[AuditedStep], questions: Questions, known: KnownOfRu
     decode = known.decode
     update = update_of(step)
     shares = shares_of(step, update, plain=questions.is_plain)
+    _check_finite(shares)
     ids = np.unique(np.concatenate([each.tensor("token_ids") for each in steps]))
     texts = {} if decode is None else {int(each): decode([int(each)]) for each in ids}
     table = _with_places(explained(step, shares, update, texts), step, known)
@@ -112,6 +114,17 @@ def explain(steps: Sequence[AuditedStep], questions: Questions, known: KnownOfRu
             lessons = taught(steps, questions.held_out)
             named = _named(steps, lessons, known)
     return Explanation(table, held, lessons, named, rules, shown_media(step, known.scale))
+
+
+def _check_finite(shares: Shares) -> None:
+    """ThreestepError for a step whose numbers are lost."""
+    reads = (getattr(read, name) for read in (shares.before, shares.after) for name in ("logprobs_T", "scores_S"))
+    for numbers in (shares.whole, *shares.parts.values(), *reads):
+        if numbers is not None and not np.isfinite(numbers).all():
+            raise ThreestepError(
+                "an explanation expects finite numbers, and the step's weights, moments or losses are not: the run has "
+                "diverged before or in it, or the record is damaged"
+            )
 
 
 def _named(steps: Sequence[AuditedStep], lessons: Taught, known: KnownOfRun) -> list[NamedLesson]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from training.utils.base.errors import ThreestepError
-from training.utils.base.storage import parse_json
+from training.utils.reading.files import checked_json, read_text
 
 if TYPE_CHECKING:
     from training.explain.forward.model import Reads, RecordedModel
@@ -47,25 +47,24 @@ def read_held_out(path: Path, tokenize: Callable[[str], list[int]], end: int | N
     end: the token that ends a response; it is added unless `ended` is false. ThreestepError for other lines.
     """
     names, sequences, begins = [], [], []
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except OSError as problem:
-        raise ThreestepError(f"--held_out expects a file of JSON Lines, got {path}: {problem.strerror}") from problem
-    for number, line in enumerate(filter(str.strip, lines), start=1):
-        row = _row(path, number, line)
-        if "ids" in row:
-            ids, begin = [int(each) for each in row["ids"]], int(row.get("begin", 1))
+    lines = enumerate(read_text(path).splitlines(), start=1)
+    for number, line in ((number, line) for number, line in lines if line.strip()):
+        where = f"{path}, line {number}"
+        row: _HeldOutRow = checked_json(_HeldOutRow, line, where)
+        if row.ids is not None:
+            ids, begin = row.ids, row.begin
+        elif row.prompt is None or row.response is None:
+            raise ThreestepError(f"{where}: expects `prompt` and `response`, or `ids` and `begin`")
         else:
-            prompt = tokenize(str(row["prompt"]))
-            ids = [*prompt, *tokenize(str(row["response"]))]
-            ids += [end] if end is not None and row.get("ended", True) else []
+            prompt = tokenize(row.prompt)
+            ids = [*prompt, *tokenize(row.response)]
+            ids += [end] if end is not None and row.ended else []
             begin = len(prompt)
         if not 1 <= begin < len(ids):
             raise ThreestepError(
-                f"{path}, line {number}: expects a prompt and a response of at least one token each, got {begin} and "
-                f"{len(ids) - begin}"
+                f"{where}: expects a prompt and a response of at least one token each, got {begin:,} of {len(ids):,}"
             )
-        names.append(str(row.get("name", f"line {number}")))
+        names.append(f"line {number}" if row.name is None else str(row.name))
         sequences.append(np.array(ids))
         begins.append(begin)
     if not names:
@@ -73,14 +72,14 @@ def read_held_out(path: Path, tokenize: Callable[[str], list[int]], end: int | N
     return HeldOutResponses(names, sequences, begins)
 
 
-def _row(path: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        row = parse_json(line)
-    except ValueError as problem:
-        raise ThreestepError(f"{path}, line {number}: expects a JSON object: {problem}") from problem
-    if not isinstance(row, dict) or not ({"prompt", "response"} <= row.keys() or "ids" in row):
-        raise ThreestepError(f"{path}, line {number}: expects `prompt` and `response`, or `ids` and `begin`")
-    return row
+@dataclass(frozen=True)
+class _HeldOutRow:
+    prompt: str | None = None
+    response: str | None = None
+    ids: list[int] | None = None
+    begin: int = 1
+    ended: bool = True
+    name: str | int | None = None
 
 
 @dataclass(frozen=True)

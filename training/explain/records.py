@@ -46,15 +46,21 @@ def _has_state(record: StepRecord) -> bool:
     return all(any(name.startswith(kind) for name in record.state) for kind in kinds)
 
 
-def steps_of_run(run: Path, steps: Sequence[int], update: int, *, work: Path, start: Start) -> list[AuditedStep]:
+def steps_of_run(run: Path, steps: Sequence[int], update: int, *, work: Path, start: Start | None) -> list[AuditedStep]:
     """Return the records of steps that follow each other, of step 3 all their updates up to `update` of the last. work:
-    the folder in which they are run again where the run has no record of one with its state."""
+    the folder in which they are run again where the run has no record of one with its state. start: None: nothing is
+    run, and that is a ThreestepError."""
     found = recorded_steps(run / "records", steps, update)
     if found is not None:
         return found
+    if start is None:
+        raise ThreestepError(
+            f"{run} has no record of step {steps[-1]:,} with its weights, and to run it again is to run its own "
+            "settings and code: give --trust_run if you trust the run, or record steps with --record_values"
+        )
     digests = read_digests(run)
-    sharing = int(digests.settings.get("sequence_parallel_size") or 1)
-    if sharing > 1:
+    sharing = digests.settings.get("sequence_parallel_size") or 1
+    if sharing != 1:
         raise ThreestepError(
             f"{run} was run with --sequence_parallel_size {sharing}, and a step is recorded with rows whole on one "
             "rank: it cannot be run again as it was; explain a run without this flag"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -63,14 +64,14 @@ class PlanArguments:
     sequences_per_step: int = flag(
         512,
         "Sequences (step 2: prompts) of an optimizer step on all ranks; step 3 draws as many responses before it.",
-        "sequences >= 1",
+        "1 <= sequences <= 1e9",
     )
     max_prompt_seq_len: int = flag_of(RowArguments, "The longest prompt; with the response a sequence.", default=1024)
     max_answer_seq_len: int = flag_of(
         SamplingArguments, "The longest response.", name="max_new_tokens", default=1024, aliases=()
     )
     host_memory_gb: float = flag(
-        250.0, "Host memory of a rank (1e9 bytes each); default: an eighth of a node's 2 TB.", "gigabytes > 0"
+        250.0, "Host memory of a rank (1e9 bytes each); default: an eighth of a node's 2 TB.", "0 < gigabytes <= 1e9"
     )
     price_per_hour: float | None = flag_of(RunArguments, "The price of a GPU for an hour, in money.")
     max_train_steps: int = flag_of(EngineArguments, "Steps (step 3: rollouts) of the run.", default=1000)
@@ -85,9 +86,10 @@ class PlanArguments:
         )
         number, _, name = self.gpus.partition("x")
         mistakes.require(
-            number.isdigit() and int(number) > 0 and name in DEVICES,
-            f"--gpus expects a number, x and a name, such as 32xh100, got '{self.gpus}'; names are "
-            f"{', '.join(DEVICES)}{nearest_names(name, DEVICES) if name not in DEVICES else ''}",
+            re.fullmatch("[0-9]{1,7}", number) is not None and int(number) > 0 and name in DEVICES,
+            f"--gpus expects a number, x and a name, such as 32xh100, got '{self.gpus:.40}'; names are "
+            f"{', '.join(DEVICES)}{nearest_names(name[:40], DEVICES) if name not in DEVICES else ''}, and numbers have "
+            "at most 7 digits",
         )
 
 

@@ -58,7 +58,7 @@ def losses(run: WholeRun, reliability: Reliability) -> Losses:
     slower = run._replace(seconds=run.seconds * (1 + slowed))
     save = run.saved_bytes / (reliability.save_rate * run.ranks)
     mean = 1 / (reliability.failures * run.ranks)
-    best = daly_seconds(save, mean) / slower.seconds
+    best = min(daly_seconds(save, mean) / slower.seconds, run.steps)  # without failures: never
     every = min(
         (min(run.steps, max(1, steps)) for steps in (math.floor(best), math.ceil(best))),
         key=lambda steps: expected_seconds(slower, reliability, steps),

@@ -31,6 +31,7 @@ from training.serve_training.client_state import ClientState
 from training.serve_training.records import LoraSpec, UnknownRequest, WrongRequest
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import publish_folder, remove, replace_file
+from training.utils.reading.files import checked_json, read_text
 
 if TYPE_CHECKING:
     import torch
@@ -193,9 +194,9 @@ class Store:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "base.json"
-        if not path.is_file():
+        if not os.path.lexists(path):
             replace_file(path, json.dumps(dict(base)))
-        known = json.loads(path.read_text("utf-8"))
+        known: dict[str, Any] = checked_json(dict[str, Any], read_text(path), path)
         for name, value in base.items():
             if known.get(name) != value:
                 raise ThreestepError(

@@ -17,6 +17,11 @@ def _refuse(*_: Any) -> Any:
     raise AssertionError("nothing is started")
 
 
+def test_nothing_is_run_again_of_a_run_that_is_not_trusted(tmp_path: Path):
+    with pytest.raises(ThreestepError, match="to run it again is to run its own settings and code: give --trust_run"):
+        steps_of_run(tmp_path, [1], 1, work=tmp_path / "work", start=None)
+
+
 def test_rows_over_several_ranks_are_refused(tmp_path: Path, monkeypatch):
     digests = SimpleNamespace(folder=tmp_path, settings={"sequence_parallel_size": 2}, steps={(1, 0): {}})
     monkeypatch.setattr(records, "read_digests", lambda run: digests)

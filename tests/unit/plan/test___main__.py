@@ -43,6 +43,11 @@ def test_nothing_that_fits_is_one_sentence(tmp_path):
     [
         ([], "--model expects a folder with a config.json or a size such as 70B, got nothing"),
         (["--model", "8B", "--gpus", "h100"], "--gpus expects a number, x and a name, such as 32xh100, got 'h100'"),
+        *(
+            (["--model", "8B", "--gpus", number + "xh100"], "--gpus expects a number, x and a name")
+            for number in ("²", "٣", "0", "1" + 30 * "0", 5000 * "9")
+        ),
+        (["--model", "8B", "--host_memory_gb", "inf"], "--host_memory_gb expects .*, got inf"),
         (["--model", "8B", "--gpus", "8xh10"], "got '8xh10'; names are h100, .*; did you mean 'h100'"),
     ],
 )

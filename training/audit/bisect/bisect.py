@@ -83,7 +83,7 @@ def _read(found: Rerun) -> TracedRecord:
     if not (found.folder / "record.json").is_file():
         raise ThreestepError(
             f"{found.folder} expects the record of the step, and has none: rows that a record cannot hold (parallel "
-            "paths, conversations with forks); --digests_only compares the digests alone"
+            "paths, conversations with forks); without --trust_run the digests alone are compared"
         )
     record = read_record(found.folder)
     return TracedRecord(record, read_layers(found.folder, record.head.ranks))

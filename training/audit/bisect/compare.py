@@ -102,7 +102,7 @@ def _random_from(a: RunDigests, b: RunDigests, steps: Sequence[StepKey]) -> Step
 
 
 def _dtype(run: RunDigests) -> Any:
-    return run.settings.get("dtype") if run.settings.get("dtype") in FLOORS else "bf16"
+    return next((name for name in FLOORS if run.settings.get("dtype") == name), "bf16")
 
 
 def _is_wrong(each: Compared, bound: float) -> bool:
@@ -137,7 +137,7 @@ def _step(a: Mapping[str, Any], b: Mapping[str, Any], norms: Mapping[str, Any]) 
     in_order = sorted(figures, key=lambda name: ("grad_norm" in name, "learning_rate" in name or "skipped" in name))
     optimizer = [name for name in in_order if "learning_rate" in name or "skipped" in name]
     yield from (_figure(name, a, b) for name in in_order if name not in optimizer)
-    has_layers = "weights" in a and "weights" in b
+    has_layers = all({"weights", "gradients"} <= side.keys() for side in (a, b))
     for model, layers in (a["gradients"] if has_layers else {}).items():
         others = b["gradients"].get(model, {})
         scale = math.hypot(*(value or 0.0 for value in layers.values())) or 1.0
@@ -173,6 +173,8 @@ def _quantity(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Compared
 
 
 def _sums_apart(a: Sequence[float], b: Sequence[float]) -> float:
+    if len(a) != len(b) or None in (*a, *b):  # None: it was not finite
+        return 0.0 if a == b else math.inf
     if len(a) != 4:
         return _relative(a[0], b[0])
     if a[0] != b[0] or not _are_finite(*a, *b):

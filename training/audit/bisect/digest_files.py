@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.base.storage import parse_json, parse_yaml, read_json_object
+from training.utils.reading.files import checked_json, read_settings, text_if_there
 from training.utils.recording.schema import DIGESTS_VERSION
 from training.utils.run.run_folder import DIGESTS
 
@@ -51,36 +51,71 @@ class RunDigests:
 def read_digests(folder: Path) -> RunDigests:
     """Read a run; ThreestepError for a folder without digests, or with those of another version."""
     path = folder / DIGESTS
-    if not path.is_file():
+    text = text_if_there(path)
+    if text is None:
         raise ThreestepError(
             f"{folder} expects a run with {DIGESTS}, and has none; runs on a CPU write it, unless --digests is false, "
             "and those on a GPU with --digests true"
         )
-    lines = [_line(path, number, text) for number, text in enumerate(path.read_text("utf-8").splitlines(), start=1)]
-    begins = [line for line in lines if "digests" in line]
-    if not begins or lines[0] is not begins[0]:
+    lines = [(f"{path}, line {number}", line) for number, line in enumerate(text.splitlines(), start=1)]
+    versions = [checked_json(_Version, line, where).digests for where, line in lines]
+    if not versions or versions[0] is None:
         raise ThreestepError(f"{path} expects a first line with `digests`, got none: the file is not whole")
-    for line in begins:
-        if line["digests"] != DIGESTS_VERSION:
+    begins, steps = list[dict[str, Any]](), dict[StepKey, dict[str, Any]]()
+    for version, (where, line) in zip(versions, lines, strict=True):
+        if version is None:
+            step = _known(checked_json(_StepLine, line, where))
+            steps[step["step"], step["update"]] = step
+        elif version == DIGESTS_VERSION:
+            begins.append(_known(checked_json(_BeginLine, line, where)))
+        else:
             raise ThreestepError(
-                f"{path} expects digests of version {DIGESTS_VERSION}, got version {line['digests']}; compare with the "
-                "version of threestep that wrote it"
+                f"{path} expects digests of version {DIGESTS_VERSION}, got version {version}; compare with the version "
+                "of threestep that wrote it"
             )
-    config = folder / "config.yaml"
-    settings = parse_yaml(config.read_text("utf-8")) if config.is_file() else {}
-    environment = read_json_object(str(folder / "environment.json")) or {}
-    steps = {(line["step"], line.get("update", 0)): line for line in lines if "step" in line}
-    return RunDigests(folder, begins[0], tuple(begins[1:]), steps, settings or {}, environment)
+    about = text_if_there(folder / "environment.json")
+    environment = {} if about is None else _known(checked_json(_Environment, about, folder / "environment.json"))
+    return RunDigests(folder, begins[0], tuple(begins[1:]), steps, read_settings(folder / "config.yaml"), environment)
 
 
-def _line(path: Path, number: int, text: str) -> dict[str, Any]:
-    try:
-        found = parse_json(text)
-    except ValueError as problem:
-        raise ThreestepError(f"{path}, line {number}: expects a JSON object: {problem}") from problem
-    if not isinstance(found, dict):
-        raise ThreestepError(f"{path}, line {number}: expects a JSON object, got {text[:40]!r}")
-    return found
+# What a comparison reads, and its types. A number that was not finite is None.
+_Number = float | None
+
+
+@dataclass(frozen=True)
+class _Version:
+    digests: int | None = None
+
+
+@dataclass(frozen=True)
+class _BeginLine:
+    begins_after: int
+    program: str
+    ranks: int
+    weights: dict[str, dict[str, tuple[str, _Number, _Number]]]
+    version: str = ""
+
+
+@dataclass(frozen=True)
+class _StepLine:
+    step: int
+    hashes: dict[str, str]
+    floats: dict[str, tuple[_Number] | tuple[_Number, _Number, _Number, _Number]]
+    figures: dict[str, _Number]
+    update: int = 0
+    gradients: dict[str, dict[str, _Number]] | None = None
+    weights: dict[str, dict[str, tuple[str, _Number]]] | None = None
+
+
+@dataclass(frozen=True)
+class _Environment:
+    device: str | None = None
+    versions: dict[str, str | None] | None = None
+    commit: str | None = None
+
+
+def _known(found: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(found).items() if value is not None}
 
 
 def settings_that_differ(a: RunDigests, b: RunDigests) -> dict[str, tuple[Any, Any]]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from training.utils.base.storage import parse_json
+from training.utils.reading.files import checked_json, read_text
 from training.utils.recording.schema import TRACED, layers_file
 
 if TYPE_CHECKING:
@@ -82,10 +82,13 @@ def read_layers(folder: Path, ranks: int) -> dict[str, list[Mapping[str, Any]]]:
     """The sums of the layers beside a record, by model."""
     end = layers_file("", 0).removeprefix("layers_")
     models = [path.name.removeprefix("layers_").removesuffix(end) for path in sorted(folder.glob(f"layers_*{end}"))]
-    return {
-        model: [parse_json((folder / layers_file(model, rank)).read_text("utf-8")) for rank in range(ranks)]
-        for model in models
-    }
+    return {model: [_read_layers(folder / layers_file(model, rank)) for rank in range(ranks)] for model in models}
+
+
+def _read_layers(path: Path) -> Mapping[str, Any]:
+    """The bits, the sum and the sum of squares of each module or weight, by the traced part."""
+    found: Mapping[str, Any] = checked_json(dict[str, dict[str, tuple[str, float, float]]], read_text(path), path)
+    return found
 
 
 def locate(a: TracedRecord, b: TracedRecord, bound: float) -> list[Located]:

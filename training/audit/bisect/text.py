@@ -153,7 +153,9 @@ def advice(found: Bisection) -> list[str]:
         places = " and ".join(f"`threestep audit {place}`" for place in found.records)
         parts.append(f"{places} judge each of the two steps by itself")
     elif found.located is None and found.comparison.steps:
-        parts.append("without --digests_only both are run again up to this step, and compared number by number")
+        parts.append(
+            "--trust_run runs both again up to this step, by their own settings and code, and compares all numbers"
+        )
     return parts
 
 

@@ -5,11 +5,15 @@ S sequences, T tokens, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from training.audit.quantities.step import DERIVED, AuditedStep, LackingError
+from training.utils.base.errors import ThreestepError, first_line
+from training.utils.base.memory import is_out_of_memory
 
 if TYPE_CHECKING:
     from training.audit.references.llama import Llama, Slopes
@@ -34,12 +38,32 @@ def model_of(step: AuditedStep) -> Llama:
     def make() -> Llama:
         from training.audit.references.llama import Llama, why_unknown
 
-        unknown = why_unknown(step.head.model)
-        if unknown:
-            raise LackingError(unknown)
-        return Llama(weights, step.head.model, is_rounded(step))
+        with _fitting():
+            unknown = why_unknown(step.head.model)
+            if unknown:
+                raise LackingError(unknown)
+            model = Llama(weights, step.head.model, is_rounded(step))
+            model.check(step.tensor("token_ids")[step.real_T] if step.has("token_ids") else np.zeros(0, dtype=np.int64))
+        return model
 
     return step.cached("model", make)
+
+
+@contextmanager
+def _fitting() -> Iterator[None]:
+    """ThreestepError for a configuration with other values than its model type has, or of other weights: each has an
+    error of its own."""
+    try:
+        yield
+    except LackingError:
+        raise
+    except Exception as problem:
+        if is_out_of_memory(problem):
+            raise
+        raise ThreestepError(
+            "the record expects weights and token ids that fit its model's configuration, and they do not: "
+            f"{type(problem).__name__}: {first_line(problem)}"
+        ) from problem
 
 
 def is_rounded(step: AuditedStep) -> bool:

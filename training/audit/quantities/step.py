@@ -271,7 +271,7 @@ class AuditedStep:
             ids = f" (token id {int(self.tensor('token_ids')[index])})" if self.has("token_ids") else ""
             return f"{self._sequence(sequence)}, token {place}{ids}"
         if axis == "TV":
-            vocabulary = int(self.head.model["vocab_size"])
+            vocabulary = self.tensor("logits").shape[1]
             return f"{self.where('T', index // vocabulary)}, the logit of {index % vocabulary}"
         if axis == "S":
             return self._sequence(index)

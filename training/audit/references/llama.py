@@ -62,6 +62,20 @@ class Llama:
         self._trunk = embedding.removesuffix("embed_tokens.weight")
         self._outer = self._trunk.removesuffix("model.")
 
+    def check(self, ids_T: np.ndarray) -> None:
+        """Read one token. Raises some exception where weights, configuration and token ids do not fit."""
+        rows = len(self._weight(f"{self._trunk}embed_tokens.weight"))
+        if int(self.config["vocab_size"]) != rows or not ((ids_T >= 0) & (ids_T < rows)).all():
+            raise ValueError(f"vocab_size is {self.config['vocab_size']}, and the embedding has {rows:,} rows")
+        if int(self.config["num_hidden_layers"]) < 1:
+            raise ValueError(f"num_hidden_layers is {self.config['num_hidden_layers']}")
+        first = np.zeros(1, dtype=np.int64)
+        with torch.no_grad():
+            if self._has(f"{self._outer}score.weight"):
+                self._score(first)
+            else:
+                self._predicting(first)
+
     # --- what the model returns
 
     def logits(self, sequences: list[np.ndarray], places: list[np.ndarray] | None = None) -> np.ndarray:

@@ -26,6 +26,7 @@ from training.audit.quantities.models import sequences_of
 from training.audit.quantities.step import AuditedStep, LackingError
 from training.explain.forward.moving import Move, moves_of, moving
 from training.utils.base.errors import ThreestepError
+from training.utils.base.memory import is_out_of_memory
 from training.utils.images.recorded import PixelScale, RecordedImages, images_of_rank, scale_of
 
 _Batch = tuple[Sequence[int], Mapping[str, Sequence[torch.Tensor]]]  # the places of sequences; what is read of each
@@ -99,13 +100,18 @@ class RecordedModel:
         self.temperature, self._scores, self._dtype = temperature, scores, dtype
         self._lora_scale = config.get("lora_scale")
         self._weights = {name: torch.tensor(values, dtype=dtype) for name, values in weights.items()}
-        self.module = _module(config, scores).to(dtype)
-        self._prefix = _prefix(self.module, weights)
-        missing = [name for name, _ in self.module.named_parameters() if name not in self._effective(self._weights)]
+        _check_layers(config, len(weights))
+        module = _module(config, scores)
+        self._prefix = _prefix(module, weights)
+        given = self._effective(self._weights)
+        missing = [
+            name for name, own in module.named_parameters() if name not in given or given[name].shape != own.shape
+        ]
+        self.module = module.to(dtype)  # of sizes that the record has, too
         if missing or (scores and self._head() is None):
             raise ThreestepError(
-                f"the record expects the weights of {config.get('model_type')}, and lacks {(missing or ['score'])[0]}: "
-                "it was not written with all values, or the model has parts of its own"
+                f"the record expects the weights of {config.get('model_type')}, and lacks {(missing or ['score'])[0]} "
+                "in its shape: it was not written with all values, or the model has parts of its own"
             )
 
     def read(self, sequences: Sequence[np.ndarray]) -> Reads:
@@ -167,7 +173,13 @@ class RecordedModel:
     def _batches(self, sequences: Sequence[np.ndarray]) -> Iterator[tuple[list[int], list[np.ndarray]]]:
         """Sequences of like lengths together."""
         config: Any = self.module.config
-        vocabulary = 1 if self._scores else int(config.get_text_config().vocab_size)
+        vocabulary = int(config.get_text_config().vocab_size)
+        for ids in sequences:
+            if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
+                raise ThreestepError(
+                    f"token ids expect numbers from 0 to {vocabulary - 1:,}, got {ids.min()} to {ids.max()}"
+                )
+        vocabulary = 1 if self._scores else vocabulary
         most = max(1, min(_BATCH_TOKENS, _BATCH_LOGITS // vocabulary))
         index: list[int] = []
         for place in sorted(range(len(sequences)), key=lambda place: len(sequences[place])):
@@ -337,7 +349,9 @@ def _module(config: Mapping[str, Any], scores: bool) -> torch.nn.Module:
         with no_init_weights():  # the record's take their place
             module = auto.from_config(kind, attn_implementation="eager")
         module.tie_weights()  # which making them does otherwise
-    except (KeyError, ValueError, TypeError) as problem:
+    except Exception as problem:  # each value of a configuration has an error of its own
+        if is_out_of_memory(problem):
+            raise
         raise ThreestepError(
             f"an explanation expects a model that transformers builds from the record's configuration, got "
             f"{config.get('model_type')}: {problem}"
@@ -345,6 +359,19 @@ def _module(config: Mapping[str, Any], scores: bool) -> torch.nn.Module:
     if config.get("quantization_config"):
         raise ThreestepError("an explanation expects weights in floating point, got a quantised base")
     return module.eval()
+
+
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "depth")
+
+
+def _check_layers(config: Mapping[str, Any], weights: int) -> None:
+    """ThreestepError for no layers, and for more than the record has weights: they would be made before they are
+    missed."""
+    for name, value in config.items():
+        if isinstance(value, dict):
+            _check_layers(value, weights)
+        elif name in _LAYERS and isinstance(value, int) and not 1 <= value <= weights:
+            raise ThreestepError(f"the record expects the weights of {value:,} layers ({name}), and has {weights:,}")
 
 
 def _prefix(module: torch.nn.Module, weights: Whole) -> str:

@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from training.step3_ppo.parts.rollout_tensors import TENSORS, rollout_of, tensors_of
+from training.step3_ppo.parts.rollout_tensors import TENSORS, check_tensors, rollout_of, tensors_of
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.media_names import STORED_MEDIA
 from training.utils.contracts.rollout_engine import EngineWrapper, RolloutEngine, RolloutRequest
@@ -122,6 +122,7 @@ class ReplayRollout(RolloutEngine):
                 "of ranks of the run that dumped"
             )
         tensors, metadata = _read(path)
+        _check_words(path, tensors, model)
         records = metadata.pop(_RECORDS, None)
         _check_media(path, metadata.pop(STORED_MEDIA, None), request)
         _check_asked_alike(path, tensors, metadata, request, wanted_settings=_metadata(request, self._files.more))
@@ -173,13 +174,26 @@ def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
             metadata = dict(file.metadata() or {})
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise ThreestepError(f"--rollout_replay: {path} cannot be read ({error}); dump it again") from error
     if metadata.get("format") != json.dumps(_FORMAT) or not {*TENSORS, "seeds"} <= tensors.keys():
         raise ThreestepError(
             f"--rollout_replay expects files of --rollout_dump ('{_FORMAT}'), and {path} is none; dump it again"
         )
+    check_tensors(tensors, f"--rollout_replay: {path}", has_records=_RECORDS in metadata)
     return tensors, metadata
+
+
+def _check_words(path: Path, tensors: Mapping[str, torch.Tensor], model: Any) -> None:
+    """ThreestepError for a token that the model does not have."""
+    if model is None:
+        return
+    vocabulary, ids_BR = model.config.get_text_config().vocab_size, tensors["response_ids_BR"]
+    if ids_BR.numel() and (most := int(ids_BR.max())) >= vocabulary:
+        raise ThreestepError(
+            f"--rollout_replay: {path} holds the token id {most}, and the model has {vocabulary:,} tokens; replay with "
+            "the model of the run that dumped"
+        )
 
 
 def _check_asked_alike(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import ConversationRecord, Conversations, DrawnExperts, DrawnPaths, Rollout
-
-if TYPE_CHECKING:
-    import torch
+from training.utils.reading.files import checked_json
 
 OF_PATHS = ("inserted_BR", "positions_B")
 _OF_TURNS = ("inserted_BR", "fork_begins_BR", "turn_rewards_BR")
@@ -34,6 +35,34 @@ def tensors_of(rollout: Rollout) -> tuple[dict[str, torch.Tensor], str | None]:
     return {name: tensor.cpu().contiguous() for name, tensor in fields.items()}, records
 
 
+_KINDS = {"ids": torch.int64, "mask": torch.bool, "lengths": torch.int64, "logprobs": torch.float32} | {
+    "ended": torch.bool, "inserted": torch.bool, "begins": torch.bool, "rewards": torch.float32, "seeds": torch.int64,
+}  # fmt: skip
+
+
+def check_tensors(columns: Mapping[str, torch.Tensor], where: object, *, has_records: bool) -> None:
+    """ThreestepError for a tensor that is missing, of another type than its name says, of sizes that do not fit the
+    others', or with lengths beyond its row."""
+    groups = ((OF_PATHS, "positions_B" in columns), (_OF_EXPERTS, bool(columns.keys() & set(_OF_EXPERTS))))
+    for names, is_there in (*groups, (_OF_TURNS, has_records)):
+        if is_there and not columns.keys() >= set(names):
+            raise ThreestepError(f"{where} expects the tensors {', '.join(names)}, got {', '.join(columns)}")
+    sizes: dict[str, int] = {}
+    for name, values in columns.items():
+        words, _, axes = name.rpartition("_") if name != "seeds" else (name, "", "B")
+        wanted = _KINDS.get(words.rpartition("_")[2], values.dtype)
+        prompt = words.partition("_")[0] if axes == "BP" else ""  # those that were asked may have another length
+        shape = [
+            sizes.setdefault(axis if axis != "P" else f"P of {prompt}", size)
+            for axis, size in zip(axes, values.shape, strict=False)
+        ]
+        if values.dtype != wanted or values.ndim != len(axes) or list(values.shape) != shape:
+            raise ThreestepError(f"{where}: {name} expects {wanted} {shape}, got {values.dtype} {list(values.shape)}")
+    lengths_B, most = columns["response_lengths_B"], sizes["R"]
+    if ((lengths_B < 0) | (lengths_B > most)).any() or (columns["response_ids_BR"] < 0).any():
+        raise ThreestepError(f"{where} expects responses of 0 to {most:,} tokens, and token ids from 0")
+
+
 def rollout_of(columns: Mapping[str, torch.Tensor], records: str | None, seconds: float = 0.0) -> Rollout:
     """Return the rollout of which `tensors_of` gave these."""
     own: dict[str, Any] = {name: columns[name] for name in TENSORS}
@@ -41,7 +70,7 @@ def rollout_of(columns: Mapping[str, torch.Tensor], records: str | None, seconds
         own["experts"] = DrawnExperts(*(columns[name] for name in _OF_EXPERTS))
     rollout = Rollout(**own, seconds=seconds)
     if records is not None:
-        found = tuple(ConversationRecord(**each) for each in json.loads(records))
+        found = tuple(checked_json(list[ConversationRecord], records, "the records of conversations"))
         turns = Conversations(found, *(columns[name] for name in _OF_TURNS))
         return dataclasses.replace(rollout, inserted=turns)
     if OF_PATHS[-1] in columns:

@@ -80,7 +80,10 @@ def engine_state(folder: Path) -> dict[str, torch.Tensor]:
     """All weights and buffers in DeepSpeed's checkpoint `folder`, by the names of the engine's module; from ZeRO-3 in
     float32."""
     if (file := file_of(folder / WHOLE_FILE)).is_file():
-        found: dict[str, torch.Tensor] = read_state(file, mapped=True)["module"]
+        state = read_state(file, mapped=True)
+        found = state.get("module") if isinstance(state, dict) else None
+        if not isinstance(found, dict) or not all(isinstance(each, torch.Tensor) for each in found.values()):
+            raise ThreestepError(f"{file} expects the weights of an engine, and holds something else")
         return found
     if file_of(folder / SHARD_FILE).is_file():
         return joined_shards(folder)
@@ -129,7 +132,13 @@ def _fill(described: DescribedModel, weights: dict[str, torch.Tensor], checkpoin
             f"{checkpoint} lacks {len(missing)} weights of its model, such as {missing[0]}: the installed transformers "
             "or peft has other names for them; export with the run's versions"
         )
-    unknown = sorted(model.load_state_dict(typed, strict=False, assign=True).unexpected_keys)
+    try:
+        unknown = sorted(model.load_state_dict(typed, strict=False, assign=True).unexpected_keys)
+    except RuntimeError as problem:
+        line = str(problem).strip().splitlines()[-1].strip()
+        raise ThreestepError(
+            f"{checkpoint} has weights of other sizes than its model's configuration: {line}"
+        ) from problem
     if unknown:
         raise ThreestepError(
             f"{checkpoint} has {len(unknown)} weights that its model does not know, such as {unknown[0]}: the "

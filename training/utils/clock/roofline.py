@@ -98,8 +98,8 @@ def used_share(matmul: Matmul, device: Device) -> float:
     for rows, columns in {(tall, wide), (wide, tall), (128, 128), (64, 128)}:
         tiles = matmul.batch * -(-matmul.rows // rows) * -(-matmul.columns // columns)
         computed = -(-tiles // processors) * processors * rows * columns
-        best = max(best, matmul.batch * matmul.rows * matmul.columns / computed)
-    return best
+        best = max(best, matmul.batch * matmul.rows * matmul.columns / max(computed, 1))
+    return best or 1.0  # of no numbers
 
 
 def matmul_rates(device: Device, dtype: str) -> Rates:

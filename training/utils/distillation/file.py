@@ -73,6 +73,8 @@ def _checked(where: str, row: Any, top: int | None) -> tuple[list[int], np.ndarr
             f"{FILE_FLAG}: {where}: expected lists {', '.join(_COLUMNS)}; docs/distillation.md has the form"
         )
     places = row["places"]
+    if any(type(each) is not int or not 0 <= each < 2**31 for name in ("input_ids", "places") for each in row[name]):
+        raise ThreestepError(f"{FILE_FLAG}: {where}: expected whole numbers in input_ids and places")
     try:
         ids_nk, logprobs_nk = np.array(row["top_ids"], np.int32), np.array(row["top_logprobs"], np.float32)
         rest_n = np.array(row[_REST], np.float32) if row.get(_REST) is not None else rest_of(logprobs_nk)

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from training.utils.base.errors import ThreestepError
-from training.utils.loading.configurations import config_of
+from training.utils.loading.configurations import config_of, errors_explained
 from training.utils.loading.models import prepared
 
 if TYPE_CHECKING:
@@ -34,17 +33,14 @@ def model_on_meta(settings: ModelSettings, dtype: torch.dtype, scores: bool = Fa
     auto_class = language_model_class(config, with_media=False)
     if scores:
         auto_class, config.num_labels = scalar_model_class(config), 1
-    try:
-        with torch.device("meta"):
-            model = auto_class.from_config(config, dtype=dtype)
-            if settings.quantization is not None:
-                quantize_layers(model, settings.quantization)
-            # Recomputation, tiles and compiling change no weight; the estimate counts the memory that they change.
-            model = prepared(
-                model, replace(settings, gradient_checkpointing=False, mlp_tiles=1, torch_compile=False), False
-            )
-            for part in model.parameters():  # adapters follow their layer's precision, but not on the meta device
-                part.data = part.data.to(dtype)
-    except ValueError as problem:
-        raise ThreestepError(f"'{settings.name_or_path}': cannot build a model from its config: {problem}") from problem
+    with errors_explained("model of the shape in config.json", settings.name_or_path, Exception), torch.device("meta"):
+        model = auto_class.from_config(config, dtype=dtype)
+        if settings.quantization is not None:
+            quantize_layers(model, settings.quantization)
+        # Recomputation, tiles and compiling change no weight; the estimate counts the memory that they change.
+        model = prepared(
+            model, replace(settings, gradient_checkpointing=False, mlp_tiles=1, torch_compile=False), False
+        )
+        for part in model.parameters():  # adapters follow their layer's precision, but not on the meta device
+            part.data = part.data.to(dtype)
     return model.train()

@@ -39,7 +39,22 @@ def load_config(name_or_path: str, trust_remote_code: bool = False) -> Any:
     with errors_explained(what, base, Exception):  # each value of config.json has an error of its own
         config = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
         check_quantization(config, base)
+        _check_sizes(config.get_text_config())
     return config
+
+
+_MOST = {"num_hidden_layers": 10_000, "hidden_size": 10**7, "vocab_size": 10**8, "num_attention_heads": 10**6}
+
+
+def _check_sizes(config: Any) -> None:
+    """ValueError for sizes that no model has: what is computed with them would fail, or not end."""
+    for name, most in _MOST.items():
+        value = getattr(config, name, None)
+        if isinstance(value, int) and not 1 <= value <= most:
+            raise ValueError(f"{name} expects 1 to {most:,}, got {value:,}")
+    heads, shared = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
+    if isinstance(heads, int) and isinstance(shared, int) and not 1 <= shared <= heads:
+        raise ValueError(f"num_key_value_heads expects 1 to {heads:,}, the number of heads, got {shared:,}")
 
 
 def config_of(settings: ModelSettings) -> Any:

@@ -6,7 +6,8 @@ The names of axes are those of `schema`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from typing import Any
 import numpy as np
 
 from training.utils.base.errors import ThreestepError, nearest_names
-from training.utils.base.storage import read_json_object, replace_file
+from training.utils.base.storage import replace_file
+from training.utils.reading.files import checked_json, read_tensors, text_if_there
+from training.utils.recording.numbers import check_state, check_tensors
 from training.utils.recording.schema import (
     DESCRIPTION,
     FIGURES,
@@ -22,8 +25,6 @@ from training.utils.recording.schema import (
     SCHEMA,
     SETTINGS,
     STATE,
-    STATES,
-    TENSORS,
     VERSION,
 )
 
@@ -85,66 +86,56 @@ def write_record(folder: Path, record: StepRecord) -> None:
 def read_record(folder: Path) -> StepRecord:
     """Read a record; ThreestepError for one of another schema, with names that it does not have, or incomplete."""
     path = folder / DESCRIPTION
-    content = read_json_object(str(path)) if path.is_file() else None
-    if content is None:
+    text = text_if_there(path)
+    if text is None:
         raise ThreestepError(
             f"{folder} expects the record of a step, a folder with {DESCRIPTION}, and has none; --record_steps 1,10 "
             "writes records to OUTPUT_DIR/records/step_000001 and so on"
         )
-    head = _head(content, str(path))
-    ranks = [_read(folder / rank_file(rank)) for rank in range(head.ranks)]
+    head = _head(text, str(path))
+    ranks = [read_tensors(folder / rank_file(rank), "the tensors of one rank") for rank in range(head.ranks)]
     for rank, tensors in enumerate(ranks):
         check_tensors(tensors, str(folder / rank_file(rank)))
-    state = _read(folder / STATE) if (folder / STATE).is_file() else {}
-    for name in state:
-        if not name.startswith(tuple(STATES)):
-            raise ThreestepError(f"{folder / STATE} expects names that begin with {', '.join(STATES)}, got '{name}'")
+    state = read_tensors(folder / STATE) if os.path.lexists(folder / STATE) else {}
+    check_state(state, str(folder / STATE))
     return StepRecord(head, ranks, state)
 
 
-def check_tensors(tensors: Mapping[str, np.ndarray], where: str) -> None:
-    """ThreestepError for a tensor of another name, kind or length than the schema has."""
-    sizes: dict[str, tuple[int, str]] = {}
-    for name, values in tensors.items():
-        known = TENSORS.get(name)
-        if known is None:
-            raise ThreestepError(f"{where} has the unknown tensor '{name}'{nearest_names(name, TENSORS)}")
-        if values.dtype.kind != known.kind or values.ndim != len(known.axis):
-            raise ThreestepError(
-                f"{where}: {name} expects {_KINDS[known.kind]} in {len(known.axis)} dimension(s) [{known.axis}], got "
-                f"{values.dtype} {list(values.shape)}"
-            )
-        size, other = sizes.setdefault(known.axis[0], (len(values), name))
-        if size != len(values):
-            raise ThreestepError(f"{where}: {name} expects {size:,} entries, as {other} has, got {len(values):,}")
-    for axis, lengths in (("T", "lengths"), ("R", "rollout_lengths")):
-        if axis not in sizes:
-            continue
-        total = int(tensors[lengths].sum()) if lengths in tensors else None
-        if total != sizes[axis][0]:
-            raise ThreestepError(
-                f"{where}: {sizes[axis][1]} expects {lengths} to add up to its {sizes[axis][0]:,} entries, got "
-                f"{'no such tensor' if total is None else f'{total:,}'}"
-            )
-
-
 _PLAIN = {bool: "true or false", str: "words", float: "a number"}
-_KINDS = {"i": "integers", "b": "booleans", "f": "floating-point numbers"}
+_FITS: Mapping[type, Callable[[Any], bool]] = {
+    bool: lambda value: isinstance(value, bool),
+    str: lambda value: isinstance(value, str),
+    float: lambda value: isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST,
+}
+_LARGEST = 1e300  # of a setting: more overflows where it is squared
 
 
-def _head(content: Mapping[str, Any], path: str) -> RecordHead:
-    if content.get("schema") != SCHEMA or content.get("version") != VERSION:
+@dataclass(frozen=True)
+class _SaidSchema:
+    """The schema and version that a file names."""
+
+    schema: Any = None
+    version: Any = None
+
+
+def _head(text: str, path: str) -> RecordHead:
+    kind = checked_json(_SaidSchema, text, path)
+    if kind.schema != SCHEMA or kind.version != VERSION:
         raise ThreestepError(
-            f"{path} expects schema {SCHEMA}, version {VERSION}, got schema {content.get('schema')}, version "
-            f"{content.get('version')}; a record of a newer version needs a newer threestep"
+            f"{path} expects schema {SCHEMA}, version {VERSION}, got schema {kind.schema}, version {kind.version}; a "
+            "record of a newer version needs a newer threestep"
         )
-    head = RecordHead(**{name: content[name] for name in RecordHead.__dataclass_fields__ if name in content})
+    head: RecordHead = checked_json(RecordHead, text, path)
     if head.objective not in OBJECTIVES:
         raise ThreestepError(f"{path}: objective expects one of {', '.join(OBJECTIVES)}, got '{head.objective}'")
+    if head.ranks < 1:
+        raise ThreestepError(f"{path}: ranks expects 1 or more, got {head.ranks}")
     for group, known in (("settings", SETTINGS), ("figures", FIGURES)):
         for name in getattr(head, group):
             if name not in known:
                 raise ThreestepError(f"{path}: {group} has the unknown name '{name}'{nearest_names(name, known)}")
+    if head.critic and not {"model", "settings"} <= head.critic.keys():
+        raise ThreestepError(f"{path}: critic expects model and settings, got {', '.join(head.critic)}")
     for name, value in [*head.settings.items(), *head.critic.get("settings", {}).items()]:
         if name not in SETTINGS:
             raise ThreestepError(f"{path}: the critic's settings have the unknown name '{name}'")
@@ -164,8 +155,7 @@ def checked_settings(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
 def check_setting(name: str, value: Any, where: str) -> None:
     """ThreestepError for a value that the setting cannot have."""
     kind, _ = SETTINGS[name]
-    plain = {bool: bool, str: str}.get(kind, (int, float)) if isinstance(kind, type) else ()
-    fits = value in kind if isinstance(kind, tuple) else isinstance(value, plain)
+    fits = isinstance(value, str) and value in kind if isinstance(kind, tuple) else _FITS[kind](value)
     if not fits:
         expected = f"one of {', '.join(kind)}" if isinstance(kind, tuple) else _PLAIN[kind]
         raise ThreestepError(f"{where}: {name} expects {expected}, got {value!r}")
@@ -175,19 +165,3 @@ def _write(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     from safetensors.numpy import save_file
 
     save_file({name: np.ascontiguousarray(values) for name, values in tensors.items()}, str(path))
-
-
-def _read(path: Path) -> Arrays:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        return dict(load_file(str(path)))
-    except FileNotFoundError:
-        raise ThreestepError(
-            f"{path} expects the tensors of one rank, and is missing: the record is incomplete"
-        ) from None
-    except (SafetensorError, KeyError) as problem:
-        raise ThreestepError(
-            f"{path} expects safetensors of integers, booleans or floats up to 64 bits: {problem}"
-        ) from problem

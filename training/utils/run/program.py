@@ -17,7 +17,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from training.utils.base.console import ends_with_its_reader, output_may_be_lost, print_to
+from training.utils.base.console import ends_with_its_reader, output_may_be_lost, print_to, write_to
 from training.utils.base.credentials import RedactedStream, hide, hide_environment
 from training.utils.base.disk_errors import disk_error_in, disk_sentence, in_words
 from training.utils.base.errors import ThreestepError, first_line
@@ -25,6 +25,7 @@ from training.utils.base.memory import is_out_of_memory, out_of_memory_sentence
 
 MISTAKE_EXIT_CODE = 2
 SAFE_PATH_VARIABLE, FOR_THE_LAUNCHER = "PYTHONSAFEPATH", "launcher"  # any text turns it on
+CRASH_EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h: 1 is an answer of some programs
 INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT  # as a shell has it
 # Of huggingface_hub, vLLM, and whatever else respects https://donottrack.sh: no usage data leaves the machine.
 _NO_TELEMETRY = ("HF_HUB_DISABLE_TELEMETRY", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK")
@@ -39,8 +40,8 @@ def run_program(
     main: Callable[[Sequence[str]], object], uses_deepspeed: bool = True, output_is_log: bool = False
 ) -> None:
     """Call `main` with the command line. A ThreestepError, out of memory and a disk that refuses end it with code 2 and
-    one sentence, Ctrl-C with code 130 and one; any other error keeps its traceback, and of several ranks only the first
-    prints one.
+    one sentence, Ctrl-C with code 130 and one; any other error ends it with code 70 and its traceback, and of several
+    ranks only the first prints one.
 
     output_is_log: output may be lost on a full disk or a closed terminal, and the program continues
     """
@@ -74,14 +75,15 @@ def _run(main: Callable[[Sequence[str]], object]) -> None:
         _exit_with(str(mistake), MISTAKE_EXIT_CODE)
     except KeyboardInterrupt as stop:
         _exit_with(str(stop) or "stopped by Ctrl-C", INTERRUPTED_EXIT_CODE)
-    except Exception as problem:
+    except Exception as problem:  # noqa: BLE001 (it is printed, or raised again)
         if is_out_of_memory(problem):
             _exit_with(out_of_memory_sentence(problem), MISTAKE_EXIT_CODE)
         refusal = disk_error_in(problem)
         if refusal is not None:
             _exit_with(disk_sentence(refusal), MISTAKE_EXIT_CODE)
         if _world_size() == 1:
-            raise
+            write_to(sys.stderr, "".join(traceback.format_exception(problem)))
+            _leave(CRASH_EXIT_CODE)
         _end_among_ranks(problem)
 
 
@@ -120,14 +122,15 @@ def no_telemetry(environment: MutableMapping[str, str]) -> None:
 
 
 def _end_among_ranks(problem: Exception) -> NoReturn:
-    """End with code 1, and the traceback of this host's first error, or a sentence if a rank ended without one."""
+    """End with code 70, and the traceback of this host's first error; or with 1, and a sentence, where a rank ended
+    without one."""
     rank = os.environ.get("RANK", "?")
     if not is_lost_rank(problem):
         if _claim_to_speak(_FIRST_ERROR):
             print(f"error on rank {rank}, the first of the run:", file=sys.stderr)
             traceback.print_exception(problem)
             sys.stderr.flush()
-        _leave(1)
+        _leave(CRASH_EXIT_CODE)
     outlast_the_launcher()
     deadline = time.monotonic() + _FIRST_ERROR_SECONDS
     while time.monotonic() < deadline:

@@ -3,18 +3,19 @@ reason. Serves the report and tests."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from training.utils.base.errors import ThreestepError
+from training.utils.reading.files import checked_json
 from training.utils.run.run_folder import ROLLOUTS
 
 NOT_DRAWN = "not drawn: the run ended before"
 WAITING = "are drawn, or being drawn, for a step to come"
-_NAMES = {"step", "prompts"}
+_MOST_GAPS = 1000  # positions that are lost for each that is there: more are no account
 
 
 @dataclass
@@ -59,21 +60,26 @@ def rollout_account(lines: Iterable[Mapping[str, Any]]) -> list[EpochAccount]:
         reasons = {row: reason for reason, rows in reversed(line["left_out"].items()) for row in rows}
         for position, row in zip(positions, line["rows"], strict=False):
             trained.setdefault(position, []).append((row, reasons.get(row)))
+    most = _MOST_GAPS * (width + 1) * (len(steps) + 1)
+    trained = {position: own for position, own in trained.items() if 0 <= position < most}  # others are damaged
     if not trained:
         return []
     prompts, reached = int(steps[-1]["prompts"]), max(trained) + 1
     epochs = [EpochAccount(epoch + 1, prompts) for epoch in range(-(-reached // prompts))]
     for account in epochs:
         rows = Counter[int]()
-        for position in range((account.epoch - 1) * prompts, account.epoch * prompts):
+        begin, end = (account.epoch - 1) * prompts, account.epoch * prompts
+        later = [reason for position, reason in open_positions.items() if max(begin, reached) <= position < end]
+        account.left_out.update(later)
+        if (not_drawn := max(0, end - max(begin, reached)) - len(later)) > 0:
+            account.left_out[NOT_DRAWN] = not_drawn
+        for position in range(begin, min(end, reached)):
             taken = trained.get(position, [])
             rows.update(row for row, _ in taken)
             account.learned += sum(reason is None for _, reason in taken)
             account.left_out.update(reason for _, reason in taken if reason is not None)
             if not taken and position in open_positions:
                 account.left_out[open_positions[position]] += 1
-            elif not taken and position >= reached:
-                account.left_out[NOT_DRAWN] += 1
             elif not taken:
                 account.lost.append(position)
         account.twice = sorted(row for row, count in rows.items() if count > 1)
@@ -88,12 +94,29 @@ def read_rollouts(path: Path) -> list[dict[str, Any]]:
     found = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            value = json.loads(line)
-        except ValueError:
+            value = {
+                name: each for name, each in vars(checked_json(_RolloutLine, line, path)).items() if each is not None
+            }
+        except ThreestepError:  # the last one of a run that was killed, or a damaged one
             continue
-        is_whole = isinstance(value, dict) and _NAMES <= value.keys() and ("first" in value or "positions" in value)
-        found += [value] if is_whole else []
+        takes = {"unused"} <= value.keys() or {"rows", "left_out"} <= value.keys()
+        if value["prompts"] > 0 and takes and value.keys() & {"first", "positions"}:
+            found.append(value)
     return found
+
+
+@dataclass(frozen=True)
+class _RolloutLine:
+    """The part of a line that an account reads."""
+
+    step: int
+    prompts: int
+    first: int | None = None
+    positions: list[int] | None = None
+    pending: list[int] | None = None
+    rows: list[int] | None = None
+    left_out: dict[str, list[int]] | None = None
+    unused: str | None = None
 
 
 def _why(reason: str) -> str:

@@ -151,9 +151,20 @@ def test_steps_without_layers_are_compared_by_the_rest(tmp_path: Path):
 def test_the_weights_of_the_beginning(tmp_path: Path):
     a = written(tmp_path / "a", [line(1)])
     b = written(tmp_path / "b", [line(1)])
-    b.begin["weights"]["train"]["layers.0"][0] = "cc"
+    layers = b.begin["weights"]["train"]
+    layers["layers.0"] = ("cc", *layers["layers.0"][1:])
     first = compare(a, b, ()).first
     assert first is not None and first.key == (0, 0) and first.compared.layer == "layers.0"
+
+
+def test_sums_that_were_not_finite_are_compared(tmp_path: Path):
+    lost = set_at(0, "floats", "train/logprobs", [3.0, None, None, None])
+    found = compared(tmp_path, lost, ranks=2)
+    assert found.first is not None and found.first.compared.name == "logprobs"
+    runs = [written(tmp_path / name, [line(1)]) for name in ("c", "d")]
+    for run in runs:
+        run.steps[1, 0]["floats"]["train/logprobs"] = (3.0, None, None, None)  # type: ignore[index]
+    assert compare(*runs, ("2 and 1 ranks",)).first is None
 
 
 def test_flags_of_layout_may_round(tmp_path: Path):
@@ -174,7 +185,7 @@ def test_mistakes_are_sentences(tmp_path: Path):
     with pytest.raises(ThreestepError, match="expects digests of version 1, got version 9"):
         read_digests(tmp_path / "a")
     (tmp_path / "a" / "digests.jsonl").write_text("{")
-    with pytest.raises(ThreestepError, match=r"digests.jsonl, line 1: expects a JSON object"):
+    with pytest.raises(ThreestepError, match=r"digests.jsonl, line 1: expects JSON"):
         read_digests(tmp_path / "a")
     (tmp_path / "a" / "digests.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(ThreestepError, match="expects a first line with `digests`, got none"):

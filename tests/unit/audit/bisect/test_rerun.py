@@ -191,7 +191,7 @@ def test_digests_alone_run_nothing(tmp_path: Path):
     found = bisect(a, b, None, [])
     *_, verdict, _, following = as_lines(a, b, found)
     assert found.located is None and verdict == "the first difference is in step 1: data: rows: x and y"
-    assert following.startswith("next: without --digests_only both are run again")
+    assert following.startswith("next: --trust_run runs both again up to this step, by their own settings and code")
     equal = bisect(a, a, tmp_path, [])
     assert as_lines(a, a, equal)[-1] == "no difference: every number of every step is equal, bit for bit"
 

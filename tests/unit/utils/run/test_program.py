@@ -1,4 +1,4 @@
-"""A user's mistake ends a program with one sentence and code 2; anything else keeps its traceback."""
+"""A user's mistake ends a program with one sentence and code 2; anything else with its traceback and code 70."""
 
 from __future__ import annotations
 
@@ -61,12 +61,16 @@ def test_success_says_nothing(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
-def test_our_own_errors_keep_their_traceback():
+def test_our_own_errors_keep_their_traceback_and_have_a_code_of_their_own(capsys):
     def broken(_argv):
-        raise ValueError("ours")
+        raise ValueError("ours, of https://name:secret@host/rows")
 
-    with pytest.raises(ValueError, match="ours"):
+    with pytest.raises(SystemExit) as end:
         program.run_program(broken)
+    assert end.value.code == program.CRASH_EXIT_CODE == 70
+    said = capsys.readouterr()
+    assert said.err.startswith("Traceback (most recent call last)") and "ValueError: ours" in said.err
+    assert "secret" not in said.err and not said.out
 
 
 def test_ranks_that_meet_one_mistake_say_it_once(tmp_path):
@@ -132,12 +136,12 @@ def among_two(monkeypatch, tmp_path):
 
 
 def test_the_first_error_of_several_ranks_is_printed_once(among_two, capsys):
-    assert among_two(1, ZeroDivisionError("the first")) == 1
+    assert among_two(1, ZeroDivisionError("the first")) == 70
     said = capsys.readouterr().err
     assert (
         said.startswith("error on rank 1, the first of the run:\nTraceback") and "ZeroDivisionError: the first" in said
     )
-    assert among_two(0, RuntimeError(GLOO)) == 1 and among_two(0, KeyError("a later one")) == 1
+    assert among_two(0, RuntimeError(GLOO)) == 1 and among_two(0, KeyError("a later one")) == 70
     assert capsys.readouterr().err == ""
 
 

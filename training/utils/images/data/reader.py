@@ -126,7 +126,9 @@ def open_image_reader(name_or_path: str, config: Any, tokenizer: Any) -> ImageRe
     try:
         from transformers import AutoImageProcessor
 
-        processor = AutoImageProcessor.from_pretrained(name_or_path, backend="pil", config=config)
+        processor = AutoImageProcessor.from_pretrained(
+            name_or_path, backend="pil", config=config, trust_remote_code=False
+        )
     except OSError as error:
         if not any((Path(name_or_path) / name).is_file() for name in _SETTINGS):
             return None

@@ -11,6 +11,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from training.utils.base.disk_errors import disk_error_in
+from training.utils.base.errors import ThreestepError, first_line
+from training.utils.base.memory import is_out_of_memory
+from training.utils.base.storage import parse_json
 from training.utils.models.adapters.lora import ADAPTER
 from training.utils.models.families.parts import language_model_class, media_architecture
 from training.utils.models.families.scalar_class import scalar_model_class
@@ -74,16 +78,31 @@ def write_description(folder: Path, model: PreTrainedModel, tokenizer: PreTraine
 
 
 def read_description(folder: Path) -> DescribedModel:
-    """Return the described model, with its weights on the meta device."""
+    """Return the described model, with its weights on the meta device. ThreestepError for damaged files."""
+    try:
+        for path in folder.glob("*.json"):
+            if not path.is_file():  # transformers would leave it out
+                raise ValueError(f"{path.name} is no file")
+        return _described(folder)
+    except Exception as problem:  # each file and value has an error of its own
+        if isinstance(problem, ThreestepError) or is_out_of_memory(problem) or disk_error_in(problem) is not None:
+            raise
+        raise ThreestepError(
+            f"{folder} expects the files by which a checkpoint describes a model, and they are damaged: "
+            f"{type(problem).__name__}: {first_line(problem)}"
+        ) from problem
+
+
+def _described(folder: Path) -> DescribedModel:
     import torch
     import transformers
 
     from training.utils.models.quantized.quantization import Quantization
     from training.utils.models.quantized.quantized import quantize_layers
 
-    facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
-    dtype = getattr(torch, facts["dtype"])
-    config = transformers.AutoConfig.from_pretrained(folder)
+    facts = parse_json((folder / _FACTS).read_text(encoding="utf-8"))
+    dtype = _of_words(facts["dtype"])
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     auto_class = _class_of(config)
     with torch.device("meta"):
         model: Any = auto_class.from_config(config, dtype=dtype)
@@ -96,7 +115,7 @@ def read_description(folder: Path) -> DescribedModel:
     if (folder / "generation_config.json").is_file():
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     tokenizer, _ = read_tokenizer(folder)
-    buffers = {name: getattr(torch, of) for name, of in facts.get("buffers", {}).items()}
+    buffers = {name: _of_words(of) for name, of in facts.get("buffers", {}).items()}
     return DescribedModel(model, tokenizer, dtype, tuple(facts["trained"]), buffers)
 
 
@@ -109,3 +128,12 @@ def _class_of(config: Any) -> Any:
 
 def _in_words(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _of_words(words: str) -> torch.dtype:
+    import torch
+
+    found = getattr(torch, words)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"expected a dtype, got '{words}'")
+    return found

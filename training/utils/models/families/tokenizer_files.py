@@ -195,7 +195,7 @@ def _would_be_built_again(tokenizer: Any) -> bool:
     from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
     try:
-        config = AutoConfig.from_pretrained(tokenizer.name_or_path)
+        config = AutoConfig.from_pretrained(tokenizer.name_or_path, trust_remote_code=False)
     except (OSError, ValueError):  # a tokenizer alone, or a model of its own code
         return False
     with tempfile.TemporaryDirectory() as folder:

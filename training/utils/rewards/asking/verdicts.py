@@ -7,8 +7,8 @@ OUTPUT_DIR/verdicts/NAME.rank0.jsonl, a file for each rank; a line for each verd
 from __future__ import annotations
 
 import json
-import math
 import os
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -111,9 +111,11 @@ class Verdicts:
         files.sort(key=lambda path: path.name != f"{name}.rank{rank}.jsonl")
         for place, path in enumerate(files):
             for line in _lines(path):
-                requests, tokens = requests + line.get("requests", 0), tokens + line.get("tokens", 0)
+                requests, tokens = requests + _count(line.get("requests")), tokens + _count(line.get("tokens"))
                 value, key = line.get("value"), line.get("key")
-                if isinstance(value, (int, float)) and math.isfinite(value) and isinstance(key, str):
+                if not isinstance(value, (int, float)) or isinstance(value, bool):
+                    continue
+                if abs(value) <= sys.float_info.max and isinstance(key, str):
                     self._values.setdefault(key, float(value))
                     if is_own and place == 0 and path.name == f"{name}.rank{rank}.jsonl":
                         self._written.add(key)
@@ -132,6 +134,11 @@ def folder_of_replay(given: str) -> Path:
             "folder"
         )
     return found
+
+
+def _count(value: Any) -> int:
+    """A number of a line; 0 where it is damaged."""
+    return value if type(value) is int and 0 <= value < 2**63 else 0
 
 
 def _plain(name: str) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
-from training.explain.asked import places_of_rows
 from training.explain.explanation import KnownOfRun, Questions, explain
 from training.explain.page import page
+from training.explain.places import places_of_rows
 from training.explain.text import as_json
 
 
@@ -64,3 +65,27 @@ def test_places_stand_on_the_page_and_in_the_list_of_lessons():
     assert all(lesson.text.count("\n") == 1 for lesson in found.named_lessons)  # a prompt and its response
     assert "rows.jsonl, line 41" in page(found)
     assert "a note" in page(found)
+
+
+def test_a_run_that_is_not_trusted_has_plain_files_alone_read(tmp_path: Path):
+    """Neither its module is run nor an address opened; and nothing is written where its settings say."""
+    module, mark, cache = tmp_path / "module.py", tmp_path / "ran", tmp_path / "cache"
+    module.write_text(f"open({str(mark)!r}, 'w').close()\n")
+    plain, pipe = _file(tmp_path / "one.jsonl", 3), tmp_path / "pipe.jsonl"
+    os.mkfifo(pipe)
+    for own, words in (
+        ({"data_path": [plain], "dataset_module": [str(module)]}, "module.py' run (dataset_module); give --trust_run"),
+        (
+            {"data_path": [plain, "jsonl:https://127.0.0.1:1/rows.jsonl"]},
+            "is no file of this machine; give --trust_run",
+        ),
+        ({"data_path": [plain, "hub:owner/name"]}, "'hub:owner/name' is no file of this machine"),
+        ({"data_path": [f"jsonl:{pipe}"]}, "is no plain file"),
+        ({"data_path": 3}, "config.yaml, data_path: expects a valid list, got 3"),
+    ):
+        places, note = places_of_rows([1], {**own, "data_output_path": str(cache)}, "sft")
+        assert not places and words in note
+    assert not mark.exists()
+    trusted = {"data_path": [plain], "dataset_module": [str(module)], "data_output_path": str(cache)}
+    assert places_of_rows([1], trusted, "sft", trusts_run=True)[0]
+    assert mark.exists()

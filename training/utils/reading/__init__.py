@@ -1,0 +1,1 @@
+"""Files that a program is given, as values of known types."""
