@@ -342,7 +342,9 @@ class TemplateJudge:
             written = (usual[cut:] for cut in range(len(usual) - 3) if plain.startswith(usual[cut:], len(asked)))
             return len(asked), len(asked) + len(next(written, ""))
         header = self._header(body[:place], tools, asked)
-        if place == 0 and header not in plain[:first]:  # nobody asks: behind the template's own system prompt
+        base = _THOUGHT_TAG.split(header)[0]
+        if place == 0 and not any(base[cut:] in plain[:first] for cut in range(max(1, len(base) - 5))):
+            # Nobody asks: behind the template's own system prompt.
             return max((match.end() for match in CONTROL.finditer(plain, 0, first)), default=start), first
         tags = [match.span() for match in _KEPT.finditer(header)]
         thought = _THOUGHT_TAG.search(header)

@@ -64,7 +64,7 @@ def read_digests(folder: Path) -> RunDigests:
     begins, steps = list[dict[str, Any]](), dict[StepKey, dict[str, Any]]()
     for version, (where, line) in zip(versions, lines, strict=True):
         if version is None:
-            step = _known(checked_json(_StepLine, line, where))
+            step = step_of(line, where)
             steps[step["step"], step["update"]] = step
         elif version == DIGESTS_VERSION:
             begins.append(_known(checked_json(_BeginLine, line, where)))
@@ -112,6 +112,11 @@ class _Environment:
     device: str | None = None
     versions: dict[str, str | None] | None = None
     commit: str | None = None
+
+
+def step_of(line: str, where: object) -> dict[str, Any]:
+    """Return the digests of a step; ThreestepError for a line that has not their types."""
+    return _known(checked_json(_StepLine, line, where))
 
 
 def _known(found: Any) -> dict[str, Any]:

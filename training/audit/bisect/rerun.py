@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import psutil
 
 import training
+from training.audit.bisect.digest_files import step_of
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import read_json_object
 from training.utils.run.launch import outside_of_ranks
@@ -132,10 +133,10 @@ def _awaited(running: Running, path: Path, key: StepKey) -> Mapping[str, Any] | 
         content = path.read_bytes() if path.is_file() else b""
         if len(content) != seen:
             seen = len(content)
-            lines = [found for text in content.decode("utf-8", "replace").splitlines() if (found := _parsed(text))]
-            for line in lines:
+            for text in content.decode("utf-8", "replace").splitlines():
+                line = _parsed(text) or {}
                 if (line.get("step"), line.get("update", 0)) == key:
-                    return line
+                    return step_of(text, path)
         if code is not None:
             return None
         time.sleep(_WAIT_SECONDS)
