@@ -63,6 +63,8 @@ def run_program(
         with output_may_be_lost() if output_is_log else ends_with_its_reader():
             _redact_streams()
             _run(main)
+    except BrokenPipeError as problem:  # a socket's, or another file's
+        _crash(problem)
     finally:
         _redact_streams()  # the interpreter prints a traceback to the streams of before
 
@@ -81,10 +83,16 @@ def _run(main: Callable[[Sequence[str]], object]) -> None:
         refusal = disk_error_in(problem)
         if refusal is not None:
             _exit_with(disk_sentence(refusal), MISTAKE_EXIT_CODE)
+        if isinstance(problem, BrokenPipeError) and _world_size() == 1:
+            raise  # standard output's, perhaps: `ends_with_its_reader` knows
         if _world_size() == 1:
-            write_to(sys.stderr, "".join(traceback.format_exception(problem)))
-            _leave(CRASH_EXIT_CODE)
+            _crash(problem)
         _end_among_ranks(problem)
+
+
+def _crash(problem: BaseException) -> NoReturn:
+    write_to(sys.stderr, "".join(traceback.format_exception(problem)))
+    _leave(CRASH_EXIT_CODE)
 
 
 def _check_readable(words: Sequence[str]) -> None:

@@ -57,7 +57,7 @@ def rollout_account(lines: Iterable[Mapping[str, Any]]) -> list[EpochAccount]:
             continue
         if "pending" in line:
             open_positions = dict.fromkeys(line["pending"], WAITING)
-        reasons = {row: reason for reason, rows in reversed(line["left_out"].items()) for row in rows}
+        reasons = {row: reason for reason, rows in reversed(line.get("left_out", {}).items()) for row in rows}
         for position, row in zip(positions, line["rows"], strict=False):
             trained.setdefault(position, []).append((row, reasons.get(row)))
     most = _MOST_GAPS * (width + 1) * (len(steps) + 1)
@@ -69,10 +69,6 @@ def rollout_account(lines: Iterable[Mapping[str, Any]]) -> list[EpochAccount]:
     for account in epochs:
         rows = Counter[int]()
         begin, end = (account.epoch - 1) * prompts, account.epoch * prompts
-        later = [reason for position, reason in open_positions.items() if max(begin, reached) <= position < end]
-        account.left_out.update(later)
-        if (not_drawn := max(0, end - max(begin, reached)) - len(later)) > 0:
-            account.left_out[NOT_DRAWN] = not_drawn
         for position in range(begin, min(end, reached)):
             taken = trained.get(position, [])
             rows.update(row for row, _ in taken)
@@ -82,6 +78,10 @@ def rollout_account(lines: Iterable[Mapping[str, Any]]) -> list[EpochAccount]:
                 account.left_out[open_positions[position]] += 1
             elif not taken:
                 account.lost.append(position)
+        later = [reason for position, reason in open_positions.items() if max(begin, reached) <= position < end]
+        account.left_out.update(later)
+        if (not_drawn := max(0, end - max(begin, reached)) - len(later)) > 0:
+            account.left_out[NOT_DRAWN] = not_drawn
         account.twice = sorted(row for row, count in rows.items() if count > 1)
     return epochs
 
@@ -94,26 +94,33 @@ def read_rollouts(path: Path) -> list[dict[str, Any]]:
     found = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            value = {
-                name: each for name, each in vars(checked_json(_RolloutLine, line, path)).items() if each is not None
-            }
+            checked = vars(checked_json(_RolloutLine, line, path))
         except ThreestepError:  # the last one of a run that was killed, or a damaged one
             continue
-        takes = {"unused"} <= value.keys() or {"rows", "left_out"} <= value.keys()
-        if value["prompts"] > 0 and takes and value.keys() & {"first", "positions"}:
+        value = {name: each for name, each in checked.items() if each is not None}
+        if value["prompts"] > 0 and value.keys() & {"unused", "rows"} and value.keys() & {"first", "positions"}:
             found.append(value)
     return found
 
 
 @dataclass(frozen=True)
 class _RolloutLine:
-    """The part of a line that an account reads."""
+    """A line as `training.step3_ppo.ahead.events` writes it."""
 
     step: int
     prompts: int
+    engine: str | None = None
+    version: int | None = None
     first: int | None = None
     positions: list[int] | None = None
+    versions: list[int] | None = None
     pending: list[int] | None = None
+    asked: list[float] | None = None
+    began: list[float] | None = None
+    ended: list[float] | None = None
+    waited: float | None = None
+    trained: float | None = None
+    servers: dict[str, dict[str, int | float | None]] | None = None
     rows: list[int] | None = None
     left_out: dict[str, list[int]] | None = None
     unused: str | None = None
