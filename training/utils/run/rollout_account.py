@@ -94,7 +94,7 @@ def read_rollouts(path: Path) -> list[dict[str, Any]]:
     found = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            checked = vars(checked_json(_RolloutLine, line, path))
+            checked = {**vars(checked_json(_DrawnPrompts, line, path)), **vars(checked_json(_Drawing, line, path))}
         except ThreestepError:  # the last one of a run that was killed, or a damaged one
             continue
         value = {name: each for name, each in checked.items() if each is not None}
@@ -103,27 +103,32 @@ def read_rollouts(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-@dataclass(frozen=True)
-class _RolloutLine:
-    """A line as `training.step3_ppo.ahead.events` writes it."""
+# A line, as `training.step3_ppo.ahead.events` writes it: the prompts that are drawn, and when and by whom.
 
+
+@dataclass(frozen=True)
+class _DrawnPrompts:
     step: int
     prompts: int
-    engine: str | None = None
-    version: int | None = None
     first: int | None = None
     positions: list[int] | None = None
     versions: list[int] | None = None
     pending: list[int] | None = None
+    rows: list[int] | None = None
+    left_out: dict[str, list[int]] | None = None
+    unused: str | None = None
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    engine: str | None = None
+    version: int | None = None
     asked: list[float] | None = None
     began: list[float] | None = None
     ended: list[float] | None = None
     waited: float | None = None
     trained: float | None = None
     servers: dict[str, dict[str, int | float | None]] | None = None
-    rows: list[int] | None = None
-    left_out: dict[str, list[int]] | None = None
-    unused: str | None = None
 
 
 def _why(reason: str) -> str:
