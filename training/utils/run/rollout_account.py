@@ -94,7 +94,7 @@ def read_rollouts(path: Path) -> list[dict[str, Any]]:
     found = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            checked = {**vars(checked_json(_DrawnPrompts, line, path)), **vars(checked_json(_Drawing, line, path))}
+            checked = {**vars(checked_json(_DrawnPrompts, line, path)), **vars(checked_json(_DrawnBy, line, path))}
         except ThreestepError:  # the last one of a run that was killed, or a damaged one
             continue
         value = {name: each for name, each in checked.items() if each is not None}
@@ -120,7 +120,7 @@ class _DrawnPrompts:
 
 
 @dataclass(frozen=True)
-class _Drawing:
+class _DrawnBy:
     engine: str | None = None
     version: int | None = None
     asked: list[float] | None = None
