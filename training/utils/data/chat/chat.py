@@ -82,20 +82,25 @@ def read_style(chat: ChatArguments, tokenizer: Any) -> PromptStyle:
     def end_of(flags: ChatArguments) -> str:
         return conversation_end(flags, tokenizer) or tokenizer.eos_token
 
-    resolved = resolved_chat(chat, tokenizer)
-    if resolved.prompt_style == CHAT_TEMPLATE:
+    style = PromptStyle(resolved_chat(chat, tokenizer), end_of(chat), reason_of_style(chat, tokenizer, end_of))
+    if chat.template_kwargs and style.chat.prompt_style == CHAT_TEMPLATE:
         _check_variables(chat, tokenizer)
-    return PromptStyle(resolved, end_of(chat), reason_of_style(chat, tokenizer, end_of))
+    return style
+
+
+def _templates(chat: ChatArguments, tokenizer: Any) -> Any:
+    """The text of `--chat_template`, or the tokenizer's own: a text, or several by name."""
+    return tokenizer.chat_template if chat.chat_template is None else Path(chat.chat_template).read_text("utf-8")
 
 
 def _check_variables(chat: ChatArguments, tokenizer: Any) -> None:
     """Raise ThreestepError for a variable of the flags that no template names."""
-    templates = tokenizer.chat_template if chat.chat_template is None else Path(chat.chat_template).read_text("utf-8")
+    templates = _templates(chat, tokenizer)
     texts = templates.values() if isinstance(templates, dict) else [templates]
-    known = {name for text in texts if chat.template_kwargs for name in ChatTemplate(text, {}).names}
+    known = {name for text in texts for name in ChatTemplate(text, {}).names}
     if unknown := sorted(set(chat.template_kwargs) - known):
         raise ThreestepError(
-            f"--chat_template_kwargs, --enable_thinking: the chat template of "
+            "--chat_template_kwargs, --enable_thinking: the chat template of "
             f"{chat.chat_template or named_tokenizer(tokenizer)} reads no {', '.join(map(repr, unknown))}; correct the "
             "name, or leave it out"
         )
@@ -145,7 +150,7 @@ def notes_of_chat(chat: ChatArguments, tokenizer: Any) -> dict[str, str]:
     chat = resolved_chat(chat, tokenizer)
     if chat.prompt_style != CHAT_TEMPLATE:
         return {}
-    text = tokenizer.chat_template if chat.chat_template is None else Path(chat.chat_template).read_text("utf-8")
+    text = _templates(chat, tokenizer)
     if not isinstance(text, str):  # several, by name
         return {}
     template = ChatTemplate(text, {**tokenizer.special_tokens_map, **chat.template_kwargs})
@@ -162,7 +167,7 @@ def parts_of_chat(chat: ChatArguments, tokenizer: Any, chooses_turns: bool) -> d
     chat = resolved_chat(chat, tokenizer)
     if chat.prompt_style != CHAT_TEMPLATE:
         return {"prompt_style": HUMAN_ASSISTANT}  # rows are the same texts in both styles without a template
-    template = tokenizer.chat_template if chat.chat_template is None else Path(chat.chat_template).read_text("utf-8")
+    template = _templates(chat, tokenizer)
     parts = {
         "prompt_style": chat.prompt_style,
         "chat template": hash_text(json.dumps(template, sort_keys=True)),

@@ -90,6 +90,8 @@ def test_a_variable_that_no_template_reads(tmp_path):
     several = with_template()
     several.chat_template = {"default": chat_template("chatml"), "tool_use": chat_template("strips_thinking")}
     assert read_style(ChatArguments(enable_thinking=True), several).chat.template_kwargs == {"enable_thinking": True}
+    with pytest.raises(ThreestepError, match="has no chat template of its own"):
+        read_style(ChatArguments(prompt_style="chat_template", enable_thinking=True), with_template(None))
     kept = saved(tmp_path, with_template(), enable_thinking=False)
     kept.chat_template = chat_template("chatml")
     assert read_style(ChatArguments(), kept).end_token == "<|im_end|>"
