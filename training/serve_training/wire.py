@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 FORWARD, STEP, SAVE, LOAD, SAVE_SAMPLER = "forward", "step", "save", "load", "save_sampler"
 MOST_RANK, MOST_SAMPLES, MOST_TOP = 1024, 4096, 128
-MOST_SPARSE = 1 << 24  # numbers of all sparse tensors of a request, written out: as many as 64 MB hold
+MOST_SPARSE = 1 << 24  # numbers in all sparse tensors of a request once they are dense: 64 MB of float32
 _TARGETS, _TEXT = "target_tokens", "encoded_text"
 _FLOAT32, _INT64, _INT32, _BFLOAT16 = 1, 2, 3, 4  # DType of the messages
 _TYPES = {_FLOAT32: np.float32, _INT64: np.int64, _INT32: np.int32, _BFLOAT16: np.uint16}

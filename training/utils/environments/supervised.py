@@ -99,7 +99,7 @@ def _take_filter(prctl: Callable[..., int]) -> None:
 
 
 def _filter(column: int, architecture: int) -> list[bytes]:
-    """Return the instructions of classic BPF, of which each jump skips so many: to the next, or over a refusal."""
+    """Return a seccomp filter as classic BPF. A jump names how many instructions it skips."""
 
     def load(offset: int) -> bytes:  # a word of seccomp_data: 0 number, 4 architecture, from 16 on arguments
         return struct.pack("HBBI", 0x20, 0, 0, offset)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import Required, TypedDict  # of Python 3.12, which pydantic asks for
+
 from training.utils.base.errors import ThreestepError
 from training.utils.reading.files import checked_json
 from training.utils.run.run_folder import ROLLOUTS
@@ -94,41 +96,34 @@ def read_rollouts(path: Path) -> list[dict[str, Any]]:
     found = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            checked = {**vars(checked_json(_DrawnPrompts, line, path)), **vars(checked_json(_DrawnBy, line, path))}
+            value = checked_json(_RolloutLine, line, path)
         except ThreestepError:  # the last one of a run that was killed, or a damaged one
             continue
-        value = {name: each for name, each in checked.items() if each is not None}
         if value["prompts"] > 0 and value.keys() & {"unused", "rows"} and value.keys() & {"first", "positions"}:
             found.append(value)
     return found
 
 
-# A line, as `training.step3_ppo.ahead.events` writes it: the prompts that are drawn, and when and by whom.
+class _RolloutLine(TypedDict, total=False):
+    """A line as `training.step3_ppo.ahead.events` writes it."""
 
-
-@dataclass(frozen=True)
-class _DrawnPrompts:
-    step: int
-    prompts: int
-    first: int | None = None
-    positions: list[int] | None = None
-    versions: list[int] | None = None
-    pending: list[int] | None = None
-    rows: list[int] | None = None
-    left_out: dict[str, list[int]] | None = None
-    unused: str | None = None
-
-
-@dataclass(frozen=True)
-class _DrawnBy:
-    engine: str | None = None
-    version: int | None = None
-    asked: list[float] | None = None
-    began: list[float] | None = None
-    ended: list[float] | None = None
-    waited: float | None = None
-    trained: float | None = None
-    servers: dict[str, dict[str, int | float | None]] | None = None
+    step: Required[int]
+    prompts: Required[int]
+    engine: str
+    version: int
+    first: int
+    positions: list[int]
+    versions: list[int]
+    pending: list[int]
+    asked: list[float]
+    began: list[float]
+    ended: list[float]
+    waited: float
+    trained: float
+    servers: dict[str, dict[str, int | float | None]]
+    rows: list[int]
+    left_out: dict[str, list[int]]
+    unused: str
 
 
 def _why(reason: str) -> str:

@@ -123,7 +123,13 @@ def _learn(template: ChatTemplate, special_tokens: Sequence[str], end_token: str
     openings = _openings(special, headers, whole.partition(a)[0], after_b, after_d=after_d)
     asking = special.findall(before_b) if special else []
     habits = TemplateHabits(
-        special, (), headers, missing_prompt, bool(always), frozenset(asking[1:] or asking), openings
+        special,
+        ends=(),
+        headers=headers,
+        missing_prompt=missing_prompt,
+        always_asks=bool(always),
+        asking=frozenset(asking[1:] or asking),
+        openings=openings,
     )
     return _with_ends(habits, after_b, after_d, end_token=end_token, eos_token=template.eos_token)
 

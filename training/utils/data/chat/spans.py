@@ -257,8 +257,8 @@ class TurnFinder:
     ) -> list[tuple[int, int, int]]:
         """The template's marks as (message, begin, end)."""
         begun: list[tuple[int, int, int]] = []
-        begins = self._known_begins(evidence, places, conversation)
         marks = [mark for mark in evidence.marks if mark[0] < mark[1]]
+        begins = self._known_begins(evidence, places, conversation)
         for number, (begin, end) in enumerate(marks):
             low, high = np.searchsorted(evidence.origin.positions_M, [begin, end])
             if low < high:

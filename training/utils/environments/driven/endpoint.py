@@ -23,7 +23,7 @@ from training.utils.serving.refusals import RefusedRequest
 _KEY_BYTES = 24
 _MOST_BODY_BYTES = 64 << 20
 _MOST_CONNECTIONS = 4096  # of conversations, at once
-_ANSWER_SECONDS = 24 * 3600.0  # a conversation that is over turns its requests away
+_ANSWER_SECONDS = 24 * 3600.0  # the end of a conversation ends its requests, too
 _ROUTE = "chat/completions"
 
 
@@ -117,7 +117,7 @@ class _LineServer(KeyedServer):
         self.lines = lines
 
     def is_key(self, given: str) -> bool:
-        """True for the key of a conversation that goes on."""
+        """True for the key of an open conversation."""
         return given in self.lines
 
 
