@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from tests.conftest import SENTENCES, train_tokenizer
 from tests.distributed.launch import run_ranks
+from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 

@@ -12,9 +12,9 @@ import pytest
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from tests.conftest import SENTENCES, train_tokenizer
 from tests.distributed.launch import run_ranks
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
+from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]  # on a busy machine
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import SENTENCES, train_tokenizer
 from tests.support.forked_programs import may_fork, run_python
+from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 
 TIMEOUT_SECONDS = 600  # ten seconds on an idle core
 MODULES: dict[int | str, str] = {

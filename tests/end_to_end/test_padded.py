@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import SENTENCES, train_tokenizer
 from tests.end_to_end.conftest import SHARED, run_step
+from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 

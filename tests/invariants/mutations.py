@@ -479,7 +479,7 @@ SHARES = {"data file": 9, "configuration": 6, "data flags": 3, "whole run": 1, "
 
 
 def main() -> None:
-    from tests.conftest import SENTENCES, train_tokenizer
+    from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=20000)

@@ -9,8 +9,8 @@ import json
 import sys
 from pathlib import Path
 
-from tests.conftest import SENTENCES
 from tests.end_to_end.conftest import save_start
+from tests.support.tiny_tokenizers import SENTENCES
 
 WORDS = "pear apple fig plum cherry quince lemon".split()
 TEMPLATE = (

@@ -5,7 +5,7 @@ Each exists as it is and with `{% generation %}` marks around what the assistant
 
 from __future__ import annotations
 
-from tests.conftest import SENTENCES
+from tests.support.tiny_tokenizers import SENTENCES
 
 SPECIAL_TOKENS = [
     "<|endoftext|>", "<|pad|>", "<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>",

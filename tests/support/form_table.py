@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import SENTENCES, train_tokenizer
 from tests.support.data_flags import data_flags
 from tests.support.data_forms import lines_of
+from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 from training.utils.base.errors import ThreestepError
 from training.utils.data.sources.create import create_raw_dataset
 

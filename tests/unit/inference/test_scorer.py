@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from tests.conftest import train_tokenizer
 from tests.support.data_flags import data_flags
+from tests.support.tiny_tokenizers import train_tokenizer
 from tests.unit.inference.conftest import CPU
 from training.inference.scorer import load_answer_scorer
 from training.utils.base.errors import ThreestepError

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from tests.conftest import SENTENCES, train_tokenizer
 from tests.support.tiny_models import tiny_causal_lm, tiny_config
+from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 from threestep.given_models import folder_of_model, trained_object
 from training.utils.base.errors import ThreestepError
 from training.utils.loading.given import FILE, GivenObject, copy_of_object, given_in, objects_given, proven, write_given

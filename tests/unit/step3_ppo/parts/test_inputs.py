@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 from transformers import GenerationConfig
 
-from tests.conftest import SENTENCES, train_tokenizer
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.ppo_flags import ppo_flags
 from tests.support.tiny_models import tiny_config
+from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 from training.step3_ppo.parts.inputs import load_inputs, load_tokenizers, share_style
 from training.step3_ppo.roles.roles import Tokenizers
 from training.utils.base.errors import ThreestepError

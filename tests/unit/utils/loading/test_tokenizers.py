@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tokenizers import pre_tokenizers
 
-from tests.conftest import SENTENCES, train_tokenizer
 from tests.support.tiny_models import tiny_causal_lm
+from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 from training.utils.base.errors import ThreestepError
 from training.utils.loading.tokenizers import (
     add_tokens,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.conftest import SENTENCES, train_tokenizer
 from tests.support.data_flags import data_flags
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
+from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 from training.step2_reward.pair_file import read_pairs
 from training.utils.base.errors import ThreestepError
 from training.utils.engine.ranks.startup import Ranks

@@ -16,9 +16,9 @@ import sys
 
 import pytest
 
-from tests.conftest import SENTENCES, train_tokenizer
 from tests.support.data_flags import with_flags
 from tests.support.pair_rows import PAIR, Own, all_rows, many
+from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build import build
 from training.utils.data.build.build import build_phase

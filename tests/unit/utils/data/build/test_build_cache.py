@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import SENTENCES, train_tokenizer
 from tests.support.data_flags import with_flags
 from tests.support.pair_rows import PAIR, Own, many
+from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 from training.utils.data.build import build
 from training.utils.data.build.build import build_phase
 from training.utils.data.kinds.table import KINDS

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import SENTENCES, train_tokenizer
+from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 from tests.support.written_rows import POLARS, WRITERS
 from training.utils.contracts.rows import ResponsesRow, SentenceRow
 from training.utils.data.build.build import build_phase

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import SENTENCES, train_tokenizer
 from tests.support.data_forms import TEMPLATE, lines_of, write_csv, write_jsonl
+from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 
 Lines = Sequence[str] | str
 Phases = tuple[Lines, Lines, Lines]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.conftest import SENTENCES, train_tokenizer
 from tests.support.data_flags import with_flags
+from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.unsupervised import build_unsupervised
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from tests.conftest import SENTENCES, train_tokenizer
+from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 from training.utils.data.files.digests import hash_parts
 from training.utils.data.sources.fingerprint import (
     code_of_class,

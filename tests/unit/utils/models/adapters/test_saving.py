@@ -10,8 +10,8 @@ import torch
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from tests.conftest import SENTENCES, train_tokenizer
 from tests.support.tiny_models import FAMILIES, tiny_causal_lm, tiny_scalar_model
+from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import TokenSequence
 from training.utils.engine.training_engine import full_tensors

@@ -1,4 +1,4 @@
-"""What every test shares: markers by folder, and tokenizers and models made on the spot, never downloaded."""
+"""What every test shares, those of plugins too: markers by folder, and a tokenizer and a model made on the spot."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from tests.support.cuda_stand_in.building import why_not
 from tests.support.cuda_stand_in.client import StandIn
 from tests.support.forked_programs import FORKS_VARIABLE
+from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 
 # No test reaches a hub: a name that is not on disk fails at once instead of waiting for a network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -26,13 +27,6 @@ FOLDER_MARKERS = {
     "invariants": "distributed",  # they compare one rank with several
     "end_to_end": "end_to_end",
 }
-
-SENTENCES = [
-    "Human: What is 2 + 3? Assistant: 2 + 3 is 5.",
-    "Human: Sort these words: pear apple fig. Assistant: apple fig pear",
-    "Human: Copy this line in capitals: hello there. Assistant: HELLO THERE",
-    "The quick brown fox jumps over the lazy dog, 0123456789 times!",
-]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -97,25 +91,6 @@ def one_thread_a_process(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
     if any(request.node.get_closest_marker(marker) for marker in ("distributed", "end_to_end")):
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
     yield
-
-
-def train_tokenizer(sentences: list[str], vocab_size: int = 384, pad_is_eos: bool = False):
-    """Return a byte-level BPE tokenizer trained on `sentences`; eos is <|endoftext|>, pad <|pad|> or eos."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    eos, pad = "<|endoftext|>", "<|endoftext|>" if pad_is_eos else "<|pad|>"
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(dict.fromkeys([eos, pad])),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(sentences, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=eos, pad_token=pad)
 
 
 @pytest.fixture(scope="session")
