@@ -62,6 +62,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for folder, marker in FOLDER_MARKERS.items():
             if f"/tests/{folder}/" in item.path.as_posix():
                 item.add_marker(marker)
+        if item.path.parent.name == "tests" and "plugins" in item.path.parts:  # of a plugin, and no program
+            item.add_marker("unit")
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if on_gpu and not _has_cuda():
         for item in on_gpu:

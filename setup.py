@@ -53,12 +53,13 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.10",
-    packages=find_packages(include=["training", "training.*", "threestep"]),
+    # The tests of plugins, in their folders, are no packages.
+    packages=find_packages(include=["training", "training.*", "threestep", "threestep.*"]),
     entry_points={"console_scripts": ["threestep = threestep.command:main"]},
     package_data={
         "": ["configs/*.yaml", "README.md"],  # of whatever package has them
         "training": ["py.typed"],
-        "training.explain": ["*.js"],
+        "threestep.plugins.explain": ["*.js"],
         "training.utils.report.pages": ["*.js"],
         "threestep": ["py.typed"],
     },

@@ -11,18 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import house, rooms, trees
+from tests.support import boundary, house, rooms, trees
 from tests.support.heavy import heavy_modules_after
 from tests.support.imports import closure, import_graph, imports
 from tests.support.sources import functions, modules
 
 ROOT = Path(__file__).parents[1]
 MODULES = modules(ROOT / "training")
-FRONT = modules(ROOT / "threestep")
+FRONT = boundary.without_tests(modules(ROOT / "threestep"))  # and plugins
+PLUGINS = {name: source for name, source in FRONT.items() if boundary.plugin_of(name)}
 USERS = {**FRONT, **modules(ROOT / "benchmarks"), **modules(ROOT / "examples")}
 PROGRAMS = sorted(
     name
-    for name, source in MODULES.items()
+    for name, source in {**MODULES, **PLUGINS}.items()
     if rooms.runs_by_itself(source) and "_program(" in source and name != "training.utils.run.launch"
 )
 
@@ -151,6 +152,12 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
         "import numpy as np",
     ),
     (rooms.maths_needs_torch_alone, "training.step1_sft.loss", "import tqdm", "from torch import nn"),
+    (
+        boundary.core_imports_no_plugin,
+        "threestep.result",
+        "def f():\n    from threestep.plugins.explain import page",
+        "from training.utils.plugins.registry import plugin_module",
+    ),
     (house.no_pickles, "training.utils.data.cache.cache", "import pickle", "import pyarrow"),
     (
         house.no_pickles,
@@ -295,6 +302,39 @@ PLANTED_IN_PACKAGES: list[tuple[house.PackageRule, dict[str, str], dict[str, str
         {"training.x": '"""python -m training.x"""\nmain = program(__name__)'},
     ),
     (
+        boundary.plugins_import_what_is_public,
+        {"threestep.plugins.a.x": "import training.utils.attic.y", "training.utils.attic.y": "x = 1"},
+        {
+            "threestep.plugins.a.x": "from training.utils.plugins import registry",
+            "training.utils.plugins.registry": "x = 1",
+            "training.utils.plugins.__init__": '"""Plugins."""',
+        },
+    ),
+    (
+        boundary.plugins_import_what_they_need,
+        {"threestep.plugins.a.x": "from threestep.plugins.b import y", "threestep.plugins.b.y": ""},
+        {
+            "threestep.plugins.a.x": "from threestep.plugins.b import y",
+            "threestep.plugins.a.__init__": "PLUGIN = Plugin('a', 'does', needs=('b',))",
+            "threestep.plugins.b.y": "",
+        },
+    ),
+    (
+        boundary.plugins_import_what_they_need,
+        {"threestep.plugins.a.__init__": "PLUGIN = Plugin('a', 'does', needs=('b',))", "threestep.plugins.b.y": ""},
+        {"threestep.plugins.a.__init__": "PLUGIN = Plugin('a', 'does')", "threestep.plugins.b.y": ""},
+    ),
+    (
+        boundary.plugins_close_no_circle,
+        {f"threestep.plugins.{a}.__init__": f"PLUGIN = Plugin('{a}', 'does', needs=('{b}',))" for a, b in ("ab", "ba")},
+        {f"threestep.plugins.{a}.__init__": f"PLUGIN = Plugin('{a}', 'does', needs=('{b}',))" for a, b in ("ab", "bc")},
+    ),
+    (
+        boundary.core_keeps_its_budget,
+        {"training.x": "\n" * (boundary.MOST_CORE_LINES + 1)},
+        {"training.x": "\n" * boundary.MOST_CORE_LINES},
+    ),
+    (
         house.class_names_are_used_once,
         {"training.x": "class Piece: ...", "training.y": "def f():\n    class Piece: ..."},
         {"training.x": "class Piece: ...", "training.y": "class Pieces: ...\nPiece = 1"},
@@ -331,7 +371,7 @@ PLANTED_IN_PACKAGES: list[tuple[house.PackageRule, dict[str, str], dict[str, str
 
 @pytest.mark.parametrize("rule", house.MODULE_RULES, ids=lambda rule: rule.__name__)
 def test_the_package_keeps(rule):
-    checked = {**MODULES, **({} if rule is house.no_prints else FRONT)}  # the command prints
+    checked = {**MODULES, **(PLUGINS if rule is house.no_prints else FRONT)}  # the command prints
     problems = [problem for module, source in checked.items() for problem in rule(module, source)]
     assert not problems, "\n".join([rule.__doc__ or rule.__name__, *problems])
 
@@ -339,7 +379,7 @@ def test_the_package_keeps(rule):
 @pytest.mark.parametrize("rule", house.PACKAGE_RULES, ids=lambda rule: rule.__name__)
 def test_the_package_keeps_as_a_whole(rule):
     with_users = rule in (rooms.every_file_serves_somebody, rooms.imports_find_what_they_name)
-    problems = rule({**MODULES, **USERS} if with_users else MODULES)
+    problems = rule({**MODULES, **(USERS if with_users else PLUGINS)})
     assert not problems, "\n".join([rule.__doc__ or rule.__name__, *problems])
 
 
@@ -386,6 +426,8 @@ def test_small_programs_may_print():
 
 def test_the_unit_tests_mirror_the_package():
     problems = house.unmirrored(ROOT / "tests" / "unit", ROOT / "training")
+    for tests in (ROOT / "threestep" / "plugins").glob("*/tests"):
+        problems += house.unmirrored(tests, tests.parent)
     assert not problems, "\n".join(problems)
 
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from threestep.command import PROGRAMS
+from threestep.command import commands
 
 ROOT = Path(__file__).parents[1]
 KNOWN = {"ARG", "FROM", "RUN", "WORKDIR", "COPY", "ENV", "USER", "ENTRYPOINT", "CMD"}
@@ -76,7 +76,7 @@ def test_the_base_of_the_container_has_a_digest():
 
 def test_the_examples_at_its_top_name_commands():
     words = re.findall(r"threestep:\w+ ([\w-]+)", (ROOT / "Containerfile").read_text())
-    assert words and set(words) <= set(PROGRAMS)
+    assert words and set(words) <= set(commands())
 
 
 def test_every_make_target_is_said_at_the_top_and_runs_a_script_that_is_here():

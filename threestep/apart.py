@@ -42,8 +42,8 @@ def is_apart() -> bool:
 
 
 def loaded_name(module: str) -> str:
-    """The name under which a module of ours, `training...`, is imported here."""
-    return f"{__package__}.{module}" if is_apart() else module
+    """The name under which a module of ours, or of a plugin, is imported here."""
+    return f"{__package__}.{module}" if is_apart() and module.partition(".")[0] == _NAME else module
 
 
 def run_module(module: str, arguments: Sequence[str]) -> None:

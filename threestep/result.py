@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from threestep.given_back import silent_bars
 from training.utils.base.errors import ThreestepError
+from training.utils.plugins.registry import plugin_module
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from training.explain.explanation import Explanation
     from training.utils.loading.given import GivenObject
 
 REWARD = "reward"
@@ -87,17 +87,16 @@ class Result:
 
     def explain(
         self, step: int, *, update: int = 1, held_out: str = "", last: int = 1, rules: Sequence[str] = ()
-    ) -> Explanation:
-        """Explain an optimizer step, as `threestep explain` does (docs/explain.md): `.to_pandas()` has a row for each
-        token. update: of a rollout of ppo. held_out: a file of responses. last: steps whose rows are ordered by what
-        they taught these. rules: such as "advantage=rloo". A step that is not on record is run again in
+    ) -> Any:
+        """Explain an optimizer step, as `threestep explain` does, whose plugin it needs: `.to_pandas()` has a row for
+        each token. update: of a rollout of ppo. held_out: a file of responses. last: steps whose rows are ordered by
+        what they taught these. rules: such as "advantage=rloo". A step that is not on record is run again in
         FOLDER_explained."""
-        from training.explain.asked import AskedRules, AskedStep, explanation_of
-
+        parts = plugin_module("explain", "asked")
         work = self.folder.with_name(f"{self.folder.name}_explained")
-        other = AskedRules(tuple(rules))
-        asked = AskedStep(self.folder, step, update, last, held_out, other, work=work, trust_run=True)
-        return explanation_of(asked)  # this program called the run, whose code it is
+        other = parts.AskedRules(tuple(rules))
+        asked = parts.AskedStep(self.folder, step, update, last, held_out, other, work=work, trust_run=True)
+        return parts.explanation_of(asked)  # this program called the run, whose code it is
 
     def __repr__(self) -> str:
         known = ", ".join(f"{name} {value:.4g}" for name, value in self.figures.items() if value is not None)

@@ -24,11 +24,11 @@ OTHERS = {
 
 def pages() -> dict[str, str]:
     """Return every page by its name, the list of them among it."""
-    from threestep.command import PROGRAMS
+    from threestep.command import commands
 
-    commands = {word: (f"threestep {word}", program.module, program.does) for word, program in PROGRAMS.items()}
-    commands |= {word: (f"python -m {module}", module, does) for word, (module, does) in OTHERS.items()}
-    listed = [f"| [{word}]({word}.md) | `{command}` | {_cell(does)} |" for word, (command, _, does) in commands.items()]
+    known = {word: (f"threestep {word}", each.module, each.does) for word, each in commands().items()}
+    known |= {word: (f"python -m {module}", module, does) for word, (module, does) in OTHERS.items()}
+    listed = [f"| [{word}]({word}.md) | `{command}` | {_cell(does)} |" for word, (command, _, does) in known.items()]
     lines = [
         "# Flags",
         "",
@@ -41,12 +41,12 @@ def pages() -> dict[str, str]:
         "```{toctree}",
         ":hidden:",
         "",
-        *commands,
+        *known,
         "```",
         "",
     ]
     found = {f"{FOLDER}/index.md": "\n".join(lines)}
-    for word, (command, module, does) in commands.items():
+    for word, (command, module, does) in known.items():
         found[f"{FOLDER}/{word}.md"] = _page_of(command, module, does)
     return found
 

@@ -15,6 +15,8 @@ def pages() -> dict[str, str]:
     rooms: dict[str, list[str]] = {}
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
+            if "tests" in path.parts:  # of a plugin
+                continue
             module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
             room = module if path.name == "__init__.py" else module.rpartition(".")[0]
             if path.name != "__main__.py":

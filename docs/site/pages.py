@@ -29,10 +29,11 @@ _SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
 
 
 def sources() -> dict[str, Path]:
-    """Every page by the name of its copy."""
+    """Every page by the name of its copy; the page of a plugin is its README.md."""
     docs = ROOT / "docs"
     pages = {path.relative_to(docs).as_posix(): path for path in sorted(docs.rglob("*.md"))}
-    return {**pages, **{name: ROOT / place for name, place in ELSEWHERE.items()}}
+    of_plugins = {f"plugins/{path.parent.name}.md": path for path in ROOT.glob("threestep/plugins/*/README.md")}
+    return {**pages, **{name: ROOT / place for name, place in ELSEWHERE.items()}, **of_plugins}
 
 
 def gather(folder: Path, generated: Mapping[str, str]) -> None:

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from tests.malformed_files import make_runs, outcome
+from threestep.plugins.explain import __main__ as explain
 from training.audit import __main__ as audit
-from training.explain import __main__ as explain
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 

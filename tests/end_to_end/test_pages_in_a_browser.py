@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.explained_steps import conversations
 from tests.support.browser import Browser, chromium, opened_browser
 from tests.support.image_readers import picture
-from training.explain.explanation import Questions, explain
-from training.explain.page import page as explained_page
+from threestep.plugins.explain.explanation import Questions, explain
+from threestep.plugins.explain.page import page as explained_page
+from threestep.plugins.explain.tests.explained_steps import conversations
 from training.inference.best_of.curve import curve_of
 from training.inference.best_of.page import best_of_page
 from training.inference.best_of.results import table_rows

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import save_start
-from threestep.command import PROGRAMS
+from threestep.command import commands
 
 ROOT = Path(__file__).parents[2]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
@@ -79,7 +79,7 @@ def test_the_wheel_holds_the_packages(built):
 def test_the_command_is_installed(built, tmp_path):
     (tmp_path / "training.py").write_text("raise SystemExit('the one of the current folder')\n")
     said = ran(tmp_path, [str(built[1] / "bin" / "threestep")], PYTHONPATH=str(built[1]))
-    assert all(f"  {word} " in said for word in PROGRAMS)
+    assert all(f"  {word} " in said for word in commands())
 
 
 def test_the_shortest_program_trains_from_the_wheel(built, tmp_path):

@@ -24,10 +24,11 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.support.rooms import runs_by_itself
-from threestep.command import ALONE, PROGRAMS
+from threestep.command import commands
 from training.utils.base.errors import ThreestepError
 from training.utils.compat.launcher_flags import as_variables
 from training.utils.flags import arguments as settings
+from training.utils.plugins.registry import ALONE
 from training.utils.setup import one_model
 
 ROOT = Path(__file__).parents[2]
@@ -91,7 +92,9 @@ def check_module(module: str, arguments: Sequence[str]) -> None:
     if module == "training.utils.run.launch":
         _require(bool(arguments), "training.utils.run.launch expects a module first")
         return check_module(arguments[0], arguments[1:])
-    _require(module.split(".")[0] in ("training", "benchmarks", "tests"), f"nobody knows the module {module}")
+    _require(
+        module.split(".")[0] in ("training", "threestep", "benchmarks", "tests"), f"nobody knows the module {module}"
+    )
     path = ROOT.joinpath(*module.split("."))
     exists = path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
     _require(exists, f"there is no module {module}")
@@ -179,7 +182,8 @@ def flags_of(module: str) -> frozenset[str]:
 def all_programs() -> list[str]:
     """Every module that is run by `python -m` and parses a command line; of the benchmarks `_OF_BENCHMARKS`."""
     names = []
-    for path in [*ROOT.glob("training/**/*.py"), *_OF_BENCHMARKS]:
+    of_plugins = (path for path in ROOT.glob("threestep/plugins/**/*.py") if "tests" not in path.parts)
+    for path in [*ROOT.glob("training/**/*.py"), *of_plugins, *_OF_BENCHMARKS]:
         text = path.read_text(encoding="utf-8")
         if runs_by_itself(text) and re.search(r"def main\(|import main$|^main = ", text, re.MULTILINE):
             names.append(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__"))
@@ -236,8 +240,8 @@ def _check_console(rest: list[str]) -> None:
     """The console command, whose launcher takes --num_ranks away."""
     if not rest or rest[0] in ("--help", "--version"):
         return
-    _require(rest[0] in PROGRAMS, f"threestep has no command {rest[0]}")
-    program = PROGRAMS[rest[0]]
+    _require(rest[0] in commands(), f"threestep has no command {rest[0]}")
+    program = commands()[rest[0]]
     check_module(program.module, rest[1:] if program.takes_ranks == ALONE else as_variables(rest[1:], {})[0])
 
 

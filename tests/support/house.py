@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from tests.support import rooms
+from tests.support import boundary, rooms
 from tests.support.imports import imports, inside, plain_name
 from tests.support.rooms import distinct, is_program_file
 from tests.support.sources import (
@@ -46,7 +46,6 @@ BAG_NAMES = ("utils", "util", "helpers", "helper", "misc", "common", "tools")
 MAY_PRINT = (
     "training.audit.__main__",  # python -m training.audit
     "training.env.__main__",  # python -m training.env
-    "training.explain.__main__",  # python -m training.explain
     "training.inspect.__main__",  # python -m training.inspect
     "training.plan.__main__",  # python -m training.plan
     "training.serve_training.__main__",  # python -m training.serve_training
@@ -135,7 +134,7 @@ def questions(module: str, source: str) -> list[str]:
 
 def no_prints(module: str, source: str) -> list[str]:
     """Only small programs print."""
-    if is_program_file(module) or module in MAY_PRINT:
+    if is_program_file(module) or module in MAY_PRINT or boundary.is_plugin_program(module, source):
         return []
     return [f"{module}:{call.lineno} prints" for call in _calls(source) if _dotted(call.func) == "print"]
 
@@ -239,6 +238,7 @@ MODULE_RULES: tuple[ModuleRule, ...] = (
     rooms.step_parts_look_down,
     rooms.nobody_imports_a_program,
     rooms.nothing_imports_the_front,
+    boundary.core_imports_no_plugin,
     rooms.programs_import_no_step,
     rooms.third_parties_stay_home,
     rooms.guests_stay_home,
@@ -264,6 +264,10 @@ PACKAGE_RULES: tuple[PackageRule, ...] = (
     rooms.contracts_load_little,
     rooms.images_stay_home,
     rooms.every_file_serves_somebody,
+    boundary.plugins_import_what_is_public,
+    boundary.plugins_import_what_they_need,
+    boundary.plugins_close_no_circle,
+    boundary.core_keeps_its_budget,
     class_names_are_used_once,
     flags_are_declared_once,
     records_stay_small,
@@ -281,16 +285,20 @@ def unmirrored(unit_tests: Path, package: Path) -> list[str]:
     problems = []
     for test in sorted(unit_tests.rglob("test_*.py")):
         folder = test.parent.relative_to(unit_tests)
+        if folder.parts[:1] in (("end_to_end",), ("distributed",)):  # of a plugin: they test no module
+            continue
         # tests/unit/examples stands for examples/, beside the package, and tests/unit/families for tests/families/
         places = [package / folder, package.parent / folder, unit_tests.parent / folder]
         place = next((found for found in places if found.is_dir()), places[1])
         name = test.stem.removeprefix("test_")
         stems = [path.stem for path in place.glob("*.py")] + [path.name for path in place.glob("*/")]
-        stems += [place.name] if place != package else ["scripts"]
+        stems += [place.name, *(["scripts"] if place == package else [])]
         if not any(name == stem or name.startswith(stem + "_") for stem in stems):
             room = place.relative_to(package.parent)
             problems.append(f"{test.relative_to(unit_tests)} tests no module of {room}")
     for room in sorted({path.parent for path in package.rglob("*.py") if path.name != "__init__.py"}):
+        if room.is_relative_to(unit_tests):  # the tests of a plugin lie in it
+            continue
         if not list((unit_tests / room.relative_to(package)).glob("**/test_*.py")):
             problems.append(f"{room.relative_to(package.parent)} has no test in tests/unit")
     return problems

@@ -47,7 +47,7 @@ class Block(NamedTuple):
 
 def all_pages() -> list[Path]:
     """Every page of the documentation, a new one included."""
-    patterns = ("*.md", "docs/**/*.md", "training/**/*.md", "examples/**/*.md", "scripts/**/*.md")
+    patterns = ("*.md", "docs/**/*.md", "training/**/*.md", "threestep/**/*.md", "examples/**/*.md", "scripts/**/*.md")
     return sorted(path for pattern in patterns for path in ROOT.glob(pattern))
 
 

@@ -1,4 +1,5 @@
-"""Losses and advantages in plain float64 PyTorch, a line or two each from its paper, for `tests.explained_steps`.
+"""Losses and advantages in plain float64 PyTorch, a line or two each from its paper, for
+`threestep.plugins.explain.tests.explained_steps`.
 
 They share no code with the judge's references. S sequences, T tokens, B responses; two responses to one prompt follow
 each other.

@@ -22,6 +22,7 @@ clock:
 rewards.names:
 models.lean:
 serving: base
+plugins: base
 compat: base
 data.files: base
 images: base
@@ -180,7 +181,7 @@ IMAGE_FLAGS = re.compile(r"freeze_vision_tower|kept_image_features_mb|allow_imag
 FLAG_MODULES = re.compile(r"\.flags(\.|$)|\.arguments$")
 PLACES_WITH_IMAGES = frozenset(
     """
-training.chat training.explain.forward.model training.inference.talk training.inference.web training.new_model
+training.chat training.inference.talk training.inference.web training.new_model
 training.utils.contracts training.utils.data.kinds
 training.utils.data.rows.dataset training.utils.data.rows.media_store training.utils.data.sources.file_dataset
 training.utils.data.sources.formats.media training.utils.data.sources.formats.messages
@@ -493,7 +494,8 @@ def every_file_serves_somebody(sources: Mapping[str, str]) -> list[str]:
     """
     graph = import_graph(sources)
     programs = {module for module, source in sources.items() if runs_by_itself(source)}
-    reached = {name for name in sources if name in programs or not inside(name, "training") or _says(name, sources)}
+    ours = [name for name in sources if inside(name, "training") or inside(name, "threestep.plugins")]
+    reached = {name for name in sources if name in programs or name not in ours or _says(name, sources)}
     waiting = list(reached)
     while waiting:
         name = waiting.pop()
@@ -503,8 +505,9 @@ def every_file_serves_somebody(sources: Mapping[str, str]) -> list[str]:
         waiting += new
     problems = [f"{name}: no program uses it; say whom it serves, or remove it" for name in sources.keys() - reached]
     for name in programs:
-        command = f"python -m {name.removesuffix('.__main__')}"
-        if inside(name, "training") and command not in (ast.get_docstring(tree(sources[name])) or ""):
+        in_core = inside(name, "training")
+        command = f"python -m {name.removesuffix('.__main__')}" if in_core else "threestep "
+        if name in ours and command not in (ast.get_docstring(tree(sources[name])) or ""):
             problems.append(f"{name}: the program's docstring lacks `{command}`")
     return sorted(problems)
 

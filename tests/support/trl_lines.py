@@ -15,7 +15,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from threestep.command import PROGRAMS
+from threestep.command import commands
 from training.utils.base.errors import ThreestepError
 from training.utils.compat.launcher_flags import RANKS_VARIABLE, as_variables
 from training.utils.compat.old_flags import Needless, Refused, translated
@@ -90,7 +90,7 @@ def sentence_of(line: TrlLine, folder: Path) -> str:
     """Why a command line is not read behind `threestep`; "" if it is. A tracker's package need not be installed."""
     word, *arguments = line.words(folder / "settings.yaml")
     step, before = known_steps()[STEPS[line.trainer]], os.environ.get("WORLD_SIZE")
-    rest, variables, _ = as_variables([*PROGRAMS[word].flags, *arguments], {})
+    rest, variables, _ = as_variables([*commands()[word].flags, *arguments], {})
     try:
         os.environ["WORLD_SIZE"] = variables.get(RANKS_VARIABLE, "1")  # as the launcher's ranks have it
         with contextlib.redirect_stdout(io.StringIO()):

@@ -15,14 +15,14 @@ import pytest
 from tests.support import command_lines, pages
 from tests.support.command_lines import WrongCommand, check_call
 from tests.support.pages import HISTORY, ROOT, page_name
-from threestep.command import PROGRAMS
+from threestep.command import commands
 from training.utils.base import user_files
 from training.utils.data.sources import registry
 
 PAGES = pages.all_pages()
 NOW = [path for path in PAGES if page_name(path) not in HISTORY]
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
-FOLDERS = ("training/", "docs/", "scripts/", "tests/", "examples/", "benchmarks/", ".ci/")
+FOLDERS = ("training/", "threestep/", "docs/", "scripts/", "tests/", "examples/", "benchmarks/", ".ci/")
 # Flags that the text names and that are not ours, with whose they are.
 FOREIGN_FLAGS = {
     "--aux_loss_coef": "OpenRLHF",
@@ -114,7 +114,7 @@ def test_commands_in_the_text_exist(path):
             if not (ROOT / match[2]).is_file():
                 wrong.append(f"{span}: there is no {match[2]}")
             continue
-        module = PROGRAMS[match[3]].module if match[3] else match[1]
+        module = commands()[match[3]].module if match[3] else match[1]
         if module in command_lines.FOREIGN_MODULES:
             continue
         place = ROOT.joinpath(*module.split("."))

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import command_lines, pages
 from tests.support.imports import imports
-from threestep.command import PROGRAMS
+from threestep.command import commands
 from training.utils.compat.deepspeed_chat_flags import ANSWERING_OLD_FLAGS
 from training.utils.flags.step import known_steps
 
@@ -83,7 +83,7 @@ def test_each_command_has_a_page_with_all_its_flags(flag_pages):
     """DeepSpeed-Chat's old names apart, which have a page of their own."""
     old = {flag for step in known_steps().values() for flag in step.old_flags} | {"--help", "--local_rank"}
     old |= ANSWERING_OLD_FLAGS.keys()
-    for word, program in PROGRAMS.items():
+    for word, program in commands().items():
         text = flag_pages[f"reference/flags/{word}.md"]
         assert text.startswith(f"# threestep {word}\n")
         assert f"[{word}]({word}.md)" in flag_pages["reference/flags/index.md"]

@@ -37,12 +37,12 @@ def ran(monkeypatch):
 
 def test_every_step_has_a_word():
     steps = {step.kind: step.program for step in known_steps().values()}
-    assert {word: command.PROGRAMS[word].module for word in steps} == steps
+    assert {word: command.commands()[word].module for word in steps} == steps
 
 
-@pytest.mark.parametrize("word", command.PROGRAMS)
+@pytest.mark.parametrize("word", command.commands())
 def test_every_word_is_a_program(word):
-    assert importlib.util.find_spec(command.PROGRAMS[word].module) is not None
+    assert importlib.util.find_spec(command.commands()[word].module) is not None
     assert f"  {word} " in command.overview()
 
 
@@ -80,7 +80,7 @@ def test_one_rank_runs_in_this_process(ran):
 
 
 @pytest.mark.parametrize(
-    "word", [word for word, program in command.PROGRAMS.items() if program.takes_ranks == "launched"]
+    "word", [word for word, program in command.commands().items() if program.takes_ranks == "launched"]
 )
 def test_several_ranks_are_launched_and_their_code_comes_back(word, ran):
     with pytest.raises(SystemExit) as ended:
@@ -88,7 +88,7 @@ def test_several_ranks_are_launched_and_their_code_comes_back(word, ran):
     assert ended.value.code == 3
     ((how, words),) = ran
     assert how == "launched" and words[2:5] == ["--quiet", "--num_accelerators", "2"]
-    program = command.PROGRAMS[word]
+    program = command.commands()[word]
     assert words[words.index(str(ROOT / "training")) :][1:] == [program.module, *program.flags, "--seed", "3"]
 
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.support.forked_programs import ROOT
-from threestep.command import PROGRAMS
+from threestep.command import commands
 
 
 def unread(*words: str) -> tuple[int, str]:
@@ -28,7 +28,7 @@ def test_it_ends_quietly_with_the_shells_code_for_a_closed_pipe(words, code):
     assert ended == code and "Traceback" not in printed and "BrokenPipe" not in printed
 
 
-@pytest.mark.parametrize("command", PROGRAMS)
+@pytest.mark.parametrize("command", commands())
 def test_the_help_of_every_command_does(command):
     code, printed = unread(command, "--help")
     assert printed == "" and code in (0, 141)  # 0: of steps, whose output may be lost

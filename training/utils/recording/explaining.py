@@ -14,7 +14,7 @@ from training.utils.recording.schema import DESCRIPTION
 from training.utils.run.launch import outside_of_ranks
 
 EXPLAINED, PAGE = "explained", "explained.html"
-_PROGRAM = "training.explain"
+_PROGRAM = "threestep.plugins.explain"
 
 
 def explain_at_end(run: Path, steps: Sequence[int]) -> None:

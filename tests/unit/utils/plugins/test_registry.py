@@ -1,0 +1,117 @@
+"""Plugins of other packages are found by their entry points; what is wrong with one is said in a line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from training.utils.base.errors import ThreestepError
+from training.utils.plugins.registry import Command, Plugin, plugin_module, plugins
+
+ROOT = Path(__file__).parents[4]
+GREETS = """
+from training.utils.plugins.registry import Command, Plugin
+
+PLUGIN = Plugin("greeting", "greets", commands={"greet": Command("greeting.hello", "says hello")})
+"""
+
+
+def installed(folder: Path, name: str, code: str) -> None:
+    """Write a package with an entry point of ours, as pip installs one."""
+    (folder / name).mkdir(parents=True)
+    (folder / name / "__init__.py").write_text(code)
+    (folder / name / "hello.py").write_text("import sys\nprint('hello', *sys.argv[1:])\n")
+    about = folder / f"{name}-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[threestep.plugins]\n{name} = {name}:PLUGIN\n")
+
+
+def told(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `threestep` beside the packages of a folder."""
+    return subprocess.run(
+        [sys.executable, "-m", "threestep", *words], env={**os.environ, "PYTHONPATH": str(folder)}, cwd=ROOT,
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def found(tmp_path, monkeypatch):
+    """Return the plugins with packages of these names and sources."""
+
+    def find(**codes):
+        for name, code in codes.items():
+            installed(tmp_path, name, code)
+            monkeypatch.delitem(sys.modules, name, raising=False)  # of another test
+        monkeypatch.syspath_prepend(tmp_path)
+        return plugins.__wrapped__()
+
+    return find
+
+
+def test_a_package_adds_a_command(tmp_path):
+    installed(tmp_path, "greeting", GREETS)
+    listed = told(tmp_path, "--help")
+    assert "  greet " in listed.stdout and "says hello" in listed.stdout
+    assert told(tmp_path, "greet", "you").stdout == "hello you\n"
+
+
+def test_the_plugins_of_the_project_come_in_the_order_of_their_names(found):
+    known = found(greeting=GREETS)
+    assert list(known) == sorted(known) and "greeting" in known
+    folders = {path.parent.name for path in (ROOT / "threestep" / "plugins").glob("*/__init__.py")}
+    assert folders == known.keys() - {"greeting"}
+    assert all(name == plugin.name for name, plugin in known.items())
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import a_package_that_is_not_there", "No module named 'a_package_that_is_not_there'"),
+        ("PLUGIN = 3", "broken:PLUGIN is 3, not a Plugin"),
+        (GREETS.replace('"greets"', '"", needs=("attic",)'), "it needs the plugin 'attic', which is not installed"),
+    ],
+)
+def test_a_plugin_that_cannot_work_is_left_out_with_a_line(found, capsys, code, reason):
+    known = found(broken=code)
+    assert not {"broken", "greeting"} & known.keys() and "explain" in known
+    said = capsys.readouterr().err
+    assert reason in said and said.count("\n") == 1 and "is left out" in said
+
+
+def test_whoever_needs_a_plugin_that_is_left_out_is_left_out_too(found, capsys):
+    needs = "from training.utils.plugins.registry import Plugin\nPLUGIN = Plugin('%s', 'does', needs=('%s',))"
+    assert not {"one", "two"} & found(one=needs % ("one", "two"), two=needs % ("two", "three")).keys()
+    assert capsys.readouterr().err.count("is left out") == 2
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        (GREETS, "two plugins have the name 'greeting'"),
+        (GREETS.replace('"greeting"', '"other"'), "the plugins 'greeting' and 'other' both add the command 'greet'"),
+    ],
+)
+def test_two_that_add_the_same_are_refused(found, other, sentence):
+    with pytest.raises(ThreestepError, match=sentence):
+        found(greeting=GREETS, other=other)
+
+
+def test_a_command_of_the_core_is_not_replaced(tmp_path):
+    installed(tmp_path, "greeting", GREETS.replace('"greet"', '"sft"'))
+    done = told(tmp_path, "--help")
+    assert done.returncode == 2 and "the plugin 'greeting' adds" in done.stderr
+
+
+def test_a_module_of_a_plugin_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setattr("training.utils.plugins.registry.plugins", lambda: {"x": Plugin("x", "does")})
+    with pytest.raises(ThreestepError, match="this needs the plugin 'explain', which is not installed"):
+        plugin_module("explain", "asked")
+
+
+def test_a_command_says_what_it_is():
+    assert Command("a.b", "does it").takes_ranks == "alone"

@@ -1,0 +1,13 @@
+"""The explanation of one optimizer step, token by token, from its record: `threestep explain`."""
+
+from training.utils.plugins.registry import Command, Plugin
+
+PLUGIN = Plugin(
+    "explain",
+    "what one optimizer step did, token by token",
+    commands={
+        "explain": Command(
+            "threestep.plugins.explain", "what one optimizer step did, token by token, and under other rules"
+        )
+    },
+)

@@ -1,0 +1,112 @@
+"""The account of one optimizer step, token by token: each token's share of the update, and what else was asked of it.
+
+    threestep explain RUN --step 10 [--held_out FILE.jsonl] [--last 5] [--with "advantage=rloo"] [--out FOLDER]
+    threestep explain RUN/records/step_000010
+
+A step whose weights are not on record is run again, with --trust_run, from the checkpoint before it, or from the
+start, in a folder of its own. The run's folder is read and never written, and without the flag none of its code is run.
+Writes explained.html, a page, and tokens.parquet, a row for each token.
+
+--held_out: responses that the step did not train on, a line each with `prompt` and `response`: what the step did to
+them, to first order and in truth; with --last, which sequences of the last steps taught them. --with, --without_row,
+--with_mask: the same step, with the same samples, under another rule.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training.utils.flags.arguments import ProgramParser
+from training.utils.run.program import run_program
+from training.utils.run.run_paths import check_place
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from threestep.plugins.explain.explanation import Explanation
+
+DEFAULT_OUT = "runs/explained"
+PAGE, TABLE = "explained.html", "tokens.parquet"
+
+
+def main(argv: Sequence[str]) -> None:
+    """Read or repeat the steps, explain the last, write the page and the table, print what was found."""
+    options = _parse(argv)
+    out = Path(options.out)
+    check_place("--out", str(out / PAGE))
+    from threestep.plugins.explain.asked import AskedRules, AskedStep, explanation_of
+
+    rules = AskedRules(tuple(options.rules), tuple(options.without_row), tuple(options.with_mask), options.run_rules)
+    asked = AskedStep(
+        Path(options.run), options.step, options.update, options.last, held_out=options.held_out, rules=rules,
+        plain=options.plain, tokenizer=options.tokenizer, work=out / "again", trust_run=options.trust_run,
+    )  # fmt: skip
+    found = explanation_of(asked)
+    _write(found, out)
+    if options.json:
+        from threestep.plugins.explain.text import as_json
+
+        print(json.dumps(as_json(found)))
+    else:
+        from threestep.plugins.explain.text import as_lines
+
+        print("\n".join(as_lines(found)))
+        print(f"written: {out / PAGE}, {out / TABLE}")
+
+
+def _write(found: Explanation, out: Path) -> None:
+    from threestep.plugins.explain.page import page
+    from training.utils.base.disk_errors import disk_errors
+
+    with disk_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+        (out / PAGE).write_text(page(found), encoding="utf-8", errors="replace")
+        found.to_pandas().to_parquet(out / TABLE, index=False)
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = ProgramParser("threestep.plugins.explain", "What one optimizer step did, token by token.")
+    parser.add_argument("run", metavar="RUN", help="A run's folder, or the folder of a record with --record_values.")
+    parser.add_argument("--step", type=int, default=0, help="The step, as in metrics.jsonl; of a record not needed.")
+    parser.add_argument("--update", type=int, default=1, help="Step 3: the optimizer step of the rollout, from 1.")
+    parser.add_argument("--held_out", default="", help="JSON Lines: `prompt` and `response`, or `ids` and `begin`.")
+    parser.add_argument(
+        "--last", type=int, default=1, help="With --held_out: the sequences of so many steps are ordered by effect."
+    )
+    parser.add_argument(
+        "--with",
+        dest="rules",
+        action="append",
+        default=[],
+        help="The step under other settings, NAME=VALUE; repeatable.",
+    )
+    parser.add_argument(
+        "--without_row", type=int, action="append", default=[], help="The step without a row or response; repeatable."
+    )
+    parser.add_argument(
+        "--with_mask", action="append", default=[], help="FILE.py:NAME, columns in, a boolean a token out; repeatable."
+    )
+    parser.add_argument(
+        "--plain", action="store_true", help="Shares along plain gradient descent too, for one more pass."
+    )
+    parser.add_argument(
+        "--run_rules",
+        action="store_true",
+        help="Each --with by the run's own program, from the checkpoint right before the step: to the bit.",
+    )
+    parser.add_argument(
+        "--trust_run",
+        action="store_true",
+        help="Run RUN's own code and open its addresses: to run steps again, and to find rows in such data.",
+    )
+    parser.add_argument("--tokenizer", default=None, help="A folder; by default the run's.")
+    parser.add_argument("--out", default=DEFAULT_OUT, help=f"The folder that is written; default: {DEFAULT_OUT}.")
+    parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+    return parser.parse(argv)
+
+
+if __name__ == "__main__":
+    run_program(main, uses_deepspeed=False)

@@ -1,0 +1,1 @@
+"""Plugins: optional features in packages of their own."""
