@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.end_to_end.conftest import pairs_file, place, text_file  # noqa: F401  # for those of plugins
 from tests.support.cuda_stand_in.building import why_not
 from tests.support.cuda_stand_in.client import StandIn
 from tests.support.forked_programs import FORKS_VARIABLE

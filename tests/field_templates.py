@@ -1,4 +1,5 @@
-"""Sweep: published chat templates x thirty conversations, the rows of `training.preview` judged by transformers.
+"""Sweep: published chat templates x thirty conversations, the rows of `threestep.plugins.inspect.preview` judged by
+transformers.
 
     python -m tests.field_templates [--only NAME ...] [--all] [--json OUT] [--from OUT ...] [--markdown]
 
@@ -170,8 +171,8 @@ def _last_line(log: str) -> str:
 
 
 def _preview(rows: Sequence[dict[str, Any]], at: Path, name: str, bad: str = "drop") -> tuple[list[Any], str] | str:
-    """What `training.preview --json` prints for these rows, and its log; or its error."""
-    from training import preview
+    """What `threestep.plugins.inspect.preview --json` prints for these rows, and its log; or its error."""
+    from threestep.plugins.inspect import preview
     from training.utils.base.errors import ThreestepError
 
     data = at / f"{name}.jsonl"

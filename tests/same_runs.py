@@ -111,11 +111,16 @@ def _ppo(name: str, flags: str, data: str = _PAIRS, model: str = "start/tiny", *
 
 
 def _preview(name: str, flags: str) -> Run:
-    return Run(f"preview_{name}", "training.preview", f"--tokenizer start/tiny --json --rows 0 {flags}", printed="all")
+    return Run(
+        f"preview_{name}",
+        "preview",
+        f"--tokenizer start/tiny --json --rows 0 {flags}",
+        printed="all",
+    )
 
 
 def _evaluate(name: str, flags: str) -> Run:
-    return Run(f"evaluate_{name}", "training.evaluate", flags, printed="numbers")
+    return Run(f"evaluate_{name}", "evaluate", flags, printed="numbers")
 
 
 _DEEPSPEED_CHAT = """
@@ -167,13 +172,13 @@ _HUB = " ".join(f"data/hub/{name}" for name in HUB)
 RUNS = (
     Run(
         "new_model",
-        "training.new_model",
+        "new_model",
         "--data_path embedded --vocab_size 300 --hidden_size 32 --num_hidden_layers 2 --num_attention_heads 2 "
         "--intermediate_size 64 --seed 3 --out out/new_model",
     ),
     Run(
         "new_model_csv",
-        "training.new_model",
+        "new_model",
         "--data_path csv:data/pairs.csv --vocab_size 290 --hidden_size 32 --num_hidden_layers 1 "
         "--num_attention_heads 2 --intermediate_size 64 --pad_is_eos true --out out/new_model_csv",
     ),
@@ -357,7 +362,7 @@ RUNS = (
     ),
     Run("deepspeed_chat", "training.step3_ppo.main", " ".join(_DEEPSPEED_CHAT.split())),
     # several steps
-    Run("all_steps", "training.all_steps", "--config data/all_steps.yaml --output_dir out/all_steps"),
+    Run("all_steps", "all_steps", "--config data/all_steps.yaml --output_dir out/all_steps"),
     # finished models
     _evaluate(
         "win_rate",
@@ -402,33 +407,33 @@ RUNS = (
     ),
     Run(
         "chat",
-        "training.chat",
+        "chat",
         "out/sft_fp32/model --temperature 0 --max_new_tokens 12",
         stdin="Sort these words: pear fig.\n",
         printed="all",
     ),
     Run(
         "chat_two",
-        "training.chat",
+        "chat",
         "out/sft_fp32/model out/ppo_fp32/model --reward_model out/reward_fp32/model --max_new_tokens 12 --top_k 50",
         stdin="Sort these words: pear fig.\n",
         printed="all",
     ),
     Run(
         "chat_template",
-        "training.chat",
+        "chat",
         "out/sft_chat/model --temperature 0 --max_new_tokens 12 --system Short.",
         stdin="Hello there\n",
         printed="all",
     ),
-    Run("export", "training.export", "out/sft_saved out/export"),
-    Run("export_lora", "training.export", "out/sft_lora/checkpoints/step_000003 out/export_lora --keep_lora"),
-    Run("export_zero3", "training.export", "out/sft_saved_zero3 out/export_zero3"),
-    Run("export_reward", "training.export", "out/reward_zero3_lora out/export_reward"),
-    Run("export_actor", "training.export", "out/ppo_zero3 out/export_actor"),
-    Run("export_critic", "training.export", "out/ppo_trunk out/export_critic --part critic"),
-    Run("export_average", "training.export", "out/ppo_trunk out/export_average --part average"),
-    Run("report", "training.report", "out/sft_fp32 out/dpo_fp32 out/ppo_fp32 --out out/report/page.html"),
+    Run("export", "export", "out/sft_saved out/export"),
+    Run("export_lora", "export", "out/sft_lora/checkpoints/step_000003 out/export_lora --keep_lora"),
+    Run("export_zero3", "export", "out/sft_saved_zero3 out/export_zero3"),
+    Run("export_reward", "export", "out/reward_zero3_lora out/export_reward"),
+    Run("export_actor", "export", "out/ppo_zero3 out/export_actor"),
+    Run("export_critic", "export", "out/ppo_trunk out/export_critic --part critic"),
+    Run("export_average", "export", "out/ppo_trunk out/export_average --part average"),
+    Run("report", "report", "out/sft_fp32 out/dpo_fp32 out/ppo_fp32 --out out/report/page.html"),
     # the data
     _preview("pairs", f"--phase 2 {_PAIRS} --margin_column margin"),
     _preview("prompts", f"--phase 3 {_PAIRS} --split eval --return_full_prompt true --prompt_truncation left"),
@@ -452,7 +457,7 @@ RUNS = (
     _preview("local", f"--phase 2 --data_path local/jsonfile --dataset_dir data/local {_SPLIT}"),
     Run(
         "preview_shown",
-        "training.preview",
+        "preview",
         f"--tokenizer start/tiny --phase 1 {_BLOCKS} --show_layout true",
         printed="numbers",
     ),  # fmt: skip
@@ -851,17 +856,17 @@ class Recorder:
         flags = [_recipe(self.checkout, flag) if flag.startswith("RECIPE:") else flag for flag in flags]
         module = _cache_program(self.checkout) if run.module == "CACHE" else run.module
         own = {"--output_dir": f"out/{run.name}", "--data_output_path": f"cache/{run.name}"}
-        plain = ("training.chat", "training.export", "training.report", "training.all_steps", "training.new_model")
+        plain = ("chat", "export", "report", "all_steps", "new_model")
         if module in plain or run.module == "CACHE":
             own = {}
-        elif module == "training.preview" or "--score_file" in flags:
+        elif module == "preview" or "--score_file" in flags:
             del own["--output_dir"]
         if "--output" in flags or "--out" in flags:
             (self.place / "out" / run.name).mkdir(parents=True, exist_ok=True)
         for flag, value in own.items():
             if flag not in flags:
                 flags += [flag, value]
-        return module, flags
+        return module if "." in module else _program_named(self.checkout, module), flags
 
     def _environment(self) -> dict[str, str]:
         inherited = {
@@ -924,6 +929,14 @@ class Recorder:
 def _launcher(checkout: Path) -> str:
     """The module that starts ranks, as the scripts call it."""
     return _first(r"-m (\S+) training\.step1_sft\.main", [checkout / "scripts/step1_sft.sh"])
+
+
+def _program_named(checkout: Path, name: str) -> str:
+    """The module of a program beside the steps, in the core or in a plugin."""
+    found = [*checkout.glob(f"training/{name}.py"), *checkout.glob(f"threestep/plugins/*/{name}.py")]
+    if len(found) != 1:
+        raise SystemExit(f"expected one program {name} in {checkout}, got {found}")
+    return ".".join(found[0].relative_to(checkout).with_suffix("").parts)
 
 
 def _cache_program(checkout: Path) -> str:

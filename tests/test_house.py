@@ -405,14 +405,6 @@ def test_every_rule_has_a_violation_planted():
     assert {row[0] for row in PLANTED_IN_PACKAGES} == set(house.PACKAGE_RULES)
 
 
-def test_rooms_with_questions_become_fewer():
-    """A room without such docstrings leaves the list, and so is held to the rule from then on."""
-    left = [house.questions(module, source) and module for module, source in MODULES.items()]
-    places = house.QUESTIONS_REMAIN
-    clean = [place for place in places if not any(module and rooms.inside(module, place) for module in left)]
-    assert not clean, f"take these off QUESTIONS_REMAIN in tests/support/house.py: {clean}"
-
-
 def test_functions_that_libraries_call_are_there():
     known = {f"{module} {name}" for module, source in MODULES.items() for name, _, _ in functions(source)}
     gone = [name for name in house.CALLED_BY_LIBRARIES if name not in known]

@@ -1,4 +1,4 @@
-"""Records of other trainers' steps, which `threestep audit` judges:
+"""Records of other trainers' steps, which `threestep audit` judges; its plugin is needed:
 
 with threestep.audit.recorded(trainer, "record/"):
     trainer.train()
@@ -6,13 +6,10 @@ with threestep.audit.recorded(trainer, "record/"):
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-from threestep.apart import loaded_name
-
 if TYPE_CHECKING:
-    from training.audit.recorders import recorded
+    recorded: Any
 
 __all__ = ["recorded"]
 
@@ -20,4 +17,6 @@ __all__ = ["recorded"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'threestep.audit' has no attribute '{name}'")
-    return getattr(importlib.import_module(loaded_name("training.audit.recorders")), name)
+    from training.utils.plugins.registry import plugin_module
+
+    return getattr(plugin_module("audit", "recorders"), name)

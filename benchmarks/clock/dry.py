@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.plan.__main__ import estimate_of
+from threestep.plugins.plan.__main__ import estimate_of
 from training.utils.dry_run.estimate import kept_counts
 from training.utils.flags.step import known_steps
 

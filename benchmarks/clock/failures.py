@@ -4,7 +4,8 @@
 
 A run goes event by event: exponential times to the next failure, which costs what was not saved and a restart in which
 the next one may fall; the failed node's successor is slow or not. For every number of GPUs, the seconds of the interval
-that a plan takes, expected and simulated, and the best interval that the simulation finds. docs/plan.md.
+that a plan takes, expected and simulated, and the best interval that the simulation finds.
+threestep/plugins/plan/README.md.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import argparse
 import math
 import random
 
-from training.plan.curve import GPUS
-from training.plan.failures import (
+from threestep.plugins.plan.curve import GPUS
+from threestep.plugins.plan.failures import (
     FAILURES_PER_GPU_HOUR,
     RESTART_SECONDS,
     SAVED_BYTES,

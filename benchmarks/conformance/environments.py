@@ -1,4 +1,5 @@
-"""The environments of the trainers, made from the registry: for this table and for tests/other_trainers.
+"""The environments of the trainers, made from the registry: for this table and for
+threestep/plugins/audit/tests/other_trainers.
 
     python -m benchmarks.conformance.environments NAME ... [--folder runs/conformance_venvs] [--torch_from PYTHON]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from tests.support import boundary, rooms
-from tests.support.imports import imports, inside, plain_name
+from tests.support.imports import imports, plain_name
 from tests.support.rooms import distinct, is_program_file
 from tests.support.sources import (
     classes,
@@ -44,18 +44,11 @@ LARGE_RECORDS = (
 BAG_NAMES = ("utils", "util", "helpers", "helper", "misc", "common", "tools")
 # Small programs print, those directly in training/ and these.
 MAY_PRINT = (
-    "training.audit.__main__",  # python -m training.audit
     "training.env.__main__",  # python -m training.env
-    "training.inspect.__main__",  # python -m training.inspect
-    "training.plan.__main__",  # python -m training.plan
     "training.serve_training.__main__",  # python -m training.serve_training
     "training.utils.run.program",
     "training.utils.run.launch",
     "training.utils.data.cache.__main__",  # python -m training.utils.data.cache list | verify | prune
-)
-# Rooms and modules whose docstrings may still open with a question word. The list may only shrink.
-QUESTIONS_REMAIN = (
-    "training.inspect.__main__",  # the text of its --help
 )
 # Functions that a library calls, and those they share their parameters with: it hands them over by their place.
 CALLED_BY_LIBRARIES = (
@@ -115,13 +108,6 @@ def opens_with_a_docstring(module: str, source: str) -> list[str]:
 
 def docstrings_say_what(module: str, source: str) -> list[str]:
     """A docstring is a noun or an imperative: what is returned or done, not a question."""
-    if any(inside(module, place) for place in QUESTIONS_REMAIN):
-        return []
-    return questions(module, source)
-
-
-def questions(module: str, source: str) -> list[str]:
-    """One sentence for each docstring that opens with a question word, or with `Of`."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     found = []
     for node in ast.walk(tree(source)):

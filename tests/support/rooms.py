@@ -207,7 +207,7 @@ def step_of(module: str) -> str | None:
 
 
 def is_program_file(module: str) -> bool:
-    """A module directly in the package, such as training.preview: it may look at everything but steps."""
+    """A module directly in the package, such as training.report: it may look at everything but steps."""
     parts = plain_name(module).split(".")
     return len(parts) == 2 and parts[1] not in ("utils", "inference") and not step_of(module)
 

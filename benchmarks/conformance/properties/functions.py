@@ -13,7 +13,7 @@ from benchmarks.conformance.policy_rows import ADVANTAGES, LENGTHS
 from benchmarks.conformance.properties.sft import worst
 from benchmarks.conformance.seen import off
 from benchmarks.conformance.verdicts import Sight, View
-from training.audit.references.estimators import groups as audited
+from threestep.plugins.audit.references.estimators import groups as audited
 
 REWARDS = torch.tensor([[0.0, 1.0, 1.0, 0.25], [0.7, 0.1, 0.9, 0.2], [2.0, -1.0, 0.0, 0.5]])
 GROUPS = np.repeat(np.arange(3), 4)

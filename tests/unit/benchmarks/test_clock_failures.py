@@ -7,7 +7,7 @@ import random
 import pytest
 
 from benchmarks.clock.failures import PUBLISHED, intervals, line, mean_seconds, simulated_seconds
-from training.plan.failures import WholeRun, losses
+from threestep.plugins.plan.failures import WholeRun, losses
 
 RUN = WholeRun(5_000, 15.0, 4_096, 14 * 70e9)
 

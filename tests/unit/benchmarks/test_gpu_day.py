@@ -360,7 +360,7 @@ def test_a_run_that_fails_is_a_sentence(tmp_path):
             1, "", tmp_path, False, 9, run=lambda words, given, said=said: CompletedProcess(words, 2, "", said)
         )
         with pytest.raises(kind, match=said.splitlines()[-1][:12]):
-            ran(report, ["-m", "training.preview"])
+            ran(report, ["-m", "threestep.plugins.inspect.preview"])
 
 
 def test_a_stopped_run_is_laid_out_as_it_was(tmp_path):

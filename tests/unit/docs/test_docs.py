@@ -104,7 +104,7 @@ def test_commands_are_what_programs_take(path, reader):
 
 @each(NOW)
 def test_commands_in_the_text_exist(path):
-    """`python -m training.preview` and `bash scripts/test.sh` in a sentence: the program exists, with its flags."""
+    """`threestep preview` and `bash scripts/test.sh` in a sentence: the program exists, with its flags."""
     wrong = []
     for span in pages.code_spans(path.read_text()):
         match = re.match(r"(?:\w+=\S+ )*(?:python -m ([\w.]+)|bash (\S+)|threestep ([a-z][\w-]*))", span)

@@ -5,6 +5,7 @@ from training.utils.plugins.registry import Command, Plugin
 PLUGIN = Plugin(
     "explain",
     "what one optimizer step did, token by token",
+    needs=("audit",),
     commands={
         "explain": Command(
             "threestep.plugins.explain", "what one optimizer step did, token by token, and under other rules"

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from threestep.plugins.audit.bisect.rerun import starter
+from threestep.plugins.audit.quantities.step import AuditedStep, LackingError
 from threestep.plugins.explain.explanation import Explanation, KnownOfRun, Questions, explain
 from threestep.plugins.explain.forward.model import media_scale
 from threestep.plugins.explain.held_out import read_held_out
@@ -14,8 +16,6 @@ from threestep.plugins.explain.places import places_of_step
 from threestep.plugins.explain.records import is_record, run_of, steps_of_run, whole_record
 from threestep.plugins.explain.rule_runs import run_under
 from threestep.plugins.explain.rules import OtherRule, rule_of
-from training.audit.bisect.rerun import starter
-from training.audit.quantities.step import AuditedStep, LackingError
 from training.utils.base.errors import ThreestepError
 from training.utils.base.user_files import load_function
 from training.utils.reading.files import checked_json, read_settings, read_text

@@ -20,12 +20,12 @@ from training.utils.base.errors import ThreestepError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from threestep.plugins.audit.quantities.step import AuditedStep
     from threestep.plugins.explain.held_out import HeldOutChange, HeldOutResponses
     from threestep.plugins.explain.rules import Counterfactual
     from threestep.plugins.explain.shares import Shares
     from threestep.plugins.explain.table import Explained
     from threestep.plugins.explain.taught import Taught
-    from training.audit.quantities.step import AuditedStep
 
 
 @dataclass(frozen=True)

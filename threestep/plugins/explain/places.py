@@ -18,7 +18,7 @@ from training.utils.data.sources.file_dataset import FileDataset
 from training.utils.reading.files import checked_value
 
 if TYPE_CHECKING:
-    from training.audit.quantities.step import AuditedStep
+    from threestep.plugins.audit.quantities.step import AuditedStep
 
 _UNKNOWN = "which files and lines the rows come from is not known"
 

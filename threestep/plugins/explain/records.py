@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.audit.bisect.digest_files import read_digests
-from training.audit.bisect.rerun import Start, rerun
-from training.audit.quantities.step import AuditedStep
+from threestep.plugins.audit.bisect.digest_files import read_digests
+from threestep.plugins.audit.bisect.rerun import Start, rerun
+from threestep.plugins.audit.quantities.step import AuditedStep
 from training.utils.base.errors import ThreestepError
 from training.utils.recording.files import read_record
 from training.utils.recording.schema import DESCRIPTION

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from threestep.plugins.audit.bisect.digest_files import read_digests
+from threestep.plugins.audit.bisect.rerun import checkpoint_before, rerun
 from threestep.plugins.explain.records import recorded_steps
 from threestep.plugins.explain.rules import said_settings
-from training.audit.bisect.digest_files import read_digests
-from training.audit.bisect.rerun import checkpoint_before, rerun
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import sha256_of, sha256_of_object
 
 if TYPE_CHECKING:
-    from training.audit.bisect.rerun import Running, Start
-    from training.audit.quantities.step import AuditedStep
+    from threestep.plugins.audit.bisect.rerun import Running, Start
+    from threestep.plugins.audit.quantities.step import AuditedStep
 
 # Flags that have other names than a record's settings; those of the same name are not listed.
 _FLAGS = {

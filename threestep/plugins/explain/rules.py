@@ -1,7 +1,7 @@
 """The same step under another rule: from its record, with the same samples, weights and moments of the optimizer.
 
-The advantages, losses and denominators are those of the judge's references (docs/audit.md), the gradient is of the
-recorded model in float64, and AdamW goes on from the recorded moments. S sequences, T tokens.
+The advantages, losses and denominators are those of the judge's references (threestep/plugins/audit/README.md), the
+gradient is of the recorded model in float64, and AdamW goes on from the recorded moments. S sequences, T tokens.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from threestep.plugins.audit.quantities import QUANTITIES
+from threestep.plugins.audit.words import settings_of_words
 from threestep.plugins.explain.forward.model import read_sequences
 from threestep.plugins.explain.shares import model_of, slopes_of
 from threestep.plugins.explain.updates import Update, Whole, cosine, dot, update_of
-from training.audit.quantities import QUANTITIES
-from training.audit.words import settings_of_words
 from training.utils.base.errors import ThreestepError, nearest_names
 
 if TYPE_CHECKING:
+    from threestep.plugins.audit.quantities.step import AuditedStep
     from threestep.plugins.explain.forward.model import Reads
-    from training.audit.quantities.step import AuditedStep
 
 # Settings by which a step may be another with the same samples; others decided what was drawn or read.
 _OF_ROLLOUT = (

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from threestep.plugins.audit.quantities.backward import SLOPES
+from threestep.plugins.audit.quantities.step import AuditedStep, LackingError
 from threestep.plugins.explain.forward.model import Reads, RecordedModel, read_sequences
 from threestep.plugins.explain.updates import dot
-from training.audit.quantities.backward import SLOPES
-from training.audit.quantities.step import AuditedStep, LackingError
 from training.utils.base.errors import ThreestepError
 
 if TYPE_CHECKING:

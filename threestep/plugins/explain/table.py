@@ -16,8 +16,8 @@ from threestep.plugins.explain.turns import turns_of
 from training.utils.contracts.rollout import MODEL
 
 if TYPE_CHECKING:
+    from threestep.plugins.audit.quantities.step import AuditedStep
     from threestep.plugins.explain.updates import Update
-    from training.audit.quantities.step import AuditedStep
 
 # What is said of each column, for the page and the documentation; these stand in the table in this order.
 COLUMNS = {

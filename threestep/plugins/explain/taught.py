@@ -27,10 +27,10 @@ from threestep.plugins.explain.shares import model_of, slopes_of
 from threestep.plugins.explain.updates import dot, update_of
 
 if TYPE_CHECKING:
+    from threestep.plugins.audit.quantities.step import AuditedStep
     from threestep.plugins.explain.forward.model import RecordedModel
     from threestep.plugins.explain.held_out import HeldOutResponses
     from threestep.plugins.explain.updates import Update, Whole
-    from training.audit.quantities.step import AuditedStep
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 from training.utils.contracts.rollout import ENVIRONMENT, MODEL
 
 if TYPE_CHECKING:
-    from training.audit.quantities.step import AuditedStep
+    from threestep.plugins.audit.quantities.step import AuditedStep
 
 ASKER, OTHERS = "prompt", "others"
 

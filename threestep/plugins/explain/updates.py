@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from training.audit.quantities.optimizer import rate_share
-from training.audit.references import adamw
+from threestep.plugins.audit.quantities.optimizer import rate_share
+from threestep.plugins.audit.references import adamw
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from training.audit.quantities.step import AuditedStep
+    from threestep.plugins.audit.quantities.step import AuditedStep
 
 Whole = dict[str, np.ndarray]
 

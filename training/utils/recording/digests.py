@@ -1,7 +1,8 @@
 """Digests of every step: digests.jsonl, by which two runs are compared without their data (`threestep audit A B`).
 
 A line for each optimizer step, and one whenever the run begins or is resumed. Each has sums over all ranks: hashes of
-what must be equal, and sums of floats for what may differ by rounding. docs/audit.md has the format.
+what must be equal, and sums of floats for what may differ by rounding. threestep/plugins/audit/README.md has the
+format.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The schema of a record: every tensor, setting and figure by its name. docs/audit.md has the same in words.
+"""The schema of a record: every tensor, setting and figure by its name. threestep/plugins/audit/README.md has the same
+in words.
 
 A record is a folder: record.json, rank0.safetensors and one such file for each further rank, and state.safetensors.
 Everything is optional but the schema and the objective. Cheap to import.

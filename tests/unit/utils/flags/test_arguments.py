@@ -196,11 +196,11 @@ def test_help_ends_well_and_tells_defaults(parse, capsys):
 
 def test_help_names_the_command_that_was_typed(parse, capsys, monkeypatch):
     """A package that is run is called `__main__` there, and every step's program `main.py`."""
-    spec = importlib.machinery.ModuleSpec("training.inspect.__main__", None)
+    spec = importlib.machinery.ModuleSpec("threestep.plugins.inspect.__main__", None)
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
     with pytest.raises(SystemExit):
         parse("--help")
-    assert capsys.readouterr().out.startswith("usage: python -m training.inspect [flags]\n")
+    assert capsys.readouterr().out.startswith("usage: python -m threestep.plugins.inspect [flags]\n")
 
 
 @pytest.mark.parametrize("step", ["step1_sft", "step2_reward", "step2_dpo", "step3_ppo"])

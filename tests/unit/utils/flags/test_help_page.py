@@ -29,8 +29,8 @@ UNITS = frozenset(
 
 PROGRAMS = [step.program for step in known_steps().values()] + [
     "training.best_of", "training.chat", "training.env.__main__", "training.evaluate",
-    "training.inspect.__main__", "training.new_model",
-    "training.plan.__main__", "training.preview", "training.step2_reward.evaluate",
+    "threestep.plugins.inspect.__main__", "training.new_model",
+    "threestep.plugins.plan.__main__", "threestep.plugins.inspect.preview", "training.step2_reward.evaluate",
 ]  # fmt: skip
 
 

@@ -193,7 +193,7 @@ def test_the_nearest_folder_is_named_first(given, nearest, tmp_path, monkeypatch
         ("training.evaluate", "win_rate --reward embedded --data_path embedded --model_name_or_path gpt2 "
                               "--baseline runs/nosuch"),
         ("training.evaluate", "reward --data_path embedded --model_name_or_path gpt2 --reward_model runs/nosuch"),
-        ("training.preview", "--data_path embedded --tokenizer runs/nosuch"),
+        ("threestep.plugins.inspect.preview", "--data_path embedded --tokenizer runs/nosuch"),
     ],
 )  # fmt: skip
 def test_programs_say_so_before_anything_is_loaded(module, flags, tmp_path, monkeypatch):

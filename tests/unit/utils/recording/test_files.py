@@ -81,6 +81,6 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path):
 
 
 def test_the_docs_have_every_name():
-    page = Path(__file__).parents[4].joinpath("docs/audit.md").read_text()
+    page = Path(__file__).parents[4].joinpath("threestep/plugins/audit/README.md").read_text()
     missing = [name for name in (*TENSORS, *SETTINGS, *OBJECTIVES) if f"`{name}`" not in page]
     assert not missing

@@ -22,9 +22,9 @@ import torch
 from torch.func import functional_call, jvp
 from torch.overrides import TorchFunctionMode
 
+from threestep.plugins.audit.quantities.models import sequences_of
+from threestep.plugins.audit.quantities.step import AuditedStep, LackingError
 from threestep.plugins.explain.forward.moving import Move, moves_of, moving
-from training.audit.quantities.models import sequences_of
-from training.audit.quantities.step import AuditedStep, LackingError
 from training.utils.base.errors import ThreestepError
 from training.utils.base.memory import is_out_of_memory
 from training.utils.images.recorded import PixelScale, RecordedImages, images_of_rank, scale_of

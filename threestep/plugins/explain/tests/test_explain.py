@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from tests.support import plain_losses
+from threestep.plugins.audit.quantities.models import sequences_of
+from threestep.plugins.audit.quantities.step import AuditedStep
 from threestep.plugins.explain.explanation import Questions, explain
 from threestep.plugins.explain.forward.model import Reads, RecordedModel, of_logits, of_tangents
 from threestep.plugins.explain.forward.moving import CannotMoveError
@@ -29,8 +31,6 @@ from threestep.plugins.explain.tests.explained_steps import (
     drawn_step,
 )
 from threestep.plugins.explain.updates import Update, dot, update_of
-from training.audit.quantities.models import sequences_of
-from training.audit.quantities.step import AuditedStep
 from training.utils.base.errors import ThreestepError
 
 

@@ -50,9 +50,9 @@ def test_places_stand_on_the_page_and_in_the_list_of_lessons():
 
     import numpy as np
 
+    from threestep.plugins.audit.quantities.step import AuditedStep
     from threestep.plugins.explain.held_out import HeldOutResponses
     from threestep.plugins.explain.tests.explained_steps import PlainStep
-    from training.audit.quantities.step import AuditedStep
 
     drawn = PlainStep(3, "sft").made().record
     ranks = [{**rank, "rows": np.arange(len(rank["lengths"])) + 40} for rank in drawn.ranks]

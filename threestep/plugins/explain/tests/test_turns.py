@@ -8,12 +8,12 @@ import re
 import numpy as np
 import pytest
 
+from threestep.plugins.audit.quantities.step import AuditedStep
 from threestep.plugins.explain.explanation import Questions, explain
 from threestep.plugins.explain.page import page
 from threestep.plugins.explain.tests.explained_steps import PlainStep, conversations
 from threestep.plugins.explain.text import as_lines
 from threestep.plugins.explain.turns import parts_of, turns_of
-from training.audit.quantities.step import AuditedStep
 
 
 @pytest.mark.parametrize("kind, other", [("sft", "others"), ("policy", "environment")])

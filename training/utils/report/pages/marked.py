@@ -1,4 +1,5 @@
-"""Texts as HTML, with the tokens that carry loss marked. Serves training.inspect and training.preview."""
+"""Texts as HTML, with the tokens that carry loss marked. Serves threestep.plugins.inspect and
+threestep.plugins.inspect.preview."""
 
 from __future__ import annotations
 

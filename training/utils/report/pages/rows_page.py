@@ -1,4 +1,4 @@
-"""The page of training.preview: rows as the model is fed them, with what carries loss marked."""
+"""The page of threestep.plugins.inspect.preview: rows as the model is fed them, with what carries loss marked."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ def rows_page(
         f"preview of {title}",
         f"<header><h1>Rows of {escape(title)}</h1>{paragraphs}"
         '<p class="soft"><mark>Marked text</mark> carries loss; the rest is read only.</p></header>'
-        f"<main>{cards}{bars}</main><footer>Written by python -m training.preview.</footer>",
+        f"<main>{cards}{bars}</main><footer>Written by threestep preview.</footer>",
         MARKED_STYLE,
     )

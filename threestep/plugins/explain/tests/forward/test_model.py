@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from threestep.plugins.audit.quantities.step import AuditedStep, LackingError
 from threestep.plugins.explain.explanation import Questions, explain
 from threestep.plugins.explain.forward.model import InDouble
 from threestep.plugins.explain.page import page
 from threestep.plugins.explain.shares import shares_of
 from threestep.plugins.explain.updates import dot, update_of
-from training.audit.quantities.step import AuditedStep, LackingError
 from training.utils.recording.files import RecordHead, StepRecord
 
 IMAGE, START = 5, 6

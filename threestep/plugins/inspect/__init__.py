@@ -1,0 +1,12 @@
+"""Inspection of data before any training: an account of data sources, and the rows that a model is fed."""
+
+from training.utils.plugins.registry import Command, Plugin
+
+PLUGIN = Plugin(
+    "inspect",
+    "what data are taken for, and the rows that come of them",
+    commands={
+        "preview": Command(f"{__name__}.preview", "the rows of a run, as a model is fed them"),
+        "inspect": Command(__name__, "what data are taken for, before training"),
+    },
+)

@@ -1,1 +1,0 @@
-"""The best settings for a model on so many devices: python -m training.plan."""
