@@ -232,8 +232,8 @@ PLANTED_IN_PACKAGES: list[tuple[house.PackageRule, dict[str, str], dict[str, str
     (rooms.rooms_have_floors, {"training.utils.attic.x": ""}, {"training.utils.base.x": ""}),
     (
         rooms.rooms_have_floors,
-        {"training.utils.compat.x": "import torch"},
-        {"training.utils.compat.x": "from training.utils.base import y", "training.utils.base.y": ""},
+        {"training.utils.serving.x": "import torch"},
+        {"training.utils.serving.x": "from training.utils.base import y", "training.utils.base.y": ""},
     ),
     (
         rooms.imports_find_what_they_name,

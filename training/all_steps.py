@@ -32,13 +32,13 @@ from training.utils.base.storage import remove
 from training.utils.base.typed import COMMAND_VARIABLE, OWN_WORDS_VARIABLE, WHOLE_RUN_VARIABLE, resuming_whole_run
 from training.utils.checkpoints.earlier_run import refuse_earlier_run
 from training.utils.checkpoints.folder import CheckpointFolder
-from training.utils.compat.e2e_flags import add_flags, given_flags, settings_of_e2e
-from training.utils.compat.launcher_flags import HOSTFILE_VARIABLE
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.sources.first_look import look_at_data
 from training.utils.flags.arguments import ProgramParser, parse_arguments, read_yaml, words_of
+from training.utils.flags.launcher_flags import HOSTFILE_VARIABLE
 from training.utils.flags.step import known_steps
 from training.utils.loading.folder_kinds import check_model_folder
+from training.utils.plugins.registry import foreign_runs
 from training.utils.report.writing import report_at_end
 from training.utils.run.launch import choose_ranks, launch, visible_gpus
 from training.utils.run.program import run_program
@@ -81,20 +81,7 @@ class Plan:
 def main(argv: Sequence[str]) -> None:
     """Read the plan, run it, print its figures."""
     options = _parse(argv)
-    e2e = given_flags(options)
-    mistakes = Mistakes()
-    mistakes.require(
-        bool(e2e) != bool(options.config),
-        "the command line has --config and flags of e2e_rlhf.py, which stand in its place; leave one of them out"
-        if e2e
-        else "--config expects a file with a section for each step, in YAML, got none; see --help",
-    )
-    mistakes.raise_if_any()
-    config = None if e2e else _find_config(options.config, options.work_dir)
-    if options.work_dir is not None:
-        os.chdir(options.work_dir)
-    values = settings_of_e2e(e2e, os.environ) if config is None else read_yaml(config)
-    plan = read_plan(values, str(config or "e2e_rlhf.py's settings"), options.output_dir, options.seed)
+    plan = read_plan(*_values_of(options), options.output_dir, options.seed)
     if options.num_ranks is not None:
         plan = dataclasses.replace(plan, ranks=options.num_ranks)
     if options.step:
@@ -123,6 +110,27 @@ def main(argv: Sequence[str]) -> None:
     print("\n" + "\n\n".join(tables) + f"\n\nwritten to {folder.path / 'summary.json'}", flush=True)
     folder.settle()
     report_at_end(plan.output_dir, plan.report and bool(plan.settings))  # each round has its own
+
+
+def _values_of(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """Return the plan's values and where they stand: in --config, or in another program's flags. Goes to --work_dir."""
+    foreign = [(run, given) for run in foreign_runs() if (given := run.given_flags(options))]
+    mistakes = Mistakes()
+    mistakes.require(
+        bool(foreign) != bool(options.config),
+        f"the command line has --config and flags of {foreign[0][0].NAME}, which stand in its place; leave one of them "
+        "out"
+        if foreign
+        else "--config expects a file with a section for each step, in YAML, got none; see --help",
+    )
+    mistakes.raise_if_any()
+    config = None if foreign else _find_config(options.config, options.work_dir)
+    if options.work_dir is not None:
+        os.chdir(options.work_dir)
+    if config is not None:
+        return read_yaml(config), str(config)
+    run, given = foreign[0]
+    return run.settings_of(given, os.environ), f"{run.NAME}'s settings"
 
 
 def read_plan(values: Mapping[str, Any], origin: str, output_dir: str | None = None, seed: int | None = None) -> Plan:
@@ -457,7 +465,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         help="check settings, data and models, and print what would run; writes nothing",
     )
     parser.add_argument("--work_dir", metavar="DIR", help="where relative paths start (default: here)")
-    add_flags(parser)
+    for run in foreign_runs():
+        run.add_flags(parser)
     return parser.parse(argv)
 
 

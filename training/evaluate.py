@@ -25,8 +25,8 @@ from functools import partial
 from training.inference.arguments import EVALUATE_GROUPS
 from training.inference.harness.arguments import HarnessArguments
 from training.utils.base.errors import ThreestepError, nearest_names
-from training.utils.compat.deepspeed_chat_flags import ANSWERING_OLD_FLAGS
 from training.utils.flags.arguments import parse_arguments
+from training.utils.plugins.registry import flag_names
 from training.utils.run.program import run_program
 
 HARNESS = "harness"
@@ -37,7 +37,7 @@ GROUPS = (*EVALUATE_GROUPS, HarnessArguments)
 def main(argv: Sequence[str]) -> None:
     """Parse, evaluate, print."""
     task, flags = task_of(argv)
-    *groups, harness = parse_arguments(GROUPS, flags, __doc__ or "", ANSWERING_OLD_FLAGS)
+    *groups, harness = parse_arguments(GROUPS, flags, __doc__ or "", flag_names("evaluate"))
     if task != HARNESS and harness.tasks:
         raise ThreestepError(f"--tasks is only for {HARNESS}, and {task} takes none; leave it out")
 

@@ -26,8 +26,8 @@ from unittest.mock import patch
 from tests.support.rooms import runs_by_itself
 from threestep.command import commands
 from training.utils.base.errors import ThreestepError
-from training.utils.compat.launcher_flags import as_variables
 from training.utils.flags import arguments as settings
+from training.utils.flags.launcher_flags import as_variables
 from training.utils.plugins.registry import ALONE
 from training.utils.setup import one_model
 

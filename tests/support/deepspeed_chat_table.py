@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 from tests.support.deepspeed_chat_lines import EVALUATION_LINES, LINES
-from training.utils.compat.deepspeed_chat_flags import ANSWERING_OLD_FLAGS, SCORING_OLD_FLAGS
-from training.utils.compat.old_flags import DEEPSPEED_CHAT, Needless, OldFlag, Refused, Renamed, Same
+from threestep.plugins.names.deepspeed_chat_flags import ANSWERING_OLD_FLAGS, SCORING_OLD_FLAGS
+from training.utils.flags.other_names import DEEPSPEED_CHAT, Needless, OldFlag, Refused, Renamed, Same
 from training.utils.flags.step import known_steps
 
 

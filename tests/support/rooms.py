@@ -23,12 +23,11 @@ rewards.names:
 models.lean:
 serving: base
 plugins: base
-compat: base
 data.files: base
 images: base
 models.families: base
 data.sources.formats: data.files base
-flags: compat base
+flags: plugins base
 contracts: flags images base
 data.sources: flags data.sources.formats data.files base
 layout: contracts base
@@ -39,7 +38,7 @@ data.sources.made: data.sources base
 sequence_parallel: contracts models.families base
 models.tensors: contracts
 report.trackers: contracts flags base
-run: contracts flags compat reading clock base
+run: contracts flags reading clock base
 data.rows: layout contracts flags images base
 divergence: run base
 images.models: models.tensors layout contracts models.families images base
@@ -495,7 +494,8 @@ def every_file_serves_somebody(sources: Mapping[str, str]) -> list[str]:
     graph = import_graph(sources)
     programs = {module for module, source in sources.items() if runs_by_itself(source)}
     ours = [name for name in sources if inside(name, "training") or inside(name, "threestep.plugins")]
-    reached = {name for name in sources if name in programs or name not in ours or _says(name, sources)}
+    plugins = {name for name in ours if re.fullmatch(r"threestep\.plugins\.\w+\.__init__", name)}
+    reached = {name for name in sources if name in programs | plugins or name not in ours or _says(name, sources)}
     waiting = list(reached)
     while waiting:
         name = waiting.pop()

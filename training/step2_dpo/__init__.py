@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from training.step2_dpo.arguments import DpoArguments
-from training.utils.compat.deepspeed_chat_flags import DPO_OLD_FLAGS
 from training.utils.flags.step import NORM, RATE, SPEED, ClosingRow, Curve, Headline, SampleWords, Step, StepFigures
 from training.utils.setup.flags import FIRST_FLAGS, ONE_MODEL_GROUPS
 
@@ -15,7 +14,6 @@ STEP = Step(
     reads_media=True,
     first_flags=FIRST_FLAGS,
     inputs={"model_name_or_path": "step1_sft"},
-    old_flags=DPO_OLD_FLAGS,
     figures=StepFigures(
         curves=(
             Curve("Loss", "a prompt", {"training": "train/loss", "held-out": "eval/loss"}),

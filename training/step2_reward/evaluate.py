@@ -17,12 +17,12 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.compat.deepspeed_chat_flags import SCORING_OLD_FLAGS
 from training.utils.data.build.arguments import OptionalDataArguments, ShownArguments
 from training.utils.engine.config.arguments import EngineArguments
 from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import flag, flag_of, settings_of
 from training.utils.models.arguments import ModelArguments
+from training.utils.plugins.registry import flag_names
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 from training.utils.run.run_paths import check_place
@@ -96,7 +96,7 @@ def _check_places(run: RunArguments, flags: RewardEvaluationArguments) -> None:
 
 def main(argv: Sequence[str]) -> None:
     """Parse, take the rows, load the model, score, report."""
-    run, data, flags = parse_arguments(GROUPS, argv, __doc__ or "", SCORING_OLD_FLAGS)
+    run, data, flags = parse_arguments(GROUPS, argv, __doc__ or "", flag_names("step2_reward.evaluate"))
     _check_places(run, flags)
 
     from training.step2_reward.pair_file import read_pairs, write_scores

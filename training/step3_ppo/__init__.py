@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import get_type_hints
 
 from training.step3_ppo.flags.ppo_flags import PpoFlags
-from training.utils.compat.deepspeed_chat_flags import PPO_OLD_FLAGS
 from training.utils.flags.step import SPEED, ClosingRow, Curve, Headline, SampleWords, Step, StepFigures
 
 STEP = Step(
@@ -33,7 +32,6 @@ STEP = Step(
         "config",
     ),
     inputs={"actor_model_name_or_path": "step1_sft", "critic_model_name_or_path": "step2_reward"},
-    old_flags=PPO_OLD_FLAGS,
     variant_flag="advantage",
     figures=StepFigures(
         curves=(

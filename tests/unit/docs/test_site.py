@@ -13,7 +13,7 @@ import pytest
 from tests.support import command_lines, pages
 from tests.support.imports import imports
 from threestep.command import commands
-from training.utils.compat.deepspeed_chat_flags import ANSWERING_OLD_FLAGS
+from threestep.plugins.names.deepspeed_chat_flags import ANSWERING_OLD_FLAGS
 from training.utils.flags.step import known_steps
 
 ROOT = Path(__file__).parents[3]

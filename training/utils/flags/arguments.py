@@ -23,13 +23,13 @@ from training.utils.base.credentials import ADDRESSES_VARIABLE, hide, redacted_v
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.storage import MOST_YAML_CHARACTERS, MOST_YAML_VALUES, WrittenOutTooLong, parse_yaml
 from training.utils.base.typed import typed_command
-from training.utils.compat.deepspeed_chat_flags import old_defaults
-from training.utils.compat.launcher_flags import LAUNCHER_FLAGS
-from training.utils.compat.old_flags import OldFlag, Renamed, flags_with_values, translated
 from training.utils.flags.auto import chosen_in
 from training.utils.flags.flag_names import nearest_flags
 from training.utils.flags.flags import AUTO, MAY_CHANGE, OWN_KEYS, TAKES_AUTO, UNIT, VALUES, Range, note_mistakes
 from training.utils.flags.help_page import HELP_FLAGS, as_typed, help_page, requested_topic
+from training.utils.flags.launcher_flags import LAUNCHER_FLAGS
+from training.utils.flags.other_names import OldFlag, Renamed, flags_with_values, translated
+from training.utils.plugins.registry import flag_defaults
 
 _SWITCHED = {"true": True, "false": False}
 # What argparse says of a value, and what is expected.
@@ -310,7 +310,7 @@ def _in_our_names(
     table = {**LAUNCHER_FLAGS, **old_flags} if old_flags else {}
     settings, lines = translated(config_flags, table, typed)
     words, more_lines = translated(argv, table, typed)
-    defaults, default_lines = old_defaults([*settings, *words], old_flags, typed)
+    defaults, default_lines = flag_defaults([*settings, *words], old_flags, typed)
     for line in (*lines, *more_lines, *default_lines):
         log_on_main(line)
     return [*defaults, *settings], words

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.user_files import loaded_name
 from training.utils.flags.arguments import defaults_of, list_defaults_of, may_change_in
+from training.utils.plugins.registry import flag_names
 
 if TYPE_CHECKING:
-    from training.utils.compat.old_flags import OldFlag
+    from training.utils.flags.other_names import OldFlag
 
 _PACKAGE = "training"
 
@@ -104,7 +105,6 @@ class Step:
     title: e.g. `supervised fine-tuning`
     groups: the dataclasses that hold its flags
     inputs: by the flag that takes a model, the step that leaves it; None: the model that a whole run starts from
-    old_flags: names of other programs (DeepSpeed-Chat's, TRL's) that it reads too
     first_flags: those that a first run needs, in the order of --help
     variant_flag: the flag whose value takes the title's place unless it is the default
     reads_media: it trains models that read more than text, and rows with media
@@ -115,7 +115,6 @@ class Step:
     title: str
     groups: tuple[type, ...]
     inputs: Mapping[str, str | None] = field(default_factory=dict)
-    old_flags: Mapping[str, OldFlag] = field(default_factory=dict)
     first_flags: tuple[str, ...] = ()
     variant_flag: str | None = None
     reads_media: bool = False
@@ -138,6 +137,11 @@ class Step:
         default = defaults_of(self.groups)[self.variant_flag]
         variant = settings.get(self.variant_flag, default)
         return self.title if variant == default else str(variant).upper()
+
+    @property
+    def old_flags(self) -> Mapping[str, OldFlag]:
+        """Names of other programs (DeepSpeed-Chat's, TRL's) that it reads too, of plugins."""
+        return flag_names(self.name)
 
     @property
     def defaults(self) -> dict[str, Any]:

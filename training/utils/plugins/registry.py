@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Iterator, Mapping
+import pkgutil
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 
 from training.utils.base.console import note
 from training.utils.base.errors import ThreestepError
+from training.utils.base.user_files import loaded_name
 
 GROUP = "threestep.plugins"
 _FOLDER = Path(__file__).resolve().parents[3].joinpath(*GROUP.split("."))
@@ -47,14 +49,24 @@ class Command:
 class Plugin:
     """An optional feature.
 
+    Addresses are MODULE or MODULE:NAME, and are imported when they are used.
+
     does: for the list of plugins. needs: plugins that it imports, by name
     commands: by their words
+    flag_names: by a program, such as `step1_sft`: a table of other programs' flags that it reads too
+    flag_defaults: a function (words given, table, flags typed) -> (more words, a line each): what the command line of
+        another program means by what it leaves out
+    foreign_run: a module that reads another program's flags as the file of `threestep all`: NAME, add_flags,
+        given_flags, settings_of
     """
 
     name: str
     does: str
     needs: tuple[str, ...] = ()
     commands: Mapping[str, Command] = field(default_factory=dict)
+    flag_names: Mapping[str, str] = field(default_factory=dict)
+    flag_defaults: str = ""
+    foreign_run: str = ""
 
 
 @functools.cache
@@ -80,6 +92,33 @@ def plugins() -> Mapping[str, Plugin]:
     found = _with_their_needs(found)
     _check_commands(found)
     return {name: found[name] for name in sorted(found)}
+
+
+def flag_names(program: str) -> dict[str, Any]:
+    """Return other programs' flags that a program reads, of all plugins."""
+    addresses = (plugin.flag_names.get(program) for plugin in plugins().values())
+    return {flag: how for address in addresses if address for flag, how in _at(address).items()}
+
+
+def flag_defaults(
+    words: Sequence[str], table: Mapping[str, Any], typed: Mapping[str, str]
+) -> tuple[list[str], list[str]]:
+    """Return what other programs' command lines mean by what they leave out, as words, and a line for each.
+
+    words: given, by today's names. typed: the flags as they were typed, with their words
+    """
+    functions = [_at(plugin.flag_defaults) for plugin in plugins().values() if plugin.flag_defaults]
+    found = [function(words, table, typed) for function in functions]
+    return [word for more, _ in found for word in more], [line for _, lines in found for line in lines]
+
+
+def foreign_runs() -> list[Any]:
+    """Return the modules that read another program's flags as the file of `threestep all`."""
+    return [_at(plugin.foreign_run) for plugin in plugins().values() if plugin.foreign_run]
+
+
+def _at(address: str) -> Any:
+    return pkgutil.resolve_name(loaded_name(address))
 
 
 def plugin_module(plugin: str, module: str) -> Any:

@@ -26,7 +26,7 @@ import psutil
 
 from training.utils.base.credentials import lend, redacted
 from training.utils.base.errors import ThreestepError
-from training.utils.compat.launcher_flags import HOSTFILE_VARIABLE, RANKS_VARIABLE, as_variables
+from training.utils.flags.launcher_flags import HOSTFILE_VARIABLE, RANKS_VARIABLE, as_variables
 from training.utils.run.program import FOR_THE_LAUNCHER, SAFE_PATH_VARIABLE, run_program
 
 _TERMINATION_SECONDS = 60.0

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 
 from training.utils.base.errors import ThreestepError
-from training.utils.compat.old_flags import whole_number
+from training.utils.flags.other_names import whole_number
 
 FORWARD, PROMPTS = "--per_device_training_batch_size", "--per_device_generation_batch_size"
 SAMPLES = "--num_samples_per_prompt"

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support import deepspeed_chat_table
 from tests.support.deepspeed_chat_lines import EVALUATION_LINES
+from threestep.plugins.names.deepspeed_chat_flags import ANSWERING_OLD_FLAGS, SCORING_OLD_FLAGS
 from training import chat
 from training import evaluate as training_evaluate
 from training.step1_sft import main as sft
@@ -17,9 +18,8 @@ from training.step2_reward import evaluate
 from training.step2_reward import main as reward
 from training.step3_ppo import main as ppo
 from training.utils.base.errors import ThreestepError
-from training.utils.compat.deepspeed_chat_flags import ANSWERING_OLD_FLAGS, SCORING_OLD_FLAGS
-from training.utils.compat.old_flags import DEEPSPEED_CHAT, Same, translated
 from training.utils.flags.arguments import parse_arguments, resolved_settings
+from training.utils.flags.other_names import DEEPSPEED_CHAT, Same, translated
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "from_deepspeed_chat.md"
 

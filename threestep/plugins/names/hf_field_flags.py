@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from training.utils.base.errors import ThreestepError
-from training.utils.compat.hf_words import (
+from threestep.plugins.names.hf_words import (
     NO_DICTIONARY,
     NO_VALUE,
     needless,
@@ -20,7 +19,8 @@ from training.utils.compat.hf_words import (
     renamed,
     renamed_switch,
 )
-from training.utils.compat.old_flags import OldFlag, is_false
+from training.utils.base.errors import ThreestepError
+from training.utils.flags.other_names import OldFlag, is_false
 
 _LOADER = "rows are tokenized before training, and laid out while the device computes"
 _ENGINE = "DeepSpeed reduces the gradients"

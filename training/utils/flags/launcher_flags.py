@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from training.utils.base.errors import Mistakes
-from training.utils.compat.old_flags import OldFlag, Refused
+from training.utils.flags.other_names import OldFlag, Refused
 
 RANKS_VARIABLE = "THREESTEP_RANKS"
 HOSTFILE_VARIABLE = "THREESTEP_HOSTFILE"

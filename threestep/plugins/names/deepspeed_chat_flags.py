@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from training.utils.compat.hf_batches import batch_words, is_trls
-from training.utils.compat.hf_flags import HF_DPO_FLAGS, HF_REWARD_FLAGS, HF_SFT_FLAGS
-from training.utils.compat.hf_ppo_flags import HF_PPO_FLAGS
-from training.utils.compat.old_flags import (
+from threestep.plugins.names.hf_batches import batch_words, is_trls
+from threestep.plugins.names.hf_flags import HF_DPO_FLAGS, HF_REWARD_FLAGS, HF_SFT_FLAGS
+from threestep.plugins.names.hf_ppo_flags import HF_PPO_FLAGS
+from training.utils.flags.other_names import (
     DEEPSPEED_CHAT,
     FALSE,
     HUGGING_FACE,

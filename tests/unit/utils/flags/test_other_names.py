@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from training.utils.base.errors import ThreestepError
-from training.utils.compat.old_flags import Needless, Refused, Renamed, Same, translated
+from training.utils.flags.other_names import Needless, Refused, Renamed, Same, translated
 
 TABLE = {
     "--gone": Needless("it is in the log", takes_value=False),

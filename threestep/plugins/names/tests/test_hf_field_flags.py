@@ -21,8 +21,8 @@ from tests.support.trl_lines import (
     statuses,
 )
 from training.utils.base.errors import ThreestepError
-from training.utils.compat.old_flags import Refused, translated
 from training.utils.flags.arguments import parse_arguments
+from training.utils.flags.other_names import Refused, translated
 from training.utils.flags.step import known_steps
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "from_trl.md"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from training.utils.base.errors import ThreestepError
-from training.utils.compat.hf_batches import FORWARD, PROMPTS, is_trls, prompts, rollouts
-from training.utils.compat.hf_field_flags import PPO_FIELDS
-from training.utils.compat.hf_flags import HF_FLAGS, dataset_name, lora, max_steps, zero_stages
-from training.utils.compat.hf_rewards import reward_words, weight_words
-from training.utils.compat.hf_words import (
+from threestep.plugins.names.hf_batches import FORWARD, PROMPTS, is_trls, prompts, rollouts
+from threestep.plugins.names.hf_field_flags import PPO_FIELDS
+from threestep.plugins.names.hf_flags import HF_FLAGS, dataset_name, lora, max_steps, zero_stages
+from threestep.plugins.names.hf_rewards import reward_words, weight_words
+from threestep.plugins.names.hf_words import (
     NO_VALUE,
     by_value,
     either_way,
@@ -22,7 +21,8 @@ from training.utils.compat.hf_words import (
     renamed_switch,
     same,
 )
-from training.utils.compat.old_flags import DEEPSPEED_CHAT, HUGGING_FACE, OldFlag, Same, Words, is_false
+from training.utils.base.errors import ThreestepError
+from training.utils.flags.other_names import DEEPSPEED_CHAT, HUGGING_FACE, OldFlag, Same, Words, is_false
 
 _COLOCATE = "vLLM runs beside training on the same GPUs"
 _SERVER = "asks for TRL's own server; leave it out and give --rollout_engine vllm_server --vllm_servers URLS"

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from training.utils.base.errors import Mistakes
-from training.utils.compat.launcher_flags import HOSTFILE_VARIABLE
-from training.utils.compat.old_flags import flags_with_values
+from training.utils.flags.launcher_flags import HOSTFILE_VARIABLE
+from training.utils.flags.other_names import flags_with_values
 
+NAME = "e2e_rlhf.py"
 SINGLE_GPU, SINGLE_NODE, MULTI_NODE = "single_gpu", "single_node", "multi_node"
 _DEFAULTS = {"actor_model": "1.3b", "reward_model": "350m", "deployment_type": SINGLE_GPU}
 _FLAGS = {
@@ -87,7 +88,7 @@ def given_flags(options: argparse.Namespace) -> dict[str, str]:
     return {name: value for name, value in found.items() if value not in (None, "")}
 
 
-def settings_of_e2e(given: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, Any]:
+def settings_of(given: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, Any]:
     """Settings of a file for all_steps. ThreestepError for a size or kind of machines that has no script."""
     chosen = {**_DEFAULTS, **{name: value.removeprefix(_FAMILY) for name, value in given.items()}}
     actor, reward, kind = chosen["actor_model"], chosen["reward_model"], chosen["deployment_type"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from training.utils.base.errors import ThreestepError
-from training.utils.compat.old_flags import HUGGING_FACE, Needless, OldFlag, Refused, Renamed, Same, Words, is_false
+from training.utils.flags.other_names import HUGGING_FACE, Needless, OldFlag, Refused, Renamed, Same, Words, is_false
 
 renamed = partial(Renamed, whose=(HUGGING_FACE,))
 needless = partial(Needless, whose=(HUGGING_FACE,))

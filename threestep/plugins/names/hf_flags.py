@@ -12,9 +12,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from training.utils.base.errors import ThreestepError
-from training.utils.compat.hf_field_flags import DPO_FIELDS, EVERY_STEP_FIELDS, ONE_MODEL_FIELDS, SFT_FIELDS
-from training.utils.compat.hf_words import (
+from threestep.plugins.names.hf_field_flags import DPO_FIELDS, EVERY_STEP_FIELDS, ONE_MODEL_FIELDS, SFT_FIELDS
+from threestep.plugins.names.hf_words import (
     NO_VALUE,
     by_value,
     either_way,
@@ -28,7 +27,8 @@ from training.utils.compat.hf_words import (
     renamed_switch,
     same,
 )
-from training.utils.compat.old_flags import OldFlag, Same, Words, is_false
+from training.utils.base.errors import ThreestepError
+from training.utils.flags.other_names import OldFlag, Same, Words, is_false
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "float": "fp32"}
 _ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_apex_fused", "adamw_hf", "adamw")

@@ -12,16 +12,16 @@ import pytest
 import yaml
 
 from tests.support import trl_table
-from training.utils.base.errors import ThreestepError
-from training.utils.compat.hf_field_flags import (
+from threestep.plugins.names.hf_field_flags import (
     DPO_FIELDS,
     EVERY_STEP_FIELDS,
     ONE_MODEL_FIELDS,
     PPO_FIELDS,
     SFT_FIELDS,
 )
-from training.utils.compat.old_flags import HUGGING_FACE
+from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import parse_arguments, resolved_settings
+from training.utils.flags.other_names import HUGGING_FACE
 from training.utils.flags.step import known_steps
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "from_trl.md"

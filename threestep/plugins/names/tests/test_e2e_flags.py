@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.support.deepspeed_chat_lines import LINES
+from threestep.plugins.names import e2e_flags
 from training import all_steps
 from training.utils.base.errors import ThreestepError
-from training.utils.compat.e2e_flags import settings_of_e2e
 from training.utils.flags.arguments import parse_arguments, resolved_settings, words_of
 from training.utils.flags.step import known_steps
 
@@ -52,7 +52,7 @@ def test_a_step_has_the_settings_of_its_script(kind, size, step, capsys):
     name = f"{kind}/run_{'350m' if step == 'step2_reward' else size}"
     (line,) = (line for line in LINES if (line.step, line.name) == (STEPS[step], name))
     its = settings_of(step, ["--data_path", "Dahoas/rm-static", *line.flags.split()])
-    values = settings_of_e2e({"deployment_type": kind, "actor_model": size}, HOSTS)
+    values = e2e_flags.settings_of({"deployment_type": kind, "actor_model": size}, HOSTS)
     section = {"model_name_or_path": values["model_name_or_path"], **values["shared"], **values[step]}
     if step == "step3_ppo":
         del section["model_name_or_path"]
@@ -107,7 +107,7 @@ def test_what_it_has_no_script_for():
         if (kind, size) in SCRIPTS:
             continue
         with pytest.raises(ThreestepError, match=f"^--deployment-type {kind} with --actor-model {size} has no script"):
-            settings_of_e2e({"deployment_type": kind, "actor_model": size}, HOSTS)
+            e2e_flags.settings_of({"deployment_type": kind, "actor_model": size}, HOSTS)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_what_it_has_no_script_for():
 )
 def test_mistakes(given, sentence):
     with pytest.raises(ThreestepError, match=sentence):
-        settings_of_e2e(given, {})
+        e2e_flags.settings_of(given, {})
 
 
 def test_a_file_or_its_flags():

@@ -1,1 +1,0 @@
-"""Flags of other programs (DeepSpeed-Chat, transformers, TRL) and their counterparts here, as tables."""
