@@ -258,6 +258,7 @@ def _inlined(
     if isinstance(found, str) or not found[0]:
         return cell
     right = _judged(FieldTemplate(cell.template, ""), cell.tokenizer, conversation, judge, found[0][0])
+    right = _reported(right, found[1])
     if right.outcome != OK or not any("reasoning as" in note for note in right.notes):
         return cell
     return replace(cell, outcome=REFUSED, notes=[f"reasoning is written with {INLINE} alone", *cell.notes])

@@ -205,8 +205,8 @@ class TemplateJudge:
         for turn in self.turns(body, tools, text):
             calls = body[turn.message].get("tool_calls") or []
             written = text[turn.high : turn.end]
-            if any(_EMPTY_THOUGHT.search(text[turn.low : turn.end].partition(thought)[0])
-                   for thought in _thoughts_of(body[turn.message]) if thought in text[turn.low : turn.end]):  # fmt: skip
+            before = [text[turn.low : turn.end].partition(thought) for thought in _thoughts_of(body[turn.message])]
+            if any(thought and _EMPTY_THOUGHT.search(start) for start, thought, _ in before):
                 yield "a thought stands behind an empty one", f"message {turn.message + 1}: {written[:60]!r}"
             if calls and not body[turn.message].get("content") and re.match(r"\s*(None|null|undefined)\b", written):
                 yield "null is written as the content", f"message {turn.message + 1}: {written[:60]!r}"

@@ -1,8 +1,9 @@
 """Vendors' tokenizers, as references: `python field_references.py KIND PATH` reads texts, a JSON list, from
 standard input, and writes the ids of each.
 
-They need tiktoken, sentencepiece, mistral-common and llama.cpp, which this project does not require: `reference_python` makes an
-environment for them beside the packages of `field_packages`. It sees the libraries of this one, too.
+They need tiktoken, sentencepiece, mistral-common and llama.cpp, which this project does not require:
+`reference_python` makes an environment for them beside the packages of `field_packages`. It sees the libraries of this
+one, too.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ def _qwen(path: Path) -> Encode:
 
 
 def _gguf(path: Path) -> Encode:
-    """llama.cpp with the model, asked over HTTP on this host: its Python bindings have no other way to its tokenizer."""
+    """llama.cpp with the model, asked over HTTP on this host: xllamacpp offers its tokenizer no other way."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()

@@ -135,8 +135,8 @@ def _learn(template: ChatTemplate, special_tokens: Sequence[str], end_token: str
 
 
 def _before_nothing(template: ChatTemplate, probe: MaskedMessages, after_b: str) -> str:
-    """What precedes an answer without text: EXAONE 4's template leaves out the thought there with which it asks. "" where
-    the template does not write such an answer as it writes others."""
+    """The text before an answer without text: EXAONE 4's template leaves out its prompt's thought there. "" where the
+    template does not end such an answer as it ends others."""
     a, b, c, _ = probe.messages
     try:
         text = template.render([a, {**b, "content": ""}, c]).text
