@@ -193,6 +193,50 @@ def test_the_judge_finds_forms_that_a_template_misreads(judge_of) -> None:
         assert kind in [found for found, _ in judge.misread(body, row.tools, text)]
 
 
+# In the structure of Seed-OSS's: an answer without text has no stop.
+SILENT = """\
+{%- for message in messages %}{{ '<|im_start|>' + message.role }}
+{%- if message.role != 'assistant' or message.content %}{{ '\\n' + message.content + '<|im_end|>' }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant{% endif %}"""
+
+
+def test_the_judge_tells_what_no_form_of_a_row_can_mend(judge_of) -> None:
+    """An answer without a stop, a template's refusal of an empty text, and a thought behind an empty one."""
+    silent = judge_of("thoughts")
+    silent.tokenizer.chat_template = SILENT
+    row = BY_NAME["empty answer"]
+    ((form, body, text),) = silent.forms(row.messages, None)
+    assert form == "as given"
+    assert [turn.end is None for turn in silent.turns(body, None, text)] == [True, False]
+    refuses = judge_of("next speaker")
+    refuses.tokenizer.chat_template = (
+        "{{ raise_exception('empty') if '' in messages | map(attribute='content') }}" + SILENT
+    )
+    assert refuses.forms(row.messages, None) == []
+    behind = judge_of("quoted")
+    behind.tokenizer.chat_template = SILENT.replace("message.content +", "'<think></think>' + message.content +")
+    for name, thoughts in (("think tags", 1), ("one turn", 0)):
+        ((_, body, text), *_) = behind.forms(BY_NAME[name].messages, None)
+        found = [kind for kind, _ in behind.misread(body, None, text)]
+        assert found == ["a thought stands behind an empty one"] * thoughts
+
+
+def test_a_row_that_the_inlining_flag_alone_writes_is_no_doubt(tmp_path: Path) -> None:
+    """In the structure of Falcon 3's: only a text has the header, and no reasoning is read."""
+    template = (
+        "{%- for m in messages %}{%- if m.role == 'assistant' %}"
+        "{%- if m.content %}{{ '<|assistant|>\n' + m.content }}"
+        "{%- endif %}{%- if m.tool_calls %}{{ '<call>' + (m.tool_calls | tojson) }}{%- endif %}{{ eos_token }}"
+        "{%- elif m.role == 'user' %}{{ '<|user|>\n' + m.content + '\n' }}"
+        "{%- else %}{{ '<|tool|>' + m.content + '\n' }}"
+        "{%- endif %}{%- endfor %}{{ '<|assistant|>\n' if add_generation_prompt }}"
+    )
+    cells = {cell.conversation: cell for cell in sweep(FieldTemplate("headless", template), BYTES, tmp_path)}
+    assert cells["reasoning and call"].outcome == REFUSED
+    assert cells["reasoning and call"].notes[0] == "reasoning is written with --unread_reasoning inline alone"
+
+
 def test_the_judge_names_marks_that_begin_in_the_prompt(judge_of) -> None:
     judge, row = judge_of("marked"), BY_NAME["one turn"]
     _, ids, mask = right_row(judge, row)

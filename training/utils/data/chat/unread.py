@@ -25,6 +25,7 @@ INLINED = "whose reasoning became part of the content, because the chat template
 OMITTED = "learnt without the reasoning of their answer, which the chat template leaves out"
 EMPTIED = "with earlier answers out of the loss, because the chat template writes an empty thought for their reasoning"
 UNREAD_TOOLS = "whose tools the chat template does not write"
+UNREAD_NAMES = "with a speaker's name that the chat template does not write"
 UNREAD_VARIABLES = "with chat_template_kwargs that the chat template does not read"
 REMEDIES = {
     "unread_reasoning": "the chat template does not write the reasoning of their answers; take one that reads it "
@@ -74,6 +75,8 @@ class UnreadParts:
         notes = (UNREAD_TOOLS,) if conversation.tools and not self._writes_tools(conversation) else ()
         if not self.template.names.issuperset(conversation.template_kwargs):
             notes = (*notes, UNREAD_VARIABLES)
+        if self._loses_a_name(conversation):
+            notes = (*notes, UNREAD_NAMES)
         if all(_marked(message, "") is None for message in conversation.messages):
             return conversation, notes
         keys, messages = _keys_read(self.template), conversation.messages
@@ -124,6 +127,16 @@ class UnreadParts:
             return written
         messages = conversation.messages
         return self._text(conversation, messages) != _text(self.template, messages)
+
+    def _loses_a_name(self, conversation: Conversation) -> bool:
+        """True if the template leaves out a message's name. A tool's is that of the call which it answers."""
+        messages, marks = list(conversation.messages), list[str]()
+        for place, message in enumerate(messages):
+            if message["role"] != "tool" and message.get("name") not in (None, "", message["role"]):
+                marks.append(chr(_FIRST_MARK + place))
+                messages[place] = {**message, "name": marks[-1]}
+        text = self._text(conversation, messages) if marks else None
+        return text is not None and not all(mark in text for mark in marks)
 
     def _written(self, conversation: Conversation, places: Iterable[int]) -> set[int]:
         """Those of `places` whose reasoning the template writes; all where it refuses the marks."""

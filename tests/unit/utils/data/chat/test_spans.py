@@ -51,6 +51,16 @@ def test_a_thought_opened_by_the_prompt_and_an_answer_that_opens_otherwise():
     assert turns(thinking, [USER, ASSISTANT] * 2) == ["answer<|im_end|>"] * 2
 
 
+def test_an_answer_without_text_behind_less_than_the_prompt():
+    """As EXAONE 4's: the empty thought of the prompt stands before texts alone."""
+    thought = "<think>\\n\\n</think>\\n\\n"
+    template = with_turn(f"('{thought}' + message.content if message.content else '') + '<|im_end|>'")
+    template = template.removesuffix("{% endif -%}") + "{{ '" + thought + "' }}{% endif -%}"
+    empty = {**ASSISTANT, "content": ""}
+    assert turns(template, [USER, empty, USER, ASSISTANT]) == ["<|im_end|>", "answer<|im_end|>"]
+    assert turns(template, [USER, ASSISTANT, USER, empty]) == ["answer<|im_end|>", "<|im_end|>"]
+
+
 def test_an_end_that_differs_in_earlier_turns():
     """As gpt-oss's: <|eot_id|> after all turns but the last."""
     template = with_turn("message.content + ('<|im_end|>' if loop.last else '<|eot_id|>')")

@@ -161,6 +161,15 @@ def test_a_token_that_ends_each_call_does_not_end_the_turn():
     assert turns(template, [USER, called({}), TOOL, ANSWER])[0] == "<call>f<call|><|observation|>"
 
 
+def test_a_last_call_gets_the_token_that_ends_it_where_answers_have_an_end():
+    """As DeepSeek V2.5's: an answer ends with eos, one call with the token of the tool's answer."""
+    template = TEXTS.replace("{% endfor %}<eos>", "{% endfor %}").replace("<|{{ m.role }}|>", "<|observation|>")
+    assert turns(template, [USER, called({}), TOOL, ANSWER])[0] == "<call>f\n{}</call><|observation|>"
+    assert turns(template, [USER, called({})]) == ["<call>f\n{}</call><|observation|>"]
+    everyone = template.replace("<|observation|>", "<|assistant|>")  # which tells nobody from a tool
+    assert not read(everyone, [USER, called({})]).turns[-1].ended
+
+
 def test_a_stop_behind_another_token():
     """Cohere's: the eos token is the stop, and the token before it is learnt."""
     template = TEXTS.replace("m.content + '<eos>'", "m.content + '<answer|><eos>'")
@@ -182,6 +191,21 @@ MARKED = (
 
 def test_marks_end_with_the_turn_and_begin_behind_the_prompt():
     assert turns(MARKED, [USER, ANSWER, USER, called({"a": 1})]) == ["answer<|end|>", '<call>f{"a": 1}<|end|>']
+
+
+def test_a_mark_around_a_call_behind_the_mark_of_its_thought():
+    """As diffusion_gemma_training's, where a tool's answer stands in the turn of the call."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'tool' %}<|result|>{{ m.content }}<|end|>{% elif m.role == 'user' %}"
+        "<|user|>{{ m.content }}{% else %}{% if messages[loop.index0 - 1].role != 'tool' %}<|assistant|>{% endif %}"
+        "{% generation %}{{ m.reasoning or '' }}{% endgeneration %}"
+        "{% generation %}{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}{% endfor %}{% endgeneration %}"
+        "{% if m.tool_calls and loop.last %}<|result|>{% endif %}"
+        "{% if not m.tool_calls %}{% generation %}{{ m.content }}<eos>{% endgeneration %}{% endif %}{% endif %}"
+        "{% endfor %}{% if add_generation_prompt and messages[-1].role != 'tool' %}<|assistant|>{% endif %}"
+    )
+    thought = called({}, reasoning="why")
+    assert turns(template, [USER, thought, TOOL, ANSWER]) == ["why", "<call>f<|result|>", "answer<eos>"]
 
 
 def test_marks_hide_no_call():

@@ -12,6 +12,7 @@ from training.utils.data.chat.unread import (
     INLINED,
     MOVED,
     OMITTED,
+    UNREAD_NAMES,
     UNREAD_TOOLS,
     UNREAD_VARIABLES,
     UnreadParts,
@@ -182,3 +183,16 @@ def test_variables_of_a_row_that_the_template_does_not_read():
     row = talk(user(), answer())
     assert read(PLAIN, replace(row, template_kwargs={"date": "today"}))[2] == (UNREAD_VARIABLES,)
     assert read("{{ date }}" + PLAIN, replace(row, template_kwargs={"date": "today"}))[2] == ()
+
+
+def test_names_of_speakers_that_the_template_does_not_write():
+    named = talk({**user(), "name": "Ada"}, answer(name="Bo"))
+    writes = PLAIN.replace("{{ m.role }}", "{{ m.name or m.role }}")
+    assert read(PLAIN, named)[2] == (UNREAD_NAMES,)
+    assert read(writes, named)[2] == ()
+    one = writes.replace("m.name or m.role", "m.name if m.role == 'user' and m.name else m.role")
+    assert read(one, named)[2] == (UNREAD_NAMES,)
+    assert read(one, talk({**user(), "name": "Ada"}, answer(name="assistant")))[2] == ()
+    called = talk(user(), answer("", tool_calls=[CALL]), {"role": "tool", "name": "add", "content": "2"}, answer())
+    assert read(PLAIN, called)[2] == ()
+    assert UnreadParts(ChatTemplate(PLAIN, {}), "omit", ()).of_prompt(talk({**user(), "name": ""}))[1] == ()

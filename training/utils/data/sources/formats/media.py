@@ -19,15 +19,15 @@ _ALL_NAMES = frozenset(_NAMES)
 _WORD = re.compile(r"(^|_|\.)(image|img|picture|photo|pixel|video|audio)s?(_|\.|$)", re.IGNORECASE)
 _PLACEHOLDER = re.compile(r"<\|?(image|video|audio)(_pad)?\|?>")
 _TEXT_PARTS = (None, "text", "input_text", "output_text")
-# Types of content parts that are neither text nor media, most of them Anthropic's: their meaning, and how to write it.
+# Endings of types of content parts that are neither text nor media, most of them Anthropic's (mcp_tool_use, say): their
+# meaning, and the remedy.
 _OTHER_PARTS = {
-    "tool_use": ("a tool call", "as 'tool_calls' of the message"),
-    "server_tool_use": ("a tool call", "as 'tool_calls' of the message"),
-    "tool_result": ("a tool's answer", "as a message of the role 'tool'"),
-    "thinking": ("reasoning", "as 'reasoning_content' of the message"),
-    "redacted_thinking": ("encrypted reasoning, which has no text", "without it"),
-    "reasoning": ("reasoning", "as 'reasoning_content' of the message"),
-    "refusal": ("an answer that declines", "as text"),
+    "tool_use": ("a tool call", "write it as 'tool_calls' of the message"),
+    "tool_result": ("a tool's answer", "write it as a message of the role 'tool'"),
+    "redacted_thinking": ("encrypted reasoning, which has no text", "remove it"),
+    "thinking": ("reasoning", "write it as 'reasoning_content' of the message"),
+    "reasoning": ("reasoning", "write it as 'reasoning_content' of the message"),
+    "refusal": ("an answer that declines", "write it as text"),
 }
 ONLY_TEXT = "only text is trained on"  # why media of a row are not read, where nothing else is known
 
@@ -74,9 +74,9 @@ def _why(kind: str, images: bool, unread: str) -> str:
 
 def _part_problem(kind: str, images: bool, unread: str) -> str:
     """Return why a content part is not read, and the remedy. images, unread: see `check_media`."""
-    if kind in _OTHER_PARTS:
-        what, remedy = _OTHER_PARTS[kind]
-        return f"got {what}; write it {remedy}, or leave such rows out"
+    for ending, (what, remedy) in _OTHER_PARTS.items():
+        if kind.endswith(ending):
+            return f"got {what}; {remedy}, or leave such rows out"
     if kind in IMAGE_PARTS or _WORD.search(kind):
         return f"and {_why(_kind(kind), images, unread)}; leave such rows out"
     return "and parts of this type are not read; write it as text, or leave such rows out"

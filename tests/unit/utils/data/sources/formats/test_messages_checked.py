@@ -68,6 +68,9 @@ def test_arguments_that_are_no_object_stay_text():
             [{"role": "user", "content": [{"type": "tool_result", "content": "4"}]}],
             "expected text, got a tool's answer; write it as a message of the role 'tool'",
         ),
+        ([{"role": "user", "content": [{"type": "mcp_tool_use"}]}], "got a tool call; write it as 'tool_calls'"),
+        ([{"role": "user", "content": [{"type": "web_search_tool_result"}]}], "got a tool's answer; write it as a m"),
+        ([{"role": "user", "content": [{"type": "redacted_thinking"}]}], "got encrypted reasoning, .*; remove it, or"),
         (
             [{"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}]}],
             "expected text, got reasoning; write it as 'reasoning_content' of the message",
