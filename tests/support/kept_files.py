@@ -192,7 +192,7 @@ def _of_clients(folder: Path) -> list[ReadingCommand]:
     return [
         ReadingCommand(
             "serve-training, a client",
-            [client / name for name in ("client.json", "state.safetensors", "requests/00000003.optim_step.json",
+            [client / name for name in ("client.json", "state.safetensors", "requests/00000003.step.json",
                                         "results/00000002.json", "state.safetensors")],
             resumed,
         ),
