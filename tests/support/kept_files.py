@@ -24,12 +24,14 @@ from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.tiny_models import tiny_causal_lm
 from training.serve_training.adapters import AdaptedModel
 from training.serve_training.client_state import ClientState
-from training.serve_training.opening import ServerSettings, service_of
+from training.serve_training.opening import Computing, ServerSettings, service_of
 from training.serve_training.records import LoraSpec
+from training.serve_training.service import TrainingService
 from training.serve_training.store import Store, StoredMessage
 from training.serve_training.wire import STEP, RequestBounds
 from training.step3_ppo.parts.evaluation import conversation_columns
 from training.step3_ppo.parts.replay import ReplayRollout, file_of
+from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout_engine import Ends, RolloutRequest, Sampling
 
 
@@ -67,7 +69,9 @@ def kept_commands(folder: Path, with_rollouts: bool) -> list[ReadingCommand]:
     done, cut = folder / "best_of", folder / "best_of_cut"
     batches = sorted((cut / "batches").glob("*.jsonl"))
     return [
-        ReadingCommand("best-of, done", [done / "answers.jsonl", done / "settings.json"], lambda: _resumed(folder, done)),
+        ReadingCommand(
+            "best-of, done", [done / "answers.jsonl", done / "settings.json"], lambda: _resumed(folder, done)
+        ),
         ReadingCommand("best-of, cut", [*batches, cut / "settings.json"], lambda: _resumed(folder, cut)),
         ReadingCommand("best-of, new", [folder / "rows.jsonl", *model], lambda: _drawn(folder)),
         ReadingCommand("chat", [*model, start / "generation_config.json"], lambda: _chatted(start)),
@@ -130,13 +134,12 @@ def _served(start: Path) -> None:
 _SESSION, _CHECKPOINT, _SAMPLER = "0" * 32, "weights/whole", "sampler_weights/drawn"
 
 
-def _service(folder: Path) -> Any:
+def _service(folder: Path) -> tuple[TrainingService, Computing]:
     model = tiny_causal_lm("llama").requires_grad_(False)
-    service, _ = service_of(
+    return service_of(
         model, Store(folder, {"name": "tiny"}), ServerSettings(1000, 8, 64), tokenizer="tiny", name="tiny",
         bounds=RequestBounds(100, 32), decode=str, ends=frozenset([2]),
     )  # fmt: skip
-    return service
 
 
 def _make_clients(folder: Path) -> None:
@@ -161,21 +164,26 @@ def _of_clients(folder: Path) -> list[ReadingCommand]:
     whole, drawn = client / _CHECKPOINT, client / _SAMPLER
 
     def resumed() -> None:
-        service = _service(folder)
-        service.retrieve({"request_id": f"{model_id}:2"})
+        """In a copy: what is done is removed."""
+        copy = folder.parent / "out" / "clients"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(folder, copy)
+        service, computing = _service(copy)
+        for seq in (0, 2):
+            _raise_if_failed(service.retrieve({"request_id": f"{model_id}:{seq}"}))
         service.post("get_info", {"model_id": model_id}, b"")
-        with mock.patch("training.serve_training.service.HOLD_SECONDS", 0.0):
-            service.retrieve({"request_id": f"{model_id}:3"})
+        computing._trainer.turn()
+        _raise_if_failed(service.retrieve({"request_id": f"{model_id}:3"}))
 
     def listed() -> None:
-        service = _service(folder)
+        service, _ = _service(folder)
         service.get(f"training_runs/{model_id}")
         service.get(f"samplers/{_SESSION}:sample:1")
         service.post("weights_info", {"tinker_path": f"tinker://{model_id}/{_CHECKPOINT}"}, b"")
 
     def created() -> None:
         """A client from a checkpoint's state, which is removed again."""
-        service = _service(folder)
+        service, _ = _service(folder)
         asked = {"session_id": _SESSION, "path": f"tinker://{model_id}/{_CHECKPOINT}", "optimizer": True}
         try:
             answer = service.post("load_weights", {**asked, "model_seq_id": 9}, b"")
@@ -184,7 +192,7 @@ def _of_clients(folder: Path) -> list[ReadingCommand]:
             shutil.rmtree(client.with_name("train_9"), ignore_errors=True)
 
     def sampled() -> None:
-        service = _service(folder)
+        service, _ = _service(folder)
         chunk = {"type": "encoded_text", "tokens": [5, 6]}
         asked = {"prompt": {"chunks": [chunk]}, "sampling_params": {"max_tokens": 2}, "num_samples": 1}
         service.post("asample", {"sampling_session_id": f"{_SESSION}:sample:1", "seq_id": 0, **asked}, b"")
@@ -213,8 +221,6 @@ def _of_clients(folder: Path) -> list[ReadingCommand]:
 
 
 def _raise_if_failed(answer: StoredMessage) -> None:
-    from training.utils.base.errors import ThreestepError
-
     error = json.loads(answer.body).get("error")
     if error is not None:
         raise ThreestepError(error)
