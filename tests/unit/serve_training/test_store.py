@@ -33,7 +33,7 @@ def changed(path, notes=None, **tensors):
 
 FEW = torch.zeros(3, dtype=torch.float64)
 DAMAGES = {
-    "a folder": ("state.safetensors", lambda path: (path.unlink(), path.mkdir()), "expects safetensors, and is no file"),
+    "a folder": ("state.safetensors", lambda path: (path.unlink(), path.mkdir()), "and is no file"),
     "other content": ("state.safetensors", lambda path: path.write_bytes(b"x" * 99), "expects safetensors: "),
     "few weights": ("state.safetensors", lambda path: changed(path, weights=FEW), "expects vectors of .* floats"),
     "few moments": ("state.safetensors", lambda path: changed(path, first=FEW), "expects vectors of .* floats"),
@@ -44,7 +44,7 @@ DAMAGES = {
     ),
     "no number": ("state.safetensors", lambda path: changed(path, {"seq": "\u00b2"}), "expects JSON"),
     "a negative one": ("state.safetensors", lambda path: changed(path, {"steps": "-1"}), "steps expects a number from"),
-    "no answer": ("state.safetensors", lambda path: changed(path, {"answer": "[1]"}), "expects an object|expects a valid dict"),
+    "no answer": ("state.safetensors", lambda path: changed(path, {"answer": "[1]"}), "answer: expects"),
     "a deep description": ("client.json", lambda path: path.write_text("[" * 100_000), "expects JSON"),
     "no seed": ("client.json", lambda path: path.write_text('{"rank": 2, "parts": []}'), "seed is missing"),
     "other parts": (

@@ -249,7 +249,10 @@ class Talking(TransformersRollout):
         return replace(rollout, inserted=turns)
 
 
-def damaged(path, records=json.dumps([RECORD] * 6), drop=(), **tensors):
+RECORDS = json.dumps([RECORD] * 6)
+
+
+def damaged(path, records=RECORDS, drop=(), **tensors):
     with safe_open(path, framework="pt") as file:
         notes = file.metadata()
     kept = {name: tensor for name, tensor in {**load_file(path), **tensors}.items() if name not in drop}
