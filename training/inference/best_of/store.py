@@ -28,7 +28,7 @@ Drawn = dict[str, Any]  # a prompt with its responses and their scores
 
 
 class _DrawnLine(TypedDict):
-    """What results need of a prompt as `drawing` has it; check: of a checker."""
+    """The fields of a prompt that results need, as `drawing` has it. check: of a checker."""
 
     prompt_index: int
     prompt: str | list[dict[str, Any]]
