@@ -33,6 +33,11 @@ class _TlsSocket(_Ends, ssl.SSLSocket):
     pass
 
 
+def end_after(connected: Any, seconds: float) -> None:
+    """Give a socket of this module its deadline, so many seconds from now."""
+    connected.end = time.monotonic() + seconds
+
+
 def ending_context() -> ssl.SSLContext:
     """The default context, for `EndingTlsConnection`."""
     context = ssl.create_default_context()
@@ -45,12 +50,11 @@ class EndingConnection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         assert self.timeout is not None, "it is the deadline"
-        end = time.monotonic() + self.timeout
         super().connect()
         plain: socket.socket = self.sock
         self.sock = _PlainSocket(plain.family, plain.type, plain.proto, fileno=plain.detach())
         self.sock.settimeout(self.timeout)
-        self.sock.end = end
+        end_after(self.sock, self.timeout)
 
 
 class EndingTlsConnection(http.client.HTTPSConnection):
@@ -58,9 +62,8 @@ class EndingTlsConnection(http.client.HTTPSConnection):
 
     def connect(self) -> None:
         assert self.timeout is not None, "it is the deadline"
-        end = time.monotonic() + self.timeout
         super().connect()
-        self.sock.end = end
+        end_after(self.sock, self.timeout)
 
 
 class EndingHttp(urllib.request.HTTPHandler):

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from training.utils.data.sources.formats.media import BadConversation
-from training.utils.serving.deadlines import EndingTlsConnection, ending_context
+from training.utils.serving.deadlines import EndingTlsConnection, end_after, ending_context
 
 MOST_REDIRECTS = 3
 MOST_SECONDS = 60.0  # of one picture
@@ -113,4 +113,4 @@ class _Pinned(EndingTlsConnection):
     def connect(self) -> None:
         plain = socket.create_connection((self._address, self.port), self.timeout)
         self.sock = self._checked_context.wrap_socket(plain, server_hostname=self.host)
-        self.sock.end = time.monotonic() + MOST_SECONDS
+        end_after(self.sock, MOST_SECONDS)
