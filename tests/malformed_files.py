@@ -22,7 +22,6 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +32,7 @@ import yaml
 from safetensors.numpy import load, save
 
 from tests.end_to_end.conftest import run_step
+from tests.support.kept_files import ReadingCommand, kept_commands, make_kept
 from training.serve_training.store import Store
 from training.step3_ppo.parts.replay import _read
 from training.step3_ppo.parts.rollout_tensors import rollout_of
@@ -44,19 +44,6 @@ from training.utils.run import program
 SECONDS = 60  # of one case: more is a hang
 CRASHED, HUNG = "crash", "hang"
 DIFFERS = ("the first wrong quantity is", "differs", "the first difference", "differ")
-
-
-@dataclass(frozen=True)
-class ReadingCommand:
-    """A command that reads files. files: that are damaged, one at a time. call: runs it with the files as they are.
-    skips: it counts or skips what it cannot read, by its documentation. compares: code 1 says that something
-    differs."""
-
-    name: str
-    files: Sequence[Path]
-    call: Callable[[], object]
-    skips: bool = False
-    compares: bool = False
 
 
 class Outcome(NamedTuple):
@@ -385,6 +372,7 @@ def make_runs(folder: Path, kinds: Sequence[str]) -> None:
     verdict = {"value": 0.5, "reply": "x", "asked": {}, "requests": 1, "tokens": 3, "seconds": 0.1}
     _write_lines(folder / "verdicts" / "judge.rank0.jsonl", [{"key": f"k{place}", **verdict} for place in range(3)])
     Store(folder / "served", {"model": "m", "lora": "4"})
+    make_kept(folder, with_rollouts="grpo" in kinds)
 
 
 def _write_lines(path: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -465,6 +453,7 @@ def commands_of(folder: Path, kinds: Sequence[str]) -> list[ReadingCommand]:
         ),
         ReadingCommand("base.json", [served / "base.json"], lambda: Store(served, {"model": "m"})),
         *([ReadingCommand("--rollout_replay", [dump], lambda: _replayed(dump))] if rolled else []),
+        *kept_commands(folder, with_rollouts=bool(rolled)),
     ]  # fmt: skip
 
 
@@ -517,7 +506,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--only", default="", help="commands whose names have this")
     options = parser.parse_args(argv)
     folder = options.folder.resolve()
-    if not (folder / "served").is_dir():
+    if not (folder / "clients").is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         make_runs(folder, [*STEPS])
     commands = [each for each in commands_of(folder, [*STEPS]) if options.only in each.name]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import json
 import os
 import shlex
 import sys
@@ -39,6 +38,7 @@ from training.utils.flags.launcher_flags import HOSTFILE_VARIABLE
 from training.utils.flags.step import known_steps
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.plugins.registry import foreign_runs
+from training.utils.reading.files import checked_json, checked_value, read_text
 from training.utils.report.writing import report_at_end
 from training.utils.run.launch import choose_ranks, launch, visible_gpus
 from training.utils.run.program import run_program
@@ -395,7 +395,8 @@ def _earlier_seconds(plan: Plan) -> dict[str, float]:
     path = plan.output_dir / _SECONDS
     if not path.exists() or not any(settings.get("resume") for settings in plan.settings.values()):
         return {}
-    return json.loads(path.read_text(encoding="utf-8"))
+    found: dict[str, float] = checked_json(dict[str, float], read_text(path), path)
+    return found
 
 
 def summarize(output_dir: Path, seconds: Mapping[str, float]) -> dict[str, float | None]:
@@ -404,9 +405,9 @@ def summarize(output_dir: Path, seconds: Mapping[str, float]) -> dict[str, float
     for step in seconds:
         path = output_dir / step / "summary.json"
         try:
-            figures = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError) as problem:
-            raise ThreestepError(f"{step} ended well, but left no figures in {path}: {problem}") from problem
+            figures = checked_json(dict[str, Any], read_text(path), path)
+        except ThreestepError as problem:
+            raise ThreestepError(f"{step} ended well, but left no figures: {problem}") from problem
         summary |= {key: figures.get(name) for row in known_steps()[step].figures.closing for key, name in row.keys()}
     return {**summary, **{f"seconds_{known_steps()[step].kind}": round(seconds[step], 1) for step in seconds}}
 
@@ -600,8 +601,9 @@ def _table_of_rounds(plan: Plan, stages: Sequence[tuple[Stage, Path, bool]]) -> 
     """Write the figures of the rounds to rounds.json, and return their table; nothing without rounds."""
     if not stages:
         return []
-    results = [json.loads(stage.result.read_text(encoding="utf-8")) for stage, _, _ in stages]
+    results = [checked_json(dict[str, Any], read_text(stage.result), stage.result) for stage, _, _ in stages]
     rows = figures_of([stage for stage, _, _ in stages], results)
+    rows = checked_value(list[dict[str, float | None]], rows, f"figures in {plan.output_dir / FOLDER}")
     RunFolder(plan.output_dir, is_main_rank=True).write_figures("rounds.json", {"rounds": rows})
     return [table_of(rows)]
 

@@ -54,7 +54,7 @@ report.pages: report.figures gaming run
 models.fused: models models.lean base
 generation: models engine.config contracts flags base
 generation.decoding: models models.tensors contracts base
-images.data: data.chat data.rows contracts data.sources.formats images data.files base
+images.data: data.chat data.rows contracts data.sources.formats images data.files serving base
 models.adapters: models models.quantized models.tensors contracts models.families base
 report: report.pages report.figures run report.trackers contracts flags serving base
 data.kinds: images.data data.chat data.cache data.rows layout data.sources contracts data.sources.formats images base
@@ -82,7 +82,7 @@ images.run: dry_run engine data.build loading images.data models images.models d
 mtp: dry_run checkpoints engine loading engine.ranks models.adapters models mtp.layout models.attention models.tensors
     sequence_parallel engine.config contracts flags base
 outputs: checkpoints engine.ranks models.tensors base
-rewards.asking: rewards.calling run rewards.names base
+rewards.asking: rewards.calling run rewards.names serving base
 distillation: dry_run engine loading rewards.asking engine.ranks models models.tensors engine.config contracts flags
     base
 rewards: rewards.asking rewards.rules rewards.calling contracts flags rewards.names base

@@ -220,7 +220,7 @@ def test_an_old_figure_is_never_taken_for_new(steps, tmp_path, monkeypatch):
     old.parent.mkdir(parents=True)
     old.write_text("{}")
     monkeypatch.setattr(all_steps, "launch", lambda *_: 0)  # steps that end well and leave nothing
-    with pytest.raises(ThreestepError, match="step1_sft ended well, but left no figures in"):
+    with pytest.raises(ThreestepError, match="step1_sft ended well, but left no figures: "):
         all_steps.main(["--config", "run.yaml", "--overwrite"])
 
 
@@ -279,6 +279,20 @@ def test_a_stopped_run_is_resumed_with_all_its_seconds(steps, tmp_path, monkeypa
     calls.clear()
     all_steps.main([*argv[:2], "--overwrite"])  # from the beginning
     assert len(calls) == 4 and json.loads((tmp_path / "runs/x/seconds.json").read_text())["step2_reward"] == 10.0
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[" * 100_000, b"[1]", None])
+@pytest.mark.parametrize(
+    ("name", "words"), [("seconds.json", "seconds.json"), ("step1_sft/summary.json", "left no figures: .*summary.json")]
+)
+def test_damaged_files_of_the_run_are_named(steps, tmp_path, name, words, content):
+    all_steps.main(["--config", "run.yaml"])
+    for left in ("step3_ppo/summary.json", name):
+        (tmp_path / "runs/x" / left).unlink()
+    path = tmp_path / "runs/x" / name
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(ThreestepError, match=f"{words}.* expects"):
+        all_steps.main(["--config", "run.yaml", "--resume"])
 
 
 def test_the_new_model_is_not_made_again_for_a_first_step_that_goes_on(steps, tmp_path):
@@ -518,6 +532,14 @@ def test_rounds_follow_the_steps(programs, tmp_path, capsys):
     assert len(json.loads((tmp_path / "runs/x/rounds.json").read_text())["rounds"]) == 3
     with pytest.raises(ThreestepError, match="holds a finished run"):
         all_steps.main(["--config", "run.yaml"])
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"reward": {"value": "x"}}'])
+def test_damaged_figures_of_a_round_are_named(programs, tmp_path, content):
+    all_steps.main(["--config", "run.yaml"])
+    (tmp_path / "runs/x/rounds/1/evaluation/reward.json").write_text(content)
+    with pytest.raises(ThreestepError, match="runs/x/rounds.* expects"):
+        all_steps.main(["--config", "run.yaml", "--resume"])
 
 
 @pytest.mark.parametrize("place", range(1, len(WHOLE)))

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 
-from training.serve_training.full_weights import FullLayout, full_layout, vector_of, weights_of
+from training.serve_training.full_weights import FullLayout, full_layout, vector_in, vector_of, weights_of
 from training.serve_training.records import ATTENTION, HEAD, MLP, LoraSpec
 from training.utils.base.console import note
 from training.utils.base.errors import ThreestepError
@@ -53,6 +52,11 @@ class AdapterLayout(NamedTuple):
     def sizes(self) -> list[int]:
         """Numbers of each piece."""
         return [size for layer in self.layers for size in (self.rank * layer.inputs, layer.outputs * self.rank)]
+
+    @property
+    def size(self) -> int:
+        """P."""
+        return sum(self.sizes)
 
     @property
     def scale(self) -> float:
@@ -98,10 +102,12 @@ class AdapterLayout(NamedTuple):
         (folder / "adapter_config.json").write_text(json.dumps(description, indent=1), encoding="utf-8")
 
     def read(self, folder: Path) -> torch.Tensor:
-        """Return the vector of a folder that `write` wrote."""
-        with safe_open(folder / _FILE, "pt") as file:
-            names = (f"{_PREFIX}{layer.name}.lora_{side}.weight" for layer in self.layers for side in "AB")
-            return torch.cat([file.get_tensor(name).flatten() for name in names])
+        """Return the vector of a folder that `write` wrote. ThreestepError for another one."""
+        shapes = {}
+        for layer in self.layers:
+            shapes[f"{_PREFIX}{layer.name}.lora_A.weight"] = (self.rank, layer.inputs)
+            shapes[f"{_PREFIX}{layer.name}.lora_B.weight"] = (layer.outputs, self.rank)
+        return vector_in(folder / _FILE, shapes)
 
 
 WeightLayout = AdapterLayout | FullLayout

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.serve_training.records import ForwardOrder, Order, UnknownRequest, WrongRequest
 from training.serve_training.store import ClientFolder, StoredMessage
+from training.utils.base.errors import ThreestepError
 
 if TYPE_CHECKING:
     from training.serve_training.adapters import WeightLayout
@@ -98,11 +99,18 @@ class Desk:
         files = self._find(model_id)
         if not files.exists:
             raise UnknownRequest(f"there is no training client '{model_id:.100}' here; create it first")
+        try:
+            return self._read_from(files)
+        except ThreestepError as problem:
+            raise ThreestepError(f"{problem}; create a client from a saved state in place of this one") from problem
+
+    def _read_from(self, files: ClientFolder) -> TrainingClient:
         spec = files.spec()
-        state, seq, answer = files.read_state()
+        layout = self._layout_of(spec)
+        state, seq, answer = files.read_state(layout)
         if answer is not None and files.result(seq) is None:
             files.write_result(seq, json_message(answer))
-        client = TrainingClient(files, spec, self._layout_of(spec), state, seq + 1)
+        client = TrainingClient(files, spec, layout, state, seq + 1)
         for number, message in files.requests().items():
             if number > seq:
                 client.jobs[number] = self._again(client, number, message)

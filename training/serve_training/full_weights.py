@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from safetensors import safe_open
+
+from training.utils.base.errors import ThreestepError
+from training.utils.reading.tensors import torch_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,6 +26,11 @@ class FullLayout(NamedTuple):
 
     shapes: tuple[tuple[str, torch.Size], ...]
     save: Callable[[Path, Mapping[str, torch.Tensor]], None]
+
+    @property
+    def size(self) -> int:
+        """P."""
+        return sum(shape.numel() for _, shape in self.shapes)
 
     @property
     def shares_rows(self) -> bool:
@@ -41,9 +48,18 @@ class FullLayout(NamedTuple):
         self.save(folder, {name: piece.contiguous() for name, piece in pieces.items()})
 
     def read(self, folder: Path) -> torch.Tensor:
-        """Return the vector of a folder that `write` wrote."""
-        with safe_open(folder / _FILE, "pt") as file:
-            return torch.cat([file.get_tensor(name).flatten() for name, _ in self.shapes])
+        """Return the vector of a folder that `write` wrote. ThreestepError for another one."""
+        return vector_in(folder / _FILE, dict(self.shapes))
+
+
+def vector_in(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> torch.Tensor:
+    """Return the tensors of a file one behind the other. ThreestepError unless they are floats of these shapes."""
+    tensors, _ = torch_tensors(path, shapes)
+    for name, shape in shapes.items():
+        if tensors[name].shape != shape or not tensors[name].is_floating_point():
+            got = f"{tensors[name].dtype} {list(tensors[name].shape)}"
+            raise ThreestepError(f"{path}: {name} expects floats {list(shape)}, got {got}")
+    return torch.cat([tensors[name].flatten() for name in shapes])
 
 
 def full_layout(model: PreTrainedModel) -> FullLayout:

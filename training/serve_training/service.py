@@ -41,6 +41,8 @@ from training.serve_training.wire import (
     sample_answer,
     sample_of,
 )
+from training.utils.base.console import note
+from training.utils.base.errors import ThreestepError
 from training.utils.serving.refusals import RefusedRequest
 
 if TYPE_CHECKING:
@@ -127,13 +129,18 @@ class TrainingService:
 
     @staticmethod
     def _told(work: Callable[[], _Answer]) -> _Answer:
-        """Return what `work` returns; RefusedRequest for a mistake."""
+        """Return what `work` returns; RefusedRequest for a mistake, and for a damaged file of this server."""
         try:
             return work()
+        except RefusedRequest:
+            raise
         except UnknownRequest as problem:
             raise RefusedRequest(str(problem), 404) from problem
         except WrongRequest as problem:
             raise RefusedRequest(str(problem)) from problem
+        except ThreestepError as problem:
+            note(f"error: {problem}")
+            raise RefusedRequest(str(problem), 500) from problem
 
     def get(self, path: str) -> dict[str, Any]:
         """Answer a GET. RefusedRequest for an unknown path."""
@@ -142,7 +149,7 @@ class TrainingService:
         if path == "get_server_capabilities":
             return {"supported_models": [{"model_name": self.base.name}]}
         kind, _, name = path.partition("/")
-        if kind == "samplers" and (known := self._sampler_of(name)) is not None:
+        if kind == "samplers" and (known := self._told(lambda: self._sampler_of(name))) is not None:
             return {"sampler_id": name, "base_model": self.base.name, "model_path": known.get("path")}
         page = self._told(lambda: run_page(path, self._folder, self.base.name))
         if page is None:
@@ -347,9 +354,9 @@ class TrainingService:
         if found[2] == "sample":
             return self._sampled(request_id)
         try:
-            answer = self.desk.wait(found[1], int(found[3]), HOLD_SECONDS)
-        except WrongRequest as problem:
-            raise RefusedRequest(str(problem), 410) from problem
+            answer = self._told(lambda: self.desk.wait(found[1], int(found[3]), HOLD_SECONDS))
+        except RefusedRequest as problem:
+            raise RefusedRequest(str(problem), max(problem.status, 410)) from problem
         return _try_again(request_id) if answer is None else answer
 
     def _sampled(self, request_id: str) -> StoredMessage:

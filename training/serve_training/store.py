@@ -18,20 +18,20 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 from training.serve_training.client_state import ClientState
-from training.serve_training.records import LoraSpec, UnknownRequest, WrongRequest
+from training.serve_training.records import PARTS, LoraSpec, UnknownRequest, WrongRequest
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import publish_folder, remove, replace_file
-from training.utils.reading.files import checked_json, read_text
+from training.utils.reading.files import checked_json, read_bytes, read_text
+from training.utils.reading.tensors import torch_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,19 @@ _ADDRESS = re.compile(rf"tinker://([0-9a-f]{{32}}):train:([0-9]{{1,9}})/({STATE}
 _RUN = re.compile(r"training_runs/([^/]+)(/checkpoints)?")
 _CHECKPOINT = re.compile(r"training_runs/([^/]+)/checkpoints/([^/]+/[^/]+)")
 _TYPES = {STATE: "training", SAMPLER: "sampler"}  # words of the client's lists
-_MOMENTS = ("first", "second")
+_VECTORS = ("weights", "first", "second")
+_REQUEST = re.compile(r"([0-9]{8,18})\.([a-z_]+)\.(pb|json)")
+_MOST = 10**18  # of a request's number and of steps
+
+
+@dataclass(frozen=True)
+class _CheckpointAbout:
+    spec: LoraSpec
+
+
+@dataclass(frozen=True)
+class _SamplerAbout:
+    path: str | None
 
 
 class StoredMessage(NamedTuple):
@@ -66,7 +78,7 @@ class ClientFolder:
 
     @property
     def exists(self) -> bool:
-        return (self.folder / "client.json").is_file()
+        return os.path.lexists(self.folder / "client.json")
 
     def create(
         self, spec: LoraSpec, state: ClientState, answer: Mapping[str, Any], metadata: Mapping[str, Any] | None = None
@@ -81,11 +93,13 @@ class ClientFolder:
 
     def spec(self) -> LoraSpec:
         """Read the description."""
-        return _spec_of(json.loads((self.folder / "client.json").read_text("utf-8")))
+        path = self.folder / "client.json"
+        return _checked(checked_json(LoraSpec, read_text(path), path), path)
 
     def metadata(self) -> dict[str, str] | None:
         """Return the client's own words."""
-        known = json.loads((self.folder / "client.json").read_text("utf-8")).get("metadata")
+        path = self.folder / "client.json"
+        known = checked_json(dict[str, Any], read_text(path), path).get("metadata")
         return {str(name): str(value) for name, value in known.items()} if isinstance(known, dict) else None
 
     def write_state(self, state: ClientState, seq: int, answer: Mapping[str, Any] | None = None) -> None:
@@ -94,14 +108,16 @@ class ClientFolder:
         beside = self.folder / f".state.{os.getpid()}"
         _save_state(beside, state, {"seq": str(seq), "answer": json.dumps(answer)})
         os.replace(beside, self.folder / "state.safetensors")
-        for number, path in self._numbered("requests"):
+        for number, _, path in self._kept():
             if number <= seq:
                 remove(path)
 
-    def read_state(self) -> tuple[ClientState, int, Mapping[str, Any] | None]:
+    def read_state(self, layout: WeightLayout) -> tuple[ClientState, int, Mapping[str, Any] | None]:
         """Return the state, the number of its last request, and the answer to it."""
-        state, notes = _load_state(self.folder / "state.safetensors", with_moments=True)
-        return state, int(notes["seq"]), json.loads(notes["answer"])
+        path = self.folder / "state.safetensors"
+        state, notes = _load_state(path, layout)
+        answer = checked_json(dict[str, Any] | None, notes.get("answer", ""), f"{path}, answer")
+        return state, _number(notes, "seq", path), answer
 
     def write_request(self, seq: int, message: StoredMessage) -> None:
         """Keep a request until the state contains it."""
@@ -109,11 +125,8 @@ class ClientFolder:
 
     def requests(self) -> dict[int, StoredMessage]:
         """Return all that are kept, by their numbers, ascending."""
-        found = {}
-        for seq, path in self._numbered("requests"):
-            _, kind, ending = path.name.split(".")
-            found[seq] = StoredMessage(path.read_bytes(), ending == "pb", kind)
-        return dict(sorted(found.items()))
+        kept = ((seq, StoredMessage(read_bytes(path), path.suffix == ".pb", kind)) for seq, kind, path in self._kept())
+        return dict(sorted(kept))
 
     def write_result(self, seq: int, message: StoredMessage) -> None:
         """Keep an answer, and forget old ones."""
@@ -124,18 +137,22 @@ class ClientFolder:
     def result(self, seq: int) -> StoredMessage | None:
         """Return an answer; None if there is none, or none any more."""
         for is_proto, ending in ((True, "pb"), (False, "json")):
-            try:
-                return StoredMessage(self._path("results", seq, ending).read_bytes(), is_proto)
-            except FileNotFoundError:
+            path = self._path("results", seq, ending)
+            if not os.path.lexists(path):
                 continue
+            body = read_bytes(path)
+            if not is_proto:
+                checked_json(dict[str, Any], read_text(path), path)
+            return StoredMessage(body, is_proto)
         return None
 
     def _path(self, part: str, seq: int, ending: str) -> Path:
         return self.folder / part / f"{seq:08d}.{ending}"
 
-    def _numbered(self, part: str) -> list[tuple[int, Path]]:
-        paths = (self.folder / part).iterdir() if (self.folder / part).is_dir() else ()
-        return [(int(path.name.split(".")[0]), path) for path in paths if path.name[:1].isdigit()]
+    def _kept(self) -> list[tuple[int, str, Path]]:
+        """Number, kind and file of requests."""
+        paths = (self.folder / "requests").iterdir() if (self.folder / "requests").is_dir() else ()
+        return [(int(found[1]), found[2], path) for path in paths if (found := _REQUEST.fullmatch(path.name))]
 
     # --- checkpoints
 
@@ -173,7 +190,7 @@ class ClientFolder:
             )
         folder = self.folder / part / name
         if folder.exists() and not overwrite:
-            known = json.loads((folder / "checkpoint.json").read_text("utf-8"))
+            known = checked_json(dict[str, Any], read_text(folder / "checkpoint.json"), folder / "checkpoint.json")
             if known != json.loads(json.dumps(about)):  # else it is this request's own, from before a restart
                 raise WrongRequest(f"there is a checkpoint '{name}' already; give another name, or overwrite=True")
         else:
@@ -217,23 +234,14 @@ class Store:
         """Return the folder of a training client, which may not exist yet."""
         return ClientFolder(self._folder / "sessions" / session / f"train_{number}", f"{session}:train:{number}")
 
-    def clients(self) -> list[tuple[str, int]]:
-        """Return session and number of all training clients."""
-        found = (self._folder / "sessions").glob("*/train_*/client.json")
-        return [(path.parents[1].name, int(path.parent.name.removeprefix("train_"))) for path in found]
-
     def write_sampler(self, session: str, number: int, weights: Mapping[str, Any]) -> None:
         """Write a sampling session."""
         replace_file(self._folder / "sessions" / session / f"sampler_{number}.json", json.dumps(dict(weights)))
 
     def sampler(self, session: str, number: int) -> dict[str, Any] | None:
         """Read a sampling session; None if there is none."""
-        try:
-            text = (self._folder / "sessions" / session / f"sampler_{number}.json").read_text("utf-8")
-        except FileNotFoundError:
-            return None
-        found: dict[str, Any] = json.loads(text)
-        return found
+        path = self._folder / "sessions" / session / f"sampler_{number}.json"
+        return asdict(checked_json(_SamplerAbout, read_text(path), path)) if os.path.lexists(path) else None
 
     def delete_checkpoint(self, address: str) -> None:
         """Remove a checkpoint. WrongRequest if there is none."""
@@ -246,8 +254,8 @@ class Store:
             session, number, part, name = found.groups()
             folder = self.client(session, int(number)).folder / part / name
             about = folder / "checkpoint.json"
-            if about.is_file():
-                return folder, _spec_of(json.loads(about.read_text("utf-8"))["spec"])
+            if os.path.lexists(about):
+                return folder, _checked(checked_json(_CheckpointAbout, read_text(about), about).spec, about)
         raise WrongRequest(f"there are no weights '{address:.200}' here; give an address that a save returned")
 
 
@@ -322,20 +330,22 @@ def _when(checkpoint: Mapping[str, Any]) -> str:
 
 def load_checkpoint(folder: Path, layout: WeightLayout) -> ClientState:
     """Read the state of a checkpoint. One for sampling has no moments: they begin at 0."""
-    if (folder / "state.safetensors").is_file():
-        return _load_state(folder / "state.safetensors", with_moments=True)[0]
+    if folder.parent.name == STATE:
+        return _load_state(folder / "state.safetensors", layout)[0]
     return ClientState.new(layout.read(folder))
 
 
 def load_weights(folder: Path, layout: WeightLayout) -> torch.Tensor:
     """Read the weights of a checkpoint, [P]."""
-    if (folder / "state.safetensors").is_file():
-        return _load_state(folder / "state.safetensors", with_moments=False)[0].weights_P
+    if folder.parent.name == STATE:
+        return _load_vectors(folder / "state.safetensors", layout, _VECTORS[:1])[0]["weights"]
     return layout.read(folder)
 
 
-def _spec_of(known: Mapping[str, Any]) -> LoraSpec:
-    return LoraSpec(known["rank"], known["seed"], tuple(known["parts"]))
+def _checked(spec: LoraSpec, path: Path) -> LoraSpec:
+    if spec.rank < 0 or not {*spec.parts} <= {*PARTS}:
+        raise ThreestepError(f"{path} expects a rank from 0 and parts of {', '.join(PARTS)}")
+    return spec
 
 
 def _ending(message: StoredMessage) -> str:
@@ -350,12 +360,26 @@ def _save_state(path: Path, state: ClientState, notes: dict[str, str]) -> None:
     save_file(tensors, path, metadata={**notes, "steps": str(state.steps)})
 
 
-def _load_state(path: Path, with_moments: bool) -> tuple[ClientState, dict[str, str]]:
-    with safe_open(path, "pt") as file:
-        notes, names = file.metadata(), set(file.keys())
-        weights_P = file.get_tensor("weights")
-        if not with_moments:
-            return ClientState.new(weights_P), notes
-        first_P, second_P = (file.get_tensor(name) for name in _MOMENTS)
-        gradient_P = file.get_tensor("gradient") if "gradient" in names else None
-    return ClientState(weights_P, first_P, second_P, gradient_P, int(notes["steps"])), notes
+def _load_vectors(
+    path: Path, layout: WeightLayout, names: Sequence[str], others: Sequence[str] = ()
+) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    tensors, notes = torch_tensors(path, names, others)
+    kinds = {vector.dtype for vector in tensors.values()}
+    if any(vector.shape != (layout.size,) or not vector.is_floating_point() for vector in tensors.values()):
+        raise ThreestepError(f"{path} expects vectors of {layout.size:,} floats, as many as this client trains")
+    if len(kinds) > 1:
+        raise ThreestepError(f"{path} expects vectors of one type, got {', '.join(sorted(map(str, kinds)))}")
+    return tensors, notes
+
+
+def _load_state(path: Path, layout: WeightLayout) -> tuple[ClientState, dict[str, str]]:
+    found, notes = _load_vectors(path, layout, _VECTORS, ("gradient",))
+    weights_P, first_P, second_P = (found[name] for name in _VECTORS)
+    return ClientState(weights_P, first_P, second_P, found.get("gradient"), _number(notes, "steps", path)), notes
+
+
+def _number(notes: Mapping[str, str], name: str, path: Path) -> int:
+    found: int = checked_json(int, notes.get(name, ""), f"{path}, {name}")
+    if not 0 <= found < _MOST:
+        raise ThreestepError(f"{path}, {name} expects a number from 0 to {_MOST - 1}, got {found!s:.20}")
+    return found

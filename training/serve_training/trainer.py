@@ -13,6 +13,8 @@ from training.serve_training.desk import SERVER, USER, Desk, Job, TrainingClient
 from training.serve_training.forward import ForwardJob, Forwards
 from training.serve_training.records import AdamOrder, ForwardOrder, ForwardResult, LoadOrder, SaveOrder, WrongRequest
 from training.serve_training.store import Store, StoredMessage, load_checkpoint
+from training.utils.base.console import note
+from training.utils.base.errors import ThreestepError
 from training.utils.base.memory import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -78,6 +80,9 @@ class Trainer:
             answer = self._done(client, job.seq, order) if not job.is_answered else {}
         except WrongRequest as mistake:
             answer = error_answer(str(mistake), USER)
+        except ThreestepError as problem:  # of a damaged file
+            note(f"error: {problem}")
+            answer = error_answer(str(problem), SERVER)
         except Exception as problem:  # noqa: BLE001 - the server outlives whatever a client's state raises
             answer = error_answer(_failure(problem), SERVER)
         self._desk.finish(client, job, json_message(answer), has_new_weights)

@@ -35,7 +35,7 @@ from training.serve_training.records import (
     TrainingDatum,
     WrongRequest,
 )
-from training.utils.base.errors import ThreestepError, nearest_names
+from training.utils.base.errors import ThreestepError, first_line, nearest_names
 from training.utils.base.storage import parse_json
 from training.utils.data.sources.formats.media import ONLY_TEXT
 
@@ -189,7 +189,11 @@ def read_order(message: StoredMessage, bounds: RequestBounds) -> Order:
     """Read a request. `message.kind` is one of this module's."""
     if message.kind == FORWARD:
         return _forward_of(message.body, bounds)
-    fields = Fields(parse_json(message.body), message.kind)
+    try:
+        given = parse_json(message.body)
+    except ValueError as problem:
+        raise WrongRequest(f"{message.kind} expects JSON: {first_line(problem)}") from problem
+    fields = Fields(given, message.kind)
     fields.skip("model_id", "seq_id", "type", "user_metadata", "ttl_seconds")
     order: Order = _READERS[message.kind](fields)
     fields.end()

@@ -51,6 +51,12 @@ def test_requests_in_json_are_records():
     assert wire.lora_of({"rank": 8, "seed": 3, "train_mlp": False}, lambda: 9) == LoraSpec(8, 3, ("attention", "head"))
 
 
+@pytest.mark.parametrize("body", [b"", b"\x00", b"[" * 100_000, b"9" * 6000, b"\xff"])
+def test_a_stored_request_that_is_no_json_is_a_mistake(body):
+    with pytest.raises(WrongRequest, match="expects JSON|expects an object"):
+        wire.read_order(StoredMessage(body, False, wire.STEP), BOUNDS)
+
+
 def test_requests_for_sequences_are_records():
     plain = sample()
     assert (plain.prompt.ids, plain.samples, plain.most_tokens, plain.stop) == ((5, 6), 1, 14, StopRule())

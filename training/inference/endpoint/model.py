@@ -24,9 +24,8 @@ from training.utils.data.rows.tokenize import TextTokenizer
 from training.utils.generation.decoding.decode_check import why_not_in_turns
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.loading.adapter_folders import find_adapter
-from training.utils.loading.configurations import load_config
+from training.utils.loading.configurations import saved_stop_tokens
 from training.utils.models.own_forward import own_forward_of
-from training.utils.models.stop_tokens import stop_tokens_in
 from training.utils.serving.refusals import RefusedRequest
 
 if TYPE_CHECKING:
@@ -207,14 +206,8 @@ class StyledModel:
 
 def open_model(path: str, flags: SamplingArguments, chat: ChatArguments) -> StyledModel:
     """Read how a finished model is asked. ThreestepError as of `load_served`."""
-    from transformers import GenerationConfig
-
     folder = open_chat_folder(path, DataArguments(chat=chat))
-    try:
-        saved: Any = GenerationConfig.from_pretrained(path)
-    except OSError:  # it has no generation_config.json
-        saved = load_config(path)
-    ends = [*stop_tokens_in(saved, path), folder.tokenizer.eos_token_id]
+    ends = [*saved_stop_tokens(path), folder.tokenizer.eos_token_id]
     dtype = str(dtype_of(path, flags.dtype)).removeprefix("torch.")
     end_token = folder.tokenizer.convert_ids_to_tokens(folder.end_token_id)
     is_adapter = find_adapter(path) is not None

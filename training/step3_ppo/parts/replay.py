@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from training.step3_ppo.parts.rollout_tensors import TENSORS, check_tensors, rollout_of, tensors_of
+from training.step3_ppo.parts.rollout_tensors import ASKED, TENSORS, check_tensors, rollout_of, tensors_of
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.media_names import STORED_MEDIA
 from training.utils.contracts.rollout_engine import EngineWrapper, RolloutEngine, RolloutRequest
+from training.utils.reading.tensors import torch_tensors
 from training.utils.run.rollout_account import of_another_run
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 _FORMAT = "threestep rollout 1"
 _RECORDS = "conversations"
-_ASKED = ("asked_ids_BP", "asked_mask_BP")  # the prompts of the request, where environments began with others
 
 
 def recorded_engine(
@@ -85,7 +84,7 @@ class DumpingRollout(EngineWrapper):
         if request.media is not None:
             metadata[STORED_MEDIA] = _media_of(request)
         if records is not None:
-            asked = zip(_ASKED, request.repeated(), strict=True)
+            asked = zip(ASKED, request.repeated(), strict=True)
             tensors |= {name: tensor.cpu().contiguous() for name, tensor in asked}
             metadata[_RECORDS] = records
         path = self._files.next
@@ -171,16 +170,14 @@ def _check_media(path: Path, drawn: str | None, request: RolloutRequest) -> None
 def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Raises ThreestepError for what DumpingRollout has not written."""
     try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-            metadata = dict(file.metadata() or {})
-    except (SafetensorError, OSError) as error:
-        raise ThreestepError(f"--rollout_replay: {path} cannot be read ({error}); dump it again") from error
+        tensors, metadata = torch_tensors(path)
+    except ThreestepError as problem:
+        raise ThreestepError(f"--rollout_replay: {problem}; dump it again") from problem
     if metadata.get("format") != json.dumps(_FORMAT) or not {*TENSORS, "seeds"} <= tensors.keys():
         raise ThreestepError(
             f"--rollout_replay expects files of --rollout_dump ('{_FORMAT}'), and {path} is none; dump it again"
         )
-    check_tensors(tensors, f"--rollout_replay: {path}", has_records=_RECORDS in metadata)
+    check_tensors(tensors, f"--rollout_replay: {path}", metadata.get(_RECORDS))
     return tensors, metadata
 
 
@@ -188,8 +185,8 @@ def _check_words(path: Path, tensors: Mapping[str, torch.Tensor], model: Any) ->
     """ThreestepError for a token that the model does not have."""
     if model is None:
         return
-    vocabulary, ids_BR = model.config.get_text_config().vocab_size, tensors["response_ids_BR"]
-    if ids_BR.numel() and (most := int(ids_BR.max())) >= vocabulary:
+    vocabulary, ids = model.config.get_text_config().vocab_size, ("prompt_ids_BP", "response_ids_BR")
+    if (most := max(int(tensors[name].max()) for name in ids if tensors[name].numel())) >= vocabulary:
         raise ThreestepError(
             f"--rollout_replay: {path} holds the token id {most}, and the model has {vocabulary:,} tokens; replay with "
             "the model of the run that dumped"
@@ -214,7 +211,7 @@ def _check_asked_alike(
 
     ids_BP, mask_BP = request.repeated()
     seeds = torch.tensor(list(request.seeds))
-    ids_name, mask_name = _ASKED if _ASKED[0] in tensors else ("prompt_ids_BP", "prompt_mask_BP")
+    ids_name, mask_name = ASKED if ASKED[0] in tensors else ("prompt_ids_BP", "prompt_mask_BP")
     for name, wanted in ((ids_name, ids_BP), (mask_name, mask_BP), ("seeds", seeds)):
         if not torch.equal(tensors[name], wanted.cpu()):
             what = "seeds" if name == "seeds" else "prompts"

@@ -10,11 +10,19 @@ from typing import Any
 import torch
 
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.rollout import ConversationRecord, Conversations, DrawnExperts, DrawnPaths, Rollout
+from training.utils.contracts.rollout import (
+    CUTS,
+    ConversationRecord,
+    Conversations,
+    DrawnExperts,
+    DrawnPaths,
+    Rollout,
+)
 from training.utils.reading.files import checked_json
 
 OF_PATHS = ("inserted_BR", "positions_B")
 _OF_TURNS = ("inserted_BR", "fork_begins_BR", "turn_rewards_BR")
+ASKED = ("asked_ids_BP", "asked_mask_BP")  # the prompts of the request, where environments began with others
 _OF_EXPERTS = ("prompt_BPLK", "response_BRLK")
 _OTHERS = ("seconds", "media", "inserted", "experts")
 TENSORS = tuple(field.name for field in dataclasses.fields(Rollout) if field.name not in _OTHERS)
@@ -40,11 +48,11 @@ _KINDS = {"ids": torch.int64, "mask": torch.bool, "lengths": torch.int64, "logpr
 }  # fmt: skip
 
 
-def check_tensors(columns: Mapping[str, torch.Tensor], where: object, *, has_records: bool) -> None:
-    """ThreestepError for a tensor that is missing, of another type than its name says, of sizes that do not fit the
-    others', or with lengths beyond its row."""
+def check_tensors(columns: Mapping[str, torch.Tensor], where: object, records: str | None) -> None:
+    """ThreestepError for a tensor that is missing, of another type than its name says, or of sizes that do not fit the
+    others'; for places beyond a row; and for other records than one of each conversation."""
     groups = ((OF_PATHS, "positions_B" in columns), (_OF_EXPERTS, bool(columns.keys() & set(_OF_EXPERTS))))
-    for names, is_there in (*groups, (_OF_TURNS, has_records)):
+    for names, is_there in (*groups, ((*_OF_TURNS, *ASKED), records is not None)):
         if is_there and not columns.keys() >= set(names):
             raise ThreestepError(f"{where} expects the tensors {', '.join(names)}, got {', '.join(columns)}")
     sizes: dict[str, int] = {}
@@ -59,8 +67,34 @@ def check_tensors(columns: Mapping[str, torch.Tensor], where: object, *, has_rec
         if values.dtype != wanted or values.ndim != len(axes) or list(values.shape) != shape:
             raise ThreestepError(f"{where}: {name} expects {wanted} {shape}, got {values.dtype} {list(values.shape)}")
     lengths_B, most = columns["response_lengths_B"], sizes["R"]
-    if ((lengths_B < 0) | (lengths_B > most)).any() or (columns["response_ids_BR"] < 0).any():
-        raise ThreestepError(f"{where} expects responses of 0 to {most:,} tokens, and token ids from 0")
+    if ((lengths_B < 1) | (lengths_B > most)).any() or min(_least(columns, name) for name in _IDS) < 0:
+        raise ThreestepError(f"{where} expects responses of 1 to {most:,} tokens, and token ids from 0")
+    mask_BP, is_there_BR = columns["prompt_mask_BP"], torch.arange(most) < lengths_B.unsqueeze(1)
+    if (mask_BP[:, :-1] & ~mask_BP[:, 1:]).any() or columns["sampled_logprobs_BR"].isnan().any():
+        raise ThreestepError(f"{where} expects prompts padded on the left, and log-probabilities that are numbers")
+    if "inserted_BR" in columns and not (is_there_BR & ~columns["inserted_BR"]).any(dim=1).all():
+        raise ThreestepError(f"{where} expects responses of which the model drew a token at least")
+    if (records is None) != (_OF_TURNS[1] not in columns):
+        raise ThreestepError(f"{where} expects the records of its conversations")
+    if records is not None:
+        found = _records_in(records, f"{where}, conversations")
+        if len(found) != len(lengths_B) or (columns["fork_begins_BR"] & ~is_there_BR).any():
+            raise ThreestepError(f"{where} expects a record of each conversation, and forks within the responses")
+
+
+_IDS = ("prompt_ids_BP", "response_ids_BR")
+
+
+def _least(columns: Mapping[str, torch.Tensor], name: str) -> int:
+    return int(columns[name].min()) if columns[name].numel() else 0
+
+
+def _records_in(text: str, where: object) -> tuple[ConversationRecord, ...]:
+    found = tuple(checked_json(list[ConversationRecord], text, where))
+    for record in found:
+        if record.turns < 1 or record.forks < 0 or record.cut not in (None, *CUTS):
+            raise ThreestepError(f"{where} expects turns, forks and one of {', '.join(CUTS)}, or null, as cut")
+    return found
 
 
 def rollout_of(columns: Mapping[str, torch.Tensor], records: str | None, seconds: float = 0.0) -> Rollout:
@@ -70,8 +104,9 @@ def rollout_of(columns: Mapping[str, torch.Tensor], records: str | None, seconds
         own["experts"] = DrawnExperts(*(columns[name] for name in _OF_EXPERTS))
     rollout = Rollout(**own, seconds=seconds)
     if records is not None:
-        found = tuple(checked_json(list[ConversationRecord], records, "the records of conversations"))
-        turns = Conversations(found, *(columns[name] for name in _OF_TURNS))
+        turns = Conversations(
+            _records_in(records, "the records of conversations"), *(columns[name] for name in _OF_TURNS)
+        )
         return dataclasses.replace(rollout, inserted=turns)
     if OF_PATHS[-1] in columns:
         return dataclasses.replace(rollout, inserted=DrawnPaths(*(columns[name] for name in OF_PATHS)))

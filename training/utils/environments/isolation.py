@@ -18,9 +18,11 @@ DISK_BYTES = 64 << 20
 DISK_FILES = 4096
 _READ = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/alternatives")
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - private to a program, in memory
-# The disk of a program, mounted by the first process of its namespaces before it becomes the supervisor.
+# The disks of a program, mounted by the first process of its namespaces before it becomes the supervisor.
 _WITH_DISK = (
-    'mount -t tmpfs -o size="$1",nr_inodes="$2",mode=700,nosuid,nodev none "$3" && cd "$3" && shift 3 && exec "$@"'
+    'for disk in "$3" /dev/shm; do [ ! -d "$disk" ] || '
+    'mount -t tmpfs -o size="$1",nr_inodes="$2",mode=700,nosuid,nodev none "$disk" || exit; done; '
+    'cd "$3" && shift 3 && exec "$@"'
 )
 
 

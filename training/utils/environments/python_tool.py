@@ -25,6 +25,7 @@ MEMORY_BYTES = 1 << 30  # of each process, and of all together
 FILE_BYTES = 1 << 20  # of each file, and of the output
 OPEN_FILES = 64
 PROCESSES_AT_ONCE = 64
+THREADS_AT_ONCE = 512  # of all processes
 _KILLED_AFTER_SECONDS = 1.0  # of a call's limit, so that the caller sees that it was slow
 _SUPERVISOR_SECONDS = 5.0  # in which the supervisor ends what is left
 _PROBE_SECONDS = 20.0
@@ -32,6 +33,7 @@ _POLL_SECONDS = 0.005
 _SOURCE = inspect.getsource(supervised) + "\n\nmain(sys.argv[1:])\n"
 _WENT_TOO_FAR = {
     supervised.TOO_MANY_PROCESSES: f"the program had more than {PROCESSES_AT_ONCE} processes",
+    supervised.TOO_MANY_THREADS: f"the program had more than {THREADS_AT_ONCE} threads",
     supervised.TOO_MUCH_MEMORY: f"the program's processes took more than {MEMORY_BYTES >> 20} MiB of memory",
     supervised.TOO_MUCH_DISK: f"the program wrote more than {DISK_BYTES >> 20} MiB, or {DISK_FILES:,} files",
     supervised.TOO_SLOW: "the program took too long",
@@ -93,6 +95,7 @@ def _run(code: str, folder: Path, seconds: float, isolation: Isolation) -> str:
         FILE_BYTES,
         OPEN_FILES,
         PROCESSES_AT_ONCE,
+        THREADS_AT_ONCE,
         DISK_FILES * isolation.has_disk,
     ]
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as source:

@@ -22,9 +22,11 @@ from collections.abc import Callable
 
 # Its exit codes besides 0; from SIGNALLED on, the number of the signal that ended the program.
 TOO_MANY_PROCESSES, TOO_MUCH_MEMORY, TOO_MUCH_DISK, TOO_SLOW, SIGNALLED = 100, 101, 102, 103, 128
+TOO_MANY_THREADS = 104
 _SET_DEATH_SIGNAL, _SET_DUMPABLE, _SET_SECCOMP, _DROP_FROM_BOUNDING_SET = 1, 4, 22, 24  # linux/prctl.h
 _SET_SUBREAPER, _NO_NEW_PRIVILEGES, _SECCOMP_FILTER = 36, 38, 2
 _CAPABILITIES = 41  # as of Linux 5.9; one that does not exist is an error that changes nothing
+_DISKS = (".", "/dev/shm")  # noqa: S108 - private to a program
 _LOOK_SECONDS = 0.005
 _LOOKING_SHARE = 0.2  # of the time, at most, is spent on looking at processes
 
@@ -52,9 +54,9 @@ _OTHER_NUMBERS = 0x40000000  # from there on, those of x86-64 with short pointer
 
 def main(words: list[str]) -> None:
     """Run the program that standard input holds, as main.py in the current folder. words: seconds; bytes of memory
-    and of a file; open files; processes; files of the disk that the folder is (0: it has no disk)."""
+    and of a file; open files; processes; threads of all; files of each disk (0: it has none of its own)."""
     seconds = float(words[0])
-    memory, file_bytes, open_files, processes, disk_files = map(int, words[1:])
+    memory, file_bytes, open_files, processes, threads, disk_files = map(int, words[1:])
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     prctl(_SET_SUBREAPER, 1, 0, 0, 0)
     prctl(_SET_DUMPABLE, 0, 0, 0, 0)
@@ -64,7 +66,7 @@ def main(words: list[str]) -> None:
     pid = os.fork()
     if pid == 0:
         _become_program(prctl, limits)
-    code = _watch(pid, time.monotonic() + seconds, memory, processes, disk_files=disk_files)
+    code = _watch(pid, time.monotonic() + seconds, memory, processes, threads=threads, disk_files=disk_files)
     if os.getpid() != 1:
         _end_descendants()
     os._exit(code)
@@ -122,7 +124,7 @@ def _filter(column: int, architecture: int) -> list[bytes]:
     return [*found, skip(_CLONE[column], 0, 3), load(16), bits, end(_NOT_PERMITTED), end(_ALLOW)]
 
 
-def _watch(pid: int, deadline: float, memory: int, processes: int, *, disk_files: int) -> int:
+def _watch(pid: int, deadline: float, memory: int, processes: int, *, threads: int, disk_files: int) -> int:
     """Wait until the program has ended or left its limits; return the supervisor's exit code."""
     while time.monotonic() < deadline:
         with contextlib.suppress(ChildProcessError):
@@ -134,12 +136,13 @@ def _watch(pid: int, deadline: float, memory: int, processes: int, *, disk_files
         seen = _descendants()
         if len(seen) > processes:
             return TOO_MANY_PROCESSES
-        if sum(map(_own_bytes, seen)) > memory:
+        taken = [_taken_by(process) for process in seen]
+        if sum(own_bytes for own_bytes, _ in taken) > memory:
             return TOO_MUCH_MEMORY
-        if disk_files:
-            used = os.statvfs(".")
-            if used.f_bavail == 0 or used.f_ffree == 0 or used.f_files - used.f_ffree > disk_files:
-                return TOO_MUCH_DISK
+        if sum(own_threads for _, own_threads in taken) > threads:
+            return TOO_MANY_THREADS
+        if disk_files and any(_is_full(disk, disk_files) for disk in _DISKS if os.path.isdir(disk)):
+            return TOO_MUCH_DISK
         time.sleep(max(_LOOK_SECONDS, (time.monotonic() - began) / _LOOKING_SHARE))
     return TOO_SLOW
 
@@ -181,11 +184,19 @@ def _descendants() -> list[int]:
     return processes
 
 
-def _own_bytes(pid: int) -> int:
-    """Memory of a process that is in no file, and what it shares with others; 0 of one that has ended."""
-    found = 0
+def _is_full(disk: str, files: int) -> bool:
+    used = os.statvfs(disk)
+    return used.f_bavail == 0 or used.f_ffree == 0 or used.f_files - used.f_ffree > files
+
+
+def _taken_by(pid: int) -> tuple[int, int]:
+    """Memory of a process that is in no file, with what it shares with others, and its threads; 0 of one that has
+    ended."""
+    found, threads = 0, 0
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
         for line in file:
             if line.startswith((b"RssAnon:", b"RssShmem:")):
                 found += int(line.split()[1]) << 10
-    return found
+            elif line.startswith(b"Threads:"):
+                threads = int(line.split()[1])
+    return found, threads

@@ -19,6 +19,7 @@ from training.utils.loading.adapter_folders import CONFIG as ADAPTER
 from training.utils.loading.adapter_folders import AdapterFolder, adapter_in
 from training.utils.loading.weight_files import read_header, weight_files
 
+_GENERATION = "generation_config.json"
 _MOST_LEVELS = 100  # of a configuration's JSON; Python copies and compares some three times as many
 _LARGE_BYTES = 4 << 20
 _MOST_NAMES = 6  # in a sentence on what a folder holds
@@ -36,6 +37,7 @@ def check_model_folder(name_or_path: str) -> None:
     if not path.is_dir():
         return _check_hub_name(name_or_path)
     _check_levels(path)
+    _check_generation(path / _GENERATION)
     adapter = adapter_in(path)
     if adapter is not None:
         read_header(adapter.weights)
@@ -135,7 +137,7 @@ def resaving_command(
 def _check_levels(folder: Path) -> None:
     """ThreestepError where a file that transformers will read nests values so deeply that Python gives up on it."""
     for path in sorted(folder.glob("*.json")):
-        if path.stat().st_size > _LARGE_BYTES:  # a vocabulary or an index, by its reader
+        if not path.is_file() or path.stat().st_size > _LARGE_BYTES:  # a vocabulary or an index, by its reader
             continue
         try:
             parse_json(path.read_bytes(), _MOST_LEVELS)
@@ -144,6 +146,19 @@ def _check_levels(folder: Path) -> None:
                 raise ThreestepError(f"'{path}': {problem.msg}; download or copy it again") from problem
         except ValueError:
             continue  # the file's reader explains its error
+
+
+def _check_generation(path: Path) -> None:
+    """ThreestepError for settings of generation that are no JSON object: transformers leaves them out in silence, and
+    the model would stop elsewhere."""
+    if not path.is_file() and not path.is_dir():
+        return
+    try:
+        is_object = path.is_file() and isinstance(parse_json(path.read_text(encoding="utf-8")), dict)
+    except ValueError:
+        is_object = False
+    if not is_object:
+        raise ThreestepError(f"'{path}' is not a JSON object; download or copy it again")
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -22,15 +22,21 @@ if TYPE_CHECKING:
 _MOST_CHARACTERS = 40  # of a wrong value, in an error
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a file. ThreestepError for a folder, a pipe, and what is not UTF-8."""
+def read_bytes(path: Path) -> bytes:
+    """Return what is in a file. ThreestepError for a folder and a pipe."""
     if not path.is_file():
         what = "is no file" if os.path.lexists(path) else "does not exist"
         raise ThreestepError(f"{path} expects a file, and {what}")
     try:
-        return path.read_bytes().decode("utf-8")
+        return path.read_bytes()
     except OSError as problem:
         raise ThreestepError(f"{path} cannot be read: {problem.strerror}") from problem
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file. ThreestepError for a folder, a pipe, and what is not UTF-8."""
+    try:
+        return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as problem:
         raise ThreestepError(f"{path} expects a text in UTF-8, and byte {problem.start:,} is not of one") from problem
 

@@ -1,4 +1,5 @@
-"""Pages for the user of this machine, and servers for who has a key: access control, and bounds on what others hold.
+"""Pages for the user of this machine, and servers for who has a key: access control, and bounds on what others hold,
+also as servers that are asked.
 
 Knows nothing of what is served.
 """

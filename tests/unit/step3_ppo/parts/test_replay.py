@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.utils.generation.engines.test_hf import PLAIN, frequent_token, prompts, responses, roll
 from training.step3_ppo.parts.replay import DumpingRollout, ReplayRollout, file_of, recorded_engine
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.paths import ParallelTags
-from training.utils.contracts.rollout import Rollout
+from training.utils.contracts.rollout import ConversationRecord, Conversations, Rollout
 from training.utils.contracts.rollout_engine import Ends, PathSampling, RolloutRequest, rolled_out
 from training.utils.contracts.rows import PromptRow
 from training.utils.generation.engines.hf import TransformersRollout
@@ -164,7 +167,7 @@ def test_files_of_something_else(tmp_path, how):
     ):
         asked(ReplayRollout(tmp_path, 0), None, how)
     path.write_bytes(b"nothing that reads")
-    with pytest.raises(ThreestepError, match="rank0.safetensors cannot be read .*; dump it again"):
+    with pytest.raises(ThreestepError, match="rank0.safetensors expects safetensors: .*; dump it again"):
         asked(ReplayRollout(tmp_path, 0), None, how)
 
 
@@ -227,7 +230,74 @@ def test_rollouts_of_other_pictures_are_refused(tmp_path, model):
 
 def test_dumps_from_before_there_were_paths_are_taken(folder, model, how):
     """They do not name them."""
-    from safetensors import safe_open
-
     with safe_open(file_of(folder, 0, 1), framework="pt") as file:
         assert "paths" not in file.metadata() and not {"inserted_BR", "positions_B"} & set(file.keys())
+
+
+RECORD = {"turns": 1, "cut": None, "figures": {"heard": 1}, "forks": 0}
+
+
+class Talking(TransformersRollout):
+    """Its last token but one is the environment's."""
+
+    def roll_out(self, model, request):
+        rollout = super().roll_out(model, request)
+        inserted_BR = torch.zeros_like(rollout.response_mask_BR)
+        inserted_BR[:, 1] = rollout.response_lengths_B > 2
+        records = tuple(ConversationRecord(**RECORD) for _ in rollout.response_lengths_B)
+        turns = Conversations(records, inserted_BR, torch.zeros_like(inserted_BR), torch.zeros(inserted_BR.shape))
+        return replace(rollout, inserted=turns)
+
+
+RECORDS = json.dumps([RECORD] * 6)
+
+
+def damaged(path, records=RECORDS, drop=(), **tensors):
+    with safe_open(path, framework="pt") as file:
+        notes = file.metadata()
+    kept = {name: tensor for name, tensor in {**load_file(path), **tensors}.items() if name not in drop}
+    notes |= {} if records is None else {"conversations": records}
+    save_file(kept, path, {name: text for name, text in notes.items() if records or name != "conversations"})
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"records": None}, "expects the records of its conversations"),
+        ({"records": "[" * 100_000}, "conversations: expects JSON"),
+        ({"records": json.dumps([RECORD] * 5)}, "expects a record of each conversation"),
+        ({"records": json.dumps([{**RECORD, "turns": 0}] * 6)}, "expects turns, forks and one of tokens, turns"),
+        ({"records": json.dumps([{**RECORD, "cut": "x"}] * 6)}, "expects turns, forks and one of tokens, turns"),
+        ({"records": json.dumps([{**RECORD, "figures": {"a": []}}] * 6)}, "0.figures.a expects"),
+        ({"drop": ["asked_mask_BP"]}, "expects the tensors .*asked_mask_BP"),
+        ({"drop": ["fork_begins_BR"]}, "expects the tensors .*fork_begins_BR"),
+        ({"every": "inserted_BR"}, "expects responses of which the model drew a token at least"),
+        ({"response_lengths_B": torch.zeros(6, dtype=torch.int64)}, "expects responses of 1 to"),
+    ],
+)
+def test_damaged_conversations_are_refused(tmp_path, model, how, change, expected):
+    rollout = asked(DumpingRollout(Talking(str), tmp_path, 0), model, how)
+    path, change = file_of(tmp_path, 0, 0), dict(change)
+    replayed = asked(ReplayRollout(tmp_path, 0), None, how)
+    assert replayed.records == rollout.records and replayed.drawn.mask_BR.equal(rollout.drawn.mask_BR)
+    if "every" in change:
+        change = {change.pop("every"): torch.ones_like(rollout.response_mask_BR)}
+    damaged(path, **change)
+    with pytest.raises(ThreestepError, match=f"rank0.safetensors.*{expected}"):
+        asked(ReplayRollout(tmp_path, 0), None, how)
+
+
+def test_numbers_and_ids_of_no_response_are_refused(tmp_path, model, how):
+    rollout = asked(DumpingRollout(TransformersRollout(str), tmp_path, 0), model, how)
+    path, ids_BP = file_of(tmp_path, 0, 0), rollout.prompt_ids_BP
+    for change, expected in (
+        ({"prompt_ids_BP": ids_BP - 2**40}, "token ids from 0"),
+        ({"prompt_ids_BP": ids_BP + 2**40}, "holds the token id .*; replay with the model"),
+        ({"prompt_mask_BP": rollout.prompt_mask_BP.flip(1)}, "expects prompts padded on the left"),
+        ({"sampled_logprobs_BR": rollout.sampled_logprobs_BR * math.nan}, "log-probabilities that are numbers"),
+    ):
+        whole = path.read_bytes()
+        damaged(path, records=None, **change)
+        with pytest.raises(ThreestepError, match=f"rank0.safetensors.*{expected}"):
+            asked(ReplayRollout(tmp_path, 0), model, how)
+        path.write_bytes(whole)

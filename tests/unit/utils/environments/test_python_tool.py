@@ -29,6 +29,7 @@ from training.utils.environments.python_tool import (
     IN_BUBBLEWRAP,
     NO_SANDBOX,
     PROCESSES_AT_ONCE,
+    THREADS_AT_ONCE,
     isolation_of,
     python_tool,
 )
@@ -164,6 +165,33 @@ time.sleep(60)
     with pytest.raises(RuntimeError, match=f"the program had more than {PROCESSES_AT_ONCE} processes"):
         python(code)
     assert all_end(mark) and time.monotonic() - began < SECONDS + 10
+
+
+def test_threads_are_bounded(python):
+    """Those of all processes; each small enough for the limit of its process's memory."""
+    code = """
+import os, threading, time
+threading.stack_size(64 << 10)
+os.fork()
+for number in range(600):
+    threading.Thread(target=time.sleep, args=[60], daemon=True).start()
+time.sleep(60)
+"""
+    with pytest.raises(RuntimeError, match=f"the program had more than {THREADS_AT_ONCE} threads"):
+        python(code)
+
+
+@pytest.mark.parametrize("code", [
+    "for number in range(99): open(f'/dev/shm/threestep_test_{number}', 'wb').write(b'0' * (1 << 20))",
+    "for number in range(10000): open(f'/dev/shm/threestep_test_{number}', 'w').close()",
+])  # fmt: skip
+def test_named_shared_memory_is_a_disk_of_its_own(isolation, python, code):
+    if not isolation.has_disk:
+        return
+    with pytest.raises(RuntimeError, match="the program wrote more than 64 MiB, or 4,096 files"):
+        python(f"import time\ntry:\n    {code}\nexcept OSError: pass\ntime.sleep(9)")
+    assert python("import multiprocessing\nwith multiprocessing.Lock(): print(1)") == "1\n"
+    assert not [*Path("/dev/shm").glob("threestep_test_*")]
 
 
 def test_memory_of_all_processes_is_bounded(isolation, monkeypatch):

@@ -242,6 +242,14 @@ def test_files_nested_too_deeply_are_named(tmp_path, name, text):
         check_model_folder(str(folder))
 
 
+@pytest.mark.parametrize("content", [b"", b"[1]", b'{"eos_token_id": 3', b"\xff", b"9" * 6000, None])
+def test_settings_of_generation_that_transformers_leaves_out_in_silence(tmp_path, content):
+    path = folder_of(tmp_path / "given", "config.json") / "generation_config.json"
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(ThreestepError, match="generation_config.json' is not a JSON object; download or copy it again"):
+        check_model_folder(str(path.parent))
+
+
 def test_a_file_that_is_no_json_or_large_is_its_readers_matter(tmp_path):
     folder = folder_of(tmp_path / "given", "config.json", tokenizer_config__json="{")
     (folder / "special.json").write_bytes(b"\xff")

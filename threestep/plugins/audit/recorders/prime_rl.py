@@ -6,7 +6,6 @@ give its figures. Sequences without a token that counts are not exported. Positi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from training.utils.base.errors import ThreestepError
+from training.utils.reading.files import checked_json, read_text
 from training.utils.recording.files import Arrays, RecordHead, StepRecord, check_tensors, checked_settings
 
 # Ours: theirs. Numbers of tokens; a null stands for a number that is not finite.
@@ -43,7 +43,8 @@ def prime_rl_record(
 def _rank(path: Path) -> Arrays:
     if not path.is_file():
         raise ThreestepError(f"{path} expects a rank's token exports, and is missing: the export is incomplete")
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = [line for line in read_text(path).split("\n") if line.strip()]
+    rows = [checked_json(dict[str, Any], line, f"{path}, row {number}") for number, line in enumerate(lines, 1)]
     for number, row in enumerate(rows, 1):
         for name in ("token_ids", "loss_mask"):
             if not isinstance(row.get(name), list):

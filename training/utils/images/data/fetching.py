@@ -10,13 +10,13 @@ from __future__ import annotations
 import http.client
 import ipaddress
 import socket
-import ssl
 import time
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from training.utils.data.sources.formats.media import BadConversation
+from training.utils.serving.deadlines import EndingTlsConnection, end_after, ending_context
 
 MOST_REDIRECTS = 3
 MOST_SECONDS = 60.0  # of one picture
@@ -102,14 +102,15 @@ def _body(answer: Any, url: str, most_bytes: int, until: float, *, where: str) -
     return data
 
 
-class _Pinned(http.client.HTTPSConnection):
+class _Pinned(EndingTlsConnection):
     """A connection to one address of a host, whose certificate is checked by the host's name."""
 
     def __init__(self, host: str, address: str) -> None:
-        self._checked_context = ssl.create_default_context()
+        self._checked_context = ending_context()
         super().__init__(host, timeout=_WAIT_SECONDS, context=self._checked_context)
         self._address = address
 
     def connect(self) -> None:
         plain = socket.create_connection((self._address, self.port), self.timeout)
         self.sock = self._checked_context.wrap_socket(plain, server_hostname=self.host)
+        end_after(self.sock, MOST_SECONDS)

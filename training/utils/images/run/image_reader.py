@@ -28,8 +28,10 @@ def reader_of_folder(name_or_path: str, tokenizer: Any) -> ImageReader | None:
     try:
         path = model_of(name_or_path)
         config = load_config(path)
-    except ThreestepError:  # a tokenizer alone
-        return None
+    except ThreestepError:
+        if Path(name_or_path, "config.json").is_dir():
+            raise
+        return None  # a tokenizer alone
     return open_image_reader(path, config, tokenizer)
 
 

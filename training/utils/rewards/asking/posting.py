@@ -6,7 +6,6 @@ The standard library's client: it asks for no compression and undoes none, so wh
 from __future__ import annotations
 
 import json
-import time
 import urllib.error
 import urllib.request
 from http.client import HTTPException
@@ -15,6 +14,7 @@ from typing import Any
 from training.utils.base.storage import parse_json
 from training.utils.rewards.asking.service import FailedRequest, cut_fault, not_within
 from training.utils.rewards.asking.settings import is_this_machine
+from training.utils.serving.deadlines import EndingHttp, EndingHttps
 
 _MOST_BYTES = 64 * 2**20  # of an answer
 _BLOCK_BYTES = 2**16
@@ -37,20 +37,20 @@ class Post:
     def __init__(self, url: str, key: str | None, most_bytes: int = _MOST_BYTES) -> None:
         """most_bytes: of an answer."""
         direct = [urllib.request.ProxyHandler({})] if is_this_machine(url) else []
-        self._opener = urllib.request.build_opener(_NoRedirect(), *direct)
+        self._opener = urllib.request.build_opener(_NoRedirect(), EndingHttp(), EndingHttps(), *direct)
         self._url, self._most_bytes = url, most_bytes
         self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
 
     def answer(self, body: Any, seconds: float, url: str | None = None) -> Any:
         """Return the JSON of the answer; FailedRequest if there is none. body: None asks with GET. url: by default the
         one that was given."""
-        data, end = None if body is None else json.dumps(body).encode(), time.monotonic() + seconds
+        data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(url or self._url, data, self._headers)  # noqa: S310 (its scheme is checked)
         try:
             with self._opener.open(request, timeout=seconds) as answer:
-                content = _read(answer, self._most_bytes, end)
+                content = _read(answer, self._most_bytes)
         except urllib.error.HTTPError as problem:
-            raise _refused(problem, end) from problem
+            raise _refused(problem) from problem
         except (OSError, HTTPException) as problem:
             reason = getattr(problem, "reason", problem)
             if isinstance(reason, TimeoutError):
@@ -64,21 +64,18 @@ class Post:
             raise FailedRequest("the answer is not JSON") from problem
 
 
-def _read(answer: Any, most: int, end: float) -> bytes:
-    """Return an answer's body, or a little more than `most` of it. TimeoutError where it takes too long, whether or not
-    bytes come."""
+def _read(answer: Any, most: int) -> bytes:
+    """Return an answer's body, or a little more than `most` of it."""
     content = bytearray()
     while len(content) <= most and (block := answer.read1(_BLOCK_BYTES)):
         content += block
-        if time.monotonic() > end:
-            raise TimeoutError
     return bytes(content)
 
 
-def _refused(problem: urllib.error.HTTPError, end: float) -> FailedRequest:
+def _refused(problem: urllib.error.HTTPError) -> FailedRequest:
     with problem:
         try:
-            said = cut_fault(_read(problem.fp, _FAULT_BYTES, end)[:_FAULT_BYTES].decode("utf-8", "replace"))
+            said = cut_fault(_read(problem.fp, _FAULT_BYTES)[:_FAULT_BYTES].decode("utf-8", "replace"))
         except (OSError, HTTPException):
             said = ""
     is_final = (problem.code not in _PASSING and problem.code < 500) or _WITHOUT_MONEY in said

@@ -12,7 +12,7 @@ from tests.support.image_readers import tokenizer_of, write_folder
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.build import build_phase
 from training.utils.data.sources.formats.media import ONLY_TEXT
-from training.utils.images.run.image_reader import reader_of_model, why_unread
+from training.utils.images.run.image_reader import reader_of_folder, reader_of_model, why_unread
 
 
 def test_why_the_images_of_rows_are_not_read(tmp_path):
@@ -47,3 +47,11 @@ def test_a_row_says_it(form, tmp_path):
     said = ONLY_TEXT if form == "video" else unread
     with pytest.raises(ThreestepError, match=f"line 1.*, and {said}"):
         build_phase(1, data, tokenizer_of("qwen2_vl"), seed=1, unread=why_unread(str(tmp_path / "unknown")))
+
+
+def test_a_folder_in_place_of_a_configuration_is_no_tokenizer_alone(tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    assert reader_of_folder(str(tmp_path), None) is None
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(ThreestepError, match="holds no config.json"):
+        reader_of_folder(str(tmp_path), None)

@@ -92,6 +92,13 @@ def test_an_answer_that_drips_is_left(tmp_path, status):
         assert all_have_ended(), "while it still drips"
 
 
+def test_headers_that_drip_are_left(tmp_path):
+    with sending(HEAD, b"X-More: 1\r\n", pause=0.2) as url:
+        for rule in rules(url, tmp_path):
+            assert "no answer within 1 seconds" in failure(rule)
+        assert all_have_ended(), "while it still drips"
+
+
 def test_what_comes_compressed_is_not_undone(tmp_path):
     packed = gzip.compress(b" " * 2**26, 1)
     with sending(
