@@ -33,7 +33,8 @@ from safetensors.numpy import load, save
 
 from tests.end_to_end.conftest import run_step
 from tests.support.kept_files import ReadingCommand, kept_commands, make_kept
-from training.serve_training.store import Store
+from threestep.command import commands
+from threestep.plugins.tinker.store import Store
 from training.step3_ppo.parts.replay import _read
 from training.step3_ppo.parts.rollout_tensors import rollout_of
 from training.utils.checkpoints.folder import _write_manifest
@@ -394,8 +395,12 @@ def commands_of(folder: Path, kinds: Sequence[str]) -> list[ReadingCommand]:
     lengths = "--gpus 1xh100 --curve false --sequences_per_step 8 --max_prompt_seq_len 9 --max_answer_seq_len 9".split()
     answers = "--reward length --reward_length_characters 5 --data_split 0,0,1 --eval_fraction 0.5 --max_new_tokens 3"
 
-    def program(module: str, *words: object) -> Callable[[], object]:
-        return lambda: import_module(f"training.{module}").main([*map(str, words)])
+    def main_of(module: str) -> str:
+        return f"{module}.__main__" if hasattr(import_module(module), "__path__") else module
+
+    def program(word: str, *words: object) -> Callable[[], object]:
+        module = commands()[word].module
+        return lambda: import_module(main_of(module)).main([*map(str, words)])
 
     rolled = [folder / kind for kind in kinds if kind == "grpo"]
     return [
@@ -403,16 +408,16 @@ def commands_of(folder: Path, kinds: Sequence[str]) -> list[ReadingCommand]:
         ReadingCommand(
             "audit runs",
             [sft / name for name in ("digests.jsonl", "config.yaml", "environment.json")],
-            program("audit.__main__", sft, folder / "sft_again"),
+            program("audit", sft, folder / "sft_again"),
             compares=True,
         ),
         ReadingCommand(
             "explain --held_out",
             [folder / "held_out.jsonl", sft / "model" / "tokenizer_config.json", sft / "model" / "tokenizer.json"],
-            program("explain.__main__", record, *held_out),
+            program("explain", record, *held_out),
         ),
         ReadingCommand(
-            "plan", [start / "config.json"], program("plan.__main__", "--model", start, "--output_dir", out, *lengths)
+            "plan", [start / "config.json"], program("plan", "--model", start, "--output_dir", out, *lengths)
         ),
         ReadingCommand(
             "report",
@@ -423,7 +428,7 @@ def commands_of(folder: Path, kinds: Sequence[str]) -> list[ReadingCommand]:
         ReadingCommand(
             "inspect",
             [rows, *tokenizer, start / "config.json"],
-            program("inspect.__main__", *data, "--model_name_or_path", start),
+            program("inspect", *data, "--model_name_or_path", start),
         ),
         ReadingCommand("preview", [rows, *tokenizer], program("preview", *data, "--tokenizer", start, "--phase", 1)),
         ReadingCommand(
@@ -465,11 +470,11 @@ def _of_records(folder: Path, kind: str, program: Any) -> list[ReadingCommand]:
     files = [record / name for name in ("record.json", "rank0.safetensors", "record.json", "state.safetensors")]
     explained = folder / "out" / "explained"
     return [
-        ReadingCommand(f"audit {kind}", files, program("audit.__main__", record), compares=True),
+        ReadingCommand(f"audit {kind}", files, program("audit", record), compares=True),
         ReadingCommand(
             f"explain {kind}",
             [*files, folder / kind / "config.yaml"],
-            program("explain.__main__", record, "--out", explained),
+            program("explain", record, "--out", explained),
         ),
     ]
 

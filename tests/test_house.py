@@ -41,7 +41,7 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
         "from training.utils.base.errors import ThreestepError",
     ),
     (rooms.rooms_look_down, "training.utils.data.rows.views", "from ..cache import cache", "from . import phases"),
-    (rooms.rooms_look_down, "training.utils.data.files.readers", "import training.inference.web", "import training"),
+    (rooms.rooms_look_down, "training.utils.data.files.readers", "import training.report", "import training"),
     (rooms.rooms_look_down, "training.utils.base.seeds", "from ..layout import rows", "from . import errors"),
     (rooms.rooms_look_down, "training.utils.layout.rows", "import training.utils.models", "import torch"),
     (
@@ -61,7 +61,7 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
     (
         rooms.steps_keep_apart,
         "training.step1_sft.main",
-        "from training import inference",
+        "from training import report",
         "from training import __version__",
     ),
     (
@@ -84,13 +84,13 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
     ),
     (
         rooms.nothing_imports_the_front,
-        "training.chat",
+        "training.report",
         "from threestep.command import main",
         "import training",
     ),
     (
         rooms.programs_import_no_step,
-        "training.inference.answers",
+        "threestep.plugins.evaluation.answers",
         "def f():\n    from training.step3_ppo import scoring",
         "from training.utils.flags.step import known_steps",
     ),
@@ -131,7 +131,7 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
         "def f(ppo):\n    return ppo.rollout_engine == 'vllm'",
         'def f(engine):\n    """Not of vLLM."""\n    return engine.planned_memory()  # of vLLM',
     ),
-    (rooms.engines_stay_home, "training.chat", "LONGEST_VLLM_TOKENS = 1", "LONGEST_TOKENS = 1"),
+    (rooms.engines_stay_home, "training.report", "LONGEST_VLLM_TOKENS = 1", "LONGEST_TOKENS = 1"),
     (rooms.engines_stay_home, "training.x", "def f(vllm):\n    pass", "def f(engine):\n    pass"),
     (
         rooms.maths_needs_torch_alone,

@@ -24,7 +24,6 @@ from typing import Any
 
 import yaml
 
-from training.inference.best_of.rounds import DRAWING, FOLDER, Stage, TrainingRounds, figures_of, table_of
 from training.utils.base.credentials import lend, redacted, redacted_value
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.base.storage import remove
@@ -37,7 +36,7 @@ from training.utils.flags.arguments import ProgramParser, parse_arguments, read_
 from training.utils.flags.launcher_flags import HOSTFILE_VARIABLE
 from training.utils.flags.step import known_steps
 from training.utils.loading.folder_kinds import check_model_folder
-from training.utils.plugins.registry import foreign_runs
+from training.utils.plugins.registry import foreign_runs, plugin_module
 from training.utils.reading.files import checked_json, checked_value, read_text
 from training.utils.report.writing import report_at_end
 from training.utils.run.launch import choose_ranks, launch, visible_gpus
@@ -45,6 +44,7 @@ from training.utils.run.program import run_program
 from training.utils.run.run_folder import RunFolder
 from training.utils.run.run_paths import check_place
 
+DRAWING = "best_of"  # the section of what rounds draw, as its program is called
 ROUND_STEP = "step2_dpo"  # that rounds train
 LAST_STEP = "step3_ppo"  # unless the file has a section of a step that does not lead to it
 TOP_LEVEL = {
@@ -57,8 +57,8 @@ TOP_LEVEL = {
     "model_name_or_path": "the model that step 1 starts from, where `new_model` makes none",
     "new_model": "flags of python -m training.new_model",
     "shared": "settings of every step",
-    "rounds": "rounds of best of n and DPO, with a section best_of (docs/best_of.md)",
-    DRAWING: "settings of python -m training.best_of, in each round",
+    "rounds": "rounds of best of n and DPO, with a section best_of (threestep/plugins/evaluation/best_of.md)",
+    DRAWING: "settings of threestep best-of, in each round",
 }
 _SECONDS = "seconds.json"  # in the run's folder: by step, of all parts of a run that was resumed
 # What this program sets in a step's settings, and where the user sets it instead.
@@ -75,7 +75,7 @@ class Plan:
     settings: dict[str, dict[str, Any]]  # by step, in their order; complete, as written to OUTPUT_DIR/configs
     report: bool = True
     resume: bool = False
-    rounds: TrainingRounds | None = None  # after the steps
+    rounds: Any = None  # after the steps: TrainingRounds of the plugin evaluation
 
 
 def main(argv: Sequence[str]) -> None:
@@ -534,7 +534,7 @@ def _rounds(
     sections: Mapping[str, dict[str, Any]],
     *,
     models: Mapping[str, Mapping[str, str]],
-) -> TrainingRounds:
+) -> Any:
     """The rounds after the steps with `models`, of which one may be a reward model."""
     step = known_steps()[ROUND_STEP]
     [first_model] = models[ROUND_STEP].values()
@@ -542,12 +542,16 @@ def _rounds(
     drawing = dict(sections[DRAWING])
     if rewards:
         drawing.setdefault("reward_model", str(folder / rewards[-1] / "model"))
-    return TrainingRounds(count, folder, first_model, common, drawing, sections[ROUND_STEP], step)
+    return _program_of_rounds().TrainingRounds(count, folder, first_model, common, drawing, sections[ROUND_STEP], step)
+
+
+def _program_of_rounds() -> Any:
+    return plugin_module("evaluation", "best_of.rounds")
 
 
 def prepared_rounds(
     plan: Plan, resumes: bool, overwrite: bool, configs: Path | None = None
-) -> list[tuple[Stage, Path, bool]]:
+) -> list[tuple[Any, Path, bool]]:
     """The programs of all rounds, each with its file of settings, and whether an earlier run finished it.
 
     overwrite: remove rounds of an earlier run. configs: folder of the files; OUTPUT_DIR/configs by default.
@@ -555,7 +559,8 @@ def prepared_rounds(
     """
     if plan.rounds is None:
         return []
-    folder = plan.output_dir / FOLDER
+    place = _program_of_rounds().FOLDER
+    folder = plan.output_dir / place
     if overwrite and not resumes:
         remove(folder)
     mistakes, stages = Mistakes(), []
@@ -567,7 +572,7 @@ def prepared_rounds(
     mistakes.raise_if_any()
     goes_on = resumes
     for number, stage in enumerate(plan.rounds.stages()):
-        path = (configs or plan.output_dir / "configs") / FOLDER / f"{number:03d}_{stage.name}.yaml"
+        path = (configs or plan.output_dir / "configs") / place / f"{number:03d}_{stage.name}.yaml"
         mine, settings = redacted_value(stage.settings), stage.settings
         same = path.exists() and redacted_value({**read_yaml(path), "resume": None}) == {**mine, "resume": None}
         goes_on = goes_on and same and stage.result.exists()
@@ -587,7 +592,7 @@ def prepared_rounds(
     return stages
 
 
-def run_rounds(plan: Plan, stages: Sequence[tuple[Stage, Path, bool]], resume_command: str) -> None:
+def run_rounds(plan: Plan, stages: Sequence[tuple[Any, Path, bool]], resume_command: str) -> None:
     """Run the programs of the rounds in order; the first that fails ends this program."""
     for stage, path, is_finished in stages:
         if is_finished:
@@ -597,15 +602,16 @@ def run_rounds(plan: Plan, stages: Sequence[tuple[Stage, Path, bool]], resume_co
         _end_where_stopped(stage.title, stage.folder, resume_command)
 
 
-def _table_of_rounds(plan: Plan, stages: Sequence[tuple[Stage, Path, bool]]) -> list[str]:
+def _table_of_rounds(plan: Plan, stages: Sequence[tuple[Any, Path, bool]]) -> list[str]:
     """Write the figures of the rounds to rounds.json, and return their table; nothing without rounds."""
     if not stages:
         return []
     results = [checked_json(dict[str, Any], read_text(stage.result), stage.result) for stage, _, _ in stages]
-    rows = figures_of([stage for stage, _, _ in stages], results)
-    rows = checked_value(list[dict[str, float | None]], rows, f"figures in {plan.output_dir / FOLDER}")
+    rounds = _program_of_rounds()
+    rows = rounds.figures_of([stage for stage, _, _ in stages], results)
+    rows = checked_value(list[dict[str, float | None]], rows, f"figures in {plan.output_dir / rounds.FOLDER}")
     RunFolder(plan.output_dir, is_main_rank=True).write_figures("rounds.json", {"rounds": rows})
-    return [table_of(rows)]
+    return [rounds.table_of(rows)]
 
 
 def _new_model_flags(section: Mapping[str, Any], common: Mapping[str, Any], folder: Path) -> dict[str, Any]:

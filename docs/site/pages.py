@@ -29,11 +29,16 @@ _SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
 
 
 def sources() -> dict[str, Path]:
-    """Every page by the name of its copy; the page of a plugin is its README.md."""
+    """Every page by the name of its copy; a plugin's stand in its folder."""
     docs = ROOT / "docs"
     pages = {path.relative_to(docs).as_posix(): path for path in sorted(docs.rglob("*.md"))}
-    of_plugins = {f"plugins/{path.parent.name}.md": path for path in ROOT.glob("threestep/plugins/*/README.md")}
+    of_plugins = {_name_of_plugin(path): path for path in ROOT.glob("threestep/plugins/*/*.md")}
     return {**pages, **{name: ROOT / place for name, place in ELSEWHERE.items()}, **of_plugins}
+
+
+def _name_of_plugin(path: Path) -> str:
+    plugin = path.parent.name
+    return f"plugins/{plugin}.md" if path.name == "README.md" else f"plugins/{plugin}/{path.name}"
 
 
 def gather(folder: Path, generated: Mapping[str, str]) -> None:

@@ -17,7 +17,7 @@ from tests.support.forked_programs import ROOT, run_python
 # What is behind the last cell here: its figures, and the answers of `threestep chat` to the same questions.
 BEHIND = """
 import contextlib, io, json, sys
-from training.chat import main as chat
+from threestep.plugins.evaluation.chat import main as chat
 
 said = []
 for digits in asked[:8]:

@@ -16,13 +16,13 @@ import pytest
 
 from tests.support.browser import Browser, chromium, opened_browser
 from tests.support.image_readers import picture
+from threestep.plugins.evaluation.best_of.curve import curve_of
+from threestep.plugins.evaluation.best_of.page import best_of_page
+from threestep.plugins.evaluation.best_of.results import table_rows
+from threestep.plugins.evaluation.pairs_page import page as pairs_page
 from threestep.plugins.explain.explanation import Questions, explain
 from threestep.plugins.explain.page import page as explained_page
 from threestep.plugins.explain.tests.explained_steps import conversations
-from training.inference.best_of.curve import curve_of
-from training.inference.best_of.page import best_of_page
-from training.inference.best_of.results import table_rows
-from training.inference.pairs_page import page as pairs_page
 from training.utils.report.live import LivePage, make_server
 from training.utils.report.pages.rows_page import PageRow, rows_page
 from training.utils.report.writing import write_report

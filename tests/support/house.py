@@ -44,8 +44,6 @@ LARGE_RECORDS = (
 BAG_NAMES = ("utils", "util", "helpers", "helper", "misc", "common", "tools")
 # Small programs print, those directly in training/ and these.
 MAY_PRINT = (
-    "training.env.__main__",  # python -m training.env
-    "training.serve_training.__main__",  # python -m training.serve_training
     "training.utils.run.program",
     "training.utils.run.launch",
     "training.utils.data.cache.__main__",  # python -m training.utils.data.cache list | verify | prune

@@ -22,13 +22,13 @@ from safetensors import safe_open
 from tests.end_to_end.conftest import run_step, save_start
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.tiny_models import tiny_causal_lm
-from training.serve_training.adapters import AdaptedModel
-from training.serve_training.client_state import ClientState
-from training.serve_training.opening import Computing, ServerSettings, service_of
-from training.serve_training.records import LoraSpec
-from training.serve_training.service import TrainingService
-from training.serve_training.store import Store, StoredMessage
-from training.serve_training.wire import STEP, RequestBounds
+from threestep.plugins.tinker.adapters import AdaptedModel
+from threestep.plugins.tinker.client_state import ClientState
+from threestep.plugins.tinker.opening import Computing, ServerSettings, service_of
+from threestep.plugins.tinker.records import LoraSpec
+from threestep.plugins.tinker.service import TrainingService
+from threestep.plugins.tinker.store import Store, StoredMessage
+from threestep.plugins.tinker.wire import STEP, RequestBounds
 from training.step3_ppo.parts.evaluation import conversation_columns
 from training.step3_ppo.parts.replay import ReplayRollout, file_of
 from training.utils.base.errors import ThreestepError
@@ -91,7 +91,7 @@ def _best_of(folder: Path, out: Path) -> None:
     )
     data = ["--data_path", f"jsonl:{folder / 'rows.jsonl'}", "--data_output_path", folder / "cache"]
     words = ["--model_name_or_path", folder / "start", *data, "--output_dir", out, *flags.split()]
-    import_module("training.best_of").main([*map(str, words)])
+    import_module("threestep.plugins.evaluation.best_of.__main__").main([*map(str, words)])
 
 
 def _resumed(folder: Path, kept: Path) -> None:
@@ -112,13 +112,13 @@ def _drawn(folder: Path) -> None:
 
 def _chatted(start: Path) -> None:
     with mock.patch.object(sys, "stdin", io.StringIO("fig?\n")):
-        import_module("training.chat").main([str(start), "--max_new_tokens", "3"])
+        import_module("threestep.plugins.evaluation.chat").main([str(start), "--max_new_tokens", "3"])
 
 
 def _served(start: Path) -> None:
     """Open a model for an engine's own server, load it for ours, and order an answer."""
-    from training.inference.endpoint.fields import read_request
-    from training.inference.endpoint.model import load_served, open_model
+    from threestep.plugins.serve.endpoint.fields import read_request
+    from threestep.plugins.serve.endpoint.model import load_served, open_model
     from training.utils.data.chat.arguments import ChatArguments
     from training.utils.generation.arguments import SamplingArguments
 

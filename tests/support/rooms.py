@@ -38,7 +38,7 @@ data.sources.made: data.sources base
 sequence_parallel: contracts models.families base
 models.tensors: contracts
 report.trackers: contracts flags base
-run: contracts flags reading clock base
+run: contracts flags reading plugins clock base
 data.rows: layout contracts flags images base
 divergence: run base
 images.models: models.tensors layout contracts models.families images base
@@ -180,7 +180,7 @@ IMAGE_FLAGS = re.compile(r"freeze_vision_tower|kept_image_features_mb|allow_imag
 FLAG_MODULES = re.compile(r"\.flags(\.|$)|\.arguments$")
 PLACES_WITH_IMAGES = frozenset(
     """
-training.chat training.inference.talk training.inference.web training.new_model
+training.new_model
 training.utils.contracts training.utils.data.kinds
 training.utils.data.rows.dataset training.utils.data.rows.media_store training.utils.data.sources.file_dataset
 training.utils.data.sources.formats.media training.utils.data.sources.formats.messages
@@ -190,6 +190,7 @@ training.utils.report.figures.sample_media training.utils.report.png training.ut
 """.split()
 )
 MOST_MODULES_OF_A_ROOM = 15
+_PLUGIN = re.compile(r"threestep\.plugins\.\w+\.__init__")
 SERVES = re.compile(r"\b[Ss]erves\b")
 
 
@@ -208,7 +209,7 @@ def step_of(module: str) -> str | None:
 def is_program_file(module: str) -> bool:
     """A module directly in the package, such as training.report: it may look at everything but steps."""
     parts = plain_name(module).split(".")
-    return len(parts) == 2 and parts[1] not in ("utils", "inference") and not step_of(module)
+    return len(parts) == 2 and parts[1] != "utils" and not step_of(module)
 
 
 # --- rules on one module
@@ -418,6 +419,8 @@ def rooms_close_no_circle(sources: Mapping[str, str]) -> list[str]:
     """Rooms have floors, those of a step too: none imports itself by way of others."""
     rooms: dict[str, set[str]] = {}
     for module, targets in import_graph(sources).items():
+        if _PLUGIN.fullmatch(module):  # it names its modules, and imports none
+            continue
         room = module.rpartition(".")[0]
         rooms.setdefault(room, set()).update(
             target.rpartition(".")[0] for target in targets if LOADS_BY_NAME.get(module) != plain_name(target)
@@ -426,7 +429,9 @@ def rooms_close_no_circle(sources: Mapping[str, str]) -> list[str]:
     for targets in rooms.values():
         targets &= rooms.keys()
     # A step's own folder has its table of contents and its main: the lowest and the highest of its modules.
-    above = {room for room in rooms if step_of(f"{room}.x") == room} | {"training", "training.utils"}
+    # So has a plugin's.
+    above = {room for room in rooms if step_of(f"{room}.x") == room or _PLUGIN.fullmatch(f"{room}.__init__")}
+    above |= {"training", "training.utils"}
     return [" -> ".join(circle) for circle in circles({room: found - above for room, found in rooms.items()})]
 
 
@@ -494,7 +499,7 @@ def every_file_serves_somebody(sources: Mapping[str, str]) -> list[str]:
     graph = import_graph(sources)
     programs = {module for module, source in sources.items() if runs_by_itself(source)}
     ours = [name for name in sources if inside(name, "training") or inside(name, "threestep.plugins")]
-    plugins = {name for name in ours if re.fullmatch(r"threestep\.plugins\.\w+\.__init__", name)}
+    plugins = {name for name in ours if _PLUGIN.fullmatch(name)}
     reached = {name for name in sources if name in programs | plugins or name not in ours or _says(name, sources)}
     waiting = list(reached)
     while waiting:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from tests.support.tiny_models import VOCABULARY
-from training.serve_training.adapters import ALPHA
-from training.serve_training.losses import LOSSES
-from training.serve_training.records import ForwardOrder, TrainingDatum
+from threestep.plugins.tinker.adapters import ALPHA
+from threestep.plugins.tinker.losses import LOSSES
+from threestep.plugins.tinker.records import ForwardOrder, TrainingDatum
 
 
 def order_of(seed: int, loss: str, lengths: Sequence[int], targets: int = 1, **more: Any) -> ForwardOrder:

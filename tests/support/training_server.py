@@ -10,10 +10,10 @@ import threading
 import torch
 
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
-from training.serve_training.opening import ServerSettings, service_of
-from training.serve_training.store import Store, load_weights
-from training.serve_training.web import PREFIX, TrainingServer
-from training.serve_training.wire import RequestBounds
+from threestep.plugins.tinker.opening import ServerSettings, service_of
+from threestep.plugins.tinker.store import Store, load_weights
+from threestep.plugins.tinker.web import PREFIX, TrainingServer
+from threestep.plugins.tinker.wire import RequestBounds
 
 KEY = "tml-key-of-the-tests"
 

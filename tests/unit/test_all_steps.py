@@ -501,7 +501,7 @@ def programs(monkeypatch, tmp_path):
         if module == "training.new_model":
             return 0
         settings = read_yaml(flags[flags.index("--config") + 1])
-        name, folder = module.split(".")[1], tmp_path / settings["output_dir"]
+        name, folder = module.removesuffix(".main").rpartition(".")[2], tmp_path / settings["output_dir"]
         calls.append(f"{folder.relative_to(tmp_path / 'runs/x')} {settings.get('resume', '')}".strip())
         code = codes.get(calls[-1].split()[0], 0)
         folder.mkdir(parents=True, exist_ok=True)
@@ -623,8 +623,11 @@ def test_a_dry_run_shows_the_programs_of_rounds(programs, tmp_path, capsys):
     calls, _ = programs
     all_steps.main(["--config", "run.yaml", "--dry_run"])
     said = capsys.readouterr().out
-    assert "== round 2 of 2, best of n\npython -m training.best_of --part=2/2" in said
-    assert "== round 0 of 2, held-out prompts\npython -m training.evaluate reward --data_split=2,4,4" in said
+    assert "== round 2 of 2, best of n\npython -m threestep.plugins.evaluation.best_of --part=2/2" in said
+    assert (
+        "== round 0 of 2, held-out prompts\npython -m threestep.plugins.evaluation.evaluate reward --data_split=2,4,4"
+        in said
+    )
     assert calls == [] and not (tmp_path / "runs").exists()
 
 

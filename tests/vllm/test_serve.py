@@ -11,10 +11,10 @@ import urllib.request
 import psutil
 import pytest
 
-from tests.end_to_end.test_serve import started
 from tests.support.hostile import attack
 from tests.support.tiny_models import tiny_causal_lm
 from tests.vllm.conftest import SHAPES
+from threestep.plugins.serve.tests.end_to_end.test_serve import started
 
 pytestmark = pytest.mark.timeout(1200)  # vLLM compiles, on a CPU too
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}

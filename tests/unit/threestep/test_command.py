@@ -74,7 +74,7 @@ def test_one_rank_runs_in_this_process(ran):
     assert ran == [
         ("here", "training.step1_sft.main", ["--seed", "3"]),
         ("here", "training.step3_ppo.main", []),
-        ("here", "training.chat", ["a", "--num_ranks", "2"]),
+        ("here", "threestep.plugins.evaluation.chat", ["a", "--num_ranks", "2"]),
     ]
     assert os.environ[COMMAND_VARIABLE] == "threestep chat"
 

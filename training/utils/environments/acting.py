@@ -1,6 +1,6 @@
 """Conversations of a model with its environments: between messages, the tokens of a chat template, and turns.
 
-Serves step 3, whose rows open the environments, and training.chat, in which a person does.
+Serves step 3, whose rows open the environments, and threestep.plugins.evaluation.chat, in which a person does.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ import psutil
 from training.utils.base.credentials import lend, redacted
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.launcher_flags import HOSTFILE_VARIABLE, RANKS_VARIABLE, as_variables
+from training.utils.plugins.registry import GROUP
 from training.utils.run.program import FOR_THE_LAUNCHER, SAFE_PATH_VARIABLE, run_program
 
 _TERMINATION_SECONDS = 60.0
@@ -142,7 +143,7 @@ def launcher_environment(module: str, environment: Mapping[str, str]) -> dict[st
 
 
 def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] == _PACKAGE.name
+    return module.partition(".")[0] == _PACKAGE.name or module.startswith(f"{GROUP}.")
 
 
 def outside_of_ranks(environment: Mapping[str, str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ import typing
 import pytest
 import yaml
 
-from training import chat
+from threestep.plugins.evaluation import chat
 from training.utils.base import credentials
 from training.utils.base.console import log, note
 from training.utils.base.credentials import (

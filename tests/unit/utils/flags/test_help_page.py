@@ -28,10 +28,16 @@ UNITS = frozenset(
 )  # fmt: skip
 
 PROGRAMS = [step.program for step in known_steps().values()] + [
-    "training.best_of", "training.chat", "training.env.__main__", "training.evaluate",
-    "threestep.plugins.inspect.__main__", "training.new_model",
-    "threestep.plugins.plan.__main__", "threestep.plugins.inspect.preview", "training.step2_reward.evaluate",
-]  # fmt: skip
+    "threestep.plugins.evaluation.best_of.__main__",
+    "threestep.plugins.evaluation.chat",
+    "threestep.plugins.environments.__main__",
+    "threestep.plugins.evaluation.evaluate",
+    "threestep.plugins.inspect.__main__",
+    "training.new_model",
+    "threestep.plugins.plan.__main__",
+    "threestep.plugins.inspect.preview",
+    "training.step2_reward.evaluate",
+]
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm
-from training import evaluate
+from threestep.plugins.evaluation import evaluate
 
 pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install lm_eval")
 TEMPLATE = (

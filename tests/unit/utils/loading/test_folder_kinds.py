@@ -188,14 +188,8 @@ def test_the_nearest_folder_is_named_first(given, nearest, tmp_path, monkeypatch
             "--data_path embedded --actor_model_name_or_path gpt2 --critic_model_name_or_path runs/nosuch",
         ),
         ("training.step2_reward.evaluate", "--data_path embedded --model_name_or_path runs/nosuch"),
-        ("training.chat", "gpt2 runs/nosuch"),
-        ("training.chat", "gpt2 --reward_model runs/nosuch"),
-        ("training.evaluate", "win_rate --reward embedded --data_path embedded --model_name_or_path gpt2 "
-                              "--baseline runs/nosuch"),
-        ("training.evaluate", "reward --data_path embedded --model_name_or_path gpt2 --reward_model runs/nosuch"),
-        ("threestep.plugins.inspect.preview", "--data_path embedded --tokenizer runs/nosuch"),
     ],
-)  # fmt: skip
+)
 def test_programs_say_so_before_anything_is_loaded(module, flags, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()

@@ -1,4 +1,4 @@
-"""A door before an ASGI application, without a server; tests/unit/inference/test_web.py has one."""
+"""A door before an ASGI application, without a server; threestep/plugins/evaluation/tests/test_web.py has one."""
 
 from __future__ import annotations
 

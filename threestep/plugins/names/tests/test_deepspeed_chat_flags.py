@@ -9,9 +9,9 @@ import pytest
 
 from tests.support import deepspeed_chat_table
 from tests.support.deepspeed_chat_lines import EVALUATION_LINES
+from threestep.plugins.evaluation import chat
+from threestep.plugins.evaluation import evaluate as training_evaluate
 from threestep.plugins.names.deepspeed_chat_flags import ANSWERING_OLD_FLAGS, SCORING_OLD_FLAGS
-from training import chat
-from training import evaluate as training_evaluate
 from training.step1_sft import main as sft
 from training.step2_dpo import main as dpo
 from training.step2_reward import evaluate

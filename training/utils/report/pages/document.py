@@ -1,5 +1,5 @@
 """A page as one HTML file: style and scripts inside, nothing from a network. The pages of threestep.plugins.inspect,
-threestep.plugins.inspect.preview and training.evaluate have this form too.
+threestep.plugins.inspect.preview and threestep.plugins.evaluation.evaluate have this form too.
 
 What a model or a dataset wrote is untrusted: whoever makes a body escapes every text, and the page's policy runs no
 script but those whose digests it names.

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.support.data_flags import data_flags
-from training.env.rows import rows_of
+from threestep.plugins.environments.rows import rows_of
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.data.sources.verifiers_tasks import check_verifiers
 from training.utils.environments.arguments import EnvironmentArguments

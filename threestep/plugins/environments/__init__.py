@@ -1,0 +1,12 @@
+"""Environments outside of training: listed, played in the terminal, checked: `threestep env`."""
+
+from training.utils.plugins.registry import Command, Plugin
+
+PLUGIN = Plugin(
+    "environments",
+    "environments outside of training",
+    needs=("evaluation",),
+    commands={
+        "env": Command(__name__, "environments: a list, one conversation in the terminal, a check before a run"),
+    },
+)

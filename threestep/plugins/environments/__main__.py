@@ -1,0 +1,264 @@
+"""Environments outside of training: the list of them, one conversation in the terminal, and a check before a run.
+
+    threestep env list [FILE.py | FOLDER ...]
+    threestep env try examples/environments/guessing.py:Guessing --row '{"ground_truth": "20"}'
+    threestep env try my_game.py:Game --data_path jsonl:rows.jsonl --model_name_or_path runs/sft/model
+    threestep env check my_game.py:Game --data_path jsonl:rows.jsonl --html game.html
+
+In `try` a person types the model's turns, or a model draws them; with a model folder, also of a person, the tokens are
+shown, with their mask as step 3 trains on them. `check` plays conversations of nonsense and of the right answer: does a
+conversation repeat under its seed and go its own way beside others, which rewards are paid, how long does it take, what
+fails, and does the answer stand in what the model reads. Exit code 1: something is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from training.utils.base.console import note
+from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
+from training.utils.data.build.arguments import OptionalDataArguments, ShownArguments
+from training.utils.environments.arguments import EnvironmentArguments, OpeningRowArguments
+from training.utils.flags.arguments import parse_arguments
+from training.utils.flags.flags import AUTO, flag, flag_of
+from training.utils.generation.arguments import SamplingArguments
+from training.utils.generation.conversation_arguments import ConversationArguments
+from training.utils.generation.table import RolloutEngineFlags
+from training.utils.models.arguments import ModelArguments
+from training.utils.run.program import run_program
+from training.utils.run.run_arguments import RunArguments
+from training.utils.run.run_paths import check_place
+
+if TYPE_CHECKING:
+    from training.utils.environments.loading import Environments
+
+LIST, TRY, CHECK = TASKS = ("list", "try", "check")
+WRONG_EXIT_CODE = 1
+LONGEST_TOKENS = 8192  # of a conversation, of engines whose cache must hold the longest
+
+
+@dataclass
+class EnvArguments:
+    """The task, and its environment and rows."""
+
+    topic: ClassVar[str] = "task"
+
+    task: str = flag(LIST, "What to do; may come first, without the flag.", choices=TASKS)
+    places: list[str] = flag(
+        [], "`list`: files and folders to look in, which may come behind it; default: this folder.", "file"
+    )
+    model_name_or_path: str = flag_of(
+        ModelArguments,
+        "`try`: the model that acts, a folder or a hub name; with --by_hand its tokenizer alone. Default: a person "
+        "acts, and no tokens are shown.",
+        aliases=["--model"],
+    )
+    by_hand: bool = flag(False, "`try`: a person acts, and the tokens are those of --model_name_or_path.")
+    row: str | None = flag_of(
+        OpeningRowArguments, "Columns of the row that opens the environment, as a JSON object, in place of --data_path."
+    )
+    rows: int = flag_of(ShownArguments, "Rows of --data_path: `check` plays all scripts on each; `try` the last.",
+                        default=4, takes="rows >= 1")  # fmt: skip
+    reward_range: list[float] = flag(
+        [], "`check`: the smallest and the largest reward that a conversation should have.", "number"
+    )
+    json: bool = flag_of(ShownArguments, "`check`: print one JSON object instead of text.")
+    html: str = flag_of(ShownArguments, "`check`: write the findings as an HTML page to this file too.")
+    seed: int = flag_of(RunArguments, "Seed of the environment, of sampling, and of datasets that are made from one.")
+
+    def validate(self, mistakes: Mistakes) -> None:
+        wanted = self.reward_range
+        mistakes.require(
+            not wanted or (len(wanted) == 2 and wanted[0] <= wanted[1]),
+            f"--reward_range expects two numbers, the smaller one first, got {' '.join(map(str, wanted))}",
+        )
+        of_task = {TRY: ("model_name_or_path", "by_hand"), CHECK: ("reward_range", "json", "html"), LIST: ("places",)}
+        for task, names in of_task.items():
+            for name in names:
+                mistakes.require(
+                    task == self.task or not getattr(self, name), f"--{name} is of `{task}`, and this is {self.task}"
+                )
+        mistakes.require(
+            not self.by_hand or bool(self.model_name_or_path),
+            "--by_hand needs --model_name_or_path, got none; without both a person acts, and no tokens are shown",
+        )
+
+
+@dataclass
+class EnvFlags:
+    """All settings, in the order of GROUPS."""
+
+    env: EnvArguments = field(default_factory=EnvArguments)
+    environment: EnvironmentArguments = field(default_factory=EnvironmentArguments)
+    conversation: ConversationArguments = field(default_factory=ConversationArguments)
+    sampling: SamplingArguments = field(default_factory=SamplingArguments)
+    engines: RolloutEngineFlags = field(default_factory=RolloutEngineFlags)
+    data: OptionalDataArguments = field(default_factory=OptionalDataArguments)
+
+
+GROUPS = (
+    EnvArguments, EnvironmentArguments, ConversationArguments, SamplingArguments, RolloutEngineFlags,
+    OptionalDataArguments,
+)  # fmt: skip
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, then list, play or check."""
+    flags = EnvFlags(*parse_arguments(GROUPS, with_flags(argv), __doc__ or ""))
+    if flags.env.task == LIST:
+        return show_list(flags.env.places or ["."])
+    from threestep.plugins.environments.rows import rows_of
+
+    if not flags.environment.is_on:
+        raise ThreestepError(
+            f"threestep env {flags.env.task} expects an environment, FILE.py:NAME or the name of an installed one, got "
+            "none; `threestep env list` shows them"
+        )
+    if flags.env.html:
+        check_place("--html", flags.env.html)
+    mistakes = Mistakes()
+    environments = _loaded(flags, mistakes)
+    rows = rows_of(flags.env.row, flags.data, flags.env.rows, flags.env.seed)
+    for row in rows:
+        environments.name_of(row)
+    (try_it if flags.env.task == TRY else check_it)(flags, environments, rows)
+
+
+def with_flags(argv: Sequence[str]) -> list[str]:
+    """Give the words before the first flag their flags: the task, and its environment or places."""
+    count = next((place for place, word in enumerate(argv) if word.startswith("-")), len(argv))
+    words, rest = list(argv[:count]), list(argv[count:])
+    if not words:
+        return rest
+    task, *named = words
+    if task not in TASKS:
+        raise ThreestepError(
+            f"threestep env expects one of {', '.join(TASKS)} first, got '{task}'{nearest_names(task, TASKS)}"
+        )
+    if task == LIST:
+        return ["--task", task, *(["--places", *named] if named else []), *rest]
+    return ["--task", task, *(["--environment", ",".join(named)] if named else []), *rest]
+
+
+def show_list(places: Sequence[str]) -> None:
+    """Print a line for each environment."""
+    from threestep.plugins.environments.listing import listed
+
+    found = listed(places)
+    for each in found:
+        print(f"{each.address}  {each.about}".rstrip())
+    if not found:
+        note(f"no class with reset, step and close in {', '.join(places)}, and no package offers environments")
+
+
+def check_it(flags: EnvFlags, environments: Environments, rows: Sequence[dict[str, Any]]) -> None:
+    """Check, print the findings, write the page."""
+    from threestep.plugins.environments.findings import Check, check
+    from threestep.plugins.environments.text import as_json, as_lines, page
+
+    env = flags.env
+    wanted = (env.reward_range[0], env.reward_range[1]) if env.reward_range else None
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # what an environment prints
+            checked = check(environments, Check(rows, env.seed, flags.conversation.max_turns, wanted))
+    finally:
+        environments.close()
+    name = ", ".join([*flags.environment.environment_addresses, *flags.environment.tool_addresses])
+    if env.html:
+        Path(env.html).write_text(page(name, checked), encoding="utf-8", errors="replace")
+        note(f"written: {env.html}")
+    if env.json:
+        print(json.dumps(as_json(name, checked)))
+    else:
+        print("\n".join(as_lines(name, checked)))
+    if not checked.is_good:
+        sys.exit(WRONG_EXIT_CODE)
+
+
+def try_it(flags: EnvFlags, environments: Environments, rows: Sequence[dict[str, Any]]) -> None:
+    """Play one conversation."""
+    from threestep.plugins.environments.playing import any_form, play_by_hand, token_lines
+    from training.utils.environments.parsers import parser_of
+
+    row, seed = rows[-1], flags.env.seed
+    episode = environments.episode(row, seed, warn=note)
+    if episode is None:
+        raise ThreestepError("the row's column 'environment' is empty, so that nobody answers it; give another --row")
+    try:
+        if not flags.env.model_name_or_path:
+            given = flags.environment.tool_parser
+            parser = any_form if given == AUTO else parser_of(given, None)
+            play_by_hand(episode, parser, flags.conversation.max_turns, _typed_line, tell=print)
+            return
+        rollout, tokenizer = _played(flags, episode, row)
+    except EOFError:
+        note("left before the conversation was over")
+        return
+    finally:
+        environments.close()
+    decode: Any = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    print("\n".join(token_lines(rollout, decode)))
+
+
+def _played(flags: EnvFlags, episode: Any, row: dict[str, Any]) -> tuple[Any, Any]:
+    """The rollout of a conversation, and its tokenizer."""
+    from threestep.plugins.environments.playing import HandEngine, hand_sampling, play, request_of
+    from threestep.plugins.evaluation.model import engine_maker, load_chat_model, open_chat_folder, start_alone
+    from training.utils.environments.acting import ActingSettings, acting_engine
+
+    env, limits = flags.env, flags.conversation
+    most = flags.data.rows.max_prompt_seq_len
+    if env.by_hand:
+        folder = open_chat_folder(env.model_name_or_path, flags.data)
+        tokenizer, chat, model, device = folder.tokenizer, folder.data.chat, None, "cpu"
+        ends: tuple[int, ...] = (folder.end_token_id,)
+        engine: Any = HandEngine(partial(tokenizer.encode, add_special_tokens=False), _typed_line)
+        sampling = hand_sampling(flags.sampling.max_new_tokens, ends, tokenizer.pad_token_id)
+    else:
+        rank = start_alone()
+        acts = flags.environment.environment or flags.environment.tools
+        start_engine = engine_maker(flags.sampling, flags.engines, LONGEST_TOKENS, acts=acts)
+        chat_model = load_chat_model(
+            env.model_name_or_path, flags.sampling.dtype, flags.data, rank.device, start_engine=start_engine
+        )
+        tokenizer, chat, model, engine = (
+            chat_model.tokenizer, chat_model.data.chat, chat_model.model, chat_model.engine
+        )  # fmt: skip
+        ends, sampling, device = chat_model.end_token_ids, chat_model.sampling(flags.sampling), str(model.device)
+    settings = ActingSettings(chat, flags.environment, limits, most)
+
+    def acting(drawn_by: Any, partner_of: Any) -> Any:
+        return acting_engine(drawn_by, partner_of, settings, tokenizer, end_token_ids=ends)
+
+    says = None if env.by_hand else "model"
+    request = request_of(row, env.seed, sampling, device)
+    return play(acting, engine, request, episode, model=model, tell=print, says=says), tokenizer
+
+
+def _loaded(flags: EnvFlags, mistakes: Mistakes) -> Environments:
+    from training.utils.environments.loading import load_environments
+
+    flags.conversation.require_partner(True, mistakes)
+    environments = load_environments(flags.environment, mistakes)
+    mistakes.raise_if_any()
+    assert environments is not None
+    return environments
+
+
+def _typed_line() -> str:
+    """A line of the person. EOFError at the end of input, and for /quit."""
+    line = input("you> " if sys.stdin.isatty() else "")
+    if line.strip() == "/quit":
+        raise EOFError
+    return line
+
+
+if __name__ == "__main__":
+    run_program(main, uses_deepspeed=False)

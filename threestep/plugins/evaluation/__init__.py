@@ -1,0 +1,20 @@
+"""Finished models: prompts to answers, answers to scores, scores to figures; chats with them; the best of n answers."""
+
+from training.utils.plugins.registry import LAUNCHED, Command, Plugin
+
+PLUGIN = Plugin(
+    "evaluation",
+    "finished models: chat, evaluate, best of n",
+    commands={
+        "chat": Command(f"{__name__}.chat", "talk with one model, or with two side by side"),
+        "evaluate": Command(
+            f"{__name__}.evaluate",
+            "win rate, reward, GSM8K or perplexity of a model; a reward model on a benchmark",
+            LAUNCHED,
+            ranks=1,
+        ),
+        "best-of": Command(
+            f"{__name__}.best_of", "the best of n responses, as rows for sft and dpo", LAUNCHED, ranks=1
+        ),
+    },
+)

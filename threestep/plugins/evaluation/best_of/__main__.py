@@ -1,0 +1,45 @@
+"""Draws n responses to each prompt, keeps the best as rows for steps 1 and 2, and shows the reward against n.
+
+    threestep best-of --model_name_or_path A --reward_model RM --data_path jsonl:prompts.jsonl --output_dir OUT
+    threestep best-of --model_name_or_path A --reward gsm8k --min_reward 1 --keep_best 4 --data_path openai/gsm8k ...
+    threestep sft --model_name_or_path A --data_path jsonl:OUT/rows.jsonl ...    # the chosen responses
+    threestep dpo --model_name_or_path A --data_path jsonl:OUT/rows.jsonl ...    # chosen against rejected
+    threestep best-of --config best_of.yaml
+
+Prompts are those of step 3, from files, registered datasets or the hub; responses are drawn as in its rollouts, and
+--reward is its flag. OUTPUT_DIR gets rows.jsonl, answers.jsonl (every response with its scores), best_of.json and
+best_of.html. The same command resumes a run that was stopped, with the same rows to the bit; --num_ranks 8 takes eight
+ranks, with the rows of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from threestep.plugins.evaluation.arguments import EvaluateArguments
+from threestep.plugins.evaluation.best_of.arguments import BEST_OF_GROUPS
+from training.utils.flags.arguments import may_change_in, parse_arguments, resolved_settings
+from training.utils.flags.flags import settings_of
+from training.utils.run.program import run_program
+
+GROUPS = BEST_OF_GROUPS
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, draw, print."""
+    run, data, wanted, *others = groups = parse_arguments(GROUPS, argv, __doc__ or "")
+    free = may_change_in(GROUPS)
+    fixed = {f"--{name}": value for name, value in resolved_settings(groups).items() if name not in free}
+
+    from threestep.plugins.evaluation.best_of.drawing import run_best_of
+    from threestep.plugins.evaluation.opening import Evaluated
+
+    asked = settings_of(
+        EvaluateArguments, wanted, baseline=None, benchmark=None, val_samples=wanted.num_samples_per_prompt
+    )
+    for line in run_best_of(Evaluated("best-of", run, data, asked, *others), wanted, fixed):
+        print(line)
+
+
+if __name__ == "__main__":
+    run_program(main, uses_deepspeed=False)

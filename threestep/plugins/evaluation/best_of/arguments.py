@@ -1,0 +1,92 @@
+"""The flags of best of n. Cheap to import for `--help`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from threestep.plugins.evaluation.arguments import EVALUATE_GROUPS, SPLITS, EvaluateArguments
+from training.utils.checkpoints.arguments import CheckpointArguments
+from training.utils.data.build.arguments import ShownArguments
+from training.utils.flags.flags import flag, flag_of
+from training.utils.generation.arguments import PromptSamplesArguments
+from training.utils.rewards.arguments import CheckerArguments
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
+
+
+@dataclass
+class BestOfArguments:
+    """The model, how many responses it draws, and which of them are kept."""
+
+    topic: ClassVar[str] = "task"
+
+    model_name_or_path: str = flag_of(
+        EvaluateArguments, "Model that answers: a folder or a hub name (required).", topic="model"
+    )
+    reward_model: str | None = flag_of(EvaluateArguments)
+    split: str = flag_of(ShownArguments, "Rows of phase 3: train or eval.", default="train", choices=SPLITS)
+    per_device_eval_batch_size: int = flag_of(
+        EvaluateArguments, "Prompts that a rank answers together; what an interruption loses at most.", topic="batch"
+    )
+    part: str = flag(
+        "1/1",
+        "Take the k-th of n equal parts of the prompts alone, as k/n: each n-th, from the k-th on. Rounds of "
+        "`threestep all` take one part each.",
+        "part",
+    )
+    num_samples_per_prompt: int = flag_of(
+        PromptSamplesArguments, "n: responses drawn for each prompt, of which the best is kept.", default=8
+    )
+    keep_best: int = flag(
+        1,
+        "Responses kept of each prompt, a row each: the best against the worst, the second best against the second "
+        "worst, and so on.",
+        "responses >= 1",
+        may_change=True,
+    )
+    min_reward: float | None = flag(
+        None, "Keep only responses whose reward is at least this (rejection sampling); default: any.", "score",
+        may_change=True,
+    )  # fmt: skip
+    keep_cut: bool = flag(
+        False,
+        "Also keep responses that --max_new_tokens cut; steps 1 and 2 add an end to them that the model did not write.",
+        may_change=True,
+    )
+    checker: str | None = flag_of(
+        CheckerArguments,
+        "A rule that scores all responses and picks none of them: one of --reward's, or your own as FILE.py:NAME. The "
+        "curve shows its score of the response that the reward picks.",
+    )
+    overwrite: bool = flag_of(
+        CheckpointArguments,
+        "Remove what an earlier run left in --output_dir; without it the same command resumes or rewrites its results.",
+        may_change=True,
+    )
+
+    def validate(self, mistakes: Mistakes) -> None:
+        """Note what is wrong with these settings."""
+        mistakes.require(
+            bool(self.model_name_or_path), "--model_name_or_path expects a model folder or hub name, got nothing"
+        )
+        mistakes.require(
+            self.places(1) is not None,
+            f"--part expects k/n with k from 1 to n, such as 1/3, got '{self.part}'",
+        )
+        mistakes.require(
+            self.keep_best <= self.num_samples_per_prompt,
+            f"--keep_best expects at most --num_samples_per_prompt ({self.num_samples_per_prompt}), got "
+            f"{self.keep_best}; lower it, or draw more",
+        )
+
+    def places(self, count: int) -> range | None:
+        """The places of --part among `count` prompts; None if it is malformed."""
+        found = re.fullmatch(r"(\d+)/(\d+)", self.part)
+        k, n = map(int, found.groups()) if found else (0, 0)
+        return range(k - 1, count, n) if 1 <= k <= n else None
+
+
+BEST_OF_GROUPS = tuple(BestOfArguments if group is EvaluateArguments else group for group in EVALUATE_GROUPS)

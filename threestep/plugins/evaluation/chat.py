@@ -1,0 +1,274 @@
+"""Chats with one model, or with two side by side; answers are streamed, and scored on request.
+
+    threestep chat runs/ppo/model
+    threestep chat runs/sft/model runs/ppo/model --reward_model runs/reward/model
+    threestep chat runs/sft/model --image chart.png
+    threestep chat runs/acting/model --tools my_tools.py:weather,my_tools.py:add
+    echo "Sort: owl fox" | threestep chat runs/ppo/model --temperature 0 --rollout_engine vllm
+
+If standard input is not a terminal, it is read as one question, and only the answer goes to standard output. /help
+lists the commands. --web serves a page to this machine only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from threestep.plugins.evaluation.arguments import (
+    END_OF_ANSWER_TEXT,
+    PROMPT_STYLE_TEXT,
+    TEMPLATE_KWARGS_TEXT,
+    EvaluateArguments,
+)
+from training.utils.base.console import note
+from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.data.build.arguments import DataArguments
+from training.utils.data.chat.arguments import ChatArguments
+from training.utils.environments.arguments import EnvironmentArguments, OpeningRowArguments
+from training.utils.flags.arguments import parse_arguments
+from training.utils.flags.flags import flag, flag_of, settings_of
+from training.utils.generation.arguments import SamplingArguments
+from training.utils.generation.conversation_arguments import ConversationArguments
+from training.utils.generation.table import RolloutEngineFlags
+from training.utils.loading.folder_kinds import check_model_folder
+from training.utils.models.arguments import ModelArguments, with_flag
+from training.utils.run.program import run_program
+from training.utils.run.run_arguments import RunArguments
+
+if TYPE_CHECKING:
+    from threestep.plugins.evaluation.talk import Talk
+
+LONGEST_TOKENS = 8192  # of a conversation, of engines whose cache must hold the longest
+
+_OF_TRAINING = (
+    "add_end_of_conversation_token", "bad_conversations", "chat_template", "enable_thinking", "malformed_parallel",
+    "train_turns", "unread_reasoning",
+)  # fmt: skip
+
+
+@dataclass
+class TalkArguments:
+    """The models to chat with, and their prompt style."""
+
+    topic: ClassVar[str] = "task"
+
+    model_name_or_path: list[str] = flag_of(
+        ModelArguments,
+        "One or two model folders or hub names; may come first, without the flag.",
+        default=[],
+        aliases=["--path"],
+    )
+    reward_model: str | None = flag_of(
+        EvaluateArguments, "Score each answer with this reward model: a folder or a hub name."
+    )
+    image: list[str] = flag([], "Pictures that go with the first message, of models that read images.", "file")
+    system: str = flag("", "A system prompt.", "text")
+    prompt_style: str = flag_of(ChatArguments, PROMPT_STYLE_TEXT)
+    chat_template_kwargs: str | None = flag_of(ChatArguments, TEMPLATE_KWARGS_TEXT)
+    end_of_conversation_token: str | None = flag_of(ChatArguments, END_OF_ANSWER_TEXT)
+    parallel_thinking: bool = flag_of(
+        ChatArguments,
+        "Draw the paths of a block side by side, as step 3 does with this flag; of a model that was trained so.",
+    )
+    parallel_tags: list[str] = flag_of(
+        ChatArguments, "The four tags of --parallel_thinking, as the model was trained with them."
+    )
+    row: str | None = flag_of(OpeningRowArguments)
+    seed: int = flag_of(RunArguments, "Seed of sampling; the same seed gives the same answers.")
+    web: bool = flag(
+        False,
+        "Serve a page on 127.0.0.1 instead of the terminal, to whoever has the token of the "
+        "address that is printed (needs the package gradio).",
+    )
+    web_port: int = flag(7860, "Port of --web; the default is Gradio's.", "1 <= port <= 65535")
+
+    def validate(self, mistakes: Mistakes) -> None:
+        got = len(self.model_name_or_path)
+        mistakes.require(got in (1, 2), f"expected one model or two, got {got}: MODEL [MODEL2] before the flags")
+        self.text.validate(mistakes)
+
+    @property
+    def text(self) -> ChatArguments:
+        """The settings by which messages become text."""
+        return settings_of(ChatArguments, self, defaults=_OF_TRAINING)
+
+
+GROUPS = (TalkArguments, SamplingArguments, RolloutEngineFlags, EnvironmentArguments, ConversationArguments)
+
+
+class ChatFlags(NamedTuple):
+    """All settings, in the order of GROUPS."""
+
+    chat: TalkArguments
+    sampling: SamplingArguments
+    engines: RolloutEngineFlags
+    environment: EnvironmentArguments
+    conversation: ConversationArguments
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, load, chat."""
+    flags = ChatFlags(*parse_arguments(GROUPS, with_flag(argv), __doc__ or ""))
+    chat = flags.chat
+    check_acting(flags)
+    for path in (*chat.model_name_or_path, *([chat.reward_model] if chat.reward_model is not None else [])):
+        check_model_folder(path)
+    if chat.web:
+        from threestep.plugins.evaluation.web import check_page, serve
+
+        check_page(chat.web_port)
+        serve(loaded(flags), chat.web_port, lambda address: print(address, flush=True))
+    elif sys.stdin.isatty():
+        converse(loaded(flags)())
+    else:
+        talk = loaded(flags)()
+        answer_once(talk, as_typed(talk, sys.stdin.read().removesuffix("\n")))
+
+
+def check_acting(flags: ChatFlags) -> None:
+    """ThreestepError for flags that exclude --environment and --tools, and for their limits without them."""
+    chat, mistakes, acts = flags.chat, Mistakes(), flags.environment.is_on
+    for name in ("parallel_thinking", "reward_model"):
+        mistakes.require(
+            not (acts and getattr(chat, name)),
+            f"--{name} reads answers of one turn, and --environment, --tools make conversations; leave one of them out",
+        )
+    mistakes.require(
+        flags.environment.environment is not None or chat.row is None,
+        f"--row {chat.row} opens an environment, and there is none; give --environment, or leave it out",
+    )
+    flags.conversation.require_partner(acts, mistakes)
+    mistakes.raise_if_any()
+
+
+def loaded(flags: ChatFlags) -> Callable[[], Talk]:
+    """Load the models once; return a function that starts a conversation with them."""
+    from threestep.plugins.evaluation.acting import load_acting
+    from threestep.plugins.evaluation.model import engine_maker, load_chat_model, start_alone
+    from threestep.plugins.evaluation.scorer import load_answer_scorer
+    from threestep.plugins.evaluation.talk import Talk, columns_of
+    from training.utils.generation.table import engine_class
+    from training.utils.setup.media import why_unscored
+
+    chat, sampling, environment = flags.chat, flags.sampling, flags.environment
+    columns, acting = columns_of(chat.row or "", "--row"), load_acting(environment, flags.conversation)
+    acts = environment.environment or environment.tools
+    rank, data = start_alone(), DataArguments(chat=chat.text)
+    start_engine = engine_maker(sampling, flags.engines, LONGEST_TOKENS, chat.parallel_thinking, acts=acts)
+    reads_media = engine_class(sampling.rollout_engine).supports_media
+    models = [
+        load_chat_model(path, sampling.dtype, data, rank.device, start_engine=start_engine, with_media=reads_media)
+        for path in chat.model_name_or_path
+    ]
+    if acting is not None:
+        acting.check(models)
+    scorer = None
+    if chat.reward_model is not None:
+        sides = [(model.tokenizer, model.reads.reader) for model in models if model.reads is not None]
+        unread = why_unscored(chat.reward_model, sides)
+        seen = [model.media for model in models if model.media is not None and unread is None]
+        scorer = load_answer_scorer(
+            chat.reward_model, sampling.dtype, data, rank, media=next(iter(seen), None), unread=unread
+        )
+
+    def begun() -> Talk:
+        talk = Talk(models, sampling, chat.seed, scorer, chat.system, acting, columns)
+        for path in chat.image:
+            note(talk.attach(path))
+        return talk
+
+    return begun
+
+
+def converse(talk: Talk) -> None:
+    """Read lines until /quit or the end of input; Ctrl-C stops an answer."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - gives input() history and editing
+
+    names = " and ".join(model.name for model in talk.models)
+    print(f"{names}; type /help for the commands, /quit to end")
+    while True:
+        try:
+            line = as_typed(talk, input(f"\n{asks(talk)}> "))
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+        if not line:
+            continue
+        try:
+            reply = talk.enter(line)
+            if reply.text:
+                print(reply.text)
+            if reply.end:
+                return
+            for place in range(len(talk.models) if reply.answer else 0):
+                show_answer(talk, place)
+        except KeyboardInterrupt:
+            print(" (stopped)")
+        except ThreestepError as mistake:
+            print(f"error: {mistake}")
+        talk.drop_turn()
+
+
+def as_typed(talk: Talk, line: str) -> str:
+    """The question in a line, without the white space around it unless models read that as stored; "" of a blank
+    line."""
+    stripped = line.strip()
+    reads_ends = all(model.reads_as_stored for model in talk.models)
+    return line if reads_ends and stripped and not stripped.startswith("/") else stripped
+
+
+def asks(talk: Talk) -> str:
+    """The prompt of an input line: `you`, with the number of pictures that wait for the message."""
+    count = len(talk.waiting)
+    return "you" if not count else f"you, with {count} picture{'s' * (count > 1)}"
+
+
+def show_answer(talk: Talk, place: int) -> None:
+    """Print model `place`'s answer as it grows, then its note and its score."""
+    label = "model" if len(talk.models) == 1 else f"{'AB'[place]} {talk.models[place].name}"
+    print(f"{label}> ", end="", flush=True)
+    print("" if print_answer(talk, place) else " (cut)")
+    note = talk.note(place)
+    if note:
+        print(f"  {note}")
+    score = talk.score(place)
+    if score is not None:
+        print(f"  score {score:.3f}")
+
+
+def print_answer(talk: Talk, place: int) -> bool:
+    """Print model `place`'s answer as it grows; return False if it was cut."""
+    shown, ended = "", True
+    for answer in talk.answer(place):
+        text = talk.models[place].message_text(answer)
+        print(text[len(shown) :], end="", flush=True)
+        shown, ended = text, answer.ended
+    return ended
+
+
+def answer_once(talk: Talk, question: str) -> None:
+    """Print the answer to one question, those of two models each below its name. Notes and scores go to standard
+    error."""
+    if not question:
+        raise ThreestepError("standard input is not a terminal and expects a question, got none; write one to it")
+    talk.ask(question)
+    for place, model in enumerate(talk.models):
+        if len(talk.models) > 1:
+            print(f"== {'AB'[place]} {model.name}")
+        print_answer(talk, place)
+        print()
+        note = talk.note(place)
+        if note:
+            print(f"answer of {model.name}: {note}", file=sys.stderr)
+        score = talk.score(place)
+        if score is not None:
+            print(f"score of {model.name}: {score:.3f}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    run_program(main, uses_deepspeed=False)

@@ -1,0 +1,13 @@
+"""Finished models for programs: an endpoint in OpenAI's form, and a reward model over HTTP."""
+
+from training.utils.plugins.registry import Command, Plugin
+
+PLUGIN = Plugin(
+    "serve",
+    "finished models for programs, over HTTP",
+    needs=("evaluation",),
+    commands={
+        "serve": Command(f"{__name__}.serve", "one model for programs, as an endpoint in OpenAI's form"),
+        "serve-reward": Command(f"{__name__}.serve_reward", "a reward model for programs, over HTTP"),
+    },
+)

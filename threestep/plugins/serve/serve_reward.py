@@ -1,0 +1,92 @@
+"""Serves a reward model to programs over HTTP, so that one machine scores for another.
+
+    threestep serve-reward runs/reward/model
+    THREESTEP_API_KEY=... threestep ppo --reward http:http://127.0.0.1:8001/v1/scores ...
+
+Texts are read in the prompt style that is saved with the model; where the program that asks has the model's tokenizer,
+its tokens are read as they were drawn. The address is this machine's alone unless --host names another. The key is
+printed when the server starts, unless --api_key_file or THREESTEP_API_KEY has one. Ctrl-C ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from threestep.plugins.evaluation.arguments import END_OF_ANSWER_TEXT, PROMPT_STYLE_TEXT, TEMPLATE_KWARGS_TEXT
+from threestep.plugins.serve.endpoint.arguments import EndpointArguments, ServedModelFlags, key_of, serve_until_asked
+from training.utils.base.console import note
+from training.utils.base.keys import KEY_VARIABLE
+from training.utils.data.chat.arguments import ChatArguments
+from training.utils.flags.arguments import parse_arguments
+from training.utils.flags.flags import flag_of
+from training.utils.generation.arguments import SamplingArguments
+from training.utils.loading.folder_kinds import check_model_folder
+from training.utils.models.arguments import ModelArguments, with_flag
+from training.utils.run.program import run_program
+from training.utils.serving.door import ADDRESS
+from training.utils.serving.ports import check_port, taking_port
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass
+class ServeRewardArguments(ServedModelFlags):
+    """The reward model to serve, and the bounds of the server."""
+
+    topic: ClassVar[str] = "task"
+
+    model_name_or_path: str = flag_of(
+        ModelArguments, "A reward model's folder or hub name (required); may come first, without the flag."
+    )
+    served_name: str | None = flag_of(EndpointArguments)
+    host: str = flag_of(EndpointArguments)
+    port: int = flag_of(EndpointArguments, "Port on --host; 0 takes a free one.", default=8001)
+    api_key_file: str | None = flag_of(EndpointArguments)
+    max_body_mb: int = flag_of(EndpointArguments, default=16)
+    prompt_style: str = flag_of(ChatArguments, PROMPT_STYLE_TEXT)
+    chat_template_kwargs: str | None = flag_of(ChatArguments, TEMPLATE_KWARGS_TEXT)
+    end_of_conversation_token: str | None = flag_of(ChatArguments, END_OF_ANSWER_TEXT)
+    dtype: str | None = flag_of(SamplingArguments, "Precision of the model: fp32, bf16 or fp16; default: fp32.")
+
+
+GROUPS = (ServeRewardArguments,)
+
+
+class ServeRewardFlags(NamedTuple):
+    """All settings, in the order of GROUPS."""
+
+    serve: ServeRewardArguments
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, load, serve until the program is asked to end."""
+    flags = ServeRewardFlags(*parse_arguments(GROUPS, with_flag(argv), __doc__ or "")).serve
+    check_model_folder(flags.model_name_or_path)
+    check_port("--port", flags.port, flags.host)
+    key, is_new = key_of(flags.api_key_file)
+
+    from threestep.plugins.serve.endpoint.reward_server import SCORES, RewardServer, load_served_reward
+
+    served = load_served_reward(flags.model_name_or_path, flags.name, flags.dtype, flags.text)
+    with taking_port("--port", flags.port):
+        server = RewardServer(flags.port, served, key, flags.max_body_mb * 2**20, address=flags.host)
+    address = f"http://{flags.host}:{server.port}{SCORES}"
+
+    def announce() -> None:
+        if flags.host != ADDRESS:
+            note(
+                f"warning: --host {flags.host} is open to other machines, and HTTP hides neither key nor texts on the "
+                "way"
+            )
+        print(f"'{flags.name}' at {address} (Ctrl-C ends)")
+        print(f"key: {key}" if is_new else "key: the given one")
+        print(f"{KEY_VARIABLE}=... threestep ppo --reward http:{address} ...", flush=True)
+
+    serve_until_asked(server, announce, finish=lambda: None)
+
+
+if __name__ == "__main__":
+    run_program(main, uses_deepspeed=False)

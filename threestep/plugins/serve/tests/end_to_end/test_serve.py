@@ -1,0 +1,200 @@
+"""`threestep serve` as programs meet it: the command, and OpenAI's own client."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.pages import blocks
+from tests.support.tiny_models import tiny_causal_lm
+
+pytestmark = [
+    pytest.mark.end_to_end,
+    pytest.mark.skipif(
+        importlib.util.find_spec("openai") is None, reason="needs the package openai: pip install openai"
+    ),
+]
+ROOT = Path(__file__).parents[5]
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def started(folder: Path, log: Path, *flags: str) -> SimpleNamespace:
+    """A server of the model in `folder`: its process, address and key."""
+    words = [sys.executable, "-m", "threestep", "serve", str(folder), "--served_name", "tiny", "--port", "0", *flags]
+    environment = {name: value for name, value in os.environ.items() if name != "THREESTEP_API_KEY"}
+    with log.open("w") as file:
+        process = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT)
+    deadline = time.monotonic() + 120
+    while "curl " not in log.read_text() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    said = log.read_text()
+    assert "key: " in said, said
+    address = said.partition("http://")[2].split()[0]
+    return SimpleNamespace(process=process, url=f"http://{address}", key=said.partition("key: ")[2].split()[0], log=log)
+
+
+def client_of(server: SimpleNamespace, **changes):
+    from openai import OpenAI
+
+    return OpenAI(**{"base_url": server.url, "api_key": server.key, "max_retries": 0, "timeout": 60, **changes})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tiny_tokenizer):
+    place = tmp_path_factory.mktemp("served")
+    own = {"vocab_size": len(tiny_tokenizer), "eos_token_id": tiny_tokenizer.eos_token_id}
+    tiny_causal_lm("llama", **own, pad_token_id=tiny_tokenizer.pad_token_id).save_pretrained(place / "model")
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.init_kwargs["threestep"] = {"prompt_style": "human_assistant"}
+    tokenizer.save_pretrained(place / "model")
+    return place / "model"
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    found = started(folder, folder.parent / "log", "--max_rows", "16", "--engine", "ours")
+    yield found
+    if found.process.poll() is None:
+        found.process.terminate()
+    assert found.process.wait(60) == 0
+
+
+@pytest.fixture
+def client(server):
+    return client_of(server)
+
+
+def asked(client, text: str = "Hi", **fields):
+    messages = [{"role": "user", "content": text}]
+    return client.chat.completions.create(model="tiny", messages=messages, **{"max_tokens": 12, **fields})
+
+
+def test_chat_and_models(client):
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    answer = asked(client, temperature=0)
+    [choice] = answer.choices
+    assert choice.message.role == "assistant" and choice.message.content and choice.finish_reason in ("stop", "length")
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert answer.usage.completion_tokens == 12 or choice.finish_reason == "stop"
+
+
+def test_the_printed_command_line_asks(server):
+    printed = server.log.read_text()
+    line = printed[printed.index("curl ") :].partition("}]}'")[0] + "}]}'"
+    done = subprocess.run(
+        ["bash", "-c", line], env={**os.environ, "THREESTEP_API_KEY": server.key}, capture_output=True, text=True,
+        timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0 and json.loads(done.stdout)["choices"][0]["message"]["content"], done
+
+
+def test_stream(client):
+    whole = asked(client, seed=2)
+    chunks = list(asked(client, seed=2, stream=True, stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content and chunks[-1].usage == whole.usage
+    assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]][-1] == whole.choices[0].finish_reason
+
+
+def test_stop(client):
+    text = asked(client, seed=2).choices[0].message.content
+    answer = asked(client, seed=2, stop=text[3:5])
+    assert answer.choices[0].message.content == text[: text.index(text[3:5])].strip()
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_n_and_seed(client):
+    one = asked(client, seed=2).choices[0].message.content
+    three = [choice.message.content for choice in asked(client, seed=2, n=3).choices]
+    assert three[0] == one and len(set(three)) == 3
+    assert [choice.message.content for choice in asked(client, seed=2, n=3).choices] == three
+
+
+def test_logprobs(client):
+    choice = asked(client, temperature=0, logprobs=True, top_logprobs=3).choices[0]
+    assert choice.logprobs.content
+    for entry in choice.logprobs.content:
+        best = entry.top_logprobs[0]
+        assert len(entry.top_logprobs) == 3 and (best.token, best.logprob) == (entry.token, entry.logprob)
+
+
+def test_texts(client):
+    answer = client.completions.create(model="tiny", prompt=["Hi", "Sing"], max_tokens=4, temperature=0, logprobs=1)
+    assert [choice.index for choice in answer.choices] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["answer.py", "ask.py"])
+def test_the_pages_programs_run(server, folder, name, tmp_path):
+    (tmp_path / "runs" / "ppo").mkdir(parents=True)
+    (tmp_path / "runs" / "ppo" / "model").symlink_to(folder)
+    text = (ROOT / "docs" / "after_training.md").read_text()
+    program = next(block.content for block in blocks(text) if block.label == name)
+    environment = {**os.environ, "OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": server.key}
+    done = subprocess.run(
+        [sys.executable, "-c", program.replace("256", "24")], cwd=tmp_path, env=environment, capture_output=True,
+        text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answer = asked(client_of(server), "What is 2 + 3?", temperature=0, max_tokens=24).choices[0].message.content
+    assert done.stdout.strip().startswith(answer.strip()[:8]) and answer
+
+
+def test_mistakes_are_openais_errors(client, server):
+    import openai
+
+    with pytest.raises(openai.AuthenticationError, match="expects the key that it printed when it started"):
+        asked(client_of(server, api_key="sk-wrong"))
+    with pytest.raises(openai.NotFoundError, match="'model' expects 'tiny', the only one here, got 'gpt-4'"):
+        client.chat.completions.create(model="gpt-4", messages=HI)
+    with pytest.raises(openai.BadRequestError, match="'frequency_penalty' is not honoured here") as refusal:
+        asked(client, frequency_penalty=0.5)
+    assert refusal.value.param == "frequency_penalty"
+    with pytest.raises(openai.RateLimitError, match="answers wait to be drawn and 128 more are too many"):
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _: asked(client, n=128), range(8)))
+
+
+def test_a_hundred_at_once_are_those_asked_alone(client):
+    def text(number: int) -> str:
+        return asked(client, f"Question {number}", temperature=0 if number % 2 else 1, seed=number).choices[0].message
+
+    alone = [text(number).content for number in range(100)]
+    with ThreadPoolExecutor(100) as pool:
+        together = [message.content for message in pool.map(text, range(100))]
+    assert together == alone
+
+
+def test_a_client_that_hangs_up_frees_its_place(folder):
+    server = started(folder, folder.parent / "one_row", "--max_rows", "1", "--max_waiting", "1", "--engine", "ours")
+    try:
+        client = client_of(server, max_retries=5)  # a hang-up is noticed at the next token
+        for _ in range(5):
+            stream = asked(client, max_tokens=120, seed=3, stream=True, temperature=1.5)
+            next(iter(stream))
+            stream.close()
+        assert asked(client, max_tokens=2).usage.completion_tokens > 0
+    finally:
+        server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(60) == 0
+
+
+def test_what_is_drawn_is_sent_before_the_end(folder):
+    server = started(folder, folder.parent / "ending", "--engine", "ours")
+    client = client_of(server)
+    stream = asked(client, max_tokens=100, seed=4, stream=True)
+    first = next(iter(stream))
+    server.process.terminate()
+    rest = list(stream)
+    assert server.process.wait(60) == 0 and first.choices and rest[-1].choices[0].finish_reason is not None
+    assert "ending: " in server.log.read_text()

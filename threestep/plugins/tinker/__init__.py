@@ -1,0 +1,10 @@
+"""A server for training loops of others, in the form of the Tinker API: `threestep serve-training`."""
+
+from training.utils.plugins.registry import Command, Plugin
+
+PLUGIN = Plugin(
+    "tinker",
+    "training loops of others, by the Tinker API",
+    needs=("evaluation", "serve"),
+    commands={"serve-training": Command(__name__, "LoRA for loops of others: a server of the Tinker API")},
+)

@@ -1,0 +1,150 @@
+"""Serves the Tinker API on this machine: training loops that others wrote train LoRA adapters of one base model.
+
+    threestep serve-training runs/sft/model --output_dir runs/tinker
+    TINKER_API_KEY=tml-... TINKER_BASE_URL=http://127.0.0.1:8002 python their_loop.py
+
+Clients' state is in --output_dir before they are answered: a server that is killed and started again goes on. The key
+is printed when the server starts, unless --api_key_file or THREESTEP_API_KEY has one. Ctrl-C ends it.
+threestep/plugins/tinker/README.md.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from threestep.plugins.serve.endpoint.arguments import EndpointArguments, key_of, serve_until_asked
+from training.utils.base.console import note
+from training.utils.base.errors import ThreestepError
+from training.utils.base.keys import KEY_VARIABLE
+from training.utils.engine.config.arguments import EngineArguments
+from training.utils.flags.arguments import parse_arguments
+from training.utils.flags.flags import flag, flag_of
+from training.utils.generation.arguments import SamplingArguments
+from training.utils.loading.folder_kinds import check_model_folder
+from training.utils.models.arguments import ModelArguments, with_flag
+from training.utils.run.program import run_program
+from training.utils.run.run_arguments import RunArguments
+from training.utils.serving.door import ADDRESS
+from training.utils.serving.ports import check_port, taking_port
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
+
+KEY_BEGINNING = "tml-"  # the tinker client takes no other
+
+
+@dataclass
+class ServeTrainingArguments:
+    """The base model, the state of clients, and the bounds of the server."""
+
+    topic: ClassVar[str] = "task"
+
+    model_name_or_path: str = flag_of(
+        ModelArguments, "A model folder or hub name (required); may come first, without the flag."
+    )
+    output_dir: str = flag_of(
+        RunArguments, "Folder of the clients' state, checkpoints and answers.", default="runs/serve_training"
+    )
+    served_name: str | None = flag_of(
+        EndpointArguments, "Name by which clients ask for the base; default: as it was given."
+    )
+    host: str = flag_of(EndpointArguments)
+    port: int = flag_of(EndpointArguments, "Port on --host; 0 takes a free one.", default=8002)
+    api_key_file: str | None = flag_of(
+        EndpointArguments,
+        f"File with the key that requests must have, which begins with {KEY_BEGINNING}; default: {KEY_VARIABLE}, or a "
+        "new one, which is printed.",
+    )
+    max_body_mb: int = flag_of(EndpointArguments, default=64)
+    max_tokens_per_micro_batch: int = flag_of(
+        EngineArguments,
+        "Tokens of all clients in one forward, padding included; a longer datum is computed alone.",
+        default=8192,
+        topic="task",
+    )
+    max_rows: int = flag_of(EndpointArguments, "Sequences that are drawn together.", default=32)
+    max_waiting: int = flag_of(
+        EndpointArguments, "Sequences that wait to be drawn; a client with more is asked to wait.", default=4096
+    )
+    full_weights: bool = flag(
+        False,
+        "Train all weights of the base in place of adapters, whatever adapters a client asks for. Clients share no "
+        "micro-batches then, and one stays in memory.",
+    )
+    dtype: str | None = flag_of(
+        SamplingArguments,
+        "Precision of the base: fp32, bf16 or fp16; default: that of the saved weights. Adapters are fp32.",
+        topic="task",
+    )
+
+    def validate(self, mistakes: Mistakes) -> None:
+        mistakes.require(bool(self.model_name_or_path), "expected a model, got none: MODEL before the flags")
+
+    @property
+    def name(self) -> str:
+        """The name by which clients ask for the base."""
+        return self.model_name_or_path if self.served_name is None else self.served_name
+
+
+GROUPS = (ServeTrainingArguments,)
+
+
+class ServeTrainingFlags(NamedTuple):
+    """All settings, in the order of GROUPS."""
+
+    serve: ServeTrainingArguments
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, load, serve until the program is asked to end."""
+    flags = ServeTrainingFlags(*parse_arguments(GROUPS, with_flag(argv), __doc__ or "")).serve
+    check_model_folder(flags.model_name_or_path)
+    check_port("--port", flags.port, flags.host)
+    key, is_new = training_key(flags.api_key_file)
+
+    from training.utils.checkpoints.run_lock import only_run
+
+    with only_run(flags.output_dir):
+        _serve(flags, key, is_new)
+
+
+def _serve(flags: ServeTrainingArguments, key: str, is_new: bool) -> None:
+    from threestep.plugins.tinker.opening import ServerSettings, open_service
+    from threestep.plugins.tinker.web import TrainingServer
+
+    settings = ServerSettings(flags.max_tokens_per_micro_batch, flags.max_rows, flags.max_waiting, flags.full_weights)
+    service, computing = open_service(
+        flags.model_name_or_path, flags.name, flags.output_dir, dtype=flags.dtype, settings=settings
+    )
+    with taking_port("--port", flags.port):
+        server = TrainingServer(flags.port, service, key, flags.max_body_mb * 2**20, address=flags.host)
+
+    def announce() -> None:
+        if flags.host != ADDRESS:
+            note(f"warning: --host {flags.host} is open to other machines, and HTTP hides neither key nor data")
+        print(f"'{flags.name}' at http://{flags.host}:{server.port} (Ctrl-C ends)")
+        print(f"key: {key}" if is_new else "key: the given one")
+        print(f"TINKER_BASE_URL=http://{flags.host}:{server.port} TINKER_API_KEY=... python your_loop.py", flush=True)
+
+    computing.start()
+    serve_until_asked(server, announce, computing.close)
+
+
+def training_key(file: str | None) -> tuple[str, bool]:
+    """The key, and whether it is a new one. ThreestepError for one that the client would not send."""
+    key, is_new = key_of(file)
+    if is_new:
+        return f"{KEY_BEGINNING}{secrets.token_hex(24)}", True
+    if not key.startswith(KEY_BEGINNING):
+        raise ThreestepError(
+            f"{f'--api_key_file {file}' if file else KEY_VARIABLE} expects a key that begins with {KEY_BEGINNING}, the "
+            "only ones that the tinker client sends; write another one"
+        )
+    return key, False
+
+
+if __name__ == "__main__":
+    run_program(main, uses_deepspeed=False)

@@ -1,1 +1,0 @@
-"""Finished models, for chat and evaluation: conversations to answers, answers to scores, scores to figures."""
