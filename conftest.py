@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.end_to_end.conftest import pairs_file, place, text_file  # noqa: F401
 from tests.support.cuda_stand_in.building import why_not
 from tests.support.cuda_stand_in.client import StandIn
 from tests.support.forked_programs import FORKS_VARIABLE
+from tests.support.needed_plugins import missing_plugins
 from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 
 # No test reaches a hub: a name that is not on disk fails at once instead of waiting for a network.
@@ -45,6 +47,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--long"):
         os.environ[FORKS_VARIABLE] = "0"
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out tests of plugins that are not there."""
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if is_test and missing_plugins(collection_path) else None
 
 
 @pytest.hookimpl(wrapper=True)
