@@ -17,7 +17,8 @@ from training import __version__
 from training.utils.base.console import ends_with_its_reader
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.base.typed import COMMAND_VARIABLE
-from training.utils.plugins.registry import ALONE, HANDED_ON, LAUNCHED, Command, plugins
+from training.utils.plugins.plugin import ALONE, HANDED_ON, LAUNCHED, Command
+from training.utils.plugins.registry import added
 
 _MISTAKE_EXIT_CODE = 2
 _INTERRUPTED_EXIT_CODE = 130
@@ -62,17 +63,8 @@ def _answer(words: Sequence[str]) -> None:
 
 
 def commands() -> dict[str, Command]:
-    """Return every command by its word: the core's, then those of plugins. ThreestepError if a plugin's is the
-    core's."""
-    found = dict(CORE_COMMANDS)
-    for plugin in plugins().values():
-        for word, command in plugin.commands.items():
-            if word in CORE_COMMANDS:
-                raise ThreestepError(
-                    f"the plugin '{plugin.name}' adds a command '{word}', which the core has; uninstall it"
-                )
-            found[word] = command
-    return found
+    """Return every command by its word: the core's, then those of plugins."""
+    return {**CORE_COMMANDS, **added("commands", CORE_COMMANDS)}
 
 
 def overview() -> str:

@@ -28,7 +28,7 @@ from threestep.command import commands
 from training.utils.base.errors import ThreestepError
 from training.utils.flags import arguments as settings
 from training.utils.flags.launcher_flags import as_variables
-from training.utils.plugins.registry import ALONE
+from training.utils.plugins.plugin import ALONE
 from training.utils.setup import one_model
 
 ROOT = Path(__file__).parents[2]

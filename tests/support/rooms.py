@@ -37,7 +37,7 @@ data.sources.hub: data.sources data.files base
 data.sources.made: data.sources base
 sequence_parallel: contracts models.families base
 models.tensors: contracts
-report.trackers: contracts flags base
+report.trackers: contracts flags plugins base
 run: contracts flags reading plugins clock base
 data.rows: layout contracts flags images base
 divergence: run base
@@ -52,7 +52,7 @@ data.chat: data.rows contracts flags data.sources.formats data.files base
 models: sequence_parallel models.quantized models.attention models.tensors layout contracts flags models.families base
 report.pages: report.figures gaming run
 models.fused: models models.lean base
-generation: models engine.config contracts flags base
+generation: models engine.config contracts flags plugins base
 generation.decoding: models models.tensors contracts base
 images.data: data.chat data.rows contracts data.sources.formats images data.files serving base
 models.adapters: models models.quantized models.tensors contracts models.families base

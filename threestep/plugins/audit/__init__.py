@@ -3,7 +3,7 @@
 Its README.md describes records and what is judged. `recorders` writes records of other trainers.
 """
 
-from training.utils.plugins.registry import Command, Plugin
+from training.utils.plugins.plugin import Command, Plugin
 
 PLUGIN = Plugin(
     "audit",

@@ -1,6 +1,6 @@
 """Environments outside of training: listed, played in the terminal, checked: `threestep env`."""
 
-from training.utils.plugins.registry import Command, Plugin
+from training.utils.plugins.plugin import Command, Plugin
 
 PLUGIN = Plugin(
     "environments",

@@ -1,6 +1,6 @@
 """Finished models: prompts to answers, answers to scores, scores to figures; chats with them; the best of n answers."""
 
-from training.utils.plugins.registry import LAUNCHED, Command, Plugin
+from training.utils.plugins.plugin import LAUNCHED, Command, Plugin
 
 PLUGIN = Plugin(
     "evaluation",

@@ -1,6 +1,6 @@
 """The explanation of one optimizer step, token by token, from its record: `threestep explain`."""
 
-from training.utils.plugins.registry import Command, Plugin
+from training.utils.plugins.plugin import Command, Plugin
 
 PLUGIN = Plugin(
     "explain",

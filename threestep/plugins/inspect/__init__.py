@@ -1,6 +1,6 @@
 """Inspection of data before any training: an account of data sources, and the rows that a model is fed."""
 
-from training.utils.plugins.registry import Command, Plugin
+from training.utils.plugins.plugin import Command, Plugin
 
 PLUGIN = Plugin(
     "inspect",

@@ -1,6 +1,6 @@
 """Flags of other programs (DeepSpeed-Chat, transformers, TRL) and their counterparts here, as tables."""
 
-from training.utils.plugins.registry import Plugin
+from training.utils.plugins.plugin import Plugin
 
 _TABLES = f"{__name__}.deepspeed_chat_flags"
 

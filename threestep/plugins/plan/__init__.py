@@ -1,6 +1,6 @@
 """The best settings for a model on so many devices: threestep plan."""
 
-from training.utils.plugins.registry import Command, Plugin
+from training.utils.plugins.plugin import Command, Plugin
 
 PLUGIN = Plugin(
     "plan",

@@ -1,6 +1,6 @@
 """Finished models for programs: an endpoint in OpenAI's form, and a reward model over HTTP."""
 
-from training.utils.plugins.registry import Command, Plugin
+from training.utils.plugins.plugin import Command, Plugin
 
 PLUGIN = Plugin(
     "serve",

@@ -1,6 +1,6 @@
 """A server for training loops of others, in the form of the Tinker API: `threestep serve-training`."""
 
-from training.utils.plugins.registry import Command, Plugin
+from training.utils.plugins.plugin import Command, Plugin
 
 PLUGIN = Plugin(
     "tinker",

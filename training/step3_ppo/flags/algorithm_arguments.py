@@ -12,10 +12,12 @@ from training.step3_ppo.kl import DEFAULT_KL_ESTIMATORS, KL_ESTIMATORS
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES, PolicyLoss
 from training.utils.base.tables import either
 from training.utils.flags.flags import flag
+from training.utils.plugins.registry import added
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
 
+_LOSSES = (*POLICY_LOSSES, *added("policy_losses", POLICY_LOSSES))
 KL_CONTROLS = ("fixed", "adaptive")
 NORMS = ("group", "batch")
 # Flags that a policy loss leaves unread.
@@ -112,7 +114,7 @@ class AlgorithmArguments:
         "nats > 0",
         topic="kl",
     )
-    policy_loss: str = flag("ppo", f"{', '.join(POLICY_LOSSES)}, or your own as FILE.py:NAME.", "name")
+    policy_loss: str = flag("ppo", f"{', '.join(_LOSSES)}, or your own as FILE.py:NAME.", "name")
     loss_aggregation: str | None = flag(
         None, f"{either(AGGREGATIONS)}; default: {_by_loss(lambda loss: loss.aggregation)}."
     )

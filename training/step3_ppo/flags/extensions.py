@@ -12,8 +12,9 @@ from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSetti
 from training.step3_ppo.losses import POLICY_LOSSES, PolicyLoss
 from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
 from training.utils.base.errors import ThreestepError
-from training.utils.base.tables import check_signature, entry_named
+from training.utils.base.tables import check_signature, entry_named, imported
 from training.utils.base.user_files import call_user, is_address
+from training.utils.plugins.registry import added
 
 _Record = TypeVar("_Record", AdvantageInputs, PolicyTokens)
 
@@ -35,9 +36,11 @@ def estimator_named(given: str) -> Estimator:
 
 
 def policy_loss_named(given: str) -> PolicyLoss:
-    """Return the loss of `--policy_loss`: a name, or FILE.py:NAME of a PolicyLoss or its function."""
-    policy_loss = entry_named("--policy_loss", given, POLICY_LOSSES, PolicyLoss)
-    if not is_address(given):
+    """Return the loss of `--policy_loss`: a name, a plugin's too, or FILE.py:NAME of a PolicyLoss or its function."""
+    of_plugins = added("policy_losses", POLICY_LOSSES)
+    table = POLICY_LOSSES | {name: PolicyLoss(imported(address)) for name, address in of_plugins.items()}
+    policy_loss = entry_named("--policy_loss", given, table, PolicyLoss)
+    if given in POLICY_LOSSES:
         return policy_loss
     check_signature(policy_loss.loss, "--policy_loss", given, ("tokens", "settings"))
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.base.user_files import is_address, load_named, loaded_name
+from training.utils.plugins.plugin import EngineEntry
+from training.utils.plugins.registry import added
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,24 +22,6 @@ if TYPE_CHECKING:
     from training.utils.contracts.server_order import ServerCommand, ServerOrder
 
 _Kind = TypeVar("_Kind")
-
-
-@dataclasses.dataclass(frozen=True)
-class EngineEntry:
-    """An engine. Places are MODULE:NAME.
-
-    place: of its class.
-    flags: of the dataclass of its own flags (`arguments` of the class), in a module that is cheap to import.
-    note: on it, for `--help`.
-    other_logprobs: another program computes its log-probabilities (not `logprobs_are_trained_models` of the class).
-    server: of what returns the command of its own server for a `ServerOrder`; None where it has none.
-    """
-
-    place: str
-    flags: str | None = None
-    note: str = ""
-    other_logprobs: bool = False
-    server: str | None = None
 
 
 ENGINES = {
@@ -62,6 +46,7 @@ ENGINES = {
         other_logprobs=True,
     ),
 }
+ENGINES |= added("rollout_engines", ENGINES)
 WITH_SERVERS = tuple(name for name, entry in ENGINES.items() if entry.server is not None)
 WITH_OTHER_LOGPROBS = tuple(name for name, entry in ENGINES.items() if entry.other_logprobs)
 FLAG = "--rollout_engine"

@@ -11,8 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -20,53 +19,10 @@ from typing import Any
 from training.utils.base.console import note
 from training.utils.base.errors import ThreestepError
 from training.utils.base.user_files import loaded_name
+from training.utils.plugins.plugin import Plugin
 
 GROUP = "threestep.plugins"
 _FOLDER = Path(__file__).resolve().parents[3].joinpath(*GROUP.split("."))
-
-# Who starts a command's ranks: the launcher; the command, which is told by a variable; nobody, there is one.
-LAUNCHED, HANDED_ON, ALONE = "launched", "handed on", "alone"
-
-
-@dataclass(frozen=True)
-class Command:
-    """A word of `threestep`.
-
-    module: as `python -m` takes it. does: for the list of commands
-    takes_ranks: LAUNCHED, HANDED_ON or ALONE
-    ranks: by default, where they are LAUNCHED; None: one for each visible GPU, or one
-    flags: that stand before the user's
-    """
-
-    module: str
-    does: str
-    takes_ranks: str = ALONE
-    ranks: int | None = None
-    flags: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Plugin:
-    """An optional feature.
-
-    Addresses are MODULE or MODULE:NAME, and are imported when they are used.
-
-    does: for the list of plugins. needs: plugins that it imports, by name
-    commands: by their words
-    flag_names: by a program, such as `step1_sft`: a table of other programs' flags that it reads too
-    flag_defaults: a function (words given, table, flags typed) -> (more words, a line each): what the command line of
-        another program means by what it leaves out
-    foreign_run: a module that reads another program's flags as the file of `threestep all`: NAME, add_flags,
-        given_flags, settings_of
-    """
-
-    name: str
-    does: str
-    needs: tuple[str, ...] = ()
-    commands: Mapping[str, Command] = field(default_factory=dict)
-    flag_names: Mapping[str, str] = field(default_factory=dict)
-    flag_defaults: str = ""
-    foreign_run: str = ""
 
 
 @functools.cache
@@ -74,7 +30,7 @@ def plugins() -> Mapping[str, Plugin]:
     """Return every plugin that is there, by name, in the order of the names.
 
     One that does not load, or needs another that is not there, is left out, with one line that says so. ThreestepError
-    if two have the same name, or add the same command.
+    if two have the same name.
     """
     found: dict[str, Plugin] = {}
     for name, place, load in _places():
@@ -90,8 +46,25 @@ def plugins() -> Mapping[str, Plugin]:
         else:
             found[plugin.name] = plugin
     found = _with_their_needs(found)
-    _check_commands(found)
     return {name: found[name] for name in sorted(found)}
+
+
+def added(kind: str, known: Iterable[str]) -> dict[str, Any]:
+    """Return what plugins add to a table of the core, by name. kind: a field of Plugin. known: the core's own names.
+
+    ThreestepError for a name that the core or another plugin has.
+    """
+    found: dict[str, Any] = {}
+    owners = dict.fromkeys(known, "the core")
+    for plugin in plugins().values():
+        for name, entry in getattr(plugin, kind).items():
+            if name in owners:
+                raise ThreestepError(
+                    f"the plugin '{plugin.name}' adds '{name}' to {kind.replace('_', ' ')}, which {owners[name]} has; "
+                    "uninstall one"
+                )
+            owners[name], found[name] = f"the plugin '{plugin.name}'", entry
+    return found
 
 
 def flag_names(program: str) -> dict[str, Any]:
@@ -152,14 +125,3 @@ def _with_their_needs(found: Mapping[str, Plugin]) -> dict[str, Plugin]:
         note(f"the plugin '{name}' is left out: it needs the plugin '{need}', which is not installed")
     kept = {name: each for name, each in found.items() if name not in missing}
     return _with_their_needs(kept) if missing else kept
-
-
-def _check_commands(found: Mapping[str, Plugin]) -> None:
-    owners: dict[str, str] = {}
-    for plugin in found.values():
-        for word in plugin.commands:
-            if word in owners:
-                raise ThreestepError(
-                    f"the plugins '{owners[word]}' and '{plugin.name}' both add the command '{word}'; uninstall one"
-                )
-            owners[word] = plugin.name

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from training.utils.base.errors import ThreestepError
-from training.utils.plugins.registry import Command, Plugin, plugin_module, plugins
+from training.utils.plugins.plugin import Command, Plugin
+from training.utils.plugins.registry import added, plugin_module, plugins
 
 ROOT = Path(__file__).parents[4]
 GREETS = """
-from training.utils.plugins.registry import Command, Plugin
+from training.utils.plugins.plugin import Command, Plugin
 
 PLUGIN = Plugin("greeting", "greets", commands={"greet": Command("greeting.hello", "says hello")})
 """
@@ -84,7 +85,7 @@ def test_a_plugin_that_cannot_work_is_left_out_with_a_line(found, capsys, code, 
 
 
 def test_whoever_needs_a_plugin_that_is_left_out_is_left_out_too(found, capsys):
-    needs = "from training.utils.plugins.registry import Plugin\nPLUGIN = Plugin('%s', 'does', needs=('%s',))"
+    needs = "from training.utils.plugins.plugin import Plugin\nPLUGIN = Plugin('%s', 'does', needs=('%s',))"
     assert not {"one", "two"} & found(one=needs % ("one", "two"), two=needs % ("two", "three")).keys()
     assert capsys.readouterr().err.count("is left out") == 2
 
@@ -93,12 +94,18 @@ def test_whoever_needs_a_plugin_that_is_left_out_is_left_out_too(found, capsys):
     ("other", "sentence"),
     [
         (GREETS, "two plugins have the name 'greeting'"),
-        (GREETS.replace('"greeting"', '"other"'), "the plugins 'greeting' and 'other' both add the command 'greet'"),
     ],
 )
 def test_two_that_add_the_same_are_refused(found, other, sentence):
     with pytest.raises(ThreestepError, match=sentence):
         found(greeting=GREETS, other=other)
+
+
+def test_a_name_that_another_plugin_adds_is_refused(found, monkeypatch):
+    known = found(greeting=GREETS, other=GREETS.replace('"greeting"', '"other"'))
+    monkeypatch.setattr("training.utils.plugins.registry.plugins", lambda: known)
+    with pytest.raises(ThreestepError, match="'other' adds 'greet' to commands, which the plugin 'greeting' has"):
+        added("commands", ())
 
 
 def test_a_command_of_the_core_is_not_replaced(tmp_path):

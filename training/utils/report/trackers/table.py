@@ -7,29 +7,16 @@ from __future__ import annotations
 
 import importlib.util
 import pkgutil
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.base.tables import check_signature
 from training.utils.base.user_files import is_address, load_named, loaded_name
+from training.utils.plugins.plugin import TrackerEntry
+from training.utils.plugins.registry import added
 
 if TYPE_CHECKING:
     from training.utils.contracts.trackers import Tracker
-
-
-@dataclass(frozen=True)
-class TrackerEntry:
-    """A tracker.
-
-    place: of its class, MODULE:NAME.
-    package: that must be installed for it.
-    writes: names in a run's folder that must be the run's own; a folder's ends with a slash.
-    """
-
-    place: str
-    package: str | None = None
-    writes: tuple[str, ...] = ()
 
 
 # Services send data away and are used only on request; TensorBoard reads the run's folder.
@@ -41,6 +28,7 @@ TRACKERS = {
     "trackio": TrackerEntry("training.utils.report.trackers.trackio:Trackio", "trackio"),
     "mlflow": TrackerEntry("training.utils.report.trackers.mlflow:MLflow", "mlflow"),
 }
+TRACKERS |= added("trackers", TRACKERS)
 FLAG = "--report_to"
 NO_TRACKERS = "none"
 TRACKERS_HELP = f"{', '.join(TRACKERS)}, your own Tracker as FILE.py:NAME"

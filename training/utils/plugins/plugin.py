@@ -1,0 +1,90 @@
+"""The record by which a plugin says what it adds to the programs. Imports nothing, so that a plugin's package is cheap.
+
+Whatever is not named by its address stands in a table of the core beside the core's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+# Who starts a command's ranks: the launcher; the command, which is told by a variable; nobody, there is one.
+LAUNCHED, HANDED_ON, ALONE = "launched", "handed on", "alone"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A word of `threestep`.
+
+    module: as `python -m` takes it. does: for the list of commands
+    takes_ranks: LAUNCHED, HANDED_ON or ALONE
+    ranks: by default, where they are LAUNCHED; None: one for each visible GPU, or one
+    flags: that stand before the user's
+    """
+
+    module: str
+    does: str
+    takes_ranks: str = ALONE
+    ranks: int | None = None
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class EngineEntry:
+    """A rollout engine. Places are MODULE:NAME.
+
+    place: of its class.
+    flags: of the dataclass of its own flags (`arguments` of the class), in a module that is cheap to import.
+    note: on it, for `--help`.
+    other_logprobs: another program computes its log-probabilities (not `logprobs_are_trained_models` of the class).
+    server: of what returns the command of its own server for a `ServerOrder`; None where it has none.
+    """
+
+    place: str
+    flags: str | None = None
+    note: str = ""
+    other_logprobs: bool = False
+    server: str | None = None
+
+
+@dataclass(frozen=True)
+class TrackerEntry:
+    """A tracker.
+
+    place: of its class, MODULE:NAME.
+    package: that must be installed for it.
+    writes: names in a run's folder that must be the run's own; a folder's ends with a slash.
+    """
+
+    place: str
+    package: str | None = None
+    writes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """An optional feature.
+
+    Addresses are MODULE or MODULE:NAME, and are imported when they are used.
+
+    does: for the list of plugins. needs: plugins that it imports, by name
+    commands: by their words
+    flag_names: by a program, such as `step1_sft`: a table of other programs' flags that it reads too
+    flag_defaults: a function (words given, table, flags typed) -> (more words, a line each): what the command line of
+        another program means by what it leaves out
+    foreign_run: a module that reads another program's flags as the file of `threestep all`: NAME, add_flags,
+        given_flags, settings_of
+    rollout_engines, trackers: by the names that --rollout_engine and --report_to take
+    policy_losses: by the names that --policy_loss takes: addresses of functions, as FILE.py:NAME takes them
+    """
+
+    name: str
+    does: str
+    needs: tuple[str, ...] = ()
+    commands: Mapping[str, Command] = field(default_factory=dict)
+    flag_names: Mapping[str, str] = field(default_factory=dict)
+    flag_defaults: str = ""
+    foreign_run: str = ""
+    rollout_engines: Mapping[str, EngineEntry] = field(default_factory=dict)
+    trackers: Mapping[str, TrackerEntry] = field(default_factory=dict)
+    policy_losses: Mapping[str, str] = field(default_factory=dict)
