@@ -3,10 +3,15 @@
 # runs pytest.
 # Takes --long for the tests marked long and for every case of the others (hours), and then all but those with the
 # oldest versions that setup.py promises; --oldest, as the first word, for the latter alone, in an environment of their
-# own (.venv_oldest). Further words go to pytest too: bash scripts/test.sh -k cache. Tests run in two processes;
+# own (.venv_oldest); --core, as the first word, for the core's alone, in a copy of the checkout without threestep/plugins.
+# Further words go to pytest too: bash scripts/test.sh -k cache. Tests run in two processes;
 # THREESTEP_TEST_PROCESSES names another number, and 0 runs them in one, as a debugger wants.
 set -euo pipefail
-oldest=""
+oldest="" core=""
+if [ "${1:-}" = --core ]; then
+    shift
+    core=yes
+fi
 if [ "${1:-}" = --oldest ]; then
     shift
     oldest=yes
@@ -16,7 +21,17 @@ fi
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
 cd "$THREESTEP_ROOT"
 ignored=()
-if [ -z "$oldest" ]; then
+if [ -n "$core" ]; then
+    copy="$(mktemp -d)"
+    trap 'rm -rf "$copy"' EXIT
+    mkdir "$copy/checkout"
+    git ls-files | grep -v '^threestep/plugins/' | tar -c -T - | tar -x -C "$copy/checkout"
+    if [ -d ../shared ]; then ln -s "$THREESTEP_ROOT/../shared" "$copy/shared"; fi # data for tests
+    cd "$copy/checkout"
+    export PYTHONPATH="$copy/checkout"
+    # The house and the pages are those of all, and vLLM has an environment of its own.
+    ignored=(--ignore tests/test_house.py --ignore tests/unit/docs --ignore tests/vllm tests)
+elif [ -z "$oldest" ]; then
     bash scripts/check.sh
     ignored=(--ignore tests/test_house.py) # the house rules, which have just been tested
 fi
@@ -26,5 +41,5 @@ unset PYTHONDONTWRITEBYTECODE # or every program that a test starts would compil
 pytest=("$PYTHON" -m pytest -n "${THREESTEP_TEST_PROCESSES:-2}" --dist loadfile --no-loadscope-reorder --durations=15)
 "${pytest[@]}" ${ignored[@]+"${ignored[@]}"} "$@"
 for word in "$@"; do
-    if [ "$word" = --long ] && [ -z "$oldest" ]; then exec bash scripts/test.sh --oldest; fi
+    if [ "$word" = --long ] && [ -z "$oldest$core" ]; then exec bash scripts/test.sh --oldest; fi
 done

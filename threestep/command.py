@@ -89,9 +89,7 @@ def run(word: str, arguments: Sequence[str]) -> None:
     """Run one command. Ends this process with its code if that is not 0. ThreestepError for an unknown word."""
     known = CORE_COMMANDS if word in CORE_COMMANDS else commands()
     if word not in known:
-        raise ThreestepError(
-            f"threestep expects a command, one of {', '.join(known)}, got '{word}'{nearest_names(word, known)}"
-        )
+        raise ThreestepError(f"there is no command '{word}', see threestep --help{nearest_names(word, known)}")
     command = known[word]
     arguments = [*command.flags, *arguments]
     os.environ[COMMAND_VARIABLE] = f"threestep {word}"

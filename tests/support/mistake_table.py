@@ -89,7 +89,7 @@ MISTAKES = [
     UserMistake("a judge's file that is not there", f"{_PPO} --reward judge:helpfull.yaml"),
     UserMistake("a setting of a judge is misspelt", f"{_PPO} --reward judge:judge.yaml"),
     UserMistake("a key in a judge's file", f"{_PPO} --reward judge:key.yaml"),
-    UserMistake("a command is misspelt", "stf --data_path rows.csv"),
+    UserMistake("a command is misspelt", "rlo --data_path rows.csv"),
     UserMistake("a section of all steps is misspelt", "all --config misspelt.yaml"),
 ]
 

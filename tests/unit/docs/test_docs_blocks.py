@@ -22,6 +22,7 @@ RUN_ELSEWHERE = {
     ("docs/data.md", "my_dataset.py"),
     ("docs/add_a_step.md", "__init__.py"),  # tests/end_to_end/test_add_a_step.py
     ("docs/add_a_step.md", "main.py"),
+    *(("docs/write_a_plugin.md", f"{name}.py") for name in ("__init__", "engine", "loss", "tracker", "command")),
     ("docs/after_training.md", "answer.py"),  # threestep/plugins/serve/tests/end_to_end/test_serve.py
     ("docs/after_training.md", "ask.py"),
     (

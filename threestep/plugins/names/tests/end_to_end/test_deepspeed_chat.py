@@ -19,7 +19,7 @@ from tests.support.deepspeed_chat_lines import LINES
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[5]
 SMALL = "--per_device_train_batch_size 2 --max_seq_len 100 --max_train_steps 2 --report false --learning_rate 1e-3"
 SMALL_PPO = """
     --per_device_generation_batch_size 2 --per_device_training_batch_size 2 --gradient_accumulation_steps 2

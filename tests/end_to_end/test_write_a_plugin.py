@@ -1,0 +1,73 @@
+"""docs/write_a_plugin.md is followed to the letter: the package is installed outside of the checkout, and all it adds
+is used in one run."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import run_module
+from tests.support import pages
+from tests.support.pages import ROOT
+
+SHAPE = "--vocab_size 300 --hidden_size 16 --num_hidden_layers 1 --num_attention_heads 2 --seed 1".split()
+TINY = (
+    "--max_train_rows 8 --max_eval_rows 2 --eval_interval 0 --dtype fp32 --max_train_steps 2 --max_answer_seq_len 6 "
+    "--max_prompt_seq_len 40 --per_device_generation_batch_size 4 --num_samples_per_prompt 2"
+)
+
+
+@pytest.fixture(scope="module")
+def installed(place: Path) -> Path:
+    """The folder of the installed package."""
+    page = (ROOT / "docs" / "write_a_plugin.md").read_text()
+    files = {block.label: block.content for block in pages.blocks(page) if block.label}
+    assert {"pyproject.toml", "__init__.py", "engine.py", "loss.py", "tracker.py", "command.py"} == files.keys()
+    source = place / "source_of_terse"
+    (source / "terse").mkdir(parents=True)
+    for name, content in files.items():
+        (source / ("" if name == "pyproject.toml" else "terse") / name).write_text(content)
+    target = place / "installed_terse"
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--target", str(target)]
+    command = [sys.executable, "-m", "pip", "install", *options, str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+def threestep(installed: Path, place: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(installed), str(ROOT)])
+    return subprocess.run(
+        [sys.executable, "-m", "threestep", *map(str, words)], cwd=place, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": path, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+
+
+def test_all_that_the_page_adds_is_used(installed, place):
+    made = run_module("training.new_model", ["--data_path", "embedded", "--out", place / "runs/sft/model", *SHAPE])
+    assert made.code == 0, made.words
+    page = (ROOT / "docs" / "write_a_plugin.md").read_text()
+    line = next(block.content for block in pages.blocks(page) if block.content.startswith("threestep grpo"))
+    ran = threestep(
+        installed, place, *line.replace("\\\n", "").split()[1:], *TINY.split(), "--data_output_path", "cache"
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    rows = list(csv.reader((place / "runs/grpo/metrics.csv").open()))
+    ended, drawn = ([float(value) for _, name, value in rows if name == f"terse/{each}"] for each in ("ended", "drawn"))
+    assert drawn and all(0 <= some <= count for some, count in zip(ended, drawn, strict=True))
+    told = threestep(installed, place, "terse", "runs/grpo")
+    count = f"{ended[-1]:.0f} of {drawn[-1]:.0f}"
+    assert told.stdout == f"runs/grpo: {count} responses ended by themselves in the last step\n", told.stderr
+
+
+def test_they_stand_in_the_help_and_are_refused_without_the_package(installed, place):
+    helped = threestep(installed, place, "ppo", "--help", "all").stdout
+    assert all(name in helped for name in ("counted", "csv", "gentle"))
+    assert "  terse " in threestep(installed, place, "--help").stdout
+    refused = threestep(ROOT, place, "terse", "runs/grpo")
+    assert refused.returncode == 2 and "there is no command 'terse'" in refused.stderr
