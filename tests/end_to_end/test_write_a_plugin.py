@@ -27,11 +27,11 @@ def installed(place: Path) -> Path:
     """The folder of the installed package."""
     page = (ROOT / "docs" / "write_a_plugin.md").read_text()
     files = {block.label: block.content for block in pages.blocks(page) if block.label}
-    assert {"pyproject.toml", "__init__.py", "engine.py", "loss.py", "tracker.py", "command.py"} == files.keys()
+    assert {"terse/pyproject.toml", "__init__.py", "engine.py", "loss.py", "tracker.py", "command.py"} == files.keys()
     source = place / "source_of_terse"
     (source / "terse").mkdir(parents=True)
     for name, content in files.items():
-        (source / ("" if name == "pyproject.toml" else "terse") / name).write_text(content)
+        (source / (name.removeprefix("terse/") if "/" in name else f"terse/{name}")).write_text(content)
     target = place / "installed_terse"
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--target", str(target)]
     command = [sys.executable, "-m", "pip", "install", *options, str(source)]
