@@ -15,6 +15,7 @@ from threestep import command
 from training import __version__
 from training.utils.base.typed import COMMAND_VARIABLE
 from training.utils.flags.step import known_steps
+from training.utils.plugins.plugin import LAUNCHED, Command
 from training.utils.run import launch
 
 ROOT = Path(__file__).parents[3]
@@ -69,13 +70,13 @@ def test_an_unknown_word_gets_the_right_one(capsys):
 def test_one_rank_runs_in_this_process(ran):
     command.main(["sft", "--seed", "3"])
     command.main(["ppo", "--num_ranks", "1"])
-    command.main(["chat", "a", "--num_ranks", "2"])  # whose parser knows no such flag
+    command.main(["report", "a", "--num_ranks", "2"])  # whose parser knows no such flag
     assert ran == [
         ("here", "training.step1_sft.main", ["--seed", "3"]),
         ("here", "training.step3_ppo.main", []),
-        ("here", "threestep.plugins.evaluation.chat", ["a", "--num_ranks", "2"]),
+        ("here", "training.report", ["a", "--num_ranks", "2"]),
     ]
-    assert os.environ[COMMAND_VARIABLE] == "threestep chat"
+    assert os.environ[COMMAND_VARIABLE] == "threestep report"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,8 @@ def test_a_gpu_each_trains_and_one_evaluates(ran, monkeypatch):
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
     with pytest.raises(SystemExit):
         command.main(["dpo"])
-    command.main(["evaluate", "reward"])
+    monkeypatch.setitem(command.CORE_COMMANDS, "one", Command("training.report", "", LAUNCHED, ranks=1))
+    command.main(["one", "reward"])
     assert [how for how, *_ in ran] == ["launched", "here"]
 
 

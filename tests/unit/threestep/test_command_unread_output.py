@@ -32,9 +32,3 @@ def test_it_ends_quietly_with_the_shells_code_for_a_closed_pipe(words, code):
 def test_the_help_of_every_command_does(command):
     code, printed = unread(command, "--help")
     assert printed == "" and code in (0, 141)  # 0: of steps, whose output may be lost
-
-
-def test_rows_do(tmp_path):
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "1 + 1 =", "completion": " 2"}\n' * 20)
-    code, printed = unread("inspect", "--data_path", f"jsonl:{tmp_path / 'rows.jsonl'}")
-    assert code == 141 and "Traceback" not in printed and "BrokenPipe" not in printed

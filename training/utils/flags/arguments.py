@@ -105,6 +105,7 @@ def parse_arguments(
     """Return one instance of each dataclass in `groups`, filled from `--config` and flags.
 
     old_flags: names of other programs, on the command line and in the file; each that is read is a line of the log.
+        None: of a program whose ranks no launcher starts.
     description, first_flags: of the page for `--help` (`help_page`).
     Raises one ThreestepError with all unknown names or wrong types, or with the mistakes of all groups that have a
     `validate(mistakes)` method. Exits for `--help`.
@@ -137,7 +138,7 @@ def parse_arguments(
         values = _without_choices(read_yaml(config_path), config_path, argv)
         settings = _flags_of(values, parser, config_path, old_flags or {})
         config_flags = [*settings, f"--config={config_path}"]
-    config_flags, argv = _in_our_names(config_flags, argv, old_flags or {})
+    config_flags, argv = _in_our_names(config_flags, argv, old_flags)
     config_flags, argv = _with_credentials(config_flags, overridden_by=argv), _with_credentials(argv)
     config_flags, argv = (_without_commas(words, parts) for words in (config_flags, argv))
     for word in (*config_flags, *argv):
@@ -303,14 +304,14 @@ def _dataclass_parser() -> Any:
 
 
 def _in_our_names(
-    config_flags: Sequence[str], argv: Sequence[str], old_flags: Mapping[str, OldFlag]
+    config_flags: Sequence[str], argv: Sequence[str], old_flags: Mapping[str, OldFlag] | None
 ) -> tuple[list[str], list[str]]:
     """Both with other programs' flags in today's names, and what these take by default. Logs what was read how."""
     typed = {**flags_with_values(config_flags), **flags_with_values(argv)}
-    table = {**LAUNCHER_FLAGS, **old_flags} if old_flags else {}
+    table = {} if old_flags is None else {**LAUNCHER_FLAGS, **old_flags}
     settings, lines = translated(config_flags, table, typed)
     words, more_lines = translated(argv, table, typed)
-    defaults, default_lines = flag_defaults([*settings, *words], old_flags, typed)
+    defaults, default_lines = flag_defaults([*settings, *words], old_flags or {}, typed)
     for line in (*lines, *more_lines, *default_lines):
         log_on_main(line)
     return [*defaults, *settings], words

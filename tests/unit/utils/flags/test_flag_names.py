@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.utils.base.errors import ThreestepError
-from training.utils.flags.arguments import defaults_of, parse_arguments
+from training.utils.flags.arguments import defaults_of
 from training.utils.flags.flag_names import _MEANT, nearest_flags
 from training.utils.flags.step import known_steps
 
@@ -60,14 +59,6 @@ def test_nothing_is_suggested_for_what_resembles_nothing(typed):
 def test_what_is_meant_stands_alone():
     """`min_lr_ratio` has the letters, and is not meant."""
     assert nearest_flags("lr", SFT) == "; did you mean 'learning_rate'?"
-
-
-def test_another_programs_name_is_suggested_too():
-    step = known_steps()["step1_sft"]
-    with pytest.raises(ThreestepError, match="^unknown flag --max_lenght; did you mean 'max_length'?"):
-        parse_arguments(step.groups, ["--max_lenght", "8"], "", step.old_flags)
-    with pytest.raises(ThreestepError, match="^unknown flag --callbacks; did you mean 'callback'"):
-        parse_arguments(step.groups, ["--callbacks", "mine"], "", step.old_flags)
 
 
 def test_what_people_mean_are_flags_of_some_program():

@@ -31,20 +31,3 @@ def test_what_agrees_with_the_environment_is_taken():
 def test_a_steps_own_program_says_where_they_belong():
     with pytest.raises(ThreestepError, match="^--num_gpus is the launcher's.*; give it to scripts/step"):
         parse_arguments(STEP.groups, "--model_name_or_path m --num_gpus 1".split(), "", STEP.old_flags)
-
-
-def test_trls_processes_are_ranks_from_the_words_or_the_file(tmp_path, monkeypatch, capsys):
-    assert as_variables(["--num_processes", "4"], {})[1] == {"THREESTEP_RANKS": "4"}
-    file = tmp_path / "run.yaml"
-    file.write_text("model_name_or_path: m\nnum_processes: 4\ndataset_name: a/b\n")
-    for words in (["--config", str(file)], [f"--config={file}"]):
-        assert as_variables(words, {})[:2] == (words, {"THREESTEP_RANKS": "4"})
-        given = as_variables([*words, "--num_ranks", "2"], {})
-        assert given[:2] == (words, {"THREESTEP_RANKS": "2"})  # what is typed counts
-    assert as_variables(["--config", str(tmp_path / "none.yaml")], {})[1] == {}
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    parse_arguments(STEP.groups, ["--config", str(file)], "", STEP.old_flags)
-    assert "--num_processes 4 is not needed: the launcher has started as many ranks" in capsys.readouterr().out
-    monkeypatch.delenv("WORLD_SIZE")
-    with pytest.raises(ThreestepError, match="^--num_processes 4 is the launcher's, which starts ranks; give it to"):
-        parse_arguments(STEP.groups, ["--config", str(file)], "", STEP.old_flags)
