@@ -18,7 +18,7 @@ from threestep.plugins.audit.tests.audited_steps import ALL_FAULTS, found, judge
 from threestep.plugins.audit.tests.examined.plain_faults import PLAIN_FAULTS
 from threestep.plugins.audit.tests.examined.scoring import of_plain_fault
 from threestep.plugins.audit.text import as_json, verdict
-from training.utils.recording.schema import FIGURES, STATES, TENSORS
+from training.utils.recording.schema import FIGURES, OBJECTIVES, SETTINGS, STATES, TENSORS
 
 pytestmark = [pytest.mark.unit, pytest.mark.filterwarnings("ignore:.*lr_scheduler.*")]
 
@@ -155,3 +155,4 @@ def test_the_docs_have_every_quantity_and_cause():
     for quantity in QUANTITIES:
         assert f"`{quantity.name}`" in page
         assert [cause.sentence for cause in quantity.causes if cause.sentence not in page] == []
+    assert [name for name in (*TENSORS, *SETTINGS, *OBJECTIVES) if f"`{name}`" not in page] == []
