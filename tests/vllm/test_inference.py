@@ -9,13 +9,13 @@ import sys
 
 import pytest
 import torch
-from tests.unit.utils.images.run.test_chat_images import answered, own_answer, seen
 
 from tests.support.tiny_models import tiny_causal_lm
 from tests.vllm.conftest import SHAPES
 from threestep.plugins.evaluation import chat, evaluate
 from threestep.plugins.evaluation.model import engine_maker, load_chat_model
 from threestep.plugins.evaluation.talk import Talk
+from threestep.plugins.evaluation.tests.test_talk_images import answered, own_answer, seen
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.arguments import DataArguments
 from training.utils.generation.arguments import SamplingArguments
