@@ -1,9 +1,8 @@
 """Plugins: optional features, each in a package of its own, and what they add to the programs.
 
 A plugin is a folder in `threestep/plugins`, beside this package, or an installed package that declares an entry point
-of the group `threestep.plugins`. Either has a `PLUGIN`. The list is read when a program needs it, so a plugin's own
-package
-must be cheap to import: what it adds is named by its address, and imported when it is used.
+of the group `threestep.plugins`. Either has a `PLUGIN`. Programs read all of them when they start, so a plugin's own
+package must be cheap to import: it names what it adds by address, and that is imported when it is used.
 """
 
 from __future__ import annotations
@@ -98,10 +97,15 @@ def _at(address: str) -> Any:
     return pkgutil.resolve_name(loaded_name(address))
 
 
+def check_plugin(plugin: str, user: str) -> None:
+    """Raise ThreestepError if a plugin of this project is not there. user: what needs it, such as a flag."""
+    if plugin not in plugins():
+        raise ThreestepError(f"{user} needs the plugin '{plugin}', which is not installed: {GROUP}.{plugin}")
+
+
 def plugin_module(plugin: str, module: str) -> Any:
     """Return a module of a plugin of this project. ThreestepError if the plugin is not there."""
-    if plugin not in plugins():
-        raise ThreestepError(f"this needs the plugin '{plugin}', which is not installed: {GROUP}.{plugin}")
+    check_plugin(plugin, "this")
     return importlib.import_module(f"{GROUP}.{plugin}.{module}")
 
 

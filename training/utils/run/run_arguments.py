@@ -11,6 +11,7 @@ from training.utils.base.errors import nearest_names
 from training.utils.clock.devices import DEVICES as TIMED_DEVICES
 from training.utils.clock.devices import FILE_SUFFIX
 from training.utils.flags.flags import flag
+from training.utils.plugins.registry import check_plugin
 from training.utils.run.traces import Traces
 
 if TYPE_CHECKING:
@@ -139,6 +140,8 @@ class RunArguments:
 
     def validate(self, mistakes: Mistakes) -> None:
         """Collect mistakes in these settings."""
+        if self.explain_steps:
+            mistakes.note(check_plugin, "explain", "--explain_steps")
         mistakes.require(
             bool(self.record_steps) or not self.record_values,
             "--record_values expects --record_steps, whose records hold the values, and none is given; give steps",
