@@ -13,7 +13,7 @@ import pytest
 from tests.support import boundary, rooms
 from tests.support.sources import modules
 from threestep.command import CORE_COMMANDS, commands
-from training.utils.plugins.registry import plugins
+from training.utils.plugins.registry import _with_their_needs, plugins
 
 ROOT = Path(__file__).parents[2]
 SOURCES = boundary.without_tests({**modules(ROOT / "training"), **modules(ROOT / "threestep")})
@@ -30,11 +30,7 @@ OF_STEPS = {
 
 def left_without(gone: str) -> set[str]:
     """The plugins that are left where one is deleted: those that need it do nothing either."""
-    left = {name: each for name, each in plugins().items() if name != gone}
-    while lacking := [name for name, each in left.items() if not set(each.needs) <= left.keys()]:
-        for name in lacking:
-            del left[name]
-    return set(left)
+    return set(_with_their_needs({name: each for name, each in plugins().items() if name != gone}))
 
 
 @pytest.mark.parametrize("gone", plugins())

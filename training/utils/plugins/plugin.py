@@ -1,7 +1,4 @@
-"""The record by which a plugin says what it adds to the programs. Imports nothing, so that a plugin's package is cheap.
-
-Whatever is not named by its address stands in a table of the core beside the core's own.
-"""
+"""The record of what a plugin adds to the programs. Imports nothing of ours, so that a plugin's package is cheap."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Shares of tokens beside plain PyTorch in float64, a gradient for each token, on random small steps.
 
-    python -m threestep.plugins.explain.tests.explained_steps 7              200 steps under seed 7
-    python -m threestep.plugins.explain.tests.explained_steps 7 --count 20   fewer
-    python -m threestep.plugins.explain.tests.explained_steps 7 --float32    passes in float32, as of models above
-    100,000 weights
+    python -m threestep.plugins.explain.tests.explained_steps 7 [--count 20] [--float32]
+
+200 steps under seed 7, or --count of them. --float32: passes in float32, as of models above 100,000 weights.
 
 A step is drawn: SFT, DPO and relatives, marked responses, a reward model, or a policy's loss with an estimator, a KL
 and an entropy bonus; its reduction, its clipping, LoRA or not, its micro-batches and ranks. Losses and estimators take

@@ -1,11 +1,10 @@
 """Examine the judge: 60 faults planted one at a time into a plain trainer and into ours, and steps that are right.
 
-    python -m threestep.plugins.audit.tests.examined                      every fault, and 300 right steps: about six
-    minutes on two cores
-    python -m threestep.plugins.audit.tests.examined --only dpo --right 0    the faults whose names have this word
-    python -m threestep.plugins.audit.tests.examined --plain              the plain trainer's alone: half a minute
-    python -m threestep.plugins.audit.tests.examined --further --right 0  twelve more, written after the judge had
-    learned from the sixty
+    python -m threestep.plugins.audit.tests.examined [--only dpo] [--plain] [--further] [--right 0]
+
+Without words: every fault, and 300 right steps, about six minutes on two cores. --only: the faults whose names have
+this word. --plain: the plain trainer's alone, half a minute. --further: twelve more, written after the judge had
+learned from the sixty. --right: how many right steps.
 
 A line for each fault: `right` or `wrong` for its quantity and for its cause, and what the judge says. Faults of one who
 did not write the judge's causes; exit code 1 below 55 quantities, 45 causes or with a false alarm.
