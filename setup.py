@@ -61,6 +61,7 @@ setup(
         "training": ["py.typed"],
         "threestep.plugins.explain": ["*.js"],
         "training.utils.report.pages": ["*.js"],
+        "training.utils.plugins": ["known_plugins.txt"],
         "threestep": ["py.typed"],
     },
     install_requires=INSTALL_REQUIRES,

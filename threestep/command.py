@@ -18,7 +18,7 @@ from training.utils.base.console import ends_with_its_reader
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.base.typed import COMMAND_VARIABLE
 from training.utils.plugins.plugin import ALONE, HANDED_ON, LAUNCHED, Command
-from training.utils.plugins.registry import added
+from training.utils.plugins.registry import added, owner_of
 
 _MISTAKE_EXIT_CODE = 2
 _INTERRUPTED_EXIT_CODE = 130
@@ -89,7 +89,9 @@ def run(word: str, arguments: Sequence[str]) -> None:
     """Run one command. Ends this process with its code if that is not 0. ThreestepError for an unknown word."""
     known = CORE_COMMANDS if word in CORE_COMMANDS else commands()
     if word not in known:
-        raise ThreestepError(f"there is no command '{word}', see threestep --help{nearest_names(word, known)}")
+        plugin = owner_of("commands", word)
+        hint = f"; it is of the plugin '{plugin}', which is not installed" if plugin else nearest_names(word, known)
+        raise ThreestepError(f"there is no command '{word}', see threestep --help{hint}")
     command = known[word]
     arguments = [*command.flags, *arguments]
     os.environ[COMMAND_VARIABLE] = f"threestep {word}"

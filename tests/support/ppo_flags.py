@@ -7,14 +7,19 @@ from typing import Any, get_type_hints
 
 from tests.support.data_flags import data_flags
 from training.step3_ppo.flags.ppo_flags import PpoFlags
+from training.utils.flags.added import added_flags
 
 
 def ppo_flags(**flags: Any) -> PpoFlags:
     """Every flag goes to the group that has it; those that no other group has are the data's."""
     kinds = get_type_hints(PpoFlags)
-    groups = {name: _filled(kind, flags) for name, kind in kinds.items() if name not in ("data", "engines")}
-    engines = {name: _filled(kind, flags) for name, kind in get_type_hints(kinds["engines"]).items()}
-    return PpoFlags(**groups, engines=kinds["engines"](**engines), data=data_flags(**flags))
+    kinds["added"] = added_flags("step3_ppo")
+    composed = ("data", "engines", "added")
+    groups = {name: _filled(kind, flags) for name, kind in kinds.items() if name not in composed}
+    for name in composed[1:]:
+        members = {each: _filled(kind, flags) for each, kind in get_type_hints(kinds[name]).items()}
+        groups[name] = kinds[name](**members)
+    return PpoFlags(**groups, data=data_flags(**flags))
 
 
 def _filled(kind: type, flags: dict[str, Any]) -> Any:

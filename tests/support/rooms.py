@@ -92,7 +92,7 @@ generation.vllm_server: generation.vllm engine.ranks generation.decoding models 
 setup: outputs distillation mtp images.run routers dry_run checkpoints harness recording engine data.build loading
     engine.ranks data.kinds report models.adapters images.data models sequence_parallel data.chat data.cache
     models.quantized models.attention images.models divergence data.rows run layout engine.config data.sources contracts
-    flags models.families clock data.files base
+    flags plugins models.families clock data.files base
 preference: setup recording engine data.build loading engine.ranks models.adapters models data.chat models.attention
     data.rows run layout engine.config contracts flags data.files base
 """
@@ -189,7 +189,7 @@ training.utils.generation.vllm training.utils.models.families
 training.utils.report.figures.sample_media training.utils.report.png training.utils.setup.media
 """.split()
 )
-MOST_MODULES_OF_A_ROOM = 15
+MOST_MODULES_OF_A_ROOM = 20
 _PLUGIN = re.compile(r"threestep\.plugins\.\w+\.__init__")
 SERVES = re.compile(r"\b[Ss]erves\b")
 

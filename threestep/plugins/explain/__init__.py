@@ -1,6 +1,6 @@
 """The explanation of one optimizer step, token by token, from its record: `threestep explain`."""
 
-from training.utils.plugins.plugin import Command, Plugin
+from training.utils.plugins.plugin import Command, Hooks, Plugin
 
 PLUGIN = Plugin(
     "explain",
@@ -11,4 +11,5 @@ PLUGIN = Plugin(
             "threestep.plugins.explain", "what one optimizer step did, token by token, and under other rules"
         )
     },
+    hooks=Hooks(at_end=f"{__name__}.at_end:explain_at_end"),
 )

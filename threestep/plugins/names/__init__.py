@@ -1,20 +1,22 @@
 """Flags of other programs (DeepSpeed-Chat, transformers, TRL) and their counterparts here, as tables."""
 
-from training.utils.plugins.plugin import Plugin
+from training.utils.plugins.plugin import OtherNames, Plugin
 
 _TABLES = f"{__name__}.deepspeed_chat_flags"
 
 PLUGIN = Plugin(
     "names",
     "flags of DeepSpeed-Chat, transformers and TRL, read as ours",
-    flag_names={
-        "step1_sft": f"{_TABLES}:SFT_OLD_FLAGS",
-        "step2_reward": f"{_TABLES}:REWARD_OLD_FLAGS",
-        "step2_dpo": f"{_TABLES}:DPO_OLD_FLAGS",
-        "step3_ppo": f"{_TABLES}:PPO_OLD_FLAGS",
-        "step2_reward.evaluate": f"{_TABLES}:SCORING_OLD_FLAGS",
-        "evaluate": f"{_TABLES}:ANSWERING_OLD_FLAGS",
-    },
-    flag_defaults=f"{_TABLES}:old_defaults",
-    foreign_run=f"{__name__}.e2e_flags",
+    other_names=OtherNames(
+        flags={
+            "step1_sft": f"{_TABLES}:SFT_OLD_FLAGS",
+            "step2_reward": f"{_TABLES}:REWARD_OLD_FLAGS",
+            "step2_dpo": f"{_TABLES}:DPO_OLD_FLAGS",
+            "step3_ppo": f"{_TABLES}:PPO_OLD_FLAGS",
+            "step2_reward.evaluate": f"{_TABLES}:SCORING_OLD_FLAGS",
+            "evaluate": f"{_TABLES}:ANSWERING_OLD_FLAGS",
+        },
+        defaults=f"{_TABLES}:old_defaults",
+        run=f"{__name__}.e2e_flags",
+    ),
 )

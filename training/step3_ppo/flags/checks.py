@@ -22,6 +22,7 @@ from training.utils.generation.vllm.arguments import VllmArguments
 from training.utils.generation.vllm.head_folder import check_form
 from training.utils.loading.configurations import check_positions, check_trains, load_config
 from training.utils.models.quantized.quantization import check_beside_quantization, check_package, check_ranks
+from training.utils.plugins.registry import check_by_plugins
 from training.utils.rewards.table import RULES
 from training.utils.rewards.weighted import Reward, check_comparisons, named_rewards, reads_model, rule_named
 from training.utils.sequence_parallel.checks import check_beside
@@ -111,6 +112,7 @@ def checked_components(flags: PpoFlags) -> Components:
         f"--mlp_tiles {roles.mlp_tiles} computes routers tile by tile, and --replay_routers "
         f"{flags.guests.replay} replays those of whole rows; leave one of the two out",
     )
+    check_by_plugins(flags, mistakes)
     mistakes.raise_if_any()
     assert algorithm is not None and engine is not None  # an unknown name was noted as a mistake
     if flags.reward.reward_timeout >= flags.faults.rank_timeout:

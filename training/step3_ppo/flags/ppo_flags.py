@@ -13,6 +13,7 @@ from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.data.build.arguments import DataArguments
 from training.utils.distillation.arguments import TeacherArguments, teacher_settings
 from training.utils.environments.arguments import EnvironmentArguments
+from training.utils.flags.added import AddedFlags
 from training.utils.generation.conversation_arguments import ConversationArguments
 from training.utils.generation.table import RolloutEngineFlags
 from training.utils.mtp.arguments import MtpArguments
@@ -43,6 +44,7 @@ class PpoFlags(NamedTuple):
     environment: EnvironmentArguments
     conversation: ConversationArguments
     teacher: TeacherArguments
+    added: AddedFlags = AddedFlags()
 
     @property
     def longest_tokens(self) -> int:

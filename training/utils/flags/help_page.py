@@ -21,6 +21,7 @@ from typing import Any
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.flags.flags import AUTO, TAKES_AUTO, TOPIC, UNIT, VALUES, Range
 from training.utils.flags.topics import OTHER, TOPICS
+from training.utils.plugins.registry import topics
 
 HELP_FLAGS = ("-h", "--help")
 ALL = "all"
@@ -49,7 +50,7 @@ def help_page(
     """Return the page. parts: dataclasses of flags. program: as one types it. description: its first sentence comes
     first; an indented line in it is an example. wanted: a topic, "all" or "". first_flags:
     names, in the order of the first page; without any it has all flags. ThreestepError for an unknown topic."""
-    by_topic = _by_topic(parts)
+    by_topic, titles = _by_topic(parts), {**TOPICS, **topics()}
     if wanted not in ("", ALL, *by_topic):
         raise ThreestepError(
             f"--help expects {', '.join(by_topic)} or {ALL}, or nothing after it, got '{wanted}'"
@@ -57,11 +58,11 @@ def help_page(
         )
     lines = [f"usage: {program} [flags]", ""]
     if wanted in by_topic:
-        return _joined([*lines, *_section(TOPICS[wanted], by_topic[wanted])])
+        return _joined([*lines, *_section(titles[wanted], by_topic[wanted])])
     lines += [*as_typed(description, program), ""]
     if wanted == ALL or not first_flags:
         for topic, entries in by_topic.items():
-            lines += [*_section(f"{TOPICS[topic]} ({topic})", entries), ""]
+            lines += [*_section(f"{titles[topic]} ({topic})", entries), ""]
         return _joined([*lines, *_section("Settings from a file", [_CONFIG[1:]])])
     known = {field.name: (flag, _text(field, brief=True)) for _, field, flag in entries_of(parts)}
     known[_CONFIG[0]] = _CONFIG[1:]
@@ -82,8 +83,8 @@ def entries_of(parts: Iterable[type]) -> list[tuple[str, dataclasses.Field, str]
 
 
 def _by_topic(parts: Sequence[type]) -> dict[str, list[tuple[str, str]]]:
-    """Flags with their texts by topic, in the order of TOPICS."""
-    found: dict[str, list[tuple[str, str]]] = {topic: [] for topic in TOPICS}
+    """Flags with their texts by topic, in the order of TOPICS, then those of plugins."""
+    found: dict[str, list[tuple[str, str]]] = {topic: [] for topic in (*TOPICS, *topics())}
     for topic, field, flag in entries_of(parts):
         found[topic].append((flag, _text(field)))
     return {topic: entries for topic, entries in found.items() if entries}

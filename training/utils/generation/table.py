@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.base.user_files import is_address, load_named, loaded_name
 from training.utils.plugins.plugin import EngineEntry
-from training.utils.plugins.registry import added
+from training.utils.plugins.registry import added, owner_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,7 +105,8 @@ def engine_class(given: str) -> type[RolloutEngine]:
             raise ThreestepError(f"{FLAG} expects '{given}' to be a subclass of RolloutEngine, got {found!r}")
         return found
     if given not in ENGINES:
-        near = nearest_names(given, ENGINES)
+        plugin = owner_of("rollout_engines", given)
+        near = f"; it is of the plugin '{plugin}', which is not installed" if plugin else nearest_names(given, ENGINES)
         raise ThreestepError(f"{FLAG} expects one of {', '.join(ENGINES)} or FILE.py:NAME, got '{given}'{near}")
     return _at(ENGINES[given].place)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 # Who starts a command's ranks: the launcher; the command, which is told by a variable; nobody, there is one.
 LAUNCHED, HANDED_ON, ALONE = "launched", "handed on", "alone"
@@ -59,6 +60,38 @@ class TrackerEntry:
 
 
 @dataclass(frozen=True)
+class OtherNames:
+    """Other programs' flags that programs here read as ours.
+
+    flags: by a program, such as `step1_sft`: a table of them
+    defaults: a function (words given, table, flags typed) -> (more words, a line each): what the command line of
+        another program means by what it leaves out
+    run: a module that reads another program's flags as the file of `threestep all`: NAME, add_flags, given_flags,
+        settings_of
+    """
+
+    flags: Mapping[str, str] = field(default_factory=dict)
+    defaults: str = ""
+    run: str = ""
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Functions that every step calls; "" where the plugin has nothing to do there.
+
+    check: (flags, mistakes) -> None: notes settings that do not go together, before a model loads. flags: the step's
+        `OneModelFlags` or `PpoFlags`
+    at_end: (EndedRun) -> None: on the main rank, once the run has written its models and figures
+    """
+
+    check: str = ""
+    at_end: str = ""
+
+
+EVERY_STEP = "every step"
+
+
+@dataclass(frozen=True)
 class Plugin:
     """An optional feature.
 
@@ -66,22 +99,21 @@ class Plugin:
 
     does: for the list of plugins. needs: plugins that it imports, by name
     commands: by their words
-    flag_names: by a program, such as `step1_sft`: a table of other programs' flags that it reads too
-    flag_defaults: a function (words given, table, flags typed) -> (more words, a line each): what the command line of
-        another program means by what it leaves out
-    foreign_run: a module that reads another program's flags as the file of `threestep all`: NAME, add_flags,
-        given_flags, settings_of
-    rollout_engines, trackers: by the names that --rollout_engine and --report_to take
-    policy_losses: by the names that --policy_loss takes: addresses of functions, as FILE.py:NAME takes them
+    flags: by a step's name, such as `step1_sft`, or EVERY_STEP: dataclasses of flags, in modules that are cheap to
+        import; `flags.added.of(DATACLASS)` is what a run was given
+    topics: of flags, for `--help`, with their titles
+    tables: by the name of a table of the core, entries by their names:
+        `rollout_engines`: EngineEntry, by the names that --rollout_engine takes
+        `trackers`: TrackerEntry, by the names that --report_to takes
+        `policy_losses`: addresses of functions, as FILE.py:NAME takes them, by the names that --policy_loss takes
     """
 
     name: str
     does: str
     needs: tuple[str, ...] = ()
     commands: Mapping[str, Command] = field(default_factory=dict)
-    flag_names: Mapping[str, str] = field(default_factory=dict)
-    flag_defaults: str = ""
-    foreign_run: str = ""
-    rollout_engines: Mapping[str, EngineEntry] = field(default_factory=dict)
-    trackers: Mapping[str, TrackerEntry] = field(default_factory=dict)
-    policy_losses: Mapping[str, str] = field(default_factory=dict)
+    flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    topics: Mapping[str, str] = field(default_factory=dict)
+    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    hooks: Hooks = Hooks()
+    other_names: OtherNames = OtherNames()

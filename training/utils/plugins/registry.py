@@ -12,20 +12,23 @@ import functools
 import importlib
 import pkgutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import note
 from training.utils.base.errors import ThreestepError
 from training.utils.base.user_files import loaded_name
-from training.utils.plugins.plugin import Plugin
+from training.utils.plugins.plugin import EVERY_STEP, Plugin
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+    from training.utils.base.errors import Mistakes
+
 GROUP = "threestep.plugins"
-_FOLDER = Path(__file__).resolve().parents[3].joinpath(*GROUP.split("."))
+_HERE = Path(__file__).resolve().parent
+_FOLDER = _HERE.parents[2].joinpath(*GROUP.split("."))
 
 
 @functools.cache
@@ -52,27 +55,55 @@ def plugins() -> Mapping[str, Plugin]:
     return {name: found[name] for name in sorted(found)}
 
 
-def added(kind: str, known: Iterable[str]) -> dict[str, Any]:
-    """Return what plugins add to a table of the core, by name. kind: a field of Plugin. known: the core's own names.
+def added(table: str, known: Iterable[str]) -> dict[str, Any]:
+    """Return what plugins add to a table of the core, by name. table: `commands`, or one of `Plugin.tables`. known: the
+    core's own names.
 
     ThreestepError for a name that the core or another plugin has.
     """
     found: dict[str, Any] = {}
     owners = dict.fromkeys(known, "the core")
     for plugin in plugins().values():
-        for name, entry in getattr(plugin, kind).items():
+        for name, entry in (plugin.commands if table == "commands" else plugin.tables.get(table, {})).items():
             if name in owners:
                 raise ThreestepError(
-                    f"the plugin '{plugin.name}' adds '{name}' to {kind.replace('_', ' ')}, which {owners[name]} has; "
+                    f"the plugin '{plugin.name}' adds '{name}' to {table.replace('_', ' ')}, which {owners[name]} has; "
                     "uninstall one"
                 )
             owners[name], found[name] = f"the plugin '{plugin.name}'", entry
     return found
 
 
+def flag_groups(step: str) -> dict[str, type]:
+    """Return the dataclasses of flags that plugins add to a step, by names that a record's fields can have."""
+    found = {}
+    for plugin in plugins().values():
+        for place in (*plugin.flags.get(EVERY_STEP, ()), *plugin.flags.get(step, ())):
+            group = _at(place)
+            found[f"{plugin.name}_{group.__name__}"] = group
+    return found
+
+
+def topics() -> dict[str, str]:
+    """Return the topics of plugins' flags, with their titles."""
+    return {name: title for plugin in plugins().values() for name, title in plugin.topics.items()}
+
+
+def hooks(name: str) -> list[Callable[..., Any]]:
+    """Return the functions of all plugins for one of the `Hooks`, in the order of the plugins' names."""
+    places = (getattr(plugin.hooks, name) for plugin in plugins().values())
+    return [_at(place) for place in places if place]
+
+
+def check_by_plugins(flags: Any, mistakes: Mistakes) -> None:
+    """Note what plugins know of a step's settings that do not go together (`Hooks.check`)."""
+    for check in hooks("check"):
+        check(flags, mistakes)
+
+
 def flag_names(program: str) -> dict[str, Any]:
     """Return other programs' flags that a program reads, of all plugins."""
-    addresses = (plugin.flag_names.get(program) for plugin in plugins().values())
+    addresses = (plugin.other_names.flags.get(program) for plugin in plugins().values())
     return {flag: how for address in addresses if address for flag, how in _at(address).items()}
 
 
@@ -83,14 +114,26 @@ def flag_defaults(
 
     words: given, by today's names. typed: the flags as they were typed, with their words
     """
-    functions = [_at(plugin.flag_defaults) for plugin in plugins().values() if plugin.flag_defaults]
-    found = [function(words, table, typed) for function in functions]
+    places = (plugin.other_names.defaults for plugin in plugins().values())
+    found = [_at(place)(words, table, typed) for place in places if place]
     return [word for more, _ in found for word in more], [line for _, lines in found for line in lines]
 
 
 def foreign_runs() -> list[Any]:
     """Return the modules that read another program's flags as the file of `threestep all`."""
-    return [_at(plugin.foreign_run) for plugin in plugins().values() if plugin.foreign_run]
+    return [_at(plugin.other_names.run) for plugin in plugins().values() if plugin.other_names.run]
+
+
+def owner_of(kind: str, name: str) -> str | None:
+    """Return the plugin of this project that would add a name, if it is not there; None where there is none.
+
+    kind: `commands`, `flags` or one of `Plugin.tables`
+    """
+    for line in (_HERE / "known_plugins.txt").read_text(encoding="utf-8").splitlines():
+        plugin, _, words = line.partition(f" {kind}: ")
+        if name in words.split() and plugin not in plugins():
+            return plugin
+    return None
 
 
 def _at(address: str) -> Any:

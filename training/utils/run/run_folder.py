@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from training.utils.base.console import log
 from training.utils.base.credentials import redacted_value
@@ -24,6 +24,15 @@ DIVERGENCE = "divergence.jsonl"  # sentences on signs that the run has diverged
 DIGESTS = "digests.jsonl"  # of every step, for `threestep audit`
 ROLLOUTS = "rollouts.jsonl"  # which weights drew what, and what became of each prompt
 LOGS = (METRICS, "samples.jsonl", BAD_STEPS, DIVERGENCE, DIGESTS, ROLLOUTS)
+
+
+class EndedRun(NamedTuple):
+    """A run that has written its models and figures. settings: by the flags' names. trains: it was more than an
+    evaluation."""
+
+    folder: RunFolder
+    settings: Mapping[str, Any]
+    trains: bool
 
 
 class RunFolder:

@@ -9,6 +9,7 @@ from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.data.build.arguments import DataArguments
 from training.utils.distillation.settings import TeacherSettings
 from training.utils.engine.config.arguments import SEQUENCES_OF_A_FORWARD, EngineArguments
+from training.utils.flags.added import AddedFlags
 from training.utils.flags.arguments import resolved_settings
 from training.utils.flags.step import Step
 from training.utils.models.arguments import ModelArguments
@@ -37,7 +38,7 @@ class RunFlags(NamedTuple):
 
 @dataclass(frozen=True)
 class OneModelFlags:
-    """The parsed flags of a step: all groups, each of them by name, and the step's own.
+    """The parsed flags of a step: all groups, each of them by name, the step's own, and those that plugins add.
 
     settings: every value by its flag's name
     """
@@ -52,6 +53,7 @@ class OneModelFlags:
     model: ModelArguments
     engine: EngineArguments
     of_step: Any
+    added: AddedFlags = AddedFlags()
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -87,8 +89,8 @@ class OneModelFlags:
         return GuestSettings(self.model.router_aux_loss_coef, getattr(self.of_step, "mtp", MtpSettings()), teacher)
 
 
-# From `run` to `engine`. STEP.groups of such a step are these and its own, which has a learning_rate.
-ONE_MODEL_GROUPS: tuple[type, ...] = tuple(get_type_hints(OneModelFlags).values())[2:-1]
+# From `run` to `engine`. STEP.groups of such a step are these, its own, which has a learning_rate, and `added_flags`.
+ONE_MODEL_GROUPS: tuple[type, ...] = tuple(get_type_hints(OneModelFlags).values())[2:-2]
 
 # What a first run of such a step needs, in the order of `--help`.
 FIRST_FLAGS = (

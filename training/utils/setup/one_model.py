@@ -14,6 +14,7 @@ from training.utils.base.quick_imports import quick_imports
 from training.utils.flags.arguments import parse_arguments
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.models.quantized.quantization import NOT_SHARDED, check_beside_quantization, check_package
+from training.utils.plugins.registry import check_by_plugins
 from training.utils.run.program import run_program
 from training.utils.sequence_parallel.checks import check_beside
 from training.utils.setup.first_look import look_first
@@ -108,6 +109,7 @@ def _check_model_flags(flags: OneModelFlags) -> None:
             **flags.guests.reading_whole_rows,
         },
     )
+    check_by_plugins(flags, mistakes)
     flags.run.check_records(mistakes, flags.data.chat.parallel_thinking)
     if not flags.run.dry_run:
         check_package(mistakes, flags.model)

@@ -27,10 +27,10 @@ from training.utils.models.adapters.saving import save_model
 from training.utils.models.families.processors import write_beside
 from training.utils.outputs.final_models import FinalModels
 from training.utils.outputs.room import check_room
-from training.utils.recording.explaining import explain_at_end
+from training.utils.plugins.registry import hooks
 from training.utils.report.writing import close_run, worse_at_end
 from training.utils.run.run_arguments import TORCH
-from training.utils.run.run_folder import BAD_STEPS, RunFolder
+from training.utils.run.run_folder import BAD_STEPS, EndedRun, RunFolder
 from training.utils.setup.saving_check import SavedModel, check_saving
 from training.utils.setup.setup import start_run, with_head_chunk, write_settings
 
@@ -180,8 +180,10 @@ class OpenedRun:
             self.folder.write_figures(name, content)
         close_run(self.folder, self.flags.settings, self.flags.trains)
         final.check()
-        if self.folder.is_main_rank and self.flags.settings["explain_steps"]:
-            explain_at_end(self.folder.path, self.flags.settings["explain_steps"])
+        if self.folder.is_main_rank:
+            ended = EndedRun(self.folder, self.flags.settings, self.flags.trains)
+            for at_end in hooks("at_end"):
+                at_end(ended)
         log(closing + worse_at_end(self.folder), self.folder.is_main_rank)
 
 

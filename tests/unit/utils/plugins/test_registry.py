@@ -9,15 +9,43 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.known_plugins import KNOWN, known_plugins
 from training.utils.base.errors import ThreestepError
 from training.utils.plugins.plugin import Command, Plugin
-from training.utils.plugins.registry import added, plugin_module, plugins
+from training.utils.plugins.registry import added, owner_of, plugin_module, plugins
 
 ROOT = Path(__file__).parents[4]
 GREETS = """
 from training.utils.plugins.plugin import Command, Plugin
 
 PLUGIN = Plugin("greeting", "greets", commands={"greet": Command("greeting.hello", "says hello")})
+"""
+
+CHEERS = """
+from training.utils.plugins.plugin import EVERY_STEP, Hooks, Plugin
+
+PLUGIN = Plugin(
+    "cheering",
+    "cheers",
+    flags={EVERY_STEP: ("cheering.hello:Cheers",)},
+    topics={"cheers": "Cheers"},
+    hooks=Hooks(check="cheering.hello:check", at_end="cheering.hello:cheer"),
+)
+"""
+CHEERS_CODE = """
+from dataclasses import dataclass
+from training.utils.flags.flags import flag
+
+@dataclass
+class Cheers:
+    topic = "cheers"
+    cheers: int = flag(1, "How often.", "cheers >= 0")
+
+def check(flags, mistakes):
+    mistakes.require(flags.added.of(Cheers).cheers < 3, "--cheers expects fewer than 3; give fewer")
+
+def cheer(ended):
+    print("hurrah " * ended.settings["cheers"], ended.folder.path.name)
 """
 
 
@@ -122,3 +150,34 @@ def test_a_module_of_a_plugin_that_is_not_there_is_named(monkeypatch):
 
 def test_a_command_says_what_it_is():
     assert Command("a.b", "does it").takes_ranks == "alone"
+
+
+def test_the_list_of_what_plugins_add_is_up_to_date():
+    assert KNOWN.read_text(encoding="utf-8") == known_plugins(), "run python -m tests.support.known_plugins"
+
+
+def test_the_plugin_of_an_unknown_name_is_named_where_it_is_not_there(monkeypatch):
+    assert owner_of("commands", "explain") is None
+    monkeypatch.setattr("training.utils.plugins.registry.plugins", lambda: {})
+    assert owner_of("commands", "explain") == "explain"
+    assert owner_of("flags", "explain") is None
+
+
+def test_a_package_adds_flags_a_check_and_an_end_to_a_step(tmp_path):
+    installed(tmp_path, "cheering", CHEERS)
+    (tmp_path / "cheering" / "hello.py").write_text(CHEERS_CODE)
+    assert "--cheers CHEERS" in told(tmp_path, "reward", "--help", "cheers").stdout
+    shape = "--vocab_size 300 --hidden_size 16 --num_hidden_layers 1 --num_attention_heads 2".split()
+    start, run = str(tmp_path / "start"), str(tmp_path / "run")
+    assert told(tmp_path, "new-model", "--data_path", "embedded", "--out", start, *shape).returncode == 0
+    words = [
+        "sft", "--model_name_or_path", start, "--output_dir", run, "--data_path", "embedded", "--max_train_rows", "4",
+        "--max_seq_len", "48", "--data_output_path", str(tmp_path / "cache"), "--max_train_steps", "1",
+        "--max_eval_rows", "2", "--dtype", "fp32", "--per_device_train_batch_size", "2",
+    ]  # fmt: skip
+    refused = told(tmp_path, *words, "--cheers", "3")
+    assert refused.returncode == 2 and "--cheers expects fewer than 3" in refused.stderr
+    done = told(tmp_path, *words, "--cheers", "2")
+    assert done.returncode == 0, done.stderr
+    assert "hurrah hurrah  run" in done.stdout
+    assert "cheers: 2" in (tmp_path / "run" / "config.yaml").read_text()

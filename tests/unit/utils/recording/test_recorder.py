@@ -19,7 +19,7 @@ from training.utils.layout.rows import padded_rows
 from training.utils.recording import recorder
 from training.utils.recording.content import of_sequences, of_targets
 from training.utils.recording.files import RecordHead, read_record
-from training.utils.recording.recorder import RecordContent, StepRecords, records_of
+from training.utils.recording.recorder import NOT_RECORDED, RecordContent, StepRecords, WatchedStep, records_of
 from training.utils.run.run_arguments import RunArguments
 
 pytestmark = pytest.mark.unit
@@ -131,3 +131,29 @@ def test_parallel_thinking_is_refused():
     RunArguments(record_steps=[1]).check_records(mistakes, True)
     with pytest.raises(ThreestepError, match="--record_steps expects sequences that are one run of tokens each, and"):
         mistakes.raise_if_any()
+
+
+def test_a_step_to_be_explained_is_recorded_with_its_values(tmp_path: Path):
+    records = records_of(RunArguments(output_dir=str(tmp_path), explain_steps=[2], record_steps=[3], digests=False))
+    two, three = records.of_step(2, RANKS), records.of_step(3, RANKS)
+    assert isinstance(two, WatchedStep) and two.keeps_values
+    assert isinstance(three, WatchedStep) and not three.keeps_values
+    assert records.of_step(1, RANKS) is NOT_RECORDED
+
+
+@pytest.mark.parametrize("flag", ["explain_steps", "record_steps"])
+def test_rows_over_several_ranks_are_not_recorded(flag: str):
+    from training.utils.sequence_parallel.checks import check_beside
+
+    mistakes = Mistakes()
+    check_beside(mistakes, 1, RunArguments(**{flag: [2]}).recording)
+    mistakes.raise_if_any()
+    check_beside(mistakes, 2, RunArguments(**{flag: [2]}).recording)
+    with pytest.raises(ThreestepError, match=f"--sequence_parallel_size 2 cannot go with --{flag} yet"):
+        mistakes.raise_if_any()
+
+
+def test_parallel_paths_have_no_records_to_explain():
+    mistakes = Mistakes()
+    RunArguments(explain_steps=[1]).check_records(mistakes, parallel_thinking=True)
+    assert "--explain_steps expects sequences" in str(mistakes.sentences)

@@ -7,17 +7,26 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import training
 from training.utils.base.console import log
 from training.utils.recording.schema import DESCRIPTION
 from training.utils.run.launch import outside_of_ranks
 
+if TYPE_CHECKING:
+    from training.utils.run.run_folder import EndedRun
+
 EXPLAINED, PAGE = "explained", "explained.html"
 _PROGRAM = "threestep.plugins.explain"
 
 
-def explain_at_end(run: Path, steps: Sequence[int]) -> None:
+def explain_at_end(ended: EndedRun) -> None:
+    """Explain the steps that a run asked for."""
+    explain_steps(ended.folder.path, ended.settings["explain_steps"])
+
+
+def explain_steps(run: Path, steps: Sequence[int]) -> None:
     """Write FOLDER/explained/step_000010/explained.html of each record of these steps. A failure is one line: the run
     itself succeeded."""
     for step in sorted(set(steps)):

@@ -1,0 +1,32 @@
+"""What plugins of this project add, for the error where one is not there: `training/utils/plugins/known_plugins.txt`.
+
+python -m tests.support.known_plugins   writes it
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from training.utils.plugins.registry import _at, plugins
+
+KNOWN = Path(__file__).parents[2] / "training" / "utils" / "plugins" / "known_plugins.txt"
+
+
+def known_plugins() -> str:
+    """Return the commands, flags and names in tables of each plugin in `threestep/plugins`, a line each."""
+    lines = []
+    for name, plugin in plugins().items():
+        if not (KNOWN.parents[3] / "threestep" / "plugins" / name / "__init__.py").is_file():
+            continue
+        places = dict.fromkeys(place for places in plugin.flags.values() for place in places)
+        places |= dict.fromkeys(entry.flags for entry in plugin.tables.get("rollout_engines", {}).values())
+        groups = [_at(place) for place in places if place]
+        flags = dict.fromkeys(sorted(field.name for group in groups for field in dataclasses.fields(group)))
+        kinds = {"commands": plugin.commands, "flags": flags, **plugin.tables}
+        lines += [f"{name} {kind}: {' '.join(words)}" for kind, words in kinds.items() if words]
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    KNOWN.write_text(known_plugins(), encoding="utf-8")

@@ -1,0 +1,26 @@
+"""The flags that plugins add to a step, as one group. Cheap to import: `--help` reaches this module."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar
+
+from training.utils.plugins.registry import flag_groups
+
+_Group = TypeVar("_Group")
+
+
+@dataclasses.dataclass(frozen=True)
+class AddedFlags:
+    """No flags. What `added_flags` returns has a field for each group of them."""
+
+    def of(self, kind: type[_Group]) -> _Group:
+        """Return the group that is a `kind`; one with the defaults where the step does not have it."""
+        groups = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return next((group for group in groups if type(group) is kind), kind())
+
+
+def added_flags(step: str) -> type[Any]:
+    """Return a dataclass of the groups of flags that plugins add to a step. step: its name, such as `step1_sft`."""
+    groups = [(name, group, dataclasses.field(default_factory=group)) for name, group in flag_groups(step).items()]
+    return dataclasses.make_dataclass("AddedFlags", groups, bases=(AddedFlags,), frozen=True)
