@@ -17,84 +17,84 @@ from tests.support.sources import tree
 # The rooms of training/utils from the ground up, and the rooms that each of them needs.
 _ROOMS = """
 base:
-reading: base
 clock:
-rewards.names:
 models.lean:
-serving: base
-plugins: base
+rewards.names:
 data.files: base
+gaming: rewards.names
 images: base
 models.families: base
+plugins: base
+reading: base
+serving: base
 data.sources.formats: data.files base
 flags: plugins base
 contracts: flags images base
 data.sources: flags data.sources.formats data.files base
-layout: contracts base
-engine.config: layout flags base
 data: data.sources base
 data.sources.hub: data.sources data.files base
 data.sources.made: data.sources base
-sequence_parallel: contracts models.families base
+layout: contracts base
 models.tensors: contracts
 report.trackers: contracts flags plugins base
 run: contracts flags reading plugins clock base
+sequence_parallel: contracts models.families base
 data.rows: layout contracts flags images base
 divergence: run base
+engine.config: layout flags base
 images.models: models.tensors layout contracts models.families images base
 models.attention: layout contracts base
 models.quantized: models.tensors models.families base
 mtp.layout: layout contracts base
-gaming: rewards.names
-report.figures: gaming run contracts flags base
+report.figures: run contracts flags gaming base
 data.cache: data.rows run contracts flags data.files base
 data.chat: data.rows contracts flags data.sources.formats data.files base
-models: sequence_parallel models.quantized models.attention models.tensors layout contracts flags models.families base
-report.pages: report.figures gaming run
-models.fused: models models.lean base
+models: models.quantized models.attention sequence_parallel models.tensors layout contracts flags models.families base
+report.pages: report.figures run gaming
 generation: models engine.config contracts flags plugins base
 generation.decoding: models models.tensors contracts base
-images.data: data.chat data.rows contracts data.sources.formats images data.files serving base
+images.data: data.chat data.rows contracts data.sources.formats serving images data.files base
 models.adapters: models models.quantized models.tensors contracts models.families base
+models.fused: models models.lean base
 report: report.pages report.figures run report.trackers contracts flags serving base
 data.kinds: images.data data.chat data.cache data.rows layout data.sources contracts data.sources.formats images base
 engine.ranks: models.adapters sequence_parallel run base
 environments: generation data.chat data.sources contracts flags base
-environments.driven: environments data.sources serving base
 generation.guessing: generation.decoding models contracts base
 loading: models.fused models.adapters models models.quantized models.attention models.tensors contracts
-    models.families base models.lean
+    models.families models.lean base
 data.build: data.kinds data.chat data.cache data.rows layout data.sources contracts flags data.sources.formats
     data.files base
-engine: engine.ranks models.adapters models.quantized run models.tensors engine.config contracts flags base
-recording: engine engine.ranks models.adapters run contracts reading base
+engine: engine.ranks models.adapters models.quantized engine.config run models.tensors contracts flags base
+environments.driven: environments data.sources serving base
 generation.engines: generation.guessing generation.decoding models models.attention layout contracts flags base
 rewards.calling: engine.ranks run contracts base
-harness: engine engine.ranks run base
 checkpoints: engine engine.ranks report models.adapters run report.trackers models.tensors layout contracts flags
     models.families base
-dry_run: engine loading engine.ranks models layout sequence_parallel models.quantized models.attention run engine.config
-    contracts models.families clock base models.lean
+dry_run: engine loading engine.ranks models models.quantized models.attention engine.config sequence_parallel run
+    layout contracts models.families models.lean clock base
+harness: engine engine.ranks run base
+recording: engine engine.ranks models.adapters run contracts reading base
+rewards.asking: rewards.calling run serving rewards.names base
 rewards.rules: rewards.calling data.sources.made base
-routers: engine engine.ranks models models.tensors sequence_parallel layout contracts models.families base
-images.run: dry_run engine data.build loading images.data models images.models data.rows run models.tensors layout
-    contracts models.families images base models.lean
-mtp: dry_run checkpoints engine loading engine.ranks models.adapters models mtp.layout models.attention models.tensors
-    sequence_parallel engine.config contracts flags base
-outputs: checkpoints engine.ranks models.tensors base
-rewards.asking: rewards.calling run rewards.names serving base
-distillation: dry_run engine loading rewards.asking engine.ranks models models.tensors engine.config contracts flags
+routers: engine engine.ranks models sequence_parallel models.tensors layout contracts models.families base
+distillation: rewards.asking dry_run engine loading engine.ranks models engine.config models.tensors contracts flags
     base
-rewards: rewards.asking rewards.rules rewards.calling contracts flags rewards.names base
+images.run: dry_run engine data.build loading images.data models images.models data.rows run models.tensors layout
+    contracts models.families images models.lean base
+mtp: dry_run checkpoints engine loading engine.ranks models.adapters models mtp.layout models.attention engine.config
+    sequence_parallel models.tensors contracts flags base
+outputs: checkpoints engine.ranks models.tensors base
+rewards: rewards.rules rewards.asking rewards.calling contracts flags rewards.names base
 generation.vllm: mtp loading generation.guessing engine.ranks generation.decoding models models.tensors contracts
     flags images base
+setup: outputs mtp images.run distillation routers recording harness dry_run checkpoints engine data.build loading
+    engine.ranks data.kinds report models.adapters images.data models data.chat data.cache models.quantized
+    models.attention images.models engine.config divergence data.rows sequence_parallel run layout data.sources
+    contracts flags plugins models.families data.files clock base
 generation.vllm_server: generation.vllm engine.ranks generation.decoding models contracts flags base
-setup: outputs distillation mtp images.run routers dry_run checkpoints harness recording engine data.build loading
-    engine.ranks data.kinds report models.adapters images.data models sequence_parallel data.chat data.cache
-    models.quantized models.attention images.models divergence data.rows run layout engine.config data.sources contracts
-    flags plugins models.families clock data.files base
 preference: setup recording engine data.build loading engine.ranks models.adapters models data.chat models.attention
-    data.rows run layout engine.config contracts flags data.files base
+    engine.config data.rows run layout contracts flags data.files base
 """
 ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     room: tuple(below.split())
