@@ -35,8 +35,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.forked import run_in_fork, step3
 from benchmarks.mismatch_stress import FLAGS, import_all
-from training.step3_ppo.ahead.admission import Admission
-from training.step3_ppo.ahead.free import GROUPS_ELSEWHERE
+from threestep.plugins.ahead.admission import Admission
+from threestep.plugins.ahead.free import GROUPS_ELSEWHERE
 
 LENGTHS: dict[str, Callable[[random.Random], float]] = {
     "equal": lambda dice: 1.0,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import select
 import signal
 import sys
@@ -20,6 +21,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from training.utils.plugins.registry import plugins
 
 os.environ.update(
     CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1",
@@ -276,13 +279,19 @@ def _ran(module: str, flags: Sequence[str]) -> int:
     return 0
 
 
+def _drawing_ahead() -> list[tuple[Any, str, str]]:
+    """What draws in the plugin `ahead`, if it is there."""
+    if "ahead" not in plugins():
+        return []
+    places = {"pipeline:RolloutsAhead": "_drawn_by", "free:FreeRollouts": "_draw"}
+    return [(pkgutil.resolve_name(f"threestep.plugins.ahead.{at}"), name, "rollout") for at, name in places.items()]
+
+
 def _tell_parts(writer: int) -> None:
     """From now on this process tells when it enters and leaves a part of a run."""
     from training.step1_sft.trainer import SftTrainer
     from training.step2_dpo.trainer import DpoTrainer
     from training.step2_reward.trainer import RewardTrainer
-    from training.step3_ppo.ahead.free import FreeRollouts
-    from training.step3_ppo.ahead.pipeline import RolloutsAhead
     from training.step3_ppo.parts import inputs
     from training.step3_ppo.parts.evaluation import Evaluator
     from training.step3_ppo.trainer import PpoTrainer
@@ -307,7 +316,7 @@ def _tell_parts(writer: int) -> None:
         (TrainingEngine, "step", "update"), (SftTrainer, "evaluate", "evaluation"),
         (RewardTrainer, "evaluate", "evaluation"), (DpoTrainer, "evaluate", "evaluation"),
         (Evaluator, "evaluate", "evaluation"), (PpoTrainer, "roll_out", "rollout"),
-        (RolloutsAhead, "_drawn_by", "rollout"), (FreeRollouts, "_draw", "rollout"),
+        *_drawing_ahead(),
         (TrainingEngine, "full_state", "model"),
     ]  # fmt: skip
     for owner, name, part in places:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.step3_ppo.ahead.free import GROUPS_AT_ONCE
 from training.step3_ppo.dry_run_time import rollout_parts
 from training.step3_ppo.flags.checks import Components, check_models
 from training.step3_ppo.flags.reuse import FORWARDS, VALUES, why_apart
@@ -146,15 +145,13 @@ def estimated_as_given(flags: PpoFlags, components: Components, counts: ModelCou
 
     rollout, asleep = _rollout(actor, flags, components.rollout_engine, device, media=forward.media)
     held += asleep
-    if ppo.steps_ahead and device.is_cuda:  # drawn before the step, not beside it
-        rollout.append(_kept_weights(actor, roles, 1))
-    elif ppo.steps_ahead:
-        versions = ppo.steps_ahead
-        if ppo.takes_as_they_end:
-            at_once = 1 if components.rollout_engine.takes_weights else GROUPS_AT_ONCE
-            versions = min(ppo.steps_ahead, at_once) + 1
-        held += [_kept_weights(actor, roles, versions), *rollout]
-        rollout = []
+    if components.scheduler is not None:
+        kept = components.scheduler.kept_versions(components.rollout_engine, beside_training=not device.is_cuda)
+        line = _kept_weights(actor, roles, kept)
+        if device.is_cuda:  # drawn before the step, not beside it
+            rollout.append(line)
+        else:
+            held, rollout = [*held, line, *rollout], []
     reused = _reused(trained, ppo, forward)
     moments = [Moment(ROLLING_OUT, tuple(rollout)), *scoring]
     for role, planned in trained.items():
@@ -339,10 +336,12 @@ def _rollout(
     return lines, []
 
 
-def _kept_weights(actor: Any, roles: RolesArguments, ahead: int) -> MemoryLine:
+def _kept_weights(actor: Any, roles: RolesArguments, versions: int) -> MemoryLine:
     """The whole weights of so many steps, by which later rollouts are drawn."""
     elements = sum(map(torch.numel, _plain_parameters(actor))) + rounded_elements(actor)
-    return MemoryLine(f"rollouts ahead: the actor's weights, {ahead} x", ahead * ELEMENT_BYTES[roles.dtype] * elements)
+    return MemoryLine(
+        f"rollouts ahead: the actor's weights, {versions} x", versions * ELEMENT_BYTES[roles.dtype] * elements
+    )
 
 
 def _sent_bytes(actor: Any, roles: RolesArguments) -> int:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from training.step3_ppo import STEP
-from training.step3_ppo.ahead.admission import Admission
-from training.step3_ppo.ahead.events import RolloutEvents
-from training.step3_ppo.ahead.schedule import read_schedule
 from training.step3_ppo.choices import settled
-from training.step3_ppo.flags.ahead_checks import check_ahead_of_run
 from training.step3_ppo.flags.checks import check_beside_media, check_models
 from training.step3_ppo.learning.learning import Updates
 from training.step3_ppo.parts.assembly import open_roles, open_rollout_engine
 from training.step3_ppo.parts.evaluation import Evaluator, HeldOut, closing_sentence
 from training.step3_ppo.parts.inputs import PpoOpening, load_inputs, load_tokenizers, share_style
+from training.step3_ppo.parts.rollout_events import RolloutEvents
 from training.step3_ppo.parts.settings import loop_settings, wanted_score_scale
 from training.step3_ppo.trainer import PpoTrainer
 from training.utils.base.console import log
@@ -62,9 +59,8 @@ def run(flags: PpoFlags, components: Components) -> None:
             evaluator = Evaluator(*scoring, settings, held_out, metrics, opened.folder, tasks)
             updates = Updates(roles, settings, inputs.texts, bad_steps)
             events = events_of_rollouts(opened, opening)
-            result = PpoTrainer(
-                roles, engine, inputs.train, updates, evaluator, settings, metrics, checkpoints, events
-            ).train()
+            loop = (settings, metrics, checkpoints, events, components.scheduler)
+            result = PpoTrainer(roles, engine, inputs.train, updates, evaluator, *loop).train()
         summary = result.summary()
         closing = closing_sentence(summary, opened.folder, flags.ppo.val_only) + result.signs
         opened.finish(parts, roles.actor_guests, {"summary.json": summary}, closing)
@@ -89,17 +85,15 @@ def open_inputs(
     )
     opened = opened.styled(share_style(tokenizers, flags.data.chat, ranks))
     check_beside_media(flags, components, inputs.media)
-    check_ahead_of_run(
-        flags,
-        components.rollout_engine,
-        inputs.media,
-        rollouts=inputs.length.rollouts,
-        ranks=ranks.world_size,
-    )
     opening = PpoOpening(flags, components, tokenizers, inputs, ranks)
-    if flags.ppo.replay_schedule is not None:
-        admission = Admission(flags.ppo.steps_ahead, prompts_of_step(opening), inputs.length.rollouts)
-        read_schedule(flags.ppo.replay_schedule, admission)
+    if components.scheduler is not None:
+        components.scheduler.check_run(
+            components.rollout_engine,
+            inputs.media,
+            rollouts=inputs.length.rollouts,
+            prompts_of_step=prompts_of_step(opening),
+            ranks=ranks.world_size,
+        )
     return opened, opening, scale
 
 

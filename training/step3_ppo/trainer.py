@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from training.step3_ppo.ahead.opening import open_ahead
-from training.step3_ppo.ahead.records import Asked, RolloutsOfStep
+from training.step3_ppo.contracts.rollout_queue import Asked, Asking, RolloutsOfStep
 from training.step3_ppo.experience.description import described
 from training.step3_ppo.experience.drawing import draw_responses, request_for
 from training.step3_ppo.experience.dynamic_sampling import DrawnGroups, GroupCounts, with_differing_groups
@@ -34,13 +33,12 @@ from training.utils.run.traces import traced
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from training.step3_ppo.ahead.events import RolloutEvents
-    from training.step3_ppo.ahead.free import FreeRollouts
-    from training.step3_ppo.ahead.pipeline import RolloutsAhead
     from training.step3_ppo.contracts.records import Experience, LeftOut, Samples
+    from training.step3_ppo.contracts.rollout_queue import RolloutQueue, RolloutScheduler
     from training.step3_ppo.contracts.settings import PpoSettings
     from training.step3_ppo.learning.learning import Updates
     from training.step3_ppo.parts.prompt_source import PromptSource
+    from training.step3_ppo.parts.rollout_events import RolloutEvents
     from training.step3_ppo.roles.roles import Roles
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rollout_engine import RolloutEngine, Sampling
@@ -61,6 +59,7 @@ class PpoTrainer:
     metrics: MetricsWriter
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     events: RolloutEvents | None = None
+    scheduler: RolloutScheduler | None = None
 
     def __post_init__(self) -> None:
         self.ranks = self.roles.actor.ranks
@@ -70,10 +69,9 @@ class PpoTrainer:
         self.after: PpoEvaluation | None = None
         self.replaced = GroupCounts()
         self.reports = Reports(self.roles, self.settings, self.metrics)
-        self.ahead = open_ahead(
-            self.settings, self.rollout_engine, self.roles.whole_actor, self._asked, ask_alone=self._asked_alone
-        )
-        self._drawn_ahead: RolloutsOfStep | None = None
+        asking = Asking(self.settings, self.rollout_engine, self.roles.whole_actor, self._asked, self._asked_alone)
+        self.queue = None if self.scheduler is None else self.scheduler.open(asking)
+        self._taken: RolloutsOfStep | None = None
 
     def train(self) -> PpoResult:
         """Run all rollouts with their updates; return the held-out evaluations."""
@@ -111,10 +109,10 @@ class PpoTrainer:
             self.prompt_source.observe(samples, left_out)
 
     def rollouts(self, iteration: int) -> Iterator[tuple[PromptBatch, Rollout]]:
-        """Parts 1 and 2: yield this rank's prompts with their responses, batch by batch; with --rollouts_ahead those
-        that older weights have drawn."""
-        if self.ahead is not None:
-            yield from self._from_ahead(self.ahead, iteration)
+        """Parts 1 and 2: yield this rank's prompts with their responses, batch by batch; those of the queue, if there
+        is one."""
+        if self.queue is not None:
+            yield from self._from_queue(self.queue, iteration)
             return
         self.rollout_engine.shares()  # those of an evaluation
         for batch in range(self.settings.drawing.generation_batches):
@@ -199,7 +197,7 @@ class PpoTrainer:
         seconds = self.clock.read()
         if self.settings.drawing.dynamic_sampling_tries:
             figures |= self.replaced.figures()
-        drawing = [self.rollout_engine.figures(), {} if self.ahead is None else self.ahead.figures()]
+        drawing = [self.rollout_engine.figures(), {} if self.queue is None else self.queue.figures()]
         self.reports.write(iteration, figures, seconds, drawing, kl_coef=self.kl_control.kl_coef)
         self.reports.show(iteration, figures, bar)
 
@@ -228,8 +226,8 @@ class PpoTrainer:
     @timed("evaluation")
     def evaluate(self, step: int) -> PpoEvaluation | None:
         """Return the evaluation of the held-out prompts after `step`; None without such prompts."""
-        if self.ahead is not None:
-            self.ahead.wait()  # evaluations draw by the same engine
+        if self.queue is not None:
+            self.queue.wait()  # evaluations draw by the same engine
         found = self.evaluator.evaluate(step)
         self.checkpoints.evaluated(step)
         return found
@@ -261,8 +259,8 @@ class PpoTrainer:
 
     def _result(self, done: int) -> PpoResult:
         """Load the best checkpoint, if that is asked for; return its evaluation, otherwise the last one."""
-        if self.ahead is not None and self.events is not None:
-            self.ahead.note_unused(self.events, "the run ended before their step")
+        if self.queue is not None and self.events is not None:
+            self.queue.note_unused(self.events, "the run ended before their step")
         best = self.checkpoints.load_best(done)
         if best:
             self.evaluator.tasks.replace_figures()
@@ -271,9 +269,9 @@ class PpoTrainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what iterations change besides the models, as JSON holds it. A collective."""
-        ahead = {} if self.ahead is None else {"rollouts_ahead": self.ahead.state_dict()}  # nothing draws from here on
+        queue = {} if self.queue is None else {"rollouts_ahead": self.queue.state_dict()}  # nothing draws from here on
         return {
-            **ahead,
+            **queue,
             "kl_control": {"coefficient": self.kl_control.kl_coef},
             "texts_taken": self.updates.texts_taken,
             "prompt_source": self.prompt_source.state_dict(),
@@ -291,12 +289,12 @@ class PpoTrainer:
         saved = state["rollout_engine"]
         # Checkpoints had one of all ranks before engines had states that differ.
         self.rollout_engine.load_state_dict(saved[self.ranks.rank % len(saved)] if isinstance(saved, list) else saved)
-        if self.ahead is not None:
-            self.ahead.load_state_dict(state["rollouts_ahead"])
+        if self.queue is not None:
+            self.queue.load_state_dict(state["rollouts_ahead"])
 
     @timed("2_rollout")
-    def _from_ahead(self, ahead: RolloutsAhead | FreeRollouts, iteration: int) -> Iterable[tuple[PromptBatch, Rollout]]:
-        self._drawn_ahead = drawn = ahead.take(iteration)
+    def _from_queue(self, queue: RolloutQueue, iteration: int) -> Iterable[tuple[PromptBatch, Rollout]]:
+        self._taken = drawn = queue.take(iteration)
         return zip(drawn.prompts, drawn.rollouts, strict=True)
 
     def _asked(self, iteration: int) -> Asked:
@@ -322,7 +320,7 @@ class PpoTrainer:
     def note_drawn(self, iteration: int) -> None:
         """Note what was drawn, and what became of each prompt. A collective."""
         if self.events is not None:
-            drawn = self._drawn_ahead
+            drawn = self._taken
             if drawn is None:
                 drawn = RolloutsOfStep(iteration, iteration - 1, (), (), shares=self.rollout_engine.shares())
             self.events.trained(drawn, self.updates.outcomes)

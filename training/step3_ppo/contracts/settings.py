@@ -135,19 +135,12 @@ class UpdateSettings:
 
 @dataclass(frozen=True)
 class DrawingSettings:
-    """Settings of parts 1 and 2; counts are per rank. dynamic_sampling_tries: 0 keeps all prompts.
-
-    rollouts_ahead: steps that the weights are old which draw; at most so many, where a step takes groups as they end.
-    replay_schedule: the file that says which it takes.
-    """
+    """Settings of parts 1 and 2; counts are per rank. dynamic_sampling_tries: 0 keeps all prompts."""
 
     sampling: Sampling
     prompts_per_batch: int
     generation_batches: int = 1
     dynamic_sampling_tries: int = 0
-    rollouts_ahead: int = 0
-    takes_as_they_end: bool = False
-    replay_schedule: str | None = None
 
 
 @dataclass(frozen=True)

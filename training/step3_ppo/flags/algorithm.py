@@ -38,13 +38,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The flags, and what their names select."""
+    """The flags, and what their names select. on_policy: the newest weights draw rollouts."""
 
     flags: AlgorithmArguments
     mismatch: MismatchArguments
     estimator: Estimator
     policy_loss: PolicyLoss
     kl_estimator: KlEstimator
+    on_policy: bool = True
 
     @property
     def wants_reference(self) -> bool:
@@ -52,9 +53,15 @@ class Algorithm:
 
 
 def selected_algorithm(
-    flags: AlgorithmArguments, mismatch: MismatchArguments, ppo: PpoArguments, mistakes: Mistakes
+    flags: AlgorithmArguments,
+    mismatch: MismatchArguments,
+    ppo: PpoArguments,
+    mistakes: Mistakes,
+    *,
+    on_policy: bool = True,
 ) -> Algorithm | None:
-    """Look every name up and note flags that do not go together; None where a name is unknown."""
+    """Look every name up and note flags that do not go together; None where a name is unknown. on_policy: the newest
+    weights draw rollouts"""
     estimator = mistakes.note(estimator_named, flags.advantage)
     policy_loss = mistakes.note(policy_loss_named, flags.policy_loss)
     known = estimator is not None and policy_loss is not None
@@ -88,9 +95,10 @@ def selected_algorithm(
         f"--overlong_buffer_tokens expects at most --max_answer_seq_len {ppo.max_answer_seq_len}, got "
         f"{flags.overlong_buffer_tokens}",
     )
-    _note_mismatch(mismatch, flags.policy_loss, policy_loss.has_ratio, ppo, mistakes=mistakes)
+    default = _default_correction(ppo, on_policy)
+    _note_mismatch(mismatch, flags.policy_loss, policy_loss.has_ratio, default, mistakes=mistakes)
     kl_estimator = KL_ESTIMATORS[flags.kl_estimator or DEFAULT_KL_ESTIMATORS[flags.kl_in]]
-    return Algorithm(flags, mismatch, estimator, policy_loss, kl_estimator)
+    return Algorithm(flags, mismatch, estimator, policy_loss, kl_estimator, on_policy)
 
 
 def _without_groups() -> list[str]:
@@ -99,10 +107,10 @@ def _without_groups() -> list[str]:
 
 
 def _note_mismatch(
-    given: MismatchArguments, policy_loss: str, has_ratio: bool, ppo: PpoArguments, *, mistakes: Mistakes
+    given: MismatchArguments, policy_loss: str, has_ratio: bool, default: str, *, mistakes: Mistakes
 ) -> None:
     """Note a correction that does not go with the policy loss, and flags of one where there is none."""
-    found = mistakes.note(given.chosen, _default_correction(ppo))
+    found = mistakes.note(given.chosen, default)
     if found is None:
         return
     mistakes.require(
@@ -175,14 +183,14 @@ def _advantage_settings(flags: AlgorithmArguments) -> AdvantageSettings:
 
 def mismatch_settings(algorithm: Algorithm, ppo: PpoArguments) -> MismatchSettings | None:
     """Return the correction, None where nothing is corrected."""
-    found = algorithm.mismatch.chosen(_default_correction(ppo))
+    found = algorithm.mismatch.chosen(_default_correction(ppo, algorithm.on_policy))
     return found if found.acts else None
 
 
-def _default_correction(ppo: PpoArguments) -> str:
+def _default_correction(ppo: PpoArguments, on_policy: bool) -> str:
     """Rollouts are corrected if another program than the trained model computes their log-probabilities, or older
     weights do."""
-    is_exact = engine_class(ppo.rollout_engine).logprobs_are_trained_models and not ppo.steps_ahead
+    is_exact = engine_class(ppo.rollout_engine).logprobs_are_trained_models and on_policy
     return "none" if is_exact else "truncate"
 
 

@@ -22,9 +22,6 @@ from training.utils.rewards.arguments import CheckerArguments
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
 
-FREE = "free"  # of --rollouts_ahead
-DEFAULT_ROLLOUT_AGE = 2
-
 
 @dataclass
 class PpoArguments:
@@ -147,25 +144,6 @@ class PpoArguments:
         "with the weights. Greedy responses stay the same, others are of the same distribution. 0 drafts none.",
         "0 <= tokens <= 8",
     )
-    rollouts_ahead: str = flag(
-        "0",
-        "Draw the responses of so many later steps while one trains, each by the weights of so many steps before it, "
-        "exactly; losses are corrected for the older weights (--mismatch_correction). 0 draws them by the newest. "
-        "free: learn from prompts as their responses end, in an order that depends on time and is recorded.",
-        "steps",
-    )
-    max_rollout_age: int | None = flag(
-        None,
-        "With --rollouts_ahead free: the most steps that weights may be old whose responses are learned from; a step "
-        f"waits for those that would be older in the next. Default: {DEFAULT_ROLLOUT_AGE}.",
-        "steps >= 1",
-    )
-    replay_schedule: str | None = flag(
-        None,
-        "With --rollouts_ahead free: the rollouts.jsonl of a run, whose order is repeated, and with it the run, to the "
-        "bit.",
-        "file",
-    )
     rollout_dump: str | None = flag(None, "Write every rollout to this folder.", "folder")
     rollout_replay: str | None = flag(
         None, "Read the rollouts that --rollout_dump wrote to this folder instead of generating.", "folder"
@@ -244,7 +222,6 @@ class PpoArguments:
                 f"--per_device_training_batch_size make {steps} optimizer steps of {self.generation_batches} rollouts; "
                 "make it one of one, or leave it out",
             )
-        self._check_ahead(mistakes)
         for name in ("stop", "bad_words"):
             mistakes.require("" not in getattr(self, name), f"--{name} expects texts of a character or more, got ''")
         mistakes.require(
@@ -265,37 +242,6 @@ class PpoArguments:
         for name in ("prompt_sampler", "prompt_dataset"):
             if getattr(self, name) is not None:
                 mistakes.note(check_address, getattr(self, name), f"--{name}")
-
-    def _check_ahead(self, mistakes: Mistakes) -> None:
-        given = self.rollouts_ahead
-        mistakes.require(
-            self.takes_as_they_end or str(given).isdecimal(),
-            f"--rollouts_ahead expects a number of steps, 0 or more, or {FREE}, got '{given}'",
-        )
-        for name in ("max_rollout_age", "replay_schedule"):
-            mistakes.require(
-                self.takes_as_they_end or getattr(self, name) is None,
-                f"--{name} {getattr(self, name)} is of --rollouts_ahead {FREE}, got --rollouts_ahead {given}; leave "
-                "one of them out",
-            )
-        for name in ("rollout_dump", "rollout_replay"):
-            mistakes.require(
-                not self.takes_as_they_end or getattr(self, name) is None,
-                f"--{name} numbers rollouts in the order in which they are drawn, and with --rollouts_ahead {FREE} "
-                "that depends on time; leave it out, and repeat a run by --replay_schedule",
-            )
-
-    @property
-    def takes_as_they_end(self) -> bool:
-        """--rollouts_ahead is free."""
-        return self.rollouts_ahead == FREE
-
-    @property
-    def steps_ahead(self) -> int:
-        """Steps that weights are old which draw, or may be; 0 where the newest draw."""
-        if self.takes_as_they_end:
-            return DEFAULT_ROLLOUT_AGE if self.max_rollout_age is None else self.max_rollout_age
-        return int(self.rollouts_ahead) if str(self.rollouts_ahead).isdecimal() else 0
 
     @property
     def paths_of_a_block(self) -> int:

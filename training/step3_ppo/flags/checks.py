@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from training.step3_ppo.advantages import WITH_CRITIC
-from training.step3_ppo.flags.ahead_checks import check_ahead
+from training.step3_ppo.contracts.rollout_queue import RolloutScheduler, scheduler_of
 from training.step3_ppo.flags.algorithm import Algorithm, selected_algorithm
 from training.step3_ppo.flags.distillation_checks import check_distillation
 from training.step3_ppo.flags.replay_checks import check_replayed_routers
@@ -47,6 +47,7 @@ class Components(NamedTuple):
     share_trunk: bool = False
     speculation: Speculation | None = None
     environments: Environments | None = None
+    scheduler: RolloutScheduler | None = None
 
     @property
     def with_reward_model(self) -> bool:
@@ -76,7 +77,8 @@ def checked_components(flags: PpoFlags) -> Components:
     if speculation is not None:
         flag = speculation.name.removeprefix("--")
         wanted[flag] = getattr(ppo, flag)
-    wanted["rollouts_ahead"] = ppo.rollouts_ahead if ppo.steps_ahead else None
+    scheduler = scheduler_of(flags)
+    wanted |= {} if scheduler is None else scheduler.wanted()
     wanted["environment"] = flags.environment.environment or flags.environment.tools
     engine = checked_engine(ppo.rollout_engine, wanted, mistakes, draws=not flags.run.dry_run)
     flags.engines.refuse_others(ppo.rollout_engine, mistakes)
@@ -89,11 +91,12 @@ def checked_components(flags: PpoFlags) -> Components:
     check_distillation(flags, mistakes)
     check_comparisons(rewards, _responses_of_a_prompt(flags), mistakes)
     environments = _checked_environments(flags, engine, mistakes)
-    algorithm = selected_algorithm(flags.algorithm, flags.mismatch, ppo, mistakes)
+    algorithm = selected_algorithm(flags.algorithm, flags.mismatch, ppo, mistakes, on_policy=scheduler is None)
     if algorithm is not None:
         _check_critic(roles, ppo, algorithm, rewards, mistakes=mistakes)
         check_reuse(flags, algorithm, mistakes)
-        check_ahead(flags, algorithm, mistakes)
+        if scheduler is not None:
+            scheduler.check(algorithm, mistakes)
     check_beside_quantization(mistakes, roles, flags.guests.beside_quantization())
     if not flags.run.dry_run:
         check_package(mistakes, roles)
@@ -126,7 +129,7 @@ def checked_components(flags: PpoFlags) -> Components:
             f"--rollout_dump expects a folder without rollouts, and {ppo.rollout_dump} has some; name another, or "
             "continue the run that wrote them by --resume"
         )
-    return Components(engine, checker, algorithm, rewards, roles.share_trunk, speculation, environments)
+    return Components(engine, checker, algorithm, rewards, roles.share_trunk, speculation, environments, scheduler)
 
 
 def _responses_of_a_prompt(flags: PpoFlags) -> dict[str, int]:

@@ -58,15 +58,7 @@ def loop_settings(opening: PpoOpening, roles: Roles, scale: ScoreScale | None) -
     settings = PpoSettings(
         rollouts,
         flags.run.seed,
-        drawing=DrawingSettings(
-            sampling,
-            prompts,
-            ppo.generation_batches,
-            tries,
-            rollouts_ahead=ppo.steps_ahead,
-            takes_as_they_end=ppo.takes_as_they_end,
-            replay_schedule=ppo.replay_schedule,
-        ),
+        drawing=DrawingSettings(sampling, prompts, ppo.generation_batches, tries),
         experience=experience,
         updates=UpdateSettings(
             learning_settings(components.algorithm, ppo),

@@ -82,10 +82,12 @@ class Hooks:
     check: (flags, mistakes) -> None: notes settings that do not go together, before a model loads. flags: the step's
         `OneModelFlags` or `PpoFlags`
     at_end: (EndedRun) -> None: on the main rank, once the run has written its models and figures
+    rollout_scheduler: (PpoFlags) -> RolloutScheduler | None: which weights draw the rollouts of a step
     """
 
     check: str = ""
     at_end: str = ""
+    rollout_scheduler: str = ""
 
 
 EVERY_STEP = "every step"

@@ -11,7 +11,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.run.rollout_account import read_rollouts
 
 if TYPE_CHECKING:
-    from training.step3_ppo.ahead.admission import Admission
+    from threestep.plugins.ahead.admission import Admission
 
 
 @dataclass(frozen=True)

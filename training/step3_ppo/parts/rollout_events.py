@@ -29,12 +29,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from training.step3_ppo.ahead.records import Times
+from training.step3_ppo.contracts.rollout_queue import Times
 from training.utils.contracts.rollout_engine import joined_shares
 from training.utils.engine.ranks.collectives import gathered
 
 if TYPE_CHECKING:
-    from training.step3_ppo.ahead.records import RolloutsOfStep
+    from training.step3_ppo.contracts.rollout_queue import RolloutsOfStep
     from training.step3_ppo.learning.outcomes import PromptOutcome
     from training.utils.run.run_log import RunLog
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.ppo_flags import ppo_flags
-from training.step3_ppo.flags.ahead_checks import check_ahead_of_run
+from threestep.plugins.ahead.arguments import AheadArguments
+from threestep.plugins.ahead.scheduler import rollout_scheduler
 from training.step3_ppo.flags.algorithm import experience_settings
 from training.step3_ppo.flags.checks import checked_components
 from training.utils.base.errors import Mistakes, ThreestepError
@@ -64,6 +65,12 @@ def test_servers_draw_ahead_once_they_are_named():
         checked_components(flags_of(rollout_engine="vllm_server"))
 
 
+def check_ahead_of_run(flags, engine, media, *, rollouts, ranks):
+    scheduler = rollout_scheduler(flags)
+    if scheduler is not None:
+        scheduler.check_run(engine, media, rollouts=rollouts, prompts_of_step=4, ranks=ranks)
+
+
 class Sent(TransformersRollout):
     takes_weights = True
 
@@ -88,8 +95,8 @@ def test_runs_that_cannot_be_ahead():
 
 
 def test_free_has_settings_of_its_own():
-    assert flags_of(rollouts_ahead="free").ppo.steps_ahead == 2
-    assert flags_of(rollouts_ahead="free", max_rollout_age=5).ppo.steps_ahead == 5
+    assert flags_of(rollouts_ahead="free").added.of(AheadArguments).steps_ahead == 2
+    assert flags_of(rollouts_ahead="free", max_rollout_age=5).added.of(AheadArguments).steps_ahead == 5
     assert settings_of(rollouts_ahead="free").mismatch.correction == "truncate"
     check_ahead_of_run(flags_of(rollouts_ahead="free"), TransformersRollout, None, rollouts=1, ranks=2)
     check_ahead_of_run(flags_of(rollouts_ahead="free"), Sent, None, rollouts=2, ranks=1)
@@ -107,11 +114,15 @@ def test_free_has_settings_of_its_own():
             {"replay_schedule": "a"},
             "--replay_schedule a is of --rollouts_ahead free, got --rollouts_ahead 1; leave one",
         ),
-        ({"rollouts_ahead": "free", "rollout_dump": "a"}, "--rollout_dump numbers rollouts in the order in which they"),
     ],
 )
 def test_flags_of_free_and_of_no_other(given, why):
     mistakes = Mistakes()
-    flags_of(**given).ppo.validate(mistakes)
+    flags_of(**given).added.of(AheadArguments).validate(mistakes)
     with pytest.raises(ThreestepError, match=why):
         mistakes.raise_if_any()
+
+
+def test_groups_that_end_in_any_order_have_no_numbers(tmp_path):
+    with pytest.raises(ThreestepError, match="--rollout_dump numbers rollouts in the order in which they are drawn"):
+        checked_components(flags_of(rollouts_ahead="free", rollout_dump=str(tmp_path)))

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.step3_ppo.ahead.records import Asked, RolloutsOfStep, Times
-from training.step3_ppo.ahead.saved import rollouts_of, saved_rollouts
+from threestep.plugins.ahead.saved import rollouts_of, saved_rollouts
+from training.step3_ppo.contracts.rollout_queue import Asked, RolloutQueue, RolloutsOfStep, Times
 from training.utils.contracts.rollout_engine import rolled_out
 from training.utils.engine.ranks.collectives import gathered
 
 if TYPE_CHECKING:
-    from training.step3_ppo.ahead.events import RolloutEvents
+    from training.step3_ppo.parts.rollout_events import RolloutEvents
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rollout_engine import Lender, RolloutEngine, RolloutRequest, ServerShare
     from training.utils.data.rows.collate import PromptBatch
@@ -91,7 +91,7 @@ class _Draw:
         return RolloutsOfStep(self.step, self.version, self.prompts, rollouts, waited, times, shares=shares)
 
 
-class RolloutsAhead:
+class RolloutsAhead(RolloutQueue):
     """Draws the rollouts of every step up to `ahead` steps after the one that is trained.
 
     lender: the trained model. ask: what to ask for in a step, the same whenever it is called.

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from training.step3_ppo.ahead.admission import Admission
+from threestep.plugins.ahead.admission import Admission
 
 
 def test_a_step_takes_what_ended_first_by_hand():

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.step3_ppo.ahead.held import HeldWeights
-from training.step3_ppo.ahead.records import Asked, RolloutsOfStep, Times
-from training.step3_ppo.ahead.saved import loaded_rollout, saved_rollouts
+from threestep.plugins.ahead.held import HeldWeights
+from threestep.plugins.ahead.saved import loaded_rollout, saved_rollouts
+from training.step3_ppo.contracts.rollout_queue import Asked, RolloutQueue, RolloutsOfStep, Times
 from training.step3_ppo.experience.dynamic_sampling import joined_rollouts
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout_engine import ServerShare, joined_shares, rolled_out
@@ -35,9 +35,9 @@ from training.utils.engine.ranks.collectives import gathered
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.step3_ppo.ahead.admission import Admission
-    from training.step3_ppo.ahead.events import RolloutEvents
-    from training.step3_ppo.ahead.schedule import GroupSchedule
+    from threestep.plugins.ahead.admission import Admission
+    from threestep.plugins.ahead.schedule import GroupSchedule
+    from training.step3_ppo.parts.rollout_events import RolloutEvents
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rollout_engine import RolloutEngine
     from training.utils.engine.whole_model import KeptModel, WholeModel
@@ -59,7 +59,7 @@ class _Group:
     shares: dict[str, ServerShare] = field(default_factory=dict)
 
 
-class FreeRollouts:
+class FreeRollouts(RolloutQueue):
     """Draws groups while training goes on, and gives each step a batch of those that have ended.
 
     admission: of this rank. batches: the prompts of a step, in so many rollouts. lender: the trained model.

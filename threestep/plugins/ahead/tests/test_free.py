@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.unit.step3_ppo.ahead.test_pipeline import (
+from threestep.plugins.ahead.admission import Admission
+from threestep.plugins.ahead.arguments import AheadArguments
+from threestep.plugins.ahead.schedule import read_schedule
+from threestep.plugins.ahead.tests.test_pipeline import (
     PROMPTS,
     STEPS,
     FailingRollout,
@@ -21,9 +24,7 @@ from tests.unit.step3_ppo.ahead.test_pipeline import (
     trained,
     weights,
 )
-from training.step3_ppo.ahead.admission import Admission
-from training.step3_ppo.ahead.events import RolloutEvents
-from training.step3_ppo.ahead.schedule import read_schedule
+from training.step3_ppo.parts.rollout_events import RolloutEvents
 from training.step3_ppo.trainer import PpoTrainer
 from training.utils.base.errors import ThreestepError
 from training.utils.generation.engines.hf import TransformersRollout
@@ -72,10 +73,12 @@ class FirstIsLast(TransformersRollout):
         return rollout
 
 
+def free(oldest: int, schedule: str | None = None) -> AheadArguments:
+    return AheadArguments("free", oldest, None if schedule is None else str(schedule))
+
+
 def free_trainer(folder: Path, engine=None, *, oldest=2, schedule=None, total=STEPS, **given) -> PpoTrainer:
-    trainer = made_trainer(
-        oldest, engine or LateGroups(), total=total, takes_as_they_end=True, replay_schedule=schedule, **given
-    )
+    trainer = made_trainer(free(oldest, schedule), engine or LateGroups(), total=total, **given)
     trainer.events = RolloutEvents(RunLog(folder / "rollouts.jsonl"), "hf", len(PROMPTS), GROUPS)
     return trainer
 
@@ -87,7 +90,7 @@ def train(trainer: PpoTrainer, steps: range) -> list[float]:
         for prompts, rollout in trainer.rollouts(step):
             trainer.learn([trainer.experience_of(trainer.score(prompts, rollout), step)], step, prompts.rows)
         trainer.note_drawn(step)
-        ages.append(trainer.ahead.figures()["rollout/age_max"])
+        ages.append(trainer.queue.figures()["rollout/age_max"])
     return ages
 
 
@@ -108,7 +111,7 @@ def test_each_prompt_is_learned_from_once_by_weights_that_are_not_too_old(tmp_pa
         pending = read_rollouts(tmp_path)[-1]["pending"]
         assert account.left_out.get(WAITING, 0) == len(pending) == min(oldest, STEPS - step) * GROUPS
     assert 1 < engine.at_once <= 4
-    assert train(made_trainer(1, LateGroups(), takes_as_they_end=True), range(1, 2)) == [0.0]
+    assert train(made_trainer(free(1), LateGroups()), range(1, 2)) == [0.0]
 
 
 def test_the_schedule_repeats_the_run_to_the_bit(tmp_path):
@@ -184,7 +187,7 @@ def test_a_resumed_run_goes_on_with_the_groups_that_were_drawn(tmp_path, replays
 def test_a_run_that_ends_early_names_what_it_leaves(tmp_path):
     trainer = free_trainer(tmp_path)
     train(trainer, range(1, 3))
-    trainer.ahead.note_unused(trainer.events, "the run ended before their step")
+    trainer.queue.note_unused(trainer.events, "the run ended before their step")
     (account,) = rollout_account(read_rollouts(tmp_path))
     assert account.is_whole and account.learned == 8
     assert account.left_out == {"the run ended before their step": 8, "not drawn: the run ended before": 4}
@@ -200,11 +203,11 @@ def test_other_numbers_of_ranks_deal_groups_anew(tmp_path):
     for ranks in (2, 4):
         found = []
         for rank in range(ranks):
-            trainer = made_trainer(3, rank=rank, ranks=ranks, takes_as_they_end=True)
-            trainer.ahead.load_state_dict(saved)
-            own = trainer.ahead._pending()
+            trainer = made_trainer(free(3), rank=rank, ranks=ranks)
+            trainer.queue.load_state_dict(saved)
+            own = trainer.queue._pending()
             assert len(own) == 3 * GROUPS // ranks
-            for group in trainer.ahead._ended:
+            for group in trainer.queue._ended:
                 assert group.rollout.prompt_of(0)[0] == group.asked.prompts[0].rows[0].flipped_prompt_ids[-1]
             found += own
         assert sorted(found) == every
@@ -214,15 +217,15 @@ def test_what_drawing_raises_ends_the_loop(tmp_path):
     trainer = free_trainer(tmp_path, FailingRollout())
     with pytest.raises(ValueError, match="no responses today"):
         next(iter(trainer.rollouts(1)))
-    assert not trainer.ahead._ended, "no step takes what was not drawn"
+    assert not trainer.queue._ended, "no step takes what was not drawn"
 
 
 def test_without_threads_a_step_draws_by_its_own_weights(tmp_path):
     trainer = free_trainer(tmp_path, TransformersRollout())
-    trainer.ahead._in_background = False
+    trainer.queue._in_background = False
     assert train(trainer, range(1, STEPS + 1)) == [0.0] * STEPS
     again = free_trainer(tmp_path, TransformersRollout(), schedule=str(tmp_path / "rollouts.jsonl"))
-    again.ahead._in_background = False
+    again.queue._in_background = False
     train(again, range(1, STEPS + 1))
     assert same(weights(again), weights(trainer))
 

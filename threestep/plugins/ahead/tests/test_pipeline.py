@@ -17,7 +17,8 @@ import torch
 from tests.support.plain_roles import plain_roles
 from tests.support.step3_records import changed as changed_settings
 from tests.support.step3_records import made as made_settings
-from training.step3_ppo.ahead.events import RolloutEvents
+from threestep.plugins.ahead.arguments import AheadArguments
+from threestep.plugins.ahead.scheduler import AheadScheduler
 from training.step3_ppo.contracts.settings import PpoSettings
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings, selected_algorithm
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
@@ -25,6 +26,7 @@ from training.step3_ppo.flags.arguments import PpoArguments
 from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
 from training.step3_ppo.learning.learning import Updates
 from training.step3_ppo.parts.prompt_source import PromptSource
+from training.step3_ppo.parts.rollout_events import RolloutEvents
 from training.step3_ppo.trainer import PpoTrainer
 from training.utils.base.errors import Mistakes
 from training.utils.contracts.rollout_engine import Sampling, ServerShare
@@ -77,7 +79,7 @@ def last_tokens(rows) -> torch.Tensor:
 
 
 def made_trainer(
-    ahead: int,
+    ahead: int | AheadArguments,
     engine: Any = None,
     *,
     rank: int = 0,
@@ -90,22 +92,26 @@ def made_trainer(
     DrawingSettings."""
     ppo = PpoArguments(
         num_samples_per_prompt=SAMPLES, per_device_generation_batch_size=4 // ranks, clip_reward=100.0,
-        per_device_training_batch_size=8 // ranks, ppo_epochs=2, rollouts_ahead=str(ahead), max_answer_seq_len=MOST,
+        per_device_training_batch_size=8 // ranks, ppo_epochs=2, max_answer_seq_len=MOST,
     )  # fmt: skip
     flags = AlgorithmArguments(advantage="grpo", kl_coef=0.0)
-    algorithm = selected_algorithm(flags, MismatchArguments(mismatch_correction=mismatch_correction), ppo, Mistakes())
+    own = ahead if isinstance(ahead, AheadArguments) else AheadArguments(rollouts_ahead=str(ahead))
+    scheduler = AheadScheduler(own, ppo) if own.steps_ahead else None
+    mismatch = MismatchArguments(mismatch_correction=mismatch_correction)
+    algorithm = selected_algorithm(flags, mismatch, ppo, Mistakes(), on_policy=scheduler is None)
     assert algorithm is not None
     roles, _ = plain_roles(last_tokens, False, False, Ranks(rank, rank, ranks, torch.device("cpu")), RATE)
     settings = made_settings(
         PpoSettings, total_rollouts=total, prompts_per_batch=4 // ranks, generation_batches=1,
         sequences_per_minibatch=ppo.sequences_per_minibatch, ppo_epochs=2, critic_warmup=0,
         dynamic_sampling_tries=0, eval_interval=0, seed=7, sampling=Sampling(MOST, 1.0, 0, 1.0, 0, 1),
-        rollouts_ahead=ahead, experience=experience_settings(algorithm, ppo, SequenceLayout(PlanSettings(1), 1)),
+        experience=experience_settings(algorithm, ppo, SequenceLayout(PlanSettings(1), 1)),
         learning=learning_settings(algorithm, ppo), evaluates_first=False, **drawing,
     )  # fmt: skip
     settings = changed_settings(settings)
     engine = engine or TransformersRollout()
-    return PpoTrainer(roles, engine, PromptSource(PROMPTS, 7), Updates(roles, settings), None, settings, None)
+    source, updates = PromptSource(PROMPTS, 7), Updates(roles, settings)
+    return PpoTrainer(roles, engine, source, updates, None, settings, None, scheduler=scheduler)
 
 
 def trained(trainer: PpoTrainer, steps: range) -> list[Any]:
@@ -213,7 +219,7 @@ def test_timing_decides_nothing(ahead):
     runs = []
     for in_background in (False, True, True, True):
         trainer = made_trainer(ahead, LateRollout())
-        trainer.ahead._in_background = in_background
+        trainer.queue._in_background = in_background
         trained(trainer, range(1, STEPS + 1))
         runs.append(weights(trainer))
     assert all(same(runs[0], other) for other in runs[1:])
@@ -227,8 +233,8 @@ def test_ages_grow_to_the_flags_and_the_last_steps_begin_no_more():
     ages, pending = [], []
     for step in range(1, STEPS + 1):
         trained(trainer, range(step, step + 1))
-        ages.append(trainer.ahead.figures()["rollout/age"])
-        pending.append(trainer.ahead.pending())
+        ages.append(trainer.queue.figures()["rollout/age"])
+        pending.append(trainer.queue.pending())
     assert ages == [0.0, 1.0, 2.0, 2.0, 2.0]
     assert pending == [[(2, 0), (3, 0)], [(3, 0), (4, 1)], [(4, 1), (5, 2)], [(5, 2)], []]
 
@@ -239,7 +245,7 @@ def test_a_resumed_run_goes_on_with_the_rollouts_that_were_drawn(ahead):
     trained(whole, range(1, STEPS + 1))
     trained(first, range(1, 4))
     saved = json.loads(json.dumps(first.state_dict()))
-    assert [(each["step"], each["version"]) for each in saved["rollouts_ahead"]] == first.ahead.pending()
+    assert [(each["step"], each["version"]) for each in saved["rollouts_ahead"]] == first.queue.pending()
     second = made_trainer(ahead)
     second.roles.actor_model.load_state_dict(first.roles.actor_model.state_dict())
     second.load_state_dict(saved)
@@ -251,24 +257,24 @@ def test_a_run_that_is_shorter_when_it_resumes_leaves_rollouts_out():
     first, second = made_trainer(2), made_trainer(2, total=4)
     trained(first, range(1, 4))
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert second.ahead.pending() == [(4, 1)]
+    assert second.queue.pending() == [(4, 1)]
 
 
 def test_other_numbers_of_ranks_deal_what_was_drawn_anew(monkeypatch):
     """Two ranks saved; one, two and four go on, each with the responses to its own prompts."""
     pairs = [made_trainer(1, rank=rank, ranks=2) for rank in range(2)]
     for trainer in pairs:
-        trainer.ahead.take(1)
+        trainer.queue.take(1)
     parts = [trainer.state_dict()["rollouts_ahead"][0] for trainer in pairs]
     saved = [{**parts[0], "rollouts_of_ranks": [own["rollouts_of_ranks"][0] for own in parts]}]
     whole = made_trainer(1)
-    whole.ahead.take(1)
-    drawn = whole.ahead.take(2).rollouts[0]
+    whole.queue.take(1)
+    drawn = whole.queue.take(2).rollouts[0]
     for ranks in (1, 2, 4):
         for rank in range(ranks):
             trainer = made_trainer(1, rank=rank, ranks=ranks)
-            trainer.ahead.load_state_dict(saved)
-            own = trainer.ahead.take(2)
+            trainer.queue.load_state_dict(saved)
+            own = trainer.queue.take(2)
             places = [place * SAMPLES + sample for place in range(rank, 4, ranks) for sample in range(SAMPLES)]
             assert [row.row_id for row in own.prompts[0].rows] == [
                 row.row_id for row in whole.next_prompts(2, 0)[0].rows[rank::ranks]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.distributed.launch import run_ranks
 from tests.support.fake_rollout_server import KEY, FakeServer
-from tests.unit.step3_ppo.ahead.test_pipeline import STEPS, made_trainer, same, trained, weights
+from threestep.plugins.ahead.tests.test_pipeline import STEPS, made_trainer, same, trained, weights
 from training.utils.generation.vllm_server import drawing
 from training.utils.generation.vllm_server.arguments import VllmServerArguments
 from training.utils.generation.vllm_server.engine import VllmServerRollout

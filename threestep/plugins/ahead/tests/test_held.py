@@ -10,8 +10,8 @@ import time
 import pytest
 
 from tests.support.fake_rollout_server import KEY, FakeServer
-from tests.unit.step3_ppo.ahead.test_free import GROUPS, free_trainer, lines_of, train
-from tests.unit.step3_ppo.ahead.test_pipeline import SAMPLES, STEPS, made_trainer, same, weights
+from threestep.plugins.ahead.tests.test_free import GROUPS, free_trainer, lines_of, train
+from threestep.plugins.ahead.tests.test_pipeline import SAMPLES, STEPS, made_trainer, same, weights
 from training.utils.generation.vllm_server import drawing
 from training.utils.generation.vllm_server.arguments import VllmServerArguments
 from training.utils.generation.vllm_server.engine import VllmServerRollout

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from training.step3_ppo.ahead.saved import rollouts_of, saved_rollouts
+from threestep.plugins.ahead.saved import rollouts_of, saved_rollouts
 from training.step3_ppo.parts.rollout_tensors import tensors_of
 from training.utils.contracts.rollout import ConversationRecord, Conversations, DrawnExperts, DrawnPaths, Rollout
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from training.step3_ppo.ahead import events as events_of_rollouts
-from training.step3_ppo.ahead.events import RolloutEvents
-from training.step3_ppo.ahead.records import RolloutsOfStep, Times
+from training.step3_ppo.contracts.rollout_queue import RolloutsOfStep, Times
+from training.step3_ppo.parts import rollout_events
+from training.step3_ppo.parts.rollout_events import RolloutEvents
 from training.utils.contracts.rollout_engine import ServerShare
 from training.utils.run.rollout_account import rollout_account
 from training.utils.run.run_log import RunLog
@@ -35,7 +35,7 @@ def test_lines_name_weights_times_rows_and_reasons(tmp_path):
 
 def test_lines_name_the_servers_of_all_ranks(tmp_path, monkeypatch):
     other = {"http://b:1": ServerShare(2, 3.0, 2.5), "http://a:1": ServerShare(0, 9.0, 9.0)}
-    monkeypatch.setattr(events_of_rollouts, "gathered", lambda own: [own, other if isinstance(own, dict) else own])
+    monkeypatch.setattr(rollout_events, "gathered", lambda own: [own, other if isinstance(own, dict) else own])
     events = RolloutEvents(RunLog(tmp_path / "log"), "vllm_server", prompts=4, per_step=2)
     events.trained(RolloutsOfStep(1, 0, (), (), shares={"http://b:1": ServerShare(1, 0.5, 0.5)}), [(3, None)])
     events.trained(RolloutsOfStep(2, 0, (), ()), [(1, None)])

@@ -1,0 +1,67 @@
+"""Flags of rollouts that are drawn ahead. Cheap to import for `--help`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from training.utils.flags.flags import flag
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
+
+FREE = "free"  # of --rollouts_ahead
+DEFAULT_ROLLOUT_AGE = 2
+
+
+@dataclass
+class AheadArguments:
+    """Which weights draw the rollouts of a step."""
+
+    topic: ClassVar[str] = "rollout"
+
+    rollouts_ahead: str = flag(
+        "0",
+        "Draw the responses of so many later steps while one trains, each by the weights of so many steps before it, "
+        "exactly; losses are corrected for the older weights (--mismatch_correction). 0 draws them by the newest. "
+        "free: learn from prompts as their responses end, in an order that depends on time and is recorded.",
+        "steps",
+    )
+    max_rollout_age: int | None = flag(
+        None,
+        "With --rollouts_ahead free: the most steps that weights may be old whose responses are learned from; a step "
+        f"waits for those that would be older in the next. Default: {DEFAULT_ROLLOUT_AGE}.",
+        "steps >= 1",
+    )
+    replay_schedule: str | None = flag(
+        None,
+        "With --rollouts_ahead free: the rollouts.jsonl of a run, whose order is repeated, and with it the run, to the "
+        "bit.",
+        "file",
+    )
+
+    def validate(self, mistakes: Mistakes) -> None:
+        """Note every mistake in these settings."""
+        given = self.rollouts_ahead
+        mistakes.require(
+            self.takes_as_they_end or str(given).isdecimal(),
+            f"--rollouts_ahead expects a number of steps, 0 or more, or {FREE}, got '{given}'",
+        )
+        for name in ("max_rollout_age", "replay_schedule"):
+            mistakes.require(
+                self.takes_as_they_end or getattr(self, name) is None,
+                f"--{name} {getattr(self, name)} is of --rollouts_ahead {FREE}, got --rollouts_ahead {given}; leave "
+                "one of them out",
+            )
+
+    @property
+    def takes_as_they_end(self) -> bool:
+        """--rollouts_ahead is free."""
+        return self.rollouts_ahead == FREE
+
+    @property
+    def steps_ahead(self) -> int:
+        """Steps that weights are old which draw, or may be; 0 where the newest draw."""
+        if self.takes_as_they_end:
+            return DEFAULT_ROLLOUT_AGE if self.max_rollout_age is None else self.max_rollout_age
+        return int(self.rollouts_ahead) if str(self.rollouts_ahead).isdecimal() else 0

@@ -1,0 +1,148 @@
+"""The scheduler of `--rollouts_ahead`: what it goes with, and its queue: in strict order, or as groups end.
+
+It does not go with anything that decides about a rollout by what later weights make of it, or that draws by the model
+in training while the thread draws.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from threestep.plugins.ahead.arguments import AheadArguments
+from training.step3_ppo.contracts.rollout_queue import RolloutQueue, RolloutScheduler
+from training.utils.base.errors import ThreestepError
+
+if TYPE_CHECKING:
+    from threestep.plugins.ahead.admission import Admission
+    from threestep.plugins.ahead.schedule import GroupSchedule
+    from training.step3_ppo.contracts.rollout_queue import Asking
+    from training.step3_ppo.flags.algorithm import Algorithm
+    from training.step3_ppo.flags.arguments import PpoArguments
+    from training.step3_ppo.flags.ppo_flags import PpoFlags
+    from training.utils.base.errors import Mistakes
+    from training.utils.contracts.media import RunMedia
+    from training.utils.contracts.rollout_engine import RolloutEngine
+
+
+def rollout_scheduler(flags: PpoFlags) -> AheadScheduler | None:
+    """Return the scheduler of --rollouts_ahead; None where the newest weights draw."""
+    own = flags.added.of(AheadArguments)
+    return AheadScheduler(own, flags.ppo) if own.steps_ahead else None
+
+
+@dataclass(frozen=True)
+class AheadScheduler(RolloutScheduler):
+    """Draws the rollouts of later steps while one trains."""
+
+    flags: AheadArguments
+    ppo: PpoArguments
+
+    def wanted(self) -> dict[str, Any]:
+        return {"rollouts_ahead": self.flags.rollouts_ahead}
+
+    def check(self, algorithm: Algorithm, mistakes: Mistakes) -> None:
+        ppo = self.ppo
+        tries, advantage = algorithm.flags.dynamic_sampling_tries, algorithm.flags.advantage
+        for name, given, why in (
+            (f"dynamic_sampling_tries {tries}", tries, "draws other prompts once a step sees the scores of its own"),
+            ("prompt_sampler", ppo.prompt_sampler, "chooses prompts by the scores of the step before"),
+            ("prompt_dataset", ppo.prompt_dataset, "changes prompts by the scores of the step before"),
+            (
+                f"advantage {advantage}",
+                algorithm.estimator.needs_greedy,
+                "draws greedy responses by the newest weights",
+            ),
+            (
+                f"advantage {advantage}",
+                algorithm.estimator.needs_policy,
+                "reads the distributions of the policy that drew, whose weights are gone by then",
+            ),
+            (
+                "report_variance",
+                ppo.report_variance,
+                "reads the distributions of the policy that drew, whose weights are gone by then",
+            ),
+            (f"speculate {ppo.speculate}", ppo.speculate != "0", "guesses by what is trained meanwhile"),
+            ("val_only", ppo.val_only, "trains nothing to be ahead of"),
+        ):
+            mistakes.require(
+                not given,
+                f"--rollouts_ahead {self.flags.rollouts_ahead} draws responses before the step that takes them, and "
+                f"--{name} {why}; leave one of them out",
+            )
+        for name in ("rollout_dump", "rollout_replay"):
+            mistakes.require(
+                not self.flags.takes_as_they_end or getattr(ppo, name) is None,
+                f"--{name} numbers rollouts in the order in which they are drawn, and with --rollouts_ahead free that "
+                "depends on time; leave it out, and repeat a run by --replay_schedule",
+            )
+
+    def check_run(
+        self, engine: type[RolloutEngine], media: RunMedia | None, *, rollouts: int, prompts_of_step: int, ranks: int
+    ) -> None:
+        ahead = self.flags.rollouts_ahead
+        if rollouts <= self.flags.steps_ahead and not self.flags.takes_as_they_end:
+            raise ThreestepError(
+                f"--rollouts_ahead {ahead} expects a run of more rollouts than that, got {rollouts}: all of them would "
+                "be drawn by the first weights; give less, or more data or epochs"
+            )
+        if media is not None:
+            raise ThreestepError(
+                f"--rollouts_ahead {ahead} does not go with prompts that have {media.name}: their features are read by "
+                "the model in training; leave it out"
+            )
+        if engine.takes_weights and ranks > 1 and not engine.meets_other_ranks:
+            raise ThreestepError(
+                f"--rollouts_ahead {ahead} sends kept weights to --rollout_engine {self.ppo.rollout_engine} from the "
+                f"first rank while the others train, got {ranks} ranks, which do not wait for them; use one rank, or "
+                "leave it out"
+            )
+        if self.flags.replay_schedule is not None:
+            self._schedule(prompts_of_step, rollouts)
+
+    def kept_versions(self, engine: type[RolloutEngine], beside_training: bool) -> int:
+        from threestep.plugins.ahead.free import GROUPS_AT_ONCE
+
+        if not beside_training:
+            return 1
+        if not self.flags.takes_as_they_end:
+            return self.flags.steps_ahead
+        at_once = 1 if engine.takes_weights else GROUPS_AT_ONCE
+        return min(self.flags.steps_ahead, at_once) + 1
+
+    def open(self, asking: Asking) -> RolloutQueue:
+        settings, engine, lender, of_step, of_position = asking
+        drawing, ranks, steps = settings.drawing, lender.engine.ranks, settings.total_rollouts
+        in_background = engine.takes_weights or ranks.device.type == "cpu"
+        if not self.flags.takes_as_they_end:
+            from threestep.plugins.ahead.pipeline import RolloutsAhead
+
+            ahead = self.flags.steps_ahead
+            return RolloutsAhead(ahead, engine, lender, of_step, last_step=steps, in_background=in_background)
+        from threestep.plugins.ahead.free import FreeRollouts
+
+        batches = drawing.generation_batches
+        groups = drawing.prompts_per_batch * batches
+        schedule = None if self.flags.replay_schedule is None else self._schedule(groups * ranks.world_size, steps)
+        return FreeRollouts(
+            self._admission(groups, steps),
+            batches,
+            engine,
+            lender,
+            ask=of_position,
+            schedule=schedule,
+            in_background=in_background,
+        )
+
+    def _admission(self, groups: int, steps: int) -> Admission:
+        from threestep.plugins.ahead.admission import Admission
+
+        return Admission(self.flags.steps_ahead, groups, steps)
+
+    def _schedule(self, groups: int, steps: int) -> GroupSchedule:
+        """Return the schedule of --replay_schedule. groups: of a step, of all ranks."""
+        from threestep.plugins.ahead.schedule import read_schedule
+
+        assert self.flags.replay_schedule is not None
+        return read_schedule(self.flags.replay_schedule, self._admission(groups, steps))
