@@ -284,8 +284,8 @@ def nothing_imports_the_front(module: str, source: str) -> list[str]:
 
 def programs_import_no_step(module: str, source: str) -> list[str]:
     """Programs outside of the steps find steps by `known_steps()`, and import none."""
-    if step_of(module) or module.startswith("training.utils"):
-        return []
+    if step_of(module) or module.startswith("training.utils") or module.startswith("threestep.plugins."):
+        return []  # a plugin may extend a step, by its public modules
     return distinct(
         f"{module}:{found.line} imports {found.module}; programs import no step"
         for found in imports(module, source)

@@ -16,7 +16,7 @@ DEFAULT_ROLLOUT_AGE = 2
 
 @dataclass
 class AheadArguments:
-    """Which weights draw the rollouts of a step."""
+    """The weights that draw the rollouts of a step."""
 
     topic: ClassVar[str] = "rollout"
 

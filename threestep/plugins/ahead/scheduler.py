@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.ahead.arguments import AheadArguments
-from training.step3_ppo.contracts.rollout_queue import RolloutQueue, RolloutScheduler
+from training.step3_ppo.flags.scheduler import RolloutScheduler
 from training.utils.base.errors import ThreestepError
 
 if TYPE_CHECKING:
     from threestep.plugins.ahead.admission import Admission
     from threestep.plugins.ahead.schedule import GroupSchedule
-    from training.step3_ppo.contracts.rollout_queue import Asking
+    from training.step3_ppo.contracts.rollout_queue import Asking, RolloutQueue
     from training.step3_ppo.flags.algorithm import Algorithm
     from training.step3_ppo.flags.arguments import PpoArguments
     from training.step3_ppo.flags.ppo_flags import PpoFlags

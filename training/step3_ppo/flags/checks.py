@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from training.step3_ppo.advantages import WITH_CRITIC
-from training.step3_ppo.contracts.rollout_queue import RolloutScheduler, scheduler_of
 from training.step3_ppo.flags.algorithm import Algorithm, selected_algorithm
 from training.step3_ppo.flags.distillation_checks import check_distillation
 from training.step3_ppo.flags.replay_checks import check_replayed_routers
 from training.step3_ppo.flags.reuse import check_reuse
+from training.step3_ppo.flags.scheduler import RolloutScheduler, scheduler_of
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.tables import either
 from training.utils.contracts.guessers import BY_HEAD, BY_NGRAMS
@@ -91,12 +91,7 @@ def checked_components(flags: PpoFlags) -> Components:
     check_distillation(flags, mistakes)
     check_comparisons(rewards, _responses_of_a_prompt(flags), mistakes)
     environments = _checked_environments(flags, engine, mistakes)
-    algorithm = selected_algorithm(flags.algorithm, flags.mismatch, ppo, mistakes, on_policy=scheduler is None)
-    if algorithm is not None:
-        _check_critic(roles, ppo, algorithm, rewards, mistakes=mistakes)
-        check_reuse(flags, algorithm, mistakes)
-        if scheduler is not None:
-            scheduler.check(algorithm, mistakes)
+    algorithm = _checked_algorithm(flags, scheduler, rewards, mistakes)
     check_beside_quantization(mistakes, roles, flags.guests.beside_quantization())
     if not flags.run.dry_run:
         check_package(mistakes, roles)
@@ -130,6 +125,20 @@ def checked_components(flags: PpoFlags) -> Components:
             "continue the run that wrote them by --resume"
         )
     return Components(engine, checker, algorithm, rewards, roles.share_trunk, speculation, environments, scheduler)
+
+
+def _checked_algorithm(
+    flags: PpoFlags, scheduler: RolloutScheduler | None, rewards: tuple[Reward, ...], mistakes: Mistakes
+) -> Algorithm | None:
+    """Return what the names select; None where one is unknown. Note flags that do not go with it."""
+    on_policy = scheduler is None
+    algorithm = selected_algorithm(flags.algorithm, flags.mismatch, flags.ppo, mistakes, on_policy=on_policy)
+    if algorithm is not None:
+        _check_critic(flags.roles, flags.ppo, algorithm, rewards, mistakes=mistakes)
+        check_reuse(flags, algorithm, mistakes)
+        if scheduler is not None:
+            scheduler.check(algorithm, mistakes)
+    return algorithm
 
 
 def _responses_of_a_prompt(flags: PpoFlags) -> dict[str, int]:

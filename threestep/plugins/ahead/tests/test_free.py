@@ -24,7 +24,7 @@ from threestep.plugins.ahead.tests.test_pipeline import (
     trained,
     weights,
 )
-from training.step3_ppo.parts.rollout_events import RolloutEvents
+from training.step3_ppo.contracts.rollout_events import RolloutEvents
 from training.step3_ppo.trainer import PpoTrainer
 from training.utils.base.errors import ThreestepError
 from training.utils.generation.engines.hf import TransformersRollout

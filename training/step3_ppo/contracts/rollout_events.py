@@ -29,13 +29,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from training.step3_ppo.contracts.rollout_queue import Times
+from training.step3_ppo.contracts.records import Times
 from training.utils.contracts.rollout_engine import joined_shares
 from training.utils.engine.ranks.collectives import gathered
 
 if TYPE_CHECKING:
-    from training.step3_ppo.contracts.rollout_queue import RolloutsOfStep
-    from training.step3_ppo.learning.outcomes import PromptOutcome
+    from training.step3_ppo.contracts.records import RolloutsOfStep
     from training.utils.run.run_log import RunLog
 
 
@@ -49,8 +48,9 @@ class RolloutEvents:
     prompts: int
     per_step: int
 
-    def trained(self, drawn: RolloutsOfStep, outcomes: Sequence[PromptOutcome]) -> None:
-        """Note the step that trained on these rollouts. outcomes: of the prompts of all ranks. A collective."""
+    def trained(self, drawn: RolloutsOfStep, outcomes: Sequence[tuple[int, str | None]]) -> None:
+        """Note the step that trained on these rollouts. outcomes: of the prompts of all ranks, each one's row and why it
+        was left out, or None. A collective."""
         times = [own for own in gathered(drawn.times) if own is not None]
         left_out: dict[str, list[int]] = {}
         for row_id, reason in outcomes:

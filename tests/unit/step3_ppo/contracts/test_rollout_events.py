@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from training.step3_ppo.contracts.rollout_queue import RolloutsOfStep, Times
-from training.step3_ppo.parts import rollout_events
-from training.step3_ppo.parts.rollout_events import RolloutEvents
+from training.step3_ppo.contracts import rollout_events
+from training.step3_ppo.contracts.records import RolloutsOfStep, Times
+from training.step3_ppo.contracts.rollout_events import RolloutEvents
 from training.utils.contracts.rollout_engine import ServerShare
 from training.utils.run.rollout_account import rollout_account
 from training.utils.run.run_log import RunLog
