@@ -49,8 +49,8 @@ class RolloutEvents:
     per_step: int
 
     def trained(self, drawn: RolloutsOfStep, outcomes: Sequence[tuple[int, str | None]]) -> None:
-        """Note the step that trained on these rollouts. outcomes: of the prompts of all ranks, each one's row and why it
-        was left out, or None. A collective."""
+        """Note the step that trained on these rollouts. outcomes: of the prompts of all ranks, each one's row and why
+        it was left out, or None. A collective."""
         times = [own for own in gathered(drawn.times) if own is not None]
         left_out: dict[str, list[int]] = {}
         for row_id, reason in outcomes:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class Asking(NamedTuple):
-    """The means by which a queue draws. lender: the trained model. of_step: what is asked for in a step; of_position: for the
-    prompt at a position of the run. Both return the same whenever they are called."""
+    """The means by which a queue draws. lender: the trained model. of_step: what is asked for in a step; of_position:
+    for the prompt at a position of the run. Both return the same whenever they are called."""
 
     settings: PpoSettings
     engine: RolloutEngine
