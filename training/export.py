@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> None:
 
     from training.utils.checkpoints.export import described_engines, export_model
     from training.utils.checkpoints.folder import stranger
-    from training.utils.mtp.exported import write_trained_head
+    from training.utils.plugins.registry import hooks
     from training.utils.report.card import write_card
 
     if (problem := stranger(checkpoint)) is not None:
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
         out,
         of_average=arguments.part == "average",
         keep_lora=arguments.keep_lora,
-        write_beside=write_trained_head,
+        write_beside=hooks("exported"),
     )
     write_card(checkpoint.parent.parent, out, (arguments.part, checkpoint.name))
     apart = f", its LoRA adapters in {out / 'adapter'}" if arguments.keep_lora else ""
@@ -128,7 +128,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--keep_lora", action="store_true", help="do not merge LoRA: OUT/adapter is PEFT's folder")
     parser.add_argument(
-        "--mtp", choices=("vllm",), help="write the head for multi-token prediction where vLLM finds it (docs/mtp.md)"
+        "--mtp",
+        choices=("vllm",),
+        help="write the head for multi-token prediction where vLLM finds it (threestep/plugins/mtp/README.md)",
     )
     arguments = parser.parse(argv)
     if arguments.mtp and (arguments.keep_lora or arguments.part != "model"):

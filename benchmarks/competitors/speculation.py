@@ -21,6 +21,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from benchmarks.competitors.rollout import DTYPES, SAMPLES
+from threestep.plugins.mtp.folder import read_head
+from threestep.plugins.mtp.head import MtpHead, new_head
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling, Speculation
 from training.utils.generation.engines.hf import TransformersRollout
@@ -28,8 +30,6 @@ from training.utils.generation.guessing.frequent import FrequentTokens, vocabula
 from training.utils.generation.guessing.speculation import GuessCounts, Guesses, drawn_by_guesses
 from training.utils.models.attention.document_attention import use_document_attention
 from training.utils.models.own_forward import own_forward_of
-from training.utils.mtp.folder import read_head
-from training.utils.mtp.head import MtpHead, new_head
 
 HOWS = ("plain", "head", "head2", "ngram", "auto")
 _TURNS = 3

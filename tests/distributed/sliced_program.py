@@ -139,11 +139,11 @@ def with_head(attention: str, joint: bool, group: Any) -> dict[str, float]:
 
     import torch
 
+    from threestep.plugins.mtp.head import new_head
+    from threestep.plugins.mtp.layout.entries import mtp_entries
+    from threestep.plugins.mtp.reading import INSIDE, read_ahead, read_depths, read_states
     from training.utils.models.attention.document_attention import use_document_attention
     from training.utils.models.token_model import PolicyModel
-    from training.utils.mtp.head import new_head
-    from training.utils.mtp.layout.entries import mtp_entries
-    from training.utils.mtp.reading import INSIDE, read_ahead, read_depths, read_states
 
     model = model_of(3, attention)
     head = new_head(model, 2, seed=5).double()
@@ -177,10 +177,10 @@ def with_routers(group: Any) -> dict[str, float]:
     import torch
     from transformers import MixtralConfig, MixtralForCausalLM
 
+    from threestep.plugins.routers.replay import RouterReplay, check_replay, open_replay
+    from threestep.plugins.routers.routers import Balance, RouterRecord
+    from threestep.plugins.routers.step_loss import RouterLoss, StepRouterLoss
     from training.utils.models.token_model import PolicyModel
-    from training.utils.routers.replay import RouterReplay, check_replay, open_replay
-    from training.utils.routers.routers import Balance, RouterRecord
-    from training.utils.routers.step_loss import RouterLoss, StepRouterLoss
 
     torch.manual_seed(6)
     config = MixtralConfig(
@@ -197,7 +197,8 @@ def with_routers(group: Any) -> dict[str, float]:
     experts_NTLK[:, 3:6] = -1
     given = replace(rows, slots=replace(rows.slots, experts_NTLK=experts_NTLK))
 
-    alone = mock.patch("training.utils.routers.step_loss._of_all_ranks", lambda own: own)  # every rank reads all rows
+    # Every rank reads all rows.
+    alone = mock.patch("threestep.plugins.routers.step_loss._of_all_ranks", lambda own: own)
 
     def read(sequence: Any) -> tuple[torch.Tensor, torch.Tensor]:
         own: Any = copy.deepcopy(model)

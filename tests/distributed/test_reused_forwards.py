@@ -24,7 +24,7 @@ SCRIPT = """
     from training.step3_ppo.roles.loading import RolesNeeded, load_roles
     from training.step3_ppo.roles.roles import Tokenizers
     from training.step3_ppo.flags.roles_arguments import RolesArguments
-    from training.utils.setup.guests import GuestSettings
+    from training.utils.setup.guests import GuestFeatures
     from training.utils.data.chat.arguments import ChatArguments
     from training.utils.engine.ranks.startup import started_process_group
     from training.utils.contracts.documents import TokenSequence
@@ -41,7 +41,7 @@ SCRIPT = """
         roles = load_roles(flags, tokenizers, ranks, 1, longest_tokens=12, needed=RolesNeeded(reference=False))
         ppo = SimpleNamespace(padded=False, reuse_forwards=True, reuse_values=True)
         data = SimpleNamespace(chat=ChatArguments())
-        given = SimpleNamespace(ppo=ppo, roles=flags, data=data, guests=GuestSettings(), longest_tokens=12)
+        given = SimpleNamespace(ppo=ppo, roles=flags, data=data, guests=GuestFeatures(), longest_tokens=12)
         return checked_roles(given, roles)
 
     def calls_of_a_layer(engine, model, loss_of):

@@ -41,8 +41,8 @@ def trained(place: Path) -> tuple[Any, Any, Any]:
     """(model, tokenizer, head) after SFT on the embedded task."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from training.utils.mtp.folder import read_head
-    from training.utils.mtp.head import new_head
+    from threestep.plugins.mtp.folder import read_head
+    from threestep.plugins.mtp.head import new_head
 
     start, out = place / "drafting_start", place / "drafting"
     done = run_module("training.new_model", ["--out", start, *MODEL.split()])

@@ -31,6 +31,7 @@ from tests.families.subjects import (
     true_logprobs,
     true_scores,
 )
+from threestep.plugins.routers.routers import RouterRecord, balance_of, balancing_loss, router_sums
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.token_rows import TokenRows
 from training.utils.engine.config.arguments import ADAM_BETAS, EngineSettings
@@ -41,7 +42,6 @@ from training.utils.loading.models import load_scalar_model
 from training.utils.models.layout_check import notes_on
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel, ScalarModel
-from training.utils.routers.routers import RouterRecord, balance_of, balancing_loss, router_sums
 
 STEPS, RATE = 2, 3e-3
 # Two optimizer steps on tiny gradients: AdamW makes steps of one size from them, whatever rounding left.

@@ -67,13 +67,14 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
 
     from tests.invariants.engine_program import LONGEST, PAD, SEED, STEPS, Case, make_engine, rows_of
     from tests.support.data_flags import data_flags
+    from threestep.plugins.distillation.feature import TeacherFeature
+    from threestep.plugins.distillation.settings import DivergenceSettings, TeacherSettings
     from training.step1_sft.trainer import SftTrainer
-    from training.utils.distillation.settings import DivergenceSettings, TeacherSettings
     from training.utils.engine.config.arguments import EngineArguments
     from training.utils.report.arguments import ReportArguments
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_arguments import RunArguments
-    from training.utils.setup.guests import GuestSettings
+    from training.utils.setup.guests import GuestFeatures
     from training.utils.setup.one_model_run import loop_settings
     from training.utils.setup.training_run import TrainingRun
 
@@ -94,7 +95,7 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
         per_device_train_batch_size=case.micro, per_device_eval_batch_size=2, report_mfu=False
     )
     data, report = data_flags(max_seq_len=LONGEST), ReportArguments()
-    settings, run = GuestSettings(teacher=teacher), RunArguments(seed=SEED)
+    settings, run = GuestFeatures([TeacherFeature(teacher)]), RunArguments(seed=SEED)
     flags: Any = SimpleNamespace(run=run, engine=engine_flags, data=data, report=report, guests=settings)
     loop = loop_settings(flags, (STEPS, case.per_step), model, case.packed, ranks=ranks, pad_token_id=PAD)
     loop = replace(loop, eval_interval=0)

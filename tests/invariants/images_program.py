@@ -231,7 +231,7 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from training.utils.report.arguments import ReportArguments
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_arguments import RunArguments
-    from training.utils.setup.guests import GuestSettings
+    from training.utils.setup.guests import GuestFeatures
     from training.utils.setup.one_model_run import loop_settings
     from training.utils.setup.setup import may_pack
     from training.utils.setup.training_run import TrainingRun
@@ -257,7 +257,7 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
         engine=EngineArguments(per_device_train_batch_size=case.micro, max_tokens_per_micro_batch=None),
         data=data_flags(max_seq_len=longest),
         report=ReportArguments(),
-        guests=GuestSettings(),
+        guests=GuestFeatures(),
     )
     loop = loop_settings(flags, (STEPS, PER_STEP), model, packed, ranks=ranks, pad_token_id=0)
     loop = replace(loop, eval_interval=0)

@@ -117,7 +117,7 @@ def make_trainer(case: Any, family: Any, models: Path, out: Path, ranks: Any) ->
     from training.utils.images.run.row_images import run_media
     from training.utils.models.own_forward import own_forward_of
     from training.utils.run.metrics import MetricsWriter
-    from training.utils.setup.guests import GuestSettings
+    from training.utils.setup.guests import GuestFeatures
 
     flags = RolesArguments(
         actor_model_name_or_path=str(models / case.family),
@@ -150,7 +150,7 @@ def make_trainer(case: Any, family: Any, models: Path, out: Path, ranks: Any) ->
     settings = settings_of(case, rows, images, ranks)
     engine, own = TransformersRollout(), own_forward_of(roles.actor_model)
     assert own is not None and engine.check(roles.whole_actor.lent(), own) == []
-    roles = with_guests(roles, GuestSettings(), path="", total_steps=1, seed=0)
+    roles = with_guests(roles, GuestFeatures(), path="", total_steps=1, seed=0)
     nobody: Any = SimpleNamespace()
     updates, metrics = Updates(roles, settings, None), MetricsWriter(out, is_main_rank=False)
     return PpoTrainer(roles, engine, PromptSource(rows, SEED), updates, nobody, settings, metrics)

@@ -78,17 +78,18 @@ def trained(
 
     from tests.invariants.engine_program import LONGEST, PAD, SEED, STEPS, make_engine, rows_of
     from tests.support.data_flags import data_flags
+    from threestep.plugins.mtp.feature import HeadFeature
+    from threestep.plugins.mtp.settings import MtpSettings
     from training.step1_sft.trainer import SftTrainer
     from training.utils.engine.config.arguments import EngineArguments
-    from training.utils.mtp.settings import MtpSettings
     from training.utils.report.arguments import ReportArguments
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_arguments import RunArguments
-    from training.utils.setup.guests import GuestSettings
+    from training.utils.setup.guests import GuestFeatures
     from training.utils.setup.one_model_run import loop_settings
     from training.utils.setup.training_run import TrainingRun
 
-    settings, path = GuestSettings(mtp=MtpSettings(layers, COEF, detach=detach)), str(models / case.model)
+    settings, path = GuestFeatures([HeadFeature(MtpSettings(layers, COEF, detach=detach))]), str(models / case.model)
     engine, model = make_engine(
         case, models, ranks, lambda model: settings.inside(path, model, case.zero_stage, HEAD_SEED, ranks=ranks)
     )

@@ -110,6 +110,7 @@ def make_trainer(
     """A PpoTrainer on fresh models, by the same parts as the program's own assembly; the one before is released.
     changed: of the models' flags."""
     from tests.invariants import tiny
+    from tests.support.guests import balancing
     from tests.support.step3_records import made
     from training.step3_ppo.advantages import ESTIMATORS
     from training.step3_ppo.advantages.inputs import AdvantageSettings
@@ -136,7 +137,6 @@ def make_trainer(
     from training.utils.layout.planner import PlanSettings
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_folder import RunFolder
-    from training.utils.setup.guests import GuestSettings
 
     ranks.leaving.close()  # DeepSpeed collects garbage at each engine, and would go through all that are left
     flags = RolesArguments(
@@ -161,7 +161,7 @@ def make_trainer(
         total_steps=ITERATIONS * epochs * minibatches,
         needed=RolesNeeded(critic=not grpo),
     )
-    roles = with_guests(roles, GuestSettings(), path="", total_steps=1, seed=0)
+    roles = with_guests(roles, balancing(), path="", total_steps=1, seed=0)
     sampling = Sampling(MAX_NEW_TOKENS, TEMPERATURE, 0, 1.0, tiny.END, tiny.PAD)
     experience = made(
         ExperienceSettings,

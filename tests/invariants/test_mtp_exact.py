@@ -29,8 +29,8 @@ def cases_of(table: Any) -> list[Any]:
 
 def head_of(folder: Path) -> Any:
     """The head that the programs begin with, in float64."""
+    from threestep.plugins.mtp.head import block_weights, new_head
     from training.utils.base.seeds import derived_seed
-    from training.utils.mtp.head import block_weights, new_head
 
     model: Any = start_of(folder, "sft", torch.float32)
     head = new_head(model, mtp_program.DEPTHS, derived_seed(mtp_program.HEAD_SEED, "mtp"))

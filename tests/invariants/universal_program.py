@@ -106,8 +106,8 @@ def model_step(engine: Any, number: int, ranks: Any) -> None:
 def head_beside(engine: Any, model: Any, folder: Path) -> tuple[Any, Any]:
     """(the engine of a new head of one module, the head)."""
     from tests.invariants.engine_program import STEPS
-    from training.utils.mtp.opening import open_head
-    from training.utils.mtp.settings import MtpSettings
+    from threestep.plugins.mtp.opening import open_head
+    from threestep.plugins.mtp.settings import MtpSettings
 
     mtp = open_head(MtpSettings(1), str(folder), engine, model, total_steps=STEPS, seed=7)
     assert mtp is not None
@@ -117,9 +117,9 @@ def head_beside(engine: Any, model: Any, folder: Path) -> tuple[Any, Any]:
 def head_step(engine: Any, number: int, ranks: Any) -> None:
     """A step on states and embeddings that are drawn: what a model would give them does not matter."""
     from tests.invariants.engine_program import PAD
+    from threestep.plugins.mtp.layout.entries import mtp_entries
     from training.utils.data.rows.documents import sentence_document
     from training.utils.layout.rows import packed_rows
-    from training.utils.mtp.layout.entries import mtp_entries
 
     documents = [sentence_document(row) for row in sentences_of(number, ranks)]
     rows = packed_rows([[document] for document in documents], PAD, with_before=True)

@@ -64,7 +64,7 @@ CALLED_BY_LIBRARIES = (
     "training.utils.sequence_parallel.attention SlicedAttention.__call__",
     "training.utils.models.attention_choice _call_of.noting",
     "training.utils.models.target_head _TargetLogprobs.forward",
-    "training.utils.distillation.head_loss _HeadDivergence.forward",
+    "threestep.plugins.distillation.head_loss _HeadDivergence.forward",
 )
 QUESTIONS = ("What", "How", "Who", "Whether", "Of", "Which", "Where")
 PICKLES = ("pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal")
@@ -225,7 +225,6 @@ MODULE_RULES: tuple[ModuleRule, ...] = (
     boundary.core_imports_no_plugin,
     rooms.programs_import_no_step,
     rooms.third_parties_stay_home,
-    rooms.guests_stay_home,
     rooms.engines_stay_home,
     rooms.maths_needs_torch_alone,
     no_pickles,

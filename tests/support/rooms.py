@@ -45,7 +45,6 @@ engine.config: layout flags base
 images.models: models.tensors layout contracts models.families images base
 models.attention: layout contracts base
 models.quantized: models.tensors models.families base
-mtp.layout: layout contracts base
 report.figures: run contracts flags gaming base
 data.cache: data.rows run contracts flags data.files base
 data.chat: data.rows contracts flags data.sources.formats data.files base
@@ -68,31 +67,26 @@ data.build: data.kinds data.chat data.cache data.rows layout data.sources contra
 engine: engine.ranks models.adapters models.quantized engine.config run models.tensors contracts flags base
 environments.driven: environments data.sources serving base
 generation.engines: generation.guessing generation.decoding models models.attention layout contracts flags base
+generation.vllm: loading generation.guessing engine.ranks generation.decoding models models.tensors contracts flags
+    plugins images base
 rewards.calling: engine.ranks run contracts base
 checkpoints: engine engine.ranks report models.adapters run report.trackers models.tensors layout contracts flags
     models.families base
 dry_run: engine loading engine.ranks models models.quantized models.attention engine.config sequence_parallel run
     layout contracts models.families models.lean clock base
+generation.vllm_server: generation.vllm engine.ranks generation.decoding models contracts flags base
 harness: engine engine.ranks run base
 recording: engine engine.ranks models.adapters run contracts reading base
 rewards.asking: rewards.calling run serving rewards.names base
 rewards.rules: rewards.calling data.sources.made base
-routers: engine engine.ranks models sequence_parallel models.tensors layout contracts models.families base
-distillation: rewards.asking dry_run engine loading engine.ranks models engine.config models.tensors contracts flags
-    base
 images.run: dry_run engine data.build loading images.data models images.models data.rows run models.tensors layout
     contracts models.families images models.lean base
-mtp: dry_run checkpoints engine loading engine.ranks models.adapters models mtp.layout models.attention engine.config
-    sequence_parallel models.tensors contracts flags base
 outputs: checkpoints engine.ranks models.tensors base
 rewards: rewards.rules rewards.asking rewards.calling contracts flags rewards.names base
-generation.vllm: mtp loading generation.guessing engine.ranks generation.decoding models models.tensors contracts
-    flags images base
-setup: outputs mtp images.run distillation routers recording harness dry_run checkpoints engine data.build loading
-    engine.ranks data.kinds report models.adapters images.data models data.chat data.cache models.quantized
-    models.attention images.models engine.config divergence data.rows sequence_parallel run layout data.sources
-    contracts flags plugins models.families data.files clock base
-generation.vllm_server: generation.vllm engine.ranks generation.decoding models contracts flags base
+setup: outputs images.run recording harness dry_run checkpoints engine data.build loading engine.ranks data.kinds
+    report models.adapters images.data models data.chat data.cache models.quantized models.attention images.models
+    engine.config divergence data.rows sequence_parallel run layout data.sources contracts flags plugins
+    models.families data.files clock base
 preference: setup recording engine data.build loading engine.ranks models.adapters models data.chat models.attention
     engine.config data.rows run layout contracts flags data.files base
 """
@@ -108,23 +102,6 @@ ONLY_IN = {
     "deepspeed": ("training.utils.engine", "training.utils.generation.engines.hybrid"),
     "vllm": ("training.utils.generation.vllm", "training.utils.generation.vllm_server"),
 }
-# Guests: the words of each, the room that they are at home in, and the few other places that may use them, besides the
-# table of guests and modules of flags.
-GUESTS = {
-    "routers": (
-        re.compile(r"router|expert_?balanc", re.I),
-        "training.utils.routers",
-        ("training.utils.generation.vllm",),
-    ),
-    "multi-token prediction": (
-        re.compile(r"mtp|multi_?token", re.I),
-        "training.utils.mtp",
-        ("training.export", "training.utils.generation.vllm"),
-    ),
-    "distillation": (re.compile(r"teacher|distil", re.I), "training.utils.distillation", ()),
-}
-TABLE_OF_GUESTS = "training.utils.setup.guests"
-FLAGS = re.compile(r"\.flags(\.|$)|[._](arguments|flags)$")  # modules of flags, and rooms of them
 # Rollout engines with words of their own, and where these may stand: the engine's room, the table of engines, modules
 # of flags, and what is listed: `--mtp vllm` writes a folder for it, and no program sends usage data.
 ENGINE_WORDS = {
@@ -136,7 +113,7 @@ ENGINE_WORDS = {
         "training.utils.run.program",
     ),
 }
-_OF_FLAGS = re.compile(r"\.flags(\.|$)|[._](arguments|flags)$|\.mtp\.settings$")
+_OF_FLAGS = re.compile(r"\.flags(\.|$)|[._](arguments|flags)$")
 # The maths rooms import torch, the standard library and each other; and what is listed with each.
 MATHS = {
     "training.step1_sft.loss": (),
@@ -159,13 +136,13 @@ MATHS = {
     "training.utils.images.inputs": (),
     "training.utils.base.transfer": (),
     "training.utils.images.prompts": (),
-    "training.utils.mtp.layout": (),
-    "training.utils.distillation.divergence": (),
+    "threestep.plugins.mtp.layout": (),
+    "threestep.plugins.distillation.divergence": (),
 }
 MATHS_MAY_IMPORT = (
     "training.utils.base.errors",
     "training.utils.base.tables",
-    "training.utils.distillation.settings",
+    "threestep.plugins.distillation.settings",
     "training.utils.flags.flags",
     "training.utils.preference.arguments",
 )
@@ -303,21 +280,6 @@ def third_parties_stay_home(module: str, source: str) -> list[str]:
     return distinct(problems)
 
 
-def guests_stay_home(module: str, source: str) -> list[str]:
-    """What a guest is, only its room, the table of guests and flags know: its words are no names elsewhere."""
-    problems = []
-    for guest, (words, home, others) in GUESTS.items():
-        places = (home, TABLE_OF_GUESTS, *others)
-        if FLAGS.search(plain_name(module)) or any(inside(plain_name(module), place) for place in places):
-            continue
-        problems += [
-            f"{module}:{line} names {name}; {guest}: only {' and '.join(places)} and flags may"
-            for name, line in _names(source)
-            if words.search(name)
-        ]
-    return distinct(problems)
-
-
 def _names(source: str) -> list[tuple[str, int]]:
     """Return every name in `source`, imported modules too, with its line."""
     fields = {
@@ -371,9 +333,10 @@ def maths_needs_torch_alone(module: str, source: str) -> list[str]:
     problems = []
     for found in imports(module, source):
         top = found.module.split(".")[0]
-        if found.typing and top != "training":
+        is_ours = top in ("training", "threestep")
+        if found.typing and not is_ours:
             continue
-        if top == "training":
+        if is_ours:
             among_maths = any(inside(found.module, other) for other in MATHS)
             allowed = among_maths or any(inside(found.module, other) for other in MATHS_MAY_IMPORT)
             # `from training.utils import layout` counts as training.utils too

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from training.utils.distillation.divergence import divergence
-from training.utils.distillation.settings import DivergenceSettings
+from threestep.plugins.distillation.divergence import divergence
+from threestep.plugins.distillation.settings import DivergenceSettings
 
 # TRL's beta: ours.
 SETTINGS = {

@@ -25,6 +25,10 @@ def main(folder: Path) -> None:
     from tests.distributed.launch import report
     from tests.unit.utils.generation.engines.test_hf import spelt
     from tests.vllm.conftest import started
+    from threestep.plugins.mtp.head import new_head
+    from threestep.plugins.mtp.opening import open_head
+    from threestep.plugins.mtp.settings import MtpSettings
+    from threestep.plugins.mtp.training import WholeHead
     from training.utils.contracts.rollout_engine import Speculation
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.ranks.startup import started_process_group
@@ -33,10 +37,6 @@ def main(folder: Path) -> None:
     from training.utils.loading.models import load_causal_lm
     from training.utils.models.settings import ModelSettings
     from training.utils.models.token_model import PolicyModel
-    from training.utils.mtp.head import new_head
-    from training.utils.mtp.opening import open_head
-    from training.utils.mtp.settings import MtpSettings
-    from training.utils.mtp.training import WholeHead
     from training.utils.setup.setup import load_under
 
     with started_process_group() as ranks:
@@ -130,9 +130,9 @@ def draft_of(worker: Any) -> Any:
 def learn(engine: Any, mtp: Any, rollout: Any) -> None:
     """The policy moves away from what it drew, and the head towards it."""
     from tests.unit.utils.generation.engines.test_hf import PAD
+    from threestep.plugins.mtp.reading import read_states
     from training.utils.contracts.documents import plain
     from training.utils.layout.rows import packed_rows
-    from training.utils.mtp.reading import read_states
 
     engine.train()
     documents = [plain(sequence) for sequence in rollout.sequences()]

@@ -9,7 +9,7 @@ import pytest
 from tests.distributed.launch import run_ranks
 from tests.vllm.draft_program import UPDATES
 from tests.vllm.test_mtp import trained
-from training.utils.mtp.folder import save_head
+from threestep.plugins.mtp.folder import save_head
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 

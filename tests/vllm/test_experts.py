@@ -10,9 +10,9 @@ import torch
 
 from tests.unit.utils.generation.engines.test_hf import PAD, PLAIN, prompts, spelt
 from tests.unit.utils.generation.vllm_server.test_engine import Lent
-from tests.unit.utils.routers.test_replay import opened
 from tests.vllm.conftest import started
 from tests.vllm.servers import KEY, started_servers
+from threestep.plugins.routers.tests.test_replay import opened
 from training.utils.contracts.rollout_engine import Ends, RolloutRequest
 from training.utils.generation.vllm_server.arguments import VllmServerArguments
 from training.utils.generation.vllm_server.engine import VllmServerRollout

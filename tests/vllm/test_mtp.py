@@ -10,9 +10,9 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.support.tiny_models import VOCABULARY
+from threestep.plugins.mtp.folder import save_head
+from threestep.plugins.mtp.head import new_head
 from training.utils.generation.vllm.head_folder import write_for_vllm
-from training.utils.mtp.folder import save_head
-from training.utils.mtp.head import new_head
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 SHAPE = {

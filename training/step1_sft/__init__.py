@@ -27,7 +27,7 @@ STEP = Step(
             SPEED,
             RATE,
         ),
-        evaluates=("loss", "perplexity", "token_accuracy", "mtp_*"),
+        evaluates=("loss", "perplexity", "token_accuracy"),
         headlines=(Headline("SFT loss", "eval/loss"), Headline("Token accuracy", "eval/token_accuracy")),
         closing=(
             ClosingRow(

@@ -115,8 +115,8 @@ def test_rollouts_by_guesses_run(workload, monkeypatch, name, done, kept):
     """Of a model whose head is as it begins: no training."""
     from transformers import AutoModelForCausalLM
 
-    from training.utils.mtp.folder import save_head
-    from training.utils.mtp.head import new_head
+    from threestep.plugins.mtp.folder import save_head
+    from threestep.plugins.mtp.head import new_head
 
     folder = workload.folder / done
     shutil.copytree(workload.model, folder / kept / "model")

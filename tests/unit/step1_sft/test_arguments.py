@@ -38,26 +38,20 @@ def test_every_setting_is_passed_on(monkeypatch):
     assert main.train(opened, SftArguments()) == ("run", 0.0, 0.0, "draw")
 
 
-def test_a_teacher_reads_no_paths():
-    chat = SimpleNamespace(parallel_thinking=True)
-    flags: Any = SimpleNamespace(
-        engine=EngineArguments(), of_step=SftArguments(distill="t.jsonl"), data=SimpleNamespace(chat=chat)
-    )
-    with pytest.raises(
-        ThreestepError, match="--parallel_thinking lays out paths side by side, and --distill is of a t"
-    ):
-        check_flags(flags)
+def test_the_likelihood_may_be_left_out_where_something_else_trains():
+    def flags(coefficient: float, trains_alone: bool) -> Any:
+        return SimpleNamespace(
+            engine=EngineArguments(),
+            of_step=SftArguments(likelihood_coef=coefficient),
+            guests=SimpleNamespace(trains_alone=trains_alone),
+        )
 
-
-def test_the_likelihood_may_be_left_out_beside_a_teacher():
-    mistakes = Mistakes()
-    SftArguments(likelihood_coef=0.0, distill="t.jsonl").validate(mistakes)
-    mistakes.raise_if_any()
-    SftArguments(likelihood_coef=0.0).validate(mistakes)
+    check_flags(flags(0.0, True))
+    check_flags(flags(0.5, False))
     with pytest.raises(
         ThreestepError, match="--likelihood_coef 0 leaves the model to a teacher, and there is none; give"
     ):
-        mistakes.raise_if_any()
+        check_flags(flags(0.0, False))
 
 
 def test_noise_of_each_row_goes_with_no_shared_tokens():
@@ -65,7 +59,6 @@ def test_noise_of_each_row_goes_with_no_shared_tokens():
         return SimpleNamespace(
             engine=EngineArguments(share_beginnings=shared),
             of_step=SftArguments(neftune_alpha=alpha),
-            data=SimpleNamespace(chat=SimpleNamespace(parallel_thinking=False)),
         )
 
     check_flags(flags(0, 5.0))

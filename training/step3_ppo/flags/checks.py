@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from training.step3_ppo.advantages import WITH_CRITIC
+from training.step3_ppo.advantages import NO_ADVANTAGE, WITH_CRITIC
 from training.step3_ppo.flags.algorithm import Algorithm, selected_algorithm
-from training.step3_ppo.flags.distillation_checks import check_distillation
-from training.step3_ppo.flags.replay_checks import check_replayed_routers
 from training.step3_ppo.flags.reuse import check_reuse
 from training.step3_ppo.flags.scheduler import RolloutScheduler, scheduler_of
 from training.utils.base.errors import Mistakes, ThreestepError
@@ -16,6 +14,7 @@ from training.utils.base.tables import either
 from training.utils.contracts.guessers import BY_HEAD, BY_NGRAMS
 from training.utils.contracts.rollout_engine import Drawing, RolloutEngine, Speculation
 from training.utils.environments.loading import Environments, load_environments
+from training.utils.flags.arguments import resolved_settings
 from training.utils.generation.arguments import check_path_flags
 from training.utils.generation.table import checked_engine, supporting
 from training.utils.generation.vllm.arguments import VllmArguments
@@ -82,13 +81,12 @@ def checked_components(flags: PpoFlags) -> Components:
     wanted["environment"] = flags.environment.environment or flags.environment.tools
     engine = checked_engine(ppo.rollout_engine, wanted, mistakes, draws=not flags.run.dry_run)
     flags.engines.refuse_others(ppo.rollout_engine, mistakes)
-    check_replayed_routers(flags, engine, mistakes)
     _check_replay(flags, mistakes)
     checker = mistakes.note(rule_named, ppo.checker, flags.reward, "--checker") if ppo.checker else None
     rewards: tuple[Reward, ...] = ()
-    if not flags.distils_alone:
+    if not flags.needs_no_reward:
         rewards = named_rewards(flags.reward, mistakes, acts=flags.environment.environment is not None)
-    check_distillation(flags, mistakes)
+    _check_no_advantage(flags, mistakes)
     check_comparisons(rewards, _responses_of_a_prompt(flags), mistakes)
     environments = _checked_environments(flags, engine, mistakes)
     algorithm = _checked_algorithm(flags, scheduler, rewards, mistakes)
@@ -102,13 +100,8 @@ def checked_components(flags: PpoFlags) -> Components:
             "--reuse_forwards": bool(ppo.reuse_forwards),
             "--reuse_values": bool(ppo.reuse_values),
             **flags.run.recording,
-            **flags.guests.reading_whole_rows,
+            **flags.guests.reading_whole_rows(),
         },
-    )
-    mistakes.require(
-        roles.mlp_tiles == 1 or not flags.guests.records_experts,
-        f"--mlp_tiles {roles.mlp_tiles} computes routers tile by tile, and --replay_routers "
-        f"{flags.guests.replay} replays those of whole rows; leave one of the two out",
     )
     check_by_plugins(flags, mistakes)
     mistakes.raise_if_any()
@@ -139,6 +132,23 @@ def _checked_algorithm(
         if scheduler is not None:
             scheduler.check(algorithm, mistakes)
     return algorithm
+
+
+def _check_no_advantage(flags: PpoFlags, mistakes: Mistakes) -> None:
+    """Note that nothing is left to learn from, or what does nothing, where the actor has no advantages."""
+    algorithm = flags.algorithm
+    if algorithm.advantage != NO_ADVANTAGE:
+        return
+    mistakes.require(
+        flags.guests.trains_alone,
+        f"--advantage {NO_ADVANTAGE} leaves the actor to a teacher, and there is none; give "
+        "--teacher_model_name_or_path, or another --advantage",
+    )
+    mistakes.require(
+        algorithm.kl_coef == 0 or algorithm.kl_in == "loss",
+        f"--kl_coef {algorithm.kl_coef:g} in the reward does nothing with --advantage {NO_ADVANTAGE}; give "
+        "--kl_coef 0, or --kl_in loss",
+    )
 
 
 def _responses_of_a_prompt(flags: PpoFlags) -> dict[str, int]:
@@ -215,7 +225,7 @@ def _checked_speculation(flags: PpoFlags, mistakes: Mistakes) -> Speculation | N
     by_vllm = speculation.name == _VLLM_SPECULATE
     otherwise = "" if by_vllm else f" or --speculate_by {BY_NGRAMS},"
     mistakes.require(
-        flags.mtp.mtp_num_layers > 0 or speculation.by != BY_HEAD,
+        flags.guests.lends_guesser or speculation.by != BY_HEAD,
         f"{speculation.flag} guesses by a head for multi-token prediction, and there is none; give --mtp_num_layers "
         f"1{otherwise} or leave {speculation.name} out",
     )
@@ -234,7 +244,7 @@ def _checked_speculation(flags: PpoFlags, mistakes: Mistakes) -> Speculation | N
 
 def guesser(flags: PpoFlags) -> str:
     """Return what --speculate guesses by: as given, or by the head where one is trained."""
-    return flags.ppo.speculate_by or (BY_HEAD if flags.mtp.mtp_num_layers else BY_NGRAMS)
+    return flags.ppo.speculate_by or (BY_HEAD if flags.guests.lends_guesser else BY_NGRAMS)
 
 
 def _check_draft(flags: PpoFlags, speculation: Speculation, mistakes: Mistakes) -> None:
@@ -250,14 +260,15 @@ def _check_draft(flags: PpoFlags, speculation: Speculation, mistakes: Mistakes) 
         f"{speculation.flag} sends whole weights of the head, and --vllm_tensor_parallel_size is {parallel}; leave one "
         "of them out",
     )
-    if flags.mtp.mtp_num_layers and flags.roles.actor_model_name_or_path:
+    if flags.guests.lends_guesser and flags.roles.actor_model_name_or_path:
         mistakes.note(_check_draft_form, flags, speculation)
 
 
 def _check_draft_form(flags: PpoFlags, speculation: Speculation) -> None:
     actor = flags.roles.model("actor")
     config = load_config(actor.name_or_path, actor.trust_remote_code)
-    check_form(config.to_dict(), flags.mtp.mtp_final_norm, speculation.flag)
+    final_norm = resolved_settings(flags).get("mtp_final_norm", True)  # of a plugin, which may not be there
+    check_form(config.to_dict(), final_norm, speculation.flag)
 
 
 def _check_paths(ppo: PpoArguments, thinks: bool, mistakes: Mistakes) -> None:
@@ -316,14 +327,10 @@ def check_beside_media(flags: PpoFlags, components: Components, images: RunMedia
         f"--speculate {ppo.speculate}": (ppo.speculate != "0", "guesses the next tokens of texts"),
         "--parallel_thinking": (flags.data.chat.parallel_thinking, "draws paths side by side behind texts alone"),
         "--environment, --tools": (flags.environment.is_on, "write the prompts of conversations anew, without images"),
-        f"--mtp_num_layers {flags.mtp.mtp_num_layers}": (
-            flags.mtp.mtp_num_layers > 0,
-            "reads embeddings of tokens, which images do not have",
-        ),
-        flags.guests.teacher.flag: (flags.guests.teacher.is_there, "is read on texts alone"),
     }
     for name, (given, why) in others.items():
         mistakes.require(not given, f"{name} does not go with prompts that have images: it {why}; leave it out")
+    flags.guests.check_media(mistakes)
     mistakes.raise_if_any()
 
 

@@ -15,7 +15,6 @@ from training.utils.generation.table import WITH_OTHER_LOGPROBS
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
 
-REPLAYS = ("none", "compare", "follow")
 _PREFIX = "mismatch_"
 
 
@@ -62,12 +61,6 @@ class MismatchArguments:
         None,
         "Whether rejected tokens 'stay' in the denominators of the actor's loss or 'leave' them; default: stay.",
         choices=REJECTED,
-    )
-    replay_routers: str = flag(
-        "none",
-        "For an actor that is a mixture of experts: record the experts that computed each token of the rollout, and "
-        "'follow' them in training, or 'compare' training's own with them.",
-        choices=REPLAYS,
     )
     mismatch_bypass: bool | None = flag(
         None,

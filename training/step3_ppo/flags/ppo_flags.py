@@ -11,16 +11,14 @@ from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
 from training.step3_ppo.flags.roles_arguments import RolesArguments
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.data.build.arguments import DataArguments
-from training.utils.distillation.arguments import TeacherArguments, teacher_settings
 from training.utils.environments.arguments import EnvironmentArguments
 from training.utils.flags.added import AddedFlags
 from training.utils.generation.conversation_arguments import ConversationArguments
 from training.utils.generation.table import RolloutEngineFlags
-from training.utils.mtp.arguments import MtpArguments
 from training.utils.report.arguments import ReportArguments
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.run.run_arguments import FaultArguments, RunArguments
-from training.utils.setup.guests import GuestSettings
+from training.utils.setup.guests import GuestFeatures, guest_features
 
 if TYPE_CHECKING:
     from training.utils.contracts.rollout_engine import RolloutEngine, RolloutSettings
@@ -40,10 +38,8 @@ class PpoFlags(NamedTuple):
     mismatch: MismatchArguments
     reward: ScoringArguments
     engines: RolloutEngineFlags
-    mtp: MtpArguments
     environment: EnvironmentArguments
     conversation: ConversationArguments
-    teacher: TeacherArguments
     added: AddedFlags = AddedFlags()
 
     @property
@@ -58,16 +54,13 @@ class PpoFlags(NamedTuple):
         return bool(ppo.prompt_sampler or ppo.prompt_dataset or self.algorithm.dynamic_sampling_tries)
 
     @property
-    def guests(self) -> GuestSettings:
-        """Settings of the guests, which train beside actor and critic or add to their losses."""
-        rows = {"padded": self.ppo.padded, "longest_tokens": self.longest_tokens}
-        teacher = teacher_settings(self.teacher, **rows, trust_remote_code=self.roles.trust_remote_code)
-        mtp, replay = self.mtp.settings(), self.mismatch.replay_routers
-        return GuestSettings(self.roles.router_aux_loss_coef, mtp, teacher, replay)
+    def guests(self) -> GuestFeatures:
+        """Features that train beside actor and critic, or add to their losses."""
+        return guest_features(self)
 
     @property
-    def distils_alone(self) -> bool:
-        """No reward is needed: the actor learns from a teacher and nothing else."""
+    def needs_no_reward(self) -> bool:
+        """The actor learns from a guest's loss and nothing else."""
         unset = type(self.reward)()
         is_unset = (self.reward.reward, self.reward.combination) == (unset.reward, unset.combination)
         return self.algorithm.advantage == NO_ADVANTAGE and is_unset and not self.roles.critic_model_name_or_path

@@ -50,11 +50,7 @@ def _obstacles_of_the_actor(flags: PpoFlags, algorithm: Algorithm) -> Iterator[O
             f"would keep all logits of a rollout for --kl_estimator {algorithm.flags.kl_estimator} in the loss",
             "leave one of them out, or give --kl_in reward",
         )
-    if flags.mtp.mtp_num_layers:
-        yield Obstacle(
-            f"learns from forwards that keep no states, and --mtp_num_layers {flags.mtp.mtp_num_layers} reads them",
-            "leave one of the two out",
-        )
+    yield from (Obstacle(*found) for found in flags.guests.reuse_obstacles())
 
 
 def _obstacles_of_the_critic(algorithm: Algorithm) -> Iterator[Obstacle]:
@@ -89,8 +85,7 @@ def why_apart(name: str, flags: PpoFlags, algorithm: Algorithm) -> str | None:
         "actor and critic share a trunk (--share_trunk)": roles.share_trunk,
         "responses have paths side by side (--parallel_thinking)": flags.data.chat.parallel_thinking,
         "steps are recorded (--record_steps, --explain_steps)": any(flags.run.recording.values()),
-        "a teacher is read with the forward that learns": flags.guests.teacher.is_there,
-        "experts are replayed (--replay_routers)": flags.mismatch.replay_routers != "none",
+        **dict.fromkeys(flags.guests.why_apart, True),
         **_nothing_spared(name, flags, algorithm),
     }
     found = [why for why, holds in others.items() if holds]

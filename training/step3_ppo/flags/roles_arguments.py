@@ -141,8 +141,6 @@ _FLAGS = (
             "load_in_8bit": "",
             "bnb_4bit_quant_type": "",
             "bnb_4bit_use_double_quant": "",
-            "router_aux_loss_coef": "Mixtures of experts: weight of the balancing loss of actor's and critic's "
-            "routers; default: each model's own; 0 adds none.",
         },
     ),
     *flags_of(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from training.step3_ppo.parts.inputs import PpoOpening
     from training.step3_ppo.roles.roles import Roles
     from training.utils.contracts.rollout_engine import RolloutEngine, Speculation
-    from training.utils.setup.guests import GuestSettings
+    from training.utils.setup.guests import GuestFeatures
 
 
 def open_rollout_engine(opening: PpoOpening, roles: Roles) -> RolloutEngine:
@@ -124,7 +124,7 @@ def checked_roles(flags: PpoFlags, roles: Roles) -> Roles:
 
 def with_guests(
     roles: Roles,
-    settings: GuestSettings,
+    features: GuestFeatures,
     *,
     path: str,
     total_steps: int,
@@ -138,7 +138,7 @@ def with_guests(
     models = [(roles.actor, roles.actor_model)]
     if roles.critic is not None and roles.critic_model is not None:
         models.append((roles.critic, roles.critic_model))
-    actor, critic = (*settings.open(models, path, total_steps, seed), Guests())[:2]
+    actor, critic = (*features.open(models, path, total_steps, seed), Guests())[:2]
     guests = {"actor": actor, "critic": critic}
     for name, role in reused.items():
         for guest in guests[role]:

@@ -6,7 +6,7 @@ The model is rebuilt as it was trained, with its adapters, then saved as at the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -44,7 +44,7 @@ def export_model(
     of_average: bool = False,
     *,
     keep_lora: bool = False,
-    write_beside: WriteBeside | None = None,
+    write_beside: Sequence[WriteBeside] = (),
 ) -> None:
     """Write engine `name` of an undamaged checkpoint to the model folder `out`.
 
@@ -65,8 +65,8 @@ def export_model(
     processor = processor_files(checkpoint / DESCRIPTIONS / name)
     tensors = dict(full_tensors(model, 0, merged=not keep_lora))
     save_model(out, model, tensors, described.tokenizer, write_more=lambda folder: copy_files(processor, folder))
-    if write_beside is not None:
-        write_beside(checkpoint, name, state, described.dtype, out=out)
+    for write in write_beside:
+        write(checkpoint, name, state, described.dtype, out=out)
     if keep_lora:
         save_adapter(out / "adapter", model, base=out)
 

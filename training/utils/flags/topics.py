@@ -15,7 +15,6 @@ TOPICS = {
     "batch": "Batches and the length of training",
     "optimizer": "Optimizer and learning rate",
     "loss": "The loss",
-    "teacher": "Distillation from a teacher",
     "rollout": "How responses are drawn",
     "environment": "Conversations with environments and tools",
     "reward": "What scores a response",

@@ -71,12 +71,6 @@ class ModelArguments:
         "Every dropout rate; 0 also turns off layer drop and the jitter of routers; default: the model's own.",
         "0 <= probability < 1",
     )
-    router_aux_loss_coef: float | None = flag(
-        None,
-        "Mixtures of experts: weight of the routers' balancing loss (Fedus et al. 2021); default: the model's own; "
-        "0 adds none.",
-        "factor >= 0",
-    )
     gradient_checkpointing: bool = flag(
         False, "Recompute activations in the backward pass: less memory, more time.", topic="memory"
     )

@@ -83,11 +83,15 @@ class Hooks:
         `OneModelFlags` or `PpoFlags`
     at_end: (EndedRun) -> None: on the main rank, once the run has written its models and figures
     rollout_scheduler: (PpoFlags) -> RolloutScheduler | None: which weights draw the rollouts of a step
+    guests: (flags) -> GuestFeature: what trains beside a run's models, or adds to their losses; flags as of `check`
+    exported: as `checkpoints.export.WriteBeside`: writes what a checkpoint has beside a model into its exported folder
     """
 
     check: str = ""
     at_end: str = ""
     rollout_scheduler: str = ""
+    guests: str = ""
+    exported: str = ""
 
 
 EVERY_STEP = "every step"
@@ -108,6 +112,10 @@ class Plugin:
         `rollout_engines`: EngineEntry, by the names that --rollout_engine takes
         `trackers`: TrackerEntry, by the names that --report_to takes
         `policy_losses`: addresses of functions, as FILE.py:NAME takes them, by the names that --policy_loss takes
+        `evaluated_figures`: steps, such as ("step1_sft",), by the figures that their evaluations then have too, as
+            `StepFigures.evaluates` names them
+        `model_losses`: what the plugin computes of a model's own losses, in words, by the fields of configurations
+            that weigh them: where the plugin is not there, a run says so
     """
 
     name: str

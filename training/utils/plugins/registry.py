@@ -127,13 +127,19 @@ def foreign_runs() -> list[Any]:
 def owner_of(kind: str, name: str) -> str | None:
     """Return the plugin of this project that would add a name, if it is not there; None where there is none.
 
+    kind: as of `missing`
+    """
+    return missing(kind).get(name)
+
+
+def missing(kind: str) -> dict[str, str]:
+    """Return what plugins of this project that are not there would add, with the plugins' names.
+
     kind: `commands`, `flags` or one of `Plugin.tables`
     """
-    for line in (_HERE / "known_plugins.txt").read_text(encoding="utf-8").splitlines():
-        plugin, _, words = line.partition(f" {kind}: ")
-        if name in words.split() and plugin not in plugins():
-            return plugin
-    return None
+    lines = (_HERE / "known_plugins.txt").read_text(encoding="utf-8").splitlines()
+    found = (line.partition(f" {kind}: ") for line in lines)
+    return {name: plugin for plugin, _, words in found if plugin not in plugins() for name in words.split()}
 
 
 def _at(address: str) -> Any:

@@ -11,6 +11,7 @@ from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.checkpoints.earlier_run import check_earlier_run
 from training.utils.checkpoints.folder import CheckpointFolder
 from training.utils.data.sources.first_look import look_at_data
+from training.utils.plugins.registry import added
 from training.utils.run.course import may_be_evaluated
 
 if TYPE_CHECKING:
@@ -33,9 +34,11 @@ def look_first(step: Step, run: RunArguments, checkpoints: CheckpointArguments, 
 
 
 def _check_metric(step: Step, metric: str | None) -> None:
-    if metric is None or may_be_evaluated(metric, step.figures.evaluates):
+    more = added("evaluated_figures", step.figures.evaluates).items()
+    figures = (*step.figures.evaluates, *(name for name, steps in more if step.name in steps))
+    if metric is None or may_be_evaluated(metric, figures):
         return
-    named = [name.replace("*", "NAME") for name in step.figures.evaluates if "*" not in name.removesuffix("/*")]
+    named = [name.replace("*", "NAME") for name in figures if "*" not in name.removesuffix("/*")]
     raise ThreestepError(
         f"--metric_for_best_model expects a figure of evaluations, one of {', '.join(named)}, got '{metric}'"
         f"{nearest_names(metric.removeprefix('eval_'), named)}"

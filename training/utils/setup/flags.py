@@ -7,17 +7,15 @@ from typing import Any, NamedTuple, get_type_hints
 
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.data.build.arguments import DataArguments
-from training.utils.distillation.settings import TeacherSettings
 from training.utils.engine.config.arguments import SEQUENCES_OF_A_FORWARD, EngineArguments
 from training.utils.flags.added import AddedFlags
 from training.utils.flags.arguments import resolved_settings
 from training.utils.flags.step import Step
 from training.utils.models.arguments import ModelArguments
 from training.utils.models.settings import ModelSettings
-from training.utils.mtp.settings import MtpSettings
 from training.utils.report.arguments import ReportArguments
 from training.utils.run.run_arguments import FaultArguments, RunArguments
-from training.utils.setup.guests import GuestSettings
+from training.utils.setup.guests import GuestFeatures, guest_features
 
 
 class RunFlags(NamedTuple):
@@ -81,12 +79,9 @@ class OneModelFlags:
         return replace(self.model.settings(), takes_media=self.step.reads_media, new_head=new_head)
 
     @property
-    def guests(self) -> GuestSettings:
-        """Settings of the guests: losses beside the model's, and a head in steps that can train one."""
-        teacher = getattr(self.of_step, "teacher", TeacherSettings())  # of steps that can distil
-        rows = {"padded": self.engine.padded, "longest_tokens": self.data.rows.max_seq_len}
-        teacher = replace(teacher, **rows, trust_remote_code=self.model.trust_remote_code)
-        return GuestSettings(self.model.router_aux_loss_coef, getattr(self.of_step, "mtp", MtpSettings()), teacher)
+    def guests(self) -> GuestFeatures:
+        """Features that train beside the model, or add to its loss."""
+        return guest_features(self)
 
 
 # From `run` to `engine`. STEP.groups of such a step are these, its own, which has a learning_rate, and `added_flags`.

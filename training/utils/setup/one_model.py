@@ -91,22 +91,21 @@ def one_model_program(
 
 
 def _check_model_flags(flags: OneModelFlags) -> None:
-    """ThreestepError if base weights shall be quantized that cannot be, adapters trained with a head's loss, or
-    steps recorded that are not, or rows shared out beside what reads them whole."""
+    """ThreestepError if base weights shall be quantized that cannot be, steps recorded that are not, or rows shared out
+    beside what reads them whole; or for what plugins know of."""
     mistakes = Mistakes()
     others = {
         "--zero_stage 3": NOT_SHARDED if flags.engine.zero_stage == 3 else None,
         **flags.guests.beside_quantization(),
     }
     check_beside_quantization(mistakes, flags.model, others)
-    flags.guests.check(mistakes, flags.model.lora_dim)
     check_beside(
         mistakes,
         flags.engine.sequence_parallel_size,
         {
             "--torch_compile": flags.model.torch_compile,
             **flags.run.recording,
-            **flags.guests.reading_whole_rows,
+            **flags.guests.reading_whole_rows(),
         },
     )
     check_by_plugins(flags, mistakes)

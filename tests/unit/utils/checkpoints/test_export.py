@@ -9,13 +9,13 @@ from transformers import AutoModelForCausalLM
 
 from tests.families.builds import build
 from tests.support.tiny_models import tiny_causal_lm
+from threestep.plugins.mtp.exported import write_trained_head
+from threestep.plugins.mtp.folder import layers_in, read_head
+from threestep.plugins.mtp.head import new_head
 from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints import export
 from training.utils.engine.state_files import write_state
 from training.utils.models.adapters.description import write_description
-from training.utils.mtp.exported import write_trained_head
-from training.utils.mtp.folder import layers_in, read_head
-from training.utils.mtp.head import new_head
 
 CASES = [
     ("llama", "model.norm.weight"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.support.tries import forked_sequences
+from threestep.plugins.mtp.layout.entries import mtp_entries, mtp_targets
 from training.utils.contracts.documents import Document, TokenSequence, join, plain, shared_prompt, unshared
 from training.utils.contracts.token_rows import TokenRows
 from training.utils.images.spans import ImageSpan
@@ -15,7 +16,6 @@ from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rows import packed_rows
 from training.utils.layout.trie import NEVER, joined, prompt_groups, trie_document, trie_size, trie_tokens
 from training.utils.models.flops import visible_pairs
-from training.utils.mtp.layout.entries import mtp_entries, mtp_targets
 
 
 def sequence(text: str, images: tuple[ImageSpan, ...] = ()) -> TokenSequence:

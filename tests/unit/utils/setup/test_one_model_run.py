@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
-from tests.families.configs import tiny_config
 from tests.support.data_flags import data_flags
 from tests.support.tiny_models import tiny_causal_lm
 from training.utils.base.console import LogPace
+from training.utils.contracts.guest_features import GuestFeature
 from training.utils.engine.config.arguments import EngineArguments
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
 from training.utils.models.flops import model_shape
 from training.utils.report.arguments import ReportArguments
 from training.utils.run.run_arguments import RunArguments
-from training.utils.setup.guests import GuestSettings
+from training.utils.setup.guests import GuestFeatures
 from training.utils.setup.one_model_run import loop_settings
 from training.utils.setup.training_run import LoopSettings
 
@@ -56,7 +56,7 @@ def test_the_loop_is_the_flags(packed, capsys):
     )  # fmt: skip
     run = RunArguments(seed=2, profile_steps=[3], record_steps=[2])
     report = ReportArguments(logging_steps=5, logging_seconds=2.0)
-    guests = GuestSettings(router_aux_loss_coef=0.0)  # whose models need not be looked at
+    guests = GuestFeatures()
     flags = SimpleNamespace(run=run, engine=engine, data=data_flags(max_seq_len=200), report=report, guests=guests)
     loop = loop_settings(flags, (10, 15), OfHiddenSize64(), packed, ranks=ranks(3), pad_token_id=1)
     said = capsys.readouterr().out
@@ -77,26 +77,28 @@ def test_the_loop_is_the_flags(packed, capsys):
     )
 
 
-@pytest.mark.parametrize(
-    ("family", "coefficient", "bound"), [("llama", None, 2048), ("mixtral", None, 6000), ("mixtral", 0.0, 2048)]
-)
-def test_forwards_on_a_cpu_are_small_where_none_is_read_twice(family, coefficient, bound):
+def test_forwards_on_a_cpu_are_small_where_none_is_read_twice():
     """30 x 200 tokens are above 2,048."""
+
+    class Twice(GuestFeature):
+        def reads_twice(self, model: Any) -> bool:
+            return True
+
     engine = EngineArguments(per_device_train_batch_size=30, report_mfu=False)
     groups = {"run": RunArguments(), "engine": engine, "report": ReportArguments()}
-    guests = GuestSettings(router_aux_loss_coef=coefficient)
-    flags = SimpleNamespace(**groups, data=data_flags(max_seq_len=200), guests=guests)
-    model = AutoModelForCausalLM.from_config(tiny_config(family))
-    loop = loop_settings(flags, (1, 30), model, True, ranks=ranks(), pad_token_id=1)
-    assert loop.train_plan.max_tokens_per_micro_batch == bound
-    assert not guests.keep_forwards_small(tiny_causal_lm("llama"), on_cpu=False, sharing=1)
-    assert not guests.keep_forwards_small(tiny_causal_lm("llama"), on_cpu=True, sharing=2)
+    model = tiny_causal_lm("llama")
+    for guests, bound in ((GuestFeatures(), 2048), (GuestFeatures([GuestFeature(), Twice()]), 6000)):
+        flags = SimpleNamespace(**groups, data=data_flags(max_seq_len=200), guests=guests)
+        loop = loop_settings(flags, (1, 30), model, True, ranks=ranks(), pad_token_id=1)
+        assert loop.train_plan.max_tokens_per_micro_batch == bound
+    assert not GuestFeatures().keep_forwards_small(model, on_cpu=False, sharing=1)
+    assert not GuestFeatures().keep_forwards_small(model, on_cpu=True, sharing=2)
 
 
 def test_the_meter_knows_the_model_and_the_rate_of_this_machine(capsys):
     model = tiny_causal_lm("llama")
     groups = {"run": RunArguments(seed=2), "engine": EngineArguments(), "report": ReportArguments()}
-    flags = SimpleNamespace(**groups, data=data_flags(max_seq_len=20), guests=GuestSettings())
+    flags = SimpleNamespace(**groups, data=data_flags(max_seq_len=20), guests=GuestFeatures())
     loop = loop_settings(flags, (1, 16), model, True, ranks=ranks(), pad_token_id=1)
     assert loop.meter is not None and loop.meter.shape == model_shape(model)
     rate = loop.meter.peak_flops_per_second

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.loading.weight_files import INDEX, ONE_FILE, weight_files
-from training.utils.mtp.folder import FINAL_NORM, layers_in, save_head, stored_state
-from training.utils.mtp.public_names import FORMS, before_the_norm, to_public
+from training.utils.plugins.registry import check_plugin, plugin_module
 
 if TYPE_CHECKING:
     import torch
@@ -45,14 +44,15 @@ def write_for_vllm(folder: Path) -> str:
 
     ThreestepError if there is no head, or no form for it.
     """
-    layers = layers_in(folder)
+    check_plugin("mtp", "--mtp vllm")
+    layers = _heads().layers_in(folder)
     if not layers:
         raise ThreestepError(
             f"--mtp vllm expects a run with a head for multi-token prediction, and '{folder}' has none; train one with "
             "--mtp_num_layers 1, or leave the flag out"
         )
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    form = check_form(config, _has_final_norm(stored_state(folder, _RUN_MODULES)), "--mtp vllm")
+    form = check_form(config, _has_final_norm(_heads().stored_state(folder, _RUN_MODULES)), "--mtp vllm")
     _one_file(folder)
     return json.dumps({"mimo": _write_as_mimo, "ernie": _write_beside_ernie}[form](folder, config))
 
@@ -77,10 +77,10 @@ def draft_tensors(model_type: str, model_layers: int, state: Mapping[str, torch.
     the model's configuration."""
     first = {name: tensor for name, tensor in state.items() if name.startswith("depths.0.")}
     if not _has_final_norm(first):
-        return to_public(FORMS["ernie"], first, model_layers)
+        return _public("ernie", first, model_layers)
     if model_type == "llama":
         _add_zero_biases(first)
-    return to_public(FORMS["mimo"], first, model_layers)
+    return _public("mimo", first, model_layers)
 
 
 def check_form(config: dict[str, Any], has_final_norm: bool, flag: str) -> str:
@@ -112,8 +112,9 @@ def _write_as_mimo(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     if config["model_type"] == "llama":
         _give_biases(folder)
     norm_H = load_file(folder / ONE_FILE)["model.norm.weight"]
-    first = stored_state(folder, _RUN_MODULES)
-    public = to_public(FORMS["mimo"], before_the_norm(first, norm_H), config["num_hidden_layers"])
+    first = _heads().stored_state(folder, _RUN_MODULES)
+    before_the_norm = plugin_module("mtp", "public_names").before_the_norm
+    public = _public("mimo", before_the_norm(first, norm_H), config["num_hidden_layers"])
     save_file(public, folder / MTP_FILE, metadata={"format": "pt"})
     _write_config(folder, _mimo_config(config))
     return {"method": "mtp", "num_speculative_tokens": 1}
@@ -123,12 +124,12 @@ def _give_biases(folder: Path) -> None:
     """Make a Llama and its head a Qwen2, by biases of 0 in the folder's files."""
     from safetensors.torch import load_file, save_file
 
-    layers = layers_in(folder)
-    weights, state = load_file(folder / ONE_FILE), stored_state(folder, layers)
+    layers = _heads().layers_in(folder)
+    weights, state = load_file(folder / ONE_FILE), _heads().stored_state(folder, layers)
     for tensors in (weights, state):
         _add_zero_biases(tensors)
     save_file(weights, folder / ONE_FILE, metadata={"format": "pt"})
-    save_head(folder, layers, state)
+    _heads().save_head(folder, layers, state)
 
 
 def _add_zero_biases(tensors: dict[str, torch.Tensor]) -> None:
@@ -149,14 +150,14 @@ def _ernie_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _has_final_norm(state: Mapping[str, torch.Tensor]) -> bool:
-    return f"depths.0{FINAL_NORM}" in state
+    return f"depths.0{_heads().FINAL_NORM}" in state
 
 
 def _write_beside_ernie(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     from safetensors.torch import load_file, save_file
 
     weights, draft = load_file(folder / ONE_FILE), folder / DRAFT
-    tensors = to_public(FORMS["ernie"], stored_state(folder, _RUN_MODULES), config["num_hidden_layers"])
+    tensors = _public("ernie", _heads().stored_state(folder, _RUN_MODULES), config["num_hidden_layers"])
     of_the_model = ("model.embed_tokens.weight", "lm_head.weight")
     tensors |= {name: weights[name] for name in of_the_model if name in weights}
     draft.mkdir()
@@ -181,3 +182,15 @@ def _one_file(folder: Path) -> None:
 
 def _write_config(folder: Path, config: dict[str, Any]) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _heads() -> Any:
+    """The folders of heads, of the plugin that trains them."""
+    return plugin_module("mtp", "folder")
+
+
+def _public(form: str, state: Mapping[str, torch.Tensor], model_layers: int) -> dict[str, torch.Tensor]:
+    """The tensors of a head under the names of a public form."""
+    names = plugin_module("mtp", "public_names")
+    found: dict[str, torch.Tensor] = names.to_public(names.FORMS[form], state, model_layers)
+    return found

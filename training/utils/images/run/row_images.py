@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 
 _LOOKED_AT = 32  # rows with images, of which the shortest become the examples
 _EXAMPLES = 2
-_NOT_WITH_IMAGES = {
-    "neftune_alpha": "noise on the embeddings would hide the places of images",
-    "mtp_num_layers": "the head reads embeddings of tokens, which images do not have",
-}
+_NOT_WITH_IMAGES = {"neftune_alpha": "noise on the embeddings would hide the places of images"}
 
 
 def run_media(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.unit.utils.generation.engines.test_hf import PAD, PLAIN, prompts
-from tests.unit.utils.routers.test_replay import opened
+from threestep.plugins.routers.tests.test_replay import opened
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout_engine import RolloutRequest
 from training.utils.generation.decoding.decode_check import recording_way

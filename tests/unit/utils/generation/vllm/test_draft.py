@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm
+from threestep.plugins.mtp.head import new_head
 from training.utils.generation.vllm.draft import VllmDraft, expand_batch_to_tokens
-from training.utils.mtp.head import new_head
 
 
 def draft_of(final_norm: bool, tokens: int = 2):

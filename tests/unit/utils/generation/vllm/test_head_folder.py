@@ -10,12 +10,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
-from tests.unit.utils.mtp.test_public_names import drawn_head
+from threestep.plugins.mtp.folder import read_head, save_head
+from threestep.plugins.mtp.head import new_head
+from threestep.plugins.mtp.public_names import FORMS, from_public
+from threestep.plugins.mtp.tests.test_public_names import drawn_head
 from training.utils.base.errors import ThreestepError
 from training.utils.generation.vllm.head_folder import write_for_vllm
-from training.utils.mtp.folder import read_head, save_head
-from training.utils.mtp.head import new_head
-from training.utils.mtp.public_names import FORMS, from_public
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16}
 

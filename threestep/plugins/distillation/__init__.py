@@ -1,0 +1,14 @@
+"""Distillation: a teacher whose next-token distributions the model in training is drawn to."""
+
+from training.utils.plugins.plugin import Hooks, Plugin
+
+PLUGIN = Plugin(
+    "distillation",
+    "a teacher whose distribution of each token a model is drawn to",
+    flags={
+        "step1_sft": (f"{__name__}.arguments:SftTeacherArguments",),
+        "step3_ppo": (f"{__name__}.arguments:TeacherArguments",),
+    },
+    topics={"teacher": "Distillation from a teacher"},
+    hooks=Hooks(check=f"{__name__}.checks:check_beside_teacher", guests=f"{__name__}.feature:teacher_of"),
+)

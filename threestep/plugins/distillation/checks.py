@@ -1,0 +1,46 @@
+"""Checks of a teacher beside a step's other flags."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from threestep.plugins.distillation.feature import teacher_of
+from threestep.plugins.distillation.settings import MODEL_FLAG, URL_FLAG
+from training.utils.setup.flags import OneModelFlags
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
+
+
+def check_beside_teacher(flags: Any, mistakes: Mistakes) -> None:
+    """Note what does not go with a teacher."""
+    teacher = teacher_of(flags).settings
+    if not teacher.is_there:
+        return
+    if not isinstance(flags, OneModelFlags):
+        _check_rollouts(flags, mistakes)
+        return
+    mistakes.require(
+        not flags.data.chat.parallel_thinking,
+        f"--parallel_thinking lays out paths side by side, and {teacher.flag} is of a teacher that was not trained on "
+        "them; leave one of them out",
+    )
+
+
+def _check_rollouts(flags: Any, mistakes: Mistakes) -> None:
+    """flags: `PpoFlags`, with a teacher."""
+    teacher, algorithm = teacher_of(flags).settings, flags.algorithm
+    mistakes.require(
+        teacher.url is None or flags.ppo.temperature == 1.0,
+        f"{URL_FLAG} gives probabilities at temperature 1, and --temperature is {flags.ppo.temperature:g}; give 1, or "
+        f"{MODEL_FLAG}",
+    )
+    others = {
+        "--mask_truncated_responses": (
+            algorithm.mask_truncated_responses,
+            "leaves responses out of the loss, and a teacher is compared on every token that was drawn",
+        ),
+        "--parallel_thinking": (flags.data.chat.parallel_thinking, "inserts tags that the teacher was not trained on"),
+    }
+    for name, (given, why) in others.items():
+        mistakes.require(not given, f"{name} {why}; leave it or {teacher.flag} out")

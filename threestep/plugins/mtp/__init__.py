@@ -1,0 +1,18 @@
+"""Multi-token prediction: a head that predicts further tokens, its training, and its folder."""
+
+from training.utils.plugins.plugin import Hooks, Plugin
+
+PLUGIN = Plugin(
+    "mtp",
+    "a head for multi-token prediction, trained beside a model or with it",
+    flags={
+        "step1_sft": (f"{__name__}.arguments:SftMtpArguments",),
+        "step3_ppo": (f"{__name__}.arguments:MtpArguments",),
+    },
+    tables={"evaluated_figures": {"mtp_*": ("step1_sft",)}},
+    hooks=Hooks(
+        check=f"{__name__}.feature:check_head",
+        guests=f"{__name__}.feature:head_of",
+        exported=f"{__name__}.exported:write_trained_head",
+    ),
+)

@@ -1,0 +1,59 @@
+"""The routers of a run's mixtures, as a feature that has guests. Cheap to import."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from threestep.plugins.routers.arguments import NO_REPLAY, ReplayArguments, RouterArguments
+from training.utils.base.errors import ThreestepError
+from training.utils.contracts.guest_features import GuestFeature
+
+if TYPE_CHECKING:
+    import torch
+
+    from training.utils.contracts.guests import Guest
+    from training.utils.contracts.rollout_engine import ExpertRecord
+
+
+class RoutersFeature(GuestFeature):
+    """coefficient: weight of the balancing loss; None takes each model's own. replay: of the first model's routers in
+    rollouts, a value of --replay_routers."""
+
+    place = 100
+
+    def __init__(self, coefficient: float | None = None, replay: str = NO_REPLAY) -> None:
+        self._coefficient, self._replay = coefficient, replay
+        self.records_experts = replay != NO_REPLAY
+        self.why_apart = "experts are replayed (--replay_routers)" if self.records_experts else None
+
+    def open(self, models: Sequence[tuple[Any, Any]], path: str, total_steps: int, seed: int) -> Sequence[Guest | None]:
+        """See `GuestFeature.open`."""
+        from threestep.plugins.routers.step_loss import router_losses
+        from training.utils.models.mlp_tiles import is_tiled
+
+        losses = router_losses(models, self._coefficient)
+        if any(loss is not None and is_tiled(model) for (_, model), loss in zip(models, losses, strict=True)):
+            raise ThreestepError(
+                "--mlp_tiles computes a mixture's routers tile by tile, and their balancing loss reads a forward's "
+                "logits as one; give --router_aux_loss_coef 0, or leave --mlp_tiles out"
+            )
+        return losses
+
+    def reads_twice(self, model: Any) -> bool:
+        """True where the loss needs the load of the whole step before."""
+        from threestep.plugins.routers.routers import has_routers
+
+        return self._coefficient != 0 and has_routers(model)
+
+    def recorded_experts(self, model: Any, read: Callable[[Any], torch.Tensor], ranks: Any) -> ExpertRecord | None:
+        """Return the record, which follows what it is given where that is asked for; None without replay."""
+        from threestep.plugins.routers.opening import checked_replay
+
+        return checked_replay(model, self._replay, read, ranks.device)
+
+
+def routers_of(flags: Any) -> RoutersFeature:
+    """Return the routers of a step's flags."""
+    coefficient = flags.added.of(RouterArguments).router_aux_loss_coef
+    return RoutersFeature(coefficient, flags.added.of(ReplayArguments).replay_routers)

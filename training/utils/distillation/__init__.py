@@ -1,1 +1,0 @@
-"""Distillation: a teacher whose next-token distributions the model in training is drawn to."""

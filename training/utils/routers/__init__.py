@@ -1,1 +1,0 @@
-"""Routers of a mixture of experts: their balancing loss, exact for the whole optimizer step."""
