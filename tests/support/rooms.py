@@ -86,13 +86,10 @@ mtp: dry_run checkpoints engine loading engine.ranks models.adapters models mtp.
     sequence_parallel models.tensors contracts flags base
 outputs: checkpoints engine.ranks models.tensors base
 rewards: rewards.rules rewards.asking rewards.calling contracts flags rewards.names base
-generation.vllm: mtp loading generation.guessing engine.ranks generation.decoding models models.tensors contracts
-    flags images base
 setup: outputs mtp images.run distillation routers recording harness dry_run checkpoints engine data.build loading
     engine.ranks data.kinds report models.adapters images.data models data.chat data.cache models.quantized
     models.attention images.models engine.config divergence data.rows sequence_parallel run layout data.sources
     contracts flags plugins models.families data.files clock base
-generation.vllm_server: generation.vllm engine.ranks generation.decoding models contracts flags base
 preference: setup recording engine data.build loading engine.ranks models.adapters models data.chat models.attention
     engine.config data.rows run layout contracts flags data.files base
 """
@@ -106,7 +103,7 @@ LOADS_BY_NAME = {"training.utils.data.sources.registry": "training.utils.data.so
 # Third parties that a few places alone import.
 ONLY_IN = {
     "deepspeed": ("training.utils.engine", "training.utils.generation.engines.hybrid"),
-    "vllm": ("training.utils.generation.vllm", "training.utils.generation.vllm_server"),
+    "vllm": ("threestep.plugins.vllm",),
 }
 # Guests: the words of each, the room that they are at home in, and the few other places that may use them, besides the
 # table of guests and modules of flags.
@@ -114,29 +111,17 @@ GUESTS = {
     "routers": (
         re.compile(r"router|expert_?balanc", re.I),
         "training.utils.routers",
-        ("training.utils.generation.vllm",),
+        ("threestep.plugins.vllm",),
     ),
     "multi-token prediction": (
         re.compile(r"mtp|multi_?token", re.I),
         "training.utils.mtp",
-        ("training.export", "training.utils.generation.vllm"),
+        ("training.export", "threestep.plugins.vllm"),
     ),
     "distillation": (re.compile(r"teacher|distil", re.I), "training.utils.distillation", ()),
 }
 TABLE_OF_GUESTS = "training.utils.setup.guests"
 FLAGS = re.compile(r"\.flags(\.|$)|[._](arguments|flags)$")  # modules of flags, and rooms of them
-# Rollout engines with words of their own, and where these may stand: the engine's room, the table of engines, modules
-# of flags, and what is listed: `--mtp vllm` writes a folder for it, and no program sends usage data.
-ENGINE_WORDS = {
-    "vllm": (
-        "training.utils.generation.vllm",
-        "training.utils.generation.vllm_server",
-        "training.utils.generation.table",
-        "training.export",
-        "training.utils.run.program",
-    ),
-}
-_OF_FLAGS = re.compile(r"\.flags(\.|$)|[._](arguments|flags)$|\.mtp\.settings$")
 # The maths rooms import torch, the standard library and each other; and what is listed with each.
 MATHS = {
     "training.step1_sft.loss": (),
@@ -185,7 +170,7 @@ training.utils.contracts training.utils.data.kinds
 training.utils.data.rows.dataset training.utils.data.rows.media_store training.utils.data.sources.file_dataset
 training.utils.data.sources.formats.media training.utils.data.sources.formats.messages
 training.utils.data.sources.made.shapes training.utils.data.sources.raw_dataset
-training.utils.generation.vllm training.utils.models.families
+training.utils.models.families
 training.utils.report.figures.sample_media training.utils.report.png training.utils.setup.media
 """.split()
 )
@@ -332,35 +317,6 @@ def _names(source: str) -> list[tuple[str, int]]:
     }
     found = [(node, getattr(node, fields[type(node)])) for node in ast.walk(tree(source)) if type(node) in fields]
     return [(name, getattr(node, "lineno", 0)) for node, name in found if name is not None]
-
-
-def engines_stay_home(module: str, source: str) -> list[str]:
-    """What a rollout engine is called, only its room, the table of engines and flags know: elsewhere its word is in no
-    name and no text, so that nothing compares it."""
-    if not inside(module, "training") or _OF_FLAGS.search(plain_name(module)):
-        return []
-    return distinct(
-        f"{module}:{line} has '{text.strip()[:40]}'; only {' and '.join(places)} and flags may"
-        for word, places in ENGINE_WORDS.items()
-        if not any(inside(plain_name(module), place) for place in places)
-        for text, line in _words(source)
-        if word in text.lower()
-    )
-
-
-def _words(source: str) -> list[tuple[str, int]]:
-    """Return every name and text in `source` but docstrings, with its line."""
-    found, docstrings = [], set[int]()
-    for node in ast.walk(tree(source)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
-            docstrings.add(id(node.body[0].value))  # type: ignore[attr-defined]
-    for node in ast.walk(tree(source)):
-        values = [] if id(node) in docstrings else [getattr(node, name, None) for name in _WORDS_AT]
-        found += [(value, getattr(node, "lineno", 0)) for value in values if isinstance(value, str)]
-    return found
-
-
-_WORDS_AT = ("id", "attr", "name", "arg", "module", "value")  # of the nodes of a syntax tree
 
 
 def maths_needs_torch_alone(module: str, source: str) -> list[str]:

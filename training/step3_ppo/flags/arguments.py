@@ -141,12 +141,6 @@ class PpoArguments:
         choices=GUESSERS,
         takes_auto=True,
     )
-    vllm_speculate: int = flag(
-        0,
-        "With --mtp_num_layers and --rollout_engine vllm: vLLM drafts so many tokens by that head, which it is sent "
-        "with the weights. Greedy responses stay the same, others are of the same distribution. 0 drafts none.",
-        "0 <= tokens <= 8",
-    )
     rollouts_ahead: str = flag(
         "0",
         "Draw the responses of so many later steps while one trains, each by the weights of so many steps before it, "

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from training.utils.base.tables import either
 from training.utils.generation.table import recording_experts
-from training.utils.generation.vllm.arguments import VllmArguments
 
 if TYPE_CHECKING:
     from training.step3_ppo.flags.ppo_flags import PpoFlags
@@ -24,21 +23,9 @@ def check_replayed_routers(flags: PpoFlags, engine: type[RolloutEngine] | None, 
         f"--replay_routers {how} needs the experts of each token of a rollout, and --rollout_engine "
         f"{ppo.rollout_engine} does not record them; give {either(recording_experts())}",
     )
-    of_vllm = flags.engines.of(VllmArguments)
     for name, given, why in (
         ("environment, --tools", flags.environment.is_on, "draw turn by turn, and turns record no experts"),
         ("parallel_thinking", flags.data.chat.parallel_thinking, "draws paths side by side, which record no experts"),
         (f"speculate {ppo.speculate}", ppo.speculate != "0", "verifies several tokens at once, some of them wrong"),
-        (f"vllm_speculate {ppo.vllm_speculate}", ppo.vllm_speculate, "drafts tokens, some of them wrong"),
-        (
-            f"vllm_tensor_parallel_size {of_vllm.vllm_tensor_parallel_size}",
-            of_vllm.vllm_tensor_parallel_size > 1,
-            "has several ranks draw, of which one alone knows the experts",
-        ),
-        (
-            "vllm_prefix_caching false",
-            not of_vllm.vllm_prefix_caching,
-            "takes away the cache in which vLLM keeps the experts of a prompt",
-        ),
     ):
         mistakes.require(not given, f"--replay_routers {how}: --{name} {why}; leave one of them out")
