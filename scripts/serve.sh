@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Starts a vLLM server for the rollouts of training (--rollout_engine vllm_server), on a GPU where there is one, else on
-# the CPU, in the environment of scripts/test_vllm.sh. See docs/rollout_servers.md.
+# the CPU, in the environment of scripts/test_vllm.sh. See threestep/plugins/vllm/servers.md.
 #
 #     VLLM_API_KEY_FILE=key bash scripts/serve.sh MODEL [--host ADDRESS] [--port PORT] [flags of vLLM]
 #
@@ -48,9 +48,9 @@ export PYTHONPATH="$THREESTEP_ROOT${PYTHONPATH:+:$PYTHONPATH}"
 # VLLM_SERVER_DEV_MODE opens the addresses that change weights; the guard below asks for the key on all of them.
 export VLLM_SERVER_DEV_MODE=1 VLLM_NO_USAGE_STATS=1 VLLM_USE_V2_MODEL_RUNNER=0
 words=(--model "$model" --host 127.0.0.1 --port 8000 --generation-config vllm --enable-scale-out
-    --worker-extension-cls training.utils.generation.vllm_server.worker.ThreestepWorker
+    --worker-extension-cls threestep.plugins.vllm.servers.worker.ThreestepWorker
     --weight-transfer-config '{"backend": "threestep"}'
-    --middleware training.utils.generation.vllm_server.guard.KeyGuard --disable-uvicorn-access-log)
+    --middleware threestep.plugins.vllm.servers.guard.KeyGuard --disable-uvicorn-access-log)
 if ! nvidia-smi >/dev/null 2>&1; then
     # A prompt in parts and seeds do not go together on a CPU, and blocks of 128 tokens share few prompts (vLLM 0.32).
     export VLLM_CPU_OMP_THREADS_BIND="${VLLM_CPU_OMP_THREADS_BIND:-nobind}"

@@ -29,8 +29,8 @@ if [ -n "$core" ]; then
     if [ -d ../shared ]; then ln -s "$THREESTEP_ROOT/../shared" "$copy/shared"; fi # data for tests
     cd "$copy/checkout"
     export PYTHONPATH="$copy/checkout"
-    # The house and the pages are those of all, and vLLM has an environment of its own.
-    ignored=(--ignore tests/test_house.py --ignore tests/test_kept_libraries.py --ignore tests/unit/docs --ignore tests/vllm tests)
+    # The house and the pages are those of all.
+    ignored=(--ignore tests/test_house.py --ignore tests/test_kept_libraries.py --ignore tests/unit/docs tests)
 elif [ -z "$oldest" ]; then
     bash scripts/check.sh
     ignored=(--ignore tests/test_house.py) # the house rules, which have just been tested

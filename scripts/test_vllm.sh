@@ -20,4 +20,4 @@ else
     source "$scripts/_setup.sh"
 fi
 cd "$THREESTEP_ROOT"
-exec "$PYTHON" -m pytest tests/vllm --durations=10 "$@"
+exec "$PYTHON" -m pytest threestep/plugins/vllm/tests/vllm --durations=10 "$@"

@@ -19,6 +19,7 @@ how long that part of a run took where it was never stopped.
 from __future__ import annotations
 
 import argparse
+import importlib
 import random
 import signal
 import sys
@@ -31,7 +32,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.forked_runs import MODULES, Ended, Files, Moment, import_everything, make_files, run
-from tests.support.rollout_server_processes import Disturbance, server_processes
 from training.utils.run.rollout_account import read_rollouts, rollout_account
 from training.utils.run.run_folder import ROLLOUTS
 
@@ -273,8 +273,9 @@ def servers_of(trial: Trial, files: Files, place: Path, delay_seconds: float) ->
     """The rollout servers of a trial, which are killed once its first run has ended."""
     if not trial.case.by_servers:
         return nullcontext()
-    begin = place / trial.case.name / "unbroken" / "summary.json"
-    return server_processes(files.start.parent / _ADDRESSES, Disturbance(begin, *trial.servers, delay_seconds))
+    own = importlib.import_module("threestep.plugins.vllm.tests.rollout_server_processes")  # not there without it
+    disturbance = own.Disturbance(place / trial.case.name / "unbroken" / "summary.json", *trial.servers, delay_seconds)
+    return own.server_processes(files.start.parent / _ADDRESSES, disturbance)
 
 
 # In the suite: each trainer, and conversations with a head's guesses; each stage, one rank and two, adapters, SIGTERM.

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.forked_runs import Files, import_everything, make_files, run
-from tests.support.rollout_server_processes import Disturbance, server_processes
+from threestep.plugins.vllm.tests.rollout_server_processes import Disturbance, server_processes
 
 PROMPTS, SAMPLES, SERVERS = 16, 2, 2
 _REWARD = """

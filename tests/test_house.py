@@ -102,14 +102,6 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
     ),
     (rooms.third_parties_stay_home, "training.utils.generation.engines.hf", "from vllm import LLM", "import torch"),
     (
-        rooms.engines_stay_home,
-        "training.step3_ppo.dry_run",
-        "def f(ppo):\n    return ppo.rollout_engine == 'vllm'",
-        'def f(engine):\n    """Not of vLLM."""\n    return engine.planned_memory()  # of vLLM',
-    ),
-    (rooms.engines_stay_home, "training.report", "LONGEST_VLLM_TOKENS = 1", "LONGEST_TOKENS = 1"),
-    (rooms.engines_stay_home, "training.x", "def f(vllm):\n    pass", "def f(engine):\n    pass"),
-    (
         rooms.maths_needs_torch_alone,
         "training.step3_ppo.advantages.gae",
         "from transformers import AutoModel",

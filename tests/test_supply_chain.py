@@ -31,7 +31,7 @@ def main(argv):
     checkpoints.begin(1)
     (checkpoints.partial(1) / "a").write_text("b")
     checkpoints.publish(1, {})
-    print(json.dumps({name: os.environ.get(name) for name in ("HF_HUB_DISABLE_TELEMETRY", "VLLM_NO_USAGE_STATS")}))
+    print(json.dumps({name: os.environ.get(name) for name in ("HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK")}))
 
 run_program(main)
 """
@@ -156,7 +156,7 @@ def test_a_runs_files_are_the_users_and_nobody_elses_to_write(tmp_path: Path, um
     environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_DISABLE_TELEMETRY"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == '{"HF_HUB_DISABLE_TELEMETRY": "1", "VLLM_NO_USAGE_STATS": "1"}'
+    assert done.stdout.strip() == '{"HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}'
     paths = [tmp_path / "run", *(tmp_path / "run").rglob("*")]
     assert len(paths) >= 7
     for path in paths:

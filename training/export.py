@@ -6,7 +6,7 @@
 
 Needs one process and no GPU, for checkpoints of any ZeRO stage and number of ranks. Every byte is compared with the
 checkpoint's manifest first. LoRA is merged; with --keep_lora, OUT is the model without it and OUT/adapter PEFT's.
-With --mtp vllm, OUT is written so that vLLM drafts with the head that was trained beside the model.
+With --mtp ENGINE, OUT is written so that this engine drafts with the head that was trained beside the model.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import ProgramParser
+from training.utils.generation.table import WITH_HEAD_WRITERS, head_writer_of
 from training.utils.run.program import run_program
 from training.utils.run.run_paths import check_place
 
@@ -65,14 +66,12 @@ def write_head_for(engine: str | None, out: Path) -> None:
     """Write the head of the model in `out` as --mtp asks for; `out` is removed if that cannot be done."""
     if engine is None:
         return
-    from training.utils.generation.vllm.head_folder import write_for_vllm
-
     try:
-        settings = write_for_vllm(out)
+        told = head_writer_of(engine)(out)
     except ThreestepError:
         shutil.rmtree(out)
         raise
-    print(f"vLLM drafts with its head: --speculative-config '{settings}'")
+    print(told)
 
 
 def is_finished_without_checkpoints(run: Path) -> bool:
@@ -129,10 +128,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--keep_lora", action="store_true", help="do not merge LoRA: OUT/adapter is PEFT's folder")
     parser.add_argument(
         "--mtp",
-        choices=("vllm",),
-        help="write the head for multi-token prediction where vLLM finds it (threestep/plugins/mtp/README.md)",
+        metavar="ENGINE",
+        help="write the head for multi-token prediction where this engine finds it "
+        f"({', '.join(WITH_HEAD_WRITERS) or 'there is none'}; threestep/plugins/mtp/README.md)",
     )
     arguments = parser.parse(argv)
+    if arguments.mtp:
+        head_writer_of(arguments.mtp)
     if arguments.mtp and (arguments.keep_lora or arguments.part != "model"):
         raise ThreestepError("--mtp expects the merged model: leave --keep_lora and --part out, or --mtp")
     return arguments

@@ -81,9 +81,9 @@ def _threestep(model: PreTrainedModel, tokenizer: Any, arguments: argparse.Names
 
 
 def _vllm(model: PreTrainedModel, tokenizer: Any, arguments: argparse.Namespace) -> Generate:
+    from threestep.plugins.vllm.arguments import VllmArguments
+    from threestep.plugins.vllm.engine import VllmRollout
     from training.utils.contracts.rollout_engine import RolloutRequest
-    from training.utils.generation.vllm.arguments import VllmArguments
-    from training.utils.generation.vllm.engine import VllmRollout
 
     sampling, seeds = _sampling(tokenizer, arguments), range(arguments.prompts * SAMPLES)
     engine = VllmRollout(tokenizer.decode, VllmArguments(), LONGEST_PROMPT + arguments.new_tokens)

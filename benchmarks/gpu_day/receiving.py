@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from training.utils.generation.vllm_server.groups import Place, WeightGroup
+from threestep.plugins.vllm.servers.groups import Place, WeightGroup
 
 
 def main(place: str, device: str, count: str, times: str) -> None:

@@ -23,11 +23,11 @@ import torch
 from benchmarks.gpu_day import machine
 from benchmarks.gpu_day.models import config_of, random_model, sequence
 from benchmarks.gpu_day.record import NotHere, Report
+from threestep.plugins.vllm.servers.arguments import VllmServerArguments
+from threestep.plugins.vllm.servers.engine import VllmServerRollout
+from threestep.plugins.vllm.servers.groups import Place, WeightGroup
+from threestep.plugins.vllm.servers.protocol import GLOO, NCCL
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
-from training.utils.generation.vllm_server.arguments import VllmServerArguments
-from training.utils.generation.vllm_server.engine import VllmServerRollout
-from training.utils.generation.vllm_server.groups import Place, WeightGroup
-from training.utils.generation.vllm_server.protocol import GLOO, NCCL
 
 ROOT = Path(__file__).parents[2]
 TIMES, UPDATES = 5, 3

@@ -67,14 +67,11 @@ data.build: data.kinds data.chat data.cache data.rows layout data.sources contra
 engine: engine.ranks models.adapters models.quantized engine.config run models.tensors contracts flags base
 environments.driven: environments data.sources serving base
 generation.engines: generation.guessing generation.decoding models models.attention layout contracts flags base
-generation.vllm: loading generation.guessing engine.ranks generation.decoding models models.tensors contracts flags
-    plugins images base
 rewards.calling: engine.ranks run contracts base
 checkpoints: engine engine.ranks report models.adapters run report.trackers models.tensors layout contracts flags
     models.families base
 dry_run: engine loading engine.ranks models models.quantized models.attention engine.config sequence_parallel run
     layout contracts models.families models.lean clock base
-generation.vllm_server: generation.vllm engine.ranks generation.decoding models contracts flags base
 harness: engine engine.ranks run base
 recording: engine engine.ranks models.adapters run contracts reading base
 rewards.asking: rewards.calling run serving rewards.names base
@@ -100,20 +97,8 @@ LOADS_BY_NAME = {"training.utils.data.sources.registry": "training.utils.data.so
 # Third parties that a few places alone import.
 ONLY_IN = {
     "deepspeed": ("training.utils.engine", "training.utils.generation.engines.hybrid"),
-    "vllm": ("training.utils.generation.vllm", "training.utils.generation.vllm_server"),
+    "vllm": ("threestep.plugins.vllm",),
 }
-# Rollout engines with words of their own, and where these may stand: the engine's room, the table of engines, modules
-# of flags, and what is listed: `--mtp vllm` writes a folder for it, and no program sends usage data.
-ENGINE_WORDS = {
-    "vllm": (
-        "training.utils.generation.vllm",
-        "training.utils.generation.vllm_server",
-        "training.utils.generation.table",
-        "training.export",
-        "training.utils.run.program",
-    ),
-}
-_OF_FLAGS = re.compile(r"\.flags(\.|$)|[._](arguments|flags)$")
 # The maths rooms import torch, the standard library and each other; and what is listed with each.
 MATHS = {
     "training.step1_sft.loss": (),
@@ -162,7 +147,7 @@ training.utils.contracts training.utils.data.kinds
 training.utils.data.rows.dataset training.utils.data.rows.media_store training.utils.data.sources.file_dataset
 training.utils.data.sources.formats.media training.utils.data.sources.formats.messages
 training.utils.data.sources.made.shapes training.utils.data.sources.raw_dataset
-training.utils.generation.vllm training.utils.models.families
+training.utils.models.families
 training.utils.report.figures.sample_media training.utils.report.png training.utils.setup.media
 """.split()
 )
@@ -294,35 +279,6 @@ def _names(source: str) -> list[tuple[str, int]]:
     }
     found = [(node, getattr(node, fields[type(node)])) for node in ast.walk(tree(source)) if type(node) in fields]
     return [(name, getattr(node, "lineno", 0)) for node, name in found if name is not None]
-
-
-def engines_stay_home(module: str, source: str) -> list[str]:
-    """What a rollout engine is called, only its room, the table of engines and flags know: elsewhere its word is in no
-    name and no text, so that nothing compares it."""
-    if not inside(module, "training") or _OF_FLAGS.search(plain_name(module)):
-        return []
-    return distinct(
-        f"{module}:{line} has '{text.strip()[:40]}'; only {' and '.join(places)} and flags may"
-        for word, places in ENGINE_WORDS.items()
-        if not any(inside(plain_name(module), place) for place in places)
-        for text, line in _words(source)
-        if word in text.lower()
-    )
-
-
-def _words(source: str) -> list[tuple[str, int]]:
-    """Return every name and text in `source` but docstrings, with its line."""
-    found, docstrings = [], set[int]()
-    for node in ast.walk(tree(source)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
-            docstrings.add(id(node.body[0].value))  # type: ignore[attr-defined]
-    for node in ast.walk(tree(source)):
-        values = [] if id(node) in docstrings else [getattr(node, name, None) for name in _WORDS_AT]
-        found += [(value, getattr(node, "lineno", 0)) for value in values if isinstance(value, str)]
-    return found
-
-
-_WORDS_AT = ("id", "attr", "name", "arg", "module", "value")  # of the nodes of a syntax tree
 
 
 def maths_needs_torch_alone(module: str, source: str) -> list[str]:

@@ -51,20 +51,6 @@ def test_adapters_are_their_own_reference_and_zero_3_gathers_for_a_rollout(said)
     assert "actor: weights, sharded" in text and "rollout: the actor's weights, whole" in text
 
 
-def test_vllm_never_holds_a_whole_actor_where_ranks_share_it(said):
-    """On a machine without vLLM too. What sleeps between rollouts is no part of what is held."""
-    flags = ("--actor_zero_stage", "3", "--num_ranks", "2", "--rollout_engine", "vllm", "--device", "cuda")
-    share = said(*flags, "--vllm_tensor_parallel_size", "2", "--device_memory_gb", "80")
-    assert "the actor's weights, whole" not in share and "weights on their way to vLLM" in share
-    assert float(re.search(r"\+ rollout: vLLM, --vllm_memory_share 0.3 +([\d.]+) ", share)[1]) == 22.4  # GiB
-    cache = said(*flags, "--vllm_tensor_parallel_size", "2", "--vllm_cache_gib", "3")
-    assert "+ rollout: vLLM's weights, 1 / 2" in cache and re.search(
-        r"\+ rollout: vLLM's key-value cache +3.000", cache
-    )
-    awake = said(*flags, "--vllm_cache_gib", "3", "--vllm_sleep", "false")
-    assert re.search(r"\n  rollout: vLLM's key-value cache +3.000", awake)
-
-
 @pytest.mark.parametrize("lora", ["0", "4"])
 def test_a_head_for_multi_token_prediction_is_counted(said, lora):
     """A block of 41,088 weights (attention 4 x 64 x 64, MLP 3 x 64 x 128, two norms), the projection's 128 x 64, and

@@ -66,14 +66,6 @@ def test_epochs_repeat_the_updates(parts):
     assert twice["decode"] == once["decode"]
 
 
-def test_ranks_that_draw_together_read_a_part_of_the_weights_each(parts):
-    engine = ("--rollout_engine", "vllm", "--num_ranks", "4")
-    alone, together = parts(*engine), parts(*engine, "--vllm_tensor_parallel_size", "4")
-    assert "sums between ranks that draw together" not in alone
-    assert together["sums between ranks that draw together"] > 0
-    assert together["decode"] <= alone["decode"]
-
-
 def test_a_measured_cpu_draws_by_its_products_and_logits(parts, tmp_path):
     """Three layers of seven products, and the output layer: 22 of 1e-4 seconds a token; 2 rows of 512 logits, each of
     1e-6. 32 tokens."""

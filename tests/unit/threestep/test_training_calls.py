@@ -74,12 +74,13 @@ def test_a_tokenizer_goes_with_an_object():
             "LlamaForCausalLM: lm_head has a forward hook; leave num_ranks out",
         ),
         (
-            {"rollout_engine": "vllm"},
-            r"rollout_engine='vllm' draws by code of its own for the family, not by this LlamaForCausalLM \(lm_head",
+            {"rollout_engine": "own"},
+            r"rollout_engine='own' draws by code of its own for the family, not by this LlamaForCausalLM \(lm_head",
         ),
     ],
 )
-def test_what_only_this_process_can_compute(settings, sentence, here, tiny_tokenizer):
+def test_what_only_this_process_can_compute(settings, sentence, here, tiny_tokenizer, monkeypatch):
+    monkeypatch.setattr(training_calls, "WITH_OTHER_LOGPROBS", ("own",))
     model = tiny_causal_lm("llama")
     model.lm_head.register_forward_hook(lambda module, inputs, output: output / 2)
     with pytest.raises(threestep.ThreestepError, match=f"^model: {sentence}"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+from training.utils.generation.table import ENGINES
+
 _SHARES = 20  # a share of a GPU's memory is given in twentieths
 _MOST = 0.9  # of a GPU
 
@@ -29,7 +31,7 @@ class EngineLoad(NamedTuple):
 
 
 DRAWINGS = (
-    *(WayOfDrawing(f"vLLM, tensor parallel of {ranks}", "vllm", ranks) for ranks in (1, 2, 4, 8)),
+    *(WayOfDrawing(f"vLLM, tensor parallel of {ranks}", "vllm", ranks) for ranks in (1, 2, 4, 8) if "vllm" in ENGINES),
     WayOfDrawing("the trained model itself (hf)"),
 )
 

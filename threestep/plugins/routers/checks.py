@@ -7,7 +7,6 @@ from typing import Any
 from threestep.plugins.routers.arguments import NO_REPLAY, ReplayArguments
 from training.utils.base.errors import Mistakes
 from training.utils.base.tables import either
-from training.utils.flags.arguments import resolved_settings
 from training.utils.generation.table import engine_class, recording_experts
 from training.utils.setup.flags import OneModelFlags
 
@@ -20,7 +19,7 @@ def check_routers(flags: Any, mistakes: Mistakes) -> None:
 
 def _check_replay(flags: Any, mistakes: Mistakes) -> None:
     """Note every flag that does not go with --replay_routers. flags: `PpoFlags`."""
-    how, ppo, settings = flags.added.of(ReplayArguments).replay_routers, flags.ppo, resolved_settings(flags)
+    how, ppo = flags.added.of(ReplayArguments).replay_routers, flags.ppo
     engine = Mistakes().note(engine_class, ppo.rollout_engine)
     if how == NO_REPLAY or engine is None:  # whose name is unknown, which is noted elsewhere
         return
@@ -29,23 +28,10 @@ def _check_replay(flags: Any, mistakes: Mistakes) -> None:
         f"--replay_routers {how} needs the experts of each token of a rollout, and --rollout_engine "
         f"{ppo.rollout_engine} does not record them; give {either(recording_experts())}",
     )
-    # Flags of plugins, which may not be there.
-    drafted, ranks = settings.get("vllm_speculate", 0), settings.get("vllm_tensor_parallel_size", 1)
     for name, given, why in (
         ("environment, --tools", flags.environment.is_on, "draw turn by turn, and turns record no experts"),
         ("parallel_thinking", flags.data.chat.parallel_thinking, "draws paths side by side, which record no experts"),
         (f"speculate {ppo.speculate}", ppo.speculate != "0", "verifies several tokens at once, some of them wrong"),
-        (f"vllm_speculate {drafted}", drafted, "drafts tokens, some of them wrong"),
-        (
-            f"vllm_tensor_parallel_size {ranks}",
-            ranks > 1,
-            "has several ranks draw, of which one alone knows the experts",
-        ),
-        (
-            "vllm_prefix_caching false",
-            not settings.get("vllm_prefix_caching", True),
-            "takes away the cache in which vLLM keeps the experts of a prompt",
-        ),
     ):
         mistakes.require(not given, f"--replay_routers {how}: --{name} {why}; leave one of them out")
     tiles = flags.roles.mlp_tiles

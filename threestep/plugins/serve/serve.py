@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from threestep.plugins.serve.endpoint.model import StyledModel
 
 OURS = "ours"
+_OWN_SERVERS = f"{', '.join(WITH_SERVERS)} (its own server, started here), " if WITH_SERVERS else ""
 _ROWS = 32  # of a batch, by default
 _OF_PATHS = ("parallel_paths", "max_path_tokens", "rollout_engine")
 
@@ -54,8 +55,8 @@ class ServeArguments(ServedModelFlags):
     served_name: str | None = flag_of(EndpointArguments)
     engine: str = flag(
         AUTO,
-        f"{', '.join(WITH_SERVERS)} (its own server, started here), {OURS} (Threestep's own loop), or {AUTO}: the "
-        "first where it is installed and asks the model as it was trained.",
+        f"{_OWN_SERVERS}{OURS} (Threestep's own loop), or {AUTO}: the first where it is installed and asks the model "
+        "as it was trained.",
         choices=(AUTO, OURS, *WITH_SERVERS),
     )
     port: int = flag_of(EndpointArguments)
@@ -110,7 +111,7 @@ def main(argv: Sequence[str]) -> None:
 def with_own_server(flags: ServeArguments) -> tuple[str, StyledModel] | None:
     """The engine whose own server is to serve, and the model as it is asked; None where Threestep's own loop serves,
     with the reason printed unless that was asked for. ThreestepError where an engine was asked for and cannot."""
-    if flags.engine == OURS:
+    if flags.engine == OURS or not WITH_SERVERS:
         return None
     name = WITH_SERVERS[0] if flags.engine == AUTO else flags.engine
     try:

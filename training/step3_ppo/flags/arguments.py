@@ -138,12 +138,6 @@ class PpoArguments:
         choices=GUESSERS,
         takes_auto=True,
     )
-    vllm_speculate: int = flag(
-        0,
-        "With --mtp_num_layers and --rollout_engine vllm: vLLM drafts so many tokens by that head, which it is sent "
-        "with the weights. Greedy responses stay the same, others are of the same distribution. 0 drafts none.",
-        "0 <= tokens <= 8",
-    )
     rollout_dump: str | None = flag(None, "Write every rollout to this folder.", "folder")
     rollout_replay: str | None = flag(
         None, "Read the rollouts that --rollout_dump wrote to this folder instead of generating.", "folder"

@@ -14,12 +14,9 @@ from training.utils.base.tables import either
 from training.utils.contracts.guessers import BY_HEAD, BY_NGRAMS
 from training.utils.contracts.rollout_engine import Drawing, RolloutEngine, Speculation
 from training.utils.environments.loading import Environments, load_environments
-from training.utils.flags.arguments import resolved_settings
 from training.utils.generation.arguments import check_path_flags
 from training.utils.generation.table import checked_engine, supporting
-from training.utils.generation.vllm.arguments import VllmArguments
-from training.utils.generation.vllm.head_folder import check_form
-from training.utils.loading.configurations import check_positions, check_trains, load_config
+from training.utils.loading.configurations import check_positions, check_trains
 from training.utils.models.quantized.quantization import check_beside_quantization, check_package, check_ranks
 from training.utils.plugins.registry import check_by_plugins
 from training.utils.rewards.table import RULES
@@ -32,8 +29,6 @@ if TYPE_CHECKING:
     from training.step3_ppo.flags.roles_arguments import RolesArguments
     from training.utils.contracts.media import RunMedia
     from training.utils.rewards.calling.calling import Rule
-
-_VLLM_SPECULATE = "--vllm_speculate"
 
 
 class Components(NamedTuple):
@@ -72,15 +67,14 @@ def checked_components(flags: PpoFlags) -> Components:
     flags.run.check_records(mistakes, thinks)
     wanted = {"min_p": ppo.min_p, "bad_words": ppo.bad_words, "stop": ppo.stop, "parallel_thinking": thinks}
     _check_paths(ppo, thinks, mistakes)
-    speculation = _checked_speculation(flags, mistakes)
-    if speculation is not None:
-        flag = speculation.name.removeprefix("--")
-        wanted[flag] = getattr(ppo, flag)
+    guesses = mistakes.note(Speculation.of_flag, ppo.speculate, guesser(flags))
+    wanted["speculate"] = ppo.speculate if guesses is not None else None
     scheduler = scheduler_of(flags)
     wanted |= {} if scheduler is None else scheduler.wanted()
     wanted["environment"] = flags.environment.environment or flags.environment.tools
     engine = checked_engine(ppo.rollout_engine, wanted, mistakes, draws=not flags.run.dry_run)
     flags.engines.refuse_others(ppo.rollout_engine, mistakes)
+    speculation = _checked_speculation(flags, engine, guesses, mistakes)
     _check_replay(flags, mistakes)
     checker = mistakes.note(rule_named, ppo.checker, flags.reward, "--checker") if ppo.checker else None
     rewards: tuple[Reward, ...] = ()
@@ -204,26 +198,27 @@ def _checked_environments(
     return None if flags.ppo.rollout_replay is not None else load_environments(flags.environment, mistakes)
 
 
-def _checked_speculation(flags: PpoFlags, mistakes: Mistakes) -> Speculation | None:
-    """Return what --speculate or --vllm_speculate asks for; note what it cannot go with."""
-    ppo = flags.ppo
-    speculation = mistakes.note(Speculation.of_flag, ppo.speculate, guesser(flags))
+def _checked_speculation(
+    flags: PpoFlags, engine: type[RolloutEngine] | None, guesses: Speculation | None, mistakes: Mistakes
+) -> Speculation | None:
+    """Return what is asked for: `guesses`, those of --speculate, or the engine's own; note what it cannot go with."""
+    ppo, speculation = flags.ppo, guesses
     mistakes.require(
         ppo.speculate_by in (None, BY_HEAD) or ppo.speculate != "0",
         f"--speculate_by {ppo.speculate_by} says how --speculate guesses, and it guesses nothing; give --speculate 1, "
         "or leave --speculate_by out",
     )
-    if ppo.vllm_speculate:
+    own = None if engine is None else engine.speculation_of(flags)
+    if own is not None:
         mistakes.require(
-            speculation is None,
-            f"--vllm_speculate {ppo.vllm_speculate} is of --rollout_engine vllm and --speculate {ppo.speculate} of hf; "
-            "leave one of them out",
+            guesses is None,
+            f"{own.flag} is of --rollout_engine {ppo.rollout_engine} and --speculate {ppo.speculate} of hf; leave one "
+            "of them out",
         )
-        speculation = Speculation(ppo.vllm_speculate, name=_VLLM_SPECULATE)
+        speculation = own
     if speculation is None:
         return None
-    by_vllm = speculation.name == _VLLM_SPECULATE
-    otherwise = "" if by_vllm else f" or --speculate_by {BY_NGRAMS},"
+    otherwise = "" if own is not None else f" or --speculate_by {BY_NGRAMS},"
     mistakes.require(
         flags.guests.lends_guesser or speculation.by != BY_HEAD,
         f"{speculation.flag} guesses by a head for multi-token prediction, and there is none; give --mtp_num_layers "
@@ -237,38 +232,12 @@ def _checked_speculation(flags: PpoFlags, mistakes: Mistakes) -> Speculation | N
         mistakes.require(
             not given, f"{speculation.flag} draws several tokens at once, and --{name} {why}; leave one of them out"
         )
-    if by_vllm:
-        _check_draft(flags, speculation, mistakes)
     return speculation
 
 
 def guesser(flags: PpoFlags) -> str:
     """Return what --speculate guesses by: as given, or by the head where one is trained."""
     return flags.ppo.speculate_by or (BY_HEAD if flags.guests.lends_guesser else BY_NGRAMS)
-
-
-def _check_draft(flags: PpoFlags, speculation: Speculation, mistakes: Mistakes) -> None:
-    """Note what vLLM cannot do while it drafts, and a model beside which it runs no head."""
-    parallel = flags.engines.of(VllmArguments).vllm_tensor_parallel_size
-    mistakes.require(
-        not flags.ppo.min_p,
-        f"{speculation.flag} verifies drafts without min-p (vLLM 0.32 refuses it), got --min_p {flags.ppo.min_p:g}; "
-        "leave one of them out",
-    )
-    mistakes.require(
-        parallel == 1,
-        f"{speculation.flag} sends whole weights of the head, and --vllm_tensor_parallel_size is {parallel}; leave one "
-        "of them out",
-    )
-    if flags.guests.lends_guesser and flags.roles.actor_model_name_or_path:
-        mistakes.note(_check_draft_form, flags, speculation)
-
-
-def _check_draft_form(flags: PpoFlags, speculation: Speculation) -> None:
-    actor = flags.roles.model("actor")
-    config = load_config(actor.name_or_path, actor.trust_remote_code)
-    final_norm = resolved_settings(flags).get("mtp_final_norm", True)  # of a plugin, which may not be there
-    check_form(config.to_dict(), final_norm, speculation.flag)
 
 
 def _check_paths(ppo: PpoArguments, thinks: bool, mistakes: Mistakes) -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
 
 _PREFIX = "mismatch_"
+_BY_ENGINE = (f"--rollout_engine {either(WITH_OTHER_LOGPROBS)}",) if WITH_OTHER_LOGPROBS else ()
+_CORRECTED = either((*_BY_ENGINE, "--rollouts_ahead"))
 
 
 @dataclass
@@ -33,7 +35,7 @@ class MismatchArguments:
     mismatch_correction: str | None = flag(
         None,
         "Weight tokens by r: none, truncate at the threshold, or mask outside it; "
-        f"default: none; with --rollout_engine {either(WITH_OTHER_LOGPROBS)} or --rollouts_ahead truncate.",
+        f"default: none; with {_CORRECTED} truncate.",
         choices=CORRECTIONS,
     )
     mismatch_level: str | None = flag(

@@ -161,7 +161,7 @@ class Speculation:
     """Tokens are guessed, and several verified at once.
 
     guesses: tokens guessed ahead, 1 or more. is_auto: only where that is faster. by: one of GUESSERS.
-    name: the flag that asks for it. An engine supports it if its class says `supports_` with the flag's name.
+    name: the flag that asks for it.
     """
 
     guesses: int
@@ -330,6 +330,11 @@ class RolloutEngine(ABC):
     def refusals(cls, settings: RolloutSettings, drawing: Drawing) -> list[str]:
         """Sentences on what an engine of these settings cannot do."""
         return []
+
+    @classmethod
+    def speculation_of(cls, flags: Any) -> Speculation | None:
+        """Return what flags of its own have it guess in training, in place of --speculate. flags: step 3's."""
+        return None
 
     @classmethod
     def frees_gpu_memory(cls, settings: RolloutSettings) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
+from training.utils.plugins.registry import added
+
 # What people type, by habit or from other programs, and the flags that have it here, the likeliest first; none where
 # there is nothing of the kind.
 _MEANT = {
@@ -142,7 +144,6 @@ _MEANT = {
     "val_set_size": ("eval_fraction",),
     "val_size": ("eval_fraction",),
     "value_clip": ("clip_range_value",),
-    "vllm_num_engines": ("rollout_engine",),
     "wandb": ("report_to",),
     "wandb_project": ("report_to",),
     "warmup": ("warmup_ratio", "num_warmup_steps"),
@@ -150,6 +151,7 @@ _MEANT = {
     "world_size": ("num_ranks",),
     "zero": ("zero_stage", "actor_zero_stage"),
 }
+_MEANT |= added("meant_flags", _MEANT)
 _MOST = 3
 _ALIKE, _SLIP = 0.72, 0.9  # how much of two names is the same where one may be meant by the other, or is a slip of it
 

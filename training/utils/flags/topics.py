@@ -25,7 +25,6 @@ TOPICS = {
     "evaluation": "Evaluation",
     "lora": "LoRA adapters",
     "memory": "Precision, memory and speed",
-    "vllm": "vLLM (--rollout_engine vllm)",
     "checkpoints": "Checkpoints and resuming",
     "log": "Log, report and trackers",
     "run": "The run: folder, seed, ranks, dry run, failures",

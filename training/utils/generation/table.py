@@ -17,6 +17,7 @@ from training.utils.plugins.registry import added, owner_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from training.utils.contracts.rollout_engine import RolloutEngine
     from training.utils.contracts.server_order import ServerCommand, ServerOrder
@@ -32,22 +33,10 @@ ENGINES = {
     "hybrid": EngineEntry(
         "training.utils.generation.engines.hybrid:HybridRollout", note="DeepSpeed's engine, in training only"
     ),
-    "vllm": EngineEntry(
-        "training.utils.generation.vllm.engine:VllmRollout",
-        flags="training.utils.generation.vllm.arguments:VllmArguments",
-        note="the package vllm, docs/vllm.md",
-        other_logprobs=True,
-        server="training.utils.generation.vllm.server:server_command",
-    ),
-    "vllm_server": EngineEntry(
-        "training.utils.generation.vllm_server.engine:VllmServerRollout",
-        flags="training.utils.generation.vllm_server.arguments:VllmServerArguments",
-        note="vLLM servers, in training only, docs/rollout_servers.md",
-        other_logprobs=True,
-    ),
 }
 ENGINES |= added("rollout_engines", ENGINES)
 WITH_SERVERS = tuple(name for name, entry in ENGINES.items() if entry.server is not None)
+WITH_HEAD_WRITERS = tuple(name for name, entry in ENGINES.items() if entry.head_writer is not None)
 WITH_OTHER_LOGPROBS = tuple(name for name, entry in ENGINES.items() if entry.other_logprobs)
 FLAG = "--rollout_engine"
 _NOTES = "; ".join(f"{name}: {ENGINES[name].note}" for name in reversed(ENGINES) if ENGINES[name].note)
@@ -105,16 +94,31 @@ def engine_class(given: str) -> type[RolloutEngine]:
             raise ThreestepError(f"{FLAG} expects '{given}' to be a subclass of RolloutEngine, got {found!r}")
         return found
     if given not in ENGINES:
-        plugin = owner_of("rollout_engines", given)
-        near = f"; it is of the plugin '{plugin}', which is not installed" if plugin else nearest_names(given, ENGINES)
+        near = _of_missing_plugin(given) or nearest_names(given, ENGINES)
         raise ThreestepError(f"{FLAG} expects one of {', '.join(ENGINES)} or FILE.py:NAME, got '{given}'{near}")
     return _at(ENGINES[given].place)
+
+
+def _of_missing_plugin(given: str) -> str:
+    plugin = owner_of("rollout_engines", given)
+    return f"; it is of the plugin '{plugin}', which is not installed" if plugin else ""
 
 
 def server_command_of(name: str) -> Callable[[ServerOrder], ServerCommand]:
     """Return what makes the command of an engine's own server. name: one of WITH_SERVERS."""
     place = ENGINES[name].server
     assert place is not None, f"{name} has no server of its own"
+    return _at(place)
+
+
+def head_writer_of(given: str) -> Callable[[Path], str]:
+    """Return an engine's `head_writer`; ThreestepError for the name of an engine without one."""
+    place = ENGINES[given].head_writer if given in ENGINES else None
+    if place is None:
+        raise ThreestepError(
+            f"--mtp expects {' or '.join(WITH_HEAD_WRITERS) or 'an engine that drafts by a head'}, got "
+            f"'{given}'{_of_missing_plugin(given)}"
+        )
     return _at(place)
 
 

@@ -36,6 +36,8 @@ class EngineEntry:
     note: on it, for `--help`.
     other_logprobs: another program computes its log-probabilities (not `logprobs_are_trained_models` of the class).
     server: of what returns the command of its own server for a `ServerOrder`; None where it has none.
+    head_writer: of what changes a finished model's folder, so that the engine guesses tokens by the head for
+        multi-token prediction in it, and returns a sentence on how it is told to; None where there is nothing to write.
     """
 
     place: str
@@ -43,6 +45,7 @@ class EngineEntry:
     note: str = ""
     other_logprobs: bool = False
     server: str | None = None
+    head_writer: str | None = None
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,7 @@ class Plugin:
             `StepFigures.evaluates` names them
         `model_losses`: what the plugin computes of a model's own losses, in words, by the fields of configurations
             that weigh them: where the plugin is not there, a run says so
+        `meant_flags`: names of the flags that are meant, by what people type in their place
     """
 
     name: str

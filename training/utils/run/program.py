@@ -27,8 +27,8 @@ MISTAKE_EXIT_CODE = 2
 SAFE_PATH_VARIABLE, FOR_THE_LAUNCHER = "PYTHONSAFEPATH", "launcher"  # any text turns it on
 CRASH_EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h: 1 is an answer of some programs
 INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT  # as a shell has it
-# Of huggingface_hub, vLLM, and whatever else respects https://donottrack.sh: no usage data leaves the machine.
-_NO_TELEMETRY = ("HF_HUB_DISABLE_TELEMETRY", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK")
+# Of huggingface_hub, and whatever else respects https://donottrack.sh: no usage data leaves the machine.
+_NO_TELEMETRY = ("HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK")
 _FIRST_ERROR = "the first error of the run"
 _FIRST_ERROR_SECONDS = 3.0  # how long a rank that lost another one waits for the other's error
 _CLAIM_LIFETIME_SECONDS = 60.0

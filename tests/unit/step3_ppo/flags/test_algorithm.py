@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from training.step3_ppo.advantages import ESTIMATORS
@@ -70,8 +68,6 @@ def test_a_bypass_and_a_correction_want_a_loss_without_a_ratio():
         "truncate weighs by that ratio once more; give --policy_loss gpg, or --mismatch_correction none"
     )
     assert told(FOUR, mismatch=MismatchArguments(mismatch_recipe="bypass_pg_is")) == [sentence]
-    # By vLLM a correction is the default.
-    assert told({**FOUR, "rollout_engine": "vllm"}, mismatch=MismatchArguments(mismatch_bypass=True)) == [sentence]
 
 
 def test_weights_flags_without_a_correction():
@@ -207,13 +203,8 @@ def test_old_log_probabilities_are_read_where_something_needs_them():
     assert not reads()
     assert not reads(kl_in="reward", kl_coef=0.0)
     assert reads(kl_in="reward")
-    corrected, bypassed, free = (
-        MismatchArguments(**given)
-        for given in ({"mismatch_correction": "truncate"}, {"mismatch_bypass": True}, {"mismatch_correction": "none"})
-    )
+    corrected, bypassed = MismatchArguments(mismatch_correction="truncate"), MismatchArguments(mismatch_bypass=True)
     assert reads(mismatch=corrected) and reads(mismatch=MismatchArguments(mismatch_veto=1e-4))
-    by_vllm = dataclasses.replace(one_step, rollout_engine="vllm")  # which is corrected unless told otherwise
-    assert reads(by_vllm) and not reads(by_vllm, mismatch=free)
     assert not reads(kl_in="reward", mismatch=bypassed)
     assert reads(kl_in="reward", kl_estimator="full", mismatch=bypassed)  # which takes the actor's logits
     assert reads(policy_loss="kl_cov")

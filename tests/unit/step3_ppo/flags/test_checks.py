@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import Qwen2Config
 
 from tests.support.ppo_flags import ppo_flags
 from tests.support.tiny_models import tiny_config
-from training.step3_ppo.flags import checks
 from training.step3_ppo.flags.checks import check_beside_media, check_models, checked_components
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout_engine import Speculation
@@ -150,10 +148,6 @@ def test_rollouts_are_not_written_among_those_of_another_run(tmp_path):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (
-            {"rollout_engine": "vllm"},
-            "--rollout_engine vllm does not support --parallel_thinking, got True; leave it out",
-        ),
         ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support --parallel_thinking, got True; leave"),
         ({"stop": ["x"]}, r"--stop \['x'\] follows a response token by token, and --parallel_thinking draws its paths"),
         ({"bad_words": ["x"]}, r"--bad_words \['x'\] follows a response token by token, and --parallel_thinking draws"),
@@ -187,7 +181,10 @@ def test_settings_of_paths_without_them(name):
             {"speculate": "0", "speculate_by": "ngram"},
             "--speculate_by ngram says how --speculate guesses, and it guesses nothing; give --speculate 1, or leave",
         ),
-        ({"rollout_engine": "vllm"}, "--rollout_engine vllm does not support --speculate, got 1; leave it out or use"),
+        (
+            {"rollout_engine": "hybrid"},
+            "--rollout_engine hybrid does not support --speculate, got 1; leave it out or",
+        ),
         ({"rollout_replay": "there"}, "several tokens at once, and --rollout_replay draws nothing; leave one of them"),
         ({"end_check_tokens": 4}, "at once, and --end_check_tokens draws token by token between two looks; leave one"),
         ({"speculate": "-1"}, "--speculate expects the number of tokens to guess, 0 to 8, or auto, got '-1'"),
@@ -206,35 +203,6 @@ def test_what_is_guessed():
     assert names_of(speculate="2").speculation == Speculation(2, by="ngram")  # there is no head
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (
-            {"mtp_num_layers": 0},
-            "--vllm_speculate 2 guesses by a head .* there is none; give .* or leave --vllm_speculate",
-        ),
-        ({"rollout_engine": "hf"}, "--rollout_engine hf does not support --vllm_speculate, got 2; leave it out or use"),
-        ({"speculate": "1"}, "--vllm_speculate 2 is of --rollout_engine vllm and --speculate 1 of hf; leave one of"),
-        (
-            {"rollout_replay": "there"},
-            "--vllm_speculate 2 draws several tokens at once, and --rollout_replay draws noth",
-        ),
-        ({"min_p": 0.05}, r"--vllm_speculate 2 verifies drafts without min-p \(vLLM 0.32 .*, got --min_p 0.05; leave"),
-        ({"vllm_tensor_parallel_size": 2}, "of the head, and --vllm_tensor_parallel_size is 2; leave one of them out"),
-        (
-            {"mtp_final_norm": False},
-            "--vllm_speculate 2 expects a Qwen2, .* got qwen2 with a head without a norm at its",
-        ),
-    ],
-)
-def test_what_drafts_by_vllm_cannot_go_with(given, said, monkeypatch):
-    monkeypatch.setattr(checks, "load_config", lambda *_: Qwen2Config())
-    flags = {"vllm_speculate": 2, "mtp_num_layers": 1, "rollout_engine": "vllm", "dry_run": True}
-    assert names_of(**flags).speculation == Speculation(2, name="--vllm_speculate")
-    with pytest.raises(ThreestepError, match=said):
-        names_of(**{**flags, **given})
-
-
 LOOKUP = "examples/environments/lookup.py:Lookup"
 
 
@@ -242,10 +210,6 @@ LOOKUP = "examples/environments/lookup.py:Lookup"
     ("given", "said"),
     [
         ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support --environment, got examples/env"),
-        (
-            {"rollout_engine": "vllm", "vllm_tensor_parallel_size": 2},
-            "--vllm_tensor_parallel_size 2 has ranks draw t",
-        ),
         ({"parallel_thinking": True}, "draw turn by turn, and --parallel_thinking draws paths side by side; leave"),
         ({"rank_timeout": 300.0}, "makes 540 seconds, and other ranks wait for --rank_timeout 300; lower the first"),
         ({"environment": None, "max_tool_calls": 3}, "--max_tool_calls 3 limits conversations, and there are none"),

@@ -1,8 +1,6 @@
-"""Names and files of engines, and what an engine does not support; tests/vllm has the responses of vLLM itself."""
+"""Names and files of engines, and what an engine does not support."""
 
 from __future__ import annotations
-
-import importlib.util
 
 import pytest
 import torch
@@ -21,7 +19,6 @@ from training.utils.generation.table import (
     checked_engine,
     engine_class,
 )
-from training.utils.generation.vllm.engine import VllmRollout
 
 OWN = """
 from training.utils.generation.engines.hf import TransformersRollout
@@ -34,7 +31,7 @@ number = 3
 
 
 def test_names_stand_for_engines():
-    classes = {"hf": TransformersRollout, "hybrid": HybridRollout, "vllm": VllmRollout}
+    classes = {"hf": TransformersRollout, "hybrid": HybridRollout}
     assert {name: engine_class(name) for name in classes} == classes
 
 
@@ -82,12 +79,14 @@ def test_what_an_engine_does_not_support(name, wanted, sentences):
 
 
 def test_a_missing_package_is_noted(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    mistakes = Mistakes()
-    assert checked_engine("vllm", {}, mistakes) is VllmRollout
-    assert len(mistakes.sentences) == 1 and "expects vLLM, which is not installed here" in mistakes.sentences[0]
-    plan = Mistakes()
-    assert checked_engine("vllm", {}, plan, draws=False) is VllmRollout and not plan.sentences
+    def missing() -> None:
+        raise ThreestepError("a package is missing")
+
+    monkeypatch.setattr(TransformersRollout, "check_installed", missing)
+    mistakes, plan = Mistakes(), Mistakes()
+    assert checked_engine("hf", {}, mistakes) is TransformersRollout
+    assert mistakes.sentences == ["a package is missing"]
+    assert checked_engine("hf", {}, plan, draws=False) is TransformersRollout and not plan.sentences
 
 
 def test_an_engine_without_a_stream_of_its_own_streams_a_rollout():
@@ -102,17 +101,16 @@ def test_an_engine_without_a_stream_of_its_own_streams_a_rollout():
     assert list(Whole().stream(model, request, {end})) == expected[: expected.index(end) + 1]
 
 
-@pytest.mark.parametrize("given", ["hf", "vllm"])
-def test_flags_of_another_engine_are_refused(given: str):
+def test_flags_of_another_engine_are_refused():
     flags, mistakes = RolloutEngineFlags(), Mistakes()
-    flags.refuse_others(given, mistakes)
+    flags.refuse_others("hybrid", mistakes)
     assert mistakes.sentences == []
-    flags.vllm_server.vllm_servers = "http://127.0.0.1:8000"  # type: ignore[attr-defined]
-    flags.refuse_others(given, mistakes)
+    flags.hf.prefill_tokens = 1024  # type: ignore[attr-defined]
+    flags.refuse_others("hybrid", mistakes)
     assert mistakes.sentences == [
-        f"--vllm_servers: of --rollout_engine vllm_server, and it is {given}; leave out what has no effect"
+        "--prefill_tokens: of --rollout_engine hf, and it is hybrid; leave out what has no effect"
     ]
     own = Mistakes()
-    flags.refuse_others("vllm_server", own)
+    flags.refuse_others("hf", own)
     flags.refuse_others("own.py:Own", own)
     assert own.sentences == []

@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from tests.support.fake_rollout_server import KEY, FakeServer
 from threestep.plugins.ahead.tests.test_free import GROUPS, free_trainer, lines_of, train
 from threestep.plugins.ahead.tests.test_pipeline import SAMPLES, STEPS, made_trainer, same, weights
-from training.utils.generation.vllm_server import drawing
-from training.utils.generation.vllm_server.arguments import VllmServerArguments
-from training.utils.generation.vllm_server.engine import VllmServerRollout
+from threestep.plugins.vllm.servers import drawing
+from threestep.plugins.vllm.servers.arguments import VllmServerArguments
+from threestep.plugins.vllm.servers.engine import VllmServerRollout
+from threestep.plugins.vllm.tests.fake_rollout_server import KEY, FakeServer
 from training.utils.run.rollout_account import read_rollouts, rollout_account
 
 

@@ -53,16 +53,10 @@ def test_what_it_does_not_go_with(given, why):
     checked_components(flags_of(**{**given, "rollouts_ahead": 0}))
 
 
-@pytest.mark.parametrize("engine", ["hybrid", "vllm"])
-def test_engines_in_the_processes_of_training_do_not_draw_beside_it(engine):
-    wanted = f"--rollout_engine {engine} does not support --rollouts_ahead, got 1; leave it out or use another engine"
+def test_engines_in_the_processes_of_training_do_not_draw_beside_it():
+    wanted = "--rollout_engine hybrid does not support --rollouts_ahead, got 1; leave it out or use another engine"
     with pytest.raises(ThreestepError, match=wanted):
-        checked_components(flags_of(rollout_engine=engine))
-
-
-def test_servers_draw_ahead_once_they_are_named():
-    with pytest.raises(ThreestepError, match="--rollout_engine vllm_server expects --vllm_servers http://HOST:PORT"):
-        checked_components(flags_of(rollout_engine="vllm_server"))
+        checked_components(flags_of(rollout_engine="hybrid"))
 
 
 def check_ahead_of_run(flags, engine, media, *, rollouts, ranks):

@@ -18,13 +18,10 @@ def flags_of(**given):
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not record them; give hf, vllm or vllm_server"),
+        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not record them; give hf"),
         ({"tools": "a.py:B"}, "--environment, --tools draw turn by turn, and turns record no experts"),
         ({"parallel_thinking": True}, "--parallel_thinking draws paths side by side, which record no experts"),
         ({"speculate": "1", "speculate_by": "ngram"}, "--speculate 1 verifies several tokens at once"),
-        ({"vllm_speculate": 2}, "--vllm_speculate 2 drafts tokens, some of them wrong"),
-        ({"vllm_tensor_parallel_size": 2}, "--vllm_tensor_parallel_size 2 has several ranks draw"),
-        ({"vllm_prefix_caching": False}, "--vllm_prefix_caching false takes away the cache"),
         ({"mlp_tiles": 2}, "--mlp_tiles 2 computes routers tile by tile"),
     ],
 )
@@ -38,4 +35,3 @@ def test_a_dump_says_whether_it_has_experts():
     assert deciding_flags(flags_of()) == {"experts": True}
     assert deciding_flags(flags_of(replay_routers="none")) == {}
     checked_components(flags_of())
-    checked_components(flags_of(rollout_engine="vllm_server", vllm_servers="http://127.0.0.1:8000"))

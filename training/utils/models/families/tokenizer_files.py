@@ -63,7 +63,7 @@ def read_tokenizer(
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    # With mistral-common installed (as beside vLLM), a tekken.json would be read instead of the other files.
+    # With mistral-common installed (some servers need it), a tekken.json would be read instead of the other files.
     built = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code, mistral_format=False)
     kind = type(built)
     if not kind.__module__.startswith("transformers."):

@@ -8,11 +8,11 @@ import time
 import pytest
 
 from tests.distributed.launch import run_ranks
-from tests.support.fake_rollout_server import KEY, FakeServer
 from threestep.plugins.ahead.tests.test_pipeline import STEPS, made_trainer, same, trained, weights
-from training.utils.generation.vllm_server import drawing
-from training.utils.generation.vllm_server.arguments import VllmServerArguments
-from training.utils.generation.vllm_server.engine import VllmServerRollout
+from threestep.plugins.vllm.servers import drawing
+from threestep.plugins.vllm.servers.arguments import VllmServerArguments
+from threestep.plugins.vllm.servers.engine import VllmServerRollout
+from threestep.plugins.vllm.tests.fake_rollout_server import KEY, FakeServer
 
 
 class Late(FakeServer):
@@ -70,10 +70,10 @@ RANKS = """
     import torch.distributed as dist
     from tests.distributed.launch import report
     from tests.support.tiny_models import tiny_causal_lm
-    from tests.unit.utils.generation.vllm_server.test_engine import Lent, drawn
+    from threestep.plugins.vllm.tests.servers.test_engine import Lent, drawn
     from tests.unit.utils.generation.engines.test_hf import responses
-    from training.utils.generation.vllm_server.arguments import VllmServerArguments
-    from training.utils.generation.vllm_server.engine import VllmServerRollout
+    from threestep.plugins.vllm.servers.arguments import VllmServerArguments
+    from threestep.plugins.vllm.servers.engine import VllmServerRollout
     import threading
 
     dist.init_process_group("gloo")

@@ -1,5 +1,5 @@
 """2,000 hostile requests to every server of this project, 1,500 of them silent ones that stay: none is answered, memory
-and threads are bounded, and who has the key is served all the while. tests/vllm/test_serve.py has vLLM's."""
+and threads are bounded, and who has the key is served all the while. vLLM's: threestep/plugins/vllm/tests/vllm."""
 
 from __future__ import annotations
 
@@ -174,8 +174,8 @@ def test_two_thousand_hostile_requests(opened, tmp_path, tiny_tokenizer, capsys)
 
 
 def test_weights_reach_a_server_past_two_thousand_silent_connections():
-    from tests.support.fake_rollout_server import FakeServer
-    from tests.unit.utils.generation.vllm_server.test_sending import send
+    from threestep.plugins.vllm.tests.fake_rollout_server import FakeServer
+    from threestep.plugins.vllm.tests.servers.test_sending import send
 
     class Crowded(FakeServer):
         def on_update_weights(self, body):

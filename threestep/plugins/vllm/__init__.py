@@ -1,0 +1,30 @@
+"""The rollout engines of vLLM: in the training's own process (`vllm`), and by servers elsewhere (`vllm_server`)."""
+
+from training.utils.plugins.plugin import EngineEntry, Hooks, Plugin
+
+PLUGIN = Plugin(
+    "vllm",
+    "draws responses by vLLM, beside training or on servers",
+    flags={"step3_ppo": (f"{__name__}.draft_arguments:VllmDraftArguments",)},
+    topics={"vllm": "vLLM (--rollout_engine vllm)"},
+    tables={
+        "rollout_engines": {
+            "vllm": EngineEntry(
+                f"{__name__}.engine:VllmRollout",
+                flags=f"{__name__}.arguments:VllmArguments",
+                note="the package vllm, threestep/plugins/vllm/README.md",
+                other_logprobs=True,
+                server=f"{__name__}.own_server:server_command",
+                head_writer=f"{__name__}.head_folder:write_for_vllm",
+            ),
+            "vllm_server": EngineEntry(
+                f"{__name__}.servers.engine:VllmServerRollout",
+                flags=f"{__name__}.servers.arguments:VllmServerArguments",
+                note="vLLM servers, in training only, threestep/plugins/vllm/servers.md",
+                other_logprobs=True,
+            ),
+        },
+        "meant_flags": {"vllm_num_engines": ("rollout_engine",)},
+    },
+    hooks=Hooks(check=f"{__name__}.checks:check"),
+)

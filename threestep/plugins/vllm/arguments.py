@@ -1,0 +1,47 @@
+"""The flags of --rollout_engine vllm. Cheap to import for `--help`. Sources of the defaults: README.md here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from training.utils.flags.flags import flag
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
+
+CPU_CACHE_GIB = 2.0
+
+
+@dataclass
+class VllmArguments:
+    """Used only by --rollout_engine vllm."""
+
+    topic: ClassVar[str] = "vllm"
+
+    vllm_memory_share: float = flag(
+        0.3, "GPU: share of its memory for vLLM's weights and cache.", "0 < share < 1", may_change=True
+    )
+    vllm_cache_gib: float | None = flag(
+        None,
+        "Size of the key-value cache; default: on a GPU the rest of the share, on a CPU 2.",
+        "gib > 0",
+        may_change=True,
+    )
+    vllm_tensor_parallel_size: int = flag(1, "Neighbouring ranks that share one engine.", "ranks >= 1")
+    vllm_prefix_caching: bool = flag(
+        True, "Compute once, in whole cache blocks, the prompt that samples share and earlier turns of a conversation."
+    )
+    vllm_chunked_prefill: bool = flag(True, "GPU: process parts of long prompts together with tokens being drawn.")
+    vllm_sleep: bool = flag(True, "GPU: free vLLM's weights and cache for training between rollouts.", may_change=True)
+    vllm_eager: bool = flag(False, "Use neither CUDA graphs nor compilation; always so on a CPU.")
+    vllm_check_weights: bool = flag(
+        False, "Compare checksums of all weights at every update, not only at the first.", may_change=True
+    )
+
+    def validate(self, mistakes: Mistakes) -> None:
+        parallel = self.vllm_tensor_parallel_size
+        mistakes.require(
+            parallel == 1 or not self.vllm_check_weights,
+            f"--vllm_check_weights expects whole weights, and --vllm_tensor_parallel_size is {parallel}; leave one out",
+        )

@@ -1,0 +1,86 @@
+"""Checks of step 3's flags, before a model loads: what vLLM's own do not go with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from threestep.plugins.vllm.arguments import VllmArguments
+from threestep.plugins.vllm.draft_arguments import VllmDraftArguments
+from training.utils.base.errors import ThreestepError
+from training.utils.flags.arguments import resolved_settings
+from training.utils.generation.table import engine_class
+from training.utils.loading.configurations import load_config
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
+
+
+def check(flags: Any, mistakes: Mistakes) -> None:
+    """Note what does not go together (`Hooks.check`). flags: of a step; one that draws nothing has none of vLLM."""
+    if not hasattr(flags, "engines"):
+        return
+    drafts = flags.added.of(VllmDraftArguments).vllm_speculate
+    if drafts:
+        _check_drafts(flags, drafts, mistakes)
+    how = resolved_settings(flags).get("replay_routers", "none")  # of a plugin, which may not be there
+    if how != "none":
+        _check_replayed_routers(flags, how, drafts, mistakes=mistakes)
+
+
+def _check_drafts(flags: Any, drafts: int, mistakes: Mistakes) -> None:
+    """Note an engine that drafts nothing, what vLLM cannot do while it drafts, and a model beside which it runs no
+    head."""
+    given, parallel = f"--vllm_speculate {drafts}", flags.engines.of(VllmArguments).vllm_tensor_parallel_size
+    mistakes.require(
+        _may_draft(flags.ppo.rollout_engine),
+        f"--rollout_engine {flags.ppo.rollout_engine} does not support --vllm_speculate, got {drafts}; leave it out or "
+        "use another engine",
+    )
+    mistakes.require(
+        not flags.ppo.min_p,
+        f"{given} verifies drafts without min-p (vLLM 0.32 refuses it), got --min_p {flags.ppo.min_p:g}; leave one of "
+        "them out",
+    )
+    mistakes.require(
+        parallel == 1,
+        f"{given} sends whole weights of the head, and --vllm_tensor_parallel_size is {parallel}; leave one of them "
+        "out",
+    )
+    if flags.guests.lends_guesser and flags.roles.actor_model_name_or_path:
+        mistakes.note(_check_form, flags, given)
+
+
+def _may_draft(engine: str) -> bool:
+    """False for an engine that drafts nothing. An unknown one has been noted."""
+    try:
+        return getattr(engine_class(engine), "supports_vllm_speculate", False)
+    except ThreestepError:
+        return True
+
+
+def _check_form(flags: Any, given: str) -> None:
+    from threestep.plugins.vllm.head_folder import check_form
+
+    actor = flags.roles.model("actor")
+    config = load_config(actor.name_or_path, actor.trust_remote_code)
+    final_norm = resolved_settings(flags).get("mtp_final_norm", True)  # of a plugin, which may not be there
+    check_form(config.to_dict(), final_norm, given)
+
+
+def _check_replayed_routers(flags: Any, how: str, drafts: int, *, mistakes: Mistakes) -> None:
+    """Note flags by which vLLM does not know the experts of every token, which --replay_routers needs."""
+    own = flags.engines.of(VllmArguments)
+    for name, given, why in (
+        (f"vllm_speculate {drafts}", drafts, "drafts tokens, some of them wrong"),
+        (
+            f"vllm_tensor_parallel_size {own.vllm_tensor_parallel_size}",
+            own.vllm_tensor_parallel_size > 1,
+            "has several ranks draw, of which one alone knows the experts",
+        ),
+        (
+            "vllm_prefix_caching false",
+            not own.vllm_prefix_caching,
+            "takes away the cache in which vLLM keeps the experts of a prompt",
+        ),
+    ):
+        mistakes.require(not given, f"--replay_routers {how}: --{name} {why}; leave one of them out")

@@ -1,0 +1,22 @@
+"""The flag of drafts in training. Cheap to import for `--help`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from training.utils.flags.flags import flag
+
+
+@dataclass
+class VllmDraftArguments:
+    """Step 3: a finished model has no head to draft with."""
+
+    topic: ClassVar[str] = "rollout"
+
+    vllm_speculate: int = flag(
+        0,
+        "With --mtp_num_layers and --rollout_engine vllm: vLLM drafts so many tokens by that head, which it is sent "
+        "with the weights. Greedy responses stay the same, others are of the same distribution. 0 drafts none.",
+        "0 <= tokens <= 8",
+    )

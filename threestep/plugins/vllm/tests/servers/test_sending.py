@@ -1,0 +1,256 @@
+"""Weights on their way: what arrives is what was sent, and whoever does not know the secret takes nothing."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from itertools import chain
+
+import pytest
+import torch
+
+from tests.support.tiny_models import tiny_causal_lm
+from threestep.plugins.vllm.servers.client import ServerClient
+from threestep.plugins.vllm.servers.groups import WeightGroup, met
+from threestep.plugins.vllm.servers.protocol import GLOO, TCP
+from threestep.plugins.vllm.servers.sending import Target, _frames, send_weights
+from threestep.plugins.vllm.servers.stream import Frame, end_frame, framed, received, with_adapters
+from threestep.plugins.vllm.tests.fake_rollout_server import KEY, FakeServer
+from threestep.plugins.vllm.weights import BitSums
+from training.utils.base.errors import ThreestepError
+from training.utils.engine.training_engine import adapter_parts, full_tensors
+from training.utils.models.adapters.lora import adapter_layers, add_lora, trains_adapters_alone
+from training.utils.models.settings import ModelSettings
+
+
+def tensors():
+    torch.manual_seed(0)
+    return [
+        ("model.layers.0.a", torch.randn(3, 5)),
+        ("model.layers.1.b", torch.randn(4, 6).t()),
+        ("count", torch.arange(3)),
+        ("half", torch.randn(2, 2).bfloat16()),
+        ("one", torch.tensor(2.0)),
+        ("none", torch.empty(0, 2)),
+    ]
+
+
+def served(*parts):
+    """A trainer that sends these parts; its port."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(64)
+            for part in parts:
+                connection.sendall(part)
+        server.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    return server.getsockname()[1]
+
+
+def test_every_bit_arrives():
+    parts = [part for name, tensor in tensors() for part in framed(Frame(name, tensor))]
+    got, sums = received("127.0.0.1", served(*parts, end_frame({"": 3, "0": 2**64 - 1})), "s" * 64, 5.0)
+    assert sums == {"": 3, "0": 2**64 - 1}
+    for (name, tensor), (got_name, got_tensor, _) in zip(tensors(), got, strict=True):
+        assert got_name == name and got_tensor.dtype == tensor.dtype and torch.equal(got_tensor, tensor)
+
+
+def test_a_transfer_that_breaks_off():
+    header, payload = framed(Frame("a", torch.ones(1000)))
+    with pytest.raises(ConnectionError, match="they ended before all weights had come"):
+        received("127.0.0.1", served(header, payload[:100]), "s" * 64, 5.0)
+    with pytest.raises(ConnectionError):
+        received("127.0.0.1", served(header, payload), "s" * 64, 5.0)
+
+
+def test_a_trainer_that_is_silent():
+    server = socket.create_server(("127.0.0.1", 0))
+    with pytest.raises(TimeoutError):
+        received("127.0.0.1", server.getsockname()[1], "s" * 64, 0.05)
+    server.close()
+
+
+class Strange(FakeServer):
+    """A server that lets somebody else connect first."""
+
+    def on_update_weights(self, body):
+        where = body["update_info"]
+        with socket.create_connection((where["host"], where["port"])) as connection:
+            connection.sendall(b"x" * 64)
+            assert connection.recv(10) == b"", "it gets nothing"
+        return super().on_update_weights(body)
+
+
+class Crowded(FakeServer):
+    """A server that connects behind many that are silent, or slow."""
+
+    def on_update_weights(self, body):
+        where = body["update_info"]
+        crowd = [socket.create_connection((where["host"], where["port"])) for _ in range(300)]
+        for each in crowd[-2:]:
+            each.sendall(b"x")
+        try:
+            return super().on_update_weights(body)
+        finally:
+            for each in crowd:
+                each.close()
+
+
+@pytest.fixture
+def servers():
+    found = [Strange(), FakeServer()]
+    yield found
+    for server in found:
+        server.stop()
+
+
+def targets(servers, by: str = TCP):
+    clients = [ServerClient(server.address, KEY) for server in servers]
+    groups = [None if by == TCP else met(client, 1, by, torch.device("cpu"), seconds=5.0) for client in clients]
+    return [Target(client, 1, group) for client, group in zip(clients, groups, strict=True)]
+
+
+def send(servers, seconds: float = 5.0, given=None, folder=None, by: str = TCP):
+    given = given or tensors()
+    return send_weights(targets(servers, by), given, torch.bfloat16, "v1", seconds=seconds, folder=folder)
+
+
+@pytest.mark.parametrize("by", [TCP, GLOO, "a file"])
+def test_all_servers_get_the_weights_in_the_dtype(servers, tmp_path, by):
+    servers = servers[by == "a file" :]
+    sent = send(servers, folder=str(tmp_path)) if by == "a file" else send(servers, by=by)
+    assert not sent.failures and all(server.by_group == (by == GLOO) for server in servers)
+    expected = BitSums()
+    for name, tensor in tensors():
+        expected.add(name, tensor.bfloat16() if tensor.is_floating_point() else tensor)
+    for server in servers:
+        assert server.weights == expected.total and server.version == "v1" and server.resets == 1
+    assert sent.bytes > len(servers) * (15 + 24 + 4 + 1) * 2 and not list(tmp_path.iterdir())
+
+
+def test_files_that_fail(tmp_path):
+    """What a server cannot read leaves its old weights; a folder that is not there ends the run."""
+    servers = [FakeServer(), FakeServer()]
+    servers[0].faults["refuse_finish"] = True
+    sent = send(servers, folder=str(tmp_path))
+    assert "could not put the weights in place: it answered 500: no room" in sent.failures[servers[0].address]
+    assert [server.version for server in servers] == ["default", "v1"] and not list(tmp_path.iterdir())
+
+    def broken():
+        yield from tensors()[:2]
+        raise RuntimeError("a rank is gone")
+
+    with pytest.raises(RuntimeError, match="a rank is gone"):
+        send(servers, given=broken(), folder=str(tmp_path))
+    assert not list(tmp_path.iterdir()) and servers[1].transfers == 1
+    with pytest.raises(ThreestepError, match="--rollout_weights_folder .* with room for the weights, got No such file"):
+        send(servers, folder=str(tmp_path / "none"))
+    for server in servers:
+        server.stop()
+
+
+@pytest.mark.parametrize("by", [TCP, GLOO])
+def test_a_server_that_dies_in_a_transfer_holds_up_no_other(by):
+    servers = [FakeServer(), FakeServer()]
+    servers[0].faults["die_in_transfer"] = True
+    big = [("a", torch.ones(4_000_000)), *tensors()]
+    started = time.monotonic()
+    sent = send(servers, given=big, by=by)
+    assert list(sent.failures) == [servers[0].address] and time.monotonic() - started < 4.0
+    assert [server.transfers for server in servers] == [0, 1]
+    servers[1].stop()
+
+
+def test_bytes_that_a_group_changes_leave_the_old_weights(servers, monkeypatch):
+    own = WeightGroup.broadcast
+    given = targets(servers, GLOO)
+
+    def changed(group, data, seconds):
+        own(group, data, seconds)
+        if group is servers[0].group:
+            data[0] += 1
+
+    monkeypatch.setattr(WeightGroup, "broadcast", changed)
+    sent = send_weights(given, [("a", torch.ones(3))], torch.float32, "v1", seconds=5.0)
+    assert list(sent.failures) == [servers[0].address] and [each.version for each in servers] == ["default", "v1"]
+
+
+@pytest.mark.parametrize("by", [TCP, GLOO])
+def test_a_gather_that_fails_ends_the_transfer_everywhere(servers, by):
+    def broken():
+        yield from tensors()[:2]
+        raise RuntimeError("a rank is gone")
+
+    with pytest.raises(RuntimeError, match="a rank is gone"):
+        send(servers, given=broken(), by=by)
+    assert not send(servers, by=by).failures
+    assert [server.transfers for server in servers] == [1, 1]
+
+
+def test_a_server_that_does_not_connect(servers, monkeypatch):
+    monkeypatch.setattr(servers[0], "on_update_weights", lambda body: threading.Event().wait(2.0))
+    sent = send(servers, seconds=0.2)
+    (reason,) = sent.failures.values()
+    assert servers[0].address in sent.failures and "not connect for the weights within 0.2 seconds; where" in reason
+    assert servers[1].transfers == 1
+
+
+def test_the_silent_and_the_slow_hold_up_nobody():
+    server = Crowded()
+    started = time.monotonic()
+    assert not send([server]).failures and server.transfers == 1
+    assert time.monotonic() - started < 4.0
+    server.stop()
+
+
+def test_old_answers_that_a_server_keeps(servers, monkeypatch):
+    monkeypatch.setattr(servers[0], "on_reset_prefix_cache", lambda body: {"success": False})
+    assert "it keeps what it computed by the old weights" in send(servers).failures[servers[0].address]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_adapters_are_added_as_they_are_merged_in_training(family):
+    """GPT-2's layers are transposed."""
+    model = with_lora(family)
+    base = dict(full_tensors(model, 0, merged=False))
+    frames = list(_frames(adapter_parts(model, 0), torch.float32))
+    assert {frame.name for frame in frames} < base.keys() and len(frames) > 4
+    whole = with_adapters(base, frames)
+    for name, tensor in full_tensors(model, 0):
+        torch.testing.assert_close(whole[name], tensor, rtol=0, atol=1e-6)
+    changed = {name for name in whole if not torch.equal(whole[name], base[name])}
+    assert changed == {frame.name for frame in frames}
+
+
+def test_what_is_trained_beside_adapters_makes_them_no_part():
+    model = with_lora("llama")
+    assert trains_adapters_alone(model)
+    assert not trains_adapters_alone(tiny_causal_lm("llama"))
+    model.model.norm.weight.requires_grad_(True)
+    assert not trains_adapters_alone(model)
+
+
+def with_lora(family: str):
+    model = add_lora(tiny_causal_lm(family), ModelSettings("", lora_dim=4, lora_alpha=16.0))
+    for _, layer in adapter_layers(model):
+        torch.nn.init.normal_(layer.lora_B["default"].weight)
+    return model
+
+
+def test_after_the_first_time_adapters_come_alone(servers):
+    model, clients = with_lora("llama"), [*targets(servers[:1]), *targets(servers[1:], GLOO)]
+    for first in (True, False):
+        for _, layer in adapter_layers(model):
+            torch.nn.init.normal_(layer.lora_B["default"].weight)
+        parts = chain(full_tensors(model, 0, merged=False) if first else (), adapter_parts(model, 0))
+        sent = send_weights(clients, parts, torch.float32, "v", seconds=5.0, base="run")
+        assert not sent.failures
+        expected = BitSums()
+        for name, tensor in full_tensors(model, 0):
+            expected.add(name, tensor)
+        assert all(server.weights == expected.total for server in servers)
