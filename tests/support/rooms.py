@@ -30,7 +30,7 @@ serving: base
 data.sources.formats: data.files base
 flags: plugins base
 contracts: flags images base
-data.sources: flags data.sources.formats data.files base
+data.sources: flags data.sources.formats plugins data.files base
 data: data.sources base
 data.sources.hub: data.sources data.files base
 data.sources.made: data.sources base
@@ -51,7 +51,7 @@ data.cache: data.rows run contracts flags data.files base
 data.chat: data.rows contracts flags data.sources.formats data.files base
 models: models.quantized models.attention sequence_parallel models.tensors layout contracts flags models.families base
 report.pages: report.figures run gaming
-generation: models engine.config contracts flags plugins base
+generation: data.chat engine.config data.rows contracts flags plugins base
 generation.decoding: models models.tensors contracts base
 images.data: data.chat data.rows contracts data.sources.formats serving images data.files base
 models.adapters: models models.quantized models.tensors contracts models.families base
@@ -59,14 +59,12 @@ models.fused: models models.lean base
 report: report.pages report.figures run report.trackers contracts flags serving base
 data.kinds: images.data data.chat data.cache data.rows layout data.sources contracts data.sources.formats images base
 engine.ranks: models.adapters sequence_parallel run base
-environments: generation data.chat data.sources contracts flags base
 generation.guessing: generation.decoding models contracts base
 loading: models.fused models.adapters models models.quantized models.attention models.tensors contracts
     models.families models.lean base
 data.build: data.kinds data.chat data.cache data.rows layout data.sources contracts flags data.sources.formats
     data.files base
 engine: engine.ranks models.adapters models.quantized engine.config run models.tensors contracts flags base
-environments.driven: environments data.sources serving base
 generation.engines: generation.guessing generation.decoding models models.attention layout contracts flags base
 rewards.calling: engine.ranks run contracts base
 checkpoints: engine engine.ranks report models.adapters run report.trackers models.tensors layout contracts flags

@@ -21,8 +21,8 @@ from tests.unit.utils.generation.engines.test_hf import (
     roll,
     spelt,
 )
-from tests.unit.utils.generation.test_conversations import END, SAMPLING, converse
 from tests.vllm.conftest import SHAPES, started
+from threestep.plugins.environments.tests.turns.test_conversations import END, SAMPLING, converse
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import Ends, RolloutRequest, Sampling

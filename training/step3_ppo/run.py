@@ -83,9 +83,9 @@ def open_inputs(
     log(style.sentence, ranks.is_main and not style.is_open)
     opened = planned.opened(style.chat.prompt_style, flags.roles.model("actor"), flags.roles.dtype)
     scale = wanted_score_scale(flags.roles, flags.ppo)
-    environments, rewards, rules = components.environments, components.rewards, components.rules
+    partners, rewards, rules = components.partners, components.rewards, components.rules
     inputs = load_inputs(
-        flags, tokenizers.actor, ranks, log, style=style, environments=environments, rewards=rewards, rules=rules
+        flags, tokenizers.actor, ranks, log, style=style, partners=partners, rewards=rewards, rules=rules
     )
     opened = opened.styled(share_style(tokenizers, flags.data.chat, ranks))
     check_beside_media(flags, components, inputs.media)

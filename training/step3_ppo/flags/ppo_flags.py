@@ -12,9 +12,7 @@ from training.step3_ppo.flags.roles_arguments import RolesArguments
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.data.build.arguments import DataArguments
 from training.utils.distillation.arguments import TeacherArguments, teacher_settings
-from training.utils.environments.arguments import EnvironmentArguments
 from training.utils.flags.added import AddedFlags
-from training.utils.generation.conversation_arguments import ConversationArguments
 from training.utils.generation.table import RolloutEngineFlags
 from training.utils.mtp.arguments import MtpArguments
 from training.utils.report.arguments import ReportArguments
@@ -41,8 +39,6 @@ class PpoFlags(NamedTuple):
     reward: ScoringArguments
     engines: RolloutEngineFlags
     mtp: MtpArguments
-    environment: EnvironmentArguments
-    conversation: ConversationArguments
     teacher: TeacherArguments
     added: AddedFlags = AddedFlags()
 

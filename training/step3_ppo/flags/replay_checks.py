@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from training.utils.base.tables import either
+from training.utils.generation.partners import partners_of
 from training.utils.generation.table import recording_experts
 from training.utils.generation.vllm.arguments import VllmArguments
 
@@ -24,9 +25,9 @@ def check_replayed_routers(flags: PpoFlags, engine: type[RolloutEngine] | None, 
         f"--replay_routers {how} needs the experts of each token of a rollout, and --rollout_engine "
         f"{ppo.rollout_engine} does not record them; give {either(recording_experts())}",
     )
-    of_vllm = flags.engines.of(VllmArguments)
+    of_vllm, partners = flags.engines.of(VllmArguments), partners_of(flags.added)
     for name, given, why in (
-        ("environment, --tools", flags.environment.is_on, "draw turn by turn, and turns record no experts"),
+        (partners.flag.removeprefix("--"), partners.is_there, "draw turn by turn, and turns record no experts"),
         ("parallel_thinking", flags.data.chat.parallel_thinking, "draws paths side by side, which record no experts"),
         (f"speculate {ppo.speculate}", ppo.speculate != "0", "verifies several tokens at once, some of them wrong"),
         (f"vllm_speculate {ppo.vllm_speculate}", ppo.vllm_speculate, "drafts tokens, some of them wrong"),

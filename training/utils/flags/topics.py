@@ -17,7 +17,6 @@ TOPICS = {
     "loss": "The loss",
     "teacher": "Distillation from a teacher",
     "rollout": "How responses are drawn",
-    "environment": "Conversations with environments and tools",
     "reward": "What scores a response",
     "advantage": "Advantages",
     "kl": "KL divergence to the reference",

@@ -82,10 +82,13 @@ class Hooks:
     check: (flags, mistakes) -> None: notes settings that do not go together, before a model loads. flags: the step's
         `OneModelFlags` or `PpoFlags`
     at_end: (EndedRun) -> None: on the main rank, once the run has written its models and figures
+    partners: (AddedFlags) -> Partners: who answers the model while it draws, in step 3 and in a chat
+        (`training.utils.generation.partners`)
     """
 
     check: str = ""
     at_end: str = ""
+    partners: str = ""
 
 
 EVERY_STEP = "every step"
@@ -99,12 +102,14 @@ class Plugin:
 
     does: for the list of plugins. needs: plugins that it imports, by name
     commands: by their words
-    flags: by a step's name, such as `step1_sft`, or EVERY_STEP: dataclasses of flags, in modules that are cheap to
-        import; `flags.added.of(DATACLASS)` is what a run was given
+    flags: by a step's name, such as `step1_sft`, EVERY_STEP, or the name of another program that takes some, such as
+        `chat`: dataclasses of flags, in modules that are cheap to import; `flags.added.of(DATACLASS)` is what a run was
+        given
     topics: of flags, for `--help`, with their titles
     tables: by the name of a table of the core, entries by their names:
         `rollout_engines`: EngineEntry, by the names that --rollout_engine takes
         `trackers`: TrackerEntry, by the names that --report_to takes
+        `data_sources`: addresses of PromptRawDataset classes, by the beginning of the names that --data_path takes
         `policy_losses`: addresses of functions, as FILE.py:NAME takes them, by the names that --policy_loss takes
     """
 

@@ -75,10 +75,12 @@ def added(table: str, known: Iterable[str]) -> dict[str, Any]:
 
 
 def flag_groups(step: str) -> dict[str, type]:
-    """Return the dataclasses of flags that plugins add to a step, by names that a record's fields can have."""
+    """Return the dataclasses of flags that plugins add to a step, or to another program, by names that a record's
+    fields can have."""
     found = {}
     for plugin in plugins().values():
-        for place in (*plugin.flags.get(EVERY_STEP, ()), *plugin.flags.get(step, ())):
+        of_every_step = plugin.flags.get(EVERY_STEP, ()) if step.startswith("step") else ()
+        for place in (*of_every_step, *plugin.flags.get(step, ())):
             group = _at(place)
             found[f"{plugin.name}_{group.__name__}"] = group
     return found

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from tests.support.chat_templates import chat_tokenizer
-from threestep.plugins.evaluation.acting import load_acting, stream_trajectory
+from threestep.plugins.environments.arguments import EnvironmentArguments
+from threestep.plugins.environments.conversation_arguments import ConversationArguments
+from threestep.plugins.evaluation.acting import stream_trajectory
 from threestep.plugins.evaluation.model import ChatModel, Trajectory, load_chat_model
 from threestep.plugins.evaluation.talk import Talk
 from threestep.plugins.evaluation.tests.conftest import CPU
@@ -20,9 +22,7 @@ from threestep.plugins.evaluation.web import _columns
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, rolled_out
 from training.utils.data.build.arguments import DataArguments
-from training.utils.environments.arguments import EnvironmentArguments
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.generation.conversation_arguments import ConversationArguments
 from training.utils.generation.engines.hf import TransformersRollout
 
 EXAMPLES = Path(__file__).parents[4] / "examples" / "environments"
