@@ -19,18 +19,19 @@ _ROOMS = """
 base:
 clock:
 models.lean:
-rewards.names:
 data.files: base
-gaming: rewards.names
 images: base
 models.families: base
 plugins: base
 reading: base
 serving: base
+asking: serving base
 data.sources.formats: data.files base
 flags: plugins base
+rewards.names: plugins base
 contracts: flags images base
 data.sources: flags data.sources.formats plugins data.files base
+gaming: rewards.names
 data: data.sources base
 data.sources.hub: data.sources data.files base
 data.sources.made: data.sources base
@@ -46,7 +47,7 @@ images.models: models.tensors layout contracts models.families images base
 models.attention: layout contracts base
 models.quantized: models.tensors models.families base
 mtp.layout: layout contracts base
-report.figures: run contracts flags gaming base
+report.figures: run gaming contracts flags base
 data.cache: data.rows run contracts flags data.files base
 data.chat: data.rows contracts flags data.sources.formats data.files base
 models: models.quantized models.attention sequence_parallel models.tensors layout contracts flags models.families base
@@ -73,17 +74,15 @@ dry_run: engine loading engine.ranks models models.quantized models.attention en
     layout contracts models.families models.lean clock base
 harness: engine engine.ranks run base
 recording: engine engine.ranks models.adapters run contracts reading base
-rewards.asking: rewards.calling run serving rewards.names base
 rewards.rules: rewards.calling data.sources.made base
 routers: engine engine.ranks models sequence_parallel models.tensors layout contracts models.families base
-distillation: rewards.asking dry_run engine loading engine.ranks models engine.config models.tensors contracts flags
-    base
+distillation: dry_run engine loading engine.ranks models engine.config models.tensors contracts flags asking base
 images.run: dry_run engine data.build loading images.data models images.models data.rows run models.tensors layout
     contracts models.families images models.lean base
 mtp: dry_run checkpoints engine loading engine.ranks models.adapters models mtp.layout models.attention engine.config
     sequence_parallel models.tensors contracts flags base
 outputs: checkpoints engine.ranks models.tensors base
-rewards: rewards.rules rewards.asking rewards.calling contracts flags rewards.names base
+rewards: rewards.rules rewards.calling contracts rewards.names flags plugins base
 generation.vllm: mtp loading generation.guessing engine.ranks generation.decoding models models.tensors contracts
     flags images base
 setup: outputs mtp images.run distillation routers recording harness dry_run checkpoints engine data.build loading

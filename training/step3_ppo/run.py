@@ -23,8 +23,7 @@ from training.utils.data.chat.chat import adopt_style
 from training.utils.engine.ranks.startup import sharing_rows
 from training.utils.flags.arguments import resolved_settings
 from training.utils.loading.tokenizers import tokenizer_digest
-from training.utils.rewards.asking.service import RunPlace
-from training.utils.rewards.weighted import open_asked
+from training.utils.rewards.opened import RunPlace, open_rules
 from training.utils.run.run_folder import ROLLOUTS
 from training.utils.setup.flags import RunFlags
 from training.utils.setup.opened_run import planned_run, start_digests
@@ -54,7 +53,7 @@ def run(flags: PpoFlags, components: Components) -> None:
         digests = start_digests(paths_read_again(opening), flags.data.cache.cache_dir)
         held_out = HeldOut.of_run(inputs, flags.ppo)
         place = RunPlace(opened.folder.path, ranks.rank, ranks.world_size, tokenizer_digest(tokenizers.actor))
-        open_asked(components.rules.values(), flags.reward.reward_replay, place)
+        open_rules(components.rules.values(), flags.reward.reward_replay, place)
         batch = flags.ppo.per_device_eval_batch_size
         tasks = open_tasks(flags.reporting, opened, roles.whole_actor, tokenizers.actor, batch=batch)
         with opened.recorded(parts, inputs.data, digests) as (metrics, checkpoints, bad_steps):

@@ -60,6 +60,25 @@ class TrackerEntry:
 
 
 @dataclass(frozen=True)
+class RewardEntry:
+    """A kind of reward, by the beginning of its addresses in --reward. Places are MODULE:NAME.
+
+    make: of a function (address, name in the log, flag) -> the rule (`training.utils.rewards.table`), which may be an
+        `OpenedRule` (`training.utils.rewards.opened`).
+    name: of a function (address) -> its name in the log, in a module that is cheap to import.
+    check: of a function (entry) that raises ThreestepError for mistaken files, before anything loads; "" for none.
+    form: of an address, as messages show it, such as `http:URL`.
+    note: on it, for `--help`.
+    """
+
+    make: str
+    name: str
+    check: str = ""
+    form: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class OtherNames:
     """Other programs' flags that programs here read as ours.
 
@@ -110,6 +129,7 @@ class Plugin:
         `rollout_engines`: EngineEntry, by the names that --rollout_engine takes
         `trackers`: TrackerEntry, by the names that --report_to takes
         `data_sources`: addresses of PromptRawDataset classes, by the beginning of the names that --data_path takes
+        `rewards`: RewardEntry, by the beginning of addresses that --reward takes
         `policy_losses`: addresses of functions, as FILE.py:NAME takes them, by the names that --policy_loss takes
     """
 

@@ -126,14 +126,15 @@ def foreign_runs() -> list[Any]:
     return [_at(plugin.other_names.run) for plugin in plugins().values() if plugin.other_names.run]
 
 
-def owner_of(kind: str, name: str) -> str | None:
+def owner_of(kind: str, name: str, by_beginning: bool = False) -> str | None:
     """Return the plugin of this project that would add a name, if it is not there; None where there is none.
 
-    kind: `commands`, `flags` or one of `Plugin.tables`
+    kind: `commands`, `flags` or one of `Plugin.tables`. by_beginning: what plugins add are beginnings of names
     """
     for line in (_HERE / "known_plugins.txt").read_text(encoding="utf-8").splitlines():
         plugin, _, words = line.partition(f" {kind}: ")
-        if name in words.split() and plugin not in plugins():
+        is_its = name.startswith(tuple(words.split())) if by_beginning else name in words.split()
+        if is_its and plugin not in plugins():
             return plugin
     return None
 

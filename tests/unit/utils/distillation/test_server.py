@@ -11,12 +11,12 @@ from tests.support.scoring_server import scoring_server
 from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.utils.distillation.test_teacher import plainly
 from tests.unit.utils.distillation.test_top_tokens import PLANS, laid_out
+from training.utils.asking.settings import AskSettings
 from training.utils.base.errors import ThreestepError
 from training.utils.distillation.server import ServerTeacher
 from training.utils.distillation.settings import DivergenceSettings
 from training.utils.distillation.top_tokens import compare_top
 from training.utils.models.token_model import PolicyModel
-from training.utils.rewards.asking.settings import AskSettings
 
 TOP = 4
 QUICK = AskSettings(concurrency=2, retries=6, seconds=20, pause=0.01)

@@ -15,6 +15,7 @@ from training.utils.flags.flags import UNIT, flag
 from training.utils.flags.help_page import as_typed, entries_of, help_page, requested_topic
 from training.utils.flags.step import known_steps
 from training.utils.flags.topics import OTHER, TOPICS
+from training.utils.plugins.registry import topics
 
 # What a number counts, as `--help` shows it behind the flag; for a text or a path, what it names.
 UNITS = frozenset(

@@ -123,7 +123,7 @@ class Verdicts:
             self.spent_before = Spent(requests, tokens)
 
 
-def folder_of_replay(given: str) -> Path:
+def folder_of_replay(given: str | Path) -> Path:
     """Return the folder with the verdicts of a run, which is given by its own folder or that of its verdicts."""
     path = Path(given).expanduser()
     inside = path / FOLDER

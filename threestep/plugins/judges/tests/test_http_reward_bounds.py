@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from threestep.plugins.judges import chat_endpoint, http_reward
+from threestep.plugins.judges.http_reward import http_reward as server_of
+from threestep.plugins.judges.judge import judge_reward
 from training.utils.base.errors import ThreestepError
-from training.utils.rewards.asking import chat_endpoint, http_reward
-from training.utils.rewards.asking.http_reward import http_reward as server_of
-from training.utils.rewards.asking.judge import judge_reward
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 SECONDS = 1.0

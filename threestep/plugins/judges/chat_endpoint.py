@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from training.utils.rewards.asking.posting import Post
-from training.utils.rewards.asking.service import FailedRequest, Send, cut_fault
-from training.utils.rewards.asking.verdicts import AskedQuestion, Verdict
+from threestep.plugins.judges.verdicts import AskedQuestion, Verdict
+from training.utils.asking.failures import FailedRequest, cut_fault
+from training.utils.asking.posting import Post
+
+if TYPE_CHECKING:
+    from threestep.plugins.judges.service import Send
 
 OPENAI_URL = "https://api.openai.com/v1"
 _MOST_BYTES = 4 * 2**20  # of an answer

@@ -8,46 +8,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from training.utils.base.credentials import hidden_left_out
+from threestep.plugins.judges.verdicts import AskedQuestion, Spent, Verdict, Verdicts
+from training.utils.asking.failures import LONGEST_PAUSE_SECONDS, FailedRequest, cut_fault, not_within
 from training.utils.base.errors import ThreestepError
-from training.utils.rewards.asking.verdicts import AskedQuestion, Spent, Verdict, Verdicts
+from training.utils.rewards.opened import RunPlace
 
 if TYPE_CHECKING:
-    from training.utils.rewards.asking.settings import AskSettings
+    from training.utils.asking.settings import AskSettings
 
-LONGEST_PAUSE_SECONDS = 8.0
-_FAULT_CHARACTERS = 200
 _LONGEST_ASKED_PAUSE_SECONDS = 60.0
 # Sends questions in one request, and returns a reply to each.
 Send = Callable[[Sequence[AskedQuestion]], Sequence[Verdict]]
-
-
-class FailedRequest(Exception):
-    """A request without an answer that can be read. is_final: no other request would do better. after: the seconds that
-    the service wants to be left alone. tokens: that it charged all the same."""
-
-    def __init__(self, reason: str, is_final: bool = False, after: float | None = None, tokens: int = 0) -> None:
-        super().__init__(reason)
-        self.is_final, self.after, self.tokens = is_final, after, tokens
-
-
-def not_within(seconds: float) -> FailedRequest:
-    """The failure of a request that takes too long, whoever notices first: who waits for it, or its socket."""
-    return FailedRequest(f"no answer within {seconds:g} seconds")
-
-
-class RunPlace(NamedTuple):
-    """folder: of the run; None writes no log. rank: of those that ask. tokenizer: a digest of that of the responses.
-    replay: the folder of verdicts that are given instead of new ones."""
-
-    folder: Path | None = None
-    rank: int = 0
-    world_size: int = 1
-    tokenizer: str = ""
-    replay: Path | None = None
 
 
 @dataclass
@@ -195,8 +168,3 @@ def _within(seconds: float, send: Send, questions: Sequence[AskedQuestion]) -> S
         raise
     except Exception as problem:
         raise FailedRequest(f"{type(problem).__name__}: {cut_fault(str(problem))}") from problem
-
-
-def cut_fault(text: str) -> str:
-    """A service's words about a failure, on one line and cut; without keys, of which a cut would leave a part."""
-    return " ".join(hidden_left_out(text).split())[:_FAULT_CHARACTERS]

@@ -13,21 +13,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from threestep.plugins.judges.rule import AskedRule, shown_sample
+from threestep.plugins.judges.settings import read_settings, settings_from
+from threestep.plugins.judges.verdicts import AskedQuestion, Verdict
+from training.utils.asking.failures import FailedRequest
+from training.utils.asking.posting import Post
+from training.utils.asking.settings import AskSettings, check_url
 from training.utils.base.errors import Mistakes
 from training.utils.base.keys import KEY_VARIABLE
-from training.utils.rewards.asking.posting import Post
-from training.utils.rewards.asking.rule import AskedRule, shown_sample
-from training.utils.rewards.asking.service import FailedRequest, Send
-from training.utils.rewards.asking.settings import (
-    AskSettings,
-    check_url,
-    read_settings,
-    settings_from,
-)
-from training.utils.rewards.asking.verdicts import AskedQuestion, Verdict
 from training.utils.rewards.calling.calling import MESSAGES
+
+if TYPE_CHECKING:
+    from threestep.plugins.judges.service import Send
 
 _MOST_BYTES = 4 * 2**20  # of an answer
 _LARGEST = 3.4028234663852886e38  # of float32

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from threestep.plugins.judges.rubric import PAIRWISE, RubricSettings
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.rewards.asking.rubric import PAIRWISE, RubricSettings
 
 
 @pytest.mark.parametrize(

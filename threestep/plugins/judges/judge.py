@@ -7,24 +7,27 @@ its share of wins.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from threestep.plugins.judges.chat_endpoint import OPENAI_URL, JudgeSettings, chat_sender
+from threestep.plugins.judges.http_reward import http_reward
+from threestep.plugins.judges.names import JUDGE
+from threestep.plugins.judges.rubric import PAIRWISE, REFERENCE, RubricSettings
+from threestep.plugins.judges.rule import AskedRule, shown_sample
+from threestep.plugins.judges.settings import read_settings, settings_from
+from threestep.plugins.judges.verdicts import AskedQuestion
+from training.utils.asking.settings import AskSettings, check_url
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.rewards.asking.chat_endpoint import OPENAI_URL, JudgeSettings, chat_sender
-from training.utils.rewards.asking.http_reward import http_reward
-from training.utils.rewards.asking.rubric import PAIRWISE, REFERENCE, RubricSettings
-from training.utils.rewards.asking.rule import AskedRule, shown_sample
-from training.utils.rewards.asking.settings import AskSettings, check_url, read_settings, settings_from
-from training.utils.rewards.asking.verdicts import AskedQuestion
 from training.utils.rewards.calling.calling import MESSAGES
-from training.utils.rewards.names.entries import JUDGE, is_judge
+from training.utils.rewards.opened import GROUPS
 
 if TYPE_CHECKING:
-    from training.utils.rewards.asking.service import Send
+    from threestep.plugins.judges.service import Send
 
-GROUPS = "judged_together"  # a column: responses with equal entries; without it, with equal prompts and references
+_FILE = re.compile(r"(?:judge|http):[^:]+\.ya?ml(?::|$)")  # a file of settings
 _KEY_VARIABLE = "OPENAI_API_KEY"  # read by default for OpenAI's own address, and no other
 
 
@@ -42,6 +45,10 @@ class JudgeReward(AskedRule):
         """It compares the responses to a prompt with each other."""
         return self.rubric.form == PAIRWISE and self.rubric.against != REFERENCE
 
+    @property
+    def reads_reference(self) -> bool:
+        return self.rubric.reads_reference or self.rubric.against == REFERENCE
+
     def sender(self) -> Send:
         asking, counts = self._settings, self._settings.most_tokens is not None
         return chat_sender(self._judge, self.key(), asking.seconds, self.rubric.reads, counts=counts)
@@ -50,7 +57,7 @@ class JudgeReward(AskedRule):
         """Return a number for each response; pairwise, None for one that has no other to be compared with."""
         shown = [_as_text(*each) for each in zip(prompts, columns.get(MESSAGES) or prompts, strict=True)]
         references = columns.get("ground_truth") or [None] * len(responses)
-        if self.rubric.reads_reference or self.rubric.against == REFERENCE:
+        if self.reads_reference:
             self._check_references(references, prompts)
         if self.rubric.form != PAIRWISE:
             samples = zip(shown, responses, references, strict=True)
@@ -155,10 +162,12 @@ def judge_reward(given: str, name: str, flag: str = "--reward") -> JudgeReward:
     return JudgeReward(name, where, judge, rubric, asking=asking)
 
 
-def check_settings(given: str) -> None:
+def check_entry(entry: str) -> None:
     """ThreestepError for mistakes in a file of --reward, of a judge or a server. Cheap to call."""
-    make = judge_reward if is_judge(given) else http_reward
-    make(given, "")
+    given = _FILE.match(entry)
+    if given is not None:
+        make = judge_reward if entry.startswith(JUDGE) else http_reward
+        make(given[0].rstrip(":"), "")
 
 
 def _as_text(prompt: str, given: Any) -> str:

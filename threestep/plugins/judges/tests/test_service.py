@@ -8,10 +8,12 @@ import threading
 
 import pytest
 
+from threestep.plugins.judges.service import AskedService
+from threestep.plugins.judges.verdicts import AskedQuestion, Verdict, folder_of_replay
+from training.utils.asking.failures import FailedRequest
+from training.utils.asking.settings import AskSettings
 from training.utils.base.errors import ThreestepError
-from training.utils.rewards.asking.service import AskedService, FailedRequest, RunPlace
-from training.utils.rewards.asking.settings import AskSettings
-from training.utils.rewards.asking.verdicts import AskedQuestion, Verdict, folder_of_replay
+from training.utils.rewards.opened import RunPlace
 
 QUICK = AskSettings(pause=0.001)
 

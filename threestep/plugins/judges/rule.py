@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from threestep.plugins.judges.service import AskedService, Send
+from threestep.plugins.judges.verdicts import folder_of_replay
 from training.utils.base.errors import ThreestepError
 from training.utils.base.keys import given_key
-from training.utils.rewards.asking.service import AskedService, RunPlace, Send
+from training.utils.rewards.opened import OpenedRule, RunPlace
 
 if TYPE_CHECKING:
-    from training.utils.rewards.asking.settings import AskSettings
+    from training.utils.asking.settings import AskSettings
 
 _SHOWN_CHARACTERS = 60  # of a prompt or a response, in an error
 
 
-class AskedRule(ABC):
-    """A rule whose numbers a service gives. reads_ids: it is also handed the tokens of prompts and responses.
+class AskedRule(OpenedRule):
+    """A rule whose numbers a service gives.
 
     name: in the log. own_variable: of the key, where the settings name none. where: the settings, for errors.
     """
 
-    reads_ids = False
+    reads_messages = True
 
     def __init__(
         self, name: str, where: str, settings: AskSettings, own_variable: str, *, per_request: int = 1
@@ -33,9 +35,12 @@ class AskedRule(ABC):
         self._send: Send | None = None
         self._tokenizer = ""
 
-    def check(self) -> None:
-        """ThreestepError for what is missing to ask: a package, or a key that the settings name."""
-        self.key()
+    def check(self, replay: str | None) -> None:
+        """ThreestepError for what is missing to ask: a key that the settings name, or in a replay a run that asked."""
+        if replay is None:
+            self.key()
+        else:
+            folder_of_replay(replay)
 
     def key(self) -> str | None:
         """The key of the service; None for one that needs none. ThreestepError where the settings name another."""
@@ -50,7 +55,7 @@ class AskedRule(ABC):
 
     def open(self, place: RunPlace) -> None:
         """Read what the run has asked before; log there from now on. Without this, nothing is logged."""
-        self._service.open(place)
+        self._service.open(place if place.replay is None else place._replace(replay=folder_of_replay(place.replay)))
         self._tokenizer = place.tokenizer
         self._send = None
 
@@ -63,16 +68,7 @@ class AskedRule(ABC):
             self._send = self.sender()
         return self._send(questions)
 
-    @abstractmethod
-    def __call__(self, prompts: list[str], responses: list[str], **columns: Any) -> Any:
-        """Return a number for each response, as any rule."""
-
 
 def shown_sample(prompt: str, response: str) -> str:
     """A prompt and a response, as errors name them."""
     return f"prompt {prompt[-_SHOWN_CHARACTERS:]!r}, response {response[:_SHOWN_CHARACTERS]!r}"
-
-
-def asked_of(rules: Iterable[Any]) -> list[AskedRule]:
-    """Return those rules that ask a service."""
-    return [rule for rule in rules if isinstance(rule, AskedRule)]

@@ -8,11 +8,11 @@ import time
 import pytest
 
 from tests.support.scoring_server import judged, longer_wins, mostly_failing, rated_by_length, scoring_server
+from threestep.plugins.judges import service
+from threestep.plugins.judges.judge import judge_reward, pairs_of
+from threestep.plugins.judges.names import judge_name
 from training.utils.base.errors import ThreestepError
-from training.utils.rewards.asking import service
-from training.utils.rewards.asking.judge import judge_reward, pairs_of
-from training.utils.rewards.asking.service import RunPlace
-from training.utils.rewards.names.entries import judge_name
+from training.utils.rewards.opened import RunPlace
 
 KEY = "sk-of-the-tests-of-judges"
 

@@ -8,12 +8,13 @@ import time
 import pytest
 
 from tests.support.scoring_server import mostly_failing, rewards_by_length, scoring_server
+from threestep.plugins.judges import service
+from threestep.plugins.judges.http_reward import http_reward
+from threestep.plugins.judges.names import server_name
 from training.utils.base.credentials import redacted
 from training.utils.base.errors import ThreestepError
-from training.utils.rewards.asking import service
-from training.utils.rewards.asking.http_reward import http_reward
-from training.utils.rewards.asking.service import RunPlace
-from training.utils.rewards.names.entries import is_http, server_name
+from training.utils.rewards.names.entries import kind_of
+from training.utils.rewards.opened import RunPlace
 
 PROMPTS = [f"prompt {number // 2}" for number in range(40)]
 RESPONSES = ["a" * number for number in range(40)]
@@ -164,7 +165,7 @@ def test_a_file_that_is_not_there_and_a_key_that_is_not_there(tmp_path):
         http_reward(f"http:{tmp_path / 'bad.yaml'}", "bad")
     (tmp_path / "server.yaml").write_text("url: http://h/x\nkey_variable: NOT_THERE")
     with pytest.raises(ThreestepError, match="key_variable expects the key in NOT_THERE, which is not in the environm"):
-        http_reward(f"http:{tmp_path / 'server.yaml'}", "server").check()
+        http_reward(f"http:{tmp_path / 'server.yaml'}", "server").check(None)
 
 
 def test_addresses_and_their_names():
@@ -174,7 +175,7 @@ def test_addresses_and_their_names():
         "https://rm.example.org/score": "rm.example.org",
         "http:servers/big.yaml": "big",
     }
-    assert {given: server_name(given) for given in names} == names and all(map(is_http, names))
-    assert not is_http("model") and not is_http("httpd.py:score")
+    assert {given: server_name(given) for given in names} == names and all(map(kind_of, names))
+    assert not kind_of("model") and not kind_of("httpd.py:score")
     for given in ("http:http://127.0.0.1:9/x", "http://127.0.0.1:9/x"):
         assert http_reward(given, "n")._http.url == "http://127.0.0.1:9/x"
