@@ -3,7 +3,7 @@ rollout takes whose tool sleeps.
 
     python -m benchmarks.turns --model runs/lookup/sft/model [--task lookup] [--sleep 1.0] [--rounds 3]
 
---model: one that has seen the task's demonstrations (docs/environments.md, Examples). Both ways draw the same
+--model: one that has seen the task's demonstrations (README.md of the plugin, Examples). Both ways draw the same
 conversations, in turns; medians. --sleep: each answer takes a part of so many seconds, uneven, the same in both ways.
 """
 
@@ -19,15 +19,15 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from threestep.plugins.environments.acting import ActingSettings, acting_engine
+from threestep.plugins.environments.arguments import EnvironmentArguments
+from threestep.plugins.environments.calling.calls import Caller
+from threestep.plugins.environments.conversation_arguments import ConversationArguments
+from threestep.plugins.environments.episodes import Episode, EpisodeSettings
 from training.utils.base.seeds import derived_seed
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.data.chat.arguments import ChatArguments
-from training.utils.environments.acting import ActingSettings, acting_engine
-from training.utils.environments.arguments import EnvironmentArguments
-from training.utils.environments.calls import Caller
-from training.utils.environments.episodes import Episode, EpisodeSettings
-from training.utils.generation.conversation_arguments import ConversationArguments
 from training.utils.generation.decoding.decoding import MASKED
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.models.attention.document_attention import share_keys_of_few_tokens

@@ -21,10 +21,10 @@ from typing import Any
 
 from made_conversations import MadeConversations, call_message
 
+from threestep.plugins.environments.calling.schemas import argument_problem, schema_of
+from threestep.plugins.environments.interface import AssistantMessage, Call, EnvironmentReply, Opening
 from training.utils.data.registry import register_dataset
 from training.utils.data.sources.made.embedded import Draws
-from training.utils.environments.interface import AssistantMessage, Call, EnvironmentReply, Opening
-from training.utils.environments.schemas import argument_problem, schema_of
 from training.utils.rewards.rules.gsm8k import gsm8k_reward
 
 CALLS, GUESSES = 1, 2  # weights of the demonstrations

@@ -17,9 +17,9 @@ from typing import Any
 
 from made_conversations import MadeConversations, call_message
 
+from threestep.plugins.environments.interface import AssistantMessage, Call, EnvironmentReply, Opening
 from training.utils.data.registry import register_dataset
 from training.utils.data.sources.made.embedded import WORDS, Draws
-from training.utils.environments.interface import AssistantMessage, Call, EnvironmentReply, Opening
 
 CALLS, GUESSES = 1, 2  # weights of the demonstrations
 TOOL = {

@@ -52,7 +52,7 @@ MAY_PRINT = (
 CALLED_BY_LIBRARIES = (
     "training.utils.data.data_utils get_raw_dataset_split_index",  # DeepSpeed-Chat's
     "training.utils.dry_run.activations _counted_attention.attention",
-    "training.utils.environments.driven.harness ThreestepHarness.launch",
+    "threestep.plugins.environments.driven.harness ThreestepHarness.launch",
     "threestep.plugins.vllm.draft expand_batch_to_tokens",
     "training.utils.models.attention.document_attention _sdpa_that_shares_keys",
     "training.utils.models.attention.document_attention attention_by_document",

@@ -19,18 +19,19 @@ _ROOMS = """
 base:
 clock:
 models.lean:
-rewards.names:
 data.files: base
-gaming: rewards.names
 images: base
 models.families: base
 plugins: base
 reading: base
 serving: base
+asking: serving base
 data.sources.formats: data.files base
 flags: plugins base
+rewards.names: plugins base
 contracts: flags images base
-data.sources: flags data.sources.formats data.files base
+data.sources: flags data.sources.formats plugins data.files base
+gaming: rewards.names
 data: data.sources base
 data.sources.hub: data.sources data.files base
 data.sources.made: data.sources base
@@ -45,12 +46,12 @@ engine.config: layout flags base
 images.models: models.tensors layout contracts models.families images base
 models.attention: layout contracts base
 models.quantized: models.tensors models.families base
-report.figures: run contracts flags gaming base
+report.figures: run gaming contracts flags base
 data.cache: data.rows run contracts flags data.files base
 data.chat: data.rows contracts flags data.sources.formats data.files base
 models: models.quantized models.attention sequence_parallel models.tensors layout contracts flags models.families base
 report.pages: report.figures run gaming
-generation: models engine.config contracts flags plugins base
+generation: data.chat engine.config data.rows contracts flags plugins base
 generation.decoding: models models.tensors contracts base
 images.data: data.chat data.rows contracts data.sources.formats serving images data.files base
 models.adapters: models models.quantized models.tensors contracts models.families base
@@ -58,14 +59,12 @@ models.fused: models models.lean base
 report: report.pages report.figures run report.trackers contracts flags serving base
 data.kinds: images.data data.chat data.cache data.rows layout data.sources contracts data.sources.formats images base
 engine.ranks: models.adapters sequence_parallel run base
-environments: generation data.chat data.sources contracts flags base
 generation.guessing: generation.decoding models contracts base
 loading: models.fused models.adapters models models.quantized models.attention models.tensors contracts
     models.families models.lean base
 data.build: data.kinds data.chat data.cache data.rows layout data.sources contracts flags data.sources.formats
     data.files base
 engine: engine.ranks models.adapters models.quantized engine.config run models.tensors contracts flags base
-environments.driven: environments data.sources serving base
 generation.engines: generation.guessing generation.decoding models models.attention layout contracts flags base
 rewards.calling: engine.ranks run contracts base
 checkpoints: engine engine.ranks report models.adapters run report.trackers models.tensors layout contracts flags
@@ -74,12 +73,11 @@ dry_run: engine loading engine.ranks models models.quantized models.attention en
     layout contracts models.families models.lean clock base
 harness: engine engine.ranks run base
 recording: engine engine.ranks models.adapters run contracts reading base
-rewards.asking: rewards.calling run serving rewards.names base
 rewards.rules: rewards.calling data.sources.made base
 images.run: dry_run engine data.build loading images.data models images.models data.rows run models.tensors layout
     contracts models.families images models.lean base
 outputs: checkpoints engine.ranks models.tensors base
-rewards: rewards.rules rewards.asking rewards.calling contracts flags rewards.names base
+rewards: rewards.rules rewards.calling contracts rewards.names flags plugins base
 setup: outputs images.run recording harness dry_run checkpoints engine data.build loading engine.ranks data.kinds
     report models.adapters images.data models data.chat data.cache models.quantized models.attention images.models
     engine.config divergence data.rows sequence_parallel run layout data.sources contracts flags plugins

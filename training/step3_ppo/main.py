@@ -45,8 +45,7 @@ def main(argv: Sequence[str], counts: ModelCounts | None = None) -> Estimate | N
         from training.step3_ppo.run import run
 
     run(flags, components)
-    if components.environments is not None:
-        components.environments.close()
+    components.partners.close()
     return None
 
 

@@ -20,8 +20,7 @@ from training.utils.data.chat.chat import adopt_style
 from training.utils.engine.ranks.startup import sharing_rows
 from training.utils.flags.arguments import resolved_settings
 from training.utils.loading.tokenizers import tokenizer_digest
-from training.utils.rewards.asking.service import RunPlace
-from training.utils.rewards.weighted import open_asked
+from training.utils.rewards.opened import RunPlace, open_rules
 from training.utils.run.run_folder import ROLLOUTS
 from training.utils.setup.flags import RunFlags
 from training.utils.setup.opened_run import planned_run, start_digests
@@ -51,7 +50,7 @@ def run(flags: PpoFlags, components: Components) -> None:
         digests = start_digests(paths_read_again(opening), flags.data.cache.cache_dir)
         held_out = HeldOut.of_run(inputs, flags.ppo)
         place = RunPlace(opened.folder.path, ranks.rank, ranks.world_size, tokenizer_digest(tokenizers.actor))
-        open_asked(components.rules.values(), flags.reward.reward_replay, place)
+        open_rules(components.rules.values(), flags.reward.reward_replay, place)
         batch = flags.ppo.per_device_eval_batch_size
         tasks = open_tasks(flags.reporting, opened, roles.whole_actor, tokenizers.actor, batch=batch)
         with opened.recorded(parts, inputs.data, digests) as (metrics, checkpoints, bad_steps):
@@ -79,9 +78,9 @@ def open_inputs(
     log(style.sentence, ranks.is_main and not style.is_open)
     opened = planned.opened(style.chat.prompt_style, flags.roles.model("actor"), flags.roles.dtype)
     scale = wanted_score_scale(flags.roles, flags.ppo)
-    environments, rewards, rules = components.environments, components.rewards, components.rules
+    partners, rewards, rules = components.partners, components.rewards, components.rules
     inputs = load_inputs(
-        flags, tokenizers.actor, ranks, log, style=style, environments=environments, rewards=rewards, rules=rules
+        flags, tokenizers.actor, ranks, log, style=style, partners=partners, rewards=rewards, rules=rules
     )
     opened = opened.styled(share_style(tokenizers, flags.data.chat, ranks))
     check_beside_media(flags, components, inputs.media)

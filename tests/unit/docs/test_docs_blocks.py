@@ -26,7 +26,7 @@ RUN_ELSEWHERE = {
     ("docs/after_training.md", "answer.py"),  # threestep/plugins/serve/tests/end_to_end/test_serve.py
     ("docs/after_training.md", "ask.py"),
     (
-        "docs/environments.md",
+        "threestep/plugins/environments/README.md",
         "my_maze.py",
     ),  # needs OpenEnv's maze; like test_openenv.py
 }

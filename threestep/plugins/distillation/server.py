@@ -20,11 +20,11 @@ import numpy as np
 
 from threestep.plugins.distillation.settings import URL_FLAG
 from threestep.plugins.distillation.top_tokens import TopTable, keys_of, keys_of_rows, rest_of, sequences_of_rows
+from training.utils.asking.failures import LONGEST_PAUSE_SECONDS, FailedRequest
+from training.utils.asking.posting import Post
+from training.utils.asking.settings import AskSettings, check_url
 from training.utils.base.errors import ThreestepError
 from training.utils.base.keys import KEY_VARIABLE, given_key
-from training.utils.rewards.asking.posting import Post
-from training.utils.rewards.asking.service import LONGEST_PAUSE_SECONDS, FailedRequest
-from training.utils.rewards.asking.settings import AskSettings, check_url
 
 if TYPE_CHECKING:
     from threestep.plugins.distillation.top_tokens import TopTokens

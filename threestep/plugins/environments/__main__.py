@@ -22,22 +22,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from threestep.plugins.environments.arguments import EnvironmentArguments, OpeningRowArguments
+from threestep.plugins.environments.conversation_arguments import ConversationArguments
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.data.build.arguments import OptionalDataArguments, ShownArguments
-from training.utils.environments.arguments import EnvironmentArguments, OpeningRowArguments
 from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import AUTO, flag, flag_of
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.generation.conversation_arguments import ConversationArguments
 from training.utils.generation.table import RolloutEngineFlags
 from training.utils.models.arguments import ModelArguments
+from training.utils.plugins.registry import plugin_module
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 from training.utils.run.run_paths import check_place
 
 if TYPE_CHECKING:
-    from training.utils.environments.loading import Environments
+    from threestep.plugins.environments.loading import Environments
 
 LIST, TRY, CHECK = TASKS = ("list", "try", "check")
 WRONG_EXIT_CODE = 1
@@ -184,8 +185,8 @@ def check_it(flags: EnvFlags, environments: Environments, rows: Sequence[dict[st
 
 def try_it(flags: EnvFlags, environments: Environments, rows: Sequence[dict[str, Any]]) -> None:
     """Play one conversation."""
+    from threestep.plugins.environments.calling.parsers import parser_of
     from threestep.plugins.environments.playing import any_form, play_by_hand, token_lines
-    from training.utils.environments.parsers import parser_of
 
     row, seed = rows[-1], flags.env.seed
     episode = environments.episode(row, seed, warn=note)
@@ -209,23 +210,22 @@ def try_it(flags: EnvFlags, environments: Environments, rows: Sequence[dict[str,
 
 def _played(flags: EnvFlags, episode: Any, row: dict[str, Any]) -> tuple[Any, Any]:
     """The rollout of a conversation, and its tokenizer."""
+    from threestep.plugins.environments.acting import ActingSettings, acting_engine
     from threestep.plugins.environments.playing import HandEngine, hand_sampling, play, request_of
-    from threestep.plugins.evaluation.model import engine_maker, load_chat_model, open_chat_folder, start_alone
-    from training.utils.environments.acting import ActingSettings, acting_engine
 
-    env, limits = flags.env, flags.conversation
+    env, limits, of_models = flags.env, flags.conversation, plugin_module("evaluation", "model")
     most = flags.data.rows.max_prompt_seq_len
     if env.by_hand:
-        folder = open_chat_folder(env.model_name_or_path, flags.data)
+        folder = of_models.open_chat_folder(env.model_name_or_path, flags.data)
         tokenizer, chat, model, device = folder.tokenizer, folder.data.chat, None, "cpu"
         ends: tuple[int, ...] = (folder.end_token_id,)
         engine: Any = HandEngine(partial(tokenizer.encode, add_special_tokens=False), _typed_line)
         sampling = hand_sampling(flags.sampling.max_new_tokens, ends, tokenizer.pad_token_id)
     else:
-        rank = start_alone()
-        acts = flags.environment.environment or flags.environment.tools
-        start_engine = engine_maker(flags.sampling, flags.engines, LONGEST_TOKENS, acts=acts)
-        chat_model = load_chat_model(
+        rank = of_models.start_alone()
+        acts = {"environment": flags.environment.environment or flags.environment.tools}
+        start_engine = of_models.engine_maker(flags.sampling, flags.engines, LONGEST_TOKENS, more=acts)
+        chat_model = of_models.load_chat_model(
             env.model_name_or_path, flags.sampling.dtype, flags.data, rank.device, start_engine=start_engine
         )
         tokenizer, chat, model, engine = (
@@ -243,7 +243,7 @@ def _played(flags: EnvFlags, episode: Any, row: dict[str, Any]) -> tuple[Any, An
 
 
 def _loaded(flags: EnvFlags, mistakes: Mistakes) -> Environments:
-    from training.utils.environments.loading import load_environments
+    from threestep.plugins.environments.loading import load_environments
 
     flags.conversation.require_partner(True, mistakes)
     environments = load_environments(flags.environment, mistakes)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from threestep.plugins.environments.interface import AssistantMessage, Call, EnvironmentReply, Opening
 from training.utils.base.errors import ThreestepError
-from training.utils.environments.interface import AssistantMessage, Call, EnvironmentReply, Opening
 
 if TYPE_CHECKING:
-    from training.utils.environments.loading import Environments
+    from threestep.plugins.environments.loading import Environments
 
 RIGHT = "the answer"  # the script that gives the row's ground truth
 _LONG_CHARACTERS = 100_000

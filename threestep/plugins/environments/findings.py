@@ -22,8 +22,8 @@ from threestep.plugins.environments.conversations import (
 from training.utils.base.seeds import derived_seed
 
 if TYPE_CHECKING:
+    from threestep.plugins.environments.loading import Environments
     from threestep.plugins.environments.rows import Row
-    from training.utils.environments.loading import Environments
 
 GOOD, WRONG, UNDECIDED = "good", "wrong", "undecided"
 _SHORTEST_ANSWER = 2  # characters; a shorter one stands in any text by chance

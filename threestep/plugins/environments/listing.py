@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from threestep.plugins.environments.addresses import installed_environments
 from training.utils.base.errors import ThreestepError
-from training.utils.environments.addresses import installed_environments
 
 _METHODS = {"reset", "step", "close"}
 _ADAPTERS = {"OpenEnvironment", "GymnasiumEnvironment", "DrivenEnvironment"}  # classes that have the methods

@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from threestep.plugins.environments.calling.parsers import PARSERS, Parsed, Parser, read_message
 from training.utils.contracts.rollout import FORK_LINE, Response, Rollout
 from training.utils.contracts.rollout_engine import Ends, RolloutEngine, RolloutRequest, Sampling, rolled_out
-from training.utils.environments.parsers import PARSERS, Parsed, Parser, read_message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.utils.environments.episodes import Episode
-    from training.utils.environments.interface import EnvironmentReply, Message, Opening
-    from training.utils.generation.conversations import ActingRollout, Partner
+    from threestep.plugins.environments.episodes import Episode
+    from threestep.plugins.environments.interface import EnvironmentReply, Message, Opening
+    from threestep.plugins.environments.turns.conversations import ActingRollout
+    from training.utils.generation.partners import Partner
 
 Tell = Callable[[str], None]
 Ask = Callable[[], str]  # EOFError where the person leaves

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from threestep.plugins.evaluation.talk import columns_of
 from training.utils.base.errors import ThreestepError
+from training.utils.base.storage import json_object
 
 if TYPE_CHECKING:
     from training.utils.data.build.arguments import DataArguments
@@ -21,7 +21,7 @@ def rows_of(given: str | None, data: DataArguments, most: int, seed: int) -> lis
     given: the value of --row; None: the first `most` rows of the data, or an empty one without data.
     """
     if given is not None:
-        return [whole_row(columns_of(given, "--row"))]
+        return [whole_row(json_object(given or "{}", "--row"))]
     if not data.source.data_path:
         return [whole_row({})]
     rows = list(islice(_rows_of_data(data, seed), most))

@@ -1,9 +1,9 @@
-"""A chat in which tools or an environment answer the model: conversations of step 3, opened by a person's questions,
-and shown as they grow.
+"""A chat in which a plugin's partners answer the model: conversations of step 3, opened by a person's questions, and
+shown as they grow.
 
-Each question opens the environment with the chat so far as the row's messages. `ActingRollout` then draws the turns,
-with the limits and seeds of step 3, in a separate thread: whoever reads the answer may stop at any time, even if a tool
-hangs. Serves threestep.plugins.evaluation.chat.
+Each question opens a conversation with the chat so far as the row's messages. Its turns are then drawn with the limits
+and seeds of step 3, in a separate thread: whoever reads the answer may stop at any time, even if a tool hangs. Serves
+threestep.plugins.evaluation.chat.
 """
 
 from __future__ import annotations
@@ -21,70 +21,62 @@ from threestep.plugins.evaluation.model import Answer, ChatModel, Trajectory, pr
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.rollout import Response, Rollout
 from training.utils.contracts.rollout_engine import Ends, RolloutEngine, RolloutRequest, rolled_out
-from training.utils.data.chat.turns import BY_ENVIRONMENT
-from training.utils.environments.acting import ActingSettings, acting_engine
-from training.utils.environments.loading import Environments, load_environments
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from training.utils.data.sources.formats.messages import Message
-    from training.utils.environments.arguments import EnvironmentArguments
-    from training.utils.environments.episodes import Episode
     from training.utils.generation.arguments import SamplingArguments
-    from training.utils.generation.conversation_arguments import ConversationArguments
-    from training.utils.generation.conversations import ActingRollout, Partner
+    from training.utils.generation.partners import Partner, Partners
 
 _NO_BOUND_TOKENS = 2**30
 
 
-@dataclass(frozen=True)
-class Acting:
-    """The environments that answer the models of a chat, and their flags."""
-
-    environments: Environments
-    flags: EnvironmentArguments
-    conversation: ConversationArguments
-
-    def check(self, models: Sequence[ChatModel]) -> None:
-        """ThreestepError if a model's chat template, or its form of calls, does not fit."""
-        for chat_model in models:
-            self.engine(chat_model, chat_model.engine, lambda row, seed: None)
-
-    def engine(
-        self, chat_model: ChatModel, engine: RolloutEngine, partner_of: Callable[[Any, int], Partner | None]
-    ) -> ActingRollout:
-        """Return what draws a model's conversations by `engine`; ThreestepError as of `check`."""
-        settings = ActingSettings(chat_model.data.chat, self.flags, self.conversation, _NO_BOUND_TOKENS)
-        return acting_engine(engine, partner_of, settings, chat_model.tokenizer, end_token_ids=chat_model.chat_ends)
+def check_acting(partners: Partners, models: Sequence[ChatModel]) -> None:
+    """ThreestepError if a model's chat template, or its form of calls, does not fit."""
+    for chat_model in models:
+        _acting_engine(partners, chat_model, chat_model.engine, lambda row, seed: None)
 
 
-def load_acting(flags: EnvironmentArguments, conversation: ConversationArguments) -> Acting | None:
-    """Load the environments and tools of the flags; None without any. ThreestepError if they are mistaken."""
-    if not flags.is_on:
+def _acting_engine(
+    partners: Partners, chat_model: ChatModel, engine: RolloutEngine, partner_of: Callable[[Any, int], Partner | None]
+) -> RolloutEngine:
+    """Return what draws a model's conversations by `engine`; ThreestepError as of `check_acting`."""
+    return partners.acting(
+        engine,
+        chat_model.data.chat,
+        chat_model.tokenizer,
+        end_token_ids=chat_model.chat_ends,
+        prompt_tokens=_NO_BOUND_TOKENS,
+        partner_of=partner_of,
+    )
+
+
+def load_partners(partners: Partners) -> Partners | None:
+    """Load who answers; None where nobody does. ThreestepError for a mistake in what is loaded."""
+    if not partners.is_there:
         return None
     mistakes = Mistakes()
-    environments = load_environments(flags, mistakes)
+    partners.load(mistakes)
     mistakes.raise_if_any()
-    assert environments is not None
-    return Acting(environments, flags, conversation)
+    return partners
 
 
 def stream_trajectory(
-    chat_model: ChatModel, acting: Acting, row: Mapping[str, Any], flags: SamplingArguments, *, seed: int
+    chat_model: ChatModel, partners: Partners, row: Mapping[str, Any], flags: SamplingArguments, *, seed: int
 ) -> Iterator[Answer]:
     """Yield the model's turns and what answers them, as one answer that grows; the last one is complete. Equal seeds
     give equal turns.
 
-    row: opens the environment; its `messages` are the chat. ThreestepError where that fails, or a turn has no room.
+    row: opens the conversation; its `messages` are the chat. ThreestepError where that fails, or a turn has no room.
     """
     events: queue.SimpleQueue[Answer | BaseException | None] = queue.SimpleQueue()
     stopped = threading.Event()
-    shown = _Shown(chat_model, chat_model.chat_ends, events.put, stopped)
+    shown = _Shown(chat_model, partners, events.put, stopped)
 
     def work() -> None:
         try:
-            events.put(_drawn(chat_model, acting, row, flags, seed=seed, shown=shown))
+            events.put(_drawn(chat_model, row, flags, seed=seed, shown=shown))
             events.put(None)
         except BaseException as problem:  # noqa: BLE001 - whatever it is, it is the reader's
             events.put(problem)
@@ -104,12 +96,16 @@ class _Shown:
     """One answer so far. tell: is called with it after each token. stopped: nobody reads it any more."""
 
     chat_model: ChatModel
-    ends: tuple[int, ...]
+    partners: Partners
     tell: Callable[[Answer], None]
     stopped: threading.Event
     messages: list[Message] = field(default_factory=list)
     before: str = ""
     answered: int = 0
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return self.chat_model.chat_ends
 
     def check(self) -> None:
         if self.stopped.is_set():
@@ -130,7 +126,7 @@ class _Shown:
     def reply(self, turn: str, messages: Sequence[Message]) -> None:
         """A turn is over and answered."""
         self.before = self._with(turn) + "".join(f"\n  {_speaker(own)}> {_indented(own)}" for own in messages)
-        self.messages += [_assistant_message(turn), *({**own, BY_ENVIRONMENT: True} for own in messages)]
+        self.messages += [_assistant_message(turn), *map(self.partners.remembered, messages)]
         self.answered += 1
 
     def whole(self, rollout: Rollout, with_reward: bool) -> Answer:
@@ -182,17 +178,17 @@ class _Streamed(RolloutEngine):
 
 
 class _ShownPartner:
-    """An environment whose replies are shown before the model continues."""
+    """A partner whose replies are shown before the model continues."""
 
-    def __init__(self, episode: Episode, shown: _Shown) -> None:
-        self._episode, self._shown = episode, shown
+    def __init__(self, partner: Partner, shown: _Shown) -> None:
+        self._partner, self._shown = partner, shown
 
     @property
     def figures(self) -> Mapping[str, float]:
-        return self._episode.figures
+        return self._partner.figures
 
     def reset(self) -> Future[Any]:
-        return self._episode.reset()
+        return self._partner.reset()
 
     def step(self, message: Any) -> Future[Any]:
         answer: Future[Any] = Future()
@@ -201,25 +197,26 @@ class _ShownPartner:
             self._shown.reply(message.text, step.result().messages)
             answer.set_result(step.result())
 
-        self._episode.step(message).add_done_callback(done)
+        self._partner.step(message).add_done_callback(done)
         return answer
 
     def close(self) -> None:
-        self._episode.close()
+        self._partner.close()
 
 
 def _drawn(
-    chat_model: ChatModel, acting: Acting, row: Mapping[str, Any], flags: SamplingArguments, *, seed: int, shown: _Shown
+    chat_model: ChatModel, row: Mapping[str, Any], flags: SamplingArguments, *, seed: int, shown: _Shown
 ) -> Answer:
     """The complete answer; `shown` is told on the way."""
+    partners = shown.partners
 
     def partner_of(row: Mapping[str, Any], seed: int) -> Partner | None:
-        episode = acting.environments.episode(row, seed)
-        return None if episode is None else _ShownPartner(episode, shown)
+        partner = partners.partner(row, seed)
+        return None if partner is None else _ShownPartner(partner, shown)
 
-    engine = acting.engine(chat_model, _Streamed(chat_model, shown), partner_of)
+    engine = _acting_engine(partners, chat_model, _Streamed(chat_model, shown), partner_of)
     sampling = replace(chat_model.sampling(flags), end_token_id=shown.ends[0], ends=Ends(token_ids=shown.ends[1:]))
     ids_P = torch.tensor(prompt_of(chat_model, row["messages"]).flipped_prompt_ids[::-1].copy(), dtype=torch.int64)
     request = RolloutRequest.of_prompt(ids_P.to(chat_model.model.device), sampling, seed)
     rollout = rolled_out(engine, chat_model.model, replace(request, rows=[row]))
-    return shown.whole(rollout, acting.flags.environment is not None)
+    return shown.whole(rollout, partners.gives_rewards)

@@ -28,11 +28,11 @@ from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.chat.arguments import ChatArguments
-from training.utils.environments.arguments import EnvironmentArguments, OpeningRowArguments
+from training.utils.flags.added import AddedFlags, added_flags
 from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import flag, flag_of, settings_of
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.generation.conversation_arguments import ConversationArguments
+from training.utils.generation.partners import all_partners, partners_of
 from training.utils.generation.table import RolloutEngineFlags
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.models.arguments import ModelArguments, with_flag
@@ -77,7 +77,6 @@ class TalkArguments:
     parallel_tags: list[str] = flag_of(
         ChatArguments, "The four tags of --parallel_thinking, as the model was trained with them."
     )
-    row: str | None = flag_of(OpeningRowArguments)
     seed: int = flag_of(RunArguments, "Seed of sampling; the same seed gives the same answers.")
     web: bool = flag(
         False,
@@ -97,7 +96,7 @@ class TalkArguments:
         return settings_of(ChatArguments, self, defaults=_OF_TRAINING)
 
 
-GROUPS = (TalkArguments, SamplingArguments, RolloutEngineFlags, EnvironmentArguments, ConversationArguments)
+GROUPS = (TalkArguments, SamplingArguments, RolloutEngineFlags, added_flags("chat"))
 
 
 class ChatFlags(NamedTuple):
@@ -106,15 +105,14 @@ class ChatFlags(NamedTuple):
     chat: TalkArguments
     sampling: SamplingArguments
     engines: RolloutEngineFlags
-    environment: EnvironmentArguments
-    conversation: ConversationArguments
+    added: AddedFlags = AddedFlags()
 
 
 def main(argv: Sequence[str]) -> None:
     """Parse, load, chat."""
     flags = ChatFlags(*parse_arguments(GROUPS, with_flag(argv), __doc__ or ""))
     chat = flags.chat
-    check_acting(flags)
+    check_partners(flags)
     for path in (*chat.model_name_or_path, *([chat.reward_model] if chat.reward_model is not None else [])):
         check_model_folder(path)
     if chat.web:
@@ -129,43 +127,40 @@ def main(argv: Sequence[str]) -> None:
         answer_once(talk, as_typed(talk, sys.stdin.read().removesuffix("\n")))
 
 
-def check_acting(flags: ChatFlags) -> None:
-    """ThreestepError for flags that exclude --environment and --tools, and for their limits without them."""
-    chat, mistakes, acts = flags.chat, Mistakes(), flags.environment.is_on
+def check_partners(flags: ChatFlags) -> None:
+    """ThreestepError for flags that do not go with somebody who answers the models."""
+    mistakes, partners = Mistakes(), partners_of(flags.added)
     for name in ("parallel_thinking", "reward_model"):
         mistakes.require(
-            not (acts and getattr(chat, name)),
-            f"--{name} reads answers of one turn, and --environment, --tools make conversations; leave one of them out",
+            not (partners.is_there and getattr(flags.chat, name)),
+            f"--{name} reads answers of one turn, and {partners.flag} make conversations; leave one of them out",
         )
-    mistakes.require(
-        flags.environment.environment is not None or chat.row is None,
-        f"--row {chat.row} opens an environment, and there is none; give --environment, or leave it out",
-    )
-    flags.conversation.require_partner(acts, mistakes)
+    for each in all_partners(flags.added):
+        each.check(mistakes)
     mistakes.raise_if_any()
 
 
 def loaded(flags: ChatFlags) -> Callable[[], Talk]:
     """Load the models once; return a function that starts a conversation with them."""
-    from threestep.plugins.evaluation.acting import load_acting
+    from threestep.plugins.evaluation.acting import check_acting, load_partners
     from threestep.plugins.evaluation.model import engine_maker, load_chat_model, start_alone
     from threestep.plugins.evaluation.scorer import load_answer_scorer
-    from threestep.plugins.evaluation.talk import Talk, columns_of
+    from threestep.plugins.evaluation.talk import Talk
     from training.utils.generation.table import engine_class
     from training.utils.setup.media import why_unscored
 
-    chat, sampling, environment = flags.chat, flags.sampling, flags.environment
-    columns, acting = columns_of(chat.row or "", "--row"), load_acting(environment, flags.conversation)
-    acts = environment.environment or environment.tools
+    chat, sampling, partners = flags.chat, flags.sampling, partners_of(flags.added)
+    columns, acting = dict(partners.columns), load_partners(partners)
     rank, data = start_alone(), DataArguments(chat=chat.text)
-    start_engine = engine_maker(sampling, flags.engines, LONGEST_TOKENS, chat.parallel_thinking, acts=acts)
+    more = partners.engine_flags
+    start_engine = engine_maker(sampling, flags.engines, LONGEST_TOKENS, chat.parallel_thinking, more=more)
     reads_media = engine_class(sampling.rollout_engine).supports_media
     models = [
         load_chat_model(path, sampling.dtype, data, rank.device, start_engine=start_engine, with_media=reads_media)
         for path in chat.model_name_or_path
     ]
     if acting is not None:
-        acting.check(models)
+        check_acting(acting, models)
     scorer = None
     if chat.reward_model is not None:
         sides = [(model.tokenizer, model.reads.reader) for model in models if model.reads is not None]

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -229,17 +230,17 @@ def engine_maker(
     longest_tokens: int,
     thinks: bool = False,
     *,
-    acts: str | None = None,
+    more: Mapping[str, Any] = MappingProxyType({}),
 ) -> Callable[[PreTrainedModel], RolloutEngine]:
     """Return a function that starts --rollout_engine with a finished model's weights. Raises ThreestepError, before a
     model loads, if the engine is unknown, not installed or unfit.
 
-    longest_tokens: of a prompt with its answer. thinks: with `--parallel_thinking`. acts: what answers the model, of
-        `--environment` or `--tools`.
+    longest_tokens: of a prompt with its answer. thinks: with `--parallel_thinking`. more: further flags that the engine
+        has to support, with their values.
     """
     mistakes = Mistakes()
     check_path_flags(flags, thinks, mistakes)
-    wanted = {"min_p": flags.min_p, "parallel_thinking": thinks, "environment": acts}
+    wanted = {"min_p": flags.min_p, "parallel_thinking": thinks, **more}
     engine = checked_engine(flags.rollout_engine, wanted, mistakes)
     engines.refuse_others(flags.rollout_engine, mistakes)
     mistakes.require(

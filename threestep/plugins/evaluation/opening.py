@@ -21,8 +21,8 @@ from training.utils.data.build.build import build_phase
 from training.utils.data.kinds.table import KINDS
 from training.utils.generation.table import engine_class
 from training.utils.loading.tokenizers import tokenizer_digest
-from training.utils.rewards.asking.service import RunPlace
-from training.utils.rewards.weighted import Reward, named_rewards, open_asked, reads_model
+from training.utils.rewards.opened import RunPlace, open_rules
+from training.utils.rewards.weighted import Reward, named_rewards, reads_model
 from training.utils.setup.media import run_media, why_unread
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def open_rewards(flags: Evaluated, rewards: Sequence[Reward], folder: ChatFolder
     """Let rewards that ask a service log in the output folder, or replay another's log."""
     digest = tokenizer_digest(folder.tokenizer)
     place = RunPlace(Path(flags.run.output_dir), together.rank, together.world_size, digest)
-    open_asked([reward.rule for reward in rewards], flags.reward.reward_replay, place)
+    open_rules([reward.rule for reward in rewards], flags.reward.reward_replay, place)
 
 
 def engine_of(flags: Evaluated) -> Callable[[PreTrainedModel], RolloutEngine]:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from threestep.plugins.evaluation.acting import Acting, stream_trajectory
+from threestep.plugins.evaluation.acting import stream_trajectory
 from threestep.plugins.evaluation.model import Answer, ChatModel, prompt_of, stream_answer
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.base.seeds import derived_seed
-from training.utils.base.storage import parse_json
+from training.utils.base.storage import json_object
 from training.utils.flags.flags import note_mistakes
 from training.utils.images.run.chat_images import Picture, open_picture
 from training.utils.loading.tokenizers import same_tokenizer
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from threestep.plugins.evaluation.scorer import Scorer
     from training.utils.data.sources.formats.messages import Message
     from training.utils.generation.arguments import SamplingArguments
+    from training.utils.generation.partners import Partners
 
 
 @dataclass
@@ -56,7 +57,7 @@ class Talk:
     seed: int
     scorer: Scorer | None = None
     system: str = ""
-    acting: Acting | None = None
+    acting: Partners | None = None
     columns: dict[str, Any] = field(default_factory=dict)
     turns: list[Turn] = field(default_factory=list)
     waiting: list[Picture] = field(default_factory=list)
@@ -77,7 +78,7 @@ class Talk:
                 )
         if self.acting is not None:
             raise ThreestepError(
-                "--environment and --tools make conversations of text; chat about pictures without them"
+                f"{self.acting.flag.replace(',', ' and')} make conversations of text; chat about pictures without them"
             )
         if self.scorer is not None and self.scorer.unread is not None:
             raise ThreestepError(f"{self.scorer.unread}; chat about pictures without --reward_model")
@@ -206,22 +207,11 @@ def _seed(talk: Talk, argument: str) -> Reply:
     return Reply(f"seed is {talk.seed}")
 
 
-def columns_of(given: str, flag: str) -> dict[str, Any]:
-    """Return the columns of a row that are given as JSON; ThreestepError for anything but an object."""
-    try:
-        columns = parse_json(given or "{}")
-    except ValueError:
-        columns = None
-    if not isinstance(columns, dict):
-        raise ThreestepError(f'{flag} expects a JSON object such as {{"ground_truth": "42"}}, got {given:.80}')
-    return columns
-
-
 def _row(talk: Talk, argument: str) -> Reply:
     if talk.acting is None:
         raise ThreestepError("/row expects --environment, which a row opens, got a chat without one")
     if argument:
-        talk.columns = columns_of(argument, "/row")
+        talk.columns = json_object(argument, "/row")
     return Reply(f"the next question has the columns {json.dumps(talk.columns, ensure_ascii=False)}")
 
 

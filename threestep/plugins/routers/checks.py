@@ -7,6 +7,7 @@ from typing import Any
 from threestep.plugins.routers.arguments import NO_REPLAY, ReplayArguments
 from training.utils.base.errors import Mistakes
 from training.utils.base.tables import either
+from training.utils.generation.partners import partners_of
 from training.utils.generation.table import engine_class, recording_experts
 from training.utils.setup.flags import OneModelFlags
 
@@ -19,7 +20,7 @@ def check_routers(flags: Any, mistakes: Mistakes) -> None:
 
 def _check_replay(flags: Any, mistakes: Mistakes) -> None:
     """Note every flag that does not go with --replay_routers. flags: `PpoFlags`."""
-    how, ppo = flags.added.of(ReplayArguments).replay_routers, flags.ppo
+    how, ppo, partners = flags.added.of(ReplayArguments).replay_routers, flags.ppo, partners_of(flags.added)
     engine = Mistakes().note(engine_class, ppo.rollout_engine)
     if how == NO_REPLAY or engine is None:  # whose name is unknown, which is noted elsewhere
         return
@@ -29,7 +30,7 @@ def _check_replay(flags: Any, mistakes: Mistakes) -> None:
         f"{ppo.rollout_engine} does not record them; give {either(recording_experts())}",
     )
     for name, given, why in (
-        ("environment, --tools", flags.environment.is_on, "draw turn by turn, and turns record no experts"),
+        (partners.flag.removeprefix("--"), partners.is_there, "draw turn by turn, and turns record no experts"),
         ("parallel_thinking", flags.data.chat.parallel_thinking, "draws paths side by side, which record no experts"),
         (f"speculate {ppo.speculate}", ppo.speculate != "0", "verifies several tokens at once, some of them wrong"),
     ):

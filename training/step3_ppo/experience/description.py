@@ -16,9 +16,8 @@ from training.step3_ppo.advantages.inputs import discounted_sums
 from training.step3_ppo.experience.dynamic_sampling import equal_groups
 from training.step3_ppo.measures.measures import NOTHING, Measure, Moments, figures_of, moments, spread
 from training.step3_ppo.mismatch.figures import PROBABILITIES, mismatch_measures
-from training.utils.contracts.rollout import CUTS
+from training.utils.contracts.rollout import CUTS, FAILURES
 from training.utils.engine.ranks.collectives import gathered
-from training.utils.environments.episodes import FAILURES
 
 if TYPE_CHECKING:
     from training.step3_ppo.contracts.records import Experience, Readings

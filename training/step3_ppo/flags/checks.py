@@ -13,8 +13,8 @@ from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.tables import either
 from training.utils.contracts.guessers import BY_HEAD, BY_NGRAMS
 from training.utils.contracts.rollout_engine import Drawing, RolloutEngine, Speculation
-from training.utils.environments.loading import Environments, load_environments
 from training.utils.generation.arguments import check_path_flags
+from training.utils.generation.partners import Partners, all_partners, partners_of
 from training.utils.generation.table import checked_engine, supporting
 from training.utils.loading.configurations import check_positions, check_trains
 from training.utils.models.quantized.quantization import check_beside_quantization, check_package, check_ranks
@@ -40,7 +40,7 @@ class Components(NamedTuple):
     rewards: tuple[Reward, ...]
     share_trunk: bool = False
     speculation: Speculation | None = None
-    environments: Environments | None = None
+    partners: Partners = Partners()
     scheduler: RolloutScheduler | None = None
 
     @property
@@ -62,7 +62,7 @@ class Components(NamedTuple):
 def checked_components(flags: PpoFlags) -> Components:
     """Run every check that needs no model, and return what the names select; ThreestepError, with suggestions, for
     unknown names and for flags that do not go together."""
-    roles, ppo, mistakes = flags.roles, flags.ppo, Mistakes()
+    roles, ppo, mistakes, partners = flags.roles, flags.ppo, Mistakes(), partners_of(flags.added)
     thinks = flags.data.chat.parallel_thinking
     flags.run.check_records(mistakes, thinks)
     wanted = {"min_p": ppo.min_p, "bad_words": ppo.bad_words, "stop": ppo.stop, "parallel_thinking": thinks}
@@ -71,7 +71,7 @@ def checked_components(flags: PpoFlags) -> Components:
     wanted["speculate"] = ppo.speculate if guesses is not None else None
     scheduler = scheduler_of(flags)
     wanted |= {} if scheduler is None else scheduler.wanted()
-    wanted["environment"] = flags.environment.environment or flags.environment.tools
+    wanted |= partners.engine_flags
     engine = checked_engine(ppo.rollout_engine, wanted, mistakes, draws=not flags.run.dry_run)
     flags.engines.refuse_others(ppo.rollout_engine, mistakes)
     speculation = _checked_speculation(flags, engine, guesses, mistakes)
@@ -79,10 +79,10 @@ def checked_components(flags: PpoFlags) -> Components:
     checker = mistakes.note(rule_named, ppo.checker, flags.reward, "--checker") if ppo.checker else None
     rewards: tuple[Reward, ...] = ()
     if not flags.needs_no_reward:
-        rewards = named_rewards(flags.reward, mistakes, acts=flags.environment.environment is not None)
+        rewards = named_rewards(flags.reward, mistakes, acts=partners.gives_rewards)
     _check_no_advantage(flags, mistakes)
     check_comparisons(rewards, _responses_of_a_prompt(flags), mistakes)
-    environments = _checked_environments(flags, engine, mistakes)
+    _check_partners(flags, partners, engine, mistakes)
     algorithm = _checked_algorithm(flags, scheduler, rewards, mistakes)
     check_beside_quantization(mistakes, roles, flags.guests.beside_quantization())
     if not flags.run.dry_run:
@@ -111,7 +111,7 @@ def checked_components(flags: PpoFlags) -> Components:
             f"--rollout_dump expects a folder without rollouts, and {ppo.rollout_dump} has some; name another, or "
             "continue the run that wrote them by --resume"
         )
-    return Components(engine, checker, algorithm, rewards, roles.share_trunk, speculation, environments, scheduler)
+    return Components(engine, checker, algorithm, rewards, roles.share_trunk, speculation, partners, scheduler)
 
 
 def _checked_algorithm(
@@ -171,31 +171,18 @@ def _check_replay(flags: PpoFlags, mistakes: Mistakes) -> None:
         )
 
 
-def _checked_environments(
-    flags: PpoFlags, engine: type[RolloutEngine] | None, mistakes: Mistakes
-) -> Environments | None:
-    """Return the environments of the flags; None where nobody answers, or a replay has the answers. Note what they, and
-    the engine, cannot go with."""
-    limits, seconds = flags.conversation, flags.environment.environment_seconds
-    limits.require_partner(flags.environment.is_on, mistakes)
+def _check_partners(
+    flags: PpoFlags, partners: Partners, engine: type[RolloutEngine] | None, mistakes: Mistakes
+) -> None:
+    """Load those who answer the model, unless a replay has their answers. Note what they, and the engine, cannot go
+    with."""
+    for each in all_partners(flags.added):
+        each.check(mistakes)
     if engine is not None:
-        drawing = Drawing(turns=flags.environment.is_on)
+        drawing = Drawing(turns=partners.is_there)
         mistakes.sentences += engine.refusals(flags.settings_of_engine(engine), drawing)
-    if not flags.environment.is_on:
-        return None
-    mistakes.require(
-        not flags.data.chat.parallel_thinking,
-        "--environment, --tools draw turn by turn, and --parallel_thinking draws paths side by side; leave one of them "
-        "out",
-    )
-    longest = seconds * (limits.max_turns + 1)
-    mistakes.require(
-        longest < flags.faults.rank_timeout,
-        f"--environment_seconds {seconds:g} for the opening and each of --max_turns {limits.max_turns} turns makes "
-        f"{longest:g} seconds, and other ranks wait for --rank_timeout {flags.faults.rank_timeout:g}; lower the first "
-        "two or raise the last",
-    )
-    return None if flags.ppo.rollout_replay is not None else load_environments(flags.environment, mistakes)
+    if partners.is_there and flags.ppo.rollout_replay is None:
+        partners.load(mistakes)
 
 
 def _checked_speculation(
@@ -295,7 +282,10 @@ def check_beside_media(flags: PpoFlags, components: Components, images: RunMedia
     others = {
         f"--speculate {ppo.speculate}": (ppo.speculate != "0", "guesses the next tokens of texts"),
         "--parallel_thinking": (flags.data.chat.parallel_thinking, "draws paths side by side behind texts alone"),
-        "--environment, --tools": (flags.environment.is_on, "write the prompts of conversations anew, without images"),
+        components.partners.flag: (
+            components.partners.is_there,
+            "write the prompts of conversations anew, without images",
+        ),
     }
     for name, (given, why) in others.items():
         mistakes.require(not given, f"{name} does not go with prompts that have images: it {why}; leave it out")

@@ -11,9 +11,7 @@ from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
 from training.step3_ppo.flags.roles_arguments import RolesArguments
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.data.build.arguments import DataArguments
-from training.utils.environments.arguments import EnvironmentArguments
 from training.utils.flags.added import AddedFlags
-from training.utils.generation.conversation_arguments import ConversationArguments
 from training.utils.generation.table import RolloutEngineFlags
 from training.utils.report.arguments import ReportArguments
 from training.utils.rewards.arguments import ScoringArguments
@@ -38,8 +36,6 @@ class PpoFlags(NamedTuple):
     mismatch: MismatchArguments
     reward: ScoringArguments
     engines: RolloutEngineFlags
-    environment: EnvironmentArguments
-    conversation: ConversationArguments
     added: AddedFlags = AddedFlags()
 
     @property

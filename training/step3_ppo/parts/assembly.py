@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from training.step3_ppo.flags.reuse import ROLES
-from training.step3_ppo.parts.acting import deciding_flags, engine_of_rows
 from training.step3_ppo.parts.replay import recorded_engine
 from training.step3_ppo.roles.loading import RolesNeeded, load_roles
 from training.utils.base.console import log
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from training.step3_ppo.parts.inputs import PpoOpening
     from training.step3_ppo.roles.roles import Roles
     from training.utils.contracts.rollout_engine import RolloutEngine, Speculation
+    from training.utils.generation.partners import Partners
     from training.utils.setup.guests import GuestFeatures
 
 
@@ -43,19 +43,28 @@ def open_rollout_engine(opening: PpoOpening, roles: Roles) -> RolloutEngine:
             engine.record_experts(roles.experts)
         if components.speculation is not None:
             _speculate(engine, components.speculation, roles, flags.run.seed)
-        if components.environments is None:
-            return engine
-        return engine_of_rows(engine, components.environments, flags, tokenizer, end_token_ids=inputs.end_token_ids)
+        return components.partners.acting(
+            engine,
+            flags.data.chat,
+            tokenizer,
+            end_token_ids=inputs.end_token_ids,
+            prompt_tokens=flags.data.rows.max_prompt_seq_len,
+        )
 
-    engine = recorded_engine(
-        create, flags.ppo.rollout_dump, flags.ppo.rollout_replay, rank=ranks.rank, more=deciding_flags(flags)
-    )
+    more = deciding_settings(flags, components.partners)
+    engine = recorded_engine(create, flags.ppo.rollout_dump, flags.ppo.rollout_replay, rank=ranks.rank, more=more)
     own = own_forward_of(roles.actor_model)
     assert own is not None, "it is read when it is loaded"
     set_stop_tokens(roles.actor_model, tokenizer, inputs.end_token_ids)
     for sentence in engine.check(roles.whole_actor.lent(), own, Drawing(paths=flags.data.chat.parallel_thinking)):
         log(sentence, ranks.is_main)
     return engine
+
+
+def deciding_settings(flags: PpoFlags, partners: Partners) -> dict[str, Any]:
+    """Return the settings on which responses depend besides how they are drawn, by name; and whether experts are
+    recorded, if they are."""
+    return partners.decides | ({"experts": True} if flags.guests.records_experts else {})
 
 
 def _speculate(engine: RolloutEngine, speculation: Speculation, roles: Roles, seed: int) -> None:

@@ -8,7 +8,6 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from training.step3_ppo.parts.acting import check_rows
 from training.step3_ppo.parts.prompt_source import PromptSource, open_prompt_source
 from training.step3_ppo.roles.roles import Tokenizers
 from training.utils.base.console import log
@@ -23,6 +22,7 @@ from training.utils.data.chat.chat import conversation_end
 from training.utils.data.chat.style import save_style, saved_style
 from training.utils.data.rows.documents import prompt_document
 from training.utils.data.rows.tokenize import end_of_conversation_id
+from training.utils.generation.partners import Partners
 from training.utils.layout.order import steps_in
 from training.utils.loading.configurations import saved_stop_tokens
 from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
@@ -43,9 +43,11 @@ if TYPE_CHECKING:
     from training.utils.data.chat.arguments import ChatArguments
     from training.utils.data.chat.chat import PromptStyle
     from training.utils.engine.ranks.startup import Ranks
-    from training.utils.environments.loading import Environments
     from training.utils.rewards.calling.calling import Rule
     from training.utils.rewards.weighted import Reward
+
+
+_NOBODY = Partners()
 
 
 def load_tokenizers(flags: PpoFlags, with_critic: bool = True) -> Tokenizers:
@@ -140,18 +142,18 @@ def load_inputs(
     log: Callable[..., None],
     *,
     style: PromptStyle | None = None,
-    environments: Environments | None = None,
+    partners: Partners = _NOBODY,
     rewards: Sequence[Reward] = (),
     rules: Mapping[str, Rule] | None = None,
 ) -> Inputs:
     """Build phase 3's prompts and the unsupervised blocks, and count the rollouts that they make.
 
-    style: of the prompts, which may decide on it; `tokenizer` gets it. environments: of the flags; ThreestepError for a
-    row that names none of them. rewards: some are handed a prompt's messages. rules: their functions by name, and the
-    checker's; ThreestepError for one that names a column which the rows lack.
+    style: of the prompts, which may decide on it; `tokenizer` gets it. partners: of the flags; ThreestepError for a row
+    that opens no conversation with them. rewards: some are handed a prompt's messages. rules: their functions by name,
+    and the checker's; ThreestepError for one that names a column which the rows lack.
     """
     run, data, ppo = flags.run, flags.data, flags.ppo
-    if flags.environment.is_on:  # environments begin with the messages of a row
+    if partners.is_there:  # who begin with the messages of a row
         data = replace(data, rows=replace(data.rows, return_raw_chat=True))
     if reads_messages(rewards):
         data = replace(data, rows=replace(data.rows, return_prompt_messages=True))
@@ -163,9 +165,8 @@ def load_inputs(
         most, say = data.rows.max_prompt_seq_len, log if ranks.is_main else silent
         settle_style(style, phase.train, tokenizer, say, most_tokens=most)
     media = run_media(chain(phase.train, phase.eval), phase.seen, prompt_document)
-    if environments is not None:
-        check_rows(environments, phase.train)
-        check_rows(environments, phase.eval)
+    for part in (phase.train, phase.eval):
+        partners.check_rows(part)
     if ppo.val_only and not len(phase.eval):
         raise ThreestepError(
             "--val_only evaluates held-out prompts, and there are none; raise --eval_fraction (now "

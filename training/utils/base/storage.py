@@ -18,6 +18,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from training.utils.base.errors import ThreestepError
+
 MOST_YAML_CHARACTERS = 4 << 20
 MOST_YAML_VALUES = 100_000  # of a text whose aliases are written out
 
@@ -180,6 +182,17 @@ def _opened_folder(path: str | Path, within: int | None = None) -> Iterator[int]
         yield handle
     finally:
         os.close(handle)
+
+
+def json_object(given: str, flag: str) -> dict[str, Any]:
+    """Return the object of a flag's value; ThreestepError for anything else, which names `flag`."""
+    try:
+        found = parse_json(given)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ThreestepError(f'{flag} expects a JSON object such as {{"ground_truth": "42"}}, got {given:.80}')
+    return found
 
 
 def parse_json(text: str | bytes, most_levels: int | None = None) -> Any:

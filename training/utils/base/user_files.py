@@ -8,6 +8,7 @@ import contextvars
 import hashlib
 import importlib.util
 import os
+import pkgutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +32,11 @@ def loaded_name(address: str) -> str:
     package = _HOME.rpartition(".")[2]
     is_ours = address.partition(".")[0] == package
     return f"{_HOME}{address.removeprefix(package)}" if is_ours else address
+
+
+def named_object(address: str) -> Any:
+    """Return the module or the object of an address of ours or of a plugin, MODULE or MODULE:NAME."""
+    return pkgutil.resolve_name(loaded_name(address))
 
 
 @contextlib.contextmanager

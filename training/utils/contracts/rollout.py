@@ -109,6 +109,7 @@ CUTS = ("tokens", "turns", "calls", "seconds")
 FORK_LINE = "\n--- a fork: the chat template rewrites the history ---\n"
 # Who says a part of a response, as samples have it.
 MODEL, ENVIRONMENT = "model", "environment"
+FAILURES = "environment_failures"  # a figure of a conversation: 1 where its environment failed
 
 
 class Response(NamedTuple):

@@ -1,5 +1,5 @@
 """The protocol of drawing conversations in turns: each turn is added, drawn, and answered while others are
-drawn. `generation.rounds` does it by any engine; an engine's own (`turns_of`) keep what they have computed.
+drawn. Any engine can do it in rounds; an engine's own (`turns_of`) keep what they have computed.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ class AddedFlags:
 
 
 def added_flags(step: str) -> type[Any]:
-    """Return a dataclass of the groups of flags that plugins add to a step. step: its name, such as `step1_sft`."""
+    """Return a dataclass of the groups of flags that plugins add to a step. step: its name, such as `step1_sft`, or
+    that of another program that takes some, such as `chat`."""
     groups = [(name, group, dataclasses.field(default_factory=group)) for name, group in flag_groups(step).items()]
     return dataclasses.make_dataclass("AddedFlags", groups, bases=(AddedFlags,), frozen=True)

@@ -16,7 +16,6 @@ TOPICS = {
     "optimizer": "Optimizer and learning rate",
     "loss": "The loss",
     "rollout": "How responses are drawn",
-    "environment": "Conversations with environments and tools",
     "reward": "What scores a response",
     "advantage": "Advantages",
     "kl": "KL divergence to the reference",

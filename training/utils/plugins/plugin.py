@@ -63,6 +63,25 @@ class TrackerEntry:
 
 
 @dataclass(frozen=True)
+class RewardEntry:
+    """A kind of reward, by the beginning of its addresses in --reward. Places are MODULE:NAME.
+
+    make: of a function (address, name in the log, flag) -> the rule (`training.utils.rewards.table`), which may be an
+        `OpenedRule` (`training.utils.rewards.opened`).
+    name: of a function (address) -> its name in the log, in a module that is cheap to import.
+    check: of a function (entry) that raises ThreestepError for mistaken files, before anything loads; "" for none.
+    form: of an address, as messages show it, such as `http:URL`.
+    note: on it, for `--help`.
+    """
+
+    make: str
+    name: str
+    check: str = ""
+    form: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class OtherNames:
     """Other programs' flags that programs here read as ours.
 
@@ -88,6 +107,8 @@ class Hooks:
     rollout_scheduler: (PpoFlags) -> RolloutScheduler | None: which weights draw the rollouts of a step
     guests: (flags) -> GuestFeature: what trains beside a run's models, or adds to their losses; flags as of `check`
     exported: as `checkpoints.export.WriteBeside`: writes what a checkpoint has beside a model into its exported folder
+    partners: (AddedFlags) -> Partners: who answers the model while it draws, in step 3 and in a chat
+        (`training.utils.generation.partners`)
     """
 
     check: str = ""
@@ -95,6 +116,7 @@ class Hooks:
     rollout_scheduler: str = ""
     guests: str = ""
     exported: str = ""
+    partners: str = ""
 
 
 EVERY_STEP = "every step"
@@ -108,12 +130,15 @@ class Plugin:
 
     does: for the list of plugins. needs: plugins that it imports, by name
     commands: by their words
-    flags: by a step's name, such as `step1_sft`, or EVERY_STEP: dataclasses of flags, in modules that are cheap to
-        import; `flags.added.of(DATACLASS)` is what a run was given
+    flags: by a step's name, such as `step1_sft`, EVERY_STEP, or the name of another program that takes some, such as
+        `chat`: dataclasses of flags, in modules that are cheap to import; `flags.added.of(DATACLASS)` is what a run was
+        given
     topics: of flags, for `--help`, with their titles
     tables: by the name of a table of the core, entries by their names:
         `rollout_engines`: EngineEntry, by the names that --rollout_engine takes
         `trackers`: TrackerEntry, by the names that --report_to takes
+        `data_sources`: addresses of PromptRawDataset classes, by the beginning of the names that --data_path takes
+        `rewards`: RewardEntry, by the beginning of addresses that --reward takes
         `policy_losses`: addresses of functions, as FILE.py:NAME takes them, by the names that --policy_loss takes
         `evaluated_figures`: steps, such as ("step1_sft",), by the figures that their evaluations then have too, as
             `StepFigures.evaluates` names them

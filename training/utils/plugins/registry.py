@@ -75,10 +75,12 @@ def added(table: str, known: Iterable[str]) -> dict[str, Any]:
 
 
 def flag_groups(step: str) -> dict[str, type]:
-    """Return the dataclasses of flags that plugins add to a step, by names that a record's fields can have."""
+    """Return the dataclasses of flags that plugins add to a step, or to another program, by names that a record's
+    fields can have."""
     found = {}
     for plugin in plugins().values():
-        for place in (*plugin.flags.get(EVERY_STEP, ()), *plugin.flags.get(step, ())):
+        of_every_step = plugin.flags.get(EVERY_STEP, ()) if step.startswith("step") else ()
+        for place in (*of_every_step, *plugin.flags.get(step, ())):
             group = _at(place)
             found[f"{plugin.name}_{group.__name__}"] = group
     return found
@@ -124,12 +126,13 @@ def foreign_runs() -> list[Any]:
     return [_at(plugin.other_names.run) for plugin in plugins().values() if plugin.other_names.run]
 
 
-def owner_of(kind: str, name: str) -> str | None:
+def owner_of(kind: str, name: str, by_beginning: bool = False) -> str | None:
     """Return the plugin of this project that would add a name, if it is not there; None where there is none.
 
-    kind: as of `missing`
+    kind: as of `missing`. by_beginning: what plugins add are beginnings of names
     """
-    return missing(kind).get(name)
+    names = missing(kind)
+    return next((names[each] for each in names if name == each or (by_beginning and name.startswith(each))), None)
 
 
 def missing(kind: str) -> dict[str, str]:

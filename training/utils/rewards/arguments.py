@@ -6,15 +6,16 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from training.utils.base.user_files import check_address
+from training.utils.base.user_files import check_address, named_object
 from training.utils.flags.flags import flag
 from training.utils.rewards.combination import COMBINATIONS, LESS_DEVIATIONS, SUM, Combination
+from training.utils.rewards.names.entries import FORMS, kind_of
 from training.utils.rewards.table import RULES
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
 
-_ASKED = re.compile(r"(?:judge|http):[^:]+\.ya?ml(?::|$)")  # a file of its settings
+_KINDS = [f"{form} ({note})" for form, note in FORMS.items()]
 _FUNCTION = re.compile(r".+\.py:\w+")  # without its weight
 
 
@@ -27,9 +28,8 @@ class ScoringArguments:
     reward: str = flag(
         "model:1.0",
         f"What scores a response: a weighted sum, as NAME:WEIGHT,NAME:WEIGHT. A name is model (the reward model), "
-        f"environment (step 3: what --environment gives all turns), {', '.join(RULES)}, judge:FILE.yaml (a language "
-        "model by a rubric), http:URL (a reward model behind HTTP), or your own function as FILE.py:NAME; the default "
-        "weight is 1.",
+        f"environment (step 3: what --environment gives all turns), {', '.join([*RULES, *_KINDS])}, or your own "
+        "function as FILE.py:NAME; the default weight is 1.",
         "names",
     )
     reward_combine: str = flag(
@@ -78,11 +78,9 @@ class ScoringArguments:
             function = _FUNCTION.match(entry.strip())
             if function is not None:
                 check_address(function[0], "--reward")
-            asked = _ASKED.match(entry.strip())
-            if asked is not None:
-                from training.utils.rewards.asking.judge import check_settings
-
-                check_settings(asked[0].rstrip(":"))
+            kind = kind_of(entry.strip())
+            if kind is not None and kind.check:
+                named_object(kind.check)(entry.strip())
 
 
 @dataclass

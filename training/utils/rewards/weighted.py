@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
-from training.utils.base.user_files import is_address, load_function
+from training.utils.base.user_files import is_address, load_function, named_object
+from training.utils.plugins.registry import owner_of
 from training.utils.rewards.arguments import ScoringArguments
-from training.utils.rewards.asking.http_reward import http_reward
-from training.utils.rewards.asking.judge import JudgeReward, judge_reward
-from training.utils.rewards.asking.rule import AskedRule, asked_of
-from training.utils.rewards.asking.verdicts import folder_of_replay
 from training.utils.rewards.combination import Combination
 from training.utils.rewards.completions import CompletionsRule, takes_completions
-from training.utils.rewards.names.entries import is_http, is_judge, judge_name, reward_name, server_name, split_weight
+from training.utils.rewards.names.entries import FORMS, kind_of, reward_name, split_weight
+from training.utils.rewards.opened import OpenedRule, opened_of
 from training.utils.rewards.table import RULES, RuleFlags
 
 if TYPE_CHECKING:
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rows import PromptRow
-    from training.utils.rewards.asking.service import RunPlace
     from training.utils.rewards.calling.calling import Rule
 
 MODEL, ENVIRONMENT = "model", "environment"
@@ -64,17 +61,18 @@ def reads_model(named: Sequence[Reward]) -> bool:
 
 def reads_messages(named: Sequence[Reward]) -> bool:
     """True if one of them is handed prompts of messages as they are."""
-    return any(isinstance(reward.rule, (CompletionsRule, AskedRule)) for reward in named)
+    opened = any(rule.reads_messages for rule in opened_of(reward.rule for reward in named))
+    return opened or any(isinstance(reward.rule, CompletionsRule) for reward in named)
 
 
 def reads_ids(named: Sequence[Reward]) -> bool:
     """True if one of them is handed the tokens of prompts and responses."""
-    return any(rule.reads_ids for rule in asked_of(reward.rule for reward in named))
+    return any(rule.reads_ids for rule in opened_of(reward.rule for reward in named))
 
 
-def comparing(named: Sequence[Reward]) -> list[tuple[Reward, JudgeReward]]:
-    """Return the rewards that compare the responses to a prompt with each other, and their judges."""
-    return [(each, each.rule) for each in named if isinstance(each.rule, JudgeReward) and each.rule.compares]
+def comparing(named: Sequence[Reward]) -> list[tuple[Reward, OpenedRule]]:
+    """Return the rewards that compare the responses to a prompt with each other, and their rules."""
+    return [(each, each.rule) for each in named if isinstance(each.rule, OpenedRule) and each.rule.compares]
 
 
 def check_comparisons(named: Sequence[Reward], drawn: Mapping[str, int], mistakes: Mistakes) -> None:
@@ -86,12 +84,6 @@ def check_comparisons(named: Sequence[Reward], drawn: Mapping[str, int], mistake
                 f"--reward {reward.name} compares the responses to a prompt with each other, and {flag} gives one; "
                 "draw several, or let the judge compare with the row's reference (against: ground_truth in its file)",
             )
-
-
-def open_asked(rules: Iterable[Rule | None], replay: str | None, place: RunPlace) -> None:
-    """Open those rules that ask a service, once the run is known. replay: --reward_replay."""
-    for rule in asked_of(rules):
-        rule.open(place if replay is None else place._replace(replay=folder_of_replay(replay)))
 
 
 def environment_weight(named: Sequence[Reward]) -> float:
@@ -132,22 +124,16 @@ def rule_named(address: str, flags: RuleFlags, flag: str, names: Sequence[str] =
         function = load_function(address, flag)
         named = address.rpartition(":")[2]
         return CompletionsRule(named, function) if takes_completions(function) else function
-    if is_judge(address):
-        return _asked(judge_reward(address, judge_name(address), flag), flags)
-    if is_http(address):
-        return _asked(http_reward(address, server_name(address), flag), flags)
+    kind = kind_of(address)
+    if kind is not None:
+        rule: Rule = named_object(kind.make)(address, reward_name(address), flag)
+        for opened in opened_of([rule]):
+            opened.check(flags.reward_replay)
+        return rule
     if address not in RULES:
+        plugin = owner_of("rewards", address, by_beginning=True)
+        near = f"; it is of the plugin '{plugin}', which is not installed" if plugin else nearest_names(address, names)
         raise ThreestepError(
-            f"{flag} expects {', '.join(names)}, judge:FILE.yaml, http:URL or a function as FILE.py:NAME, got "
-            f"'{address}'{nearest_names(address, names)}"
+            f"{flag} expects {', '.join([*names, *FORMS])} or a function as FILE.py:NAME, got '{address}'{near}"
         )
     return RULES[address](flags)
-
-
-def _asked(rule: AskedRule, flags: RuleFlags) -> AskedRule:
-    """The rule, once it is checked that it can ask, unless it replays."""
-    if flags.reward_replay is None:
-        rule.check()
-    else:
-        folder_of_replay(flags.reward_replay)
-    return rule

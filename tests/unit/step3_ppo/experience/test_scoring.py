@@ -18,9 +18,8 @@ from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rows import PromptRow
 from training.utils.models.target_head import TokenLogprobs
-from training.utils.rewards.asking.rule import AskedRule
-from training.utils.rewards.asking.settings import AskSettings
 from training.utils.rewards.combination import Combination
+from training.utils.rewards.opened import OpenedRule
 from training.utils.rewards.weighted import Reward, Rewards
 from training.utils.run.phase_clock import PhaseClock
 
@@ -224,16 +223,19 @@ def test_an_ensemble_takes_what_its_members_agree_on(model):
 
 
 def test_a_server_that_reads_tokens_is_handed_them():
-    class Reads(AskedRule):
+    class Reads(OpenedRule):
         reads_ids = True
 
-        def sender(self):
-            raise AssertionError("nothing is asked")
+        def check(self, replay):
+            raise AssertionError("it is made by hand")
+
+        def open(self, place):
+            raise AssertionError("there is no run")
 
         def __call__(self, prompts, responses, *, prompt_ids, response_ids, **columns):
             assert prompt_ids == [[10], [10], [11], [11]]
             return [ids[0] for ids in response_ids]
 
-    rule = Reads("server", "--reward http:x", AskSettings(), "")
+    rule = Reads()
     how_to = settings(Reward("server", 1.0, rule), Reward("lengths", 0.0, lambda p, r, **c: [1.0] * 4))
     assert start_scoring(ROWS, rollout(), None, how_to).scored.scores_B.tolist() == [1.0, 2.0, 3.0, 4.0]

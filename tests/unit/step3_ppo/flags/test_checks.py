@@ -203,32 +203,6 @@ def test_what_is_guessed():
     assert names_of(speculate="2").speculation == Speculation(2, by="ngram")  # there is no head
 
 
-LOOKUP = "examples/environments/lookup.py:Lookup"
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support --environment, got examples/env"),
-        ({"parallel_thinking": True}, "draw turn by turn, and --parallel_thinking draws paths side by side; leave"),
-        ({"rank_timeout": 300.0}, "makes 540 seconds, and other ranks wait for --rank_timeout 300; lower the first"),
-        ({"environment": None, "max_tool_calls": 3}, "--max_tool_calls 3 limits conversations, and there are none"),
-        ({"environment": None}, "--reward environment is what an environment gives the turns of a conversation, and"),
-    ],
-)
-def test_what_does_not_go_with_environments(given, said):
-    with pytest.raises(ThreestepError, match=said):
-        names_of(reward="environment", **{"advantage": "grpo", "environment": LOOKUP, **given})
-
-
-def test_environments_are_loaded_unless_a_replay_has_their_answers(tmp_path):
-    found = names_of("", "environment", advantage="grpo", environment=LOOKUP)
-    assert found.environments.names == ("Lookup",) and not found.with_reward_model
-    (tmp_path / "rollout_000000_rank0.safetensors").touch()
-    replayed = names_of("", "environment", advantage="grpo", environment=LOOKUP, rollout_replay=str(tmp_path))
-    assert replayed.environments is None
-
-
 def beside_images(**given) -> None:
     paths = {"actor_model_name_or_path": "a", "critic_model_name_or_path": "c"}
     flags = ppo_flags(**{**paths, "advantage": "grpo", "num_samples_per_prompt": 2, "reward": "gsm8k", **given})

@@ -6,16 +6,11 @@ import pytest
 
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.rewards.arguments import ScoringArguments
-from training.utils.rewards.names.entries import reward_name
 from training.utils.rewards.rules.gsm8k import gsm8k_reward
 from training.utils.rewards.rules.think_format import format_reward
 from training.utils.rewards.weighted import (
     MODEL_ALONE,
-    check_comparisons,
-    comparing,
     named_rewards,
-    reads_ids,
-    reads_messages,
     reads_model,
     rule_named,
 )  # fmt: skip
@@ -73,33 +68,3 @@ def test_a_checker_is_a_rule_too():
     assert rule_named("format", ScoringArguments(), "--checker") is format_reward
     with pytest.raises(ThreestepError, match="^--checker expects embedded, gsm8k, .*, got 'model'"):
         rule_named("model", ScoringArguments(), "--checker")
-
-
-def test_addresses_of_servers_and_judges_and_their_weights(tmp_path, monkeypatch):
-    """A port is no weight."""
-    monkeypatch.delenv("THREESTEP_API_KEY", raising=False)
-    (tmp_path / "kind.yaml").write_text("model: m\nbase_url: http://h/v1\nrubric: Kind.\n")
-    for given, name, weight in (
-        ("http:http://127.0.0.1:8001", "127.0.0.1_8001", 1.0),
-        ("http:http://127.0.0.1:8001:2", "127.0.0.1_8001", 2.0),
-        ("http://h:80/v1/scores", "h_80", 1.0),
-        ("http:https://h/v1/scores:0.5", "h", 0.5),
-        ("http:http://[::1]:8001", "___1__8001", 1.0),
-        (f"judge:{tmp_path / 'kind.yaml'}", "kind", 1.0),
-        (f"judge:{tmp_path / 'kind.yaml'}:-3", "kind", -3.0),
-    ):
-        mistakes = Mistakes()
-        [reward] = named_rewards(ScoringArguments(reward=given), mistakes)
-        mistakes.raise_if_any()
-        assert (reward.name, reward.weight) == (name, weight) and reward_name(given) == name
-        assert reads_messages([reward]) and reads_ids([reward]) == given.startswith("http")
-
-
-def test_a_judge_that_compares_wants_several_responses(tmp_path):
-    (tmp_path / "duel.yaml").write_text("model: m\nbase_url: http://h/v1\nrubric: Kind.\nform: pairwise\n")
-    mistakes = Mistakes()
-    found = named(f"judge:{tmp_path / 'duel.yaml'},length", reward_length_characters=3)
-    check_comparisons(found, {"--val_samples 1": 1, "--num_samples_per_prompt 2": 2}, mistakes)
-    assert len(comparing(found)) == 1
-    with pytest.raises(ThreestepError, match="--reward duel compares the responses .*, and --val_samples 1 gives one"):
-        mistakes.raise_if_any()

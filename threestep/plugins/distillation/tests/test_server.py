@@ -14,9 +14,9 @@ from threestep.plugins.distillation.settings import DivergenceSettings
 from threestep.plugins.distillation.tests.test_teacher import plainly
 from threestep.plugins.distillation.tests.test_top_tokens import PLANS, laid_out
 from threestep.plugins.distillation.top_tokens import compare_top
+from training.utils.asking.settings import AskSettings
 from training.utils.base.errors import ThreestepError
 from training.utils.models.token_model import PolicyModel
-from training.utils.rewards.asking.settings import AskSettings
 
 TOP = 4
 QUICK = AskSettings(concurrency=2, retries=6, seconds=20, pause=0.01)

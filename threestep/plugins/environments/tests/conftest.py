@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from threestep.plugins.environments.arguments import EnvironmentArguments
+from threestep.plugins.environments.loading import load_environments
 from training.utils.base.errors import Mistakes
-from training.utils.environments.arguments import EnvironmentArguments
-from training.utils.environments.loading import load_environments
 
 FILE = '''
 import itertools

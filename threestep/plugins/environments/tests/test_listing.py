@@ -6,9 +6,9 @@ import importlib.metadata
 
 import pytest
 
+from threestep.plugins.environments import addresses
 from threestep.plugins.environments.listing import listed
 from training.utils.base.errors import ThreestepError
-from training.utils.environments import addresses
 
 pytestmark = pytest.mark.unit
 

@@ -8,6 +8,10 @@ import pytest
 import torch
 
 from tests.support.chat_templates import chat_tokenizer
+from threestep.plugins.environments.acting import ActingSettings, acting_engine
+from threestep.plugins.environments.arguments import EnvironmentArguments
+from threestep.plugins.environments.conversation_arguments import ConversationArguments
+from threestep.plugins.environments.interface import Call
 from threestep.plugins.environments.playing import (
     HandEngine,
     any_form,
@@ -19,10 +23,6 @@ from threestep.plugins.environments.playing import (
 )
 from threestep.plugins.environments.rows import whole_row
 from training.utils.data.chat.arguments import CHAT_TEMPLATE, ChatArguments
-from training.utils.environments.acting import ActingSettings, acting_engine
-from training.utils.environments.arguments import EnvironmentArguments
-from training.utils.environments.interface import Call
-from training.utils.generation.conversation_arguments import ConversationArguments
 
 pytestmark = pytest.mark.unit
 

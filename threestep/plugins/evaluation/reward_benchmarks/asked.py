@@ -12,11 +12,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.rewards.asking.judge import GROUPS, JudgeReward
-from training.utils.rewards.asking.rubric import REFERENCE
-from training.utils.rewards.asking.rule import AskedRule
 from training.utils.rewards.calling.calling import MESSAGES
-from training.utils.rewards.names.entries import is_http, is_judge
+from training.utils.rewards.names.entries import kind_of
+from training.utils.rewards.opened import GROUPS, OpenedRule
 from training.utils.rewards.weighted import rule_named
 
 if TYPE_CHECKING:
@@ -26,14 +24,14 @@ if TYPE_CHECKING:
 
 def asks(path: str) -> bool:
     """True for a model that is asked, and not loaded."""
-    return is_judge(path) or is_http(path)
+    return kind_of(path) is not None
 
 
-def asked_model(path: str, flags: ScoringArguments) -> AskedRule:
+def asked_model(path: str, flags: ScoringArguments) -> OpenedRule:
     """Return the judge or the server. ThreestepError for mistakes in its settings, and for what a benchmark lacks."""
     model = rule_named(path, flags, "--model_name_or_path")
-    assert isinstance(model, AskedRule)
-    if isinstance(model, JudgeReward) and (model.rubric.reads_reference or model.rubric.against == REFERENCE):
+    assert isinstance(model, OpenedRule)
+    if model.reads_reference:
         raise ThreestepError(
             f"--model_name_or_path {path} shows the judge a row's ground_truth, and a benchmark has none; leave "
             "with_reference and against out of its file"
@@ -41,7 +39,7 @@ def asked_model(path: str, flags: ScoringArguments) -> AskedRule:
     return model
 
 
-def asked_scores(model: AskedRule, questions: Sequence[Question]) -> list[list[float]]:
+def asked_scores(model: OpenedRule, questions: Sequence[Question]) -> list[list[float]]:
     """Return the scores of each question's responses."""
     prompts = [question.prompt for question in questions for _ in question.responses]
     responses = [text for question in questions for text in question.responses]

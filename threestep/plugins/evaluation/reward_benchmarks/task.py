@@ -29,8 +29,7 @@ from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.storage import replace_file
 from training.utils.loading.configurations import load_config, positions_of
 from training.utils.loading.folder_kinds import check_model_folder
-from training.utils.rewards.asking.service import RunPlace
-from training.utils.rewards.weighted import open_asked
+from training.utils.rewards.opened import RunPlace, open_rules
 from training.utils.run.progress import progress_bar
 from training.utils.run.run_folder import RunFolder
 from training.utils.run.run_paths import check_place
@@ -117,7 +116,7 @@ def _asked_scores(flags: Evaluated, path: str, together: Sharers) -> tuple[Score
     """Return the verdicts of a judge or a server, which cut nothing here."""
     model = asked_model(path, flags.reward)
     place = RunPlace(Path(flags.run.output_dir), together.rank, together.world_size)
-    open_asked([model], flags.reward.reward_replay, place)
+    open_rules([model], flags.reward.reward_replay, place)
 
     def scores_of(questions: Sequence[Question]) -> list[tuple[list[float], int]]:
         return [(scores, 0) for scores in asked_scores(model, questions)]

@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.added_groups import added_groups
 from tests.support.chat_templates import chat_tokenizer
-from threestep.plugins.evaluation.acting import load_acting, stream_trajectory
+from threestep.plugins.environments.arguments import EnvironmentArguments
+from threestep.plugins.environments.conversation_arguments import ConversationArguments
+from threestep.plugins.evaluation.acting import _acting_engine, check_acting, load_partners, stream_trajectory
 from threestep.plugins.evaluation.model import ChatModel, Trajectory, load_chat_model
 from threestep.plugins.evaluation.talk import Talk
 from threestep.plugins.evaluation.tests.conftest import CPU
@@ -20,10 +23,9 @@ from threestep.plugins.evaluation.web import _columns
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, rolled_out
 from training.utils.data.build.arguments import DataArguments
-from training.utils.environments.arguments import EnvironmentArguments
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.generation.conversation_arguments import ConversationArguments
 from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.partners import Partners, partners_of
 
 EXAMPLES = Path(__file__).parents[4] / "examples" / "environments"
 LOOKUP, GUESSING = (f"{EXAMPLES / file}" for file in ("lookup.py:Lookup", "guessing.py:Guessing"))
@@ -65,9 +67,13 @@ def acting_model(save_model) -> ChatModel:
     )
 
 
+def loaded(*groups) -> Partners | None:
+    return load_partners(partners_of(added_groups("chat", *groups)))
+
+
 def talk_of(asked: ChatModel, texts: list[str], most: int = 60, limits=None, **flags) -> Talk:
     flags = {"tool_parser": "pythonic", **flags}
-    acting = load_acting(EnvironmentArguments(**flags), limits or ConversationArguments())
+    acting = loaded(EnvironmentArguments(**flags), limits or ConversationArguments())
     asked = replace(asked, engine=Says(asked.tokenizer, texts))
     return Talk([asked], SamplingArguments(max_new_tokens=most), 7, acting=acting)
 
@@ -105,13 +111,11 @@ def test_the_turns_are_those_of_a_rollout(acting_model):
     head.bias = torch.nn.Parameter(torch.zeros(len(head.weight)))
     head.bias.data[acting_model.end_token_id] = 4.0
     flags, limits = EnvironmentArguments(environment=GUESSING), ConversationArguments(max_turns=4)
-    acting, sampling, cuts = load_acting(flags, limits), SamplingArguments(max_new_tokens=300), set()
+    acting, sampling, cuts = loaded(flags, limits), SamplingArguments(max_new_tokens=300), set()
     for seed in range(4):
         row = {"messages": [{"role": "user", "content": "Guess."}], "ground_truth": "7"}
         *_, last = stream_trajectory(acting_model, acting, row, sampling, seed=seed)
-        engine = acting.engine(
-            acting_model, TransformersRollout(), lambda row, own: acting.environments.episode(row, own)
-        )
+        engine = _acting_engine(acting, acting_model, TransformersRollout(), acting.partner)
         request = RolloutRequest.of_prompt(torch.tensor([5]), acting_model.sampling(sampling), seed)
         wanted = rolled_out(engine, acting_model.model, replace(request, rows=[row]))
         assert list(last.token_ids) == wanted.response_of(0).tolist()
@@ -161,7 +165,7 @@ def test_what_a_chat_cannot_open(acting_model, asked):
     with pytest.raises(ThreestepError, match="/row expects --environment, which a row opens, got a chat without one"):
         Talk([asked], SamplingArguments(), 1).command("/row")
     with pytest.raises(ThreestepError, match="expect a chat template, which writes the messages of a conversation"):
-        talk.acting.check([asked])
+        check_acting(talk.acting, [asked])
     short = talk_of(acting_model, [" 1", " 2"], environment=GUESSING)
     short.models[0] = replace(short.models[0], model=acting_model.model)
     acting_model.model.config.max_position_embeddings = 12
@@ -170,5 +174,5 @@ def test_what_a_chat_cannot_open(acting_model, asked):
     with pytest.raises(ThreestepError, match="which leaves no room for an answer; type /reset"):
         [*short.answer(0)]
     with pytest.raises(ThreestepError, match="has no 'Lokup'; did you mean 'Lookup'"):
-        load_acting(EnvironmentArguments(environment=LOOKUP.replace("Lookup", "Lokup")), ConversationArguments())
-    assert load_acting(EnvironmentArguments(), ConversationArguments()) is None
+        loaded(EnvironmentArguments(environment=LOOKUP.replace("Lookup", "Lokup")))
+    assert loaded() is None

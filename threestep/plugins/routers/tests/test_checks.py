@@ -6,8 +6,9 @@ import pytest
 
 from tests.support.ppo_flags import ppo_flags
 from training.step3_ppo.flags.checks import checked_components
-from training.step3_ppo.parts.acting import deciding_flags
+from training.step3_ppo.parts.assembly import deciding_settings
 from training.utils.base.errors import ThreestepError
+from training.utils.generation.partners import Partners
 
 
 def flags_of(**given):
@@ -19,7 +20,6 @@ def flags_of(**given):
     ("given", "why"),
     [
         ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not record them; give hf"),
-        ({"tools": "a.py:B"}, "--environment, --tools draw turn by turn, and turns record no experts"),
         ({"parallel_thinking": True}, "--parallel_thinking draws paths side by side, which record no experts"),
         ({"speculate": "1", "speculate_by": "ngram"}, "--speculate 1 verifies several tokens at once"),
         ({"mlp_tiles": 2}, "--mlp_tiles 2 computes routers tile by tile"),
@@ -32,6 +32,6 @@ def test_what_does_not_go_with_it(given, why):
 
 
 def test_a_dump_says_whether_it_has_experts():
-    assert deciding_flags(flags_of()) == {"experts": True}
-    assert deciding_flags(flags_of(replay_routers="none")) == {}
+    assert deciding_settings(flags_of(), Partners()) == {"experts": True}
+    assert deciding_settings(flags_of(replay_routers="none"), Partners()) == {}
     checked_components(flags_of())

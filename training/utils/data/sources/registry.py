@@ -21,15 +21,15 @@ from types import ModuleType
 from typing import TypeVar
 
 from training.utils.base.errors import ThreestepError, nearest_names
-from training.utils.base.user_files import load_module, loaded_name
+from training.utils.base.user_files import load_module, loaded_name, named_object
 from training.utils.data.files.readers import READERS, is_saved_dataset, split_reader
 from training.utils.data.files.stored import check_stored
 from training.utils.data.files.strangers import why_no_dataset
 from training.utils.data.sources.raw_dataset import PromptRawDataset
-from training.utils.data.sources.verifiers_tasks import PREFIX, VerifiersTasks
+from training.utils.plugins.registry import added, owner_of
 
 _BUILT_IN_MODULES = tuple(f"training.utils.data.sources.made.{name}" for name in ("embedded", "needle", "shapes"))
-_BY_SCHEME: dict[str, type[PromptRawDataset]] = {PREFIX: VerifiersTasks}  # by the beginning of a name
+_BY_BEGINNING: dict[str, str] = added("data_sources", ())  # addresses of plugins' classes, by the beginning of a name
 _BUILT_IN_PACKAGE = "training.utils.data.sources.hub"  # every module in it registers its classes
 
 _classes: dict[str, type[PromptRawDataset]] = {}
@@ -86,9 +86,9 @@ def find_dataset(name: str) -> type[PromptRawDataset] | str:
 
     Raises ThreestepError where the name is unknown (with suggestions) or the file does not exist.
     """
-    scheme = next((scheme for scheme in _BY_SCHEME if name.startswith(scheme)), None)
-    if scheme is not None:
-        return _BY_SCHEME[scheme]
+    beginning = next((beginning for beginning in _BY_BEGINNING if name.startswith(beginning)), None)
+    if beginning is not None:
+        return named_object(_BY_BEGINNING[beginning])  # type: ignore[no-any-return]
     files = split_reader(name)
     if files is not None and name not in _classes and not is_saved_dataset(name):
         check_stored(*files, "data_path")
@@ -112,6 +112,8 @@ def find_dataset(name: str) -> type[PromptRawDataset] | str:
         return _classes[max(endings, key=len)]
     if why := why_no_dataset(name):
         raise ThreestepError(f"--data_path: {why}")
+    if plugin := owner_of("data_sources", name, by_beginning=True):
+        raise ThreestepError(f"--data_path: '{name}' is of the plugin '{plugin}', which is not installed")
     near = nearest_names(name, names) or f"; known are {', '.join(names)}"
     raise ThreestepError(
         f"--data_path: no dataset is registered as '{name}'{near.rstrip('?')}; register a class for it with "

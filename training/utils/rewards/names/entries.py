@@ -1,10 +1,19 @@
-"""Entries of --reward as text: `gsm8k:1.0`, `FILE.py:NAME`, `judge:FILE.yaml:0.5`, `http:URL`."""
+"""Entries of --reward as text: `gsm8k:1.0`, `FILE.py:NAME`, and what plugins take, such as `http:URL`."""
 
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
-JUDGE = "judge:"
+from training.utils.base.user_files import named_object
+from training.utils.plugins.registry import added
+
+if TYPE_CHECKING:
+    from training.utils.plugins.plugin import RewardEntry
+
+# Entries of plugins, by the beginning of an address.
+KINDS: dict[str, RewardEntry] = added("rewards", ())
+FORMS = {kind.form: kind.note for kind in KINDS.values() if kind.form}  # as messages and `--help` show them
 # Of http://host:8001 the last number is a port.
 _ENDS_IN_PORT = re.compile(r"(?:http:)?https?://(?:\[[^\]]*\]|[^/:]*):\d+")
 _WEIGHT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
@@ -20,30 +29,10 @@ def split_weight(entry: str) -> tuple[str, float]:
 def reward_name(entry: str) -> str:
     """The name of an entry of --reward as it is logged: without its file, its address and its weight."""
     address = split_weight(entry.strip())[0]
-    if is_judge(address):
-        return judge_name(address)
-    return server_name(address) if is_http(address) else address.rpartition(":")[2]
+    kind = kind_of(address)
+    return address.rpartition(":")[2] if kind is None else str(named_object(kind.name)(address))
 
 
-def is_judge(address: str) -> bool:
-    """True for an address of --reward that names a judge."""
-    return address.startswith(JUDGE)
-
-
-def judge_name(address: str) -> str:
-    """The name of a judge in the log: that of its file."""
-    return address.removeprefix(JUDGE).rpartition("/")[2].partition(".")[0] or "judge"
-
-
-def is_http(address: str) -> bool:
-    """True for an address of --reward that names a server."""
-    return address.startswith(("http:", "https://"))
-
-
-def server_name(address: str) -> str:
-    """The name of a server's reward in the log: host and port, or that of the file."""
-    place = address.removeprefix("http:") if address.startswith("http:http") else address
-    if "://" not in place:
-        return place.removeprefix("http:").rpartition("/")[2].partition(".")[0] or "http"
-    host = place.partition("://")[2].partition("/")[0].rpartition("@")[2]
-    return "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in host) or "http"
+def kind_of(address: str) -> RewardEntry | None:
+    """Return the entry of a plugin for rewards that begin as an address does; None where there is none."""
+    return next((kind for beginning, kind in KINDS.items() if address.startswith(beginning)), None)

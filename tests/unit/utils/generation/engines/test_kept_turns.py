@@ -14,7 +14,13 @@ import torch
 
 from tests.unit.utils.generation.decoding.test_decode_check import known
 from tests.unit.utils.generation.engines.test_hf import PLAIN, prompts, responses, spelt
-from tests.unit.utils.generation.test_conversations import LIMITS, SAMPLING, Scripted, converse, model_that_turns
+from threestep.plugins.environments.tests.turns.test_conversations import (
+    LIMITS,
+    SAMPLING,
+    Scripted,
+    converse,
+    model_that_turns,
+)
 from training.utils.contracts.rollout_engine import Drawing, Ends, RolloutRequest, Speculation
 from training.utils.contracts.turns import NextTurn
 from training.utils.generation.decoding.decoding import FIXED, MASKED

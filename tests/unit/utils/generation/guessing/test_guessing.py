@@ -11,10 +11,10 @@ import torch
 
 from tests.unit.utils.generation.decoding.test_decode_check import known
 from tests.unit.utils.generation.engines.test_hf import GREEDY, PLAIN, prompts, responses
+from threestep.plugins.environments.turns.conversations import ActingRollout, ConversationLimits
 from threestep.plugins.mtp.head import new_head
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout_engine import RolloutRequest, Speculation
-from training.utils.generation.conversations import ActingRollout, ConversationLimits
 from training.utils.generation.decoding import kept_rows
 from training.utils.generation.decoding.decode_check import why_not_verified
 from training.utils.generation.engines.hf import TransformersRollout

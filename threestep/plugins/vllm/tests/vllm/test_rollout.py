@@ -21,7 +21,7 @@ from tests.unit.utils.generation.engines.test_hf import (
     roll,
     spelt,
 )
-from tests.unit.utils.generation.test_conversations import END, SAMPLING, converse
+from threestep.plugins.environments.tests.turns.test_conversations import END, SAMPLING, converse
 from threestep.plugins.vllm.tests.vllm.conftest import SHAPES, started
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import Rollout

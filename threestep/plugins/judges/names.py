@@ -1,0 +1,19 @@
+"""Addresses of judges and servers in entries of --reward, and the names by which they are logged."""
+
+from __future__ import annotations
+
+JUDGE = "judge:"
+
+
+def judge_name(address: str) -> str:
+    """The name of a judge in the log: that of its file."""
+    return address.removeprefix(JUDGE).rpartition("/")[2].partition(".")[0] or "judge"
+
+
+def server_name(address: str) -> str:
+    """The name of a server's reward in the log: host and port, or that of the file."""
+    place = address.removeprefix("http:") if address.startswith("http:http") else address
+    if "://" not in place:
+        return place.removeprefix("http:").rpartition("/")[2].partition(".")[0] or "http"
+    host = place.partition("://")[2].partition("/")[0].rpartition("@")[2]
+    return "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in host) or "http"
