@@ -74,7 +74,6 @@ checkpoints: engine engine.ranks report models.adapters run report.trackers mode
 dry_run: engine loading engine.ranks models models.quantized models.attention engine.config sequence_parallel run
     layout contracts models.families models.lean clock base
 harness: engine engine.ranks run base
-recording: engine engine.ranks models.adapters run contracts reading base
 rewards.asking: rewards.calling run serving rewards.names base
 rewards.rules: rewards.calling data.sources.made base
 routers: engine engine.ranks models sequence_parallel models.tensors layout contracts models.families base
@@ -88,12 +87,12 @@ outputs: checkpoints engine.ranks models.tensors base
 rewards: rewards.rules rewards.asking rewards.calling contracts flags rewards.names base
 generation.vllm: mtp loading generation.guessing engine.ranks generation.decoding models models.tensors contracts
     flags images base
-setup: outputs mtp images.run distillation routers recording harness dry_run checkpoints engine data.build loading
-    engine.ranks data.kinds report models.adapters images.data models data.chat data.cache models.quantized
-    models.attention images.models engine.config divergence data.rows sequence_parallel run layout data.sources
-    contracts flags plugins models.families data.files clock base
+setup: outputs mtp images.run distillation routers harness dry_run checkpoints engine data.build loading engine.ranks
+    data.kinds report models.adapters images.data models data.chat data.cache models.quantized models.attention
+    images.models engine.config divergence data.rows sequence_parallel run layout data.sources contracts flags plugins
+    models.families data.files clock base
 generation.vllm_server: generation.vllm engine.ranks generation.decoding models contracts flags base
-preference: setup recording engine data.build loading engine.ranks models.adapters models data.chat models.attention
+preference: setup engine data.build loading engine.ranks models.adapters models data.chat models.attention
     engine.config data.rows run layout contracts flags data.files base
 """
 ROOMS_BELOW: dict[str, tuple[str, ...]] = {
@@ -283,8 +282,8 @@ def nothing_imports_the_front(module: str, source: str) -> list[str]:
 
 
 def programs_import_no_step(module: str, source: str) -> list[str]:
-    """Programs outside of the steps find steps by `known_steps()`, and import none."""
-    if step_of(module) or module.startswith("training.utils"):
+    """Programs outside of the steps find steps by `known_steps()`, and import none; plugins import what is public."""
+    if step_of(module) or inside(module, "training.utils") or inside(module, "threestep.plugins"):
         return []
     return distinct(
         f"{module}:{found.line} imports {found.module}; programs import no step"
