@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.workload import SHAPES, VOCABULARY
+from threestep.plugins.audit.recording.schema import DIGESTS
+from threestep.plugins.audit.step_recorder import StepRecorder
 from training import new_model
 from training.step1_sft.main import main as sft
 from training.step1_sft.trainer import SftTrainer
-from training.utils.recording.recorder import NOT_RECORDED, StepRecords
-from training.utils.run.run_folder import DIGESTS
+from training.utils.contracts.step_observers import NOT_OBSERVED
 
 FIRST = 4  # steps that warm up
 _WORDS = "pear apple fig plum cherry quince lemon melon grape berry peach mango date lime olive papaya".split()
@@ -79,7 +80,7 @@ def summary(seconds: Sequence[tuple[float, float]], size: int) -> str:
 
 def _watch(seconds: list[tuple[float, float]]) -> None:
     """Time each step of step 1, and leave every second one without a digest."""
-    take, of_step = SftTrainer._optimizer_step, StepRecords.of_step
+    take, begin = SftTrainer._optimizer_step, StepRecorder.begin
 
     def timed(self: SftTrainer, step: Any) -> dict[str, float]:
         used, clock = time.process_time(), time.perf_counter()
@@ -87,11 +88,11 @@ def _watch(seconds: list[tuple[float, float]]) -> None:
         seconds.append((time.process_time() - used, time.perf_counter() - clock))
         return figures
 
-    def in_turns(self: StepRecords, step: int, *others: Any) -> Any:
-        return of_step(self, step, *others) if step % 2 == 0 else NOT_RECORDED
+    def in_turns(self: StepRecorder, number: int, update: int | None = None) -> Any:
+        return begin(self, number, update) if number % 2 == 0 else NOT_OBSERVED
 
     SftTrainer._optimizer_step = timed  # type: ignore[method-assign]
-    StepRecords.of_step = in_turns  # type: ignore[method-assign]
+    StepRecorder.begin = in_turns  # type: ignore[method-assign]
 
 
 def _write_rows(path: Path, count: int, words: int) -> Path:

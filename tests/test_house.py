@@ -90,7 +90,7 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
     ),
     (
         rooms.programs_import_no_step,
-        "training.report",
+        "threestep.result",
         "def f():\n    from training.step3_ppo import scoring",
         "from training.utils.flags.step import known_steps",
     ),

@@ -27,7 +27,8 @@ def installed(place: Path) -> Path:
     """The folder of the installed package."""
     page = (ROOT / "docs" / "write_a_plugin.md").read_text()
     files = {block.label: block.content for block in pages.blocks(page) if block.label}
-    assert {"terse/pyproject.toml", "__init__.py", "engine.py", "loss.py", "tracker.py", "command.py"} == files.keys()
+    modules = {f"{name}.py" for name in ("__init__", "engine", "loss", "tracker", "observer", "command")}
+    assert {"terse/pyproject.toml", *modules} == files.keys()
     source = place / "source_of_terse"
     (source / "terse").mkdir(parents=True)
     for name, content in files.items():
@@ -60,6 +61,9 @@ def test_all_that_the_page_adds_is_used(installed, place):
     rows = list(csv.reader((place / "runs/grpo/metrics.csv").open()))
     ended, drawn = ([float(value) for _, name, value in rows if name == f"terse/{each}"] for each in ("ended", "drawn"))
     assert drawn and all(0 <= some <= count for some, count in zip(ended, drawn, strict=True))
+    steps = [list(map(int, line.split())) for line in (place / "runs/grpo/learnt_rows.txt").read_text().splitlines()]
+    assert [step[0] for step in steps] == sorted(step[0] for step in steps) and {step[0] for step in steps} == {1, 2}
+    assert all(update >= 1 and rows for _, update, *rows in steps)
     told = threestep(installed, place, "terse", "runs/grpo")
     count = f"{ended[-1]:.0f} of {drawn[-1]:.0f}"
     assert told.stdout == f"runs/grpo: {count} responses ended by themselves in the last step\n", told.stderr

@@ -87,10 +87,9 @@ step3_ppo.learning.selection: selected_tokens
 step3_ppo.parts.prompt_source: PromptSource.observe
 """,
     "note, record and report": """
-step3_ppo.learning.notes: StepNotes.__post_init__ StepNotes.begun StepNotes.taken StepNotes.outcomes StepNotes.figures
-    rank_token_figures row_ids_of_all_ranks
+step3_ppo.learning.notes: StepNotes.__post_init__ StepNotes.begun StepNotes._next StepNotes.taken StepNotes.outcomes
+    StepNotes.figures rank_token_figures row_ids_of_all_ranks
 step3_ppo.learning.outcomes: prompt_outcomes
-step3_ppo.learning.record: minibatch_numbers
 step3_ppo.measures.measures: spread moments figures_of _row
 """,
     "are short, and say what they return": """

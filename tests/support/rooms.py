@@ -72,17 +72,16 @@ checkpoints: engine engine.ranks report models.adapters run report.trackers mode
 dry_run: engine loading engine.ranks models models.quantized models.attention engine.config sequence_parallel run
     layout contracts models.families models.lean clock base
 harness: engine engine.ranks run base
-recording: engine engine.ranks models.adapters run contracts reading base
 rewards.rules: rewards.calling data.sources.made base
 images.run: dry_run engine data.build loading images.data models images.models data.rows run models.tensors layout
     contracts models.families images models.lean base
 outputs: checkpoints engine.ranks models.tensors base
 rewards: rewards.rules rewards.calling contracts rewards.names flags plugins base
-setup: outputs images.run recording harness dry_run checkpoints engine data.build loading engine.ranks data.kinds
-    report models.adapters images.data models data.chat data.cache models.quantized models.attention images.models
+setup: outputs images.run harness dry_run checkpoints engine data.build loading engine.ranks data.kinds report
+    models.adapters images.data models data.chat data.cache models.quantized models.attention images.models
     engine.config divergence data.rows sequence_parallel run layout data.sources contracts flags plugins
     models.families data.files clock base
-preference: setup recording engine data.build loading engine.ranks models.adapters models data.chat models.attention
+preference: setup engine data.build loading engine.ranks models.adapters models data.chat models.attention
     engine.config data.rows run layout contracts flags data.files base
 """
 ROOMS_BELOW: dict[str, tuple[str, ...]] = {
@@ -243,9 +242,9 @@ def nothing_imports_the_front(module: str, source: str) -> list[str]:
 
 
 def programs_import_no_step(module: str, source: str) -> list[str]:
-    """Programs outside of the steps find steps by `known_steps()`, and import none."""
-    if step_of(module) or module.startswith("training.utils") or module.startswith("threestep.plugins."):
-        return []  # a plugin may extend a step, by its public modules
+    """Programs outside of the steps find steps by `known_steps()`, and import none; plugins import what is public."""
+    if step_of(module) or inside(module, "training.utils") or inside(module, "threestep.plugins"):
+        return []
     return distinct(
         f"{module}:{found.line} imports {found.module}; programs import no step"
         for found in imports(module, source)

@@ -12,17 +12,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from training.step1_sft.loss import sft_loss, z_loss
 from training.step1_sft.neftune import embedding_noise
-from training.step1_sft.record import sft_record
 from training.step1_sft.samples import Drawn, sentence_samples
 from training.utils.base.seeds import derived_seed
 from training.utils.base.transfer import moved, pinned
 from training.utils.contracts.rows import SentenceRow
+from training.utils.contracts.step_observers import StepTaken
 from training.utils.data.rows.documents import group_document, group_size, row_groups, sentence_document
 from training.utils.divergence.signs import Uniform
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
@@ -31,14 +31,12 @@ from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.planner import DocumentSize, PlanSettings, plain_size, plan_step
 from training.utils.layout.ranked import sequence_sums
 from training.utils.layout.with_media import lacks_media, laid_out
-from training.utils.recording.digests import StepNumbers
 from training.utils.setup.training_run import NextStep, TrainingLoop, TrainingRun
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.models.target_head import TokenLogprobs
-    from training.utils.recording.recorder import RecordContent, Watched
     from training.utils.setup.result import TrainingResult
 
 
@@ -98,13 +96,25 @@ class SentenceBatch:
 
 @dataclass(frozen=True)
 class SentenceStep:
-    """micro_batches: this rank's, on the CPU. targets: of all ranks. counted: by the guests. work: this rank's, as in
-    `TrainingRun.work_of`."""
+    """batch: of all ranks. micro_batches: this rank's, on the CPU. targets: of all ranks. counted: by the guests. work:
+    this rank's, as in `TrainingRun.work_of`."""
 
+    batch: list[SentenceRow]
     micro_batches: list[SentenceBatch]
     targets: int
     counted: tuple[Any, ...]
     work: dict[str, float]
+
+
+@dataclass(frozen=True)
+class SftStep(StepTaken):
+    """z_loss_coef, neftune_alpha: as of SftTrainer."""
+
+    kind: ClassVar[str] = "sft"
+
+    prepared: SentenceStep
+    z_loss_coef: float
+    neftune_alpha: float
 
 
 class _SampledLosses:
@@ -217,7 +227,7 @@ class SftTrainer:
         own = [document for part in micro_batches for document in part.documents]
         work = run.work_of(own, sum(document.reads for document in own))
         counted = run.guests.tally([sentence_document(row) for row in batch]) if run.guests else ()
-        return SentenceStep(micro_batches, targets, counted, work)
+        return SentenceStep(batch, micro_batches, targets, counted, work)
 
     def _optimizer_step(self, step: NextStep[SentenceStep]) -> dict[str, float]:
         run = self.run
@@ -241,14 +251,11 @@ class SftTrainer:
             MicroBatch(batch.rows, partial(loss_of, batch), batch.for_guests, partial(read, batch))
             for batch in on_device(prepared.micro_batches, run.ranks.device)
         ]
-        recording = run.settings.records.of_step(step.number, run.ranks)
-        watched = recording.watched("train", run.engine, micro_batches)
-        recording.note(z_loss_coef=self.z_loss_coef, embedding_noise=self.neftune_alpha, other_terms=bool(run.guests))
-        trainee = Trainee("train", run.engine, watched, run.guests, prepared.counted)
+        observed = run.settings.observers.begin(step.number)
+        trainee = observed.watched(Trainee("train", run.engine, micro_batches, run.guests, prepared.counted))
         totals, figures = accumulate([trainee], prepared.work)
-        rows = [run.train_rows[index].row_id for index in step.taken] if run.ranks.is_main else []
-        found = {**totals, **figures}
-        recording.write(partial(self._record, step, prepared, found), StepNumbers(rows, found))
+        found, row_ids = {**totals, **figures}, partial(run.row_ids, step.taken)
+        observed.taken(SftStep(step.number, found, row_ids, prepared, self.z_loss_coef, self.neftune_alpha))
         seconds = time.monotonic() - started
         return {
             "train/loss": totals["loss"],
@@ -257,13 +264,6 @@ class SftTrainer:
             **figures,
             **({"train/z_loss": totals["z_loss"]} if self.z_loss_coef else {}),
         }
-
-    def _record(
-        self, step: NextStep[SentenceStep], prepared: SentenceStep, figures: Mapping[str, float], watched: Watched
-    ) -> RecordContent:
-        """The record of a step."""
-        taken = [[self.run.train_rows[step.taken[at]] for at in batch.taken] for batch in prepared.micro_batches]
-        return sft_record(step.number, watched["train"], taken, prepared.targets, figures=figures)
 
     def _noise(self, micro_batch: SentenceBatch, step: int) -> torch.Tensor | None:
         """NEFTune's noise; its seeds are the sequences' places in the run, so that the layout changes nothing."""

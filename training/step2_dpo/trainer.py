@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
 from training.step2_dpo.losses.pairs import Objective, Responses, log_ratios, preference_loss, weighted_sum
 from training.step2_dpo.objectives import BetaSchedule, at_beta, reads_mismatched
-from training.step2_dpo.record import Points, dpo_record
+from training.utils.contracts.step_observers import StepTaken
 from training.utils.divergence.signs import EQUAL_PAIRS, Uniform
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.engine.ranks.collectives import DeviceSums
@@ -28,7 +28,6 @@ from training.utils.preference.batches import PreferenceBatch, PreferenceStep, e
 from training.utils.preference.reference import Reference, References, read_reference, response_sums
 from training.utils.preference.samples import write_ranked_samples
 from training.utils.preference.scoring import gathered_scores
-from training.utils.recording.digests import StepNumbers
 from training.utils.setup.training_run import NextStep, TrainingLoop, TrainingRun
 
 if TYPE_CHECKING:
@@ -84,6 +83,27 @@ class Prepared(NamedTuple):
 
     own: PreferenceStep
     others: PreferenceStep | None
+
+
+class ReferencePoints(NamedTuple):
+    """found: each objective's `Responses.reference_point`, 0 for one that has none. mismatched: the log-ratios [B] of
+    this rank's prompts with responses of other rows, if one is read from these."""
+
+    found: Sequence[float]
+    mismatched: Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class DpoStep(StepTaken):
+    """batches: this rank's; references: [B] of each. objectives: with this step's beta, which follows the schedule."""
+
+    kind: ClassVar[str] = "dpo"
+
+    batches: Sequence[PreferenceBatch]
+    references: Sequence[torch.Tensor]
+    objectives: Sequence[Objective]
+    schedule: BetaSchedule
+    points: ReferencePoints
 
 
 class DpoTrainer:
@@ -148,33 +168,18 @@ class DpoTrainer:
         batches = on_device(prepared.own.batches, run.ranks.device)
         references = read_reference(self.references.train, run.engine, batches)
         objectives = self._objectives_at(step.number)
-        mismatched: list[torch.Tensor] = []
-        points = self._points(
-            objectives, zip(batches, references, strict=True), lambda: self._others_of(prepared), mismatched
-        )
-        loss = partial(self._loss, objectives=objectives, points=points)
+        own = zip(batches, references, strict=True)
+        points = self._points(objectives, own, lambda: self._others_of(prepared))
+        loss = partial(self._loss, objectives=objectives, points=points.found)
         micro_batches = [
             MicroBatch(batch.ranked.rows, partial(loss, batch, reference_B, float(len(step.taken))))
             for batch, reference_B in zip(batches, references, strict=True)
         ]
-        recording = run.settings.records.of_step(step.number, run.ranks)
-        watched = recording.watched("train", run.engine, micro_batches)
-        recording.note(other_terms=bool(run.guests))
-        totals, figures = accumulate([Trainee("train", run.engine, watched, run.guests)], prepared.own.work)
-        found = {**totals, **figures}
-        rows = [run.train_rows[index].row_id for index in step.taken] if run.ranks.is_main else []
-        recording.write(
-            lambda seen: dpo_record(
-                step,
-                seen["train"],
-                batches,
-                references,
-                objectives=objectives,
-                points=Points(points, mismatched, self.schedule),
-                figures=found,
-            ),
-            StepNumbers(rows, found, lambda: {"reference": torch.cat([*references])}),
-        )
+        observed = run.settings.observers.begin(step.number)
+        trainee = observed.watched(Trainee("train", run.engine, micro_batches, run.guests))
+        totals, figures = accumulate([trainee], prepared.own.work)
+        found, row_ids = {**totals, **figures}, partial(run.row_ids, step.taken)
+        observed.taken(DpoStep(step.number, found, row_ids, batches, references, objectives, self.schedule, points))
         seconds = time.monotonic() - started
         return {
             **{f"train/{name}": value for name, value in _means(totals).items()},
@@ -182,7 +187,7 @@ class DpoTrainer:
             **({"train/beta": objectives[0].beta} if self.schedule.first != self.schedule.last else {}),
             **{
                 f"train/point_{one.name}": point
-                for one, point in zip(objectives, points, strict=True)
+                for one, point in zip(objectives, points.found, strict=True)
                 if one.loss.first_pass
             },
             "train/pairs_per_second": totals["pairs"] / seconds,
@@ -200,7 +205,7 @@ class DpoTrainer:
         batches = on_device(prepared.others.batches, self.run.ranks.device)
         return zip(batches, read_reference(self.others.references.train, self.run.engine, batches), strict=True)
 
-    def _eval_points(self, objectives: Sequence[Objective]) -> list[float]:
+    def _eval_points(self, objectives: Sequence[Objective]) -> Sequence[float]:
         """The reference points over all evaluation rows."""
 
         def read(
@@ -215,21 +220,19 @@ class DpoTrainer:
             objectives,
             read(self.run, self.references.eval),
             lambda: read(others.run, others.references.eval) if others else (),
-        )
+        ).found
 
     def _points(
         self,
         objectives: Sequence[Objective],
         own: Iterable[tuple[PreferenceBatch, torch.Tensor]],
         others: Callable[[], Iterable[tuple[PreferenceBatch, torch.Tensor]]],
-        mismatched: list[torch.Tensor] | None = None,
-    ) -> list[float]:
-        """Return each objective's `Responses.reference_point`, 0 for one that has none. A collective, if any has one.
+    ) -> ReferencePoints:
+        """Return the objectives' reference points. A collective, if any has one.
 
         own, others: all batches of an optimizer step or of an evaluation on this rank, with their references
-        mismatched: takes the log-ratios of `others`, for a record
         """
-        points = [0.0] * len(objectives)
+        points, mismatched = [0.0] * len(objectives), list[torch.Tensor]()
         passes = {place: one.loss.first_pass for place, one in enumerate(objectives) if one.loss.first_pass}
         for are_others in (False, True):
             reading = {place: each for place, each in passes.items() if each.reads_mismatched is are_others}
@@ -240,7 +243,7 @@ class DpoTrainer:
             with torch.no_grad():
                 for batch, reference_B in others() if are_others else own:
                     of_terms = self._responses(batch, reference_B, objectives, points)
-                    if are_others and mismatched is not None:
+                    if are_others:
                         mismatched.append(of_terms[min(reading)].ratios_B)
                     for place, each in reading.items():
                         sums.add({f"{place} {name}": value for name, value in each.sums(of_terms[place]).items()})
@@ -249,7 +252,7 @@ class DpoTrainer:
                 begin = f"{place} "
                 own_totals = {name.removeprefix(begin): v for name, v in totals.items() if name.startswith(begin)}
                 points[place] = each.point(own_totals)
-        return points
+        return ReferencePoints(points, mismatched)
 
     def _responses(
         self,

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 
 from training.step2_reward.first_difference import compared_tokens
 from training.step2_reward.loss import LossOptions, ranking_loss
-from training.step2_reward.record import reward_record
 from training.step2_reward.report import gain_sentence
+from training.utils.contracts.step_observers import StepTaken
 from training.utils.divergence.signs import EQUAL_PAIRS
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.layout.order import ShuffledStream
@@ -31,7 +31,6 @@ from training.utils.preference.evaluation import (
 )
 from training.utils.preference.samples import write_ranked_samples
 from training.utils.preference.scoring import chosen_alone, score_responses
-from training.utils.recording.digests import StepNumbers
 from training.utils.setup.training_run import NextStep, TrainingLoop, TrainingRun
 
 if TYPE_CHECKING:
@@ -82,6 +81,17 @@ def read_differing_tokens(model: Callable[..., torch.Tensor], batch: PreferenceB
     better_M, worse_M = model(read_at, at="targets").chunk(2)
     weight_M = ranked.weight_Q[found.pair_M] * found.share_M
     return ReadPairs(better_M, worse_M, batch.margin_Q[found.pair_M], weight_M, found.end_Q)
+
+
+@dataclass(frozen=True)
+class RewardStep(StepTaken):
+    """batches: this rank's. reads_ends: the loss compares the scores of whole responses."""
+
+    kind: ClassVar[str] = "reward"
+
+    batches: Sequence[PreferenceBatch]
+    options: LossOptions
+    reads_ends: bool
 
 
 class RewardTrainer:
@@ -143,18 +153,11 @@ class RewardTrainer:
 
         batches = on_device(prepared.batches, run.ranks.device)
         micro_batches = [MicroBatch(batch.ranked.rows, partial(loss_of, batch)) for batch in batches]
-        recording = run.settings.records.of_step(step.number, run.ranks)
-        watched = recording.watched("train", run.engine, micro_batches)
-        recording.note(other_terms=bool(run.guests))
-        totals, figures = accumulate([Trainee("train", run.engine, watched, run.guests)], prepared.work)
-        found = {**totals, **figures}
-        rows = [run.train_rows[index].row_id for index in step.taken] if run.ranks.is_main else []
-        recording.write(
-            lambda seen: reward_record(
-                step, seen["train"], batches, self.options, figures=found, of_ends=self.read is read_ends
-            ),
-            StepNumbers(rows, found),
-        )
+        observed = run.settings.observers.begin(step.number)
+        trainee = observed.watched(Trainee("train", run.engine, micro_batches, run.guests))
+        totals, figures = accumulate([trainee], prepared.work)
+        found, row_ids = {**totals, **figures}, partial(run.row_ids, step.taken)
+        observed.taken(RewardStep(step.number, found, row_ids, batches, self.options, self.read is read_ends))
         seconds = time.monotonic() - started
         return {
             "train/loss": totals["loss"],

@@ -34,7 +34,7 @@ from benchmarks.conformance.seen import (
     documents,
     flat,
 )
-from training.utils.recording.files import read_record
+from threestep.plugins.audit.recording.files import read_record
 
 STARTS_RANKS = True
 LACKS = {"padding_side": "pads on the right or not at all: no setting", "label_smoothing": "SFT has no label smoothing"}

@@ -1,14 +1,22 @@
 """The audit of a training step: what a record says was computed, recomputed from the parts before it.
 
-Its README.md describes records and what is judged. `recorders` writes records of other trainers.
+Its README.md describes records and what is judged. `step_recorder` writes records and digests of a run's steps, and
+`recorders` records of other trainers.
 """
 
-from training.utils.plugins.plugin import Command, Plugin
+from training.utils.plugins.plugin import EVERY_STEP, Command, Hooks, Plugin
 
 PLUGIN = Plugin(
     "audit",
-    "every number of a training step, recomputed",
+    "every number of a training step, recorded and recomputed",
     commands={
         "audit": Command(__name__, "which number of a training step is wrong, and why; where two runs part"),
     },
+    flags={EVERY_STEP: (f"{__name__}.flags:RecordingArguments",)},
+    tables={"logs": {"digests.jsonl": "sums and hashes of every step"}},
+    hooks=Hooks(
+        check=f"{__name__}.flags:check",
+        needs=f"{__name__}.flags:needs",
+        observer=f"{__name__}.step_recorder:open_recorder",
+    ),
 )

@@ -42,9 +42,9 @@ def main(argv: Sequence[str]) -> None:
     from threestep.plugins.audit.judge import first_wrong, judge
     from threestep.plugins.audit.quantities.ids import notes_on_ids
     from threestep.plugins.audit.quantities.step import AuditedStep
+    from threestep.plugins.audit.recording.files import read_record
     from threestep.plugins.audit.text import as_json, as_lines
     from threestep.plugins.audit.words import settings_of_words
-    from training.utils.recording.files import read_record
 
     settings = settings_of_words(options.settings)
     record = read_record(Path(options.record))

@@ -10,7 +10,7 @@ import numpy as np
 from threestep.plugins.audit.quantities import QUANTITIES, Quantity
 from threestep.plugins.audit.quantities.quantity import FLOAT32
 from threestep.plugins.audit.quantities.step import AuditedStep, LackingError
-from training.utils.recording.schema import FIGURES
+from threestep.plugins.audit.recording.schema import FIGURES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

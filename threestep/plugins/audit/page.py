@@ -12,7 +12,7 @@ from training.utils.report.pages.document import document, scrolled
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from training.utils.recording.files import RecordHead
+    from threestep.plugins.audit.recording.files import RecordHead
 
 _OWN_STYLE = """
 .verdict { overflow-wrap: anywhere; }

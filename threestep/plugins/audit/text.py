@@ -10,7 +10,7 @@ from threestep.plugins.audit.judge import AGREES, DIFFERS, NOT_JUDGED, Differenc
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from training.utils.recording.files import RecordHead
+    from threestep.plugins.audit.recording.files import RecordHead
 
 
 def as_lines(head: RecordHead, findings: Sequence[Finding]) -> list[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from threestep.plugins.audit.recording.files import check_setting
+from threestep.plugins.audit.recording.schema import SETTINGS
 from training.utils.base.errors import ThreestepError, nearest_names
-from training.utils.recording.files import check_setting
-from training.utils.recording.schema import SETTINGS
 
 # The words that a setting's value is known by without its name.
 _WORDS: dict[str, tuple[str, Any]] = {

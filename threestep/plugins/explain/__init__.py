@@ -1,6 +1,6 @@
 """The explanation of one optimizer step, token by token, from its record: `threestep explain`."""
 
-from training.utils.plugins.plugin import Command, Hooks, Plugin
+from training.utils.plugins.plugin import EVERY_STEP, Command, Hooks, Plugin
 
 PLUGIN = Plugin(
     "explain",
@@ -11,5 +11,8 @@ PLUGIN = Plugin(
             "threestep.plugins.explain", "what one optimizer step did, token by token, and under other rules"
         )
     },
-    hooks=Hooks(at_end=f"{__name__}.at_end:explain_at_end"),
+    flags={EVERY_STEP: (f"{__name__}.flags:ExplainArguments",)},
+    hooks=Hooks(
+        check=f"{__name__}.flags:check", needs=f"{__name__}.flags:needs", at_end=f"{__name__}.at_end:explain_at_end"
+    ),
 )

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import training
+from threestep.plugins.audit.recording.schema import DESCRIPTION
 from training.utils.base.console import log
-from training.utils.recording.schema import DESCRIPTION
 from training.utils.run.launch import outside_of_ranks
 
 if TYPE_CHECKING:

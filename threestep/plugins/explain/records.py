@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from threestep.plugins.audit.bisect.digest_files import read_digests
 from threestep.plugins.audit.bisect.rerun import Start, rerun
 from threestep.plugins.audit.quantities.step import AuditedStep
+from threestep.plugins.audit.recording.files import read_record
+from threestep.plugins.audit.recording.schema import DESCRIPTION
 from training.utils.base.errors import ThreestepError
-from training.utils.recording.files import read_record
-from training.utils.recording.schema import DESCRIPTION
 
 if TYPE_CHECKING:
-    from training.utils.recording.files import StepRecord
+    from threestep.plugins.audit.recording.files import StepRecord
 
 
 def is_record(folder: Path) -> bool:

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rollout_engine import RolloutRequest, ServerShare
     from training.utils.contracts.rows import PromptRow
+    from training.utils.contracts.step_observers import ObservedStep
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.data.rows.collate import PromptBatch
     from training.utils.models.target_head import TokenLogprobs
-    from training.utils.recording.recorder import StepRecording
 
 
 @dataclass(frozen=True)
@@ -121,12 +121,12 @@ class Readings:
 class LearntValues(NamedTuple):
     """The critic's part of a step, learned as it was read.
 
-    values_BR: of before the step, as of Readings. figures: of its loss, this rank's summands. recording: of the step.
+    values_BR: of before the step, as of Readings. figures: of its loss, this rank's summands. observed: the step.
     """
 
     values_BR: torch.Tensor
     figures: Mapping[str, float | torch.Tensor]
-    recording: StepRecording
+    observed: ObservedStep
 
 
 class Reused(NamedTuple):

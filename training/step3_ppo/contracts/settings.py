@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from training.utils.base.console import LogPace
+from training.utils.contracts.step_observers import StepObservers
 from training.utils.layout.order import completes_epochs
-from training.utils.recording.recorder import StepRecords
 from training.utils.rewards.weighted import MODEL_ALONE, Rewards
 from training.utils.run.traces import Traces
 
@@ -170,5 +170,5 @@ class PpoSettings:
     evaluation: EvaluationTimes
     stop_kl: float | None = None
     traces: Traces = Traces()
-    records: StepRecords = StepRecords()
+    observers: StepObservers = StepObservers()
     log_pace: LogPace = LogPace()

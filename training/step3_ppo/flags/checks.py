@@ -18,7 +18,7 @@ from training.utils.generation.partners import Partners, all_partners, partners_
 from training.utils.generation.table import checked_engine, supporting
 from training.utils.loading.configurations import check_positions, check_trains
 from training.utils.models.quantized.quantization import check_beside_quantization, check_package, check_ranks
-from training.utils.plugins.registry import check_by_plugins
+from training.utils.plugins.registry import check_by_plugins, reading_whole_rows
 from training.utils.rewards.table import RULES
 from training.utils.rewards.weighted import Reward, check_comparisons, named_rewards, reads_model, rule_named
 from training.utils.sequence_parallel.checks import check_beside
@@ -64,7 +64,6 @@ def checked_components(flags: PpoFlags) -> Components:
     unknown names and for flags that do not go together."""
     roles, ppo, mistakes, partners = flags.roles, flags.ppo, Mistakes(), partners_of(flags.added)
     thinks = flags.data.chat.parallel_thinking
-    flags.run.check_records(mistakes, thinks)
     wanted = {"min_p": ppo.min_p, "bad_words": ppo.bad_words, "stop": ppo.stop, "parallel_thinking": thinks}
     _check_paths(ppo, thinks, mistakes)
     guesses = mistakes.note(Speculation.of_flag, ppo.speculate, guesser(flags))
@@ -93,7 +92,7 @@ def checked_components(flags: PpoFlags) -> Components:
         {
             "--reuse_forwards": bool(ppo.reuse_forwards),
             "--reuse_values": bool(ppo.reuse_values),
-            **flags.run.recording,
+            **reading_whole_rows(flags),
             **flags.guests.reading_whole_rows(),
         },
     )

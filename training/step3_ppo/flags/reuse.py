@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from training.step3_ppo.flags.algorithm import reads_old_policy
+from training.utils.plugins.registry import own_forwards
 
 if TYPE_CHECKING:
     from training.step3_ppo.flags.algorithm import Algorithm
@@ -84,7 +85,7 @@ def why_apart(name: str, flags: PpoFlags, algorithm: Algorithm) -> str | None:
         f"ranks share rows (--sequence_parallel_size {ppo.sequence_parallel_size})": ppo.sequence_parallel_size > 1,
         "actor and critic share a trunk (--share_trunk)": roles.share_trunk,
         "responses have paths side by side (--parallel_thinking)": flags.data.chat.parallel_thinking,
-        "steps are recorded (--record_steps, --explain_steps)": any(flags.run.recording.values()),
+        **dict.fromkeys(own_forwards(flags), True),
         **dict.fromkeys(flags.guests.why_apart, True),
         **_nothing_spared(name, flags, algorithm),
     }

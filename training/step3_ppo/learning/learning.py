@@ -6,7 +6,7 @@ M response tokens of a micro-batch, r of one sequence.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -32,12 +32,12 @@ from training.step3_ppo.mismatch.weights import loss_weights
 from training.utils.base.seeds import derived_seed
 from training.utils.base.transfer import moved, pinned
 from training.utils.contracts.documents import TokenSequence, plain
+from training.utils.contracts.step_observers import NOT_OBSERVED
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.rank_share import rank_share
 from training.utils.models.target_head import Readout
-from training.utils.recording.recorder import NOT_RECORDED
 
 if TYPE_CHECKING:
     from training.step3_ppo.contracts.records import LearntValues
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from training.step3_ppo.learning.outcomes import PromptOutcome
     from training.step3_ppo.roles.roles import Roles
     from training.utils.contracts.rows import PromptRow, TextBlock
+    from training.utils.contracts.step_observers import ObservedStep
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.models.target_head import TokenLogprobs
-    from training.utils.recording.recorder import StepRecording
 
 
 # Figures that are means over the tokens that count; the others are sums over the step, as losses are.
@@ -72,13 +72,13 @@ class Learner:
         noise_seed: int,
         forwards: Sequence[Forward],
         *,
-        recording: StepRecording = NOT_RECORDED,
+        observed: ObservedStep = NOT_OBSERVED,
     ) -> dict[str, float]:
         """Run forwards, backwards and one step of the optimizers; return figures over all ranks. A collective.
 
         sequences: the minibatch of all ranks. texts: one block per sequence, or none. forwards: this rank's of the
         minibatch, from `forwards`, or those that reading has made; each of these is good for one backward.
-        recording: of this step.
+        observed: this step, whose observers see the minibatch and no texts.
         """
         roles, guests, device = self.roles, self.roles.actor_guests, self.roles.actor.ranks.device
         by_number = {sequence.number: sequence for sequence in sequences}
@@ -92,14 +92,14 @@ class Learner:
             selected = self._selected(sequences, totals, noise_seed)
             loss = partial(self._actor_loss, totals=actor_totals, selected=selected)
             policies = [MicroBatch(part.rows, partial(loss, part, own), part.for_guests) for part, own in batches]
-            of_actor = [*recording.watched("actor", roles.actor, policies), *self._text_batches(texts, device)]
             counted = guests.tally([plain(part) for each in sequences for part in each.tokens.parts]) if guests else ()
-            trainees.append(Trainee("actor", roles.actor, of_actor, guests, counted))
+            actor = observed.watched(Trainee("actor", roles.actor, policies, guests, counted))
+            of_texts = self._text_batches(texts, device)
+            trainees.append(replace(actor, micro_batches=[*actor.micro_batches, *of_texts]))
         if roles.critic is not None:
             values = [MicroBatch(part.rows, partial(self._critic_loss, part, own, totals)) for part, own in batches]
-            of_critic = [] if self.learnt else recording.watched("critic", roles.critic, values)
-            recording.note(other_critic_terms=bool(roles.critic_guests))
-            trainees.append(Trainee("critic", roles.critic, of_critic, roles.critic_guests))
+            critic = Trainee("critic", roles.critic, [] if self.learnt else values, roles.critic_guests)
+            trainees.append(critic if self.learnt else observed.watched(critic))
         sums, figures = accumulate(trainees, self.learnt.figures if self.learnt else None)
         if totals.tokens:  # otherwise there are no means
             figures |= {name: value / totals.tokens if name in _TOKEN_MEANS else value for name, value in sums.items()}
@@ -236,7 +236,7 @@ class Updates:
         roles, experience = self.roles, self.settings.experience
         if roles.critic is None or not experience.reading.learns_values:
             return None
-        begin = partial(self.settings.records.of_step, iteration, self.ranks, FIRST)
+        begin = partial(self.settings.observers.begin, iteration, FIRST)
         return ValueLearner(roles.critic, experience, self.settings.updates.learning.clip_range_value, begin)
 
     def learn(
@@ -257,9 +257,9 @@ class Updates:
                 notes.empty += 1  # there is nothing to learn
                 continue
             forwards = minibatch.forwards()
-            recording = notes.begun(self.roles.actor_guests, texts, train_actor)
-            figures = learner.learn(minibatch.sequences, texts, minibatch.seed, forwards, recording=recording)
-            notes.taken(recording, minibatch, forwards, figures)
+            observed = notes.begun()
+            figures = learner.learn(minibatch.sequences, texts, minibatch.seed, forwards, observed=observed)
+            notes.taken(observed, minibatch, forwards, texts, figures=figures)
             if train_actor and self.roles.average is not None and not figures["actor/skipped"]:
                 self.roles.average.update()
             if settings.stop_update_kl is not None and figures.get("actor/update_kl", 0.0) > settings.stop_update_kl:

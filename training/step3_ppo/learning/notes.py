@@ -1,17 +1,17 @@
-"""The optimizer steps of one rollout as others see them: records, digests, bad steps, outcomes of prompts, figures."""
+"""The optimizer steps of one rollout as others see them: observers, bad steps, outcomes of prompts, figures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial, reduce
-from typing import TYPE_CHECKING, NamedTuple
+from functools import reduce
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 
 from training.step3_ppo.learning.outcomes import PromptOutcome, prompt_outcomes
-from training.step3_ppo.learning.record import MinibatchOfRollout, minibatch_numbers, policy_record
 from training.step3_ppo.measures.measures import Measure, Moments, figures_of, moments, spread
+from training.utils.contracts.step_observers import StepTaken
 from training.utils.engine.ranks.collectives import gathered
 from training.utils.layout.rank_share import documents_of
 from training.utils.run.ahead import Ahead
@@ -21,11 +21,10 @@ if TYPE_CHECKING:
     from training.step3_ppo.contracts.settings import PpoSettings
     from training.step3_ppo.experience.sequences import TrainingSequence
     from training.utils.contracts.documents import TokenSequence
-    from training.utils.contracts.guests import Guests
     from training.utils.contracts.rows import PromptRow
+    from training.utils.contracts.step_observers import ObservedStep
     from training.utils.engine.bad_steps import BadSteps
     from training.utils.engine.ranks.startup import Ranks
-    from training.utils.recording.recorder import StepRecording
 
 
 FIRST = 1  # the number of a rollout's first optimizer step
@@ -72,6 +71,21 @@ class Minibatch(NamedTuple):
     forwards: Callable[[], Sequence[Forward]]
 
 
+@dataclass(frozen=True)
+class PolicyStep(StepTaken):
+    """forwards: this rank's of the minibatch. texts: that the actor learned from beside it. kl_coef: of the rollout,
+    whose first step is update 1."""
+
+    kind: ClassVar[str] = "policy"
+
+    rollout: LearntRollout
+    minibatch: Minibatch
+    forwards: Sequence[Forward]
+    texts: Sequence[TokenSequence]
+    settings: PpoSettings
+    kl_coef: float
+
+
 @dataclass(eq=False)
 class StepNotes:
     """Notes on the optimizer steps of a rollout. empty: minibatches without a step."""
@@ -89,29 +103,34 @@ class StepNotes:
         self._stepped: set[int] = set()
         self._computed = 0
 
-    def begun(self, guests: Guests, texts: Sequence[TokenSequence], train_actor: bool) -> StepRecording:
-        """Return the recording of the next step, which the critic may have begun. guests: of the actor."""
-        learnt, number = self.rollout.learnt, len(self._steps) + FIRST
-        if learnt is None:
-            recording = self.settings.records.of_step(self.rollout.iteration, self.ranks, number)
-        else:
-            recording = learnt.recording
-        if train_actor:
-            added = texts and self.settings.updates.learning.unsup_coef
-            recording.note(other_terms=bool(guests) or bool(added))
-        return recording
+    def begun(self) -> ObservedStep:
+        """Return the next step for its observers, which the critic may have begun."""
+        learnt = self.rollout.learnt
+        if learnt is not None:
+            return learnt.observed
+        return self.settings.observers.begin(self.rollout.iteration, self._next)
+
+    @property
+    def _next(self) -> int:
+        """The number of the rollout's next optimizer step."""
+        return len(self._steps) + FIRST
 
     def taken(
-        self, recording: StepRecording, minibatch: Minibatch, forwards: Sequence[Forward], figures: dict[str, float]
+        self,
+        observed: ObservedStep,
+        minibatch: Minibatch,
+        forwards: Sequence[Forward],
+        texts: Sequence[TokenSequence],
+        *,
+        figures: dict[str, float],
     ) -> None:
-        """Note a step. forwards: this rank's. A collective; ThreestepError where too many steps went wrong."""
-        iteration, experiences, own, _, rows = self.rollout
-        experience, learning = self.settings.experience, self.settings.updates.learning
+        """Note a step. The rest: as of PolicyStep. A collective; ThreestepError where too many steps went wrong."""
+        rollout, settings, number = self.rollout, self.settings, self.rollout.iteration
         self._computed += sum(forward.rows.input_ids_NT.numel() for forward in forwards)
-        recorded = MinibatchOfRollout(iteration, experiences, own, minibatch.sequences, forwards, minibatch.seed)
-        make_record = partial(policy_record, recorded, experience, learning, kl_coef=self.kl_coef, figures=figures)
-        recording.write(make_record, minibatch_numbers(recorded, rows, figures, is_first=not self._steps))
-        self.bad_steps.check(iteration, figures, [self._row_ids[place] for place in minibatch.places] if rows else [])
+        row_ids = [self._row_ids[place] for place in minibatch.places] if rollout.rows else []
+        own = (rollout, minibatch, forwards, texts, settings, self.kl_coef)
+        observed.taken(PolicyStep(number, figures, lambda: row_ids, *own, update=self._next))
+        self.bad_steps.check(number, figures, row_ids)
         self._stepped.update(minibatch.places if not figures.get("actor/skipped", 0.0) else ())
         self._steps.append(figures)
 

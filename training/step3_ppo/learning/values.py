@@ -22,17 +22,17 @@ from training.step3_ppo.experience.exchange import of_all_ranks, read_balanced, 
 from training.step3_ppo.losses.added import value_loss
 from training.step3_ppo.losses.aggregation import StepTotals, token_mean
 from training.utils.base.transfer import moved
+from training.utils.contracts.step_observers import NOT_OBSERVED
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee
 from training.utils.engine.ranks.collectives import DeviceSums, gathered
-from training.utils.recording.recorder import NOT_RECORDED
 
 if TYPE_CHECKING:
     from training.step3_ppo.contracts.settings import ExperienceSettings
     from training.step3_ppo.experience.exchange import Share
     from training.utils.contracts.rollout import Rollout
+    from training.utils.contracts.step_observers import ObservedStep
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.training_engine import TrainingEngine
-    from training.utils.recording.recorder import StepRecording
 
 
 def critic_loss(counted_M: torch.Tensor, weights_M: torch.Tensor, *errors: torch.Tensor) -> MicroLoss:
@@ -51,13 +51,13 @@ class _ToLearn(NamedTuple):
 
 @dataclass(frozen=True)
 class ValueLearner:
-    """Adds a rollout's gradient to the critic's, without a step. clip_range_value: as of `value_loss`. begin: returns
-    the recording of the step; called if anything counts."""
+    """Adds a rollout's gradient to the critic's, without a step. clip_range_value: as of `value_loss`. begin: begins
+    to observe the step; called if anything counts."""
 
     critic: TrainingEngine
     settings: ExperienceSettings
     clip_range_value: float
-    begin: Callable[[], StepRecording]
+    begin: Callable[[], ObservedStep]
 
     def __call__(self, rollout: Rollout, rewards_BR: torch.Tensor, counts_B: torch.Tensor) -> LearntValues:
         """Arguments as of Experience. A collective."""
@@ -66,7 +66,7 @@ class ValueLearner:
         counts = [counted for part in gathered(counts_B.tolist()) for counted in part]
         tokens = float(sum(len(rewards_r) for rewards_r, counted in zip(rewards, counts, strict=True) if counted))
         totals = StepTotals(tokens, float(sum(counts)), float(self.settings.scoring.length.max_tokens))
-        recording = self.begin() if tokens else NOT_RECORDED
+        observed = self.begin() if tokens else NOT_OBSERVED
 
         def read(share: Share) -> Iterator[dict[str, torch.Tensor]]:
             learnt = [
@@ -80,7 +80,7 @@ class ValueLearner:
                 MicroBatch(each.rows, partial(self._loss, each, totals, found), learns=tokens > 0)
                 for each, found in zip(learnt, values, strict=True)
             ]
-            trainee = Trainee("critic", self.critic, [*recording.watched("critic", self.critic, batches)])
+            trainee = observed.watched(Trainee("critic", self.critic, batches))
             guests = trainee.begin()
             for micro_batch, found in zip(trainee.micro_batches, values, strict=True):
                 sums.add(trainee.learn(micro_batch, guests))
@@ -90,7 +90,7 @@ class ValueLearner:
             "values"
         ]
         values_BR = torch.zeros_like(rewards_BR).masked_scatter(drawn.mask_BR, values)
-        return LearntValues(values_BR, sums.sums, recording)
+        return LearntValues(values_BR, sums.sums, observed)
 
     def _loss(self, batch: _ToLearn, totals: StepTotals, found: dict[str, torch.Tensor]) -> MicroLoss:
         """found: gets the values that were read."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.step3_ppo import STEP
@@ -16,7 +17,9 @@ from training.step3_ppo.contracts.settings import (
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings
 from training.utils.base.console import log
 from training.utils.contracts.rollout_engine import Ends, PathSampling, Sampling
+from training.utils.contracts.step_observers import ObservedRun
 from training.utils.data.kinds.parallel_thinking import parallel_tags
+from training.utils.flags.arguments import resolved_settings
 from training.utils.flags.flags import settings_of
 from training.utils.generation.decoding.bad_words import tokens_of_words
 from training.utils.layout.rank_share import SequenceLayout
@@ -24,10 +27,9 @@ from training.utils.loading.score_scale import ScoreScale, read_score_scale
 from training.utils.models.attention.attention import plan_for
 from training.utils.models.families.parts import placeholder_id
 from training.utils.models.flops import ComputeMeter, model_shape
-from training.utils.recording.recorder import records_of
 from training.utils.rewards.weighted import Rewards
 from training.utils.setup.media import kept_for_readers
-from training.utils.setup.setup import compute_meter
+from training.utils.setup.setup import compute_meter, open_observers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -76,13 +78,19 @@ def loop_settings(opening: PpoOpening, roles: Roles, scale: ScoreScale | None) -
         ),
         stop_kl=flags.algorithm.stop_kl,
         traces=flags.run.traces(),
-        records=records_of(flags.run, STEP.program),
+        observers=open_observers(_observed_run(opening)),
         log_pace=flags.reporting.pace(),
     )
     slow = experience.kl.control.slow_warning(rollouts * ppo.sequences_per_rollout * ranks.world_size)
     if slow is not None:
         log(slow, ranks.is_main)
     return settings
+
+
+def _observed_run(opening: PpoOpening) -> ObservedRun:
+    flags, place = opening.flags, Path(opening.flags.run.output_dir)
+    settings, tokenizer = resolved_settings(flags), opening.tokenizers.actor
+    return ObservedRun(STEP.program, settings, place, opening.ranks, flags.data.chat, tokenizer)
 
 
 def _sampling(opening: PpoOpening, model: PreTrainedModel) -> Sampling:

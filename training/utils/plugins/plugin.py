@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 # Who starts a command's ranks: the launcher; the command, which is told by a variable; nobody, there is one.
 LAUNCHED, HANDED_ON, ALONE = "launched", "handed on", "alone"
@@ -97,12 +97,26 @@ class OtherNames:
     run: str = ""
 
 
+class StepNeeds(NamedTuple):
+    """The needs of a plugin that looks at optimizer steps.
+
+    whole_rows: flags as they were given that read whole rows on one rank, and whether they ask for that
+    own_forwards: why a step must read and learn in forwards of their own, as the begin of a sentence; "": it need not
+    """
+
+    whole_rows: Mapping[str, bool] = {}
+    own_forwards: str = ""
+
+
 @dataclass(frozen=True)
 class Hooks:
     """Functions that every step calls; "" where the plugin has nothing to do there.
 
     check: (flags, mistakes) -> None: notes settings that do not go together, before a model loads. flags: the step's
         `OneModelFlags` or `PpoFlags`
+    needs: (flags) -> StepNeeds: beside what else the plugin may stand, in the core's own checks; flags: as of check
+    observer: (ObservedRun) -> StepObserver | None: what looks at the optimizer steps of a run
+        (`contracts.step_observers`); None: nothing of this run
     at_end: (EndedRun) -> None: on the main rank, once the run has written its models and figures
     rollout_scheduler: (PpoFlags) -> RolloutScheduler | None: which weights draw the rollouts of a step
     guests: (flags) -> GuestFeature: what trains beside a run's models, or adds to their losses; flags as of `check`
@@ -112,6 +126,8 @@ class Hooks:
     """
 
     check: str = ""
+    needs: str = ""
+    observer: str = ""
     at_end: str = ""
     rollout_scheduler: str = ""
     guests: str = ""
@@ -145,6 +161,8 @@ class Plugin:
         `model_losses`: what the plugin computes of a model's own losses, in words, by the fields of configurations
             that weigh them: where the plugin is not there, a run says so
         `meant_flags`: names of the flags that are meant, by what people type in their place
+        `logs`: what each is, by the names of files in a run's folder to which its steps append: a run that resumes
+            cuts them back
     """
 
     name: str

@@ -11,7 +11,6 @@ from training.utils.base.errors import nearest_names
 from training.utils.clock.devices import DEVICES as TIMED_DEVICES
 from training.utils.clock.devices import FILE_SUFFIX
 from training.utils.flags.flags import flag
-from training.utils.plugins.registry import check_plugin
 from training.utils.run.traces import Traces
 
 if TYPE_CHECKING:
@@ -64,31 +63,6 @@ class RunArguments:
         "steps >= 1",
         may_change=True,
     )
-    record_steps: list[int] = flag(
-        [],
-        "Write a record of these steps (step 3: rollouts) to OUTPUT_DIR/records, for `threestep audit`.",
-        "steps >= 1",
-        may_change=True,
-    )
-    digests: bool | None = flag(
-        None,
-        "Write sums and hashes of every step to OUTPUT_DIR/digests.jsonl, by which `threestep audit RUN_A RUN_B` finds "
-        "the first step that differs; default: on a CPU. On a GPU each step then waits for the device.",
-        may_change=True,
-    )
-    record_values: bool = flag(
-        False,
-        "With --record_steps, of models up to 20 million weights: gradients, weights and Adam's moments in the record, "
-        "so that log-probabilities, gradient and update are judged too.",
-        may_change=True,
-    )
-    explain_steps: list[int] = flag(
-        [],
-        "Say of these steps (step 3: rollouts) what each token did, as `threestep explain` does: their records with "
-        "values, and at the end of the run OUTPUT_DIR/explained.",
-        "steps >= 1",
-        may_change=True,
-    )
     dry_run: bool = flag(
         False,
         "Check every setting, build the models without weights, print the plan and the memory of a rank, and end."
@@ -124,28 +98,8 @@ class RunArguments:
     def traces(self) -> Traces:
         return Traces(frozenset(self.profile_steps), Path(self.output_dir) / "profile")
 
-    @property
-    def recording(self) -> dict[str, bool]:
-        """The flags that record steps, and whether they ask for some."""
-        return {"--record_steps": bool(self.record_steps), "--explain_steps": bool(self.explain_steps)}
-
-    def check_records(self, mistakes: Mistakes, parallel_thinking: bool) -> None:
-        """Note --record_steps with rows that a record cannot hold."""
-        for name, asks in self.recording.items():
-            mistakes.require(
-                not (asks and parallel_thinking),
-                f"{name} expects sequences that are one run of tokens each, and --parallel_thinking lays paths side "
-                "by side; leave one of them out",
-            )
-
     def validate(self, mistakes: Mistakes) -> None:
         """Collect mistakes in these settings."""
-        if self.explain_steps:
-            mistakes.note(check_plugin, "explain", "--explain_steps")
-        mistakes.require(
-            bool(self.record_steps) or not self.record_values,
-            "--record_values expects --record_steps, whose records hold the values, and none is given; give steps",
-        )
         mistakes.require(
             self.run_name is None or self.output_dir != DEFAULT_OUTPUT_DIR or _is_plain(self.run_name),
             f"--run_name expects a name that a folder can have, got '{self.run_name}'; give another, or --output_dir",

@@ -15,15 +15,20 @@ from training.utils.base.disk_errors import in_words
 from training.utils.base.storage import replace_file
 from training.utils.contracts.media_names import SAMPLE_MEDIA
 from training.utils.flags.auto import marked
+from training.utils.plugins.registry import added
 from training.utils.run.run_log import RunLog
 
 BAD_STEPS = "bad_steps.jsonl"
 HARNESS = "harness.json"  # figures of lm-evaluation-harness, by task
 METRICS = "metrics.jsonl"
 DIVERGENCE = "divergence.jsonl"  # sentences on signs that the run has diverged
-DIGESTS = "digests.jsonl"  # of every step, for `threestep audit`
 ROLLOUTS = "rollouts.jsonl"  # which weights drew what, and what became of each prompt
-LOGS = (METRICS, "samples.jsonl", BAD_STEPS, DIVERGENCE, DIGESTS, ROLLOUTS)
+LOGS = (METRICS, "samples.jsonl", BAD_STEPS, DIVERGENCE, ROLLOUTS)
+
+
+def log_names() -> tuple[str, ...]:
+    """The files of a run to which its steps append: `LOGS`, and those of plugins. A run that resumes cuts them back."""
+    return (*LOGS, *added("logs", LOGS))
 
 
 class EndedRun(NamedTuple):
@@ -72,7 +77,7 @@ class RunFolder:
             log(f"warning: {self.path / name} cannot be written ({problem.strerror}); it is tried again at the end")
 
     def run_log(self, name: str) -> RunLog:
-        """One of `LOGS`, always the same object."""
+        """One of `log_names`, always the same object."""
         return self._logs.setdefault(name, RunLog(self.path / name))
 
     def append_samples(self, samples: list[dict[str, Any]]) -> None:
@@ -121,14 +126,14 @@ class RunFolder:
 
     def log_sizes(self) -> dict[str, int]:
         """The bytes of each log, which grow during the run."""
-        paths = [self.path / name for name in LOGS]
+        paths = [self.path / name for name in log_names()]
         return {path.name: path.stat().st_size for path in paths if path.exists()}
 
     def cut_logs(self, sizes: dict[str, int]) -> None:
         """Cut the logs back to the sizes that `log_sizes` gave; remove those that it does not name."""
         if not self.is_main_rank:
             return
-        for path in (self.path / name for name in LOGS):
+        for path in (self.path / name for name in log_names()):
             if path.name not in sizes:
                 path.unlink(missing_ok=True)
             elif path.exists() and path.stat().st_size > sizes[path.name]:

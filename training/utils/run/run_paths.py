@@ -13,12 +13,12 @@ from pathlib import Path
 
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.media_names import SAMPLE_MEDIA
-from training.utils.run.run_folder import LOGS
+from training.utils.run.run_folder import log_names
 
 _REPLACED_FOLDERS = ("model", "critic", "model_ema")  # by a rename, at the end
 _FOLDERS = (*_REPLACED_FOLDERS, "checkpoints", "profile", SAMPLE_MEDIA)
 _FILES = (
-    *LOGS, "config.yaml", "data_report.json", "environment.json", "report.html", "reward_report.json", "summary.json",
+    "config.yaml", "data_report.json", "environment.json", "report.html", "reward_report.json", "summary.json",
     ".running", "checkpoints/latest",
 )  # fmt: skip
 
@@ -68,7 +68,7 @@ def _unfit(folder: Path, also: Sequence[str]) -> Iterator[str]:
     """A sentence for each thing that a run cannot write over."""
     steps = sorted((folder / "checkpoints").glob("step_*"))
     folders = (*_FOLDERS, *(name for name in also if name.endswith("/")))
-    files = (*_FILES, *(name for name in also if not name.endswith("/")))
+    files = (*log_names(), *_FILES, *(name for name in also if not name.endswith("/")))
     for path in (*(folder / name for name in folders), *steps):
         if path.is_symlink() or (path.exists() and not path.is_dir()):
             yield _instead(path, "a folder")
@@ -77,7 +77,7 @@ def _unfit(folder: Path, also: Sequence[str]) -> Iterator[str]:
     for path in (folder / name for name in files):
         if path.is_symlink() or (path.exists() and not path.is_file()):
             yield _instead(path, "a file")
-        elif path.name in LOGS and path.exists() and not os.access(path, os.W_OK):
+        elif path.name in log_names() and path.exists() and not os.access(path, os.W_OK):
             yield f"--output_dir: {path} cannot be written to (Permission denied); change that, or name another folder"
     for path in (folder / name for name in _REPLACED_FOLDERS):
         if os.path.ismount(path):

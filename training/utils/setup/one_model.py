@@ -14,7 +14,7 @@ from training.utils.base.quick_imports import quick_imports
 from training.utils.flags.arguments import parse_arguments
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.models.quantized.quantization import NOT_SHARDED, check_beside_quantization, check_package
-from training.utils.plugins.registry import check_by_plugins
+from training.utils.plugins.registry import check_by_plugins, reading_whole_rows
 from training.utils.run.program import run_program
 from training.utils.sequence_parallel.checks import check_beside
 from training.utils.setup.first_look import look_first
@@ -91,8 +91,8 @@ def one_model_program(
 
 
 def _check_model_flags(flags: OneModelFlags) -> None:
-    """ThreestepError if base weights shall be quantized that cannot be, steps recorded that are not, or rows shared out
-    beside what reads them whole; or for what plugins know of."""
+    """ThreestepError if base weights shall be quantized that cannot be, or rows shared out beside what reads them
+    whole; or for what plugins know of."""
     mistakes = Mistakes()
     others = {
         "--zero_stage 3": NOT_SHARDED if flags.engine.zero_stage == 3 else None,
@@ -104,12 +104,11 @@ def _check_model_flags(flags: OneModelFlags) -> None:
         flags.engine.sequence_parallel_size,
         {
             "--torch_compile": flags.model.torch_compile,
-            **flags.run.recording,
+            **reading_whole_rows(flags),
             **flags.guests.reading_whole_rows(),
         },
     )
     check_by_plugins(flags, mistakes)
-    flags.run.check_records(mistakes, flags.data.chat.parallel_thinking)
     if not flags.run.dry_run:
         check_package(mistakes, flags.model)
     mistakes.raise_if_any()

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from training.utils.base.console import log, log_on_main
 from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints.parts import CheckpointParts
+from training.utils.contracts.step_observers import ObservedRun
 from training.utils.data.build.asked import settle_style
 from training.utils.data.build.build import PhaseData, build_phase
-from training.utils.data.chat.chat import PromptStyle, adopt_style, notes_of_chat
+from training.utils.data.chat.chat import PromptStyle, adopt_style
 from training.utils.data.rows.documents import shared_share
 from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.dry_run.device import PlannedDevice
@@ -30,14 +31,21 @@ from training.utils.models.attention.attention import plan_for
 from training.utils.models.quantized.quantized import count_weights
 from training.utils.models.stop_tokens import set_stop_tokens, stop_tokens, unused_stop_tokens
 from training.utils.models.token_model import PolicyModel, ScalarModel
-from training.utils.recording.recorder import records_of
 from training.utils.sequence_parallel.checks import check_model
 from training.utils.setup.dry_run import chosen_forward
 from training.utils.setup.media import checked_media, media_keeper, processor_of, reader_of_start, with_kept_features
 from training.utils.setup.opened_model import OpenedModel
 from training.utils.setup.opened_run import RunData, planned_run, start_digests
 from training.utils.setup.samples import EvaluationSamples
-from training.utils.setup.setup import compute_meter, least_free_bytes, load_under, may_pack, may_share, whole_steps
+from training.utils.setup.setup import (
+    compute_meter,
+    least_free_bytes,
+    load_under,
+    may_pack,
+    may_share,
+    open_observers,
+    whole_steps,
+)
 from training.utils.setup.tasks import open_tasks
 from training.utils.setup.training_run import LoopSettings, TrainingRun
 
@@ -119,7 +127,9 @@ def run_one_model(
             eval_interval=run.plan.settings["eval_interval"],
             tasks=_tasks(flags, run, model, engine, tokenizer=tokenizer),
             name=flags.step.label,
-            records=replace(records_of(flags.run, flags.step.program), notes=notes_of_chat(style.chat, tokenizer)),
+            observers=open_observers(
+                ObservedRun(flags.step.program, flags.settings, run.folder.path, ranks, style.chat, tokenizer)
+            ),
         )
         processor = processor_of(start.name_or_path, model)
         parts = CheckpointParts({"model": engine, **guests.engines}, ranks, None, {"model": tokenizer}, processor)

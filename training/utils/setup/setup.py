@@ -16,6 +16,7 @@ import training
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.base.seeds import seed_everything
+from training.utils.contracts.step_observers import ObservedRun, StepObservers
 from training.utils.engine.config.config import deepspeed_config
 from training.utils.engine.config.deepspeed_json import filled_in_keys, users_config, without_effect
 from training.utils.engine.ranks.collectives import largest, on_main
@@ -29,6 +30,7 @@ from training.utils.models.adapters.one_precision import to_one_precision
 from training.utils.models.attention.attention import text_attention
 from training.utils.models.flops import ComputeMeter, model_shape
 from training.utils.models.target_head import CHUNK_MB, chunk_mb_for
+from training.utils.plugins.registry import hooks
 from training.utils.report.hub import open_repository
 from training.utils.run.run_arguments import TORCH
 from training.utils.run.run_folder import RunFolder
@@ -43,6 +45,12 @@ if TYPE_CHECKING:
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.models.settings import ModelSettings
     from training.utils.run.run_arguments import RunArguments
+
+
+def open_observers(run: ObservedRun) -> StepObservers:
+    """Return what looks at the optimizer steps of a run: the observers of plugins."""
+    found = (open_observer(run) for open_observer in hooks("observer"))
+    return StepObservers(observer for observer in found if observer is not None)
 
 
 def start_run(run: RunArguments, settings: dict[str, Any], ranks: Ranks, chosen: Collection[str] = ()) -> RunFolder:

@@ -11,11 +11,11 @@ from training.utils.base.console import LogPace, log
 from training.utils.checkpoints.records import check_keys, record_of
 from training.utils.contracts.checkpoints import Checkpoints
 from training.utils.contracts.guests import Guests
+from training.utils.contracts.step_observers import StepObservers
 from training.utils.divergence.watch import DivergenceWatch
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.harness.online import OnlineTasks
 from training.utils.layout.order import ShuffledStream, completes_epochs, evaluates_by_default
-from training.utils.recording.recorder import StepRecords
 from training.utils.run.ahead import Ahead
 from training.utils.run.progress import ShownFigure, progress_bar, show
 from training.utils.run.traces import Traces, traced
@@ -68,7 +68,7 @@ class LoopSettings:
     seed: int
     meter: ComputeMeter | None = None
     traces: Traces = Traces()
-    records: StepRecords = StepRecords()
+    observers: StepObservers = StepObservers()
     eval_epochs: float = 0.0
     log_pace: LogPace = LogPace()
     shuffle: bool = True
@@ -107,6 +107,10 @@ class TrainingRun(Generic[Row]):
         """True if a thread lays out the next step while one runs. Not on a CPU: it would take the cores that the step
         computes on."""
         return self.ranks.device.type == "cuda"
+
+    def row_ids(self, taken: Sequence[int]) -> list[int]:
+        """The rows of the dataset at these indices of the training rows."""
+        return [self.train_rows[index].row_id for index in taken]
 
     def work_of(self, documents: Sequence[Document], outputs: int) -> dict[str, float]:
         """A step's work on `documents`, to be summed over the ranks: `tokens`, and `flops` if the loop has a meter.
@@ -233,7 +237,7 @@ class TrainingLoop:
         """Write the figures of an optimizer step on the rows `taken`, check them and show them in the bar."""
         run = self._run
         run.metrics.write(step, figures)
-        run.bad_steps.check(step, figures, [run.train_rows[index].row_id for index in taken])
+        run.bad_steps.check(step, figures, run.row_ids(taken))
         self._divergence.see(step, figures)
         show(
             self._bar,

@@ -43,12 +43,17 @@ def test_a_forward_is_spared(name, given):
         ({"val_only": True}, "nothing is trained"),
         ({"sequence_parallel_size": 2}, "ranks share rows"),
         ({"lora_dropout": 0.1}, "true reads and learns in one forward, and --lora_dropout 0.1 would change"),
-        ({"record_steps": [1]}, "steps are recorded"),
         ({"parallel_thinking": True}, "responses have paths side by side"),
     ],
 )
 def test_a_forward_of_its_own(name, given, said):
     assert (why(name, **given) or "").startswith(said)
+
+
+@pytest.mark.parametrize("name", [FORWARDS, VALUES])
+def test_a_plugin_that_needs_forwards_of_its_own(name, monkeypatch):
+    monkeypatch.setattr("training.step3_ppo.flags.reuse.own_forwards", lambda flags: ["steps are watched", "others"])
+    assert why(name) == "steps are watched"
 
 
 @pytest.mark.parametrize(

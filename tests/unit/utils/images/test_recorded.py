@@ -12,12 +12,12 @@ import pytest
 import torch
 from PIL import Image
 
+from threestep.plugins.audit.recording.sequences import sequences_of
 from training.new_model import image_processor
 from training.utils.contracts.documents import TokenSequence, plain, shared_prompt
 from training.utils.images.recorded import PixelScale, images_of_rank, scale_of
 from training.utils.images.spans import ImagePixels, ImageSpan
 from training.utils.layout.rows import packed_rows
-from training.utils.recording.sequences import sequences_of
 
 pytestmark = pytest.mark.unit
 

@@ -29,12 +29,39 @@ PLUGIN = Plugin(
     "cheers",
     flags={EVERY_STEP: ("cheering.hello:Cheers",)},
     topics={"cheers": "Cheers"},
-    hooks=Hooks(check="cheering.hello:check", at_end="cheering.hello:cheer"),
+    tables={"logs": {"seen.txt": "the steps that were seen"}},
+    hooks=Hooks(
+        check="cheering.hello:check",
+        needs="cheering.hello:needs",
+        observer="cheering.hello:Seeing",
+        at_end="cheering.hello:cheer",
+    ),
 )
 """
 CHEERS_CODE = """
 from dataclasses import dataclass
+from training.utils.contracts.step_observers import ObservedStep, StepObserver
 from training.utils.flags.flags import flag
+from training.utils.plugins.plugin import StepNeeds
+
+class Seeing(StepObserver):
+    def __init__(self, run):
+        self.run = run
+
+    def begin(self, number, update=None):
+        return SeenStep(self.run)
+
+class SeenStep(ObservedStep):
+    def __init__(self, run):
+        self.run = run
+
+    def watched(self, trainee):
+        self.rows = [batch.rows for batch in trainee.micro_batches]
+        return trainee
+
+    def taken(self, step):
+        with open(self.run.folder / "seen.txt", "a") as file:
+            print(step.kind, step.number, step.update, len(step.row_ids()), len(self.rows), file=file)
 
 @dataclass
 class Cheers:
@@ -43,6 +70,9 @@ class Cheers:
 
 def check(flags, mistakes):
     mistakes.require(flags.added.of(Cheers).cheers < 3, "--cheers expects fewer than 3; give fewer")
+
+def needs(flags):
+    return StepNeeds({"--cheers": flags.added.of(Cheers).cheers > 1}, "steps are cheered")
 
 def cheer(ended):
     print("hurrah " * ended.settings["cheers"], ended.folder.path.name)
@@ -163,7 +193,7 @@ def test_the_plugin_of_an_unknown_name_is_named_where_it_is_not_there(monkeypatc
     assert owner_of("flags", "explain") is None
 
 
-def test_a_package_adds_flags_a_check_and_an_end_to_a_step(tmp_path):
+def test_a_package_adds_flags_a_check_an_observer_and_an_end_to_a_step(tmp_path):
     installed(tmp_path, "cheering", CHEERS)
     (tmp_path / "cheering" / "hello.py").write_text(CHEERS_CODE)
     assert "--cheers CHEERS" in told(tmp_path, "reward", "--help", "cheers").stdout
@@ -177,7 +207,13 @@ def test_a_package_adds_flags_a_check_and_an_end_to_a_step(tmp_path):
     ]  # fmt: skip
     refused = told(tmp_path, *words, "--cheers", "3")
     assert refused.returncode == 2 and "--cheers expects fewer than 3" in refused.stderr
+    refused = told(tmp_path, *words, "--cheers", "2", "--sequence_parallel_size", "2")
+    assert "--sequence_parallel_size 2 cannot go with --cheers yet" in refused.stderr
     done = told(tmp_path, *words, "--cheers", "2")
     assert done.returncode == 0, done.stderr
     assert "hurrah hurrah  run" in done.stdout
     assert "cheers: 2" in (tmp_path / "run" / "config.yaml").read_text()
+    assert (tmp_path / "run" / "seen.txt").read_text() == "sft 1 None 2 1\n"
+    again = told(tmp_path, *words, "--cheers", "2", "--overwrite")
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "run" / "seen.txt").read_text() == "sft 1 None 2 1\n"  # cut back: the run began anew

@@ -46,12 +46,3 @@ def test_a_run_with_a_name_and_no_folder_is_in_a_folder_of_its_name():
         note_mistakes(RunArguments(run_name=name), mistakes)
         expected = f"--run_name expects a name that a folder can have, got '{name}'; give another, or --output_dir"
         assert mistakes.sentences == [expected]
-
-
-def test_a_flag_of_a_plugin_that_is_not_there_names_it(monkeypatch):
-    monkeypatch.setattr("training.utils.plugins.registry.plugins", dict)
-    mistakes = Mistakes()
-    note_mistakes(RunArguments(explain_steps=[1]), mistakes)
-    assert mistakes.sentences == [
-        "--explain_steps needs the plugin 'explain', which is not installed: threestep.plugins.explain"
-    ]

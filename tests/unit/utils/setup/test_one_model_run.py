@@ -54,7 +54,7 @@ def test_the_loop_is_the_flags(packed, capsys):
         per_device_train_batch_size=5, per_device_eval_batch_size=7, max_tokens_per_micro_batch=999, eval_interval=4,
         report_mfu=False, share_beginnings=32,
     )  # fmt: skip
-    run = RunArguments(seed=2, profile_steps=[3], record_steps=[2])
+    run = RunArguments(seed=2, profile_steps=[3])
     report = ReportArguments(logging_steps=5, logging_seconds=2.0)
     guests = GuestFeatures()
     flags = SimpleNamespace(run=run, engine=engine, data=data_flags(max_seq_len=200), report=report, guests=guests)

@@ -17,8 +17,8 @@ from threestep.plugins.audit.bisect.digest_files import (
 )
 from threestep.plugins.audit.bisect.records import WEIGHTS, Located, TracedRecord, locate, read_layers
 from threestep.plugins.audit.bisect.rerun import Rerun, Start, rerun
+from threestep.plugins.audit.recording.files import read_record
 from training.utils.base.errors import ThreestepError
-from training.utils.recording.files import read_record
 
 
 @dataclass(frozen=True)

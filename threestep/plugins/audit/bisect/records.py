@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from threestep.plugins.audit.recording.schema import TRACED, layers_file
 from training.utils.reading.files import checked_json, read_text
-from training.utils.recording.schema import TRACED, layers_file
 
 if TYPE_CHECKING:
-    from training.utils.recording.files import StepRecord
+    from threestep.plugins.audit.recording.files import StepRecord
 
 _INTEGERS = ("token_ids", "is_real", "data_mask", "loss_mask")
 _INPUTS = ("corrections", "ref_logprobs", "old_logprobs", "old_values", "advantages", "returns")

@@ -20,10 +20,10 @@ import psutil
 
 import training
 from threestep.plugins.audit.bisect.digest_files import step_of
+from threestep.plugins.audit.recording.schema import DIGESTS
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import read_json_object
 from training.utils.run.launch import outside_of_ranks
-from training.utils.run.run_folder import DIGESTS
 
 if TYPE_CHECKING:
     from threestep.plugins.audit.bisect.digest_files import RunDigests, StepKey

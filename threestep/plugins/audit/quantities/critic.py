@@ -12,8 +12,8 @@ from threestep.plugins.audit.quantities import backward, optimizer
 from threestep.plugins.audit.quantities.models import is_rounded, model_values
 from threestep.plugins.audit.quantities.policies import value_losses
 from threestep.plugins.audit.quantities.quantity import Cause, Quantity
+from threestep.plugins.audit.recording.schema import CRITIC
 from threestep.plugins.audit.references import reductions
-from training.utils.recording.schema import CRITIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable

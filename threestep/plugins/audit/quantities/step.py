@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from threestep.plugins.audit.recording.schema import CRITIC, TENSORS
 from threestep.plugins.audit.references.kl import ESTIMATORS
 from threestep.plugins.audit.references.logprobs import logprobs
 from threestep.plugins.audit.references.reductions import Units
 from threestep.plugins.audit.references.rewards import at_ends
-from training.utils.recording.schema import CRITIC, TENSORS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from training.utils.recording.files import StepRecord
+    from threestep.plugins.audit.recording.files import StepRecord
 
 
 # Settings that the actor's optimizer has, and the critic's has of its own.

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from threestep.plugins.audit.recording.files import Arrays, RecordHead, StepRecord, check_tensors, checked_settings
 from training.utils.base.errors import ThreestepError
-from training.utils.recording.files import Arrays, RecordHead, StepRecord, check_tensors, checked_settings
 
 _Tensors = dict[str, torch.Tensor]
 

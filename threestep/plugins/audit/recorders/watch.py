@@ -21,8 +21,8 @@ from threestep.plugins.audit.recorders.micro_batch import Tensors, WatchedMicroB
 from threestep.plugins.audit.recorders.rollouts import Rollouts
 from threestep.plugins.audit.recorders.settings import OBJECTIVES, settings_of, version_of
 from threestep.plugins.audit.recorders.tensors import TENSORS
+from threestep.plugins.audit.recording.files import RecordHead, check_tensors, rank_file, write_head, write_rank
 from training.utils.base.errors import ThreestepError
-from training.utils.recording.files import RecordHead, check_tensors, rank_file, write_head, write_rank
 
 if TYPE_CHECKING:
     import numpy as np

@@ -23,8 +23,8 @@ from pathlib import Path
 from tests.end_to_end.conftest import run_module
 from threestep.plugins.audit.judge import AGREES, DIFFERS, NOT_JUDGED, judge
 from threestep.plugins.audit.quantities.step import AuditedStep
+from threestep.plugins.audit.recording.files import read_record
 from threestep.plugins.audit.text import verdict
-from training.utils.recording.files import read_record
 
 DATA = "--data_path embedded --max_seq_len 64 --max_train_rows 32 --max_eval_rows 4 --eval_interval 0"
 ROLLOUT = (

@@ -18,12 +18,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from tests.support.plain_llama import LLAMA_FAULTS
-from tests.support.plain_policy_trainer import OPTIONS, POLICY_FAULTS, POLICY_LOSSES, POLICY_OBJECTIVES
-from tests.support.plain_preferences import NAMES, PREFERENCE_FAULTS, PREFERENCE_OPTIONS
-from tests.support.plain_trainer import FAULTS, Setting, step_of
 from threestep.plugins.audit.judge import AGREES, Finding, first_wrong, judge
 from threestep.plugins.audit.quantities.step import AuditedStep
+from threestep.plugins.audit.tests.plain_llama import LLAMA_FAULTS
+from threestep.plugins.audit.tests.plain_policy_trainer import OPTIONS, POLICY_FAULTS, POLICY_LOSSES, POLICY_OBJECTIVES
+from threestep.plugins.audit.tests.plain_preferences import NAMES, PREFERENCE_FAULTS, PREFERENCE_OPTIONS
+from threestep.plugins.audit.tests.plain_trainer import FAULTS, Setting, step_of
 from threestep.plugins.audit.text import verdict
 
 ALL_FAULTS = (*FAULTS, *POLICY_FAULTS, *PREFERENCE_FAULTS, *LLAMA_FAULTS)

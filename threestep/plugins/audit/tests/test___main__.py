@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.plain_trainer import Setting, step_of
 from threestep.plugins.audit import __main__ as program
 from threestep.plugins.audit.judge import DIFFERS, Difference, Finding
+from threestep.plugins.audit.recording.files import write_record
+from threestep.plugins.audit.tests.plain_trainer import Setting, step_of
 from threestep.plugins.audit.text import verdict
 from training.utils.base.errors import ThreestepError
-from training.utils.recording.files import write_record
 
 pytestmark = pytest.mark.unit
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.plain_trainer import Setting, step_of
 from threestep.plugins.audit.judge import AGREES, DIFFERS, NOT_JUDGED, first_wrong, judge
 from threestep.plugins.audit.quantities import QUANTITIES
 from threestep.plugins.audit.quantities.ids import notes_on_ids
 from threestep.plugins.audit.quantities.step import AuditedStep
+from threestep.plugins.audit.recording.schema import FIGURES, OBJECTIVES, SETTINGS, STATES, TENSORS
 from threestep.plugins.audit.tests.audited_steps import ALL_FAULTS, found, judged, right_step
 from threestep.plugins.audit.tests.examined.plain_faults import PLAIN_FAULTS
 from threestep.plugins.audit.tests.examined.scoring import of_plain_fault
+from threestep.plugins.audit.tests.plain_trainer import Setting, step_of
 from threestep.plugins.audit.text import as_json, verdict
-from training.utils.recording.schema import FIGURES, OBJECTIVES, SETTINGS, STATES, TENSORS
 
 pytestmark = [pytest.mark.unit, pytest.mark.filterwarnings("ignore:.*lr_scheduler.*")]
 

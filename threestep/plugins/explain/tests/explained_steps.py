@@ -45,11 +45,11 @@ from tests.support.plain_losses import (
     ranking_loss,
 )
 from threestep.plugins.audit.quantities.step import AuditedStep
+from threestep.plugins.audit.recording.files import RecordHead, StepRecord
 from threestep.plugins.explain.forward.model import InDouble
 from threestep.plugins.explain.rules import rule_of, under
 from threestep.plugins.explain.shares import shares_of
 from threestep.plugins.explain.updates import update_of
-from training.utils.recording.files import RecordHead, StepRecord
 
 VOCABULARY = 17
 KINDS = ("sft", "dpo", "marked", "reward", "policy")

@@ -275,8 +275,8 @@ def test_held_out_lines(tmp_path):
 def test_the_command_writes_a_page_and_a_table(tmp_path, capsys):
     import pandas
 
+    from threestep.plugins.audit.recording.files import write_record
     from threestep.plugins.explain.__main__ import main
-    from training.utils.recording.files import write_record
 
     write_record(tmp_path / "record", _drawn("policy").record)
     held = tmp_path / "held.jsonl"
@@ -295,8 +295,8 @@ def test_the_command_writes_a_page_and_a_table(tmp_path, capsys):
 
 
 def test_a_record_without_weights_is_refused(tmp_path):
+    from threestep.plugins.audit.recording.files import write_record
     from threestep.plugins.explain.records import whole_record
-    from training.utils.recording.files import write_record
 
     write_record(tmp_path / "record", replace(_drawn("sft").record, state={}))
     with pytest.raises(ThreestepError, match="expects the weights before and after the step"):

@@ -145,20 +145,19 @@ def text_maker(
     return TextTokenizer(tokenizer, chat.end_of_conversation_token, parallel_tags)
 
 
-def notes_of_chat(chat: ChatArguments, tokenizer: Any) -> dict[str, str]:
-    """Settings of a step's record: the system prompt that the template writes by itself."""
+def own_prompt(chat: ChatArguments, tokenizer: Any) -> str:
+    """The system prompt that the chat template writes by itself, as ids with blanks between; empty without one."""
     chat = resolved_chat(chat, tokenizer)
     if chat.prompt_style != CHAT_TEMPLATE:
-        return {}
+        return ""
     text = _templates(chat, tokenizer)
     if not isinstance(text, str):  # several, by name
-        return {}
+        return ""
     template = ChatTemplate(text, {**tokenizer.special_tokens_map, **chat.template_kwargs})
     try:
-        found = template_prompt(lambda messages: template.render(messages).text, tokenizer)
+        return template_prompt(lambda messages: template.render(messages).text, tokenizer)
     except TemplateRefused:
-        return {}
-    return {"template_prompt": found} if found else {}
+        return ""
 
 
 def parts_of_chat(chat: ChatArguments, tokenizer: Any, chooses_turns: bool) -> dict[str, str]:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from threestep.plugins.audit.bisect.records import Located, TracedRecord, locate
-from training.utils.recording.files import RecordHead, StepRecord
-from training.utils.recording.schema import TRACED
+from threestep.plugins.audit.recording.files import RecordHead, StepRecord
+from threestep.plugins.audit.recording.schema import TRACED
 
 pytestmark = pytest.mark.unit
 

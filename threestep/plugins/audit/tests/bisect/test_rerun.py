@@ -17,8 +17,8 @@ from threestep.plugins.audit.bisect.digest_files import RunDigests
 from threestep.plugins.audit.bisect.page import page
 from threestep.plugins.audit.bisect.rerun import checkpoint_before, rerun, starter
 from threestep.plugins.audit.bisect.text import advice, as_json, as_lines, notes
+from threestep.plugins.audit.recording.files import RecordHead, StepRecord, write_record
 from training.utils.base.errors import ThreestepError
-from training.utils.recording.files import RecordHead, StepRecord, write_record
 
 pytestmark = pytest.mark.unit
 

@@ -13,9 +13,9 @@ import pytest
 
 from threestep.plugins.audit.judge import AGREES, Finding, first_wrong, judge
 from threestep.plugins.audit.quantities.step import AuditedStep
+from threestep.plugins.audit.recording.files import read_record
 from threestep.plugins.audit.tests.other_trainers import start
 from threestep.plugins.audit.text import verdict
-from training.utils.recording.files import read_record
 
 ENVIRONMENTS = os.environ.get("THREESTEP_OTHER_TRAINERS", "")
 pytestmark = [

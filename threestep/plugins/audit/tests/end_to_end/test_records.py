@@ -9,8 +9,8 @@ import pytest
 from tests.end_to_end.conftest import run_step
 from threestep.plugins.audit.judge import AGREES, DIFFERS, judge
 from threestep.plugins.audit.quantities.step import AuditedStep
+from threestep.plugins.audit.recording.files import read_record
 from threestep.plugins.audit.text import verdict
-from training.utils.recording.files import read_record
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 

@@ -14,12 +14,12 @@ import numpy as np
 
 from threestep.plugins.audit.judge import Finding, first_wrong, judge
 from threestep.plugins.audit.quantities.step import AuditedStep
+from threestep.plugins.audit.recording.files import read_record
 from threestep.plugins.audit.tests.examined.fault import Fault, PlainFault
 from threestep.plugins.audit.tests.examined.plain import Setup
 from threestep.plugins.audit.tests.examined.plain_policy import trainer_of
 from threestep.plugins.audit.text import verdict
 from threestep.plugins.audit.words import settings_of_words
-from training.utils.recording.files import read_record
 
 MOST_CAUSES = 3  # of which one is right; a longer list names nothing
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from training.utils.recording.files import StepRecord, read_record
+from threestep.plugins.audit.recording.files import StepRecord, read_record
 
 TENSORS = ("loss_mask", "logprobs", "old_logprobs", "ref_logprobs", "advantages")
 FIGURES = ("loss", "denominator", "grad_norm", "learning_rate")

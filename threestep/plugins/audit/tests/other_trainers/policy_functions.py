@@ -21,7 +21,7 @@ from unittest.mock import MagicMock
 import torch
 
 from threestep.plugins.audit.recorders import frameworks
-from training.utils.recording.files import StepRecord, write_record
+from threestep.plugins.audit.recording.files import StepRecord, write_record
 
 GROUPS, SAMPLES, LONGEST = 4, 4, 9
 NAMES = (

@@ -10,11 +10,11 @@ import torch
 
 from threestep.plugins.audit.judge import AGREES, first_wrong, judge
 from threestep.plugins.audit.quantities.step import AuditedStep
+from threestep.plugins.audit.recording.files import read_record
 from threestep.plugins.audit.tests.examined.plain import Batch, Setup
 from threestep.plugins.audit.tests.examined.plain_policy import PolicyTrainer
 from threestep.plugins.audit.tests.examined.scoring import write_plain
 from threestep.plugins.audit.text import verdict
-from training.utils.recording.files import read_record
 
 pytestmark = pytest.mark.unit
 

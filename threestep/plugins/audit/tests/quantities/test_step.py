@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from threestep.plugins.audit.quantities.step import AuditedStep, LackingError
-from training.utils.recording.files import RecordHead, StepRecord
+from threestep.plugins.audit.recording.files import RecordHead, StepRecord
 
 pytestmark = pytest.mark.unit
 

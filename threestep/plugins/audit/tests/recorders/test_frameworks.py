@@ -14,9 +14,9 @@ from threestep.plugins.audit.judge import AGREES, first_wrong, judge
 from threestep.plugins.audit.quantities.step import AuditedStep
 from threestep.plugins.audit.recorders.frameworks import areal_record, openrlhf_record, verl_record
 from threestep.plugins.audit.recorders.prime_rl import prime_rl_record
+from threestep.plugins.audit.recording.files import StepRecord, read_record, write_record
 from threestep.plugins.audit.text import verdict
 from training.utils.base.errors import ThreestepError
-from training.utils.recording.files import StepRecord, read_record, write_record
 
 pytestmark = pytest.mark.unit
 

@@ -15,9 +15,9 @@ from torch.nn import functional
 import threestep.audit
 from threestep.plugins.audit.judge import AGREES, first_wrong, judge
 from threestep.plugins.audit.quantities.step import AuditedStep
+from threestep.plugins.audit.recording.files import read_record
 from threestep.plugins.audit.text import verdict
 from training.utils.base.errors import ThreestepError
-from training.utils.recording.files import read_record
 
 pytestmark = pytest.mark.unit
 

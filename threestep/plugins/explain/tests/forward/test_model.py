@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from threestep.plugins.audit.quantities.step import AuditedStep, LackingError
+from threestep.plugins.audit.recording.files import RecordHead, StepRecord
 from threestep.plugins.explain.explanation import Questions, explain
 from threestep.plugins.explain.forward.model import InDouble
 from threestep.plugins.explain.page import page
 from threestep.plugins.explain.shares import shares_of
 from threestep.plugins.explain.updates import dot, update_of
-from training.utils.recording.files import RecordHead, StepRecord
 
 IMAGE, START = 5, 6
 GRIDS = [[1, 4, 4], [1, 4, 2], [1, 2, 2]]  # in patches, of which 2 x 2 make a token

@@ -1,0 +1,67 @@
+"""The flags by which a run records its steps, and what these cannot go with. Cheap to import: `--help` loads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from training.utils.flags.flags import flag
+from training.utils.plugins.plugin import StepNeeds
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
+
+
+@dataclass
+class RecordingArguments:
+    """Records of steps, digests of all."""
+
+    topic: ClassVar[str] = "run"
+    may_change: ClassVar[bool] = True
+
+    record_steps: list[int] = flag(
+        [],
+        "Write a record of these steps (step 3: rollouts) to OUTPUT_DIR/records, for `threestep audit`.",
+        "steps >= 1",
+    )
+    digests: bool | None = flag(
+        None,
+        "Write sums and hashes of every step to OUTPUT_DIR/digests.jsonl, by which `threestep audit RUN_A RUN_B` finds "
+        "the first step that differs; default: on a CPU. On a GPU each step then waits for the device.",
+    )
+    record_values: bool = flag(
+        False,
+        "With --record_steps, of models up to 20 million weights: gradients, weights and Adam's moments in the record, "
+        "so that log-probabilities, gradient and update are judged too.",
+    )
+
+    def validate(self, mistakes: Mistakes) -> None:
+        """Collect mistakes in these settings."""
+        mistakes.require(
+            bool(self.record_steps) or not self.record_values,
+            "--record_values expects --record_steps, whose records hold the values, and none is given; give steps",
+        )
+
+
+def check(flags: Any, mistakes: Mistakes) -> None:
+    """Note rows that a record cannot hold (`Hooks.check`)."""
+    check_rows(flags, mistakes, "--record_steps", bool(flags.added.of(RecordingArguments).record_steps))
+
+
+def needs(flags: Any) -> StepNeeds:
+    """The needs of recorded steps (`Hooks.needs`)."""
+    return needs_of("--record_steps", bool(flags.added.of(RecordingArguments).record_steps))
+
+
+def check_rows(flags: Any, mistakes: Mistakes, name: str, asks: bool) -> None:
+    """Note rows that a record cannot hold. name: of a flag that records steps, and asks: for some."""
+    mistakes.require(
+        not (asks and flags.data.chat.parallel_thinking),
+        f"{name} expects sequences that are one run of tokens each, and --parallel_thinking lays paths side "
+        "by side; leave one of them out",
+    )
+
+
+def needs_of(name: str, asks: bool) -> StepNeeds:
+    """The needs of a flag that records steps. name, asks: as of `check_rows`."""
+    return StepNeeds({name: asks}, "steps are recorded (--record_steps, --explain_steps)" if asks else "")

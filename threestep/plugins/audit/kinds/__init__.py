@@ -1,0 +1,1 @@
+"""The records and digests of optimizer steps, for each kind of training."""

@@ -1,0 +1,44 @@
+"""What flags that record steps cannot go with."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from threestep.plugins.audit.flags import RecordingArguments, check, needs
+from training.utils.base.errors import Mistakes
+from training.utils.flags.added import added_flags
+from training.utils.flags.flags import note_mistakes
+
+pytestmark = pytest.mark.unit
+
+
+def flags_of(parallel_thinking: bool = False, **given: Any) -> Any:
+    kind = added_flags("step1_sft")
+    added = kind(audit_RecordingArguments=RecordingArguments(**given))
+    return SimpleNamespace(added=added, data=SimpleNamespace(chat=SimpleNamespace(parallel_thinking=parallel_thinking)))
+
+
+@pytest.mark.parametrize(
+    ("given", "refused"), [((False, [1]), False), ((True, []), False), ((True, [1]), True)], ids=str
+)
+def test_parallel_paths_are_not_recorded(given, refused):
+    thinks, steps = given
+    mistakes = Mistakes()
+    check(flags_of(thinks, record_steps=steps), mistakes)
+    expected = "--record_steps expects sequences that are one run of tokens each, and --parallel_thinking lays paths"
+    assert [sentence.startswith(expected) for sentence in mistakes.sentences] == [True] * refused
+
+
+def test_a_recorded_step_reads_whole_rows_in_forwards_of_its_own():
+    assert needs(flags_of()) == ({"--record_steps": False}, "")
+    whole, own = needs(flags_of(record_steps=[2]))
+    assert whole == {"--record_steps": True} and own.startswith("steps are recorded (--record_steps")
+
+
+def test_values_are_of_records():
+    mistakes = Mistakes()
+    note_mistakes(RecordingArguments(record_values=True), mistakes)
+    assert [sentence[:36] for sentence in mistakes.sentences] == ["--record_values expects --record_ste"]

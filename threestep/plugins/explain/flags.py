@@ -1,0 +1,42 @@
+"""The flag by which a run explains its steps, and what it cannot go with. Cheap to import: `--help` loads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from threestep.plugins.audit.flags import check_rows, needs_of
+from training.utils.flags.flags import flag
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
+    from training.utils.plugins.plugin import StepNeeds
+
+
+@dataclass
+class ExplainArguments:
+    """Explanations of steps, beside the run."""
+
+    topic: ClassVar[str] = "run"
+    may_change: ClassVar[bool] = True
+
+    explain_steps: list[int] = flag(
+        [],
+        "Say of these steps (step 3: rollouts) what each token did, as `threestep explain` does: their records with "
+        "values, and at the end of the run OUTPUT_DIR/explained.",
+        "steps >= 1",
+    )
+
+
+def check(flags: Any, mistakes: Mistakes) -> None:
+    """Note rows that a record cannot hold (`Hooks.check`)."""
+    check_rows(flags, mistakes, "--explain_steps", _asks(flags))
+
+
+def needs(flags: Any) -> StepNeeds:
+    """The needs of explained steps, which are recorded (`Hooks.needs`)."""
+    return needs_of("--explain_steps", _asks(flags))
+
+
+def _asks(flags: Any) -> bool:
+    return bool(flags.added.of(ExplainArguments).explain_steps)
