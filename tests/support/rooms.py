@@ -18,7 +18,6 @@ from tests.support.sources import tree
 _ROOMS = """
 base:
 clock:
-models.lean:
 rewards.names:
 data.files: base
 gaming: rewards.names
@@ -49,20 +48,19 @@ mtp.layout: layout contracts base
 report.figures: run contracts flags gaming base
 data.cache: data.rows run contracts flags data.files base
 data.chat: data.rows contracts flags data.sources.formats data.files base
-models: models.quantized models.attention sequence_parallel models.tensors layout contracts flags models.families base
+models: models.quantized models.attention sequence_parallel models.tensors layout contracts flags plugins
+    models.families base
 report.pages: report.figures run gaming
 generation: models engine.config contracts flags plugins base
 generation.decoding: models models.tensors contracts base
 images.data: data.chat data.rows contracts data.sources.formats serving images data.files base
 models.adapters: models models.quantized models.tensors contracts models.families base
-models.fused: models models.lean base
 report: report.pages report.figures run report.trackers contracts flags serving base
 data.kinds: images.data data.chat data.cache data.rows layout data.sources contracts data.sources.formats images base
 engine.ranks: models.adapters sequence_parallel run base
 environments: generation data.chat data.sources contracts flags base
 generation.guessing: generation.decoding models contracts base
-loading: models.fused models.adapters models models.quantized models.attention models.tensors contracts
-    models.families models.lean base
+loading: models.adapters models models.quantized models.attention models.tensors contracts models.families base
 data.build: data.kinds data.chat data.cache data.rows layout data.sources contracts flags data.sources.formats
     data.files base
 engine: engine.ranks models.adapters models.quantized engine.config run models.tensors contracts flags base
@@ -72,7 +70,7 @@ rewards.calling: engine.ranks run contracts base
 checkpoints: engine engine.ranks report models.adapters run report.trackers models.tensors layout contracts flags
     models.families base
 dry_run: engine loading engine.ranks models models.quantized models.attention engine.config sequence_parallel run
-    layout contracts models.families models.lean clock base
+    layout contracts models.families clock base
 harness: engine engine.ranks run base
 recording: engine engine.ranks models.adapters run contracts reading base
 rewards.asking: rewards.calling run serving rewards.names base
@@ -81,7 +79,7 @@ routers: engine engine.ranks models sequence_parallel models.tensors layout cont
 distillation: rewards.asking dry_run engine loading engine.ranks models engine.config models.tensors contracts flags
     base
 images.run: dry_run engine data.build loading images.data models images.models data.rows run models.tensors layout
-    contracts models.families images models.lean base
+    contracts models.families images base
 mtp: dry_run checkpoints engine loading engine.ranks models.adapters models mtp.layout models.attention engine.config
     sequence_parallel models.tensors contracts flags base
 outputs: checkpoints engine.ranks models.tensors base

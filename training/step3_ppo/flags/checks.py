@@ -107,11 +107,6 @@ def checked_components(flags: PpoFlags) -> Components:
             **flags.guests.reading_whole_rows,
         },
     )
-    mistakes.require(
-        roles.mlp_tiles == 1 or not flags.guests.records_experts,
-        f"--mlp_tiles {roles.mlp_tiles} computes routers tile by tile, and --replay_routers "
-        f"{flags.guests.replay} replays those of whole rows; leave one of the two out",
-    )
     check_by_plugins(flags, mistakes)
     mistakes.raise_if_any()
     assert algorithm is not None and engine is not None  # an unknown name was noted as a mistake
@@ -243,7 +238,7 @@ def _check_draft(flags: PpoFlags, speculation: Speculation, mistakes: Mistakes) 
 
 
 def _check_draft_form(flags: PpoFlags, speculation: Speculation) -> None:
-    actor = flags.roles.model("actor")
+    actor = flags.model("actor")
     config = load_config(actor.name_or_path, actor.trust_remote_code)
     check_form(config.to_dict(), flags.mtp.mtp_final_norm, speculation.flag)
 
@@ -319,6 +314,6 @@ def check_models(flags: PpoFlags, with_critic: bool) -> None:
     """ThreestepError if a prompt with its response may exceed a model's positions, or if a model is stored in a form
     that cannot be trained; nothing is loaded."""
     for role in ("actor", "critic") if with_critic else ("actor",):
-        model = flags.roles.model(role)
+        model = flags.model(role)
         check_positions(model, flags.longest_tokens, "--max_prompt_seq_len and --max_answer_seq_len together")
         check_trains(model, generates=role == "actor")

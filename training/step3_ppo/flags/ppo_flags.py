@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.step3_ppo.advantages import NO_ADVANTAGE
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
@@ -14,6 +14,7 @@ from training.utils.data.build.arguments import DataArguments
 from training.utils.distillation.arguments import TeacherArguments, teacher_settings
 from training.utils.environments.arguments import EnvironmentArguments
 from training.utils.flags.added import AddedFlags
+from training.utils.flags.arguments import resolved_settings
 from training.utils.generation.conversation_arguments import ConversationArguments
 from training.utils.generation.table import RolloutEngineFlags
 from training.utils.mtp.arguments import MtpArguments
@@ -24,6 +25,7 @@ from training.utils.setup.guests import GuestSettings
 
 if TYPE_CHECKING:
     from training.utils.contracts.rollout_engine import RolloutEngine, RolloutSettings
+    from training.utils.models.settings import ModelSettings
 
 
 class PpoFlags(NamedTuple):
@@ -45,6 +47,15 @@ class PpoFlags(NamedTuple):
     conversation: ConversationArguments
     teacher: TeacherArguments
     added: AddedFlags = AddedFlags()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every value by its flag's name."""
+        return resolved_settings(self)
+
+    def model(self, role: str) -> ModelSettings:
+        """role: actor or critic."""
+        return self.roles.model(role, self.added)
 
     @property
     def longest_tokens(self) -> int:

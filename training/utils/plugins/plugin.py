@@ -82,10 +82,13 @@ class Hooks:
     check: (flags, mistakes) -> None: notes settings that do not go together, before a model loads. flags: the step's
         `OneModelFlags` or `PpoFlags`
     at_end: (EndedRun) -> None: on the main rank, once the run has written its models and figures
+    preparers: (AddedFlags) -> Iterable[ModelPreparer]: changes to models as they are loaded (`models.preparers`);
+        with `AddedFlags()`, those to a model that a program loads without such flags
     """
 
     check: str = ""
     at_end: str = ""
+    preparers: str = ""
 
 
 EVERY_STEP = "every step"

@@ -104,17 +104,18 @@ class GuestSettings:
         """
         from training.utils.contracts.guests import Guests
         from training.utils.distillation.opening import open_teacher
-        from training.utils.models.mlp_tiles import is_tiled
+        from training.utils.models.own_forward import in_pieces_by
         from training.utils.mtp.opening import open_head
         from training.utils.routers.step_loss import router_losses
         from training.utils.setup.setup import load_under
 
         losses = router_losses(models, self.router_aux_loss_coef)
-        if any(loss is not None and is_tiled(model) for (_, model), loss in zip(models, losses, strict=True)):
-            raise ThreestepError(
-                "--mlp_tiles computes a mixture's routers tile by tile, and their balancing loss reads a forward's "
-                "logits as one; give --router_aux_loss_coef 0, or leave --mlp_tiles out"
-            )
+        for (_, model), loss in zip(models, losses, strict=True):
+            if loss is not None and (flag := in_pieces_by(model)) is not None:
+                raise ThreestepError(
+                    f"{flag} computes a mixture's routers tile by tile, and their balancing loss reads a forward's "
+                    f"logits as one; give --router_aux_loss_coef 0, or leave {flag} out"
+                )
         head = open_head(self.mtp, path, *models[0], total_steps=total_steps, seed=seed)
         student = models[0][0]
         teacher = open_teacher(self.teacher, student, lambda settings, load: load_under(settings, student.ranks, load))

@@ -25,7 +25,6 @@ def flags_of(**given):
         ({"vllm_speculate": 2}, "--vllm_speculate 2 drafts tokens, some of them wrong"),
         ({"vllm_tensor_parallel_size": 2}, "--vllm_tensor_parallel_size 2 has several ranks draw"),
         ({"vllm_prefix_caching": False}, "--vllm_prefix_caching false takes away the cache"),
-        ({"mlp_tiles": 2}, "--mlp_tiles 2 computes routers tile by tile"),
     ],
 )
 def test_what_does_not_go_with_it(given, why):
