@@ -22,16 +22,17 @@ from benchmarks.gpu_day.decoding import checked_rollout, request_of
 from benchmarks.gpu_day.models import SHAPES, random_model, sequence
 from benchmarks.gpu_day.record import NotHere, Report
 from benchmarks.gpu_day.traces import traced
+from threestep.plugins.speed.compiled import compile_blocks
+from threestep.plugins.speed.fused.operations import fuse, keep_less_fused, liger_kernels, unfuse
+from threestep.plugins.speed.lean.forwards import keep_less
 from training.utils.contracts.documents import plain
 from training.utils.engine.config.arguments import EngineSettings
 from training.utils.engine.ranks.startup import started_process_group
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.generation.decoding.fixed_steps import FixedSteps
 from training.utils.layout.rows import packed_rows
-from training.utils.models.compiled import compile_blocks
-from training.utils.models.fused.operations import fuse, keep_less_fused, liger_kernels, unfuse
-from training.utils.models.lean.forwards import keep_all, keep_less
 from training.utils.models.own_forward import read_own_forward
+from training.utils.models.preparers import keep_all
 from training.utils.models.token_model import PolicyModel
 
 Way = Callable[[Any], contextlib.AbstractContextManager[None]]

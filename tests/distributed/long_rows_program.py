@@ -83,6 +83,9 @@ def model_of(tokens: int, sizes: dict[str, int]) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from threestep.plugins.speed.arguments import SpeedArguments
+    from threestep.plugins.speed.preparers import preparers
+    from training.utils.flags.added import added_flags
     from training.utils.loading.models import prepared
     from training.utils.models.attention.document_attention import use_document_attention
     from training.utils.models.settings import ModelSettings
@@ -99,8 +102,10 @@ def model_of(tokens: int, sizes: dict[str, int]) -> Any:
         )
     )
     use_document_attention(model)
-    recompute = bool(sizes["recompute"])
-    return prepared(model, ModelSettings("made", mlp_tiles=sizes["tiles"], gradient_checkpointing=recompute)).train()
+    added = added_flags("step1_sft")()
+    added.of(SpeedArguments).mlp_tiles = sizes["tiles"]
+    recompute, changes = bool(sizes["recompute"]), tuple(preparers(added))
+    return prepared(model, ModelSettings("made", gradient_checkpointing=recompute, preparers=changes)).train()
 
 
 if __name__ == "__main__":

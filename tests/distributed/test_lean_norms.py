@@ -21,7 +21,7 @@ PROGRAM = """
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.ranks.startup import started_process_group
     from training.utils.engine.training_engine import TrainingEngine
-    from training.utils.models.lean.forwards import keep_less
+    from threestep.plugins.speed.lean.forwards import keep_less
     from training.utils.setup.setup import load_under
 
     SHAPE = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, vocab_size=64)

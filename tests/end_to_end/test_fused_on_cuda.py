@@ -29,7 +29,7 @@ def files(place: str) -> bool:
 
 def said_by(module: str, flags: list[str]) -> tuple[str, int]:
     """Run the program as if Liger Kernel were installed; return its log, and how many models were fused."""
-    import training.utils.models.fused.choice as choice
+    import threestep.plugins.speed.fused.choice as choice
     from tests.support.plain_kernels import plain_kernels
 
     fuse, fused = choice.fuse, []

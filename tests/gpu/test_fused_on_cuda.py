@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm
-from training.utils.models.fused.operations import FusedMlp, fuse, keep_less_fused, liger_kernels
+from threestep.plugins.speed.fused.operations import FusedMlp, fuse, keep_less_fused, liger_kernels
 
 pytestmark = pytest.mark.gpu
 # Times the plain model's own distance from float64: with weights this wide bfloat16 rounds some by a fifth.

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm
-from training.utils.models.lean.forwards import keep_less
+from threestep.plugins.speed.lean.forwards import keep_less
 
 pytestmark = pytest.mark.gpu
 

@@ -302,11 +302,11 @@ def make_engine(case: Case, models: Path, ranks: Any, head_of: Any = None) -> tu
     """(the engine, the transformers model in it). head_of: gives the head that is trained with a model."""
     from tests.invariants.plain import Recipe
     from tests.invariants.tiny import VOCAB, StandInTokenizer
+    from threestep.plugins.speed.compiled import compile_blocks
     from training.utils.base.seeds import seed_everything
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.loading.models import load_causal_lm, load_scalar_model
-    from training.utils.models.compiled import compile_blocks
     from training.utils.models.token_model import PolicyModel, ScalarModel
     from training.utils.setup.setup import load_under
 
@@ -339,12 +339,17 @@ def make_engine(case: Case, models: Path, ranks: Any, head_of: Any = None) -> tu
 
 
 def model_settings(case: Case, models: Path) -> Any:
+    from threestep.plugins.speed.arguments import SpeedArguments
+    from threestep.plugins.speed.preparers import preparers
+    from training.utils.flags.added import added_flags
     from training.utils.models.settings import ModelSettings
 
+    added = added_flags("step1_sft")()
+    added.of(SpeedArguments).mlp_tiles = case.tiles
     return ModelSettings(
         str(models / case.model),
         gradient_checkpointing=case.checkpointing,
-        mlp_tiles=case.tiles,
+        preparers=tuple(preparers(added)),
         lora_dim=case.lora_dim,
         lora_alpha=LORA_ALPHA,
         lora_module_name=case.lora_part,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from training.utils.models.fused.operations import Kernels, rotate_half
+from threestep.plugins.speed.fused.operations import Kernels, rotate_half
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, epsilon: float, offset: float, casting: str) -> torch.Tensor:

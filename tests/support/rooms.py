@@ -18,7 +18,6 @@ from tests.support.sources import tree
 _ROOMS = """
 base:
 clock:
-models.lean:
 data.files: base
 images: base
 models.families: base
@@ -49,19 +48,18 @@ models.quantized: models.tensors models.families base
 report.figures: run gaming contracts flags base
 data.cache: data.rows run contracts flags data.files base
 data.chat: data.rows contracts flags data.sources.formats data.files base
-models: models.quantized models.attention sequence_parallel models.tensors layout contracts flags models.families base
+models: models.quantized models.attention sequence_parallel models.tensors layout contracts flags plugins
+    models.families base
 report.pages: report.figures run gaming
 generation: data.chat engine.config data.rows contracts flags plugins base
 generation.decoding: models models.tensors contracts base
 images.data: data.chat data.rows contracts data.sources.formats serving images data.files base
 models.adapters: models models.quantized models.tensors contracts models.families base
-models.fused: models models.lean base
 report: report.pages report.figures run report.trackers contracts flags serving base
 data.kinds: images.data data.chat data.cache data.rows layout data.sources contracts data.sources.formats images base
 engine.ranks: models.adapters sequence_parallel run base
 generation.guessing: generation.decoding models contracts base
-loading: models.fused models.adapters models models.quantized models.attention models.tensors contracts
-    models.families models.lean base
+loading: models.adapters models models.quantized models.attention models.tensors contracts models.families base
 data.build: data.kinds data.chat data.cache data.rows layout data.sources contracts flags data.sources.formats
     data.files base
 engine: engine.ranks models.adapters models.quantized engine.config run models.tensors contracts flags base
@@ -70,11 +68,11 @@ rewards.calling: engine.ranks run contracts base
 checkpoints: engine engine.ranks report models.adapters run report.trackers models.tensors layout contracts flags
     models.families base
 dry_run: engine loading engine.ranks models models.quantized models.attention engine.config sequence_parallel run
-    layout contracts models.families models.lean clock base
+    layout contracts models.families clock base
 harness: engine engine.ranks run base
 rewards.rules: rewards.calling data.sources.made base
 images.run: dry_run engine data.build loading images.data models images.models data.rows run models.tensors layout
-    contracts models.families images models.lean base
+    contracts models.families images base
 outputs: checkpoints engine.ranks models.tensors base
 rewards: rewards.rules rewards.calling contracts rewards.names flags plugins base
 setup: outputs images.run harness dry_run checkpoints engine data.build loading engine.ranks data.kinds report

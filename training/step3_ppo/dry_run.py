@@ -127,13 +127,13 @@ def estimated_as_given(flags: PpoFlags, components: Components, counts: ModelCou
     check_divides(ranks, ppo.sequence_parallel_size)
     device = planned_device(flags.run.device, flags.run.device_memory_gb)
     check_models(flags, components.with_critic_tokenizer)
-    actor, critic, scorer = _models_on_meta(roles, components, counts)
+    actor, critic, scorer = _models_on_meta(flags, components, counts)
     sharing = _sharing((actor, critic, scorer), ranks, longest, ppo.sequence_parallel_size)
 
     keeps_small = flags.guests.keep_forwards_small(actor, not device.is_cuda, ppo.sequence_parallel_size)
     forward = _forward(flags, components, keeps_small)
     whole_logits = _whole_logits(actor, forward, components)
-    planned_role = partial(_trained, roles=roles, ranks=ranks, device=device, count=counts.activations)
+    planned_role = partial(_trained, flags=flags, ranks=ranks, device=device, count=counts.activations)
     trained = {"actor": planned_role("actor", actor, forward, *whole_logits)}
     if critic is not None:
         trained["critic"] = planned_role("critic", critic, replace(forward, with_entropy=False))
@@ -178,14 +178,14 @@ def _reference(actor: Any, components: Components) -> dict[str, Any]:
     return {"reference": actor} if components.algorithm.wants_reference else {}
 
 
-def _models_on_meta(roles: RolesArguments, components: Components, counts: ModelCounts) -> tuple[Any, Any, Any]:
+def _models_on_meta(flags: PpoFlags, components: Components, counts: ModelCounts) -> tuple[Any, Any, Any]:
     """Return the actor, the critic and the reward model; None for one that there is not."""
-    build, dtype = counts.model, DTYPES[roles.dtype]
-    actor, critic, scorer = build(roles.model("actor"), dtype), None, None
+    build, dtype = counts.model, DTYPES[flags.roles.dtype]
+    actor, critic, scorer = build(flags.model("actor"), dtype), None, None
     if components.algorithm.estimator.needs_critic:
-        critic = build(roles.model("critic"), dtype, True)
+        critic = build(flags.model("critic"), dtype, True)
     if components.with_reward_model:
-        scorer = build(roles.model("critic").as_it_is(), dtype, True)
+        scorer = build(flags.model("critic").as_it_is(), dtype, True)
     return actor, critic, scorer
 
 
@@ -238,12 +238,12 @@ def _trained(
     model: Any,
     forward: LargestForward,
     *further: MemoryLine,
-    roles: RolesArguments,
+    flags: PpoFlags,
     ranks: int,
     device: PlannedDevice,
     count: Callable[..., SavedActivations],
 ) -> PlannedModel:
-    loading, settings = roles.model(role), roles.engine(role)
+    loading, settings = flags.model(role), flags.roles.engine(role)
     planned = plan_training(model, forward, loading, settings, ranks=ranks, device=device, count=count)
     named = [replace(line, name=f"{role}: {line.name}") for line in planned.forward]
     return replace(planned, engine=planned.engine.named(role), forward=(*named, *further))

@@ -55,7 +55,7 @@ def rollout_parts(
             learnt = ppo.sequences_per_minibatch / ppo.sequences_per_rollout
             work = _work_of(count, model, forward, flags, share=min(1.0, learnt))
             settings, steps = flags.roles.engine(role), -(-ppo.sequences_per_minibatch // forward.rows)
-            plan = step_plan(model, flags.roles.model(role), settings, ranks=ranks, micro_steps=steps)
+            plan = step_plan(model, flags.model(role), settings, ranks=ranks, micro_steps=steps)
             for name, seconds in step_parts(work, plan, device).items():
                 parts[f"{role}: {name}"] = ppo.steps_per_rollout * seconds
     if device.measured is not None and device.measured.costs.rollout:

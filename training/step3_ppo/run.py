@@ -18,7 +18,6 @@ from training.utils.base.console import log
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.data.chat.chat import adopt_style
 from training.utils.engine.ranks.startup import sharing_rows
-from training.utils.flags.arguments import resolved_settings
 from training.utils.loading.tokenizers import tokenizer_digest
 from training.utils.rewards.opened import RunPlace, open_rules
 from training.utils.run.run_folder import ROLLOUTS
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 def run(flags: PpoFlags, components: Components) -> None:
     """Load prompts and models, train, save."""
     shares_gpu = components.rollout_engine.frees_gpu_memory(flags.settings_of_engine(components.rollout_engine))
-    given, trains = resolved_settings(flags), not flags.ppo.val_only
+    given, trains = flags.settings, not flags.ppo.val_only
     of_run = RunFlags(STEP, flags.run, flags.saving, flags.faults, flags.data, given, trains)
     with planned_run(of_run, shares_gpu) as planned:
         opened, opening, scale = open_inputs(planned, flags._replace(data=planned.flags.data), components)
@@ -76,7 +75,7 @@ def open_inputs(
     flags.guests.check_words(tokenizers.actor)
     style = adopt_style(tokenizers.actor, flags.data.chat, planned.plan.began_with("prompt_style"))
     log(style.sentence, ranks.is_main and not style.is_open)
-    opened = planned.opened(style.chat.prompt_style, flags.roles.model("actor"), flags.roles.dtype)
+    opened = planned.opened(style.chat.prompt_style, flags.model("actor"), flags.roles.dtype)
     scale = wanted_score_scale(flags.roles, flags.ppo)
     partners, rewards, rules = components.partners, components.rewards, components.rules
     inputs = load_inputs(
@@ -99,7 +98,7 @@ def open_inputs(
 def paths_read_again(opening: PpoOpening) -> dict[str, str]:
     """Return the models' folders that a run reads at each start, by flag."""
     roles = ("actor", "critic") if opening.components.with_critic_tokenizer else ("actor",)
-    return {f"{role}_model_name_or_path": opening.flags.roles.model(role).name_or_path for role in roles}
+    return {f"{role}_model_name_or_path": opening.flags.model(role).name_or_path for role in roles}
 
 
 def events_of_rollouts(opened: OpenedRun, opening: PpoOpening) -> RolloutEvents | None:

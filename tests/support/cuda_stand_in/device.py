@@ -24,7 +24,7 @@ _GIGABYTE = 1 << 30
 class Counts:
     """By kind (`waits`, `to_device`, `from_device`, `operators`): how often what happened, as "NAME at FILE:LINE".
 
-    The line is the innermost one of training/; "backward" stands for what autograd starts by itself.
+    The line is the innermost one of training/ or of a plugin; "backward" stands for what autograd starts by itself.
     """
 
     found: dict[str, Counter[str]] = field(default_factory=lambda: {kind: Counter() for kind in _KINDS.values()})
@@ -65,8 +65,9 @@ def _where() -> str:
         return "backward"
     while frame is not None:
         name = frame.f_code.co_filename
-        if "/training/" in name and "/site-packages/" not in name:
-            return f"training/{name.split('/training/')[-1]}:{frame.f_lineno}"
+        for place in ("training", "threestep/plugins"):
+            if f"/{place}/" in name and "/site-packages/" not in name:
+                return f"{place}/{name.split(f'/{place}/')[-1]}:{frame.f_lineno}"
         frame = frame.f_back
     return "elsewhere"
 

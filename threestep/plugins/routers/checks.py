@@ -35,9 +35,3 @@ def _check_replay(flags: Any, mistakes: Mistakes) -> None:
         (f"speculate {ppo.speculate}", ppo.speculate != "0", "verifies several tokens at once, some of them wrong"),
     ):
         mistakes.require(not given, f"--replay_routers {how}: --{name} {why}; leave one of them out")
-    tiles = flags.roles.mlp_tiles
-    mistakes.require(
-        tiles == 1,
-        f"--mlp_tiles {tiles} computes routers tile by tile, and --replay_routers {how} replays those of whole rows; "
-        "leave one of the two out",
-    )

@@ -30,14 +30,15 @@ class RoutersFeature(GuestFeature):
     def open(self, models: Sequence[tuple[Any, Any]], path: str, total_steps: int, seed: int) -> Sequence[Guest | None]:
         """See `GuestFeature.open`."""
         from threestep.plugins.routers.step_loss import router_losses
-        from training.utils.models.mlp_tiles import is_tiled
+        from training.utils.models.own_forward import in_pieces_by
 
         losses = router_losses(models, self._coefficient)
-        if any(loss is not None and is_tiled(model) for (_, model), loss in zip(models, losses, strict=True)):
-            raise ThreestepError(
-                "--mlp_tiles computes a mixture's routers tile by tile, and their balancing loss reads a forward's "
-                "logits as one; give --router_aux_loss_coef 0, or leave --mlp_tiles out"
-            )
+        for (_, model), loss in zip(models, losses, strict=True):
+            if loss is not None and (flag := in_pieces_by(model)) is not None:
+                raise ThreestepError(
+                    f"{flag} computes a mixture's routers tile by tile, and their balancing loss reads a forward's "
+                    f"logits as one; give --router_aux_loss_coef 0, or leave {flag} out"
+                )
         return losses
 
     def reads_twice(self, model: Any) -> bool:

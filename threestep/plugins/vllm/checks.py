@@ -61,7 +61,7 @@ def _may_draft(engine: str) -> bool:
 def _check_form(flags: Any, given: str) -> None:
     from threestep.plugins.vllm.head_folder import check_form
 
-    actor = flags.roles.model("actor")
+    actor = flags.model("actor")
     config = load_config(actor.name_or_path, actor.trust_remote_code)
     final_norm = resolved_settings(flags).get("mtp_final_norm", True)  # of a plugin, which may not be there
     check_form(config.to_dict(), final_norm, given)

@@ -296,6 +296,6 @@ def check_models(flags: PpoFlags, with_critic: bool) -> None:
     """ThreestepError if a prompt with its response may exceed a model's positions, or if a model is stored in a form
     that cannot be trained; nothing is loaded."""
     for role in ("actor", "critic") if with_critic else ("actor",):
-        model = flags.roles.model(role)
+        model = flags.model(role)
         check_positions(model, flags.longest_tokens, "--max_prompt_seq_len and --max_answer_seq_len together")
         check_trains(model, generates=role == "actor")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.step3_ppo.advantages import NO_ADVANTAGE
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
@@ -12,6 +12,7 @@ from training.step3_ppo.flags.roles_arguments import RolesArguments
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.data.build.arguments import DataArguments
 from training.utils.flags.added import AddedFlags
+from training.utils.flags.arguments import resolved_settings
 from training.utils.generation.table import RolloutEngineFlags
 from training.utils.report.arguments import ReportArguments
 from training.utils.rewards.arguments import ScoringArguments
@@ -20,6 +21,7 @@ from training.utils.setup.guests import GuestFeatures, guest_features
 
 if TYPE_CHECKING:
     from training.utils.contracts.rollout_engine import RolloutEngine, RolloutSettings
+    from training.utils.models.settings import ModelSettings
 
 
 class PpoFlags(NamedTuple):
@@ -37,6 +39,15 @@ class PpoFlags(NamedTuple):
     reward: ScoringArguments
     engines: RolloutEngineFlags
     added: AddedFlags = AddedFlags()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every value by its flag's name."""
+        return resolved_settings(self)
+
+    def model(self, role: str) -> ModelSettings:
+        """role: actor or critic."""
+        return self.roles.model(role, self.added)
 
     @property
     def longest_tokens(self) -> int:

@@ -14,8 +14,10 @@ from training.utils.engine.config.arguments import (
     check_schedule,
     check_zero3_limits,
 )
+from training.utils.flags.added import NO_FLAGS, AddedFlags
 from training.utils.flags.flags import flag, flags_of, settings_of
-from training.utils.models.arguments import MAGNITUDES, ModelArguments, check_kinds, check_memory, scaled_alpha
+from training.utils.models.arguments import MAGNITUDES, ModelArguments, check_kinds, scaled_alpha
+from training.utils.models.preparers import preparers_of
 from training.utils.models.quantized.quantization import (
     NOT_SHARDED,
     check_beside_quantization,
@@ -72,12 +74,7 @@ _FLAGS = (
     *flags_of(
         ModelArguments,
         {
-            "use_liger_kernel": "Fused norms, gates and rotations of Liger Kernel in all four models, on CUDA. auto: "
-            "none, as a step of step 3 has not been faster by them (docs/performance.md).",
             "head_chunk_mb": "",
-            "activation_offload": "With recomputation of actor or critic: keep their layers' inputs in the host's "
-            "memory until the backward. On a GPU alone.",
-            "mlp_tiles": "Compute the MLPs of all four models in so many tiles along the row, as step 1's --mlp_tiles.",
         },
     ),
     *flags_of(
@@ -184,7 +181,6 @@ class RolesArguments(make_dataclass("RoleFlags", _FLAGS)):  # type: ignore[misc]
         check_schedule(mistakes, self)
         check_quantization(mistakes, self)
         check_ranks(mistakes, self, {"--actor_lora_dim": self.actor_lora_dim})
-        check_memory(mistakes, self, self.actor_gradient_checkpointing or self.critic_gradient_checkpointing)
         check_kinds(mistakes, self, self.actor_lora_dim, self.critic_lora_dim)
         sharded = {f"--{role}_zero_stage 3": getattr(self, f"{role}_zero_stage") == 3 for role in ROLES}
         check_beside_quantization(
@@ -223,13 +219,12 @@ class RolesArguments(make_dataclass("RoleFlags", _FLAGS)):  # type: ignore[misc]
             f"--critic_zero_stage {stages[1]}; give 3 to both or to neither",
         )
 
-    def model(self, role: str) -> ModelSettings:
-        """role: actor or critic."""
+    def model(self, role: str, added: AddedFlags = NO_FLAGS) -> ModelSettings:
+        """role: actor or critic. added: flags of plugins, which may change the models."""
         path = getattr(self, f"{role}_model_name_or_path")
-        others = ("attn_implementation", "torch_compile", "trains_adapter_on", "new_head", "rope_scaling")
+        others = ("attn_implementation", "trains_adapter_on", "new_head", "rope_scaling")
         alpha = scaled_alpha(self.lora_alpha, getattr(self, f"{role}_lora_dim"), self.use_rslora)
-        fuses = bool(self.use_liger_kernel)  # not by itself, as in steps 1 and 2
-        own = {"name_or_path": path, "takes_media": True, "lora_alpha": alpha, "use_liger_kernel": fuses}
+        own = {"name_or_path": path, "takes_media": True, "lora_alpha": alpha, "preparers": preparers_of(added)}
         return settings_of(ModelSettings, self, role, **own, defaults=others)
 
     def engine(self, role: str) -> EngineSettings:

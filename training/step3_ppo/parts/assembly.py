@@ -88,7 +88,9 @@ def open_roles(opening: PpoOpening, head_chunk_mb: int) -> Roles:
         optimizer_steps,
         warmup_steps=warmup_steps,
         longest_tokens=flags.longest_tokens,
-        needed=RolesNeeded(algorithm.estimator.needs_critic, algorithm.wants_reference, components.with_reward_model),
+        needed=RolesNeeded(
+            algorithm.estimator.needs_critic, algorithm.wants_reference, components.with_reward_model, flags.added
+        ),
         media=inputs.media,
     )
     roles = checked_roles(flags, roles)

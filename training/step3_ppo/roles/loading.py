@@ -10,6 +10,7 @@ from training.step3_ppo.roles.roles import Reference, Roles, SavedBeside, Tokeni
 from training.utils.engine.frozen import FrozenModel
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.weight_average import WeightAverage
+from training.utils.flags.added import NO_FLAGS, AddedFlags
 from training.utils.loading.models import load_causal_lm, load_scalar_model, prepared
 from training.utils.loading.score_scale import set_score_scale
 from training.utils.loading.shared_trunk import scalar_model_on_trunk
@@ -32,11 +33,12 @@ if TYPE_CHECKING:
 
 
 class RolesNeeded(NamedTuple):
-    """Selects the models that there are besides the actor."""
+    """Selects the models that there are besides the actor. added: flags of plugins, which may change all of them."""
 
     critic: bool = True
     reference: bool = True
     reward_model: bool = True
+    added: AddedFlags = NO_FLAGS
 
 
 def load_roles(
@@ -64,7 +66,7 @@ def load_roles(
             check_read_alike(
                 (flags.actor_model_name_or_path, flags.critic_model_name_or_path), flags.trust_remote_code, tokenizers
             )
-    actor_settings, critic_settings = flags.model("actor"), flags.model("critic")
+    actor_settings, critic_settings = (flags.model(role, needed.added) for role in ("actor", "critic"))
     load = partial(_loaded, ranks=ranks, longest_tokens=longest_tokens)
     reading: Any = {"longest_tokens": longest_tokens, "device": ranks.device, "media": media}
 

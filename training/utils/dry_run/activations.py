@@ -11,6 +11,7 @@ N rows, T tokens in a row, H hidden size, V vocabulary, A heads, K key-value hea
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from training.utils.models.attention.attention import SDPA
-from training.utils.models.lean.forwards import keeping_all
-from training.utils.models.mlp_tiles import mlps_of, tokens_of_tile
+from training.utils.models.preparers import ModelPreparer, keeping_all
 from training.utils.models.target_head import CHUNK_MB
 
 if TYPE_CHECKING:
@@ -41,26 +41,26 @@ class SavedActivations:
     outside: of modules in no layer
     boundary: one layer's input [N, T, H], all that gradient checkpointing saves of a layer
     widest: the largest tensor
-    tile: of an MLP's tile, if MLPs are computed in tiles; layers have their inputs alone then
+    piece: of a part's piece, if parts are computed in pieces; layers have the parts' inputs alone then
     """
 
     layers: tuple[int, ...]
     outside: int
     boundary: int
     widest: int
-    tile: int = 0
+    piece: int = 0
 
     @property
     def layer(self) -> int:
         """Bytes of the layer that saves most, on its own."""
-        return max(self.layers, default=0) + self.tile
+        return max(self.layers, default=0) + self.piece
 
     def held(self, gradient_checkpointing: bool, offloaded: bool = False) -> int:
         """Everything; or with checkpointing the inputs of the layers, and one layer computed again (Chen et al. 2016,
         "Training Deep Nets with Sublinear Memory Cost", one segment a layer). offloaded: of the inputs, that of this
         layer alone."""
         if not gradient_checkpointing:
-            return self.outside + sum(self.layers) + self.tile
+            return self.outside + sum(self.layers) + self.piece
         return self.outside + (1 if offloaded else len(self.layers)) * self.boundary + self.layer
 
 
@@ -71,16 +71,17 @@ def saved_activations(
     attention: str = SDPA,
     *,
     in_float32: bool = False,
-    mlp_tiles: int = 1,
+    preparers: Sequence[ModelPreparer] = (),
     keep_all: bool = False,
 ) -> SavedActivations:
     """Count the bytes that a forward of `rows` rows of `tokens` tokens saves, without the weights. `model` is on meta,
     in train mode. Layers of one kind save the same: only enough of them run to see each kind. With attention by sdpa,
     key-value heads are repeated for their query heads, and the copies saved. in_float32: attention is computed in
-    float32 whatever the model's precision, as a CPU does with short runs (`attention_precision`). mlp_tiles: in which
-    MLPs are computed, one after the other. keep_all: gated MLPs and RMSNorms keep all that autograd saves, as those of
-    recomputed and compiled layers do."""
+    float32 whatever the model's precision, as a CPU does with short runs (`attention_precision`). preparers: by which
+    parts may be computed in pieces, one after the other. keep_all: parts that keep less keep all that autograd saves,
+    as those of recomputed and compiled layers do."""
     base: Any = model.base_model
+    pieces = next((each for each in preparers if each.in_pieces), ModelPreparer())
     layers = decoder_layers(base)
     kinds = [layer_kind(layer) for layer in layers]
     counting = SavedTensors({part.untyped_storage()._cdata for part in [*base.parameters(), *base.buffers()]})
@@ -90,11 +91,11 @@ def saved_activations(
         shortened(base, layers, length) as run,
         _counted_attention(model, repeats=attention == SDPA, in_float32=in_float32),
     ):
-        mlps = mlps_of(model, mlp_tiles, lambda: read_on_meta(base, rows, mlp_tiles)) if mlp_tiles > 1 else {}
-        hooks = [*counted_apart(run, counting), *mlps_apart(mlps, counting)]
+        parts = pieces.parts_in_pieces(model, functools.partial(read_on_meta, base, rows))
+        hooks = [*counted_apart(run, counting), *parts_apart(parts, counting)]
         try:
             with (
-                keeping_all(base.modules() if keep_all else [mlp for each in mlps.values() for mlp in each]),
+                keeping_all(base.modules() if keep_all else [part for each in parts.values() for part in each]),
                 torch.autograd.graph.saved_tensors_hooks(counting, lambda tensor: tensor),
             ):
                 read_on_meta(base, rows, tokens)
@@ -102,14 +103,14 @@ def saved_activations(
             for hook in hooks:
                 hook.remove()
     of_kind = {layer_kind(layer): counting.bytes[id(layer)] for layer in run}
-    inside = {id(mlp) for each in mlps.values() for mlp in each}
-    share = tokens_of_tile(tokens, mlp_tiles) / tokens
+    inside = {id(part) for each in parts.values() for part in each}
+    share = pieces.piece_tokens(tokens) / tokens
     return SavedActivations(
         layers=tuple(of_kind[kind] for kind in kinds),
         outside=counting.bytes[0],
         boundary=counting.boundary,
         widest=int(max((most * (share if at in inside else 1) for at, most in counting.widest_in.items()), default=0)),
-        tile=int(share * max((counting.bytes[mlp] for mlp in inside), default=0)),
+        piece=int(share * max((counting.bytes[part] for part in inside), default=0)),
     )
 
 
@@ -137,20 +138,20 @@ def counted_apart(layers: Sequence[nn.Module], counting: SavedTensors) -> list[R
     return [*hooks, *(layer.register_forward_hook(leave) for layer in layers)]
 
 
-def mlps_apart(mlps: Mapping[nn.Module, Sequence[nn.Module]], counting: SavedTensors) -> list[RemovableHandle]:
-    """Count what MLPs save beside their inputs, which are the layer's, separately; return the hooks."""
+def parts_apart(parts: Mapping[nn.Module, Sequence[nn.Module]], counting: SavedTensors) -> list[RemovableHandle]:
+    """Count what parts of layers save beside their inputs, which are the layer's, separately; return the hooks."""
     hooks = []
-    for layer, several in mlps.items():
-        for mlp in several:
+    for layer, several in parts.items():
+        for part in several:
 
-            def enter(mlp: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+            def enter(part: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
                 counting(args[0])
-                counting.within = id(mlp)
+                counting.within = id(part)
 
-            def leave(mlp: nn.Module, args: Any, output: Any, layer: nn.Module = layer) -> None:
+            def leave(part: nn.Module, args: Any, output: Any, layer: nn.Module = layer) -> None:
                 counting.within = id(layer)
 
-            hooks += [mlp.register_forward_pre_hook(enter), mlp.register_forward_hook(leave)]
+            hooks += [part.register_forward_pre_hook(enter), part.register_forward_hook(leave)]
     return hooks
 
 

@@ -49,8 +49,8 @@ def step_plan(
     model: Any, loading: ModelSettings, settings: EngineSettings, *, ranks: int, micro_steps: int
 ) -> StepPlan:
     """The plan by which `model`, on meta, trains."""
-    if loading.mlp_tiles > 1 or loading.activation_offload:
-        log_on_main("seconds: without what --mlp_tiles computes again and what --activation_offload copies")
+    for untimed in sorted({each.untimed for each in loading.preparers if each.untimed}):
+        log_on_main(f"seconds: without {untimed}")
     return StepPlan(
         sum(part.numel() for part in model.parameters()),
         sum(part.numel() for part in model.parameters() if part.requires_grad),
@@ -60,7 +60,7 @@ def step_plan(
         dtype=settings.dtype,
         zero_stage=settings.zero_stage,
         recomputed=float(loading.gradient_checkpointing),
-        compiles=loading.torch_compile,
+        compiles=loading.compiles,
         offloads=settings.offload,
     )
 

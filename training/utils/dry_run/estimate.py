@@ -35,7 +35,7 @@ def kept_counts() -> ModelCounts:
     build = functools.cache(model_on_meta)
 
     def model(settings: ModelSettings, *others: Any) -> Any:
-        return build(replace(settings, gradient_checkpointing=False, mlp_tiles=1, torch_compile=False), *others)
+        return build(settings.as_counted(), *others)
 
     return ModelCounts(model, functools.cache(saved_activations), functools.cache(training_work))
 

@@ -30,7 +30,7 @@ from training.utils.dry_run.operators import (
     training_work,
 )
 from training.utils.models.attention.document_attention import use_document_attention
-from training.utils.models.lean.forwards import keep_less
+from training.utils.models.preparers import ForwardForm, preparers_of
 
 if TYPE_CHECKING:
     from transformers import LlamaModel
@@ -214,7 +214,8 @@ class _Llama:
 
         model = LlamaModel(self._config)
         use_document_attention(model)
-        keep_less(model)
+        for preparer in preparers_of():
+            preparer.after_adapters(model, ForwardForm())
         return model
 
 

@@ -5,7 +5,6 @@ For dry runs and the recipes' tests. Of a hub name only the configuration is dow
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from training.utils.loading.configurations import config_of, errors_explained
@@ -37,10 +36,8 @@ def model_on_meta(settings: ModelSettings, dtype: torch.dtype, scores: bool = Fa
         model = auto_class.from_config(config, dtype=dtype)
         if settings.quantization is not None:
             quantize_layers(model, settings.quantization)
-        # Recomputation, tiles and compiling change no weight; the estimate counts the memory that they change.
-        model = prepared(
-            model, replace(settings, gradient_checkpointing=False, mlp_tiles=1, torch_compile=False), False
-        )
+        # Recomputation and most preparers change no weight; the estimate counts the memory that they change.
+        model = prepared(model, settings.as_counted(), False)
         for part in model.parameters():  # adapters follow their layer's precision, but not on the meta device
             part.data = part.data.to(dtype)
     return model.train()

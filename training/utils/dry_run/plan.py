@@ -15,7 +15,6 @@ from training.utils.engine.config.config import deepspeed_config
 from training.utils.engine.ranks.startup import DTYPES
 from training.utils.engine.zero3_limits import ModelSizes, host_share, model_sizes, zero3_limits
 from training.utils.layout.bounds import forward_bound
-from training.utils.models.activation_offload import check_offloads
 from training.utils.models.attention.attention import SDPA
 from training.utils.models.attention_choice import planned_attention
 from training.utils.models.quantized.quantized import count_weights, quantized_layers
@@ -80,17 +79,17 @@ def plan_training(
     config, engine = engine_of(model, settings, ranks, device)
     engine, whole_layer = _with_rounded_weights(engine, model)
     attention = planned_attention(model, loading.attn_implementation, device.is_cuda, loading.dropout)
-    by_document = not (device.is_cuda or loading.torch_compile) and getattr(model, "_supports_attention_backend", False)
+    by_document = not (device.is_cuda or loading.compiles) and getattr(model, "_supports_attention_backend", False)
     in_float32 = by_document and attention == SDPA and settings.dtype == "bf16"
-    if loading.activation_offload:
-        check_offloads(device.is_cuda)
+    for preparer in loading.preparers:
+        preparer.check_device(device.is_cuda)
     counted = (model, forward.rows, forward.slice_tokens, attention)
-    keep_all = loading.gradient_checkpointing or loading.torch_compile  # as `prepared` leaves them
-    saved = count(*counted, in_float32=in_float32, mlp_tiles=loading.mlp_tiles, keep_all=keep_all)
-    held = saved.held(loading.gradient_checkpointing, loading.activation_offload)
+    keep_all = loading.gradient_checkpointing or loading.compiles  # as `prepared` leaves them
+    saved = count(*counted, in_float32=in_float32, preparers=loading.preparers, keep_all=keep_all)
+    held = saved.held(loading.gradient_checkpointing, loading.inputs_on_host)
     beside = [] if forward.media is None else forward.media.lines(model, loading.gradient_checkpointing, held)
     recomputed = ", recomputed by layers" if loading.gradient_checkpointing else ""
-    recomputed += f", MLPs in {loading.mlp_tiles} tiles" if loading.mlp_tiles > 1 else ""
+    recomputed += "".join(f", {each.planned}" for each in loading.preparers if each.planned)
     lines = [
         MemoryLine(f"activations{recomputed}", held),
         MemoryLine("layer inputs on the host, pinned", 0, pinned_inputs(saved, loading)),
@@ -128,11 +127,7 @@ def plan_training(
 
 def pinned_inputs(saved: SavedActivations, loading: ModelSettings) -> int:
     """Bytes of the layer inputs that a backward finds on the host, in blocks that are powers of two."""
-    return (
-        len(saved.layers) * power_of_two(saved.boundary)
-        if loading.activation_offload and loading.gradient_checkpointing
-        else 0
-    )
+    return len(saved.layers) * power_of_two(saved.boundary) if loading.inputs_on_host else 0
 
 
 def engine_of(

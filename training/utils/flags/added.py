@@ -15,9 +15,12 @@ class AddedFlags:
     """No flags. What `added_flags` returns has a field for each group of them."""
 
     def of(self, kind: type[_Group]) -> _Group:
-        """Return the group that is a `kind`; one with the defaults where the step does not have it."""
+        """Return the group that is a `kind`, or of a subclass; one with the defaults where the step has none."""
         groups = (getattr(self, field.name) for field in dataclasses.fields(self))
-        return next((group for group in groups if type(group) is kind), kind())
+        return next((group for group in groups if isinstance(group, kind)), kind())
+
+
+NO_FLAGS = AddedFlags()
 
 
 def added_flags(step: str) -> type[Any]:

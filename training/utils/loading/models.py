@@ -30,7 +30,6 @@ from training.utils.models.dropout import SwitchedOff, set_dropout
 from training.utils.models.families.checks import check_reads_media, check_reads_text
 from training.utils.models.families.parts import language_model_class
 from training.utils.models.families.scalar_class import scalar_model_class
-from training.utils.models.lean.forwards import keep_less
 
 if TYPE_CHECKING:
     import torch
@@ -206,14 +205,9 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: 
             raise ThreestepError(
                 f"--attn_implementation {implementation} needs a CUDA device, and there is none here; use sdpa"
             )
-    if settings.activation_offload:
-        from training.utils.models.activation_offload import check_offloads
-
-        check_offloads(has_cuda)
-    if settings.torch_compile:
-        from training.utils.models.compiled import check_compiler
-
-        check_compiler()
+    for preparer in settings.preparers:
+        preparer.check_device(has_cuda)
+        preparer.check_machine()
     given = copy_of_object(wanted.where, dtype, settings, wanted.is_scalar)
     if given is not None and settings.rope_scaling is not None:
         raise ThreestepError(
@@ -303,7 +297,6 @@ def _measure(
     drew_weights: each rank has drawn a head or embeddings of its own; the first rank's count, as they will in training.
     """
     from training.utils.models.attention_choice import settle_attention
-    from training.utils.models.fused.choice import settle_kernels
     from training.utils.models.own_forward import read_own_forward
     from training.utils.models.tensors.aligned import align_weights
     from training.utils.models.tensors.sharding import send_from_first_rank
@@ -312,15 +305,12 @@ def _measure(
     if drew_weights:
         head = getattr(model, "score", None) or model.get_output_embeddings()
         send_from_first_rank([model.get_input_embeddings(), head])
-    if settings.mlp_tiles > 1:  # compared on short sequences, so that long ones are never whole in an MLP
-        from training.utils.models.mlp_tiles import tile_mlps
-
-        read_own_forward(model)
-        tile_mlps(model, settings.mlp_tiles)
+    for preparer in settings.preparers:
+        preparer.loaded(model)
     own = read_own_forward(model, longest_tokens, media)
-    settle_attention(model, own, settings.attn_implementation, settings.dropout, compiled=settings.torch_compile)
-    if not settings.torch_compile:
-        settle_kernels(model, own, settings.use_liger_kernel)
+    settle_attention(model, own, settings.attn_implementation, settings.dropout, compiled=settings.compiles)
+    for preparer in settings.preparers:
+        preparer.measured(model, own, settings.forward_form)
 
 
 def _refuse_encoder(config: Any, settings: ModelSettings) -> None:
@@ -416,34 +406,20 @@ def _train_embeddings(model: PreTrainedModel) -> None:
 
 
 def prepared(model: PreTrainedModel, settings: ModelSettings, embeddings_train: bool = False) -> PreTrainedModel:
-    """Apply `settings` to a loaded model, in place: dropout, recomputation, tiles, adapters, compilation."""
+    """Apply `settings` to a loaded model, in place: dropout, recomputation, adapters, preparers."""
     if settings.dropout is not None:
         _set_dropout(model, settings.dropout)
     if settings.dropout == 0:
         check_no_dropout(model)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        if settings.activation_offload:
-            from training.utils.models.activation_offload import offload_inputs
-
-            offload_inputs(model)
-    if settings.mlp_tiles > 1:
-        from training.utils.models.mlp_tiles import refuse_noise, tile_mlps
-
-        tile_mlps(model, settings.mlp_tiles)
-        refuse_noise(model)
+    for preparer in settings.preparers:
+        preparer.before_adapters(model, settings.forward_form)
     model = add_lora(model, settings)
     freeze_parts(model, settings)
     train_as_given(model, settings, embeddings_train)
     if embeddings_train:
         _train_embeddings(model)
-    if settings.torch_compile:
-        from training.utils.models.compiled import compile_blocks
-
-        compile_blocks(model)
-    elif not settings.gradient_checkpointing:
-        from training.utils.models.fused.operations import keep_less_fused
-
-        keep_less(model)
-        keep_less_fused(model)
+    for preparer in settings.preparers:
+        preparer.after_adapters(model, settings.forward_form)
     return model

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from training.utils.flags.added import NO_FLAGS, AddedFlags
 from training.utils.flags.flags import flag, settings_of
 from training.utils.models.attention.attention import CHOICES
+from training.utils.models.preparers import preparers_of
 from training.utils.models.quantized.quantization import (
     FOUR_BIT_KINDS,
     check_beside_quantization,
@@ -30,13 +32,6 @@ class AdapterFlags(Protocol):
 
     use_rslora: bool
     use_dora: bool
-
-
-class MemoryFlags(Protocol):
-    """Flags of what a forward keeps."""
-
-    activation_offload: bool
-    mlp_tiles: int
 
 
 @dataclass
@@ -73,32 +68,6 @@ class ModelArguments:
     )
     gradient_checkpointing: bool = flag(
         False, "Recompute activations in the backward pass: less memory, more time.", topic="memory"
-    )
-    activation_offload: bool = flag(
-        False,
-        "With recomputation: keep the layers' inputs in the host's memory until the backward. On a GPU alone.",
-        topic="memory",
-    )
-    mlp_tiles: int = flag(
-        1,
-        "Compute MLPs in so many tiles along the row, each again in the backward: an MLP keeps its input alone. For "
-        "rows of some 64,000 tokens a rank and more; for mixtures of experts, without their balancing loss "
-        "(docs/long_context.md).",
-        "tiles >= 1",
-        topic="memory",
-    )
-    torch_compile: bool = flag(
-        False,
-        "Compile the model's blocks with torch.compile (needs a C++ compiler on a CPU). The first steps then take"
-        " half a minute to minutes longer: for long runs.",
-        topic="memory",
-    )
-    use_liger_kernel: bool | None = flag(
-        ModelSettings.use_liger_kernel,
-        "Fused norms, gates and rotations of Liger Kernel, on CUDA. auto: where it is installed and gives the model's "
-        "own numbers (docs/performance.md).",
-        takes_auto=True,
-        topic="memory",
     )
     head_chunk_mb: int = flag(
         0,
@@ -175,34 +144,13 @@ class ModelArguments:
         check_quantization(mistakes, self)
         check_ranks(mistakes, self, {"--lora_dim": self.lora_dim})
         check_kinds(mistakes, self, self.lora_dim)
-        check_memory(mistakes, self, self.gradient_checkpointing, self.torch_compile)
-        mistakes.require(
-            not (self.use_liger_kernel and self.torch_compile),
-            "--use_liger_kernel and --torch_compile fuse the same operations in two ways; leave one of them out",
-        )
-        compiles = "which compiles the layers that it replaces" if self.torch_compile else None
-        others = {"--torch_compile": compiles, "--use_dora": MAGNITUDES if self.use_dora else None}
-        check_beside_quantization(mistakes, self, others)
+        check_beside_quantization(mistakes, self, {"--use_dora": MAGNITUDES if self.use_dora else None})
 
-    def settings(self) -> ModelSettings:
-        path, others = self.model_name_or_path, ("trains_adapter_on", "new_head", "takes_media")
-        alpha = scaled_alpha(self.lora_alpha, self.lora_dim, self.use_rslora)
-        return settings_of(ModelSettings, self, name_or_path=path, lora_alpha=alpha, defaults=others)
-
-
-def check_memory(mistakes: Mistakes, flags: MemoryFlags, recomputes: bool, compiles: bool = False) -> None:
-    """Note offloaded layer inputs where none are kept, and tiles beside what does not go with them. recomputes: some
-    model does. compiles: --torch_compile is given."""
-    mistakes.require(
-        not flags.activation_offload or recomputes,
-        "--activation_offload keeps on the host what recomputation keeps of a layer; give --gradient_checkpointing (in "
-        "step 3 --actor_gradient_checkpointing or --critic_gradient_checkpointing), or leave it out",
-    )
-    mistakes.require(
-        flags.mlp_tiles == 1 or not compiles,
-        f"--mlp_tiles {flags.mlp_tiles} and --torch_compile change one forward in two ways that were never compared; "
-        "leave one of them out",
-    )
+    def settings(self, added: AddedFlags = NO_FLAGS) -> ModelSettings:
+        """added: flags of plugins, which may change the model."""
+        own: dict[str, Any] = {"name_or_path": self.model_name_or_path, "preparers": preparers_of(added)}
+        own["lora_alpha"] = scaled_alpha(self.lora_alpha, self.lora_dim, self.use_rslora)
+        return settings_of(ModelSettings, self, **own, defaults=("trains_adapter_on", "new_head", "takes_media"))
 
 
 def with_flag(argv: Sequence[str]) -> list[str]:

@@ -38,6 +38,8 @@ _ATTRIBUTE = "_threestep_own_forward"  # of a model, where its OwnForward is kep
 WHOLE_FORWARD = "_threestep_whole_forward"
 # An attribute of models that compute otherwise behind a cache: none is made when they are read.
 WITHOUT_CACHE = "_threestep_without_cache"
+# An attribute of models that compute parts of their layers piece by piece along the row: the flag that has them do so.
+IN_PIECES = "_threestep_in_pieces"
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,12 @@ def head_is_linear(model: PreTrainedModel) -> bool:
     with torch.no_grad(), in_eval_mode(model), _without_values(model):
         _, is_linear, _ = _called(model, ids_T)
         return is_linear
+
+
+def in_pieces_by(model: PreTrainedModel) -> str | None:
+    """Return the flag by which the model computes parts of its layers piece by piece along the row; None if it does
+    not."""
+    return getattr(model, IN_PIECES, None)
 
 
 def read_own_forward(model: PreTrainedModel, longest_tokens: int = 0, media: RunMedia | None = None) -> OwnForward:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from training.utils.models.attention.attention import AUTO
+from training.utils.models.preparers import ForwardForm, ModelPreparer, preparers_of
 from training.utils.models.quantized.quantization import Quantization
 
 
 @dataclass(frozen=True)
 class ModelSettings:
     """name_or_path: folder or hub name.
-    attn_implementation, torch_compile, use_liger_kernel, lora_*: see training.utils.models.attention.attention,
-        .compiled, .fused and .lora.
+    attn_implementation, lora_*: see training.utils.models.attention.attention and .adapters.lora.
     use_dora: adapters have a magnitude for each output of their layer (Liu et al. 2024, arXiv:2402.09353).
     dropout: every dropout rate, and with 0 all that is like it (`models.dropout`); None keeps the model's own.
     gradient_checkpointing: recompute activations in backward.
-    activation_offload, mlp_tiles: see training.utils.models.activation_offload and .mlp_tiles.
     load_in_4bit, load_in_8bit, bnb_4bit_*: see training.utils.models.quantized.quantization.
     trust_remote_code: run Python code that comes with the model.
     head_chunk_mb: see training.utils.models.target_head; 0 where it is not known yet.
@@ -26,16 +25,13 @@ class ModelSettings:
     new_head: a reward model gets a new head in the place of one that its folder has under another name than `score`.
     takes_media: what trains the model also trains models that read more than text.
     rope_scaling: see training.utils.models.rope_scaling; None leaves the model's positions as they are.
+    preparers: what plugins change in the model; by default what they do without flags.
     """
 
     name_or_path: str
     attn_implementation: str = AUTO
     dropout: float | None = None
     gradient_checkpointing: bool = False
-    activation_offload: bool = False
-    mlp_tiles: int = 1
-    torch_compile: bool = False
-    use_liger_kernel: bool | None = None
     lora_dim: int = 0
     lora_alpha: float = 16.0
     lora_dropout: float = 0.0
@@ -54,6 +50,26 @@ class ModelSettings:
     new_head: bool = False
     takes_media: bool = False
     rope_scaling: str | None = None
+    preparers: tuple[ModelPreparer, ...] = field(default_factory=preparers_of)
+
+    @property
+    def compiles(self) -> bool:
+        """The model's blocks will be compiled."""
+        return any(each.compiles for each in self.preparers)
+
+    @property
+    def forward_form(self) -> ForwardForm:
+        return ForwardForm(self.gradient_checkpointing, self.compiles)
+
+    @property
+    def inputs_on_host(self) -> bool:
+        """Inputs of the layers that are computed again wait in the host's memory."""
+        return self.gradient_checkpointing and any(each.inputs_on_host for each in self.preparers)
+
+    def as_counted(self) -> ModelSettings:
+        """Return settings of the same model without values, whose memory and work a dry run counts."""
+        counted = tuple(each for each in self.preparers if each.of_counted)
+        return replace(self, gradient_checkpointing=False, preparers=counted)
 
     @property
     def quantization(self) -> Quantization | None:
@@ -68,8 +84,7 @@ class ModelSettings:
             self.name_or_path,
             trust_remote_code=self.trust_remote_code,
             head_chunk_mb=self.head_chunk_mb,
-            mlp_tiles=self.mlp_tiles,
-            use_liger_kernel=self.use_liger_kernel,
             takes_media=self.takes_media,
             rope_scaling=self.rope_scaling,
+            preparers=tuple(each for each in self.preparers if each.of_frozen),
         )

@@ -123,6 +123,8 @@ class Hooks:
     exported: as `checkpoints.export.WriteBeside`: writes what a checkpoint has beside a model into its exported folder
     partners: (AddedFlags) -> Partners: who answers the model while it draws, in step 3 and in a chat
         (`training.utils.generation.partners`)
+    preparers: (AddedFlags) -> Iterable[ModelPreparer]: changes to models as they are loaded (`models.preparers`);
+        with `AddedFlags()`, those to a model that a program loads without such flags
     """
 
     check: str = ""
@@ -133,6 +135,7 @@ class Hooks:
     guests: str = ""
     exported: str = ""
     partners: str = ""
+    preparers: str = ""
 
 
 EVERY_STEP = "every step"

@@ -119,7 +119,10 @@ def open_references(
     run = mismatched(opened.training, most_tokens) if most_tokens else opened.training
     # Drawn embeddings differ in each run, and no file knows what an object computes: none would match.
     if run.ranks.is_main and not opened.added_tokens and not is_copy_of_object(opened.model):
-        name, precision = flags.model.model_name_or_path, precision_of(flags.engine.dtype, flags.model.settings())
+        name, precision = (
+            flags.model.model_name_or_path,
+            precision_of(flags.engine.dtype, flags.start),
+        )
         others = {} if ld_alpha == 1.0 else {"weight of tokens beyond the shortest response": str(ld_alpha)}
         if most_tokens:
             others["responses"] = f"of other rows, {most_tokens} tokens with the prompt"

@@ -76,7 +76,7 @@ class OneModelFlags:
     def start(self) -> ModelSettings:
         """Settings for loading the model to train."""
         new_head = getattr(self.of_step, "new_head", False)  # of the step that trains reward models
-        return replace(self.model.settings(), takes_media=self.step.reads_media, new_head=new_head)
+        return replace(self.model.settings(self.added), takes_media=self.step.reads_media, new_head=new_head)
 
     @property
     def guests(self) -> GuestFeatures:

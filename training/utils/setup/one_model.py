@@ -103,7 +103,7 @@ def _check_model_flags(flags: OneModelFlags) -> None:
         mistakes,
         flags.engine.sequence_parallel_size,
         {
-            "--torch_compile": flags.model.torch_compile,
+            "--torch_compile": bool(flags.settings.get("torch_compile")),
             **reading_whole_rows(flags),
             **flags.guests.reading_whole_rows(),
         },

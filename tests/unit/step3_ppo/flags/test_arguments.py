@@ -157,7 +157,7 @@ def test_each_role_gets_its_own_settings():
         critic_lora_module_name="y", lora_alpha=9.0, lora_dropout=0.01, only_optimize_lora=False, dtype="fp32",
         offload=True, lr_scheduler_type="linear", num_warmup_steps=11, max_grad_norm=12.0,
     )  # fmt: skip
-    shared = {"lora_alpha": 9.0, "lora_dropout": 0.01, "only_optimize_lora": False, "use_liger_kernel": False}
+    shared = {"lora_alpha": 9.0, "lora_dropout": 0.01, "only_optimize_lora": False}
     assert given.model("actor") == ModelSettings(
         "a", dropout=0.5, gradient_checkpointing=True, lora_dim=7, lora_module_name="x", takes_media=True, **shared
     )
@@ -169,12 +169,6 @@ def test_each_role_gets_its_own_settings():
     )
     assert given.engine("actor") == dataclasses.replace(engine, zero_stage=1, learning_rate=0.1, weight_decay=0.3)
     assert given.engine("critic") == dataclasses.replace(engine, zero_stage=2, learning_rate=0.2, weight_decay=0.4)
-
-
-@pytest.mark.parametrize(("given", "fuses"), [(None, False), (False, False), (True, True)])
-def test_kernels_are_fused_in_all_four_models_where_they_are_asked_for(given, fuses):
-    models = [roles(use_liger_kernel=given).model(role) for role in ("actor", "critic")]
-    assert [each.use_liger_kernel for model in models for each in (model, model.as_it_is())] == [fuses] * 4
 
 
 @pytest.mark.parametrize(

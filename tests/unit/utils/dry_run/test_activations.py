@@ -9,11 +9,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.support.kept_bytes import kept_bytes
-from training.utils.base.errors import ThreestepError
+from threestep.plugins.speed.lean.forwards import keep_less
 from training.utils.dry_run.activations import cache_bytes, head_bytes, saved_activations
 from training.utils.dry_run.meta import model_on_meta
 from training.utils.models.attention.document_attention import use_document_attention
-from training.utils.models.lean.forwards import keep_less
 from training.utils.models.settings import ModelSettings
 
 ROWS, TOKENS = 2, 16
@@ -102,31 +101,6 @@ def test_checkpointing_keeps_inputs_and_one_layer(tmp_path):
     counted = saved_activations(built(tmp_path, "llama"), ROWS, TOKENS)
     assert counted.boundary == ROWS * TOKENS * 32 * 4
     assert counted.held(True) == counted.outside + 5 * counted.boundary + max(counted.layers)
-
-
-def test_mlps_in_tiles_keep_their_inputs_and_one_tile(tmp_path):
-    """A layer of a Llama keeps of its MLP, beside its input: gate and up, T x 48 numbers each; in tiles also activation
-    and product."""
-    whole, tiled = (saved_activations(built(tmp_path, "llama"), ROWS, TOKENS, mlp_tiles=tiles) for tiles in (1, 4))
-    inner = 2 * ROWS * TOKENS * 48 * 4
-    assert [before - after for before, after in zip(whole.layers, tiled.layers, strict=True)] == [inner] * 5
-    assert tiled.tile == 2 * inner // 4 and tiled.layer == tiled.layers[0] + tiled.tile
-    assert (whole.outside, whole.boundary) == (tiled.outside, tiled.boundary)
-    assert whole.held(False) - tiled.held(False) == 5 * inner - inner // 2
-    # The widest tensor is the product of T x 48; in tiles it is a norm's T x 32.
-    assert (whole.widest, tiled.widest) == (ROWS * TOKENS * 48 * 4, ROWS * TOKENS * 32 * 4)
-    with pytest.raises(ThreestepError, match="OPTDecoderLayer"):
-        saved_activations(built(tmp_path, "opt"), ROWS, TOKENS, mlp_tiles=4)
-
-
-def test_layers_that_keep_all_hold_activation_product_and_normalized_inputs_too(tmp_path):
-    model = built(tmp_path, "llama")
-    less, whole = (saved_activations(model, ROWS, TOKENS, keep_all=choice) for choice in (False, True))
-    inner = 2 * ROWS * TOKENS * 48 * 4  # activation and product, T x 48 numbers each
-    norm = ROWS * TOKENS * 32 * 4
-    assert [kept - without for kept, without in zip(whole.layers, less.layers, strict=True)] == [inner + 2 * norm] * 5
-    assert whole.outside - less.outside == norm  # of the last
-    assert saved_activations(model, ROWS, TOKENS) == less  # the model is as it was
 
 
 def test_offloaded_inputs_leave_one(tmp_path):

@@ -6,14 +6,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from training.utils.base.errors import ThreestepError
+from threestep.plugins.speed.lean.forwards import keep_less
 from training.utils.dry_run.device import PlannedDevice
 from training.utils.dry_run.estimate import Estimate
 from training.utils.dry_run.plan import LargestForward, PlannedModel, plan_training
 from training.utils.dry_run.sharing import advised_sharing, print_advice
 from training.utils.dry_run.table import MemoryLine, Moment, most_at_once
 from training.utils.engine.config.arguments import EngineSettings
-from training.utils.models.lean.forwards import keep_less
 from training.utils.models.settings import ModelSettings
 from training.utils.sequence_parallel.checks import sizes_for
 
@@ -107,36 +106,6 @@ def test_an_8_billion_model_at_131072_tokens_on_8_gpus():
         assert lines["logits"] < 3e9  # by chunks; whole ones in float32 would be 4 * t * VOCABULARY: 67 GB with P 1
         most[sharing] = most_at_once(plan.engine.held, plan.moments)[0].device_bytes / 1e9
     assert most == pytest.approx({1: 100.2, 8: 34.4}, abs=0.1)
-
-
-def test_tiles_and_offloaded_inputs_of_an_8_billion_model():
-    """What they take off the lines above, at P 1 and 8: MLPs in 8 tiles, and the inputs of 32 layers on the host."""
-    model, most = eight_billion(), dict[int, float]()
-    for sharing in (1, 8):
-        t = TOKENS // sharing
-        plain, lean = planned(model, sharing), planned(model, sharing, mlp_tiles=8, activation_offload=True)
-        lines = [{line.name.split(",")[0]: line for line in plan.forward} for plan in (plain, lean)]
-        before, after = (each["activations"].device_bytes for each in lines)
-        # Of the recomputed layer's gate, up, activation and product seven of eight tiles: 4 * 14,336 * 2 bytes a token,
-        # 15.0 GB with P 1 (13.2 of them gone). Of the layers' inputs all but one: 34.4 GB with P 1, 4.3 with 8.
-        tiles, inputs = 4 * INNER * 2 * t * 7 / 8, (LAYERS - 1) * HIDDEN * 2 * t
-        assert before - after == pytest.approx(tiles + inputs, rel=1e-6)
-        # The widest tensor was an MLP's, 14,336 numbers of 2 bytes a token; it is a norm's float32 input, 4,096 of 4.
-        widths = [each["gradients of activations"].device_bytes / (3 * t) for each in lines]
-        assert widths == [INNER * 2, HIDDEN * 4]
-        on_host = next(line for line in lean.forward if "host" in line.name)
-        assert (on_host.device_bytes, on_host.host_bytes) == (0, LAYERS * HIDDEN * 2 * t)  # already powers of two
-        most[sharing] = most_at_once(lean.engine.held, lean.moments)[0].device_bytes / 1e9
-    # 100.2 and 34.4 without them. A GPU of 80 GB, less a tenth, holds the row alone.
-    assert most == pytest.approx({1: 48.9, 8: 28.0}, abs=0.1)
-    assert GPU.leaves_room(int(most[1] * 1e9))
-
-
-def test_offloading_is_refused_on_a_cpu_that_is_planned_for():
-    loading = ModelSettings("8b", gradient_checkpointing=True, activation_offload=True)
-    forward = LargestForward(1, 128, 128, masked=True)
-    with pytest.raises(ThreestepError, match="--activation_offload moves layer inputs from a GPU"):
-        plan_training(eight_billion(), forward, loading, EngineSettings("bf16"), ranks=1, device=PlannedDevice(False))
 
 
 def test_the_least_for_an_8_billion_model_is_2():

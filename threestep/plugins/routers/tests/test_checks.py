@@ -22,7 +22,6 @@ def flags_of(**given):
         ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not record them; give hf"),
         ({"parallel_thinking": True}, "--parallel_thinking draws paths side by side, which record no experts"),
         ({"speculate": "1", "speculate_by": "ngram"}, "--speculate 1 verifies several tokens at once"),
-        ({"mlp_tiles": 2}, "--mlp_tiles 2 computes routers tile by tile"),
     ],
 )
 def test_what_does_not_go_with_it(given, why):

@@ -15,7 +15,7 @@ from training.utils.dry_run.table import MemoryLine
 from training.utils.images.inputs import pixel_inputs
 from training.utils.images.run.image_reader import picture_of_model
 from training.utils.models.families.parts import is_beside_language
-from training.utils.models.lean.forwards import keeping_all
+from training.utils.models.preparers import keeping_all
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -11,11 +11,11 @@ import torch
 from tests.support.kept_bytes import kept_bytes
 from tests.support.tiny_models import tiny_causal_lm
 from tests.support.vision_models import FAMILIES
+from threestep.plugins.speed.lean.forwards import keep_less
 from training.utils.images.inputs import pixel_inputs
 from training.utils.images.run.planned_images import PlannedImages, kept_features_line, saved_by_picture
 from training.utils.loading.freezing import freeze_parts
 from training.utils.models.families.parts import is_beside_language
-from training.utils.models.lean.forwards import keep_less
 
 DEPTHS = ("depth", "num_hidden_layers")
 

@@ -7,9 +7,9 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Gemm
 
 from tests.support.tiny_models import tiny_causal_lm
 from tests.support.vision_models import FAMILIES
+from threestep.plugins.speed.compiled import compile_blocks
 from training.utils.models.attention.attention import BY_DOCUMENT, text_attention
 from training.utils.models.attention.document_attention import use_document_attention
-from training.utils.models.compiled import compile_blocks
 from training.utils.models.families.parts import (
     is_beside_language,
     is_of_projector,

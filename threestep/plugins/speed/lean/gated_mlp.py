@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from training.utils.models.lean.code import is_written_as
+from threestep.plugins.speed.lean.code import is_written_as
+from training.utils.models.preparers import KeepsLess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +37,7 @@ def lean_mlp(part: nn.Module) -> GatedMlp | None:
     return GatedMlp(part) if is_gated(part) else None
 
 
-class GatedMlp:
+class GatedMlp(KeepsLess):
     """The forward of `mlp`."""
 
     def __init__(self, mlp: nn.Module) -> None:

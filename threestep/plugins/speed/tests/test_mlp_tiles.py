@@ -14,10 +14,11 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from tests.invariants.peak_program import memory_events, most_at_once
 from tests.support.random_rows import random_rows
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
+from threestep.plugins.speed.mlp_tiles import TiledMlp, is_tiled, mlps_of, tile_mlps, tokens_of_tile
+from threestep.plugins.speed.tests.fast_settings import fast
 from training.utils.base.errors import ThreestepError
 from training.utils.dry_run.activations import read_on_meta
 from training.utils.loading.models import load_causal_lm, prepared
-from training.utils.models.mlp_tiles import TiledMlp, is_tiled, mlps_of, tile_mlps, tokens_of_tile
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel, ScalarModel
 
@@ -65,7 +66,7 @@ def assert_same(model: Any, other: Any) -> None:
 
 
 def settings(**changes: Any) -> ModelSettings:
-    return ModelSettings("tiny", dropout=0.0, **changes)
+    return fast(dropout=0.0, **changes)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "gemma2", "gemma3_text", "mixtral", "qwen3_moe"])
@@ -142,7 +143,7 @@ def test_the_longest_row_is_read_in_tiles_when_a_model_is_loaded(tmp_path, monke
     seen: list[int] = []
     whole = LlamaMLP.forward
     monkeypatch.setattr(LlamaMLP, "forward", lambda mlp, states: (seen.append(states.shape[1]), whole(mlp, states))[1])
-    loaded = load_causal_lm(ModelSettings(str(tmp_path), mlp_tiles=4), torch.float32, VOCABULARY, longest_tokens=100)
+    loaded = load_causal_lm(fast(str(tmp_path), mlp_tiles=4), torch.float32, VOCABULARY, longest_tokens=100)
     assert is_tiled(loaded) and 25 <= max(seen) <= 30
 
 
@@ -151,7 +152,7 @@ def test_a_model_without_mlps_to_be_found_is_refused():
         tile_mlps(tiny_causal_lm("opt"), 2)
     noisy = MixtralForCausalLM(MixtralConfig(**_SHAPE, num_local_experts=4, router_jitter_noise=0.1)).eval()
     with pytest.raises(ThreestepError, match="multiplies its input by noise in place"):
-        prepared(noisy, ModelSettings("tiny", mlp_tiles=2))
+        prepared(noisy, fast(mlp_tiles=2))
     prepared(noisy, settings(mlp_tiles=2))
 
 

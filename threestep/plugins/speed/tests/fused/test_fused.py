@@ -11,14 +11,12 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-import training.utils.models.fused.choice as choice
+import threestep.plugins.speed.fused.choice as choice
 from tests.support.kept_bytes import kept_bytes
 from tests.support.plain_kernels import plain_kernels
 from tests.support.tiny_models import tiny_causal_lm
-from training.utils.base.errors import ThreestepError
-from training.utils.models.adapters.lora import add_lora
-from training.utils.models.fused.choice import settle_kernels
-from training.utils.models.fused.operations import (
+from threestep.plugins.speed.fused.choice import settle_kernels
+from threestep.plugins.speed.fused.operations import (
     FusedMlp,
     FusedNorm,
     Kernels,
@@ -27,7 +25,9 @@ from training.utils.models.fused.operations import (
     liger_kernels,
     unfuse,
 )
-from training.utils.models.lean.forwards import keep_less
+from threestep.plugins.speed.lean.forwards import keep_less
+from training.utils.base.errors import ThreestepError
+from training.utils.models.adapters.lora import add_lora
 from training.utils.models.own_forward import current_difference, own_forward_of, read_own_forward
 from training.utils.models.settings import ModelSettings
 

@@ -23,7 +23,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError
 from training.utils.models.families.parts import language_part
-from training.utils.models.own_forward import WITHOUT_CACHE, current_difference, own_forward_of
+from training.utils.models.own_forward import IN_PIECES, WITHOUT_CACHE, current_difference, own_forward_of
 from training.utils.models.tensors.sharding import whole_shape
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ def tile_mlps(model: PreTrainedModel, tiles: int) -> None:
 
     Raises ThreestepError for a model whose MLPs are not found, or whose numbers would be others.
     """
-    if tiles == 1 or is_tiled(model):
+    setattr(model, IN_PIECES, "--mlp_tiles")
+    if is_tiled(model):
         return
     own = own_forward_of(model)
     if own is None:

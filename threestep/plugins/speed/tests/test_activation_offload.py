@@ -10,17 +10,17 @@ import torch
 from tests.support.cuda_stand_in.device import counted
 from tests.support.random_rows import random_rows
 from tests.support.tiny_models import tiny_causal_lm
+from threestep.plugins.speed.activation_offload import OffloadedInput, check_offloads, offload_inputs
+from threestep.plugins.speed.tests.fast_settings import fast
 from training.utils.base.errors import ThreestepError
 from training.utils.loading.models import prepared
-from training.utils.models.activation_offload import OffloadedInput, check_offloads, offload_inputs
-from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
 
 LAYERS = 4
 
 
 def recomputed(family: str, offloads: bool, **changes: Any) -> Any:
-    settings = ModelSettings("tiny", dropout=0.0, gradient_checkpointing=True, activation_offload=offloads, **changes)
+    settings = fast(dropout=0.0, gradient_checkpointing=True, activation_offload=offloads, **changes)
     torch.manual_seed(1)
     depth = {"n_layer": LAYERS} if family == "gpt2" else {"num_hidden_layers": LAYERS}
     return prepared(tiny_causal_lm(family, **depth), settings).train()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
-from training.utils.models.lean.gated_mlp import GatedMlp, lean_mlp
-from training.utils.models.lean.rms_norm import RmsNorm, lean_norm
+from threestep.plugins.speed.lean.gated_mlp import GatedMlp, lean_mlp
+from threestep.plugins.speed.lean.rms_norm import RmsNorm, lean_norm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import nn
 
@@ -26,21 +25,3 @@ def keep_less(model: nn.Module, kinds: Sequence[LeanForward] = (lean_mlp, lean_n
             part.forward = lean  # type: ignore[assignment]
             changed += 1
     return changed
-
-
-def keep_all(parts: Iterable[nn.Module]) -> dict[nn.Module, GatedMlp | RmsNorm]:
-    """Have those of `parts` that keep less keep all, in place; return what their forwards were."""
-    return {
-        part: vars(part).pop("forward") for part in parts if isinstance(vars(part).get("forward"), (GatedMlp, RmsNorm))
-    }
-
-
-@contextlib.contextmanager
-def keeping_all(parts: Iterable[nn.Module]) -> Iterator[None]:
-    """Inside, those of `parts` that keep less keep all, as they do in tiles."""
-    less = keep_all(parts)
-    try:
-        yield
-    finally:
-        for part, forward in less.items():
-            part.forward = forward

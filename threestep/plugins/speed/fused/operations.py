@@ -17,9 +17,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from training.utils.models.lean.code import is_written_as
-from training.utils.models.lean.gated_mlp import computed_again, is_gated
-from training.utils.models.lean.rms_norm import NormForm, norm_form
+from threestep.plugins.speed.lean.code import is_written_as
+from threestep.plugins.speed.lean.gated_mlp import computed_again, is_gated
+from threestep.plugins.speed.lean.rms_norm import NormForm, norm_form
 
 if TYPE_CHECKING:
     from collections.abc import Callable

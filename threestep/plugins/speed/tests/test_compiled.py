@@ -9,15 +9,16 @@ import torch
 
 from tests.support.random_rows import random_rows
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
+from threestep.plugins.speed import compiled
+from threestep.plugins.speed.compiled import check_compiler, compile_blocks
+from threestep.plugins.speed.tests.fast_settings import fast
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import TokenSequence, plain, shared_prompt
 from training.utils.contracts.token_rows import TokenRows
 from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import load_causal_lm
-from training.utils.models import compiled
 from training.utils.models.adapters.lora import add_lora
 from training.utils.models.attention.document_attention import share_keys_of_few_tokens
-from training.utils.models.compiled import check_compiler, compile_blocks
 from training.utils.models.layout_check import check_padded
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel, ScalarModel
@@ -180,7 +181,7 @@ def test_no_compiler_is_said_in_a_sentence(monkeypatch):
 
 def test_the_compiler_is_tried_before_the_model_loads(save_folder, monkeypatch):
     folder = save_folder()
-    settings = ModelSettings(folder, torch_compile=True)
+    settings = fast(folder, torch_compile=True)
     monkeypatch.setattr(compiled, "check_compiler", lambda: None)
     model = load_causal_lm(settings, torch.float32, 1)
     assert all(layer._compiled_call_impl is not None for layer in model.model.layers)

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from training.utils.models.lean.code import is_written_as
+from threestep.plugins.speed.lean.code import is_written_as
+from training.utils.models.preparers import KeepsLess
 
 
 def _of_llama(self: Any, hidden_states: Any) -> Any:
@@ -76,7 +77,7 @@ def lean_norm(part: nn.Module) -> RmsNorm | None:
     return None if form is None else RmsNorm(part, form)
 
 
-class RmsNorm:
+class RmsNorm(KeepsLess):
     """The forward of `norm`."""
 
     def __init__(self, norm: nn.Module, form: NormForm) -> None:

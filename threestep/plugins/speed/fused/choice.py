@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from threestep.plugins.speed.fused.operations import fuse, liger_kernels, unfuse
 from training.utils.base.errors import ThreestepError, first_line
-from training.utils.models.fused.operations import fuse, liger_kernels, unfuse
 from training.utils.models.own_forward import OwnForward, current_difference, read_again
 
 if TYPE_CHECKING:

@@ -1,0 +1,15 @@
+"""Models that compute faster or keep less: fused and compiled parts, MLPs in tiles, layer inputs on the host."""
+
+from training.utils.plugins.plugin import Hooks, Plugin
+
+_ONE_MODEL = (f"{__name__}.arguments:SpeedArguments", f"{__name__}.arguments:CompilingArguments")
+
+PLUGIN = Plugin(
+    "speed",
+    "models that compute faster or keep less, with the same results",
+    flags={
+        **dict.fromkeys(("step1_sft", "step2_reward", "step2_dpo"), _ONE_MODEL),
+        "step3_ppo": (f"{__name__}.arguments:PpoSpeedArguments",),
+    },
+    hooks=Hooks(check=f"{__name__}.checks:check", preparers=f"{__name__}.preparers:preparers"),
+)

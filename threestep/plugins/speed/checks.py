@@ -1,0 +1,44 @@
+"""Refusals of flags that do not go together, before a model loads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from threestep.plugins.speed.arguments import CompilingArguments, SpeedArguments
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
+
+_RECOMPUTES = ("gradient_checkpointing", "actor_gradient_checkpointing", "critic_gradient_checkpointing")
+
+
+def check(flags: Any, mistakes: Mistakes) -> None:
+    """Note what these flags do not go with (`Hooks.check`)."""
+    own, compiles = flags.added.of(SpeedArguments), flags.added.of(CompilingArguments).torch_compile
+    settings = flags.settings
+    mistakes.require(
+        not own.activation_offload or any(settings.get(name) for name in _RECOMPUTES),
+        "--activation_offload keeps on the host what recomputation keeps of a layer; give --gradient_checkpointing (in "
+        "step 3 --actor_gradient_checkpointing or --critic_gradient_checkpointing), or leave it out",
+    )
+    mistakes.require(
+        own.mlp_tiles == 1 or not compiles,
+        f"--mlp_tiles {own.mlp_tiles} and --torch_compile change one forward in two ways that were never compared; "
+        "leave one of them out",
+    )
+    mistakes.require(
+        not (own.use_liger_kernel and compiles),
+        "--use_liger_kernel and --torch_compile fuse the same operations in two ways; leave one of them out",
+    )
+    replayed = settings.get("replay_routers", "none")
+    mistakes.require(
+        own.mlp_tiles == 1 or replayed == "none",
+        f"--mlp_tiles {own.mlp_tiles} computes routers tile by tile, and --replay_routers {replayed} replays those of "
+        "whole rows; leave one of the two out",
+    )
+    rounding = next((name for name in ("load_in_4bit", "load_in_8bit") if settings.get(name)), None)
+    mistakes.require(
+        rounding is None or not compiles,
+        f"--{rounding} cannot go with --torch_compile, which compiles the layers that it replaces; leave one of the "
+        "two out",
+    )
