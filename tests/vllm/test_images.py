@@ -15,13 +15,13 @@ from tests.support.vision_models import FAMILIES, IMAGE_ID, Family, awake
 from tests.unit.utils.generation.decoding.test_prompt_inputs import SAMPLES, SAMPLING, request_of, row_images
 from tests.unit.utils.generation.engines.test_hf import responses
 from tests.vllm.conftest import started
+from threestep.plugins.images.pixels import ImagePixels
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import plain
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling, rolled_out
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.generation.vllm.engine import VllmRollout
-from training.utils.images.spans import ImagePixels
 from training.utils.layout.with_media import laid_out
 from training.utils.models.own_forward import read_own_forward
 from training.utils.models.token_model import PolicyModel

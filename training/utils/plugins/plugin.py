@@ -105,6 +105,8 @@ class Plugin:
     tables: by the name of a table of the core, entries by their names:
         `rollout_engines`: EngineEntry, by the names that --rollout_engine takes
         `trackers`: TrackerEntry, by the names that --report_to takes
+        `media`: the address of the `MediaKind` of a class, by the name of the column of rows that holds such media;
+            one at most in all plugins
         `policy_losses`: addresses of functions, as FILE.py:NAME takes them, by the names that --policy_loss takes
     """
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.support.ppo_flags import ppo_flags
+from threestep.plugins.images.models.pictured import RowImages
 from training.step3_ppo.flags.ahead_checks import check_ahead_of_run
 from training.step3_ppo.flags.algorithm import experience_settings
 from training.step3_ppo.flags.checks import checked_components
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.generation.engines.hf import TransformersRollout
-from training.utils.images.models.pictured import RowImages
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import SequenceLayout
 
