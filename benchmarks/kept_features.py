@@ -24,14 +24,15 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer, Qwen2VLConf
 
 from benchmarks.pictured import make_pictured
 from benchmarks.workload import SHAPES, Workload, config_of, make_workload
+from threestep.plugins.images.data.reader import PixelReader, open_image_reader
+from threestep.plugins.images.kept_features import KeptFeatures
+from threestep.plugins.images.models.kept_features import open_feature_reader
+from threestep.plugins.images.models.pictured import RowImages
+from threestep.plugins.images.pixels import ImagePixels
+from threestep.plugins.images.prompts import PixelsOf
 from training.utils.contracts.documents import TokenSequence, join, plain
+from training.utils.contracts.media_spans import MediaSpan
 from training.utils.contracts.token_rows import TokenRows
-from training.utils.images.data.reader import PixelReader, open_image_reader
-from training.utils.images.kept_features import KeptFeatures
-from training.utils.images.models.kept_features import open_feature_reader
-from training.utils.images.models.pictured import RowImages
-from training.utils.images.prompts import PixelsOf
-from training.utils.images.spans import ImagePixels, ImageSpan
 from training.utils.layout.rows import packed_rows
 from training.utils.models.attention.document_attention import use_document_attention
 from training.utils.models.token_model import PolicyModel
@@ -135,7 +136,7 @@ def _rows(image_id: int, sides: tuple[int, int] | None) -> TokenRows:
         text = torch.randint(5, 5000, (TEXT,), generator=torch.Generator().manual_seed(key))
         ids = join(torch.full((IMAGE,), image_id), text).input_ids
         is_target = torch.arange(len(ids)) >= len(ids) - LEARNT
-        documents.append(plain(TokenSequence(ids, is_target, (ImageSpan(0, IMAGE, sides, key),))))
+        documents.append(plain(TokenSequence(ids, is_target, (MediaSpan(0, IMAGE, sides, key),))))
     return packed_rows([documents], 0)
 
 

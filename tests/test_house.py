@@ -232,7 +232,7 @@ PLANTED_IN_PACKAGES: list[tuple[house.PackageRule, dict[str, str], dict[str, str
         {"training.utils.layout.x": "def rows_of(pictures): ..."},
         {
             "training.utils.layout.x": "def division(media): ...",
-            "training.utils.images.x": "from PIL import Image",
+            "threestep.plugins.images.x": "from PIL import Image",
             "training.utils.x.arguments": "image = 1",
         },
     ),

@@ -41,9 +41,9 @@ class PictureFolder:
         if isinstance(value, (list, tuple)):
             return [self._read(inner, where, is_picture) for inner in value]
         if type(value).__module__.partition(".")[0] == "PIL":
-            from training.utils.images.data.decoding import encoded
+            from training.utils.setup.media import media_kind
 
-            return self._written(encoded(value, where))
+            return self._written(media_kind().encoded(value, where))
         if not is_picture:
             return value
         if isinstance(value, (bytes, bytearray, memoryview)):

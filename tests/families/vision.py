@@ -1,5 +1,5 @@
 """Judges one family of models of images and text: rows of texts by a tiny model of its configuration, and rows with
-images where the family is known (`training.utils.images.data.families`).
+images where the family is known (`threestep.plugins.images.data.families`).
 
 M tokens to be predicted.
 """
@@ -23,10 +23,10 @@ from tests.families.judge import refused, verdict, why_not_built
 from tests.families.reading import CPU, answers_of_rollout, answers_of_rows, load
 from tests.families.subjects import Subject, alone, known, true_logprobs
 from tests.support.vision_models import FAMILIES, Family, answers, awake, sequence, with_pixels
+from threestep.plugins.images.data.reader import unread_because
+from threestep.plugins.images.models.pictured import RowImages
 from training.utils.contracts.documents import Document, plain, shared_prompt, unshared
 from training.utils.contracts.token_rows import TokenRows
-from training.utils.images.data.reader import unread_because
-from training.utils.images.models.pictured import RowImages
 from training.utils.layout.rows import packed_rows, padded_rows
 from training.utils.loading.models import load_causal_lm
 from training.utils.models.layout_check import check_padded, why_not_packed
@@ -155,11 +155,11 @@ def seen(
 ) -> Answer:
     """The negatives of all pictures of one key move the sequences with it and no others."""
     media = rows.media
-    assert media is not None and media.pixels is not None
-    key = media.images[0].key
-    parts = media.pixels.values.split(media.pixels.counts)
-    turned = [-part if image.key == key else part for part, image in zip(parts, media.images, strict=True)]
-    other = with_pixels(rows, replace(media.pixels, values=torch.cat(turned)))
+    assert media is not None and media.read is not None
+    key = media.spans[0].key
+    parts = media.read.values.split(media.read.counts)
+    turned = [-part if image.key == key else part for part, image in zip(parts, media.spans, strict=True)]
+    other = with_pixels(rows, replace(media.read, values=torch.cat(turned)))
     moved_M = (read(other).double() - read_M).abs()
     has_it = [any(image.key == key for image in one.segments[0].tokens.media) for part in sequences for one in part]
     is_own_M = torch.tensor([has_it[index] for index in rows.sequence_M.tolist()])

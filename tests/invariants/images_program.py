@@ -225,9 +225,9 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from tests.invariants.images_step3 import run_step3
     from tests.support.data_flags import data_flags
     from tests.support.vision_models import FAMILIES
+    from threestep.plugins.images.run.row_images import row_images, with_kept_features
     from training.utils.data.rows.documents import responses_document, sentence_document
     from training.utils.engine.config.arguments import EngineArguments
-    from training.utils.images.run.row_images import run_media, with_kept_features
     from training.utils.report.arguments import ReportArguments
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_arguments import RunArguments
@@ -243,7 +243,7 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     rows = {"sft": rows_of, "kto": marked_of}.get(case.kind, pairs_of)(family)
     longest = max(LONGEST, *(len(row.input_ids) for row in rows)) if not of_pairs else LONGEST
     document_of = partial(responses_document, are_targets=True) if of_pairs else sentence_document
-    images = run_media(rows, family.pixels, document_of)
+    images = row_images(rows, family.pixels, document_of)
     engine, model = make_engine(case, models, ranks, images)
     said: list[str] = []
     read: Any = engine if case.kind == "reward" else lambda token_rows: engine(token_rows).logprobs_M

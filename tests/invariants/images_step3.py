@@ -103,6 +103,7 @@ def counted_lacking(trainer: Any, rollout: Any) -> int:
 
 def make_trainer(case: Any, family: Any, models: Path, out: Path, ranks: Any) -> Any:
     from tests.invariants.images_program import SEED
+    from threestep.plugins.images.run.row_images import row_images
     from training.step3_ppo.flags.roles_arguments import RolesArguments
     from training.step3_ppo.learning.learning import Updates
     from training.step3_ppo.parts.assembly import with_guests
@@ -114,7 +115,6 @@ def make_trainer(case: Any, family: Any, models: Path, out: Path, ranks: Any) ->
     from training.utils.base.seeds import seed_everything
     from training.utils.data.rows.documents import prompt_document
     from training.utils.generation.engines.hf import TransformersRollout
-    from training.utils.images.run.row_images import run_media
     from training.utils.models.own_forward import own_forward_of
     from training.utils.run.metrics import MetricsWriter
     from training.utils.setup.guests import GuestFeatures
@@ -136,7 +136,7 @@ def make_trainer(case: Any, family: Any, models: Path, out: Path, ranks: Any) ->
         freeze_projector=case.freeze_projector,
     )
     rows: list[Any] = prompts_of(family)
-    images = run_media(rows, family.pixels, prompt_document)
+    images = row_images(rows, family.pixels, prompt_document)
     tokenizer: Any = StandInTokenizer()
     seed_everything(SEED, ranks.rank)
     needed = RolesNeeded(critic=case.kind == "ppo", reward_model=case.kind == "ppo")

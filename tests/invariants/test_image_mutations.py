@@ -12,6 +12,8 @@ import pytest
 from tests.invariants.mutations import HI, HO, WRITERS, damage_bytes, damage_rows, watchdog
 from tests.support.data_flags import data_flags
 from tests.support.image_readers import FAMILIES, picture, reader_of, tokenizer_of
+from threestep.plugins.images.data.reader import PixelReader
+from threestep.plugins.images.data.row_pictures import RowPictures
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.portions import DataSource
 from training.utils.data.build.row_maker import RowMaker
@@ -21,8 +23,6 @@ from training.utils.data.kinds.table import kind_of
 from training.utils.data.rows.media_store import HeldMedia
 from training.utils.data.rows.views import document_of
 from training.utils.data.sources.create import create_raw_dataset
-from training.utils.images.data.reader import PixelReader
-from training.utils.images.data.row_pictures import RowPictures
 from training.utils.layout.rows import packed_rows
 
 PART, TEXT = {"type": "image"}, {"type": "text", "text": "What?"}
@@ -122,7 +122,7 @@ def check(row: Any, reader: Any, held: HeldMedia) -> None:
     rows = packed_rows([[document_of(row)]], 0)
     assert (rows.input_ids_NT == reader.family.placeholder_id).sum() == sum(image.tokens for image in row.media)
     if row.media:
-        pixels = PixelReader(reader, held)([image.key for image in rows.media.images])
+        pixels = PixelReader(reader, held)([image.key for image in rows.media.spans])
         assert len(pixels.counts) == len(row.media) and sum(pixels.counts) == len(pixels.values)
         if pixels.grids_I3 is not None:
             assert (pixels.grids_I3.prod(1) // 4).tolist() == [image.tokens for image in row.media]

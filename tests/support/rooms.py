@@ -19,7 +19,6 @@ _ROOMS = """
 base:
 clock:
 data.files: base
-images: base
 models.families: base
 plugins: base
 reading: base
@@ -28,7 +27,7 @@ asking: serving base
 data.sources.formats: data.files base
 flags: plugins base
 rewards.names: plugins base
-contracts: flags images base
+contracts: flags base
 data.sources: flags data.sources.formats plugins data.files base
 gaming: rewards.names
 data: data.sources base
@@ -39,10 +38,9 @@ models.tensors: contracts
 report.trackers: contracts flags plugins base
 run: contracts flags reading plugins clock base
 sequence_parallel: contracts models.families base
-data.rows: layout contracts flags images base
+data.rows: layout contracts flags base
 divergence: run base
 engine.config: layout flags base
-images.models: models.tensors layout contracts models.families images base
 models.attention: layout contracts base
 models.quantized: models.tensors models.families base
 report.figures: run gaming contracts flags base
@@ -51,17 +49,16 @@ data.chat: data.rows contracts flags data.sources.formats data.files base
 models: models.quantized models.attention sequence_parallel models.tensors layout contracts flags plugins
     models.families base
 report.pages: report.figures run gaming
+data.kinds: data.chat data.cache data.rows layout data.sources contracts data.sources.formats base
 generation: data.chat engine.config data.rows contracts flags plugins base
 generation.decoding: models models.tensors contracts base
-images.data: data.chat data.rows contracts data.sources.formats serving images data.files base
 models.adapters: models models.quantized models.tensors contracts models.families base
 report: report.pages report.figures run report.trackers contracts flags serving base
-data.kinds: images.data data.chat data.cache data.rows layout data.sources contracts data.sources.formats images base
+data.build: data.kinds data.chat data.cache data.rows layout data.sources contracts flags data.sources.formats
+    data.files base
 engine.ranks: models.adapters sequence_parallel run base
 generation.guessing: generation.decoding models contracts base
 loading: models.adapters models models.quantized models.attention models.tensors contracts models.families base
-data.build: data.kinds data.chat data.cache data.rows layout data.sources contracts flags data.sources.formats
-    data.files base
 engine: engine.ranks models.adapters models.quantized engine.config run models.tensors contracts flags base
 generation.engines: generation.guessing generation.decoding models models.attention layout contracts flags base
 rewards.calling: engine.ranks run contracts base
@@ -71,15 +68,12 @@ dry_run: engine loading engine.ranks models models.quantized models.attention en
     layout contracts models.families clock base
 harness: engine engine.ranks run base
 rewards.rules: rewards.calling data.sources.made base
-images.run: dry_run engine data.build loading images.data models images.models data.rows run models.tensors layout
-    contracts models.families images base
 outputs: checkpoints engine.ranks models.tensors base
 rewards: rewards.rules rewards.calling contracts rewards.names flags plugins base
-setup: outputs images.run harness dry_run checkpoints engine data.build loading engine.ranks data.kinds report
-    models.adapters images.data models data.chat data.cache models.quantized models.attention images.models
-    engine.config divergence data.rows sequence_parallel run layout data.sources contracts flags plugins
-    models.families data.files clock base
-preference: setup engine data.build loading engine.ranks models.adapters models data.chat models.attention
+setup: outputs harness dry_run checkpoints engine loading engine.ranks data.build report models.adapters data.kinds
+    models data.chat data.cache models.quantized models.attention engine.config divergence data.rows sequence_parallel
+    run layout data.sources contracts flags data.sources.formats plugins models.families data.files clock base
+preference: setup engine loading engine.ranks data.build models.adapters models data.chat models.attention
     engine.config data.rows run layout contracts flags data.files base
 """
 ROOMS_BELOW: dict[str, tuple[str, ...]] = {
@@ -109,13 +103,7 @@ MATHS = {
     "training.step3_ppo.advantages": (),
     "training.utils.layout": ("numpy",),
     "training.utils.contracts": ("numpy",),
-    "training.utils.images.spans": (),
-    "training.utils.images.kept_features": (),
-    "training.utils.images.row_media": (),
-    "training.utils.images.numbers": ("numpy",),
-    "training.utils.images.inputs": (),
     "training.utils.base.transfer": (),
-    "training.utils.images.prompts": (),
     "threestep.plugins.mtp.layout": (),
     "threestep.plugins.distillation.divergence": (),
 }
@@ -129,21 +117,21 @@ MATHS_MAY_IMPORT = (
 # What rooms hand to each other: the files that importing one of them may load, itself included.
 CONTRACTS = ("training.utils.contracts",)
 MOST_FILES_OF_A_CONTRACT = 5
-# Words of images, the names of their flags aside: they stand in their rooms, in modules of flags, and in no other
-# modules (or any of a room) than these. Everybody else hands `media` on, which the table `setup.media` opens. The
-# list may only shrink.
+# Words of images, the names of their flags aside: in the core they stand in modules of flags, and in no others (or any
+# of a room) than these. Everybody else hands `media` on, which `setup.media` has from a plugin. The list may only
+# shrink.
 IMAGE_WORDS = re.compile(r"(?<![a-z])(image|picture|pixel|vision)|Image|Picture|Pixel|(?<![A-Z])(IMAGE|PICTURE|PIXEL)")
 IMAGE_FLAGS = re.compile(r"freeze_vision_tower|kept_image_features_mb|allow_image_urls")
 FLAG_MODULES = re.compile(r"\.flags(\.|$)|\.arguments$")
 PLACES_WITH_IMAGES = frozenset(
     """
 training.new_model
-training.utils.contracts training.utils.data.kinds
-training.utils.data.rows.dataset training.utils.data.rows.media_store training.utils.data.sources.file_dataset
+training.utils.contracts.media_names training.utils.contracts.rollout_engine training.utils.data.kinds
+training.utils.data.rows.media_store training.utils.data.sources.file_dataset
 training.utils.data.sources.formats.media training.utils.data.sources.formats.messages
 training.utils.data.sources.made.shapes training.utils.data.sources.raw_dataset
 training.utils.models.families
-training.utils.report.figures.sample_media training.utils.report.png training.utils.setup.media
+training.utils.report.figures.sample_media training.utils.report.png
 """.split()
 )
 MOST_MODULES_OF_A_ROOM = 20
@@ -373,18 +361,18 @@ def contracts_load_little(sources: Mapping[str, str]) -> list[str]:
 
 
 def images_stay_home(sources: Mapping[str, str]) -> list[str]:
-    """Words of images stand in their rooms, in flags, and in the places listed, each of which does have some."""
+    """Words of images stand in flags of the core, and in the places listed, each of which does have some."""
     problems, used = [], set[str]()
     for module, source in sources.items():
         name = plain_name(module)
-        if inside(name, "training.utils.images") or FLAG_MODULES.search(name) or not inside(name, "training"):
+        if FLAG_MODULES.search(name) or not inside(name, "training"):
             continue
         if word := IMAGE_WORDS.search(IMAGE_FLAGS.sub("", source)):
             listed = {module, module.rpartition(".")[0]} & PLACES_WITH_IMAGES
             used |= listed
             if not listed:
-                problems.append(f"{module} has the word {word[0]!r}; outside of utils.images it is `media`")
-    unused = PLACES_WITH_IMAGES - used if "training.utils.images.spans" in sources else ()
+                problems.append(f"{module} has the word {word[0]!r}; in the core it is `media`")
+    unused = PLACES_WITH_IMAGES - used if "training.utils.setup.media" in sources else ()
     return [*problems, *(f"{place} is in PLACES_WITH_IMAGES and has none" for place in sorted(unused))]
 
 

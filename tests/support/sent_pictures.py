@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from tests.support.vision_models import FAMILIES, IMAGE_ID, awake
+from threestep.plugins.images.data.families import family_of
+from threestep.plugins.images.data.reader import ImageReader
+from threestep.plugins.images.run.sent_images import SentImages
 from training.new_model import image_processor
-from training.utils.images.data.families import family_of
-from training.utils.images.data.reader import ImageReader
-from training.utils.images.run.sent_images import SentImages, sent_media
 
 WORDS = 90  # ids of text
 _LETTERS = "abcdefghijklmnopqrstuvwxyz "
@@ -87,7 +87,7 @@ def seeing(family: str) -> Seeing:
         processor = CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size=sides)
     tokenizer = _tokenizer("<image>" if family == "llava" else "<|image_pad|>")
     reader = ImageReader(family_of(model.config, tokenizer), processor, family)
-    return Seeing(model, processor, sent_media(reader, tokenizer))
+    return Seeing(model, processor, SentImages(reader, tokenizer))
 
 
 def _tokenizer(image: str) -> Any:

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from threestep.plugins.images.pixels import ImagePixels
 from training.utils.contracts.documents import Document, TokenSequence
+from training.utils.contracts.media_spans import MediaSpan
 from training.utils.contracts.token_rows import TokenRows
-from training.utils.images.spans import ImagePixels, ImageSpan
 
 IMAGE_ID = 90
 TEXT: dict[str, Any] = {
@@ -59,9 +60,9 @@ class Family:
         cuts = torch.tensor([self.cuts[key] for key in keys]) if self.cuts else None
         return ImagePixels(torch.cat(values), torch.tensor(grids) if grids else None, cuts)
 
-    def span(self, begin, key) -> ImageSpan:
+    def span(self, begin, key) -> MediaSpan:
         height, width = self.sides[key]
-        return ImageSpan(begin, height * width, (height, width) if self.counts_sides else None, key, self.sees_itself)
+        return MediaSpan(begin, height * width, (height, width) if self.counts_sides else None, key, self.sees_itself)
 
     def own_inputs(self, tokens: TokenSequence) -> dict[str, Any]:
         """What the model's own forward takes for one sequence; positions are its own."""
@@ -319,4 +320,4 @@ def answers(family: Family, *lengths: int) -> list[TokenSequence]:
 def with_pixels(rows: TokenRows, pixels: ImagePixels | None) -> TokenRows:
     """Return rows that have images with these pixels of them."""
     assert rows.media is not None
-    return replace(rows, media=replace(rows.media, pixels=pixels))
+    return replace(rows, media=replace(rows.media, read=pixels))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from training.utils.base.console import log
-from training.utils.contracts.media import RunMedia, media_between
+from training.utils.contracts.media_spans import media_between
 from training.utils.contracts.rollout_engine import Ends, RolloutEngine, RolloutRequest, Sampling, rolled_out
 from training.utils.contracts.rows import PromptRow, SentenceRow
 from training.utils.data.rows.collate import collate_prompts
@@ -27,6 +27,7 @@ from training.utils.models.stop_tokens import stop_tokens
 from training.utils.setup.samples import EvaluationSamples, sample_uid
 
 if TYPE_CHECKING:
+    from training.utils.contracts.media import RunMedia
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.setup.opened_model import OpenedModel
 

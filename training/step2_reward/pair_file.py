@@ -18,7 +18,7 @@ from training.utils.data.kinds.strategies import ChatText
 from training.utils.data.kinds.table import KINDS
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, TooLong, fit_sentences
 from training.utils.data.sources.create import create_raw_dataset
-from training.utils.setup.media import after_cut, held_media
+from training.utils.setup.media import held_media
 
 if TYPE_CHECKING:
     from training.utils.contracts.media import MediaReader, SeenMedia
@@ -77,7 +77,8 @@ def read_pairs(path: str, data: DataArguments, tokenizer: Any, reader: MediaRead
             kept, responses, _ = fit_sentences(places, pair.responses, most, data.rows.truncation, end_id=texts.end_id)
             prompt = np.array(pair.prompt, np.int32)[kept]
             as_arrays = tuple(np.array(ids, np.int32) for ids in responses)
-            rows.append(ResponsesRow(place, prompt, as_arrays, media=after_cut(pair.media, kept)))
+            spans = () if media is None else media.after_cut(pair.media, kept)
+            rows.append(ResponsesRow(place, prompt, as_arrays, media=spans))
         except Dropped as reason:
             left_out[place] = str(reason)
         except TooLong as long:

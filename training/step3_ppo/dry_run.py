@@ -36,7 +36,7 @@ from training.utils.flags.auto import AutoChoice, sentence
 from training.utils.models.quantized.quantized import rounded_elements
 from training.utils.sequence_parallel.checks import check_model, sizes_for
 from training.utils.sequence_parallel.group import check_divides
-from training.utils.setup.media import kept_features_line, planned_media
+from training.utils.setup.media import planned_media
 
 if TYPE_CHECKING:
     from training.step3_ppo.flags.arguments import PpoArguments
@@ -141,13 +141,14 @@ def estimated_as_given(flags: PpoFlags, components: Components, counts: ModelCou
     frozen_lines, scoring = _frozen(
         actor, scorer, roles, components, where=(ranks, device, trained["actor"].layer_bytes)
     )
-    held += [*frozen_lines, kept_features_line(forward.media, roles.kept_image_features_mb)]
+    kept = [] if forward.media is None else [forward.media.kept(roles.kept_image_features_mb)]
+    held += [*frozen_lines, *kept]
 
     rollout, asleep = _rollout(actor, flags, components.rollout_engine, device, media=forward.media)
     held += asleep
     if components.scheduler is not None:
-        kept = components.scheduler.kept_versions(components.rollout_engine, beside_training=not device.is_cuda)
-        line = _kept_weights(actor, roles, kept)
+        versions = components.scheduler.kept_versions(components.rollout_engine, beside_training=not device.is_cuda)
+        line = _kept_weights(actor, roles, versions)
         if device.is_cuda:  # drawn before the step, not beside it
             rollout.append(line)
         else:

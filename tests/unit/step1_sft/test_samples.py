@@ -14,12 +14,12 @@ from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
 from training.step1_sft import samples as sft_samples
 from training.step1_sft.samples import Drawn, GreedyDrawing, Parts, open_drawing, parts_of, sentence_samples
 from training.utils.base.seeds import random_state
+from training.utils.contracts.media_spans import MediaSpan
 from training.utils.contracts.rollout_engine import Sampling
 from training.utils.contracts.rows import SentenceRow
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.engine.whole_model import WholeModel
 from training.utils.generation.engines.hf import TransformersRollout
-from training.utils.images.spans import ImageSpan
 from training.utils.setup.samples import EvaluationSamples, sample_uid
 
 CPU = torch.device("cpu")
@@ -88,7 +88,7 @@ def test_lines_of_a_drawn_row_and_of_one_that_was_not():
 def test_rows_with_the_same_texts_and_other_pictures_are_told_apart():
     pictures: Any = SimpleNamespace(names=lambda spans: [f"sha {span.key}" for span in spans])
     samples = EvaluationSamples(8, decode=lambda ids: "text", keeper=pictures)
-    rows = {key: replace(row(2, 2, 2), media=(ImageSpan(0, 1, key=key),)) for key in (4, 7)}
+    rows = {key: replace(row(2, 2, 2), media=(MediaSpan(0, 1, key=key),)) for key in (4, 7)}
     one, other = sentence_samples(rows, {4: 0.5, 7: 0.5}, {}, samples)
     assert (one["images"], other["images"]) == (["sha 4"], ["sha 7"]) and one["uid"] != other["uid"]
     assert one["prompt"] == other["prompt"]

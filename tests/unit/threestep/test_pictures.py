@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from threestep.inputs import address_of_rows
+from threestep.plugins.images.data.values import image_bytes
 from training.utils.base.errors import ThreestepError
-from training.utils.images.data.values import image_bytes
 
 Image = pytest.importorskip("PIL.Image")
 

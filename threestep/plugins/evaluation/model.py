@@ -46,7 +46,7 @@ from training.utils.models.families.parts import placeholder_id
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.settings import ModelSettings
 from training.utils.models.stop_tokens import joined_stop_tokens, stop_tokens, unused_stop_tokens
-from training.utils.setup.media import chat_media, reader_of_model
+from training.utils.setup.media import media_kind, reader_of_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -334,7 +334,7 @@ def load_chat_model(
     folder = open_chat_folder(name_or_path, data)
     if folder.reader is None or not with_media:
         return load_chat_folder(replace(folder, reader=None), dtype, device, start_engine)
-    found = chat_media(folder.reader, folder.data, folder.tokenizer)
+    found = media_kind().of_chat(folder.reader, folder.data, folder.tokenizer)
     return load_chat_folder(folder, dtype, device, start_engine, media=found.media, reads=found.reads)
 
 

@@ -14,11 +14,12 @@ from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.base.seeds import derived_seed
 from training.utils.base.storage import json_object
 from training.utils.flags.flags import note_mistakes
-from training.utils.images.run.chat_images import Picture, open_picture
 from training.utils.loading.tokenizers import same_tokenizer
+from training.utils.setup.media import media_kind
 
 if TYPE_CHECKING:
     from threestep.plugins.evaluation.scorer import Scorer
+    from training.utils.contracts.media import MediaFile
     from training.utils.data.sources.formats.messages import Message
     from training.utils.generation.arguments import SamplingArguments
     from training.utils.generation.partners import Partners
@@ -30,7 +31,7 @@ class Turn:
 
     question: str
     attempt: int = 0
-    pictures: tuple[Picture, ...] = ()
+    pictures: tuple[MediaFile, ...] = ()
     answers: dict[int, Answer] = field(default_factory=dict)
     scores: dict[int, float] = field(default_factory=dict)
 
@@ -60,7 +61,7 @@ class Talk:
     acting: Partners | None = None
     columns: dict[str, Any] = field(default_factory=dict)
     turns: list[Turn] = field(default_factory=list)
-    waiting: list[Picture] = field(default_factory=list)
+    waiting: list[MediaFile] = field(default_factory=list)
 
     def ask(self, question: str) -> None:
         """Begin a turn, which each model answers by `answer`."""
@@ -82,7 +83,7 @@ class Talk:
             )
         if self.scorer is not None and self.scorer.unread is not None:
             raise ThreestepError(f"{self.scorer.unread}; chat about pictures without --reward_model")
-        picture = open_picture(path)
+        picture = media_kind().opened_file(path)
         self.waiting.append(picture)
         return f"{picture.words}; it goes with your next message"
 

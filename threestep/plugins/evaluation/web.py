@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.images.data.values import MOST_FILE_BYTES
+from training.utils.contracts.media_names import MOST_FILE_BYTES
 from training.utils.serving.asgi import GuardedApp, server_of
 from training.utils.serving.door import Door
 from training.utils.serving.ports import check_port, listening, taking_port

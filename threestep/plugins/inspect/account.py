@@ -26,7 +26,7 @@ from training.utils.data.kinds.parallel_thinking import parallel_tags
 from training.utils.data.kinds.table import kind_of
 from training.utils.data.rows.views import Decode, document_of, layout_of, marked_runs
 from training.utils.data.sources.formats.media import ONLY_TEXT
-from training.utils.setup.media import WHY_DROPPED, held_media
+from training.utils.setup.media import has_media_kind, held_media, media_kind
 
 if TYPE_CHECKING:
     from training.utils.contracts.media import MediaReader
@@ -303,13 +303,13 @@ REASONS = {
     "no_room_for_the_prompt": "its response alone is as long as --max_seq_len",
     "malformed_parallel": "its tags of parallel thinking do not match (--malformed_parallel drop)",
     "cut_inside_a_block": "it would be cut inside a block of parallel thinking",
-    **WHY_DROPPED,
 }
 
 
 def in_words(reason: str) -> str:
     """Why a row is left out."""
-    return REASONS.get(reason, reason.replace("_", " "))
+    of_media = media_kind().why_dropped if reason not in REASONS and has_media_kind() else {}
+    return {**REASONS, **of_media}.get(reason, reason.replace("_", " "))
 
 
 class _PhaseLook:

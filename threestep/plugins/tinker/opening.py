@@ -26,7 +26,7 @@ from training.utils.generation.decoding.decode_check import why_no_media_in_turn
 from training.utils.models.layout_check import check_padded
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.token_model import PolicyModel
-from training.utils.setup.media import reader_of_model, sent_media, why_unread
+from training.utils.setup.media import media_kind, reader_of_model, why_unread
 
 if TYPE_CHECKING:
     from threestep.plugins.tinker.desk import Desk
@@ -90,7 +90,7 @@ def open_service(
     ranks = start_alone()
     folder = open_chat_folder(path, DataArguments(), with_media=False)
     reader = reader_of_model(path, False, folder.tokenizer)
-    media = None if reader is None else sent_media(reader, folder.tokenizer)
+    media = None if reader is None else media_kind().of_clients(reader, folder.tokenizer)
     if reader is not None:
         note(f"{path}: {reader.sentence}")
     run = None if media is None else media.run

@@ -17,7 +17,6 @@ import torch
 
 from threestep.plugins.vllm.images import PlacedImage, engine_prompt, placed_images
 from threestep.plugins.vllm.instance import VllmInstance, vllm_at_work
-from training.utils.images.prompts import PromptImages
 from training.utils.models.tensors.rounding import rms
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def why_other_images(vllm: VllmInstance, pictured: MediaForward, dtype: torch.dt
     another image; else the reason why not. dtype: of the weights."""
     documents = pictured.media.examples
     spans = tuple(document.segments[0].tokens.media for document in documents)
-    placed = placed_images(PromptImages(spans, pictured.media.pixels_of), dtype)
+    placed = placed_images(pictured.media.of_prompts(spans), dtype)
     read_M = _read(vllm, documents, placed)
     # Another kernel rounds as often as the model's own forward does; so both may be off by as much.
     tolerance = 2 * pictured.tolerance + torch.finfo(torch.float32).eps * float(pictured.numbers_M.abs().max())

@@ -27,8 +27,6 @@ from transformers.utils import logging
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.utils.images.prompts import PromptImages
-
 _MODALITY = "image"
 _TOWER_LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
 
@@ -48,7 +46,7 @@ class PlacedImage:
     digest: str
 
 
-def placed_images(images: PromptImages, dtype: torch.dtype) -> list[tuple[PlacedImage, ...]]:
+def placed_images(images: Any, dtype: torch.dtype) -> list[tuple[PlacedImage, ...]]:
     """Return those of each prompt, with pixels in `dtype`."""
     spans = [span for own in images.spans for span in own]
     if not spans:

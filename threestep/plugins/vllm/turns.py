@@ -95,7 +95,7 @@ def add_request(
     ends = [token for token in sorted(sampling.end_token_ids.union(more_ends)) if 0 <= token < vocabulary]
     params = _sampling_params(turn, sampling, ends, token_by_token)
     model_type = engine.model_config.hf_config.model_type
-    engine.add_request(name, engine_prompt(model_type, turn.ids, turn.images), params)
+    engine.add_request(name, engine_prompt(model_type, turn.ids, turn.media), params)
 
 
 def check_prompt(output: Any, turn: NextTurn) -> None:

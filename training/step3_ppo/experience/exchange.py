@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from training.utils.contracts.documents import TokenSequence
-from training.utils.contracts.media import media_numbers, media_of_numbers
+from training.utils.contracts.media_numbers import span_numbers, spans_of
 from training.utils.engine.ranks.collectives import gathered, several_ranks
 from training.utils.layout.rank_share import rank_share
 
@@ -32,7 +32,7 @@ _FIELDS = ("input_ids", "is_target")  # of a TokenSequence
 
 def packed_sequences(sequences: Sequence[TokenSequence]) -> Packed:
     columns = {name: packed_values([getattr(sequence, name) for sequence in sequences]) for name in _FIELDS}
-    media = packed_values([torch.from_numpy(media_numbers(each.media)) for each in sequences])
+    media = packed_values([torch.from_numpy(span_numbers(each.media)) for each in sequences])
     experts = [each.experts for each in sequences if each.experts is not None]
     assert len(experts) in (0, len(sequences)), "the experts of all sequences of a rollout are known, or of none"
     chosen = {"experts": packed_values(experts), "each": [each.shape for each in experts]}
@@ -41,7 +41,7 @@ def packed_sequences(sequences: Sequence[TokenSequence]) -> Packed:
 
 def unpacked_sequences(packed: Packed) -> list[TokenSequence]:
     *columns, media = (unpacked_values(packed[name], torch.device("cpu")) for name in (*_FIELDS, "media"))
-    spans = [media_of_numbers(numbers.numpy()) for numbers in media]
+    spans = [spans_of(numbers.numpy()) for numbers in media]
     experts: list[torch.Tensor | None] = [None] * len(spans)
     if packed["each"]:
         values = unpacked_values(packed["experts"], torch.device("cpu"))

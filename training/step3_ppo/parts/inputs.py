@@ -29,7 +29,7 @@ from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
 from training.utils.models.stop_tokens import joined_stop_tokens, unused_stop_tokens
 from training.utils.rewards.needed import check_columns
 from training.utils.rewards.weighted import reads_messages
-from training.utils.setup.media import media_for_rewards, reader_of_model, run_media, why_unread
+from training.utils.setup.media import media_kind, reader_of_model, run_media, why_unread
 from training.utils.setup.opened_run import RunData
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Inputs:
     @property
     def media_of(self) -> Callable[[PromptRow], dict[str, Any]] | None:
         """Return the column that shows the media of a row to a reward; None where no prompt has some."""
-        return None if self.seen is None else partial(media_for_rewards, self.seen)
+        return None if self.seen is None else partial(media_kind().for_rewards, self.seen)
 
 
 class PpoOpening(NamedTuple):

@@ -28,7 +28,7 @@ from training.utils.models.attention.attention import plan_for
 from training.utils.models.families.parts import placeholder_id
 from training.utils.models.flops import ComputeMeter, model_shape
 from training.utils.rewards.weighted import Rewards
-from training.utils.setup.media import kept_for_readers
+from training.utils.setup.media import media_kind
 from training.utils.setup.setup import compute_meter, open_observers
 
 if TYPE_CHECKING:
@@ -177,4 +177,4 @@ def with_kept_media(media: Any, most_mb: int, roles: Roles, log: Callable[..., N
     names, readers = ("actor", "reference", "critic", "reward model"), roles.readers
     with roles.reading():
         those = {name: readers[name] for name in names if name in readers}
-        return kept_for_readers(media, most_mb, roles.actor, those, log=log)
+        return media_kind().kept_for_readers(media, most_mb, roles.actor, those, log=log)

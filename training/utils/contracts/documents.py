@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from training.utils.images.spans import ImageSpan, media_between, positions_taken
+from training.utils.contracts.media_spans import MediaSpan, media_between, positions_taken
 
 UNKNOWN = -1  # an expert that is not known, or not given
 
@@ -26,7 +26,7 @@ class TokenSequence:
 
     input_ids: int64 [length], length >= 1.
     is_target: bool [length]; True where the token is to be predicted.
-    images: in the order of their tokens, none of which is a target.
+    media: in the order of their tokens, none of which is a target.
     forks: where it begins anew, ascending: the tokens from there on see nothing before. Of a conversation whose history
         a chat template writes otherwise.
     experts: int16 [length, layers, experts of a token], by which a mixture of experts is to compute them
@@ -35,7 +35,7 @@ class TokenSequence:
 
     input_ids: torch.Tensor
     is_target: torch.Tensor
-    media: tuple[ImageSpan, ...] = ()
+    media: tuple[MediaSpan, ...] = ()
     forks: tuple[int, ...] = ()
     experts: torch.Tensor | None = None
 
@@ -44,7 +44,7 @@ class TokenSequence:
 
     @property
     def positions(self) -> int:
-        """The position of the token after it, if its first is at 0: its length, unless images count by their sides."""
+        """The position of the token after it, if its first is at 0: its length, unless media count by their sides."""
         return positions_taken(len(self), self.media)
 
     @property
@@ -55,14 +55,14 @@ class TokenSequence:
         return [self.part(begin, end) for begin, end in pairwise((0, *self.forks, len(self)))]
 
     def part(self, begin: int, end: int) -> TokenSequence:
-        """Return the tokens [begin, end), with the images among them, as one run."""
-        images = media_between(self.media, begin, end)
+        """Return the tokens [begin, end), with the media among them, as one run."""
+        media = media_between(self.media, begin, end)
         experts = None if self.experts is None else self.experts[begin:end]
-        return TokenSequence(self.input_ids[begin:end], self.is_target[begin:end], images, experts=experts)
+        return TokenSequence(self.input_ids[begin:end], self.is_target[begin:end], media, experts=experts)
 
 
 def first_alike(sequences: Sequence[TokenSequence]) -> list[int]:
-    """Return for each sequence the place of the first one that a model reads alike: of the same tokens, images, forks
+    """Return for each sequence the place of the first one that a model reads alike: of the same tokens, media, forks
     and experts."""
     first: dict[tuple[object, ...], int] = {}
     keys = (
@@ -183,14 +183,14 @@ def _by_itself(document: Document, sequence: int) -> Document:
 def together(parts: Sequence[TokenSequence]) -> TokenSequence:
     """Return the tokens of several sequences, one after the other, as one."""
     begins = accumulate(map(len, parts), initial=0)
-    images = [
-        replace(image, begin=begin + image.begin)
+    media = [
+        replace(medium, begin=begin + medium.begin)
         for begin, part in zip(begins, parts, strict=False)
-        for image in part.media
+        for medium in part.media
     ]
     ids, is_target = (torch.cat([getattr(part, name) for part in parts]) for name in ("input_ids", "is_target"))
     experts = None if any(part.experts is None for part in parts) else torch.cat([part.experts for part in parts])  # type: ignore[misc]
-    return TokenSequence(ids, is_target, tuple(images), experts=experts)
+    return TokenSequence(ids, is_target, tuple(media), experts=experts)
 
 
 def join(prompt_ids: torch.Tensor, response_ids: torch.Tensor) -> TokenSequence:

@@ -18,7 +18,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import UNKNOWN, TokenSequence, join
 
 if TYPE_CHECKING:
-    from training.utils.images.spans import ImageSpan
+    from training.utils.contracts.media_spans import MediaSpan
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Rollout:
         False if cut.
     inserted: of responses that may have parallel paths, or several turns; None where all are one turn in one piece.
     seconds: time to draw the responses on this rank, prompts included.
-    media: the images of the prompt of each sequence, counted from its first token; None where no prompt has one.
+    media: those of the prompt of each sequence, counted from its first token; None where no prompt has any.
     experts: of a mixture of experts, where its choices are recorded.
     """
 
@@ -160,7 +160,7 @@ class Rollout:
     ended_B: torch.Tensor
     inserted: DrawnPaths | Conversations | None = None
     seconds: float = 0.0
-    media: tuple[tuple[ImageSpan, ...], ...] | None = None
+    media: tuple[tuple[MediaSpan, ...], ...] | None = None
     experts: DrawnExperts | None = None
 
     @classmethod

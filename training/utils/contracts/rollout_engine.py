@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from training.utils.contracts.guessers import LentHead
+    from training.utils.contracts.media import PromptMedia
     from training.utils.contracts.paths import ParallelTags
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.turns import Turns
-    from training.utils.images.prompts import PromptImages
 
 # Token ids -> text, as samples and rewards see it. Engines need it only for stop strings.
 Decode = Callable[[Sequence[int]], str]
@@ -192,7 +192,7 @@ class RolloutRequest:
     prompt_ids_BP: int64, left-padded; prompt_mask_BP: bool.
     seeds: one for each of the B * samples_per_prompt sequences.
     rows: those of a dataset that the prompts are of, where an engine may ask for more than their tokens.
-    media: the images of the prompts; None where no prompt has one. Of engines with `supports_media`.
+    media: of the prompts; None where no prompt has any. Of engines with `supports_media`.
     """
 
     prompt_ids_BP: torch.Tensor
@@ -201,10 +201,10 @@ class RolloutRequest:
     seeds: Sequence[int]
     samples_per_prompt: int = 1
     rows: Sequence[Any] | None = None
-    media: PromptImages | None = None
+    media: PromptMedia | None = None
 
     @property
-    def images(self) -> PromptImages | None:
+    def images(self) -> PromptMedia | None:
         """`media`, for engines that users wrote when it had this name."""
         return self.media
 
@@ -285,7 +285,7 @@ class RolloutEngine(ABC):
     supports_min_p, supports_bad_words, supports_stop: whether those of Sampling are honoured.
     supports_parallel_thinking: whether `paths` of Sampling are.
     supports_speculate: whether `enable_speculation` may be called.
-    supports_media: whether it reads the images of prompts.
+    supports_media: whether it reads the media of prompts.
     supports_environment: whether it draws the turns of conversations, by `turns_of` or by `roll_out`: without other
         ranks, behind prompts that grow by what is drawn.
     supports_rollouts_ahead: whether `roll_out` may run in a thread while training goes on, by weights that are kept.
@@ -490,7 +490,7 @@ _COLUMNS = {
 
 
 def rolled_out(engine: RolloutEngine, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
-    """Return what the engine draws, with the images of its prompts, every column checked: an engine may be a user's. It
+    """Return what the engine draws, with the media of its prompts, every column checked: an engine may be a user's. It
     is handed copies of the rows, and its columns are copied, as it may use their memory for its next rollout."""
     if request.rows is not None:
         request = replace(request, rows=[deepcopy(row) for row in request.rows])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     import numpy as np
 
-    from training.utils.images.spans import ImageSpan
+    from training.utils.contracts.media_spans import MediaSpan
 
 PHASES = (1, 2, 3)
 PHASE_NAMES = {1: "supervised fine-tuning", 2: "reward model or DPO", 3: "PPO"}
@@ -31,21 +31,21 @@ class SentenceRow:
         the end-of-conversation token. `loss_mask[0]` is always False: nothing precedes the first token.
     parallel_tags: the ids of the four tags of parallel thinking where the tokens that carry loss have blocks to lay out
         (see `layout.parallel`); otherwise None.
-    images: among the tokens, none of which carries loss.
+    media: among the tokens, none of which carries loss.
 
     Worked example, prompt ids (5, 6), response ids (7,), end-of-conversation 0:
     input_ids (5, 6, 7, 0), loss_mask (False, False, True, True).
     """
 
     stored: ClassVar[dict[str, str]] = {
-        "input_ids": "ids", "loss_mask": "spans", "parallel_tags": "ids or none", "media": "images",
+        "input_ids": "ids", "loss_mask": "spans", "parallel_tags": "ids or none", "media": "media",
     }  # fmt: skip
 
     row_id: int
     input_ids: np.ndarray
     loss_mask: np.ndarray
     parallel_tags: tuple[int, ...] | None = None
-    media: tuple[ImageSpan, ...] = ()
+    media: tuple[MediaSpan, ...] = ()
 
     @property
     def length_tokens(self) -> int:
@@ -62,12 +62,12 @@ class ResponsesRow:
     parallel_tags: as in SentenceRow, where responses have blocks.
     are_drawn: a model drew the responses, paths side by side: a tag out of place is text. Not of rows that are stored.
     batched: numbers of the row, by the names of their fields, that a batch holds for each of its sequences.
-    images: of the prompt.
+    media: of the prompt.
     """
 
     stored: ClassVar[dict[str, str]] = {
         "prompt_ids": "ids", "response_ids": "lists of ids", "margins": "numbers or none",
-        "parallel_tags": "ids or none", "media": "images",
+        "parallel_tags": "ids or none", "media": "media",
     }  # fmt: skip
     batched: ClassVar[tuple[str, ...]] = ()
 
@@ -77,7 +77,7 @@ class ResponsesRow:
     margins: np.ndarray | None = None
     parallel_tags: tuple[int, ...] | None = None
     are_drawn: bool = False
-    media: tuple[ImageSpan, ...] = ()
+    media: tuple[MediaSpan, ...] = ()
 
     @property
     def length_tokens(self) -> int:
@@ -102,12 +102,12 @@ class PromptRow:
     prompt_text: the text as the dataset gave it (messages: as the chat template renders them), never truncated.
     reference: the dataset's `get_reference` (a string, or any other JSON value), or None.
     columns: JSON values by name that rewards and samples get (see `samples.read_carried`), always with `data_source`.
-    images: counted from the first token of the prompt. picture_digests: the sha256 of each picture, in hex.
+    media: counted from the first token of the prompt. media_digests: the sha256 of each, in hex.
     """
 
     stored: ClassVar[dict[str, str]] = {
         "flipped_prompt_ids": "ids", "prompt_text": "text", "reference": "json", "columns": "json of names",
-        "media": "images", "picture_digests": "json of a list",
+        "media": "media", "media_digests": "json of a list",
     }  # fmt: skip
 
     row_id: int
@@ -115,8 +115,8 @@ class PromptRow:
     prompt_text: str
     reference: Any
     columns: dict[str, Any] = field(default_factory=dict)
-    media: tuple[ImageSpan, ...] = ()
-    picture_digests: tuple[str, ...] = ()
+    media: tuple[MediaSpan, ...] = ()
+    media_digests: tuple[str, ...] = ()
 
     @property
     def length_tokens(self) -> int:
@@ -125,12 +125,12 @@ class PromptRow:
     @property
     def media_names(self) -> list[str]:
         """The sha256 of each medium, in hex."""
-        return list(self.picture_digests)
+        return list(self.media_digests)
 
     @cached_property
     def uid(self) -> str:
-        """16 hex digits of the prompt's text, reference and pictures: the same in every run, epoch and data order."""
-        content = json.dumps([self.prompt_text, self.reference, *self.picture_digests], sort_keys=True)
+        """16 hex digits of the prompt's text, reference and media: the same in every run, epoch and data order."""
+        content = json.dumps([self.prompt_text, self.reference, *self.media_digests], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 

@@ -18,7 +18,7 @@ from training.utils.base.transfer import moved
 from training.utils.contracts.runs import PAD_SEGMENT, RunLengths, lengths_of, runs_of
 
 if TYPE_CHECKING:
-    from training.utils.images.row_media import RowMedia
+    from training.utils.contracts.row_media import RowMedia
 
 MOST_MASK_BYTES = 2**33  # of a dense mask: 92,681 tokens squared; three of its size are held while it is made
 

@@ -18,14 +18,14 @@ class NextTurn:
     ids: all tokens of the conversation so far, 1 or more. Most of them are usually those that it had, in its turn
         before, but need not be.
     most_tokens: that are drawn, 1 or more.
-    images: among `ids`, in the form of what draws.
+    media: among `ids`, in the form of what draws.
     """
 
     key: Any
     ids: Sequence[int]
     seed: int
     most_tokens: int
-    images: Sequence[Any] = ()
+    media: Sequence[Any] = ()
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from training.utils.contracts.documents import UNKNOWN, Document, TokenSequence, plain
-from training.utils.contracts.media import MediaRun, media_of_rows
+from training.utils.contracts.row_media import MediaRun, media_of_rows
 from training.utils.contracts.runs import PAD_SEGMENT
 from training.utils.contracts.token_rows import RepeatedTargets, SegmentMap, Slots, TokenRows
 

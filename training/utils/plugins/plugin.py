@@ -158,6 +158,8 @@ class Plugin:
         `trackers`: TrackerEntry, by the names that --report_to takes
         `data_sources`: addresses of PromptRawDataset classes, by the beginning of the names that --data_path takes
         `rewards`: RewardEntry, by the beginning of addresses that --reward takes
+        `media`: the address of the `MediaKind` of a class, by the name of the column of rows that holds such media;
+            one at most in all plugins
         `policy_losses`: addresses of functions, as FILE.py:NAME takes them, by the names that --policy_loss takes
         `evaluated_figures`: steps, such as ("step1_sft",), by the figures that their evaluations then have too, as
             `StepFigures.evaluates` names them

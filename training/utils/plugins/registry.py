@@ -159,6 +159,14 @@ def _at(address: str) -> Any:
     return pkgutil.resolve_name(loaded_name(address))
 
 
+def missing_plugin(kind: str, name: str) -> str:
+    """Return the end of a sentence on what a plugin would do that is not there. kind, name: see `owner_of`."""
+    plugin = owner_of(kind, name)
+    if plugin is None:
+        return f"no plugin that is installed adds '{name}' to {kind}"
+    return f"they need the plugin '{plugin}', which is not installed: {GROUP}.{plugin}"
+
+
 def check_plugin(plugin: str, user: str) -> None:
     """Raise ThreestepError if a plugin of this project is not there. user: what needs it, such as a flag."""
     if plugin not in plugins():

@@ -19,7 +19,7 @@ from training.utils.flags.auto import AutoChoice, sentence
 from training.utils.loading.configurations import check_positions, check_trains
 from training.utils.sequence_parallel.checks import check_model, sizes_for
 from training.utils.sequence_parallel.group import check_divides
-from training.utils.setup.media import kept_features_line, planned_media
+from training.utils.setup.media import planned_media
 from training.utils.setup.setup import ranks_in_words
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _estimated_as_given(flags: OneModelFlags, scalar: bool, responses: int, coun
     forward = _forward(flags, sequences, responses, small)
     planned = plan_training(built, forward, model, settings, ranks=ranks, device=device, count=counts.activations)
     sentences, held, moments = flags.guests.planned(built, settings, ranks, device)
-    kept = kept_features_line(forward.media, flags.model.kept_image_features_mb)
+    kept = [] if forward.media is None else [forward.media.kept(flags.model.kept_image_features_mb)]
 
     def parts() -> Parts | None:
         timed = clock_device(flags.run.device, settings.dtype, sharing, products=flags.run.cpu_products, ranks=ranks)
@@ -97,7 +97,7 @@ def _estimated_as_given(flags: OneModelFlags, scalar: bool, responses: int, coun
 
     return Estimate(
         [*planned.sentences, *sentences, _batches(flags, sequences, responses, forward, ranks=ranks)],
-        [*planned.engine.held, kept, *held],
+        [*planned.engine.held, *kept, *held],
         [*planned.moments, *moments],
         device,
         parts,

@@ -1,37 +1,106 @@
-"""The table of media: what reads those of rows, and what a run does with them. Images are the only kind."""
-# ruff: noqa: F401 (what others import from here)
+"""Media of rows, for programs: a text has none, and all else is answered by the `MediaKind` of a plugin.
+
+A plugin's kind is imported only for a model that reads more than text, and for rows that have media.
+"""
 
 from __future__ import annotations
 
+import functools
 from itertools import chain
+from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
+from training.utils.base.errors import ThreestepError
+from training.utils.base.user_files import loaded_name
+from training.utils.contracts.media_names import MEDIA_COLUMN
 from training.utils.data.rows.media_store import HeldMedia
-from training.utils.images.data.row_pictures import WHY_DROPPED, after_cut
-from training.utils.images.run.chat_images import chat_media
-from training.utils.images.run.image_reader import (
-    check_read_alike,
-    check_scored,
-    processor_of,
-    reader_of_folder,
-    reader_of_model,
-    why_unread,
-    why_unscored,
-)
-from training.utils.images.run.planned_images import kept_features_line, planned_media
-from training.utils.images.run.reward_pictures import media_for_rewards
-from training.utils.images.run.row_images import check_beside_images, kept_for_readers, run_media, with_kept_features
-from training.utils.images.run.sample_pictures import SamplePictures, keep_media
-from training.utils.images.run.sent_images import sent_media
+from training.utils.data.sources.formats.media import ONLY_TEXT
+from training.utils.loading.adapter_folders import model_of
+from training.utils.loading.configurations import load_config
+from training.utils.loading.tokenizers import load_tokenizer
+from training.utils.models.families.parts import is_media_config
+from training.utils.models.families.processors import processor_files
+from training.utils.plugins.registry import added, missing_plugin
 
 if TYPE_CHECKING:
-    from training.utils.contracts.media import MediaReader, ReadsMedia
+    from collections.abc import Callable, Iterable, Sequence
+
+    from training.utils.contracts.documents import Document
+    from training.utils.contracts.media import (
+        MediaKeeper,
+        MediaKind,
+        MediaReader,
+        PlannedMedia,
+        Read,
+        ReadsMedia,
+        RunMedia,
+        SeenMedia,
+    )
     from training.utils.data.build.build import PhaseData
     from training.utils.data.kinds.kind import RowKind
     from training.utils.data.sources.arguments import SourceArguments
-    from training.utils.images.models.pictured import RowImages
     from training.utils.run.run_folder import RunFolder
     from training.utils.setup.flags import OneModelFlags
+
+_TABLE = "media"  # of plugins
+
+
+@functools.cache
+def media_kind() -> MediaKind:
+    """Return what reads media. ThreestepError if no plugin does, and if several do."""
+    places = added(_TABLE, ())
+    if not places:
+        raise ThreestepError(f"{MEDIA_COLUMN}: {missing_plugin(_TABLE, MEDIA_COLUMN)}")
+    if len(places) > 1:
+        raise ThreestepError(f"several plugins read media ({', '.join(places)}), and a program has one; uninstall one")
+    [place] = places.values()
+    kind: MediaKind = resolve_name(loaded_name(place))()
+    return kind
+
+
+def has_media_kind() -> bool:
+    """True if a plugin reads media."""
+    return bool(added(_TABLE, ()))
+
+
+def _config_with_media(name_or_path: str, trust_remote_code: bool = False) -> Any:
+    """Return the configuration of a model of more than text; None of one of text alone."""
+    config = load_config(name_or_path, trust_remote_code)
+    return config if is_media_config(config) else None
+
+
+def reader_of_model(name_or_path: str, trust_remote_code: bool, tokenizer: Any) -> MediaReader | None:
+    """Return what reads media of rows for the model that a run starts from, or an adapter's; None for one that reads
+    text alone."""
+    path = model_of(name_or_path)
+    config = _config_with_media(path, trust_remote_code)
+    return None if config is None or not has_media_kind() else media_kind().reader_of(path, config, tokenizer)
+
+
+def reader_of_folder(name_or_path: str, tokenizer: Any) -> MediaReader | None:
+    """Return the reader for a model's folder or hub name, or an adapter's; None for a tokenizer alone, and for a model
+    that reads text alone."""
+    try:
+        path = model_of(name_or_path)
+        config = _config_with_media(path)
+    except ThreestepError:
+        if Path(name_or_path, "config.json").is_dir():
+            raise
+        return None  # a tokenizer alone
+    return None if config is None or not has_media_kind() else media_kind().reader_of(path, config, tokenizer)
+
+
+def why_unread(name_or_path: str, trust_remote_code: bool = False) -> str:
+    """Return why media of rows are not read for a model that has no reader: ends "a row holds media, and ..."."""
+    path = model_of(name_or_path)
+    try:
+        config = _config_with_media(path, trust_remote_code)
+    except ThreestepError:  # a tokenizer alone
+        config = None
+    if not has_media_kind():
+        return missing_plugin(_TABLE, MEDIA_COLUMN)
+    return ONLY_TEXT if config is None else media_kind().why_unread(config, path)
 
 
 def reader_of_start(flags: OneModelFlags, tokenizer: Any) -> dict[str, Any]:
@@ -42,19 +111,74 @@ def reader_of_start(flags: OneModelFlags, tokenizer: Any) -> dict[str, Any]:
     return {"media": reader, "unread": why_unread(*start)}
 
 
-def checked_media(flags: OneModelFlags, rows: PhaseData, kind: RowKind) -> RowImages | None:
-    """Return the media of the rows; None without any. ThreestepError if the run cannot train on them."""
-    images = run_media(chain(rows.train, rows.eval), rows.seen, kind.document)
-    if images is not None:
-        check_beside_images(flags.settings)
-    return images
-
-
-def media_keeper(folder: RunFolder, rows: PhaseData) -> SamplePictures | None:
-    """Return what keeps media of samples in the run's folder; None where no row has any."""
-    return None if rows.seen is None else SamplePictures(folder, rows.seen)
-
-
 def held_media(reader: MediaReader, source: SourceArguments) -> ReadsMedia:
     """Return what reads media of rows, and holds them in memory."""
     return reader.of_rows(HeldMedia(), source.allow_image_urls)
+
+
+def run_media(rows: Iterable[Any], seen: SeenMedia | None, document_of: Callable[[Any], Document]) -> RunMedia | None:
+    """Return the media of rows; None if no row has any. seen: what was read of them. document_of: makes the layout's
+    document of a row."""
+    return None if seen is None else media_kind().of_rows(rows, seen, document_of)
+
+
+def checked_media(flags: OneModelFlags, rows: PhaseData, kind: RowKind) -> RunMedia | None:
+    """Return the media of the rows; None without any. ThreestepError if the run cannot train on them."""
+    media = run_media(chain(rows.train, rows.eval), rows.seen, kind.document)
+    if media is not None:
+        media_kind().check_beside(flags.settings)
+    return media
+
+
+def with_kept_features(media: RunMedia | None, most_mb: int, model: Any, engine: Any, *, read: Read) -> RunMedia | None:
+    """Return the media of a run, or None, as `MediaKind.with_kept_features` does."""
+    return None if media is None else media_kind().with_kept_features(media, most_mb, model, engine, read=read)
+
+
+def media_keeper(folder: RunFolder, rows: PhaseData) -> MediaKeeper | None:
+    """Return what keeps media of samples in the run's folder; None where no row has any."""
+    return None if rows.seen is None else media_kind().keeper(folder, rows.seen)
+
+
+def keep_media(folder: RunFolder, seen: SeenMedia | None, rows: Iterable[Any]) -> None:
+    """Keep the media of rows whose samples name them already. seen: what was read of the rows' media."""
+    if seen is not None:
+        media_kind().keep(folder, seen, rows)
+
+
+def planned_media(name_or_path: str, trust_remote_code: bool, most: int, at_once: int) -> PlannedMedia | None:
+    """Return the memory of media in forwards, for rows that have some; None for a model of text. most, at_once: see
+    `MediaKind.planned`."""
+    if _config_with_media(model_of(name_or_path), trust_remote_code) is None or not has_media_kind():
+        return None
+    return media_kind().planned(name_or_path, trust_remote_code, most, at_once)
+
+
+def processor_of(name_or_path: str, model: Any) -> list[Path]:
+    """Return the files of what reads media for the model that `model` started from; none of a model of text."""
+    return processor_files(model_of(name_or_path)) if is_media_config(model.config) else []
+
+
+def why_unscored(name_or_path: str, sides: Sequence[tuple[Any, MediaReader]]) -> str | None:
+    """Return why a reward model does not score answers about media; None where it does. sides: see `MediaKind`."""
+    if not has_media_kind():
+        return missing_plugin(_TABLE, MEDIA_COLUMN)
+    tokenizer = load_tokenizer(name_or_path, end_may_pad=True)
+    return media_kind().why_unscored(name_or_path, tokenizer, reader_of_folder(name_or_path, tokenizer), sides)
+
+
+def check_scored(name_or_path: str, sides: Sequence[tuple[Any, MediaReader]]) -> None:
+    """ThreestepError if a reward model does not score answers about the media of rows. sides: see `MediaKind`."""
+    unread = why_unscored(name_or_path, sides)
+    if unread is not None:
+        raise ThreestepError(
+            f"--reward contains the reward model, and rows of the data have {MEDIA_COLUMN}: {unread}; give another, a "
+            "rule (--reward exact_match) or a function"
+        )
+
+
+def check_read_alike(paths: tuple[str, str], trust_remote_code: bool, tokenizers: Sequence[Any]) -> None:
+    """ThreestepError if actor and critic read media otherwise."""
+    actor, critic = (reader_of_model(path, trust_remote_code, own) for path, own in zip(paths, tokenizers, strict=True))
+    if actor is not None and critic is not None:
+        media_kind().check_read_alike(paths, (actor, critic))

@@ -6,12 +6,13 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.utils.contracts.media_names import MEDIA_COLUMN
 from training.utils.layout.order import ShuffledStream
 
 if TYPE_CHECKING:
+    from training.utils.contracts.media import MediaKeeper
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_folder import RunFolder
 
@@ -25,13 +26,6 @@ class SampleMedia(NamedTuple):
     def columns(self) -> dict[str, list[str]]:
         """Their column of a sample; none without any."""
         return {MEDIA_COLUMN: self.names} if self.names else {}
-
-
-class MediaKeeper(Protocol):
-    """Keeps copies of media that samples show."""
-
-    def names(self, media: Sequence[Any], /) -> list[str]:
-        """Keep the media of a row; return their names."""
 
 
 @dataclass(frozen=True)

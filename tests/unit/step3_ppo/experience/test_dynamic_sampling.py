@@ -16,9 +16,9 @@ import torch
 from training.step3_ppo.contracts.records import Samples, Scored
 from training.step3_ppo.experience import dynamic_sampling
 from training.step3_ppo.experience.dynamic_sampling import DrawnGroups, GroupCounts, equal_groups, with_differing_groups
+from training.utils.contracts.media_spans import MediaSpan
 from training.utils.contracts.rollout import DrawnPaths, Rollout
 from training.utils.contracts.rows import PromptRow
-from training.utils.images.spans import ImageSpan
 
 PAD = 9
 
@@ -52,7 +52,7 @@ def samples(
         sampled_logprobs_BR=torch.where(inside_BR, -numbers_B[:, None].float(), 0.0),
         ended_B=numbers_B % 2 == 0,
         inserted=DrawnPaths(inside_BR & (numbers_B % 3 == 0)[:, None], numbers_B) if in_parallel else None,
-        media=tuple((ImageSpan(0, 1, key=int(number)),) for number in numbers_B // 2) if with_images else None,
+        media=tuple((MediaSpan(0, 1, key=int(number)),) for number in numbers_B // 2) if with_images else None,
     )
     rows = tuple(PromptRow(first + g, np.array([first + g]), f"prompt {first + g}", None) for g in range(len(outcomes)))
     flat_B = torch.tensor(outcomes).flatten().float()

@@ -18,7 +18,7 @@ from training.step3_ppo.experience.exchange import (
     unpacked_values,
 )
 from training.utils.contracts.documents import TokenSequence
-from training.utils.images.spans import ImageSpan
+from training.utils.contracts.media_spans import MediaSpan
 
 CPU = torch.device("cpu")
 
@@ -47,7 +47,7 @@ def test_what_is_packed_comes_back():
         assert torch.equal(one.input_ids, two.input_ids) and torch.equal(one.is_target, two.is_target)
     values = [torch.tensor([0.5, 1.5]), torch.tensor([]), torch.tensor([2.5])]
     assert [part.tolist() for part in unpacked_values(packed_values(values), CPU)] == [[0.5, 1.5], [], [2.5]]
-    spans = (ImageSpan(1, 2, (1, 2), key=7), ImageSpan(3, 1, key=300, sees_itself=True))
+    spans = (MediaSpan(1, 2, (1, 2), key=7), MediaSpan(3, 1, key=300, sees_itself=True))
     pictured = [sequence(1, 2, 3, 4), replace(sequence(5, 6, 7, 8), media=spans), sequence(9)]
     assert [each.media for each in unpacked_sequences(packed_sequences(pictured))] == [(), spans, ()]
     parts = [sequence(1, 2, 3, 4), replace(sequence(5, 6, 7, 8), forks=(2, 3)), sequence(9)]

@@ -7,12 +7,12 @@ import torch
 
 from tests.support.ppo_flags import ppo_flags
 from tests.support.tiny_models import tiny_config
+from threestep.plugins.images.models.pictured import RowImages
+from threestep.plugins.images.pixels import ImagePixels
 from training.step3_ppo.flags.checks import check_beside_media, check_models, checked_components
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout_engine import Speculation
 from training.utils.generation.engines.hf import TransformersRollout
-from training.utils.images.models.pictured import RowImages
-from training.utils.images.spans import ImagePixels
 from training.utils.rewards.rules.gsm8k import gsm8k_reward
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from tests.support.vision_models import PlainScorer, answers, awake, llava, sequence
+from threestep.plugins.images.models.pictured import RowImages
 from training.step3_ppo.parts.settings import with_kept_media
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import shared_prompt, unshared
-from training.utils.images.models.pictured import RowImages
 from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import prepared
 from training.utils.loading.shared_trunk import scalar_model_on_trunk

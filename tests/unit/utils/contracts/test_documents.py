@@ -15,7 +15,7 @@ from training.utils.contracts.documents import (
     shared_prompt,
     unshared,
 )
-from training.utils.images.spans import ImageSpan
+from training.utils.contracts.media_spans import MediaSpan
 
 
 def run(ids: list[int], targets: list[int] = ()) -> TokenSequence:
@@ -109,7 +109,7 @@ def test_an_empty_segment_is_refused(make):
 
 def test_sequences_that_a_model_reads_alike():
     """Whatever is to be predicted of them."""
-    image, other = (ImageSpan(0, 1, key=key) for key in (1, 2))
+    image, other = (MediaSpan(0, 1, key=key) for key in (1, 2))
     ids = torch.tensor([5, 6, 7])
     with_images = [TokenSequence(ids, ids > 5, (each,)) for each in (image, other, image)]
     forked = [TokenSequence(ids, ids > 5, forks=forks) for forks in ((1,), (2,), (1,))]

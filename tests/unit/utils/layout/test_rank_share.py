@@ -9,10 +9,11 @@ import torch
 
 from tests.support.parallel_texts import TAGS
 from tests.support.tiny_models import tiny_causal_lm
+from threestep.plugins.images.models.pictured import RowImages
+from threestep.plugins.images.pixels import ImagePixels
 from training.utils.contracts.documents import TokenSequence, join, plain
+from training.utils.contracts.media_spans import MediaSpan
 from training.utils.contracts.token_rows import TokenRows
-from training.utils.images.models.pictured import RowImages
-from training.utils.images.spans import ImagePixels, ImageSpan
 from training.utils.layout import rank_share as laid_out
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import SequenceLayout, documents_of, rank_share
@@ -86,7 +87,7 @@ def check_whole(indices: list[int], rows: TokenRows, sequences: list[TokenSequen
 def test_a_rank_without_images_gets_one_where_another_has_some(packed):
     """Three samples of a prompt with an image, one in a forward beside a text: rows have its pixels once for each
     document, and the image that is added is no sequence."""
-    spans = (ImageSpan(1, 2, (1, 2), key=5),)
+    spans = (MediaSpan(1, 2, (1, 2), key=5),)
     samples = [replace(join(torch.arange(4), torch.arange(3) + 50 + own), media=spans) for own in range(3)]
     texts = [join(torch.arange(6) + 10, torch.arange(2) + 60)]
     images = RowImages(lambda keys: ImagePixels(torch.tensor(keys)[:, None]), (plain(samples[0]),))
@@ -102,8 +103,8 @@ def test_a_rank_without_images_gets_one_where_another_has_some(packed):
             added += rows.media is not None and not own
             assert len(rows.end_B) == len(indices) and (rows.media is not None or not documents)
             if rows.media is not None:
-                assert len(rows.media.images) == max(documents, 1)
-                assert rows.media.pixels.values.flatten().tolist() == [5] * len(rows.media.images)
+                assert len(rows.media.spans) == max(documents, 1)
+                assert rows.media.read.values.flatten().tolist() == [5] * len(rows.media.spans)
     assert added == (1 if packed else 0)
 
 

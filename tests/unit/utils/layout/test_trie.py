@@ -10,15 +10,15 @@ import torch
 from tests.support.tries import forked_sequences
 from threestep.plugins.mtp.layout.entries import mtp_entries, mtp_targets
 from training.utils.contracts.documents import Document, TokenSequence, join, plain, shared_prompt, unshared
+from training.utils.contracts.media_spans import MediaSpan
 from training.utils.contracts.token_rows import TokenRows
-from training.utils.images.spans import ImageSpan
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rows import packed_rows
 from training.utils.layout.trie import NEVER, joined, prompt_groups, trie_document, trie_size, trie_tokens
 from training.utils.models.flops import visible_pairs
 
 
-def sequence(text: str, images: tuple[ImageSpan, ...] = ()) -> TokenSequence:
+def sequence(text: str, images: tuple[MediaSpan, ...] = ()) -> TokenSequence:
     """Capitals are targets."""
     ids = torch.tensor([ord(letter.lower()) for letter in text])
     return TokenSequence(ids, torch.tensor([letter.isupper() for letter in text]), images)
@@ -174,13 +174,13 @@ def test_what_is_joined_begins_alike_and_stays_within_the_row():
 
 def test_images_are_shared_where_they_are_the_same():
     def seen(key: int, ending: str) -> TokenSequence:
-        return sequence("pq----" + ending, (ImageSpan(2, 4, (2, 2), key),))
+        return sequence("pq----" + ending, (MediaSpan(2, 4, (2, 2), key),))
 
     document = trie_document([seen(7, "sT"), seen(8, "sT"), seen(7, "sU")], least_tokens=1)
     assert texts(document) == ["pq", "----s", "t", "u", "----st"]
     assert [len(part.tokens.media) for part in document.segments] == [0, 1, 0, 0, 1]
     assert [part.first_position for part in document.segments] == [0, 2, 5, 5, 2]  # a grid of 2 x 2 takes 2 positions
-    assert [span.key for span in packed_rows([[document]], 0).media.images] == [7, 8]
+    assert [span.key for span in packed_rows([[document]], 0).media.spans] == [7, 8]
 
 
 def test_the_depths_of_multi_token_prediction_count_every_owner():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from threestep.plugins.images.models.pictured import RowImages
+from threestep.plugins.images.pixels import ImagePixels
 from training.utils.contracts.documents import TokenSequence, plain
-from training.utils.images.models.pictured import RowImages
-from training.utils.images.spans import ImagePixels, ImageSpan
+from training.utils.contracts.media_spans import MediaSpan
 from training.utils.layout.rows import packed_rows
 from training.utils.layout.with_media import lacks_media, laid_out
 
@@ -19,8 +20,8 @@ def document(ids, *images):
     return plain(TokenSequence(torch.tensor(ids), is_target, images))
 
 
-LARGE = document([5, IMAGE, IMAGE, IMAGE, IMAGE, 6], ImageSpan(1, 4, (2, 2), key=7))
-BOTH = document([IMAGE, 5, IMAGE, IMAGE, 6], ImageSpan(0, 1, (1, 1), key=3), ImageSpan(2, 2, (1, 2), key=4))
+LARGE = document([5, IMAGE, IMAGE, IMAGE, IMAGE, 6], MediaSpan(1, 4, (2, 2), key=7))
+BOTH = document([IMAGE, 5, IMAGE, IMAGE, 6], MediaSpan(0, 1, (1, 1), key=3), MediaSpan(2, 2, (1, 2), key=4))
 TEXT, OTHER = document([1, 2, 3]), document([4, 5])
 
 
@@ -33,7 +34,7 @@ IMAGES = RowImages(pixels_of, (LARGE, BOTH))
 
 def test_pixels_come_in_the_order_of_the_rows():
     rows = laid_out([[BOTH, TEXT], [LARGE]], 0, IMAGES)
-    assert rows.media.pixels.values.flatten().tolist() == [3, 4, 7]
+    assert rows.media.read.values.flatten().tolist() == [3, 4, 7]
     assert laid_out([[TEXT], [OTHER]], 0, IMAGES).media is None
     assert laid_out([[TEXT], [OTHER]], 0, None).media is None
 
@@ -51,13 +52,13 @@ def test_the_smallest_image_stands_alone():
     (segment,) = IMAGES.alone.segments
     assert segment.tokens.input_ids.tolist() == [IMAGE]
     assert not segment.tokens.is_target.any()
-    assert segment.tokens.media == (ImageSpan(0, 1, (1, 1), key=3),)
+    assert segment.tokens.media == (MediaSpan(0, 1, (1, 1), key=3),)
 
 
 def test_a_micro_batch_that_lacks_images_gets_one_that_nothing_sees():
     packed = laid_out([[TEXT, OTHER], [TEXT]], 0, IMAGES, lacks=True)
     assert packed.input_ids_NT.tolist() == [[1, 2, 3, 4, 5], [1, 2, 3, IMAGE, 0]]
-    assert packed.media.pixels.values.flatten().tolist() == [3]
+    assert packed.media.read.values.flatten().tolist() == [3]
     plain_rows = packed_rows([[TEXT, OTHER], [TEXT]], 0)
     assert torch.equal(packed.target_ids_M, plain_rows.target_ids_M)
     assert torch.equal(packed.predictor_M, plain_rows.predictor_M)
@@ -81,7 +82,7 @@ def test_in_rows_of_one_document_it_has_a_row_of_its_own():
 
 def test_a_picture_that_was_cut_up_stays_whole():
     """Its parts have one key; the tokens between them come along."""
-    cut_up = document([5, IMAGE, 6, IMAGE, 7], ImageSpan(1, 1, key=3), ImageSpan(3, 1, key=3))
+    cut_up = document([5, IMAGE, 6, IMAGE, 7], MediaSpan(1, 1, key=3), MediaSpan(3, 1, key=3))
     (segment,) = RowImages(pixels_of, (LARGE, cut_up)).alone.segments
     assert segment.tokens.input_ids.tolist() == [IMAGE, 6, IMAGE]
     assert [(image.begin, image.key) for image in segment.tokens.media] == [(0, 3), (2, 3)]

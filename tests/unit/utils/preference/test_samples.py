@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from training.utils.contracts.media_spans import MediaSpan
 from training.utils.contracts.rows import ResponsesRow
-from training.utils.images.spans import ImageSpan
 from training.utils.preference import samples as ranked
 from training.utils.preference.evaluation import ScoredResponses
 from training.utils.preference.samples import least_margin, ranked_samples, write_ranked_samples
@@ -57,7 +57,7 @@ def test_a_single_response_has_no_margin():
 def test_pairs_with_the_same_texts_and_other_pictures_are_told_apart():
     pictures: Any = SimpleNamespace(names=lambda spans: [f"sha {span.key}" for span in spans])
     samples = EvaluationSamples(2, decode=lambda ids: "text", keeper=pictures)
-    seen = [replace(pair, media=(ImageSpan(0, 1, key=key),)) for key, pair in enumerate(rows(2, 2))]
+    seen = [replace(pair, media=(MediaSpan(0, 1, key=key),)) for key, pair in enumerate(rows(2, 2))]
     one, other = ranked_samples(seen, [0, 1], scored(2, 2), samples)
     assert (one["images"], other["images"]) == (["sha 0"], ["sha 1"]) and one["uid"] != other["uid"]
 

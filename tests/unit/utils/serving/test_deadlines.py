@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.dripping_server import dripping, made_certificate, taking_at_most
-from training.utils.images.data import fetching
+from threestep.plugins.images.data import fetching
 from training.utils.serving.deadlines import EndingConnection, EndingTlsConnection, ending_context
 
 SECONDS = 0.5

@@ -7,11 +7,11 @@ import pytest
 from tests.support.ppo_flags import ppo_flags
 from threestep.plugins.ahead.arguments import AheadArguments
 from threestep.plugins.ahead.scheduler import rollout_scheduler
+from threestep.plugins.images.models.pictured import RowImages
 from training.step3_ppo.flags.algorithm import experience_settings
 from training.step3_ppo.flags.checks import checked_components
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.generation.engines.hf import TransformersRollout
-from training.utils.images.models.pictured import RowImages
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import SequenceLayout
 

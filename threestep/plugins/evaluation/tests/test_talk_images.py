@@ -26,13 +26,13 @@ from threestep.plugins.evaluation import chat, evaluate, web
 from threestep.plugins.evaluation.model import ChatModel, load_chat_model
 from threestep.plugins.evaluation.talk import Talk
 from threestep.plugins.evaluation.tests.conftest import CPU
+from threestep.plugins.images.run import chat_images
+from threestep.plugins.images.run.chat_images import open_picture
 from training import new_model
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.arguments import DataArguments
 from training.utils.flags.arguments import parse_arguments
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.images.run import chat_images
-from training.utils.images.run.chat_images import open_picture
 from training.utils.models.families.scalar_class import scalar_model_class
 
 GREEDY = SamplingArguments(temperature=0.0, max_new_tokens=5)

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,7 +27,11 @@ from threestep.plugins.audit.quantities.step import AuditedStep, LackingError
 from threestep.plugins.explain.forward.moving import Move, moves_of, moving
 from training.utils.base.errors import ThreestepError
 from training.utils.base.memory import is_out_of_memory
-from training.utils.images.recorded import PixelScale, RecordedImages, images_of_rank, scale_of
+from training.utils.models.families.processors import processor_files
+from training.utils.setup.media import has_media_kind, media_kind
+
+if TYPE_CHECKING:
+    from training.utils.contracts.media import RecordedMedia
 
 _Batch = tuple[Sequence[int], Mapping[str, Sequence[torch.Tensor]]]  # the places of sequences; what is read of each
 Whole = Mapping[str, np.ndarray]  # a number for each weight, by the record's names
@@ -52,16 +56,16 @@ class Reads:
 class IdsWithMedia(np.ndarray):
     """Token ids [T] of a sequence with images."""
 
-    media: RecordedImages
+    media: RecordedMedia
 
 
 def read_sequences(step: AuditedStep) -> list[np.ndarray]:
     """Return the token ids of each sequence, with its images. LackingError for one whose images are not on record."""
     found, first = sequences_of(step), 0
     for rank in step.by_rank:
-        for sequence, images in images_of_rank(rank).items():
+        for sequence, media in (media_kind().recorded(rank) if "media_begins" in rank else {}).items():
             ids = found[first + sequence].view(IdsWithMedia)
-            ids.media = images
+            ids.media = media
             found[first + sequence] = ids
         first += len(rank["lengths"])
     named = (step.head.model.get(name) for name in ("image_token_id", "image_token_index"))
@@ -71,17 +75,18 @@ def read_sequences(step: AuditedStep) -> list[np.ndarray]:
     return found
 
 
-def media_scale(folders: Iterable[Path]) -> PixelScale | None:
-    """Return the scale of pixels that the first of these models with an image processor reads; None without one."""
-    return next(filter(None, map(scale_of, folders)), None)
+def media_scale(folders: Iterable[Path]) -> Any:
+    """Return the scale of what the first of these models with files of a processor reads; None without one."""
+    with_files = (folder for folder in folders if has_media_kind() and folder.is_dir() and processor_files(folder))
+    return next(filter(None, (media_kind().scale_of(folder) for folder in with_files)), None)
 
 
-def shown_media(step: AuditedStep, scale: PixelScale | None) -> list[list[str]]:
+def shown_media(step: AuditedStep, scale: Any) -> list[list[str]]:
     """Return, of each sequence, its images as addresses of pictures on a page; nothing where no sequence has any."""
     if not any("media_begins" in rank for rank in step.by_rank):
         return []
-    merged = getattr(_configuration(step.head.model).vision_config, "spatial_merge_size", 1)
-    return [ids.media.shown(merged, scale) if isinstance(ids, IdsWithMedia) else [] for ids in read_sequences(step)]
+    config = _configuration(step.head.model)
+    return [ids.media.shown(config, scale) if isinstance(ids, IdsWithMedia) else [] for ids in read_sequences(step)]
 
 
 class RecordedModel:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.support.vision_models import FAMILIES, sequence
+from threestep.plugins.images.prompts import PromptImages
 from threestep.plugins.vllm.images import _torchvision_named, placed_images
-from training.utils.images.prompts import PromptImages
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "llava", "llava_next"])

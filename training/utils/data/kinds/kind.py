@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
     from training.utils.contracts.media import ReadsMedia
+    from training.utils.contracts.media_spans import MediaSpan
     from training.utils.contracts.rows import Row
     from training.utils.data.cache.reports import Counts
     from training.utils.data.chat.arguments import ChatArguments
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from training.utils.data.rows.arguments import RowArguments
     from training.utils.data.rows.tokenize import Ids, TextTokenizer
     from training.utils.data.sources.raw_dataset import PromptRawDataset
-    from training.utils.images.spans import ImageSpan
 
 
 @dataclass(slots=True)
@@ -42,13 +42,18 @@ class Making:
     parallel: ParallelCheck
     media: ReadsMedia | None
 
-    def spans(self, one: Waiting, ids: Ids, others: Sequence[Ids] = ()) -> tuple[ImageSpan, ...]:
-        """Spans of a row's images in its tokens `ids`; none may stand in `others`."""
+    def spans(self, one: Waiting, ids: Ids, others: Sequence[Ids] = ()) -> tuple[MediaSpan, ...]:
+        """Spans of a row's media in its tokens `ids`; none may stand in `others`."""
         if self.media is None:
             return ()
         for each in others:
             self.media.spans(each, (), one.sample.where)
         return self.media.spans(ids, one.sample.media, one.sample.where)
+
+    def after_cut(self, spans: tuple[MediaSpan, ...], kept: Sequence[int]) -> tuple[MediaSpan, ...]:
+        """Spans in a row that was cut. kept: positions of the tokens that stay, ascending. Raises Dropped where a
+        medium is cut off."""
+        return () if self.media is None else self.media.after_cut(spans, kept)
 
     def count_ends(self, learnt: Iterable[tuple[TextPiece, Ids]]) -> None:
         """Count the special tokens that carry loss: those at the end of a response, and those before it."""

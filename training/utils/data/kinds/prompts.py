@@ -16,7 +16,6 @@ from training.utils.data.kinds.strategies import ReadSample, asks_nothing
 from training.utils.data.rows.documents import prompt_document
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, cut_prompt
 from training.utils.data.sources.formats.messages import messages_of_text
-from training.utils.images.data.row_pictures import after_cut
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
@@ -56,7 +55,7 @@ class Prompts(RowKind):
         if messages is None:
             text, _ = read_texts(chat.raw, responses, sample, where)
             messages = messages_of_text(text)
-        conversation, images = chat.conversation(messages, sample, where)
+        conversation, media = chat.conversation(messages, sample, where)
         read, noted = chat.texts.unread(conversation).of_prompt(conversation)
         pieces = chat.texts.prompt(read)
         if text is None:
@@ -64,8 +63,8 @@ class Prompts(RowKind):
         raw_chat = None
         if chat.return_raw_chat:
             raw_chat = checked_json(chat.raw, "get_prompt_messages", conversation.messages, where)
-        pieces = chat.expanded(pieces, images, where)
-        made = ReadSample(where, pieces, len(pieces), text, raw_chat, noted=noted, media=images)
+        pieces = chat.expanded(pieces, media, where)
+        made = ReadSample(where, pieces, len(pieces), text, raw_chat, noted=noted, media=media)
         made.has_messages, made.is_empty = has_messages, asks_nothing(conversation.messages)
         return made
 
@@ -90,7 +89,7 @@ class Prompts(RowKind):
                 "another prompt_truncation"
             )
         places = cut_prompt(list(range(len(whole))), most, truncation)
-        spans = after_cut(making.spans(one, whole), places)
+        spans = making.after_cut(making.spans(one, whole), places)
         cut = [whole[place] for place in places]
         making.counts.truncated += len(cut) < len(whole)
         columns = dict(one.carried["columns"])  # and those on request, by verl's names
@@ -104,9 +103,9 @@ class Prompts(RowKind):
             columns["full_prompts"] = "".join(piece.text for piece in sample.pieces)
         making.counts.columns.update(columns.keys())
         flipped = np.array(cut[::-1], np.int32)
-        digests = tuple(image.digest for image in sample.media)
+        digests = tuple(medium.digest for medium in sample.media)
         return PromptRow(
-            one.row_id, flipped, sample.prompt_text, one.carried["reference"], columns, spans, picture_digests=digests
+            one.row_id, flipped, sample.prompt_text, one.carried["reference"], columns, spans, media_digests=digests
         )
 
     def document(self, row: PromptRow) -> Document:

@@ -23,7 +23,6 @@ from training.utils.data.sources.formats.messages import (
     response_message,
 )
 from training.utils.data.sources.formats.weights import split_weights
-from training.utils.images.data.row_pictures import after_cut
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
@@ -56,14 +55,14 @@ class Ranked(RowKind):
             answers = [response_message(prompt, text) for text in texts]
         else:
             answers = [self._answer(chat.raw, kind, sample, f"{where}, {kind}") for kind in responses]
-        conversation, images = chat.conversation(list(messages), sample, where)
+        conversation, media = chat.conversation(list(messages), sample, where)
         conversation, answers, noted = _with_reasoning(chat, conversation, answers)
         pieces = chat.texts.responses(conversation, answers)
         if pieces is None:
             raise Dropped("prompt_no_prefix_of_the_response")
         prompt_pieces, answer_pieces = pieces
-        prompt_pieces = chat.expanded(prompt_pieces, images, where)
-        return ReadSample(where, [*prompt_pieces, *answer_pieces], len(prompt_pieces), noted=noted, media=images)
+        prompt_pieces = chat.expanded(prompt_pieces, media, where)
+        return ReadSample(where, [*prompt_pieces, *answer_pieces], len(prompt_pieces), noted=noted, media=media)
 
     def _answer(self, raw: PromptRawDataset, kind: str, sample: Any, where: str) -> Message:
         given = getattr(raw, f"get_{kind}_messages")(sample)
@@ -93,7 +92,7 @@ class Ranked(RowKind):
         places = list(range(len(prompt_ids)))  # cut as the tokens would be
         places, responses, was_cut = fit_sentences(places, ids[prompts:], most, truncation, end_id=making.texts.end_id)
         if was_cut:
-            spans = after_cut(spans, places)
+            spans = making.after_cut(spans, places)
             prompt_ids = [prompt_ids[place] for place in places]
         making.counts.truncated += was_cut
         if not prompt_ids:  # only sentences are texts without a prompt

@@ -16,7 +16,6 @@ from training.utils.data.kinds.strategies import UNANSWERED, ReadSample
 from training.utils.data.rows.documents import sentence_document
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer
 from training.utils.data.sources.formats.messages import BadConversation, messages_of_text, response_message
-from training.utils.images.data.row_pictures import after_cut
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
@@ -54,7 +53,7 @@ class Sentences(RowKind):
                 pieces = chat.texts.text(response)
                 return ReadSample(where, pieces, len(pieces))
             messages, train_turns = [*messages_of_text(prompt), response_message(prompt, response)], "last"
-        conversation, images = chat.conversation(messages, sample, where)
+        conversation, media = chat.conversation(messages, sample, where)
         if all(message["role"] != "assistant" for message in conversation.messages):
             raise Dropped("no_assistant_turn")
         conversation, noted = chat.texts.unread(conversation).of_answer(conversation, train_turns == "all")
@@ -70,8 +69,8 @@ class Sentences(RowKind):
             noted = (*noted, OTHER_PROMPT)
         if chat.texts.leaves_out_text(conversation):
             noted = (*noted, UNWRITTEN)
-        pieces = chat.expanded(pieces, images, where)
-        return ReadSample(where, pieces, len(pieces), noted=noted, media=images)
+        pieces = chat.expanded(pieces, media, where)
+        return ReadSample(where, pieces, len(pieces), noted=noted, media=media)
 
     def make(self, making: Making, one: Waiting, ids: list[Ids]) -> Row:
         flags, whole = making.flags, joined(one.sample.pieces, ids)
@@ -81,7 +80,7 @@ class Sentences(RowKind):
         if was_cut and spans:
             placed = replace(whole, ids=list(range(len(whole.ids))))
             fitted, _ = fit_conversation(placed, flags.max_seq_len, flags.truncation)
-            spans = after_cut(spans, fitted.ids)
+            spans = making.after_cut(spans, fitted.ids)
         if was_cut and tags and not making.parallel.is_whole([conversation.ids], conversation.loss, may_end_open=True):
             raise Dropped("cut_inside_a_block")
         making.counts.truncated += was_cut

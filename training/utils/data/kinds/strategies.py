@@ -26,10 +26,9 @@ from training.utils.data.sources.formats.messages import (
 from training.utils.data.sources.formats.weights import check_weights, has_weights, split_weights
 
 if TYPE_CHECKING:
-    from training.utils.contracts.media import ReadsMedia
+    from training.utils.contracts.media import ReadsMedia, RowMedium
     from training.utils.data.rows.arguments import RowArguments
     from training.utils.data.sources.raw_dataset import PromptRawDataset
-    from training.utils.images.data.row_pictures import RowPicture
 
 
 @dataclass(slots=True)  # not frozen, which would make a row's records three times as slow
@@ -43,7 +42,7 @@ class ReadSample:
     raw_chat: of prompts, their messages with `--return_raw_chat` or `--return_prompt_messages`.
     has_messages: the dataset has messages, of which `raw_chat` is not made.
     noted: what the report counts it as, once under each.
-    media: images of the prompt, in the order of their places.
+    media: of the prompt, in the order of their places.
     is_empty: of prompts: they ask nothing.
     """
 
@@ -53,7 +52,7 @@ class ReadSample:
     prompt_text: str = ""
     raw_chat: list[Message] | None = None
     noted: tuple[str, ...] = ()
-    media: tuple[RowPicture, ...] = ()
+    media: tuple[RowMedium, ...] = ()
     has_messages: bool = False
     is_empty: bool = False
 
@@ -68,7 +67,7 @@ CROSSED = "in which a token holds the end of a prompt and the beginning of its r
 
 
 def asks_nothing(messages: Sequence[Message]) -> bool:
-    """True for messages without text, images and calls, whatever the system prompt before them."""
+    """True for messages without text, media and calls, whatever the system prompt before them."""
     asking = [message for message in messages if message["role"] not in ("system", "developer")]
     return not any(message.get("tool_calls") or _holds_something(message["content"]) for message in asking or messages)
 
@@ -181,16 +180,16 @@ class ChatText:
     def encode(self, samples: Sequence[ReadSample]) -> list[EncodedParts]:
         return self.texts.encode([sample.pieces for sample in samples], [sample.prompts for sample in samples])
 
-    def conversation(self, messages: Any, sample: Any, where: str) -> tuple[Conversation, tuple[RowPicture, ...]]:
-        """The messages, checked and with their images in place, and those images."""
-        reads_images = self.media is not None
-        bare, weights = split_weights(checked_messages(messages, where, reads_images, self.raw.unread_images), where)
+    def conversation(self, messages: Any, sample: Any, where: str) -> tuple[Conversation, tuple[RowMedium, ...]]:
+        """The messages, checked and with their media in place, and those media."""
+        reads_media = self.media is not None
+        bare, weights = split_weights(checked_messages(messages, where, reads_media, self.raw.unread_images), where)
         if self.weighed_loss is not None:
             check_weights(bare, weights, self.weighed_loss, where)
-        images: tuple[RowPicture, ...] = ()
+        media: tuple[RowMedium, ...] = ()
         if self.media is not None:
             values = self.raw.get_images(sample) or ()
-            bare, images = self.media.placed(bare, values, self.raw.images_folder, where)
+            bare, media = self.media.placed(bare, values, self.raw.images_folder, where)
         conversation = Conversation(
             bare,
             where,
@@ -198,15 +197,15 @@ class ChatText:
             self.raw.get_chat_template_kwargs(sample) or {},
             frozenset(place for place, weight in enumerate(weights) if weight is False),
         )
-        return conversation, images
+        return conversation, media
 
-    def expanded(self, pieces: list[TextPiece], images: Sequence[RowPicture], where: str) -> list[TextPiece]:
-        """The pieces, with the tokens of the images in their places."""
-        return pieces if self.media is None else self.media.expanded(pieces, images, where)
+    def expanded(self, pieces: list[TextPiece], media: Sequence[RowMedium], where: str) -> list[TextPiece]:
+        """The pieces, with the tokens of the media in their places."""
+        return pieces if self.media is None else self.media.expanded(pieces, media, where)
 
 
 def check_media_are_read(raw: PromptRawDataset, sample: Any, media: ReadsMedia | None, where: str) -> None:
-    """Raise BadConversation for images of a sample that no chat template puts in their places. media: the run's
+    """Raise BadConversation for media of a sample that no chat template puts in their places. media: the run's
     reader."""
     if not raw.get_images(sample):
         return

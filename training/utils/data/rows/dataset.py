@@ -23,15 +23,16 @@ import numpy as np
 import pyarrow as pa
 
 from training.utils.base.storage import HashedFile, share
-from training.utils.contracts.media_names import STORED_MEDIA
+from training.utils.contracts.media_names import DIGESTS_COLUMN, MEDIA_COLUMN, STORED_MEDIA
+from training.utils.contracts.media_numbers import KEY_AT, SPAN_NUMBERS, span_numbers, spans_of
 from training.utils.contracts.rows import Row
 from training.utils.data.rows.media_store import MediaStore
-from training.utils.images.numbers import KEY_AT, SPAN_NUMBERS, span_numbers, spans_of
 
 ROWS_PER_BATCH = 2048
 
 _RECORDS = {record.__name__: record for record in get_args(Row)}
-_OTHER_NAMES = {"loss_mask": "loss_spans", "media": "images"}  # of columns; the others have their fields' names
+# Of columns; the others have their fields' names.
+_OTHER_NAMES = {"loss_mask": "loss_spans", "media": MEDIA_COLUMN, "media_digests": DIGESTS_COLUMN}
 
 
 def _schema(row_type: type[Row]) -> pa.Schema:
@@ -70,13 +71,13 @@ def join_files(
 
 def media_keys(path: str) -> np.ndarray:
     """The keys of the media that the rows of a file have, int64, in the order of the rows."""
-    held = [_numbers_of_spans(batch)[:, KEY_AT] for batch in _batches([path]) if "images" in batch.schema.names]
+    held = [_numbers_of_spans(batch)[:, KEY_AT] for batch in _batches([path]) if MEDIA_COLUMN in batch.schema.names]
     return np.concatenate([np.zeros(0, np.int64), *held])
 
 
 def _numbers_of_spans(batch: pa.RecordBatch) -> np.ndarray:
-    """Int64 [images, SPAN_NUMBERS]."""
-    return numbers_of(batch.column("images").values).astype(np.int64).reshape(-1, SPAN_NUMBERS)
+    """Int64 [media, SPAN_NUMBERS]."""
+    return numbers_of(batch.column(MEDIA_COLUMN).values).astype(np.int64).reshape(-1, SPAN_NUMBERS)
 
 
 def _write(path: str, row_type: type[Row], batches: Iterable[pa.RecordBatch]) -> Written:
@@ -121,9 +122,9 @@ def _with_keys(path: str, new_keys: np.ndarray | None) -> Iterator[pa.RecordBatc
         numbers = _numbers_of_spans(batch)
         numbers[:, KEY_AT] = new_keys[numbers[:, KEY_AT]]
         column = pa.ListArray.from_arrays(
-            batch.column("images").offsets, _numbers(numbers.reshape(-1).astype(np.int32))
+            batch.column(MEDIA_COLUMN).offsets, _numbers(numbers.reshape(-1).astype(np.int32))
         )
-        yield batch.set_column(batch.schema.get_field_index("images"), "images", column)
+        yield batch.set_column(batch.schema.get_field_index(MEDIA_COLUMN), MEDIA_COLUMN, column)
 
 
 def _cut_anew(paths: Sequence[str], new_keys: Mapping[str, np.ndarray]) -> Iterator[pa.RecordBatch]:
@@ -277,7 +278,7 @@ _FORMS = {
         pa.list_(pa.float32()), _optional(np.float32), lambda numbers, _: numbers if len(numbers) else None
     ),
     "spans": _Form(_IDS, _spans, _mask),
-    "images": _Form(_IDS, lambda media: _ragged([span_numbers(each) for each in media]), lambda at, _: spans_of(at)),
+    "media": _Form(_IDS, lambda media: _ragged([span_numbers(each) for each in media]), lambda at, _: spans_of(at)),
     "text": _Form(pa.string(), _texts, lambda text, _: text.as_py()),
     "json": _json(None),
     "json of names": _json({}),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from training.utils.base.errors import ThreestepError, first_line
-from training.utils.contracts.media import media_between
+from training.utils.contracts.media_spans import media_between
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.generation.decoding.cache import roomy_cache
 from training.utils.generation.decoding.decoding import (

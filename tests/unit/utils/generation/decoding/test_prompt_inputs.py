@@ -12,6 +12,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from tests.support.vision_models import FAMILIES, IMAGE_ID, Family, answers, awake, gemma3, sequence
+from threestep.plugins.images.kept_features import KeptFeatures
+from threestep.plugins.images.models.kept_features import open_feature_reader
+from threestep.plugins.images.models.pictured import RowImages
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import TokenSequence, plain, together
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling, rolled_out
@@ -20,9 +23,6 @@ from training.utils.generation.decoding.decode_check import fitting_way, why_not
 from training.utils.generation.decoding.decoding import FIXED, MASKED, WAYS, DecodeWay, of_one_length
 from training.utils.generation.decoding.prompt_inputs import prompt_inputs
 from training.utils.generation.engines.hf import TransformersRollout
-from training.utils.images.kept_features import KeptFeatures
-from training.utils.images.models.kept_features import open_feature_reader
-from training.utils.images.models.pictured import RowImages
 from training.utils.layout.with_media import laid_out
 from training.utils.models.attention_choice import settle_attention
 from training.utils.models.own_forward import OwnForward, read_own_forward

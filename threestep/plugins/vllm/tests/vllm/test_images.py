@@ -14,6 +14,7 @@ from tests.support import vision_models
 from tests.support.vision_models import FAMILIES, IMAGE_ID, Family, awake
 from tests.unit.utils.generation.decoding.test_prompt_inputs import SAMPLES, SAMPLING, request_of, row_images
 from tests.unit.utils.generation.engines.test_hf import responses
+from threestep.plugins.images.pixels import ImagePixels
 from threestep.plugins.vllm.engine import VllmRollout
 from threestep.plugins.vllm.tests.vllm.conftest import started
 from training.utils.base.errors import ThreestepError
@@ -21,7 +22,6 @@ from training.utils.contracts.documents import plain
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling, rolled_out
 from training.utils.generation.engines.hf import TransformersRollout
-from training.utils.images.spans import ImagePixels
 from training.utils.layout.with_media import laid_out
 from training.utils.models.own_forward import read_own_forward
 from training.utils.models.token_model import PolicyModel

@@ -1,0 +1,90 @@
+"""Images on their way into a record and out of it."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from threestep.plugins.audit.recording.sequences import sequences_of
+from threestep.plugins.images.pixels import ImagePixels
+from threestep.plugins.images.recorded import PixelScale, images_of_rank, scale_of
+from training.new_model import image_processor
+from training.utils.contracts.documents import TokenSequence, plain, shared_prompt
+from training.utils.contracts.media_spans import MediaSpan
+from training.utils.layout.rows import packed_rows
+
+pytestmark = pytest.mark.unit
+
+
+def _run(tokens: int, *images: MediaSpan, is_target: bool = False) -> TokenSequence:
+    return TokenSequence(torch.arange(tokens), torch.full((tokens,), is_target), media=images)
+
+
+def _rank() -> dict[str, np.ndarray]:
+    """A text, two responses to a prompt with two images, and a text with one; each image has its number as values."""
+    prompt = _run(8, MediaSpan(1, 2, key=3), MediaSpan(5, 1, key=1))
+    pair = shared_prompt(prompt, [_run(2, is_target=True), _run(3, is_target=True)])
+    rows = packed_rows([[plain(_run(2)), pair], [plain(_run(4, MediaSpan(0, 3, key=2)))]], 0)
+    assert rows.media is not None
+    values = torch.tensor([[0.0], [0.0], [1.0], [2.0], [2.0]]).expand(5, 12)
+    pixels = ImagePixels(values, torch.tensor([[1, 1, 2], [1, 1, 1], [1, 2, 1]]))
+    rows = replace(rows, media=replace(rows.media, read=pixels))
+    found = sequences_of(rows, keeps_media=True)
+    return {"lengths": found.lengths_S.numpy(), **{name: value.numpy() for name, value in found.media.items()}}
+
+
+def test_an_image_of_a_shared_prompt_stands_in_each_sequence():
+    rank = _rank()
+    assert rank["lengths"].tolist() == [2, 10, 11, 4]
+    assert rank["media_begins"].tolist() == [3, 7, 13, 17, 23]
+    found = images_of_rank(rank)
+    assert sorted(found) == [1, 2, 3]
+    for sequence in (1, 2):
+        own = found[sequence]
+        assert own.begins_I.tolist() == [1, 5] and own.tokens_I.tolist() == [2, 1] and own.counts_I.tolist() == [2, 1]
+        assert own.values_XN[:, 0].tolist() == [0.0, 0.0, 1.0]
+    assert found[3].begins_I.tolist() == [0] and found[3].grids_I3.tolist() == [[1, 2, 1]]
+    assert images_of_rank({"lengths": rank["lengths"]}) == {}
+
+
+def test_a_picture_is_shown_as_the_model_was_given_it(tmp_path):
+    rng = np.random.default_rng(0)
+    colours = np.repeat(np.repeat(rng.integers(0, 256, (2, 3, 3), dtype=np.uint8), 28, axis=0), 28, axis=1)
+    processor = image_processor(16)
+    given = processor(images=[Image.fromarray(colours)], return_tensors="np")
+    values, grid = given["pixel_values"], given["image_grid_thw"]
+    rank = {
+        "lengths": np.array([6]), "media_begins": np.array([0]), "media_tokens": np.array([6]),
+        "media_counts": np.array([len(values)]), "media_grids": np.asarray(grid), "media_values": np.asarray(values),
+    }  # fmt: skip
+    (tmp_path / "preprocessor_config.json").write_text(
+        json.dumps({"image_mean": list(processor.image_mean), "image_std": list(processor.image_std)})
+    )
+    scale, config = scale_of(tmp_path), SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=2))
+    assert scale == PixelScale(list(processor.image_mean), list(processor.image_std))
+    (address,) = images_of_rank(rank)[0].shown(config, scale)
+    shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2]))))
+    assert shown.shape == colours.shape
+    assert np.abs(shown.astype(int) - colours).max() <= 1
+    assert scale_of(tmp_path / "none") is None and images_of_rank(rank)[0].shown(config, None)[0] != address
+
+
+def test_tiles_are_squares_of_three_colours():
+    values = np.concatenate([np.zeros((1, 48)), np.ones((2, 48))])
+    rank = {
+        "lengths": np.array([4, 3]), "media_begins": np.array([1, 4]), "media_tokens": np.array([2, 1]),
+        "media_counts": np.array([1, 2]), "media_values": values,
+    }  # fmt: skip
+    config = SimpleNamespace(model_type="llava", vision_config=SimpleNamespace())
+    given = images_of_rank(rank)[0].inputs(config, 3, ("token_type_ids",), torch.float64)
+    assert given["pixel_values"].shape == (1, 3, 4, 4) and given["token_type_ids"].tolist() == [[0, 1, 1]]
+    assert images_of_rank(rank)[1].inputs(config, 3, (), torch.float64)["pixel_values"].shape == (2, 3, 4, 4)
+    assert len(images_of_rank(rank)[1].shown(config, None)) == 1

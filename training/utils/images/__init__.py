@@ -1,1 +1,0 @@
-"""Images among tokens: spans, pixels and kept features. Knows no model: torch alone."""
