@@ -16,7 +16,7 @@ PLUGIN = Plugin(
     tables={"logs": {"digests.jsonl": "sums and hashes of every step"}},
     hooks=Hooks(
         check=f"{__name__}.flags:check",
-        needs=f"{__name__}.flags:needs",
+        step_needs=f"{__name__}.flags:step_needs",
         observer=f"{__name__}.step_recorder:open_recorder",
     ),
 )

@@ -48,8 +48,8 @@ def check(flags: Any, mistakes: Mistakes) -> None:
     check_rows(flags, mistakes, "--record_steps", bool(flags.added.of(RecordingArguments).record_steps))
 
 
-def needs(flags: Any) -> StepNeeds:
-    """The needs of recorded steps (`Hooks.needs`)."""
+def step_needs(flags: Any) -> StepNeeds:
+    """The needs of recorded steps (`Hooks.step_needs`)."""
     return needs_of("--record_steps", bool(flags.added.of(RecordingArguments).record_steps))
 
 

@@ -13,6 +13,8 @@ PLUGIN = Plugin(
     },
     flags={EVERY_STEP: (f"{__name__}.flags:ExplainArguments",)},
     hooks=Hooks(
-        check=f"{__name__}.flags:check", needs=f"{__name__}.flags:needs", at_end=f"{__name__}.at_end:explain_at_end"
+        check=f"{__name__}.flags:check",
+        step_needs=f"{__name__}.flags:step_needs",
+        at_end=f"{__name__}.at_end:explain_at_end",
     ),
 )

@@ -33,8 +33,8 @@ def check(flags: Any, mistakes: Mistakes) -> None:
     check_rows(flags, mistakes, "--explain_steps", _asks(flags))
 
 
-def needs(flags: Any) -> StepNeeds:
-    """The needs of explained steps, which are recorded (`Hooks.needs`)."""
+def step_needs(flags: Any) -> StepNeeds:
+    """The needs of explained steps, which are recorded (`Hooks.step_needs`)."""
     return needs_of("--explain_steps", _asks(flags))
 
 

@@ -114,7 +114,7 @@ class Hooks:
 
     check: (flags, mistakes) -> None: notes settings that do not go together, before a model loads. flags: the step's
         `OneModelFlags` or `PpoFlags`
-    needs: (flags) -> StepNeeds: beside what else the plugin may stand, in the core's own checks; flags: as of check
+    step_needs: (flags) -> StepNeeds: what the core's own checks ask of a plugin that looks at steps; flags: as of check
     observer: (ObservedRun) -> StepObserver | None: what looks at the optimizer steps of a run
         (`contracts.step_observers`); None: nothing of this run
     at_end: (EndedRun) -> None: on the main rank, once the run has written its models and figures
@@ -128,7 +128,7 @@ class Hooks:
     """
 
     check: str = ""
-    needs: str = ""
+    step_needs: str = ""
     observer: str = ""
     at_end: str = ""
     rollout_scheduler: str = ""

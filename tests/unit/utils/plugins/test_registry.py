@@ -32,7 +32,7 @@ PLUGIN = Plugin(
     tables={"logs": {"seen.txt": "the steps that were seen"}},
     hooks=Hooks(
         check="cheering.hello:check",
-        needs="cheering.hello:needs",
+        step_needs="cheering.hello:step_needs",
         observer="cheering.hello:Seeing",
         at_end="cheering.hello:cheer",
     ),
@@ -71,7 +71,7 @@ class Cheers:
 def check(flags, mistakes):
     mistakes.require(flags.added.of(Cheers).cheers < 3, "--cheers expects fewer than 3; give fewer")
 
-def needs(flags):
+def step_needs(flags):
     return StepNeeds({"--cheers": flags.added.of(Cheers).cheers > 1}, "steps are cheered")
 
 def cheer(ended):

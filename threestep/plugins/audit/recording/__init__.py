@@ -1,1 +1,1 @@
-"""The record of one optimizer step: its schema, its files, and the recorder that loops are given (`--record_steps`)."""
+"""The record of one optimizer step and the digests of all: their schema, their files, and what is read for them."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from threestep.plugins.audit.flags import RecordingArguments, check, needs
+from threestep.plugins.audit.flags import RecordingArguments, check, step_needs
 from training.utils.base.errors import Mistakes
 from training.utils.flags.added import added_flags
 from training.utils.flags.flags import note_mistakes
@@ -33,8 +33,8 @@ def test_parallel_paths_are_not_recorded(given, refused):
 
 
 def test_a_recorded_step_reads_whole_rows_in_forwards_of_its_own():
-    assert needs(flags_of()) == ({"--record_steps": False}, "")
-    whole, own = needs(flags_of(record_steps=[2]))
+    assert step_needs(flags_of()) == ({"--record_steps": False}, "")
+    whole, own = step_needs(flags_of(record_steps=[2]))
     assert whole == {"--record_steps": True} and own.startswith("steps are recorded (--record_steps")
 
 

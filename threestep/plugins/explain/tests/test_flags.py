@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from threestep.plugins.explain.flags import ExplainArguments, check, needs
+from threestep.plugins.explain.flags import ExplainArguments, check, step_needs
 from training.utils.base.errors import Mistakes
 from training.utils.flags.added import added_flags
 
@@ -28,6 +28,6 @@ def test_parallel_paths_have_no_records_to_explain():
 
 
 def test_an_explained_step_is_a_recorded_one():
-    assert needs(flags_of([])) == ({"--explain_steps": False}, "")
-    whole, own = needs(flags_of([1]))
+    assert step_needs(flags_of([])) == ({"--explain_steps": False}, "")
+    whole, own = step_needs(flags_of([1]))
     assert whole == {"--explain_steps": True} and own.startswith("steps are recorded")
