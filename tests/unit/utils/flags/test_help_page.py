@@ -15,6 +15,7 @@ from training.utils.flags.flags import UNIT, flag
 from training.utils.flags.help_page import as_typed, entries_of, help_page, requested_topic
 from training.utils.flags.step import known_steps
 from training.utils.flags.topics import OTHER, TOPICS
+from training.utils.plugins.registry import topics
 
 # What a number counts, as `--help` shows it behind the flag; for a text or a path, what it names.
 UNITS = frozenset(
@@ -55,7 +56,7 @@ def parts_of(program: str) -> list[type]:
 def test_every_flag_has_a_sentence_a_topic_and_its_unit_if_it_is_a_number(program):
     for topic, field, shown in entries_of(parts_of(program)):
         text = field.metadata["help"]
-        assert topic in TOPICS, shown
+        assert topic in {*TOPICS, *topics()}, shown
         assert re.fullmatch(r"['`]?\w.{8,}[.)]", text, re.S), (shown, text)
         assert not text[0].islower() or text.split()[0].strip(":,'") == text.split()[0].strip(":,'").lower(), text
         is_number = re.search(r"\b(int|float)\b", str(field.type)) is not None
@@ -145,5 +146,5 @@ def test_what_is_asked_for(argv, wanted):
 
 def test_every_unit_and_topic_is_used():
     found = [entry for program in PROGRAMS for entry in entries_of(parts_of(program))]
-    assert {topic for topic, _, _ in found} == set(TOPICS)
+    assert {topic for topic, _, _ in found} == {*TOPICS, *topics()}
     assert typing.cast(set, {field.metadata.get(UNIT) for _, field, _ in found}) >= UNITS
