@@ -9,12 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from tests.families.builds import build
 from tests.support.tiny_models import tiny_causal_lm
-from threestep.plugins.mtp.exported import write_trained_head
-from threestep.plugins.mtp.folder import layers_in, read_head
-from threestep.plugins.mtp.head import new_head
 from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints import export
-from training.utils.engine.state_files import write_state
 from training.utils.models.adapters.description import write_description
 
 CASES = [
@@ -26,14 +22,13 @@ CASES = [
 
 @pytest.fixture
 def exported(tmp_path, tiny_tokenizer, monkeypatch):
-    """Export a checkpoint of `model` whose weights are `weights`, and `more` of its engine; return the folder."""
-    read = export.engine_state
+    """Export a checkpoint of `model` whose weights are `weights`; return the folder."""
 
-    def export_of(model, weights, more=None):
+    def export_of(model, weights, **more):
         write_description(tmp_path / "models" / "model", model, tiny_tokenizer)
-        state = {**{f"model.{name}": weight for name, weight in weights.items()}, **(more or {})}
-        monkeypatch.setattr(export, "engine_state", lambda path: state if path.name == "model" else read(path))
-        export.export_model(tmp_path, "model", tmp_path / "out", write_beside=write_trained_head)
+        state = {f"model.{name}": weight for name, weight in weights.items()}
+        monkeypatch.setattr(export, "engine_state", lambda path: state)
+        export.export_model(tmp_path, "model", tmp_path / "out", **more)
         return tmp_path / "out"
 
     return export_of
@@ -79,20 +74,13 @@ def test_a_buffer_that_is_saved_keeps_its_precision(exported, tiny_tokenizer, tm
     assert kept == {"torch.float32"} and stored["model.norm.weight"].dtype is torch.bfloat16
 
 
-@pytest.mark.parametrize("joint", [False, True], ids=["beside", "by_one_loss"])
-def test_a_head_is_exported_too(exported, tiny_tokenizer, tmp_path, joint):
-    model = tiny_causal_lm("llama", vocab_size=len(tiny_tokenizer), dtype=torch.bfloat16)
-    head, weights = new_head(model, 2, seed=1), dict(model.state_dict())
-    if joint:
-        inside = {f"mtp_head.{name}": weight for name, weight in head.float().state_dict().items()}
-        folder = exported(model, weights, inside)
-    else:
-        (tmp_path / "mtp").mkdir()
-        write_state({"module": head.float().state_dict()}, tmp_path / "mtp" / "mp_rank_00_model_states.safetensors")
-        folder = exported(model, weights)
-    assert layers_in(folder) == 2
-    stored = load_file(folder / "mtp" / "model.safetensors")
-    assert stored.keys() == head.state_dict().keys()
-    assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
-    read_head(folder, again := new_head(model, 2, seed=2))
-    assert torch.equal(again.depths[1].eh_proj.weight, head.depths[1].eh_proj.weight.bfloat16())
+def test_what_was_trained_beside_a_model_is_written_beside_it(exported, tiny_tokenizer, tmp_path):
+    model, written = tiny_causal_lm("llama", vocab_size=len(tiny_tokenizer)), list[str]()
+
+    def write(checkpoint, name, state, dtype, *, out):
+        assert checkpoint == tmp_path and name == "model" and dtype is torch.float32 and "model.lm_head.weight" in state
+        assert (out / "model.safetensors").is_file()
+        written.append("written")
+
+    exported(model, dict(model.state_dict()), write_beside=[write, write])
+    assert written == ["written", "written"]
