@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from tests.support.browser import opened_browser
-from training.utils.report.writing import write_report
+from threestep.plugins.report.writing import write_report
 
 DOCS = Path(__file__).parents[1] / "docs"
 WIDTH, HEIGHT = 1180, 1120

@@ -21,7 +21,6 @@ clock:
 models.lean:
 rewards.names:
 data.files: base
-gaming: rewards.names
 images: base
 models.families: base
 plugins: base
@@ -36,7 +35,6 @@ data.sources.hub: data.sources data.files base
 data.sources.made: data.sources base
 layout: contracts base
 models.tensors: contracts
-report.trackers: contracts flags plugins base
 run: contracts flags reading plugins clock base
 sequence_parallel: contracts models.families base
 data.rows: layout contracts flags images base
@@ -46,17 +44,15 @@ images.models: models.tensors layout contracts models.families images base
 models.attention: layout contracts base
 models.quantized: models.tensors models.families base
 mtp.layout: layout contracts base
-report.figures: run contracts flags gaming base
+trackers: run contracts flags plugins base
 data.cache: data.rows run contracts flags data.files base
 data.chat: data.rows contracts flags data.sources.formats data.files base
 models: models.quantized models.attention sequence_parallel models.tensors layout contracts flags models.families base
-report.pages: report.figures run gaming
 generation: models engine.config contracts flags plugins base
 generation.decoding: models models.tensors contracts base
 images.data: data.chat data.rows contracts data.sources.formats serving images data.files base
 models.adapters: models models.quantized models.tensors contracts models.families base
 models.fused: models models.lean base
-report: report.pages report.figures run report.trackers contracts flags serving base
 data.kinds: images.data data.chat data.cache data.rows layout data.sources contracts data.sources.formats images base
 engine.ranks: models.adapters sequence_parallel run base
 environments: generation data.chat data.sources contracts flags base
@@ -69,11 +65,10 @@ engine: engine.ranks models.adapters models.quantized engine.config run models.t
 environments.driven: environments data.sources serving base
 generation.engines: generation.guessing generation.decoding models models.attention layout contracts flags base
 rewards.calling: engine.ranks run contracts base
-checkpoints: engine engine.ranks report models.adapters run report.trackers models.tensors layout contracts flags
+checkpoints: engine engine.ranks models.adapters trackers run models.tensors layout contracts flags plugins
     models.families base
 dry_run: engine loading engine.ranks models models.quantized models.attention engine.config sequence_parallel run
     layout contracts models.families models.lean clock base
-harness: engine engine.ranks run base
 recording: engine engine.ranks models.adapters run contracts reading base
 rewards.asking: rewards.calling run serving rewards.names base
 rewards.rules: rewards.calling data.sources.made base
@@ -88,8 +83,8 @@ outputs: checkpoints engine.ranks models.tensors base
 rewards: rewards.rules rewards.asking rewards.calling contracts flags rewards.names base
 generation.vllm: mtp loading generation.guessing engine.ranks generation.decoding models models.tensors contracts
     flags images base
-setup: outputs mtp images.run distillation routers recording harness dry_run checkpoints engine data.build loading
-    engine.ranks data.kinds report models.adapters images.data models data.chat data.cache models.quantized
+setup: outputs mtp images.run distillation routers recording dry_run checkpoints engine data.build loading
+    engine.ranks data.kinds models.adapters images.data models data.chat data.cache trackers models.quantized
     models.attention images.models engine.config divergence data.rows sequence_parallel run layout data.sources
     contracts flags plugins models.families data.files clock base
 generation.vllm_server: generation.vllm engine.ranks generation.decoding models contracts flags base
@@ -186,7 +181,7 @@ training.utils.data.rows.dataset training.utils.data.rows.media_store training.u
 training.utils.data.sources.formats.media training.utils.data.sources.formats.messages
 training.utils.data.sources.made.shapes training.utils.data.sources.raw_dataset
 training.utils.generation.vllm training.utils.models.families
-training.utils.report.figures.sample_media training.utils.report.png training.utils.setup.media
+training.utils.setup.media
 """.split()
 )
 MOST_MODULES_OF_A_ROOM = 20
@@ -207,7 +202,7 @@ def step_of(module: str) -> str | None:
 
 
 def is_program_file(module: str) -> bool:
-    """A module directly in the package, such as training.report: it may look at everything but steps."""
+    """A module directly in the package, such as training.export: it may look at everything but steps."""
     parts = plain_name(module).split(".")
     return len(parts) == 2 and parts[1] != "utils" and not step_of(module)
 

@@ -26,10 +26,10 @@ from training.utils.loading.tokenizers import tokenizer_digest
 from training.utils.rewards.asking.service import RunPlace
 from training.utils.rewards.weighted import open_asked
 from training.utils.run.run_folder import ROLLOUTS
+from training.utils.setup.evaluations import open_observers
 from training.utils.setup.flags import RunFlags
 from training.utils.setup.opened_run import planned_run, start_digests
 from training.utils.setup.setup import least_free_bytes
-from training.utils.setup.tasks import open_tasks
 
 if TYPE_CHECKING:
     from training.step3_ppo.flags.checks import Components
@@ -56,10 +56,10 @@ def run(flags: PpoFlags, components: Components) -> None:
         place = RunPlace(opened.folder.path, ranks.rank, ranks.world_size, tokenizer_digest(tokenizers.actor))
         open_asked(components.rules.values(), flags.reward.reward_replay, place)
         batch = flags.ppo.per_device_eval_batch_size
-        tasks = open_tasks(flags.reporting, opened, roles.whole_actor, tokenizers.actor, batch=batch)
+        observer = open_observers(opened, roles.whole_actor, tokenizers.actor, batch=batch)
         with opened.recorded(parts, inputs.data, digests) as (metrics, checkpoints, bad_steps):
             scoring = (roles, engine, tokenizers.actor, components.checker)
-            evaluator = Evaluator(*scoring, settings, held_out, metrics, opened.folder, tasks)
+            evaluator = Evaluator(*scoring, settings, held_out, metrics, opened.folder, observer)
             updates = Updates(roles, settings, inputs.texts, bad_steps)
             events = events_of_rollouts(opened, opening)
             result = PpoTrainer(

@@ -8,6 +8,7 @@ from training.utils.plugins.plugin import Command, Plugin
 PLUGIN = Plugin(
     "audit",
     "every number of a training step, recomputed",
+    needs=("report",),
     commands={
         "audit": Command(__name__, "which number of a training step is wrong, and why; where two runs part"),
     },

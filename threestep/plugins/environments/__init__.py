@@ -5,7 +5,7 @@ from training.utils.plugins.plugin import Command, Plugin
 PLUGIN = Plugin(
     "environments",
     "environments outside of training",
-    needs=("evaluation",),
+    needs=("evaluation", "report"),
     commands={
         "env": Command(__name__, "environments: a list, one conversation in the terminal, a check before a run"),
     },

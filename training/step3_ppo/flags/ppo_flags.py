@@ -17,10 +17,10 @@ from training.utils.flags.added import AddedFlags
 from training.utils.generation.conversation_arguments import ConversationArguments
 from training.utils.generation.table import RolloutEngineFlags
 from training.utils.mtp.arguments import MtpArguments
-from training.utils.report.arguments import ReportArguments
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.run.run_arguments import FaultArguments, RunArguments
 from training.utils.setup.guests import GuestSettings
+from training.utils.trackers.arguments import LogArguments
 
 if TYPE_CHECKING:
     from training.utils.contracts.rollout_engine import RolloutEngine, RolloutSettings
@@ -32,7 +32,7 @@ class PpoFlags(NamedTuple):
     run: RunArguments
     saving: CheckpointArguments
     faults: FaultArguments
-    reporting: ReportArguments
+    reporting: LogArguments
     data: DataArguments
     roles: RolesArguments
     ppo: PpoArguments

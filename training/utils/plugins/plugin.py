@@ -60,6 +60,14 @@ class TrackerEntry:
 
 
 @dataclass(frozen=True)
+class RunFile:
+    """A file or folder in a run's folder, which must be the run's own. is_result: a new run there removes that of an
+    earlier one."""
+
+    is_result: bool = False
+
+
+@dataclass(frozen=True)
 class OtherNames:
     """Other programs' flags that programs here read as ours.
 
@@ -77,15 +85,30 @@ class OtherNames:
 
 @dataclass(frozen=True)
 class Hooks:
-    """Functions that every step calls; "" where the plugin has nothing to do there.
+    """Functions that programs call; "" where the plugin has nothing to do there. A plugin's are called after those of
+    the plugins that it needs.
 
+    Of every step:
     check: (flags, mistakes) -> None: notes settings that do not go together, before a model loads. flags: the step's
         `OneModelFlags` or `PpoFlags`
-    at_end: (EndedRun) -> None: on the main rank, once the run has written its models and figures
+    at_start: (settings) -> None: on the main rank, before the run writes to its folder; a ThreestepError ends the run.
+        settings: by the flags' names
+    evaluations: (EvaluatedRun) -> EvaluationObserver | None: of the run's evaluations, before the first; on all ranks
+    at_end: (EndedRun) -> str | None: on the main rank, once the run has written its models and figures. A text ends the
+        last line of the log
+
+    Of other programs:
+    at_export: (ExportedModel) -> None: once a checkpoint's weights are a model folder
+    at_end_of_all: (folder, switches) -> None: once `threestep all` has run its steps. folder: of the whole run.
+        switches: those of `whole_run_switches`
     """
 
     check: str = ""
+    at_start: str = ""
+    evaluations: str = ""
     at_end: str = ""
+    at_export: str = ""
+    at_end_of_all: str = ""
 
 
 EVERY_STEP = "every step"
@@ -106,6 +129,11 @@ class Plugin:
         `rollout_engines`: EngineEntry, by the names that --rollout_engine takes
         `trackers`: TrackerEntry, by the names that --report_to takes
         `policy_losses`: addresses of functions, as FILE.py:NAME takes them, by the names that --policy_loss takes
+        `run_files`: RunFile, by the names in a run's folder; a folder's ends with a slash
+        `evaluation_flags`: by flags that give evaluations figures of other data than the held-out rows, `eval/NAME`:
+            advice that names the flag, for who has no such rows
+        `whole_run_switches`: by flags of every step that are true or false, and that the file of `threestep all` has at
+            its top, by default true: a line on each for `--help`
     """
 
     name: str

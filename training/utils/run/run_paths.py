@@ -18,7 +18,7 @@ from training.utils.run.run_folder import LOGS
 _REPLACED_FOLDERS = ("model", "critic", "model_ema")  # by a rename, at the end
 _FOLDERS = (*_REPLACED_FOLDERS, "checkpoints", "profile", SAMPLE_MEDIA)
 _FILES = (
-    *LOGS, "config.yaml", "data_report.json", "environment.json", "report.html", "reward_report.json", "summary.json",
+    *LOGS, "config.yaml", "data_report.json", "environment.json", "reward_report.json", "summary.json",
     ".running", "checkpoints/latest",
 )  # fmt: skip
 

@@ -15,9 +15,9 @@ from training.utils.flags.step import Step
 from training.utils.models.arguments import ModelArguments
 from training.utils.models.settings import ModelSettings
 from training.utils.mtp.settings import MtpSettings
-from training.utils.report.arguments import ReportArguments
 from training.utils.run.run_arguments import FaultArguments, RunArguments
 from training.utils.setup.guests import GuestSettings
+from training.utils.trackers.arguments import LogArguments
 
 
 class RunFlags(NamedTuple):
@@ -48,7 +48,7 @@ class OneModelFlags:
     run: RunArguments
     checkpoints: CheckpointArguments
     faults: FaultArguments
-    report: ReportArguments
+    reporting: LogArguments
     data: DataArguments
     model: ModelArguments
     engine: EngineArguments

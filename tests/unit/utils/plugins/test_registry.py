@@ -181,3 +181,14 @@ def test_a_package_adds_flags_a_check_and_an_end_to_a_step(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "hurrah hurrah  run" in done.stdout
     assert "cheers: 2" in (tmp_path / "run" / "config.yaml").read_text()
+
+
+def test_hooks_come_after_those_of_plugins_that_are_needed(monkeypatch):
+    def adding(name: str, *needs: str) -> Plugin:
+        return Plugin(name, "", needs=needs, hooks=Hooks(at_end=f"os.path:{name}"))
+
+    names = {"basename": ("join",), "exists": (), "isdir": ("basename", "exists"), "join": ()}
+    found = {name: adding(name, *needs) for name, needs in names.items()}
+    monkeypatch.setattr(registry, "plugins", lambda: found)
+    assert [hook.__name__ for hook in registry.hooks("at_end")] == ["join", "basename", "exists", "isdir"]
+    assert registry.hooks("at_start") == []
