@@ -45,7 +45,7 @@ def one_model_program(
 
     main parses the command line, with the module's docstring for `--help`. It prints the plan and ends with
     `--dry_run`, or with `counts` returns the estimate; otherwise it opens the run (folder, tokenizer, rows, model,
-    engine, metrics), calls train(opened, own flags), and saves the model, the closing figures and the report.
+    engine, metrics), calls train(opened, own flags), and saves the model and the closing figures.
 
     rows: the kind of rows to train on, by its name or as own flags -> its name
     scores: the model is a reward model; otherwise it predicts tokens

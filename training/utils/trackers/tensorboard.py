@@ -12,7 +12,7 @@ from training.utils.trackers.forms import flat_settings, sample_table
 
 
 class TensorBoard(Tracker):
-    """Scalars, a layout of the report's charts, settings, samples."""
+    """Scalars, a layout of the step's charts, settings, samples."""
 
     def __init__(self, run: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -68,7 +68,7 @@ class TensorBoard(Tracker):
 
 
 def chart_layout(step: Step, names: Sequence[str]) -> dict[str, dict[str, list[Any]]]:
-    """TensorBoard's custom scalars: the step's charts in the report, with those of their metrics in `names`."""
+    """TensorBoard's custom scalars: the step's charts, with those of their metrics in `names`."""
     charts = {}
     for curve in step.figures.curves:
         present = [f"^{re.escape(name)}$" for name in curve.metrics.values() if name in names]

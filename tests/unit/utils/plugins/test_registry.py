@@ -11,7 +11,8 @@ import pytest
 
 from tests.support.known_plugins import KNOWN, known_plugins
 from training.utils.base.errors import ThreestepError
-from training.utils.plugins.plugin import Command, Plugin
+from training.utils.plugins import registry
+from training.utils.plugins.plugin import Command, Hooks, Plugin
 from training.utils.plugins.registry import added, owner_of, plugin_module, plugins
 
 ROOT = Path(__file__).parents[4]
