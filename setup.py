@@ -60,7 +60,7 @@ setup(
         "": ["configs/*.yaml", "README.md"],  # of whatever package has them
         "training": ["py.typed"],
         "threestep.plugins.explain": ["*.js"],
-        "training.utils.report.pages": ["*.js"],
+        "threestep.plugins.report.pages": ["*.js"],
         "training.utils.plugins": ["known_plugins.txt"],
         "threestep": ["py.typed"],
     },

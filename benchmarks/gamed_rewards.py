@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 from benchmarks.forked import run_in_fork, step3
 from benchmarks.gameable import GAMEABLE, HONEST
 from benchmarks.mismatch_stress import FLAGS, import_all
-from training.utils.gaming.account import account_of
-from training.utils.gaming.sentences import signs_of_gaming
-from training.utils.gaming.values import Values, values_of
-from training.utils.report.figures.gaming_figures import gaming_of
-from training.utils.report.figures.reading import read_runs
-from training.utils.report.writing import write_report
+from threestep.plugins.report.figures.gaming_figures import gaming_of
+from threestep.plugins.report.figures.reading import read_runs
+from threestep.plugins.report.gaming.account import account_of
+from threestep.plugins.report.gaming.sentences import signs_of_gaming
+from threestep.plugins.report.gaming.values import Values, values_of
+from threestep.plugins.report.writing import write_report
 
 REWARDS = (*GAMEABLE, *HONEST)
 _FILE = Path(__file__).with_name("gameable.py")

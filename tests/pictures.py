@@ -1,4 +1,4 @@
-"""Pictures of the docs, of a run by a browser: python -m tests.pictures RUN writes docs/report.png.
+"""Pictures of the docs, of a run by a browser: python -m tests.pictures RUN writes threestep/plugins/report/report.png.
 
 RUN is the folder of a whole run, such as runs/quickstart (bash scripts/quickstart.sh). Needs Chromium (Debian: apt-get
 install chromium). The page names folders by their last parts, so no path of the machine is in a picture.
@@ -11,9 +11,9 @@ import tempfile
 from pathlib import Path
 
 from tests.support.browser import opened_browser
-from training.utils.report.writing import write_report
+from threestep.plugins.report.writing import write_report
 
-DOCS = Path(__file__).parents[1] / "docs"
+PAGE = Path(__file__).parents[1] / "threestep" / "plugins" / "report"
 WIDTH, HEIGHT = 1180, 1120
 
 
@@ -25,7 +25,7 @@ def write_pictures(run: Path) -> None:
         browser.ask("Emulation.setScrollbarsHidden", hidden=True)
         browser.show(page.as_uri(), WIDTH, HEIGHT)
         browser.wait("document.querySelector('.plot svg')")
-        (DOCS / "report.png").write_bytes(browser.picture())
+        (PAGE / "report.png").write_bytes(browser.picture())
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
         "from training.utils.base.errors import ThreestepError",
     ),
     (rooms.rooms_look_down, "training.utils.data.rows.views", "from ..cache import cache", "from . import phases"),
-    (rooms.rooms_look_down, "training.utils.data.files.readers", "import training.report", "import training"),
+    (rooms.rooms_look_down, "training.utils.data.files.readers", "import training.all_steps", "import training"),
     (rooms.rooms_look_down, "training.utils.base.seeds", "from ..layout import rows", "from . import errors"),
     (rooms.rooms_look_down, "training.utils.layout.rows", "import training.utils.models", "import torch"),
     (
@@ -84,7 +84,7 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
     ),
     (
         rooms.nothing_imports_the_front,
-        "training.report",
+        "training.all_steps",
         "from threestep.command import main",
         "import training",
     ),
@@ -413,7 +413,7 @@ def test_the_package_keeps_to_the_tree_of_the_design():
 
 
 def test_planted_rooms_that_a_tree_lacks_or_makes_up_are_found(tmp_path):
-    for name in ("training/step1_sft/main.py", "training/utils/base/seeds.py", "training/report.py", "setup.py"):
+    for name in ("training/step1_sft/main.py", "training/utils/base/seeds.py", "training/all_steps.py", "setup.py"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
@@ -422,10 +422,10 @@ setup.py  LICENSE    the package
 training/            all of it
   step1_sft/         one step: main  loss
   attic/             old things
-  report.py          one page
+  all_steps.py       three steps
 """
     assert trees.named_paths(tree) == [
-        "setup.py", "LICENSE", "training/", "training/step1_sft/", "training/attic/", "training/report.py"
+        "setup.py", "LICENSE", "training/", "training/step1_sft/", "training/attic/", "training/all_steps.py"
     ]  # fmt: skip
     assert trees.tree_problems(tree, tmp_path) == [
         "there is no LICENSE",

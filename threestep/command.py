@@ -18,7 +18,7 @@ from training.utils.base.console import ends_with_its_reader
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.base.typed import COMMAND_VARIABLE
 from training.utils.plugins.plugin import ALONE, HANDED_ON, LAUNCHED, Command
-from training.utils.plugins.registry import added, owner_of
+from training.utils.plugins.registry import added, owner_sentence
 
 _MISTAKE_EXIT_CODE = 2
 _INTERRUPTED_EXIT_CODE = 130
@@ -33,7 +33,6 @@ CORE_COMMANDS = {
     "grpo": Command("training.step3_ppo.main", "ppo --advantage grpo", LAUNCHED, flags=("--advantage", "grpo")),
     "rloo": Command("training.step3_ppo.main", "ppo --advantage rloo", LAUNCHED, flags=("--advantage", "rloo")),
     "all": Command("training.all_steps", "several steps from one YAML file", HANDED_ON),
-    "report": Command("training.report", "one page about a run, or about several"),
     "export": Command("training.export", "a model folder from a checkpoint"),
     "new-model": Command("training.new_model", "a small model with random weights and its tokenizer"),
 }
@@ -89,8 +88,7 @@ def run(word: str, arguments: Sequence[str]) -> None:
     """Run one command. Ends this process with its code if that is not 0. ThreestepError for an unknown word."""
     known = CORE_COMMANDS if word in CORE_COMMANDS else commands()
     if word not in known:
-        plugin = owner_of("commands", word)
-        hint = f"; it is of the plugin '{plugin}', which is not installed" if plugin else nearest_names(word, known)
+        hint = owner_sentence("commands", word) or nearest_names(word, known)
         raise ThreestepError(f"there is no command '{word}', see threestep --help{hint}")
     command = known[word]
     arguments = [*command.flags, *arguments]

@@ -110,11 +110,9 @@ class Result:
         return f'<p>{where}</p><div style="display:flex;gap:2em">{self._chart()}<table>{rows}</table></div>'
 
     def _chart(self) -> str:
-        from training.utils.report.png import first_chart
-
         try:
-            drawn = first_chart(self.folder)
-        except ThreestepError:  # a dry run's folder, or one that is gone
+            drawn = plugin_module("report", "png").first_chart(self.folder)
+        except ThreestepError:  # a dry run's folder, or one that is gone; or the plugin is
             return ""
         if drawn is None:
             return ""

@@ -36,9 +36,8 @@ from training.utils.flags.arguments import ProgramParser, parse_arguments, read_
 from training.utils.flags.launcher_flags import HOSTFILE_VARIABLE
 from training.utils.flags.step import known_steps
 from training.utils.loading.folder_kinds import check_model_folder
-from training.utils.plugins.registry import foreign_runs, plugin_module
+from training.utils.plugins.registry import added, foreign_runs, hooks, owner_sentence, plugin_module
 from training.utils.reading.files import checked_json, checked_value, read_text
-from training.utils.report.writing import report_at_end
 from training.utils.run.launch import choose_ranks, launch, visible_gpus
 from training.utils.run.program import run_program
 from training.utils.run.run_folder import RunFolder
@@ -47,12 +46,11 @@ from training.utils.run.run_paths import check_place
 DRAWING = "best_of"  # the section of what rounds draw, as its program is called
 ROUND_STEP = "step2_dpo"  # that rounds train
 LAST_STEP = "step3_ppo"  # unless the file has a section of a step that does not lead to it
-TOP_LEVEL = {
+_OWN_TOP_LEVEL = {
     "output_dir": "the run's folder",
     "ranks": "processes a step (THREESTEP_RANKS overrides; default: one a GPU, or one)",
     "seed": "one seed for everything",
     "dataset_module": "Python file or files that register datasets",
-    "report": "false: no report.html at the end of the run and of each step",
     "resume": "true: as --resume",
     "model_name_or_path": "the model that step 1 starts from, where `new_model` makes none",
     "new_model": "flags of python -m training.new_model",
@@ -60,6 +58,8 @@ TOP_LEVEL = {
     "rounds": "rounds of best of n and DPO, with a section best_of (threestep/plugins/evaluation/best_of.md)",
     DRAWING: "settings of threestep best-of, in each round",
 }
+SWITCHES: dict[str, str] = added("whole_run_switches", _OWN_TOP_LEVEL)
+TOP_LEVEL = {**_OWN_TOP_LEVEL, **SWITCHES}
 _SECONDS = "seconds.json"  # in the run's folder: by step, of all parts of a run that was resumed
 # What this program sets in a step's settings, and where the user sets it instead.
 _WIRED = {"output_dir": "output_dir at the top of the file", "seed": "seed at the top of the file, or --seed"}
@@ -73,7 +73,7 @@ class Plan:
     ranks: int | None
     new_model: dict[str, Any] | None
     settings: dict[str, dict[str, Any]]  # by step, in their order; complete, as written to OUTPUT_DIR/configs
-    report: bool = True
+    switches: dict[str, bool] = dataclasses.field(default_factory=dict)
     resume: bool = False
     rounds: Any = None  # after the steps: TrainingRounds of the plugin evaluation
 
@@ -109,7 +109,9 @@ def main(argv: Sequence[str]) -> None:
     tables = [format_table(summary, seconds), *_table_of_rounds(plan, stages)]
     print("\n" + "\n\n".join(tables) + f"\n\nwritten to {folder.path / 'summary.json'}", flush=True)
     folder.settle()
-    report_at_end(plan.output_dir, plan.report and bool(plan.settings))  # each round has its own
+    if plan.settings:  # each round ends by itself
+        for at_end in hooks("at_end_of_all"):
+            at_end(plan.output_dir, plan.switches)
 
 
 def _values_of(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -141,7 +143,8 @@ def read_plan(values: Mapping[str, Any], origin: str, output_dir: str | None = N
     mistakes = Mistakes()
     known = (*TOP_LEVEL, *known_steps())
     for name in values:
-        mistakes.require(name in known, f"{origin}: unknown section '{name}'{nearest_names(str(name), known)}")
+        hint = owner_sentence("whole_run_switches", str(name)) or nearest_names(str(name), known)
+        mistakes.require(name in known, f"{origin}: unknown section '{name}'{hint}")
     has_rounds = DRAWING in values or values.get("rounds") is not None
     steps = (steps_before_rounds if has_rounds else steps_of)(values, origin, mistakes)
     sections = {name: _section(values, name, origin, mistakes) for name in ("shared", DRAWING, ROUND_STEP, *steps)}
@@ -152,8 +155,9 @@ def read_plan(values: Mapping[str, Any], origin: str, output_dir: str | None = N
     ranks = values.get("ranks")
     ranks_known = ranks is None or (isinstance(ranks, int) and not isinstance(ranks, bool) and ranks > 0)
     mistakes.require(ranks_known, f"{origin}: expected ranks to be a positive whole number, got {ranks!r}")
-    report = values.get("report", True)
-    mistakes.require(isinstance(report, bool), f"{origin}: expected report to be true or false, got {report!r}")
+    switches = {name: values.get(name, True) for name in SWITCHES}
+    for name, is_on in switches.items():
+        mistakes.require(isinstance(is_on, bool), f"{origin}: expected {name} to be true or false, got {is_on!r}")
     resume = values.get("resume") or False
     mistakes.require(
         isinstance(resume, bool),
@@ -169,7 +173,7 @@ def read_plan(values: Mapping[str, Any], origin: str, output_dir: str | None = N
 
     folder = Path(out)  # type: ignore[arg-type]
     common = dict(sections["shared"])
-    for name in ("dataset_module", "seed", "report"):
+    for name in ("dataset_module", "seed", *SWITCHES):
         if values.get(name) is not None:
             common[name] = values[name]
     if seed is not None:
@@ -183,7 +187,7 @@ def read_plan(values: Mapping[str, Any], origin: str, output_dir: str | None = N
         settings={
             step: {**common, **models[step], **sections[step], "output_dir": str(folder / step)} for step in steps
         },
-        report=report,
+        switches=switches,
         resume=resume,
         rounds=_rounds(values["rounds"], folder, common, sections, models=models) if has_rounds else None,
     )

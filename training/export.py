@@ -20,6 +20,7 @@ from pathlib import Path
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import ProgramParser
 from training.utils.generation.table import WITH_HEAD_WRITERS, head_writer_of
+from training.utils.plugins.registry import hooks
 from training.utils.run.program import run_program
 from training.utils.run.run_paths import check_place
 
@@ -40,10 +41,8 @@ def main(argv: Sequence[str]) -> None:
         return
     checkpoint = find_checkpoint(run)
 
-    from training.utils.checkpoints.export import described_engines, export_model
+    from training.utils.checkpoints.export import ExportedModel, described_engines, export_model
     from training.utils.checkpoints.folder import stranger
-    from training.utils.plugins.registry import hooks
-    from training.utils.report.card import write_card
 
     if (problem := stranger(checkpoint)) is not None:
         raise ThreestepError(f"CHECKPOINT: {checkpoint}: {problem}")
@@ -56,7 +55,9 @@ def main(argv: Sequence[str]) -> None:
         keep_lora=arguments.keep_lora,
         write_beside=hooks("exported"),
     )
-    write_card(checkpoint.parent.parent, out, (arguments.part, checkpoint.name))
+    exported = ExportedModel(checkpoint.parent.parent, checkpoint.name, arguments.part, out)
+    for at_export in hooks("at_export"):
+        at_export(exported)
     apart = f", its LoRA adapters in {out / 'adapter'}" if arguments.keep_lora else ""
     print(f"{arguments.part} of {checkpoint} is in {out}{apart}")
     write_head_for(arguments.mtp, out)

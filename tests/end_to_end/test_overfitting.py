@@ -11,7 +11,7 @@ import pytest
 
 from tests.end_to_end.compared import figures
 from tests.end_to_end.conftest import Ran, run_step, save_start
-from training.utils.report.figures.numbers import shown
+from threestep.plugins.report.figures.numbers import shown
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 

@@ -23,9 +23,9 @@ from threestep.plugins.evaluation.pairs_page import page as pairs_page
 from threestep.plugins.explain.explanation import Questions, explain
 from threestep.plugins.explain.page import page as explained_page
 from threestep.plugins.explain.tests.explained_steps import conversations
-from training.utils.report.live import LivePage, make_server
-from training.utils.report.pages.rows_page import PageRow, rows_page
-from training.utils.report.writing import write_report
+from threestep.plugins.report.live import LivePage, make_server
+from threestep.plugins.report.pages.rows_page import PageRow, rows_page
+from threestep.plugins.report.writing import write_report
 from training.utils.run.run_folder import RunFolder
 from training.utils.serving.door import Door
 

@@ -379,12 +379,12 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from tests.support.data_flags import data_flags
     from tests.support.guests import balancing
     from training.utils.engine.config.arguments import EngineArguments
-    from training.utils.report.arguments import ReportArguments
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_arguments import RunArguments
     from training.utils.setup.one_model_run import loop_settings
     from training.utils.setup.setup import may_pack
     from training.utils.setup.training_run import TrainingRun
+    from training.utils.trackers.arguments import LogArguments
 
     engine, model = make_engine(case, models, ranks)
     train_rows, eval_rows = rows_of(case.kind, case.rows, case.per_step)
@@ -404,9 +404,9 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
         report_mfu=False,
     )
     steps = (STEPS, case.per_step)
-    data, report = data_flags(max_seq_len=LONGEST), ReportArguments()
+    data, reporting = data_flags(max_seq_len=LONGEST), LogArguments()
     settings, run = balancing(case.router_coef), RunArguments(seed=SEED)
-    flags: Any = SimpleNamespace(run=run, engine=engine_flags, data=data, report=report, guests=settings)
+    flags: Any = SimpleNamespace(run=run, engine=engine_flags, data=data, reporting=reporting, guests=settings)
     loop = loop_settings(flags, steps, model, packed, ranks=ranks, pad_token_id=case.pad_token_id)
     loop = replace(loop, eval_interval=0)
     [guests] = settings.open([(engine, model)], "", STEPS, SEED)

@@ -228,13 +228,13 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from threestep.plugins.images.run.row_images import row_images, with_kept_features
     from training.utils.data.rows.documents import responses_document, sentence_document
     from training.utils.engine.config.arguments import EngineArguments
-    from training.utils.report.arguments import ReportArguments
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_arguments import RunArguments
     from training.utils.setup.guests import GuestFeatures
     from training.utils.setup.one_model_run import loop_settings
     from training.utils.setup.setup import may_pack
     from training.utils.setup.training_run import TrainingRun
+    from training.utils.trackers.arguments import LogArguments
 
     case = CASES[ranks.world_size][name]
     family, of_pairs = FAMILIES[case.family](), case.kind != "sft"
@@ -256,7 +256,7 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
         run=RunArguments(seed=SEED),
         engine=EngineArguments(per_device_train_batch_size=case.micro, max_tokens_per_micro_batch=None),
         data=data_flags(max_seq_len=longest),
-        report=ReportArguments(),
+        reporting=LogArguments(),
         guests=GuestFeatures(),
     )
     loop = loop_settings(flags, (STEPS, PER_STEP), model, packed, ranks=ranks, pad_token_id=0)

@@ -82,12 +82,12 @@ def trained(
     from threestep.plugins.mtp.settings import MtpSettings
     from training.step1_sft.trainer import SftTrainer
     from training.utils.engine.config.arguments import EngineArguments
-    from training.utils.report.arguments import ReportArguments
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_arguments import RunArguments
     from training.utils.setup.guests import GuestFeatures
     from training.utils.setup.one_model_run import loop_settings
     from training.utils.setup.training_run import TrainingRun
+    from training.utils.trackers.arguments import LogArguments
 
     settings, path = GuestFeatures([HeadFeature(MtpSettings(layers, COEF, detach=detach))]), str(models / case.model)
     engine, model = make_engine(
@@ -97,9 +97,9 @@ def trained(
     engine_flags = EngineArguments(
         per_device_train_batch_size=case.micro, per_device_eval_batch_size=2, report_mfu=False
     )
-    data, report = data_flags(max_seq_len=LONGEST), ReportArguments()
+    data, reporting = data_flags(max_seq_len=LONGEST), LogArguments()
     run = RunArguments(seed=SEED)
-    flags: Any = SimpleNamespace(run=run, engine=engine_flags, data=data, report=report, guests=settings)
+    flags: Any = SimpleNamespace(run=run, engine=engine_flags, data=data, reporting=reporting, guests=settings)
     loop = loop_settings(flags, (STEPS, case.per_step), model, case.packed, ranks=ranks, pad_token_id=PAD)
     loop = replace(loop, eval_interval=0)
     [guests] = settings.open([(engine, model)], path, STEPS, HEAD_SEED)

@@ -29,13 +29,11 @@ flags: plugins base
 rewards.names: plugins base
 contracts: flags base
 data.sources: flags data.sources.formats plugins data.files base
-gaming: rewards.names
 data: data.sources base
 data.sources.hub: data.sources data.files base
 data.sources.made: data.sources base
 layout: contracts base
 models.tensors: contracts
-report.trackers: contracts flags plugins base
 run: contracts flags reading plugins clock base
 sequence_parallel: contracts models.families base
 data.rows: layout contracts flags base
@@ -43,17 +41,15 @@ divergence: run base
 engine.config: layout flags base
 models.attention: layout contracts base
 models.quantized: models.tensors models.families base
-report.figures: run gaming contracts flags base
+trackers: run contracts flags plugins base
 data.cache: data.rows run contracts flags data.files base
 data.chat: data.rows contracts flags data.sources.formats data.files base
 models: models.quantized models.attention sequence_parallel models.tensors layout contracts flags plugins
     models.families base
-report.pages: report.figures run gaming
 data.kinds: data.chat data.cache data.rows layout data.sources contracts data.sources.formats base
 generation: data.chat engine.config data.rows contracts flags plugins base
 generation.decoding: models models.tensors contracts base
 models.adapters: models models.quantized models.tensors contracts models.families base
-report: report.pages report.figures run report.trackers contracts flags serving base
 data.build: data.kinds data.chat data.cache data.rows layout data.sources contracts flags data.sources.formats
     data.files base
 engine.ranks: models.adapters sequence_parallel run base
@@ -62,17 +58,16 @@ loading: models.adapters models models.quantized models.attention models.tensors
 engine: engine.ranks models.adapters models.quantized engine.config run models.tensors contracts flags base
 generation.engines: generation.guessing generation.decoding models models.attention layout contracts flags base
 rewards.calling: engine.ranks run contracts base
-checkpoints: engine engine.ranks report models.adapters run report.trackers models.tensors layout contracts flags
+checkpoints: engine engine.ranks models.adapters trackers run models.tensors layout contracts flags plugins
     models.families base
 dry_run: engine loading engine.ranks models models.quantized models.attention engine.config sequence_parallel run
     layout contracts models.families clock base
-harness: engine engine.ranks run base
 rewards.rules: rewards.calling data.sources.made base
 outputs: checkpoints engine.ranks models.tensors base
 rewards: rewards.rules rewards.calling contracts rewards.names flags plugins base
-setup: outputs harness dry_run checkpoints engine loading engine.ranks data.build report models.adapters data.kinds
-    models data.chat data.cache models.quantized models.attention engine.config divergence data.rows sequence_parallel
-    run layout data.sources contracts flags data.sources.formats plugins models.families data.files clock base
+setup: outputs dry_run checkpoints engine loading engine.ranks data.build models.adapters data.kinds models data.chat
+    data.cache trackers models.quantized models.attention engine.config divergence data.rows sequence_parallel run
+    layout data.sources contracts flags data.sources.formats plugins models.families data.files clock base
 preference: setup engine loading engine.ranks data.build models.adapters models data.chat models.attention
     engine.config data.rows run layout contracts flags data.files base
 """
@@ -131,7 +126,6 @@ training.utils.data.rows.media_store training.utils.data.sources.file_dataset
 training.utils.data.sources.formats.media training.utils.data.sources.formats.messages
 training.utils.data.sources.made.shapes training.utils.data.sources.raw_dataset
 training.utils.models.families
-training.utils.report.figures.sample_media training.utils.report.png
 """.split()
 )
 MOST_MODULES_OF_A_ROOM = 20
@@ -152,7 +146,7 @@ def step_of(module: str) -> str | None:
 
 
 def is_program_file(module: str) -> bool:
-    """A module directly in the package, such as training.report: it may look at everything but steps."""
+    """A module directly in the package, such as training.export: it may look at everything but steps."""
     parts = plain_name(module).split(".")
     return len(parts) == 2 and parts[1] != "utils" and not step_of(module)
 

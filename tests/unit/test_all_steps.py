@@ -119,7 +119,6 @@ def test_a_given_model_needs_no_new_one():
     [
         ({"step1": {}}, "f: unknown section 'step1'; did you mean 'step1_sft'"),
         ({"ranks": "two"}, "expected ranks to be a positive whole number, got 'two'"),
-        ({"report": "no"}, "expected report to be true or false, got 'no'"),
         ({"ranks": True}, "expected ranks to be a positive whole number, got True"),
         ({"output_dir": None}, "expected output_dir, a folder, got None"),
         ({"shared": ["data_path"]}, r"expected 'shared' to hold settings, got \['data_path'\]"),
@@ -164,16 +163,21 @@ def test_a_whole_run(steps, tmp_path, capsys):
     table = capsys.readouterr().out
     assert "| step 1: SFT loss " in table and "6.5000" in table and "1.2500" in table
     assert "the exact checker" in table and "standard error: 0.1250" in table
-    assert table.endswith("report: runs/x/report.html\n")
-    assert "Step 3: PPO" in (tmp_path / "runs/x/report.html").read_text(encoding="utf-8")
 
 
-def test_no_report_on_request(steps, tmp_path, capsys):
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**VALUES, "report": False}))
+def test_switches_of_plugins_reach_every_step_and_the_end(steps, tmp_path, monkeypatch):
+    ended: list[object] = []
+    monkeypatch.setattr(all_steps, "SWITCHES", {"drawn": "false: no pictures", "told": "false: not told"})
+    monkeypatch.setattr(all_steps, "TOP_LEVEL", {**all_steps.TOP_LEVEL, **all_steps.SWITCHES})
+    monkeypatch.setattr(all_steps, "hooks", lambda name: [lambda *given: ended.append((name, *given))])
+    monkeypatch.setattr(all_steps, "check_settings", lambda files: {})
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**VALUES, "drawn": False}))
     all_steps.main(["--config", "run.yaml"])
-    assert "report" not in capsys.readouterr().out and not (tmp_path / "runs/x/report.html").exists()
+    assert ended == [("at_end_of_all", Path("runs/x"), {"drawn": False, "told": True})]
     settings = yaml.safe_load((tmp_path / "runs/x/configs/step1_sft.yaml").read_text())
-    assert settings["report"] is False
+    assert settings["drawn"] is False and "told" not in settings
+    with pytest.raises(ThreestepError, match="expected told to be true or false, got 'no'"):
+        all_steps.read_plan({**VALUES, "told": "no"}, "f")
 
 
 def test_without_a_checker_the_table_has_no_such_row(steps, monkeypatch, capsys):

@@ -72,10 +72,7 @@ def check_margins(rows: Sequence[ResponsesRow], reward: RewardModelArguments) ->
 
 
 def check_sharing(flags: OneModelFlags) -> None:
-    """Raise ThreestepError if responses whose tokens are compared one by one may share tokens, and for tasks of
-    language models."""
-    if flags.report.harness_tasks:
-        raise ThreestepError("--harness_tasks asks a language model, and step 2 trains a reward model; leave it out")
+    """Raise ThreestepError if responses whose tokens are compared one by one may share tokens."""
     if flags.engine.share_beginnings and flags.of_step.loss_from == "first_difference":
         raise ThreestepError(
             f"--loss_from first_difference reads each response in one piece, and --share_beginnings "

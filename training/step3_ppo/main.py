@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from training.step3_ppo import STEP
 from training.step3_ppo.flags.ppo_flags import PpoFlags
 from training.utils.base.quick_imports import quick_imports
-from training.utils.flags.arguments import parse_arguments
+from training.utils.flags.added import figures_of_others
+from training.utils.flags.arguments import parse_arguments, resolved_settings
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.run.program import run_program
 from training.utils.setup.first_look import look_first
@@ -28,7 +29,8 @@ def main(argv: Sequence[str], counts: ModelCounts | None = None) -> Estimate | N
         if path:
             check_model_folder(path)
     flags.reward.check_files()
-    look_first(STEP, flags.run, flags.saving, flags.data.source)
+    others = figures_of_others(resolved_settings(flags))
+    look_first(STEP, flags.run, flags.saving, flags.data.source, has_other_figures=others)
 
     with quick_imports():
         from training.step3_ppo.flags.checks import checked_components

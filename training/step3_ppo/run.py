@@ -21,10 +21,10 @@ from training.utils.engine.ranks.startup import sharing_rows
 from training.utils.loading.tokenizers import tokenizer_digest
 from training.utils.rewards.opened import RunPlace, open_rules
 from training.utils.run.run_folder import ROLLOUTS
+from training.utils.setup.evaluations import open_evaluation_observers
 from training.utils.setup.flags import RunFlags
 from training.utils.setup.opened_run import planned_run, start_digests
 from training.utils.setup.setup import least_free_bytes
-from training.utils.setup.tasks import open_tasks
 
 if TYPE_CHECKING:
     from training.step3_ppo.flags.checks import Components
@@ -51,10 +51,10 @@ def run(flags: PpoFlags, components: Components) -> None:
         place = RunPlace(opened.folder.path, ranks.rank, ranks.world_size, tokenizer_digest(tokenizers.actor))
         open_rules(components.rules.values(), flags.reward.reward_replay, place)
         batch = flags.ppo.per_device_eval_batch_size
-        tasks = open_tasks(flags.reporting, opened, roles.whole_actor, tokenizers.actor, batch=batch)
+        observer = open_evaluation_observers(opened, roles.whole_actor, tokenizers.actor, batch=batch)
         with opened.recorded(parts, inputs.data, digests) as (metrics, checkpoints, bad_steps):
             scoring = (roles, engine, tokenizers.actor, components.checker)
-            evaluator = Evaluator(*scoring, settings, held_out, metrics, opened.folder, tasks)
+            evaluator = Evaluator(*scoring, settings, held_out, metrics, opened.folder, observer)
             updates = Updates(roles, settings, inputs.texts, bad_steps)
             events = events_of_rollouts(opened, opening)
             loop = (settings, metrics, checkpoints, events, components.scheduler)

@@ -265,7 +265,7 @@ class PpoTrainer:
             self.queue.note_unused(self.events, "the run ended before their step")
         best = self.checkpoints.load_best(done)
         if best:
-            self.evaluator.tasks.replace_figures()
+            self.evaluator.observer.restored()
         after = best["after"] and PpoEvaluation(**best["after"]) if best else self.after
         return PpoResult(self.before, after, self.metrics.seconds, self.reports.closing())
 

@@ -14,7 +14,6 @@ from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.rows import ResponsesRow
 from training.utils.engine.config.arguments import EngineArguments
 from training.utils.flags.flags import note_mistakes
-from training.utils.report.arguments import ReportArguments
 
 
 def sentences(**given) -> list[str]:
@@ -59,13 +58,11 @@ def test_a_reward_model_has_no_chunks_of_logits():
 
 
 def test_tokens_compared_one_by_one_stand_in_one_piece():
-    def flags(shared: int, loss_from: str, *tasks: str) -> Any:
-        own, report = RewardModelArguments(loss_from=loss_from), ReportArguments(harness_tasks=list(tasks))
-        return SimpleNamespace(engine=EngineArguments(share_beginnings=shared), of_step=own, report=report)
+    def flags(shared: int, loss_from: str) -> Any:
+        own = RewardModelArguments(loss_from=loss_from)
+        return SimpleNamespace(engine=EngineArguments(share_beginnings=shared), of_step=own)
 
     check_sharing(flags(64, "end"))
-    with pytest.raises(ThreestepError, match="--harness_tasks asks a language model, and step 2 trains a reward model"):
-        check_sharing(flags(0, "end", "task.yaml"))
     check_sharing(flags(0, "first_difference"))
     with pytest.raises(ThreestepError, match="--loss_from first_difference reads .* --share_beginnings 64 may cut it"):
         check_sharing(flags(64, "first_difference"))

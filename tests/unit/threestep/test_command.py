@@ -74,7 +74,7 @@ def test_one_rank_runs_in_this_process(ran):
     assert ran == [
         ("here", "training.step1_sft.main", ["--seed", "3"]),
         ("here", "training.step3_ppo.main", []),
-        ("here", "training.report", ["a", "--num_ranks", "2"]),
+        ("here", "training.export", ["a", "--num_ranks", "2"]),
     ]
     assert os.environ[COMMAND_VARIABLE] == "threestep report"
 
@@ -98,7 +98,7 @@ def test_a_gpu_each_trains_and_one_evaluates(ran, monkeypatch):
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
     with pytest.raises(SystemExit):
         command.main(["dpo"])
-    monkeypatch.setitem(command.CORE_COMMANDS, "one", Command("training.report", "", LAUNCHED, ranks=1))
+    monkeypatch.setitem(command.CORE_COMMANDS, "one", Command("training.export", "", LAUNCHED, ranks=1))
     command.main(["one", "reward"])
     assert [how for how, *_ in ran] == ["launched", "here"]
 

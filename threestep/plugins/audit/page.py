@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from threestep.plugins.audit.judge import DIFFERS, NOT_JUDGED, Finding, first_wrong
 from threestep.plugins.audit.text import as_lines, detail, verdict
-from training.utils.report.pages.document import document, scrolled
+from threestep.plugins.report.pages.document import document, scrolled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

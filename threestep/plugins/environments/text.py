@@ -9,7 +9,7 @@ from typing import Any
 
 from threestep.plugins.environments.findings import WRONG, Checked, ScriptFigures, in_seconds
 from threestep.plugins.environments.playing import line_of, signature_of
-from training.utils.report.pages.document import document, scrolled, table
+from threestep.plugins.report.pages.document import document, scrolled, table
 
 _STYLE = """
 .wrong { border-left: 4px solid var(--bad); }

@@ -1,10 +1,11 @@
 """Finished models: prompts to answers, answers to scores, scores to figures; chats with them; the best of n answers."""
 
-from training.utils.plugins.plugin import LAUNCHED, Command, Plugin
+from training.utils.plugins.plugin import EVERY_STEP, LAUNCHED, Command, Hooks, Plugin, RunFile
 
 PLUGIN = Plugin(
     "evaluation",
     "finished models: chat, evaluate, best of n",
+    needs=("report",),
     commands={
         "chat": Command(f"{__name__}.chat", "talk with one model, or with two side by side"),
         "evaluate": Command(
@@ -16,5 +17,13 @@ PLUGIN = Plugin(
         "best-of": Command(
             f"{__name__}.best_of", "the best of n responses, as rows for sft and dpo", LAUNCHED, ranks=1
         ),
+    },
+    flags={EVERY_STEP: (f"{__name__}.harness.arguments:RunTaskArguments",)},
+    hooks=Hooks(
+        check=f"{__name__}.harness.arguments:check_run_tasks", evaluations=f"{__name__}.harness.online:open_tasks"
+    ),
+    tables={
+        "evaluation_flags": {"harness_tasks": "give --harness_tasks"},
+        "run_files": {"harness.json": RunFile(is_result=True)},
     },
 )

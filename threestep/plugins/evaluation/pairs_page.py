@@ -7,9 +7,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from threestep.plugins.report.figures.sample_media import media_shown, sample_media
+from threestep.plugins.report.pages.document import document, table, tiles
 from training.utils.contracts.media_names import MEDIA_COLUMN
-from training.utils.report.figures.sample_media import media_shown, sample_media
-from training.utils.report.pages.document import document, table, tiles
 
 _MOST_BYTES = 2**22  # of media on a page
 

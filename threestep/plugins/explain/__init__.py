@@ -5,7 +5,7 @@ from training.utils.plugins.plugin import EVERY_STEP, Command, Hooks, Plugin
 PLUGIN = Plugin(
     "explain",
     "what one optimizer step did, token by token",
-    needs=("audit",),
+    needs=("audit", "report"),
     commands={
         "explain": Command(
             "threestep.plugins.explain", "what one optimizer step did, token by token, and under other rules"

@@ -18,8 +18,8 @@ import numpy as np
 from threestep.plugins.explain.table import COLUMNS
 from threestep.plugins.explain.text import change, number, summary
 from threestep.plugins.explain.turns import parts_of
-from training.utils.report.figures.sample_media import MEDIA_STYLE
-from training.utils.report.pages.document import document, scrolled, table
+from threestep.plugins.report.figures.sample_media import MEDIA_STYLE
+from threestep.plugins.report.pages.document import document, scrolled, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -172,8 +172,8 @@ def print_json(preview: PreviewArguments, shown: Shown, places: range, decode: A
 
 def write_page(preview: PreviewArguments, shown: Shown, places: range, decode: Any) -> None:
     """Write the rows as a page, and print its path. ThreestepError if the file cannot be written."""
+    from threestep.plugins.report.pages.rows_page import PageRow, rows_page
     from training.utils.data.rows.views import length_bars, marked_runs, values_beside
-    from training.utils.report.pages.rows_page import PageRow, rows_page
 
     rows = []
     for place in places:

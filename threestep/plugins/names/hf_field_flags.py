@@ -96,7 +96,7 @@ EVERY_STEP_FIELDS: dict[str, OldFlag] = {
     "--ignore_data_skip": refused_switch("is not built: a resumed run goes on with the row that comes next"),
     "--restore_callback_states_from_checkpoint": needless_switch("a resumed run restores all of its state"),
     "--include_for_metrics": refused(
-        "feeds a compute_metrics of Python, which a step has not; its figures are its own (docs/report.md)",
+        "feeds a compute_metrics of Python, which a step has not; its figures are its own (docs/watching.md)",
         takes_list=True, unless=NO_VALUE
     ),
     "--include_num_input_tokens_seen": needless_switch("metrics.jsonl has tokens a second at every step"),

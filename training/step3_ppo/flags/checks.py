@@ -13,12 +13,14 @@ from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.tables import either
 from training.utils.contracts.guessers import BY_HEAD, BY_NGRAMS
 from training.utils.contracts.rollout_engine import Drawing, RolloutEngine, Speculation
+from training.utils.flags.added import figures_of_others
+from training.utils.flags.arguments import resolved_settings
 from training.utils.generation.arguments import check_path_flags
 from training.utils.generation.partners import Partners, all_partners, partners_of
 from training.utils.generation.table import checked_engine, supporting
 from training.utils.loading.configurations import check_positions, check_trains
 from training.utils.models.quantized.quantization import check_beside_quantization, check_package, check_ranks
-from training.utils.plugins.registry import check_by_plugins, reading_whole_rows
+from training.utils.plugins.registry import added, check_by_plugins, reading_whole_rows
 from training.utils.rewards.table import RULES
 from training.utils.rewards.weighted import Reward, check_comparisons, named_rewards, reads_model, rule_named
 from training.utils.sequence_parallel.checks import check_beside
@@ -159,14 +161,15 @@ def _responses_of_a_prompt(flags: PpoFlags) -> dict[str, int]:
 
 
 def _check_replay(flags: PpoFlags, mistakes: Mistakes) -> None:
-    """A replay has no responses of its own to held-out prompts, and goes by --harness_tasks alone."""
-    if flags.ppo.rollout_replay is None or flags.reporting.harness_tasks:
+    """A replay has no responses of its own to held-out prompts, and goes by figures of other data alone."""
+    if flags.ppo.rollout_replay is None or figures_of_others(resolved_settings(flags)):
         return
+    advice = "".join(f"{each}, or " for each in added("evaluation_flags", ()).values())
     for name in ("load_best_model_at_end", "early_stopping"):
         mistakes.require(
             not getattr(flags.saving, name),
-            f"--{name} goes by evaluations, and --rollout_replay has another run's responses alone; give "
-            "--harness_tasks, or leave it out",
+            f"--{name} goes by evaluations, and --rollout_replay has another run's responses alone; {advice}leave it "
+            "out",
         )
 
 

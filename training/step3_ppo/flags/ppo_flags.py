@@ -14,10 +14,10 @@ from training.utils.data.build.arguments import DataArguments
 from training.utils.flags.added import AddedFlags
 from training.utils.flags.arguments import resolved_settings
 from training.utils.generation.table import RolloutEngineFlags
-from training.utils.report.arguments import ReportArguments
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.run.run_arguments import FaultArguments, RunArguments
 from training.utils.setup.guests import GuestFeatures, guest_features
+from training.utils.trackers.arguments import LogArguments
 
 if TYPE_CHECKING:
     from training.utils.contracts.rollout_engine import RolloutEngine, RolloutSettings
@@ -30,7 +30,7 @@ class PpoFlags(NamedTuple):
     run: RunArguments
     saving: CheckpointArguments
     faults: FaultArguments
-    reporting: ReportArguments
+    reporting: LogArguments
     data: DataArguments
     roles: RolesArguments
     ppo: PpoArguments

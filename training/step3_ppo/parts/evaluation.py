@@ -13,13 +13,10 @@ from training.step3_ppo.experience.drawing import draw_responses
 from training.step3_ppo.experience.scoring import further_columns, start_rules, start_scoring
 from training.utils.base.console import log
 from training.utils.base.seeds import derived_seed
+from training.utils.contracts.evaluations import EvaluationObserver
 from training.utils.contracts.media_names import MEDIA_COLUMN
 from training.utils.data.rows.collate import collate_prompts
 from training.utils.engine.ranks.collectives import gathered
-from training.utils.gaming.account import account_of
-from training.utils.gaming.sentences import signs_of_gaming
-from training.utils.gaming.values import values_of_weights
-from training.utils.harness.online import OnlineTasks
 from training.utils.rewards.sample_figures import by_source, of_each_prompt, several_of, value_names
 from training.utils.setup.media import keep_media
 
@@ -80,7 +77,7 @@ class Evaluator:
     held_out: HeldOut
     metrics: MetricsWriter
     folder: RunFolder
-    tasks: OnlineTasks = OnlineTasks()
+    observer: EvaluationObserver = EvaluationObserver()
 
     def evaluate(self, step: int) -> PpoEvaluation | None:
         """Return the mean score and check of each prompt's sampled responses; record every sample and the figures over
@@ -90,7 +87,7 @@ class Evaluator:
             return None
         if self.held_out.are_replayed:
             self._pass_over()
-            self.tasks.evaluate(step, self.metrics)
+            self.metrics.write_beside(step, self.observer.figures(step))
             return None
         keep_media(self.folder, self.held_out.seen, self.held_out.prompts)
         sampled = self._samples_of_all_ranks(step, self.settings.drawing.sampling, self.held_out.samples_per_prompt)
@@ -100,25 +97,17 @@ class Evaluator:
             figures |= evaluation_figures(greedy, "eval_greedy", self.settings.seed)
             self.folder.append_samples([{**sample, "greedy": True} for sample in greedy])
         self.metrics.write(step, figures)
-        self.tasks.evaluate(step, self.metrics)
+        self.metrics.write_beside(step, self.observer.figures(step))
         log(f"PPO: {evaluation_line(step, figures)}", self.roles.actor.ranks.is_main)
         self.metrics.write_samples(step, sampled)
         self.folder.append_samples(sampled)
-        for sign in self._signs_of_gaming(step, sampled):
-            log(f"PPO: after rollout {step:,} {sign}; see the report's section on it")
+        self.observer.samples(step, sampled)
         for sample in sampled[: self.held_out.shown]:
             log(f"sample: {sample_line(sample)}", self.roles.actor.ranks.is_main)
         return PpoEvaluation(
             scores=[_mean(values) for values in of_each_prompt(sampled, "reward")],
             checks=[_mean(values) for values in of_each_prompt(sampled, "check")] if self.checker else None,
         )
-
-    def _signs_of_gaming(self, step: int, sampled: Sequence[dict[str, Any]]) -> list[str]:
-        """Return the signs of a gamed reward since the first evaluation, on the main rank alone."""
-        first = self.folder.first_samples() if step else []
-        weights = {reward.name: reward.weight for reward in self.settings.experience.scoring.rewards.named}
-        account = account_of(first, sampled, values_of_weights(weights, self.held_out.checker))
-        return [] if account is None else signs_of_gaming(account)
 
     def _pass_over(self) -> None:
         """Take the other run's responses of this evaluation: rollouts are numbered in the order of drawing."""

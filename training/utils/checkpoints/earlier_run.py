@@ -6,13 +6,14 @@ import shutil
 from typing import TYPE_CHECKING
 
 from training.utils.base.errors import ThreestepError
-from training.utils.run.run_folder import HARNESS
+from training.utils.plugins.registry import added
 
 if TYPE_CHECKING:
     from training.utils.checkpoints.folder import CheckpointFolder
+    from training.utils.plugins.plugin import RunFile
 
 _SUMMARY = "summary.json"
-_FIGURES = (_SUMMARY, HARNESS, "reward_report.json")
+_FIGURES = (_SUMMARY, "reward_report.json")
 _VERDICTS = "verdicts"  # of rewards that ask a service, which would be given again
 _OF_A_FINISHED_RUN = (_SUMMARY, "model/config.json", "model/adapter_config.json")
 
@@ -61,5 +62,6 @@ def remove_earlier_run(folder: CheckpointFolder) -> None:
 
 def remove_figures(folder: CheckpointFolder) -> None:
     """Remove the figures of an earlier run's model, also of one that was killed: a new run may have none."""
-    for name in _FIGURES:
+    files: dict[str, RunFile] = added("run_files", _FIGURES)
+    for name in (*_FIGURES, *(name for name, file in files.items() if file.is_result)):
         (folder.path.parent / name).unlink(missing_ok=True)

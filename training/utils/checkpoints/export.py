@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -22,6 +22,16 @@ from training.utils.models.families.processors import copy_files, processor_file
 
 DESCRIPTIONS = "models"  # a folder for each engine: what an export needs besides its state
 _INSIDE = "model."  # PolicyModel and ScalarModel hold the transformers model under this name
+
+
+class ExportedModel(NamedTuple):
+    """A model folder, `out`, that was made of a checkpoint. run: its folder. checkpoint: its name. part: of the models
+    that the run trains, or `average`."""
+
+    run: Path
+    checkpoint: str
+    part: str
+    out: Path
 
 
 class WriteBeside(Protocol):

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import read_json_object, try_lock
 from training.utils.engine.ranks.collectives import on_main
-from training.utils.report.trackers.table import WRITTEN
+from training.utils.plugins.registry import added
 from training.utils.run.run_paths import make_output_dir
+from training.utils.trackers.table import WRITTEN
 
 if TYPE_CHECKING:
     from training.utils.engine.ranks.startup import Ranks
@@ -35,7 +36,7 @@ def only_run(output_dir: str | Path) -> Iterator[None]:
     handle = None
     is_new = not path.parent.exists()
     try:
-        make_output_dir(output_dir, WRITTEN)
+        make_output_dir(output_dir, (*WRITTEN, *added("run_files", WRITTEN)))
         handle = _held(path)
     except OSError as problem:
         if problem.errno not in _WITHOUT_LOCKS:

@@ -1,4 +1,4 @@
-"""Watches a run's figures for signs of divergence: logs each once, and notes it for the report."""
+"""Watches a run's figures for signs of divergence: logs each once, and notes it for pages about the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training.utils.run.run_log import RunLog
 
 
 class DivergenceWatch:
-    """The signs of one run. On the main rank, it writes `divergence.jsonl`, whose lines the report shows.
+    """The signs of one run. On the main rank, it writes `divergence.jsonl`, whose lines pages about the run show.
 
     loss, eval_loss: the names of the figures that `uniform` is the upper bound of; "" for none
     folder: of the run; None writes nothing. Figures of a resumed run that metrics.jsonl holds were seen before.

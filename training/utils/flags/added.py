@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from training.utils.plugins.registry import flag_groups
+from training.utils.plugins.registry import added, flag_groups
 
 _Group = TypeVar("_Group")
 
@@ -28,3 +29,9 @@ def added_flags(step: str) -> type[Any]:
     that of another program that takes some, such as `chat`."""
     groups = [(name, group, dataclasses.field(default_factory=group)) for name, group in flag_groups(step).items()]
     return dataclasses.make_dataclass("AddedFlags", groups, bases=(AddedFlags,), frozen=True)
+
+
+def figures_of_others(settings: Mapping[str, Any]) -> bool:
+    """True if a plugin's flag gives evaluations figures of other data than the held-out rows (`evaluation_flags`).
+    settings: by the flags' names"""
+    return any(settings[name] for name in added("evaluation_flags", ()))

@@ -29,7 +29,7 @@ from training.utils.flags.flags import AUTO, MAY_CHANGE, OWN_KEYS, TAKES_AUTO, U
 from training.utils.flags.help_page import HELP_FLAGS, as_typed, help_page, requested_topic
 from training.utils.flags.launcher_flags import LAUNCHER_FLAGS
 from training.utils.flags.other_names import OldFlag, Renamed, flags_with_values, translated
-from training.utils.plugins.registry import flag_defaults, owner_of
+from training.utils.plugins.registry import flag_defaults, owner_sentence
 
 _SWITCHED = {"true": True, "false": False}
 # What argparse says of a value, and what is expected.
@@ -365,7 +365,7 @@ def _flags_of(
     mistakes = Mistakes()
     for name, value in values.items():
         if name not in names and name not in others:
-            hint = _owner(str(name)) or nearest_flags(str(name), suggested)
+            hint = owner_sentence("flags", str(name)) or nearest_flags(str(name), suggested)
             mistakes.add(f"{path}: unknown setting '{name}'{hint}")
         elif isinstance(value, dict):
             mistakes.add(f"{path}: '{name}' expects one value or a list, got a mapping")
@@ -400,16 +400,11 @@ def _refuse_unknown_flags(unknown: Sequence[str], parser: argparse.ArgumentParse
     for word in unknown:
         if word.startswith("--"):
             name = word[2:].split("=")[0]
-            mistakes.add(f"unknown flag --{name}{_owner(name) or nearest_flags(name, [*names, *others])}")
+            hint = owner_sentence("flags", name) or nearest_flags(name, [*names, *others])
+            mistakes.add(f"unknown flag --{name}{hint}")
     if unknown and not mistakes.sentences:
         mistakes.add(f"the command line has words that belong to no flag: {' '.join(unknown)}")
     mistakes.raise_if_any()
-
-
-def _owner(flag: str) -> str:
-    """End of a sentence on an unknown flag that a plugin would add; "" for others."""
-    plugin = owner_of("flags", flag)
-    return f"; it is of the plugin '{plugin}', which is not installed" if plugin else ""
 
 
 def _instance(group: type, namespace: argparse.Namespace) -> Any:

@@ -24,7 +24,7 @@ _PACKAGE = "training"
 
 @dataclass(frozen=True)
 class Curve:
-    """A chart of the report. metrics: by label; a label that begins with "held-out" belongs to an evaluation.
+    """A chart of a run. metrics: by label; a label that begins with "held-out" belongs to an evaluation.
     is_smooth: without minibatch noise."""
 
     title: str
@@ -69,7 +69,7 @@ class ClosingRow:
 
 @dataclass(frozen=True)
 class SampleWords:
-    """Words of the report on samples.jsonl.
+    """Words of pages on samples.jsonl.
 
     labels: the models whose responses it holds, before and after training
     note: above the samples. score: what a ranked response's score is called

@@ -82,6 +82,14 @@ class RewardEntry:
 
 
 @dataclass(frozen=True)
+class RunFile:
+    """A file or folder in a run's folder, which must be the run's own. is_result: a new run there removes that of an
+    earlier one."""
+
+    is_result: bool = False
+
+
+@dataclass(frozen=True)
 class OtherNames:
     """Other programs' flags that programs here read as ours.
 
@@ -110,32 +118,47 @@ class StepNeeds(NamedTuple):
 
 @dataclass(frozen=True)
 class Hooks:
-    """Functions that every step calls; "" where the plugin has nothing to do there.
+    """Functions that programs call; "" where the plugin has nothing to do there. A plugin's are called after those of
+    the plugins that it needs.
 
+    Of every step:
     check: (flags, mistakes) -> None: notes settings that do not go together, before a model loads. flags: the step's
         `OneModelFlags` or `PpoFlags`
     step_needs: (flags) -> StepNeeds: what the core's own checks ask of a plugin that looks at steps; flags: as of check
-    observer: (ObservedRun) -> StepObserver | None: what looks at the optimizer steps of a run
-        (`contracts.step_observers`); None: nothing of this run
-    at_end: (EndedRun) -> None: on the main rank, once the run has written its models and figures
-    rollout_scheduler: (PpoFlags) -> RolloutScheduler | None: which weights draw the rollouts of a step
-    guests: (flags) -> GuestFeature: what trains beside a run's models, or adds to their losses; flags as of `check`
-    exported: as `checkpoints.export.WriteBeside`: writes what a checkpoint has beside a model into its exported folder
-    partners: (AddedFlags) -> Partners: who answers the model while it draws, in step 3 and in a chat
-        (`training.utils.generation.partners`)
+    at_start: (settings) -> None: on the main rank, before the run writes to its folder; a ThreestepError ends the run.
+        settings: by the flags' names
     preparers: (AddedFlags) -> Iterable[ModelPreparer]: changes to models as they are loaded (`models.preparers`);
         with `AddedFlags()`, those to a model that a program loads without such flags
+    guests: (flags) -> GuestFeature: what trains beside a run's models, or adds to their losses; flags as of `check`
+    rollout_scheduler: (PpoFlags) -> RolloutScheduler | None: which weights draw the rollouts of a step
+    partners: (AddedFlags) -> Partners: who answers the model while it draws, in step 3 and in a chat
+        (`training.utils.generation.partners`)
+    observer: (ObservedRun) -> StepObserver | None: what looks at the optimizer steps of a run
+        (`contracts.step_observers`); None: nothing of this run
+    evaluations: (EvaluatedRun) -> EvaluationObserver | None: of the run's evaluations, before the first; on all ranks
+    at_end: (EndedRun) -> str | None: on the main rank, once the run has written its models and figures. A text ends the
+        last line of the log
+
+    Of other programs:
+    exported: as `checkpoints.export.WriteBeside`: writes what a checkpoint has beside a model into its exported folder
+    at_export: (ExportedModel) -> None: once a checkpoint's weights are a model folder
+    at_end_of_all: (folder, switches) -> None: once `threestep all` has run its steps. folder: of the whole run.
+        switches: those of `whole_run_switches`
     """
 
     check: str = ""
     step_needs: str = ""
-    observer: str = ""
-    at_end: str = ""
-    rollout_scheduler: str = ""
-    guests: str = ""
-    exported: str = ""
-    partners: str = ""
+    at_start: str = ""
     preparers: str = ""
+    guests: str = ""
+    rollout_scheduler: str = ""
+    partners: str = ""
+    observer: str = ""
+    evaluations: str = ""
+    at_end: str = ""
+    exported: str = ""
+    at_export: str = ""
+    at_end_of_all: str = ""
 
 
 EVERY_STEP = "every step"
@@ -168,6 +191,11 @@ class Plugin:
         `meant_flags`: names of the flags that are meant, by what people type in their place
         `logs`: what each is, by the names of files in a run's folder to which its steps append: a run that resumes
             cuts them back
+        `run_files`: RunFile, by the names in a run's folder; a folder's ends with a slash
+        `evaluation_flags`: by flags that give evaluations figures of other data than the held-out rows, `eval/NAME`:
+            advice that names the flag, for who has no such rows
+        `whole_run_switches`: by flags of every step that are true or false, and that the file of `threestep all` has at
+            its top, by default true: a line on each for `--help`
     """
 
     name: str

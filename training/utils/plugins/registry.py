@@ -92,8 +92,9 @@ def topics() -> dict[str, str]:
 
 
 def hooks(name: str) -> list[Callable[..., Any]]:
-    """Return the functions of all plugins for one of the `Hooks`, in the order of the plugins' names."""
-    places = (getattr(plugin.hooks, name) for plugin in plugins().values())
+    """Return the functions of all plugins for one of the `Hooks`: by the plugins' names, but after those of plugins
+    that a plugin needs."""
+    places = (getattr(plugins()[plugin].hooks, name) for plugin in _after_their_needs(plugins()))
     return [_at(place) for place in places if place]
 
 
@@ -155,6 +156,13 @@ def missing(kind: str) -> dict[str, str]:
     return {name: plugin for plugin, _, words in found if plugin not in plugins() for name in words.split()}
 
 
+def owner_sentence(kind: str, name: str) -> str:
+    """Return the end of a sentence on an unknown name that a plugin of this project would add; "" for others. kind: as
+    of `owner_of`"""
+    plugin = owner_of(kind, name)
+    return f"; it is of the plugin '{plugin}', which is not installed" if plugin else ""
+
+
 def _at(address: str) -> Any:
     return pkgutil.resolve_name(loaded_name(address))
 
@@ -209,6 +217,23 @@ def _declares_some(folder: str) -> bool:
             if section in (about / "entry_points.txt").read_bytes():
                 return True
     return False
+
+
+def _after_their_needs(found: Mapping[str, Plugin]) -> list[str]:
+    """Return the names in an order in which each plugin comes after those that it needs."""
+    ordered: dict[str, None] = {}
+    seen: set[str] = set()
+
+    def add(name: str) -> None:
+        if name not in seen:
+            seen.add(name)
+            for need in found[name].needs:
+                add(need)
+            ordered[name] = None
+
+    for name in found:
+        add(name)
+    return [*ordered]
 
 
 def _with_their_needs(found: Mapping[str, Plugin]) -> dict[str, Plugin]:

@@ -62,7 +62,7 @@ class MetricsWriter:
         """Have the trackers write everything to disk; metrics.jsonl is there after every line."""
         self._each_tracker(lambda tracker: tracker.flush())
 
-    def write(self, step: int, metrics: dict[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record `metrics` (plain numbers) at optimizer step `step`."""
         if not self._is_main_rank:
             return
@@ -77,8 +77,10 @@ class MetricsWriter:
         self._lines.append([json.dumps(line)])
         self._each_tracker(lambda tracker: tracker.metrics(step, plain))
 
-    def write_beside(self, step: int, metrics: dict[str, float]) -> None:
-        """Record further figures of the evaluation at `step`, whose own are written."""
+    def write_beside(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record further figures, if there are some, of the evaluation at `step`, whose own are written."""
+        if not metrics:
+            return
         before = self.evaluation
         self.write(step, metrics)
         self.evaluation = {**before, **self.evaluation}

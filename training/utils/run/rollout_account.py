@@ -1,5 +1,5 @@
 """The account of a run's prompts, from its rollouts.jsonl: each is learned from once in an epoch, or named with its
-reason. Serves the report and tests."""
+reason. Serves pages about runs, and tests."""
 
 from __future__ import annotations
 

@@ -19,7 +19,6 @@ from training.utils.plugins.registry import added
 from training.utils.run.run_log import RunLog
 
 BAD_STEPS = "bad_steps.jsonl"
-HARNESS = "harness.json"  # figures of lm-evaluation-harness, by task
 METRICS = "metrics.jsonl"
 DIVERGENCE = "divergence.jsonl"  # sentences on signs that the run has diverged
 ROLLOUTS = "rollouts.jsonl"  # which weights drew what, and what became of each prompt
@@ -84,20 +83,6 @@ class RunFolder:
         """Append one JSON object a line to samples.jsonl, now or once the disk takes it."""
         if self.is_main_rank:
             self.run_log("samples.jsonl").append(json.dumps(sample, ensure_ascii=False) for sample in samples)
-
-    def first_samples(self) -> list[dict[str, Any]]:
-        """Return the samples of the first evaluation in samples.jsonl, but for greedy ones; on the main rank alone."""
-        path = self.path / "samples.jsonl"
-        first: list[dict[str, Any]] = []
-        if not self.is_main_rank or not path.is_file():
-            return first
-        with open(path, encoding="utf-8") as file:
-            for sample in map(json.loads, file):
-                if first and sample["step"] != first[0]["step"]:
-                    break
-                if not sample.get("greedy"):
-                    first.append(sample)
-        return first
 
     def write_medium(self, name: str, content: bytes, kind: str) -> None:
         """Write a file of `SAMPLE_MEDIA`, unless the disk refuses it. kind: a word for it."""

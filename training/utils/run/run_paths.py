@@ -18,7 +18,7 @@ from training.utils.run.run_folder import log_names
 _REPLACED_FOLDERS = ("model", "critic", "model_ema")  # by a rename, at the end
 _FOLDERS = (*_REPLACED_FOLDERS, "checkpoints", "profile", SAMPLE_MEDIA)
 _FILES = (
-    "config.yaml", "data_report.json", "environment.json", "report.html", "reward_report.json", "summary.json",
+    "config.yaml", "data_report.json", "environment.json", "reward_report.json", "summary.json",
     ".running", "checkpoints/latest",
 )  # fmt: skip
 

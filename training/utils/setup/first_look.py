@@ -21,10 +21,21 @@ if TYPE_CHECKING:
     from training.utils.run.run_arguments import RunArguments
 
 
-def look_first(step: Step, run: RunArguments, checkpoints: CheckpointArguments, source: SourceArguments) -> None:
+def look_first(
+    step: Step,
+    run: RunArguments,
+    checkpoints: CheckpointArguments,
+    source: SourceArguments,
+    *,
+    has_other_figures: bool = False,
+) -> None:
     """ThreestepError if the folder holds a finished run, or if the data cannot serve the step; a dry run may. Also for
-    a metric that its evaluations do not have."""
-    _check_metric(step, checkpoints.metric_for_best_model)
+    a metric that its evaluations do not have.
+
+    has_other_figures: evaluations have figures that the step does not declare
+    """
+    if not has_other_figures:
+        _check_metric(step, checkpoints.metric_for_best_model)
     if run.dry_run:
         return
     if not checkpoints.overwrite:

@@ -13,9 +13,9 @@ from training.utils.flags.arguments import resolved_settings
 from training.utils.flags.step import Step
 from training.utils.models.arguments import ModelArguments
 from training.utils.models.settings import ModelSettings
-from training.utils.report.arguments import ReportArguments
 from training.utils.run.run_arguments import FaultArguments, RunArguments
 from training.utils.setup.guests import GuestFeatures, guest_features
+from training.utils.trackers.arguments import LogArguments
 
 
 class RunFlags(NamedTuple):
@@ -46,7 +46,7 @@ class OneModelFlags:
     run: RunArguments
     checkpoints: CheckpointArguments
     faults: FaultArguments
-    report: ReportArguments
+    reporting: LogArguments
     data: DataArguments
     model: ModelArguments
     engine: EngineArguments

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.quick_imports import quick_imports
+from training.utils.flags.added import figures_of_others
 from training.utils.flags.arguments import parse_arguments
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.models.quantized.quantization import NOT_SHARDED, check_beside_quantization, check_package
@@ -44,7 +45,7 @@ def one_model_program(
 
     main parses the command line, with the module's docstring for `--help`. It prints the plan and ends with
     `--dry_run`, or with `counts` returns the estimate; otherwise it opens the run (folder, tokenizer, rows, model,
-    engine, metrics), calls train(opened, own flags), and saves the model, the closing figures and the report.
+    engine, metrics), calls train(opened, own flags), and saves the model and the closing figures.
 
     rows: the kind of rows to train on, by its name or as own flags -> its name
     scores: the model is a reward model; otherwise it predicts tokens
@@ -66,7 +67,8 @@ def one_model_program(
                 "model, which has a score for each sequence instead; leave it out"
             )
         check_model_folder(flags.model.model_name_or_path)
-        look_first(step, flags.run, flags.checkpoints, flags.data.source)
+        others = figures_of_others(flags.settings)
+        look_first(step, flags.run, flags.checkpoints, flags.data.source, has_other_figures=others)
         with quick_imports():
             from training.utils.data.kinds.table import KINDS
 

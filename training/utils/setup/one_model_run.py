@@ -33,6 +33,7 @@ from training.utils.models.stop_tokens import set_stop_tokens, stop_tokens, unus
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.sequence_parallel.checks import check_model
 from training.utils.setup.dry_run import chosen_forward
+from training.utils.setup.evaluations import open_evaluation_observers
 from training.utils.setup.media import checked_media, media_keeper, processor_of, reader_of_start, with_kept_features
 from training.utils.setup.opened_model import OpenedModel
 from training.utils.setup.opened_run import RunData, planned_run, start_digests
@@ -46,7 +47,6 @@ from training.utils.setup.setup import (
     open_observers,
     whole_steps,
 )
-from training.utils.setup.tasks import open_tasks
 from training.utils.setup.training_run import LoopSettings, TrainingRun
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from training.utils.contracts.media import RunMedia
     from training.utils.data.kinds.kind import RowKind
     from training.utils.engine.ranks.startup import Ranks
-    from training.utils.harness.online import OnlineTasks
     from training.utils.models.settings import ModelSettings
     from training.utils.run.run_folder import RunFolder
     from training.utils.setup.flags import OneModelFlags
@@ -77,7 +76,7 @@ def run_one_model(
     check: Callable[[OneModelFlags], None] | None,
     check_rows: Callable[[Sequence[Any], Any], None] | None,
 ) -> None:
-    """Open the run, train, save the model and the closing figures, write the report. `one_model_program` says what the
+    """Open the run, train, save the model and the closing figures. `one_model_program` says what the
     arguments are."""
     with planned_run(flags.of_run) as planned:
         ranks, data = sharing_rows(planned.ranks, flags.engine.sequence_parallel_size), planned.flags.data
@@ -122,10 +121,13 @@ def run_one_model(
         run, loop = _settled(
             flags, run, loop, chosen, rows=rows.train, check=check, may=partial(may_share, model, engine, read, most)
         )
+        observer = open_evaluation_observers(
+            run, WholeModel(engine, model), tokenizer, batch=flags.engine.per_device_eval_batch_size
+        )
         loop = replace(
             loop,
             eval_interval=run.plan.settings["eval_interval"],
-            tasks=_tasks(flags, run, model, engine, tokenizer=tokenizer),
+            observer=observer,
             name=flags.step.label,
             observers=open_observers(
                 ObservedRun(flags.step.program, flags.settings, run.folder.path, ranks, style.chat, tokenizer)
@@ -143,7 +145,7 @@ def run_one_model(
                 loop,
                 *files,
                 guests,
-                _samples(flags, run.folder, rows, tokenizer, ends=ends),
+                replace(_samples(flags, run.folder, rows, tokenizer, ends=ends), observer=observer),
                 media,
             )
             result = train(OpenedModel(flags, run.folder, rows, sum(added), model, training), flags.of_step)
@@ -228,19 +230,6 @@ def _share_beginnings(
     return AutoChoice(name, _LEAST_SHARED_TOKENS, f"rows of the first steps have {share:.0%} in common", off=0)
 
 
-def _tasks(
-    flags: OneModelFlags,
-    run: OpenedRun,
-    model: PreTrainedModel,
-    engine: TrainingEngine,
-    *,
-    tokenizer: PreTrainedTokenizerBase,
-) -> OnlineTasks:
-    """The tasks of lm-evaluation-harness beside the run's evaluations."""
-    batch = flags.engine.per_device_eval_batch_size
-    return open_tasks(flags.report, run, WholeModel(engine, model), tokenizer, batch=batch)
-
-
 def _set_stops(model: Any, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int], inside: set[int]) -> None:
     """Set the tokens that end the model's answers, and say which of its own never do."""
     unused = unused_stop_tokens(stop_tokens(model), tokenizer)
@@ -261,7 +250,7 @@ def _samples(
     """Settings of the samples of held-out rows. ends: tokens that end a response."""
     decode = tokenizer.decode if rows.seen is None else rows.seen.reader.counting(tokenizer.decode)
     keeper = media_keeper(folder, rows)
-    return EvaluationSamples(flags.report.report_samples, folder, decode, frozenset(ends), keeper)
+    return EvaluationSamples(flags.reporting.report_samples, folder, decode, frozenset(ends), keeper)
 
 
 class _Added(NamedTuple):
@@ -367,5 +356,5 @@ def loop_settings(
         shuffle=flags.run.shuffle,
         meter=compute_meter(model, ranks) if engine.report_mfu else None,
         traces=flags.run.traces(),
-        log_pace=flags.report.pace(),
+        log_pace=flags.reporting.pace(),
     )

@@ -28,7 +28,6 @@ from training.utils.models.families.processors import write_beside
 from training.utils.outputs.final_models import FinalModels
 from training.utils.outputs.room import check_room
 from training.utils.plugins.registry import hooks
-from training.utils.report.writing import close_run, worse_at_end
 from training.utils.run.run_arguments import TORCH
 from training.utils.run.run_folder import BAD_STEPS, EndedRun, RunFolder
 from training.utils.setup.saving_check import SavedModel, check_saving
@@ -178,13 +177,11 @@ class OpenedRun:
             _write_models(final, parts, guests)
         for name, content in figures.items():
             self.folder.write_figures(name, content)
-        close_run(self.folder, self.flags.settings, self.flags.trains)
+        self.folder.settle()
+        ended = EndedRun(self.folder, self.flags.settings, self.flags.trains)
+        more = "".join(at_end(ended) or "" for at_end in hooks("at_end")) if self.folder.is_main_rank else ""
         final.check()
-        if self.folder.is_main_rank:
-            ended = EndedRun(self.folder, self.flags.settings, self.flags.trains)
-            for at_end in hooks("at_end"):
-                at_end(ended)
-        log(closing + worse_at_end(self.folder), self.folder.is_main_rank)
+        log(closing + more, self.folder.is_main_rank)
 
 
 def start_digests(paths: Mapping[str, str], cache_dir: str) -> dict[str, Callable[[], str]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from training.utils.contracts.evaluations import EvaluationObserver
 from training.utils.contracts.media_names import MEDIA_COLUMN
 from training.utils.layout.order import ShuffledStream
 
@@ -31,13 +32,14 @@ class SampleMedia(NamedTuple):
 @dataclass(frozen=True)
 class EvaluationSamples:
     """count: rows of each evaluation; 0 writes nothing. decode: token ids -> text. end_token_ids: a text leaves out one
-    that ends it. keeper: keeps the media of rows; None where no row has any."""
+    that ends it. keeper: keeps the media of rows; None where no row has any. observer: sees them."""
 
     count: int = 0
     folder: RunFolder | None = None
     decode: Callable[[Sequence[int]], str] = str
     end_token_ids: frozenset[int] = frozenset()
     keeper: MediaKeeper | None = None
+    observer: EvaluationObserver = EvaluationObserver()
 
     def rows(self, total: int, seed: int) -> list[int]:
         """Indices of the rows, drawn by the seed: the same in every evaluation and on any number of ranks."""
@@ -58,6 +60,7 @@ class EvaluationSamples:
         lines = [{"step": step, **sample} for sample in samples]
         self.folder.append_samples(lines)
         metrics.write_samples(step, lines)
+        self.observer.samples(step, lines)
 
 
 def sample_uid(*texts: str) -> str:

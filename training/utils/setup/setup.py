@@ -31,7 +31,6 @@ from training.utils.models.attention.attention import text_attention
 from training.utils.models.flops import ComputeMeter, model_shape
 from training.utils.models.target_head import CHUNK_MB, chunk_mb_for
 from training.utils.plugins.registry import hooks
-from training.utils.report.hub import open_repository
 from training.utils.run.run_arguments import TORCH
 from training.utils.run.run_folder import RunFolder
 
@@ -56,7 +55,7 @@ def open_observers(run: ObservedRun) -> StepObservers:
 def start_run(run: RunArguments, settings: dict[str, Any], ranks: Ranks, chosen: Collection[str] = ()) -> RunFolder:
     """Make the run's folder, write every setting to it (`--config` reads the file back) and what it runs on, seed this
     rank, and say on what it runs. chosen: as of `write_settings`"""
-    on_main(lambda: open_repository(settings), ranks.is_main)
+    on_main(lambda: [at_start(settings) for at_start in hooks("at_start")], ranks.is_main)
     folder = RunFolder(run.output_dir, ranks.is_main)
     write_settings(folder, settings, ranks, chosen)
     seed_everything(run.seed, ranks.rank)

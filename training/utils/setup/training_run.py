@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from training.utils.base.console import LogPace, log
 from training.utils.checkpoints.records import check_keys, record_of
 from training.utils.contracts.checkpoints import Checkpoints
+from training.utils.contracts.evaluations import EvaluationObserver
 from training.utils.contracts.guests import Guests
 from training.utils.contracts.step_observers import StepObservers
 from training.utils.divergence.watch import DivergenceWatch
 from training.utils.engine.bad_steps import BadSteps
-from training.utils.harness.online import OnlineTasks
 from training.utils.layout.order import ShuffledStream, completes_epochs, evaluates_by_default
 from training.utils.run.ahead import Ahead
 from training.utils.run.progress import ShownFigure, progress_bar, show
@@ -54,7 +54,7 @@ class LoopSettings:
     eval_interval: in optimizer steps; eval_epochs: in epochs; both 0: evaluates only before and after training.
         eval_interval None, without eval_epochs: as `evaluates_by_default`.
     meter: None if MFU is not reported.
-    tasks: of lm-evaluation-harness, at each evaluation.
+    observer: of each evaluation.
     shuffle: epochs have an order of their own, each; otherwise that of the rows.
     name: of what is trained, in the log, e.g. `SFT`.
     """
@@ -72,7 +72,7 @@ class LoopSettings:
     eval_epochs: float = 0.0
     log_pace: LogPace = LogPace()
     shuffle: bool = True
-    tasks: OnlineTasks = OnlineTasks()
+    observer: EvaluationObserver = EvaluationObserver()
     name: str = "model"
 
 
@@ -217,7 +217,7 @@ class TrainingLoop:
         best = run.checkpoints.load_best(self._done)
         if best is not None:
             self.after = self._evaluation_in(best, "after")
-            self._run.settings.tasks.replace_figures()
+            self._run.settings.observer.restored()
 
     def _evaluation_in(self, saved: dict[str, Any], name: str) -> Any:
         """The evaluation that a checkpoint holds under `name`; None where the run has no evaluation rows."""
@@ -248,7 +248,7 @@ class TrainingLoop:
 
     def _evaluated(self, step: int) -> Any:
         found = self._evaluate(step)
-        self._run.settings.tasks.evaluate(step, self._run.metrics)
+        self._run.metrics.write_beside(step, self._run.settings.observer.figures(step))
         self._run.checkpoints.evaluated(step)
         if found is not None and found.loss is not None:
             self._divergence.see(step, {_EVAL_LOSS: found.loss})

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -19,7 +17,6 @@ from training.step3_ppo.parts.evaluation import (
     sample_line,
     standard_error_of_gain,
 )
-from training.utils.rewards.weighted import Reward
 from training.utils.run.run_folder import RunFolder
 
 
@@ -160,28 +157,3 @@ def test_one_prompt_and_equal_gains():
 def test_evaluations_of_different_prompts_do_not_meet():
     with pytest.raises(ValueError):
         standard_error_of_gain([1.0, 2.0], [1.0])
-
-
-def test_a_gamed_reward_is_in_the_log_of_an_evaluation(tmp_path):
-    """The first evaluation's samples come from the file, also where later ones stand behind them."""
-    folder = RunFolder(tmp_path, is_main_rank=True)
-
-    def samples(step: int, check: float) -> list[dict]:
-        return [
-            sample("one", step + index % 3 / 10, prompt_index=index, step=step, check=check + index % 2 / 10)
-            for index in range(30)
-        ]
-
-    for step, check in ((0, 0.8), (5, 0.8)):
-        folder.append_samples(samples(step, check))
-        folder.append_samples([{**each, "greedy": True, "reward": 99.0} for each in samples(step, check)])
-    named = SimpleNamespace(named=(Reward("mine", 1.0, None),))
-    settings = SimpleNamespace(experience=SimpleNamespace(scoring=SimpleNamespace(rewards=named)))
-    nothing = dict.fromkeys(("roles", "rollout_engine", "tokenizer", "checker", "metrics"))
-    evaluator = Evaluator(**nothing, settings=settings, folder=folder, held_out=HeldOut([], 4, checker="gsm8k"))
-    [sign] = evaluator._signs_of_gaming(10, samples(10, 0.4))
-    assert sign.startswith("the score rose by 10 ") and "checker, which is not trained on, fell by 0.4" in sign
-    assert evaluator._signs_of_gaming(10, samples(10, 0.9)) == []
-    assert evaluator._signs_of_gaming(0, samples(0, 0.1)) == []
-    other = replace(evaluator, folder=RunFolder(tmp_path, is_main_rank=False))
-    assert other._signs_of_gaming(10, samples(10, 0.4)) == []

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 
+from threestep.plugins.report.figures.reading import read_runs
 from training.utils.divergence.signs import WINDOW, Uniform
 from training.utils.divergence.watch import DivergenceWatch
-from training.utils.report.figures.reading import read_runs
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.run_folder import DIVERGENCE, LOGS
 

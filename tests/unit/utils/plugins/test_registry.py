@@ -11,7 +11,8 @@ import pytest
 
 from tests.support.known_plugins import KNOWN, known_plugins
 from training.utils.base.errors import ThreestepError
-from training.utils.plugins.plugin import Command, Plugin
+from training.utils.plugins import registry
+from training.utils.plugins.plugin import Command, Hooks, Plugin
 from training.utils.plugins.registry import added, owner_of, plugin_module, plugins
 
 ROOT = Path(__file__).parents[4]
@@ -213,7 +214,14 @@ def test_a_package_adds_flags_a_check_an_observer_and_an_end_to_a_step(tmp_path)
     assert done.returncode == 0, done.stderr
     assert "hurrah hurrah  run" in done.stdout
     assert "cheers: 2" in (tmp_path / "run" / "config.yaml").read_text()
-    assert (tmp_path / "run" / "seen.txt").read_text() == "sft 1 None 2 1\n"
-    again = told(tmp_path, *words, "--cheers", "2", "--overwrite")
-    assert again.returncode == 0, again.stderr
-    assert (tmp_path / "run" / "seen.txt").read_text() == "sft 1 None 2 1\n"  # cut back: the run began anew
+
+
+def test_hooks_come_after_those_of_plugins_that_are_needed(monkeypatch):
+    def adding(name: str, *needs: str) -> Plugin:
+        return Plugin(name, "", needs=needs, hooks=Hooks(at_end=f"os.path:{name}"))
+
+    names = {"basename": ("join",), "exists": (), "isdir": ("basename", "exists"), "join": ()}
+    found = {name: adding(name, *needs) for name, needs in names.items()}
+    monkeypatch.setattr(registry, "plugins", lambda: found)
+    assert [hook.__name__ for hook in registry.hooks("at_end")] == ["join", "basename", "exists", "isdir"]
+    assert registry.hooks("at_start") == []

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from training.utils.base.errors import ThreestepError
-from training.utils.report.trackers.table import WRITTEN
 from training.utils.run.run_paths import check_place, make_output_dir
+from training.utils.trackers.table import WRITTEN
 
 FOLDERS = ("model", "critic", "model_ema", "checkpoints", "tensorboard", "profile", "sample_pictures")
 FILES = (

@@ -17,11 +17,11 @@ from training.utils.engine.config.arguments import EngineArguments
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
 from training.utils.models.flops import model_shape
-from training.utils.report.arguments import ReportArguments
 from training.utils.run.run_arguments import RunArguments
 from training.utils.setup.guests import GuestFeatures
 from training.utils.setup.one_model_run import loop_settings
 from training.utils.setup.training_run import LoopSettings
+from training.utils.trackers.arguments import LogArguments
 
 
 def ranks(world_size: int = 1) -> Ranks:
@@ -55,9 +55,9 @@ def test_the_loop_is_the_flags(packed, capsys):
         report_mfu=False, share_beginnings=32,
     )  # fmt: skip
     run = RunArguments(seed=2, profile_steps=[3])
-    report = ReportArguments(logging_steps=5, logging_seconds=2.0)
-    guests = GuestFeatures()
-    flags = SimpleNamespace(run=run, engine=engine, data=data_flags(max_seq_len=200), report=report, guests=guests)
+    log_flags = LogArguments(logging_steps=5, logging_seconds=2.0)
+    data = data_flags(max_seq_len=200)
+    flags = SimpleNamespace(run=run, engine=engine, data=data, reporting=log_flags, guests=GuestFeatures())
     loop = loop_settings(flags, (10, 15), OfHiddenSize64(), packed, ranks=ranks(3), pad_token_id=1)
     said = capsys.readouterr().out
     assert said == ("" if packed else "--share_beginnings: padded rows have one sequence each, and share nothing\n")
@@ -85,7 +85,7 @@ def test_forwards_on_a_cpu_are_small_where_none_is_read_twice():
             return True
 
     engine = EngineArguments(per_device_train_batch_size=30, report_mfu=False)
-    groups = {"run": RunArguments(), "engine": engine, "report": ReportArguments()}
+    groups = {"run": RunArguments(), "engine": engine, "reporting": LogArguments()}
     model = tiny_causal_lm("llama")
     for guests, bound in ((GuestFeatures(), 2048), (GuestFeatures([GuestFeature(), Twice()]), 6000)):
         flags = SimpleNamespace(**groups, data=data_flags(max_seq_len=200), guests=guests)
@@ -97,7 +97,7 @@ def test_forwards_on_a_cpu_are_small_where_none_is_read_twice():
 
 def test_the_meter_knows_the_model_and_the_rate_of_this_machine(capsys):
     model = tiny_causal_lm("llama")
-    groups = {"run": RunArguments(seed=2), "engine": EngineArguments(), "report": ReportArguments()}
+    groups = {"run": RunArguments(seed=2), "engine": EngineArguments(), "reporting": LogArguments()}
     flags = SimpleNamespace(**groups, data=data_flags(max_seq_len=20), guests=GuestFeatures())
     loop = loop_settings(flags, (1, 16), model, True, ranks=ranks(), pad_token_id=1)
     assert loop.meter is not None and loop.meter.shape == model_shape(model)

@@ -26,7 +26,7 @@ from training.utils.checkpoints.plan import CheckpointPlan, check_settings
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.models.settings import ModelSettings
 from training.utils.run.run_arguments import ONEDNN, TORCH
-from training.utils.run.run_folder import RunFolder
+from training.utils.run.run_folder import EndedRun, RunFolder
 from training.utils.setup import opened_run
 from training.utils.setup.flags import RunFlags
 from training.utils.setup.opened_run import OpenedRun, PlannedRun, start_digests
@@ -67,12 +67,17 @@ def finished(
         noted.events.append(f"{place.name}: {model}, {tensors}, {tokenizer}")
 
     monkeypatch.setattr(opened_run, "save_model", save_model)
-    monkeypatch.setattr(opened_run, "close_run", lambda *given: noted.events.append(f"closed {given[2]}"))
+
+    def at_end(ended: EndedRun) -> str:
+        noted.events.append(f"closed {ended.trains}")
+        return "; well"
+
+    monkeypatch.setattr(opened_run, "hooks", lambda name: [at_end, lambda ended: ""] if name == "at_end" else [])
     ranks: Any = Ranks(0, 0, 1, None)  # type: ignore[arg-type]
     whole: Any = noted
     parts = CheckpointParts(noted.engines, ranks, whole if average else None, tokenizers)
     nothing: Any = None
-    flags = RunFlags(nothing, nothing, CheckpointArguments(), nothing, nothing, {"explain_steps": []}, trains)
+    flags = RunFlags(nothing, nothing, CheckpointArguments(), nothing, nothing, {}, trains)
     run = OpenedRun(flags, ranks, nothing, RunFolder(str(folder), True), nothing, "fp32")
     run.finish(parts, whole, {"summary.json": {"seconds": 1.0}}, "the end")
     return noted.events
@@ -86,7 +91,7 @@ def test_the_first_model_has_its_guests_and_the_average_comes_last(tmp_path, mon
         "average in place", "weights of actor model", "model_ema: actor model, actor, words",
         "closed True",
     ]  # fmt: skip
-    assert capsys.readouterr().out == "the end\n" and (tmp_path / "summary.json").is_file()
+    assert capsys.readouterr().out == "the end; well\n" and (tmp_path / "summary.json").is_file()
 
 
 def test_one_model_is_called_model(tmp_path, monkeypatch):
@@ -130,14 +135,6 @@ def test_a_resumed_run_evaluates_as_it_began(tmp_path, monkeypatch, began_with, 
     opened = PlannedRun(flags, ranks, plan).opened("chat", ModelSettings("model"), "fp32", predicts_tokens=False)
     assert opened.plan.settings["eval_interval"] == written[0]["eval_interval"] == settled
     assert (tmp_path / "harness.json").exists() == (began_with is not None)
-
-
-def test_the_last_line_says_that_the_run_got_worse(tmp_path, monkeypatch, capsys):
-    lines = [{"step": at, "eval/loss": loss} for at, loss in ((0, 4.0), (2, 2.0), (4, 3.0))]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    finished(Noted("model"), tmp_path, monkeypatch, model="words")
-    said = capsys.readouterr().out
-    assert said.startswith("the end; warning: the held-out loss was lowest after step 2 (2) and is 3 after step 4: ")
 
 
 def planned(tmp_path, monkeypatch, step=SFT, began=None, **split):

@@ -7,7 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from threestep.plugins.audit.bisect.text import advice, counts, headline, notes, verdict
-from training.utils.report.pages.document import document, scrolled, table
+from threestep.plugins.report.pages.document import document, scrolled, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

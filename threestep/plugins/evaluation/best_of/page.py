@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from training.utils.report.figures.charts import ChartLine, LineChart
-from training.utils.report.figures.drawing import drawing_of
-from training.utils.report.figures.numbers import shown
-from training.utils.report.figures.tables import clipped, text_of
-from training.utils.report.pages.document import document, scrolled, table
-from training.utils.report.pages.page import chart_figure
-from training.utils.report.pages.script import PACKAGE, SCRIPT, library
+from threestep.plugins.report.figures.charts import ChartLine, LineChart
+from threestep.plugins.report.figures.drawing import drawing_of
+from threestep.plugins.report.figures.numbers import shown
+from threestep.plugins.report.figures.tables import clipped, text_of
+from threestep.plugins.report.pages.document import document, scrolled, table
+from threestep.plugins.report.pages.page import chart_figure
+from threestep.plugins.report.pages.script import PACKAGE, SCRIPT, library
 
 if TYPE_CHECKING:
     from threestep.plugins.evaluation.best_of.curve import CurvePoint

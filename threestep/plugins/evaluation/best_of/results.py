@@ -10,9 +10,9 @@ from threestep.plugins.evaluation.best_of.curve import CurvePoint, curve_of, ove
 from threestep.plugins.evaluation.best_of.kept import Kept, kept_rows
 from threestep.plugins.evaluation.best_of.page import best_of_page
 from threestep.plugins.evaluation.best_of.store import write_rows
+from threestep.plugins.report.figures.numbers import shown
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import replace_file
-from training.utils.report.figures.numbers import shown
 from training.utils.run.run_folder import RunFolder
 
 if TYPE_CHECKING:

@@ -8,16 +8,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.evaluation.arguments import EvaluateArguments
+from threestep.plugins.evaluation.harness.online import HARNESS
+from threestep.plugins.evaluation.harness.running import (
+    AskedModel,
+    AskedTasks,
+    HarnessResult,
+    check_installed,
+    run_harness_on,
+)
 from threestep.plugins.evaluation.model import load_chat_folder, open_chat_folder, start_alone
+from threestep.plugins.report.writing import REPORT_NAME, write_report
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.storage import parse_json, replace_file
 from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.harness.running import AskedModel, AskedTasks, HarnessResult, check_installed, run_harness_on
 from training.utils.loading.folder_kinds import check_model_folder
-from training.utils.report.writing import REPORT_NAME, write_report
-from training.utils.run.run_folder import HARNESS, METRICS, RunFolder
+from training.utils.run.run_folder import METRICS, RunFolder
 from training.utils.run.run_paths import check_place
 
 if TYPE_CHECKING:

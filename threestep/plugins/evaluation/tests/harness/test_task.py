@@ -7,14 +7,13 @@ import json
 import pytest
 
 from threestep.plugins.evaluation import evaluate
-from threestep.plugins.evaluation.harness import task
+from threestep.plugins.evaluation.harness import running, task
 from threestep.plugins.evaluation.harness.arguments import HarnessArguments
+from threestep.plugins.evaluation.harness.running import AskedTasks, HarnessResult, TaskFigures, _result, _sentence_of
 from threestep.plugins.evaluation.opening import Evaluated
+from threestep.plugins.report.figures.reading import read_runs
+from threestep.plugins.report.pages.page import parts_of
 from training.utils.base.errors import ThreestepError
-from training.utils.harness import running
-from training.utils.harness.running import AskedTasks, HarnessResult, TaskFigures, _result, _sentence_of
-from training.utils.report.figures.reading import read_runs
-from training.utils.report.pages.page import parts_of
 
 
 def refused(*flags: str) -> str:

@@ -19,10 +19,10 @@ import pytest
 from tests.support.hostile import attack
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from threestep.plugins.environments.driven.endpoint import ENDPOINT
+from threestep.plugins.report.live import LivePage, make_server
 from threestep.plugins.serve.endpoint.reward_server import SCORES, RewardServer, load_served_reward
 from threestep.plugins.serve.endpoint.web_server import CHAT
 from training.utils.data.chat.arguments import ChatArguments
-from training.utils.report.live import LivePage, make_server
 from training.utils.serving.asgi import GuardedApp, server_of
 from training.utils.serving.door import Door
 from training.utils.serving.ports import listening

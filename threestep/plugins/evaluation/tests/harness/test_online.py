@@ -1,0 +1,114 @@
+"""Tasks beside the evaluations of a run, with a stand-in for the package;
+threestep/plugins/evaluation/tests/end_to_end/test_harness.py calls it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from tests.support.tiny_models import tiny_config
+from threestep.plugins.evaluation.harness import online
+from threestep.plugins.evaluation.harness.arguments import RunTaskArguments, check_run_tasks
+from threestep.plugins.evaluation.harness.online import OnlineTasks, open_tasks
+from threestep.plugins.evaluation.harness.running import AskedModel, AskedTasks, HarnessResult, TaskFigures
+from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.run.metrics import MetricsWriter
+from training.utils.run.run_folder import RunFolder
+from training.utils.setup.evaluations import EvaluatedRun
+
+
+@pytest.fixture
+def asked(tmp_path) -> OnlineTasks:
+    """Of a model that only its name is known of."""
+    ranks = SimpleNamespace(is_main=True)
+    whole = SimpleNamespace(engine=SimpleNamespace(ranks=ranks), lent=lambda: contextlib.nullcontext("model"))
+    model = AskedModel({"pad": None}, None, 64, 2)
+    return OnlineTasks(whole, model, AskedTasks("--harness_tasks", ["t.yaml"]), RunFolder(tmp_path, True))
+
+
+def answered(model: str, given: AskedModel, tasks: AskedTasks) -> HarnessResult:
+    """As lm_eval does: seeds everything, and gives the tokenizer a pad token."""
+    assert model == "model" and tasks.names == ["t.yaml"]
+    random.seed(0)
+    numpy.random.seed(1234)
+    torch.manual_seed(1234)
+    given.tokenizer["pad"] = "eos"
+    figures = TaskFigures(3, 0, "1", {"acc": (0.5, 0.1), "exact,strict": (1.0, None)})
+    return HarnessResult("0.4.13", {"t": figures}, {"t": [{"doc_id": 0}]})
+
+
+def test_figures_stand_beside_those_of_the_evaluation(asked, tmp_path, monkeypatch):
+    monkeypatch.setattr(online, "run_harness_on", answered)
+    with MetricsWriter(tmp_path, True) as metrics:
+        metrics.write(3, {"eval/loss": 2.0})
+        metrics.write_beside(3, asked.figures(3))
+        assert metrics.evaluation == {"eval/loss": 2.0, "eval/t_acc": 0.5, "eval/t_exact_strict": 1.0}
+    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (last["step"], last["eval/t_acc"], last["eval/t_exact_strict"]) == (3, 0.5, 1.0)
+    told = json.loads((tmp_path / "harness.json").read_text())["t"]
+    assert told["metrics"]["acc"] == {"value": 0.5, "error": 0.1} and told["chat_template"] is False
+
+
+def test_the_report_has_the_figures_of_the_weights_that_were_loaded(asked, tmp_path, monkeypatch):
+    monkeypatch.setattr(online, "run_harness_on", answered)
+    asked.figures(3)
+    better = TaskFigures(3, 0, "1", {"acc": (0.75, 0.1)})
+    monkeypatch.setattr(online, "run_harness_on", lambda *given: HarnessResult("0.4.13", {"t": better}, {}))
+    asked.restored()
+    assert json.loads((tmp_path / "harness.json").read_text())["t"]["metrics"]["acc"]["value"] == 0.75
+
+
+def test_no_random_state_and_no_tokenizer_is_moved(asked, tmp_path, monkeypatch):
+    monkeypatch.setattr(online, "run_harness_on", answered)
+
+    def drawn() -> list[float]:
+        return [random.random(), float(numpy.random.rand()), float(torch.rand(()))]  # noqa: S311
+
+    states = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+    expected = drawn()
+    random.setstate(states[0])
+    numpy.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+    asked.figures(0)
+    assert drawn() == expected and asked.model.tokenizer == {"pad": None}
+
+
+def test_a_run_asks_its_model_by_the_template_of_its_rows(tmp_path):
+    whole: Any = SimpleNamespace(model=SimpleNamespace(config=tiny_config("llama", max_position_embeddings=32)))
+    run = EvaluatedRun({"harness_tasks": ["t.yaml"], "harness_rows": 5}, None, whole, "words", {"a": 1}, 4)  # type: ignore[arg-type]
+    asked = open_tasks(run)
+    assert asked is not None and asked.model == AskedModel("words", {"a": 1}, 32, 4)
+    assert asked.tasks == AskedTasks("--harness_tasks", ["t.yaml"], rows=5)
+    assert open_tasks(run._replace(settings={"harness_tasks": []})) is None
+
+
+def test_mistakes(tmp_path, monkeypatch):
+    def said(**given: object) -> str:
+        mistakes = Mistakes()
+        RunTaskArguments(**given).validate(mistakes)
+        with pytest.raises(ThreestepError) as error:
+            mistakes.raise_if_any()
+        return str(error.value)
+
+    assert "--harness_rows 3 is of --harness_tasks; give both or neither" in said(harness_rows=3)
+    assert "--harness_tasks expects task files (FILE.yaml) on this disk, got 'gsm8k'" in said(harness_tasks=["gsm8k"])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (tmp_path / "t.yaml").touch()
+    assert "--harness_tasks needs the package lm_eval" in said(harness_tasks=[str(tmp_path / "t.yaml")])
+
+
+@pytest.mark.parametrize(("kind", "tasks", "is_wrong"), [("reward", 1, True), ("reward", 0, False), ("sft", 1, False)])
+def test_a_reward_model_answers_no_tasks(kind, tasks, is_wrong):
+    given = RunTaskArguments(harness_tasks=["t.yaml"] * tasks)
+    flags = SimpleNamespace(step=SimpleNamespace(kind=kind), added=SimpleNamespace(of=lambda _: given))
+    mistakes = Mistakes()
+    check_run_tasks(flags, mistakes)
+    sentence = "--harness_tasks asks a language model, and step 2 trains a reward model; leave it out"
+    assert mistakes.sentences == ([sentence] if is_wrong else [])

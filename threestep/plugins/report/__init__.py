@@ -1,0 +1,26 @@
+"""Pages about runs: curves, samples, time, settings; a card for each model, the hub, and services that show figures."""
+
+from training.utils.plugins.plugin import EVERY_STEP, Command, Hooks, Plugin, RunFile, TrackerEntry
+
+PLUGIN = Plugin(
+    "report",
+    "a page about each run, a card of its model, the hub, and services that show figures",
+    commands={"report": Command(__name__, "one page about a run, or about several")},
+    flags={EVERY_STEP: (f"{__name__}.arguments:ReportArguments",)},
+    tables={
+        "trackers": {
+            "wandb": TrackerEntry(f"{__name__}.trackers.wandb:WeightsAndBiases", "wandb"),
+            "trackio": TrackerEntry(f"{__name__}.trackers.trackio:Trackio", "trackio"),
+            "mlflow": TrackerEntry(f"{__name__}.trackers.mlflow:MLflow", "mlflow"),
+        },
+        "run_files": {"report.html": RunFile()},
+        "whole_run_switches": {"report": "false: no report.html at the end of the run and of each step"},
+    },
+    hooks=Hooks(
+        at_start=f"{__name__}.hub:open_repository",
+        evaluations=f"{__name__}.gaming.watch:open_watch",
+        at_end=f"{__name__}.writing:end_run",
+        at_export=f"{__name__}.card:card_of_export",
+        at_end_of_all=f"{__name__}.writing:end_whole_run",
+    ),
+)

@@ -1,0 +1,105 @@
+"""The outcome of a step: the evaluation that was best, the one that the model is of, and whether it got worse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from threestep.plugins.report.figures.numbers import shown
+from threestep.plugins.report.figures.reading import finite
+from training.utils.run.course import Course, course_of, greater_wins, judged_metric, when
+
+if TYPE_CHECKING:
+    from threestep.plugins.report.figures.reading import StepRun
+
+_FEWEST = 3  # evaluations that have a best one: of two, both are shown
+
+
+@dataclass(frozen=True)
+class HeadlineFigure:
+    """A headline metric before and after training; after: None if there was one evaluation. error: standard error of
+    the gain. note: the value at the best evaluation, if that is not the last one. got_worse: it is what the run is
+    judged by, and got worse."""
+
+    title: str
+    before: float | None
+    after: float | None
+    error: float | None = None
+    note: str = ""
+    got_worse: bool = False
+
+
+def judged_course(step: StepRun) -> Course | None:
+    """The course of what the run is judged by (--metric_for_best_model). Its last value is the model's, which is that
+    of the best evaluation after --load_best_model_at_end."""
+    given = step.settings.get("metric_for_best_model")
+    metric = judged_metric(step.names, str(given) if given else None) or judged_metric(step.names, None)
+    if metric is None:
+        return None
+    greater, points = step.settings.get("greater_is_better"), step.points(metric)
+    greater = greater if isinstance(greater, bool) else None
+    course = course_of(metric, points, greater)
+    trained = course_of(metric, [point for point in points if point[0]], greater)
+    took_best = step.summary and step.settings.get("load_best_model_at_end")
+    return replace(course, last=trained.best) if course and trained and took_best else course
+
+
+def worse_sentence(step: StepRun) -> str:
+    """The sentence of a run that further training made worse; "" for others, also where the loss is no headline figure
+    and all of these got better: a model that ranks better, and is too sure of what it ranks wrong."""
+    course = judged_course(step)
+    if course is None:
+        return ""
+    lines = {line.metric: line for line in step.declaration.figures.headlines if step.points(line.metric)}
+    better = []
+    for metric, line in lines.items():
+        values = dict(step.points(metric))
+        then, now = (values.get(at) for at in (course.best[0], course.last[0]))
+        if metric != course.metric and then is not None and now is not None:
+            if now > then if greater_wins(metric) else now < then:
+                better.append(f"{line.title} got better, {shown(then)} to {shown(now)}")
+    if 0 < len(lines) == len(better):
+        return ""
+    return course.sentence(_error_of(step, course.metric) or 0.0, "; ".join(better))
+
+
+def best_step(step: StepRun) -> int | None:
+    """The step of the best evaluation; None if there were fewer than three."""
+    course = judged_course(step)
+    has_best = course is not None and len(dict(step.points(course.metric))) >= _FEWEST
+    return course.best[0] if has_best and course is not None else None
+
+
+def headline(step: StepRun) -> list[HeadlineFigure]:
+    """A step's headline figures."""
+    figures = []
+    course, best, got_worse = judged_course(step), best_step(step), bool(worse_sentence(step))
+    for line in step.declaration.figures.headlines:
+        points = step.points(line.metric)
+        if not points:
+            continue
+        values, last = dict(points), points[-1][0]
+        at = course.last[0] if course is not None and course.last[0] in values else last
+        is_judged = course is not None and line.metric == course.metric
+        after = values[at] if len(points) > 1 else None
+        note = ""
+        if best is not None and best in values:
+            its = shown(values[best])
+            if best == at:  # the run ended with its best, or took it
+                note = "best at the end" if best == last else f"of the best step, {best:,}"
+            elif is_judged:
+                note = f"best: {its} {when(best)}" if best else "best before training"
+            elif course is not None and best and its != shown(after):
+                note = f"{its} at the best {course.name}, step {best:,}"
+        error = _error_of(step, line.metric)
+        figures.append(HeadlineFigure(line.title, points[0][1], after, error, note, is_judged and got_worse))
+    return figures
+
+
+def _error_of(step: StepRun, metric: str) -> float | None:
+    keys = (
+        line.standard_error
+        for line in step.declaration.figures.headlines
+        if line.metric == metric and line.standard_error
+    )
+    return next((finite(step.summary.get(key)) for key in keys), None)

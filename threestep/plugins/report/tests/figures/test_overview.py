@@ -1,0 +1,58 @@
+"""The top of a page: what was run, on what, with which settings."""
+
+from __future__ import annotations
+
+import json
+
+import yaml
+
+from threestep.plugins.report.figures.overview import changed_settings, facts_of
+from threestep.plugins.report.figures.reading import read_runs
+from training.utils.flags.arguments import defaults_of, list_defaults_of
+from training.utils.flags.step import known_steps
+
+
+def settings_of(step: str, **changed) -> dict:
+    groups = known_steps()[step].groups
+    return {**defaults_of(groups), **list_defaults_of(groups), "program": known_steps()[step].program, **changed}
+
+
+def test_facts_hold_no_paths_of_the_machine(sft_run):
+    folder = sft_run()
+    changed = {"model_name_or_path": "/home/me/start", "data_path": ["jsonl:/home/me/rows.jsonl", "org/name"]}
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings_of("step1_sft", **changed)))
+    environment = {"device": "1 rank on cpu", "started": "2026-01-02 03:04", "versions": {"torch": "2.13.0"}}
+    (folder / "environment.json").write_text(json.dumps(environment))
+    assert facts_of(read_runs([folder])[0]) == [
+        ("Model", "start"), ("Data", "jsonl:rows.jsonl, org/name"), ("Rows", "90 training, 90 held out"),
+        ("Device", "1 rank on cpu"), ("Duration", "10.0 s (SFT 3 steps)"), ("Started", "2026-01-02 03:04"),
+        ("Versions", "torch 2.13.0"),
+    ]  # fmt: skip
+
+
+def test_several_steps_are_one_run(tmp_path, sft_run, ppo_run):
+    sft_run("all/step1_sft"), ppo_run("all/step3_ppo")
+    (tmp_path / "all/summary.json").write_text('{"seconds_sft": 60.0}')
+    facts = dict(facts_of(read_runs([tmp_path / "all"])[0]))
+    assert facts["Duration"] == "1 min 10 s (SFT 3 steps, PPO 2 steps)"
+    assert "Device" not in facts and "Versions" not in facts  # no file says so
+
+
+def test_only_settings_that_are_not_defaults(sft_run):
+    folder = sft_run()
+    changed = {"learning_rate": 0.25, "seed": 7, "padded": True, "output_dir": "x", "dataset_module": []}
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings_of("step1_sft", **changed)))
+    (step,) = read_runs([folder])[0].steps
+    found = {name: (value, default) for name, value, default in changed_settings(step)}
+    assert found.keys() == {"learning_rate", "seed", "padded"}
+    assert found["padded"] == ("true", "false") and found["learning_rate"][0] == "0.25"
+
+
+def test_unknown_settings_and_no_settings_break_nothing(sft_run):
+    folder = sft_run()
+    (folder / "config.yaml").write_text("nothing_known: 1\n")
+    (step,) = read_runs([folder])[0].steps
+    assert changed_settings(step) == []
+    (folder / "config.yaml").unlink()
+    (folder / "environment.json").write_text('{"versions": "text"}')
+    assert dict(facts_of(read_runs([folder])[0]))["Rows"] == "90 training, 90 held out"

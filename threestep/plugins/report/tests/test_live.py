@@ -1,0 +1,182 @@
+"""A page that follows a run: what grew is sent and nothing else, to this machine alone."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+
+import pytest
+
+from threestep.plugins.report import live
+from threestep.plugins.report.live import LivePage, answer_to, make_server
+from threestep.plugins.report.pages import page as page_module
+from training.utils.base.errors import ThreestepError
+from training.utils.serving.door import Door
+
+
+class Clock:
+    """Stands, unless a question is asked: long after the one before it."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def asked(followed: LivePage, path: str) -> tuple[int, str, str]:
+    followed._clock.now += 1000.0
+    return answer_to(followed, path)
+
+
+@pytest.fixture(autouse=True)
+def _library(monkeypatch):
+    monkeypatch.setattr(page_module, "library", lambda: "var d3 = {};")
+
+
+def append(folder, **line) -> None:
+    with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def test_only_what_changed_is_sent(sft_run):
+    folder = sft_run()
+    followed = LivePage([folder], Clock())
+    status, _, text = asked(followed, "/")
+    assert status == 200 and '"live">{"version":1,"seconds":2.0}' in text
+    assert asked(followed, "/update?have=1")[0] == 204
+    append(folder, step=4, seconds=12.0, **{"train/loss": 1.25})
+    status, _, text = asked(followed, "/update?have=1")
+    update = json.loads(text)
+    assert (status, update["version"], update["reload"]) == (200, 2, False)
+    assert set(update["charts"]) == {"sft-0"} and update["charts"]["sft-0"]["lines"][0]["ys"][-1] == 1.25
+    assert {"results", "sft", "time", "run"} <= set(update["parts"]) and "settings" not in update["parts"]
+    assert asked(followed, "/update?have=2")[0] == 204
+
+
+def test_a_new_chart_or_another_program_is_loaded_anew(sft_run):
+    folder = sft_run()
+    followed = LivePage([folder], Clock())
+    append(folder, step=4, seconds=12.0, **{"train/token_accuracy": 0.5})
+    for have in (1, 99):
+        update = json.loads(asked(followed, f"/update?have={have}")[2])
+        assert update["reload"] and update["parts"] == {}
+
+
+def test_only_what_was_appended_is_read(sft_run):
+    folder = sft_run()
+    followed = LivePage([folder], Clock())
+    (lines,) = followed._reader._metrics.values()
+    taken = []
+    lines.take = taken.append
+    append(folder, step=4, seconds=12.0, **{"train/loss": 1.25})
+    asked(followed, "/update?have=1")
+    assert [line["step"] for line in taken] == [4]
+
+
+def test_looking_takes_a_tenth_of_the_time_at_most(sft_run, monkeypatch):
+    folder, now = sft_run(), [0.0]
+    read = live.parts_of
+
+    def slow(runs):
+        now[0] += 3.0
+        return read(runs)
+
+    monkeypatch.setattr(live, "parts_of", slow)
+    followed = LivePage([folder], lambda: now[0])
+    looked = 0
+    for _ in range(100):
+        now[0] += 1.0
+        before = now[0]
+        followed.update(0)
+        looked += now[0] > before
+    assert looked == 3  # 33 s between two ends of 3 s each
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/../config.yaml", 404), ("/update", 204), ("/update?have=-1", 204), ("/update?have=" + "9" * 5000, 204),
+     ("/update?have=٣", 204)],
+)  # fmt: skip
+def test_requests_that_are_not_ours(sft_run, path, status):
+    assert answer_to(LivePage([sft_run()], Clock()), path)[0] == status
+
+
+def test_a_folder_that_is_gone_is_a_sentence(sft_run):
+    folder = sft_run()
+    followed = LivePage([folder], Clock())
+    for path in folder.iterdir():
+        path.unlink()
+    status, _, text = asked(followed, "/")
+    assert status == 503 and "holds no run" in text
+
+
+@pytest.fixture
+def served(sft_run):
+    """The port of a page that is served, and its door."""
+    door = Door()
+    server = make_server(LivePage([sft_run()]), 0, door)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    yield server.server_address[1], door
+    server.shutdown()
+    server.server_close()
+    thread.join(10)
+
+
+def get(port, path, **headers):
+    """(status, headers, text) of a request with exactly these headers."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.putrequest("GET", path, skip_host="Host" in headers)
+    for name, value in headers.items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    answer = connection.getresponse()
+    found = answer.status, dict(answer.headers), answer.read().decode()
+    connection.close()
+    return found
+
+
+def test_it_is_served_to_whoever_has_the_token_of_its_address(served):
+    port, door = served
+    status, headers, text = get(port, door.address(port).removeprefix(f"http://127.0.0.1:{port}"))
+    assert (status, headers["Location"], text) == (303, "/", "")
+    cookie = headers["Set-Cookie"].partition(";")[0]
+    status, headers, text = get(port, "/", Cookie=cookie)
+    assert status == 200 and "Threestep" in text and headers["Cache-Control"] == "no-store"
+    assert "frame-ancestors 'none'" in headers["Content-Security-Policy"] and headers["Server"].strip() == "Threestep"
+    assert get(port, "/update?have=1", Cookie=cookie)[0] == 204
+
+
+def test_it_is_served_to_nobody_else(served):
+    port, door = served
+    cookie = dict(door.judge("GET", f"/?{door.address(port).partition('?')[2]}", [("Host", "localhost")]).headers)
+    given = {"Cookie": cookie["Set-Cookie"].partition(";")[0]}
+    for path in ("/", "/update?have=0"):
+        for headers in (
+            {}, {"Cookie": "threestep_x=1"}, {**given, "Host": f"evil.example:{port}"},
+            {**given, "Origin": "http://evil.example"}, {**given, "Host": ""},
+        ):  # fmt: skip
+            status, _, text = get(port, path, **headers)
+            assert status == 403 and "loss" not in text, (path, headers)
+    assert get(port, "/?token=wrong")[0] == 403
+
+
+def test_a_port_that_is_taken_is_a_sentence(served, sft_run):
+    with pytest.raises(ThreestepError, match=f"--port {served[0]}: .*; give another port, or 0 for a free one"):
+        make_server(LivePage([sft_run("b")]), served[0], Door())
+
+
+def test_the_printed_address_opens_the_page(sft_run, monkeypatch):
+    said, opened = [], []
+
+    def serve_forever(server):
+        thread = threading.Thread(target=server.handle_request, daemon=True)
+        thread.start()
+        opened.append(get(server.server_address[1], said[0].removesuffix(" (Ctrl-C ends)"))[0])
+        thread.join(10)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(live.BoundedServer, "serve_forever", serve_forever)
+    live.serve_live([sft_run()], 0, said.append)
+    assert opened == [303]

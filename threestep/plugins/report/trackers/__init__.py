@@ -1,0 +1,1 @@
+"""Trackers of services, one per file. Each imports its package when made."""

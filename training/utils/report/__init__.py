@@ -1,1 +1,0 @@
-"""The report of a run: the files in its folder as charts and tables in one HTML file. Imports no torch."""
