@@ -1,6 +1,6 @@
 """Multi-token prediction: a head that predicts further tokens, its training, and its folder."""
 
-from training.utils.plugins.plugin import Hooks, Plugin
+from training.utils.plugins.plugin import Hooks, Plugin, ProgramHooks
 
 PLUGIN = Plugin(
     "mtp",
@@ -13,6 +13,6 @@ PLUGIN = Plugin(
     hooks=Hooks(
         check=f"{__name__}.feature:check_head",
         guests=f"{__name__}.feature:head_of",
-        exported=f"{__name__}.exported:write_trained_head",
     ),
+    program_hooks=ProgramHooks(exported=f"{__name__}.exported:write_trained_head"),
 )

@@ -1,6 +1,6 @@
 """Pages about runs: curves, samples, time, settings; a card for each model, the hub, and services that show figures."""
 
-from training.utils.plugins.plugin import EVERY_STEP, Command, Hooks, Plugin, RunFile, TrackerEntry
+from training.utils.plugins.plugin import EVERY_STEP, Command, Hooks, Plugin, ProgramHooks, RunFile, TrackerEntry
 
 PLUGIN = Plugin(
     "report",
@@ -20,7 +20,8 @@ PLUGIN = Plugin(
         at_start=f"{__name__}.hub:open_repository",
         evaluations=f"{__name__}.gaming.watch:open_watch",
         at_end=f"{__name__}.writing:end_run",
-        at_export=f"{__name__}.card:card_of_export",
-        at_end_of_all=f"{__name__}.writing:end_whole_run",
+    ),
+    program_hooks=ProgramHooks(
+        at_export=f"{__name__}.card:card_of_export", at_end_of_all=f"{__name__}.writing:end_whole_run"
     ),
 )

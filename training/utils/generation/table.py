@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from training.utils.contracts.rollout_engine import RolloutEngine
-    from training.utils.contracts.server_order import ServerCommand, ServerOrder
+    from training.utils.generation.server_order import ServerCommand, ServerOrder
 
 _Kind = TypeVar("_Kind")
 

@@ -118,10 +118,9 @@ class StepNeeds(NamedTuple):
 
 @dataclass(frozen=True)
 class Hooks:
-    """Functions that programs call; "" where the plugin has nothing to do there. A plugin's are called after those of
-    the plugins that it needs.
+    """Functions that steps call; "" where the plugin has nothing to do there. A plugin's are called after those of the
+    plugins that it needs.
 
-    Of every step:
     check: (flags, mistakes) -> None: notes settings that do not go together, before a model loads. flags: the step's
         `OneModelFlags` or `PpoFlags`
     step_needs: (flags) -> StepNeeds: what the core's own checks ask of a plugin that looks at steps; flags: as of check
@@ -138,12 +137,6 @@ class Hooks:
     evaluations: (EvaluatedRun) -> EvaluationObserver | None: of the run's evaluations, before the first; on all ranks
     at_end: (EndedRun) -> str | None: on the main rank, once the run has written its models and figures. A text ends the
         last line of the log
-
-    Of other programs:
-    exported: as `checkpoints.export.WriteBeside`: writes what a checkpoint has beside a model into its exported folder
-    at_export: (ExportedModel) -> None: once a checkpoint's weights are a model folder
-    at_end_of_all: (folder, switches) -> None: once `threestep all` has run its steps. folder: of the whole run.
-        switches: those of `whole_run_switches`
     """
 
     check: str = ""
@@ -156,6 +149,18 @@ class Hooks:
     observer: str = ""
     evaluations: str = ""
     at_end: str = ""
+
+
+@dataclass(frozen=True)
+class ProgramHooks:
+    """Functions that `threestep export` and `threestep all` call, in the same order.
+
+    exported: as `checkpoints.export.WriteBeside`: writes what a checkpoint has beside a model into its exported folder
+    at_export: (ExportedModel) -> None: once a checkpoint's weights are a model folder
+    at_end_of_all: (folder, switches) -> None: once `threestep all` has run its steps. folder: of the whole run.
+        switches: those of `whole_run_switches`
+    """
+
     exported: str = ""
     at_export: str = ""
     at_end_of_all: str = ""
@@ -206,4 +211,5 @@ class Plugin:
     topics: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     hooks: Hooks = Hooks()
+    program_hooks: ProgramHooks = ProgramHooks()
     other_names: OtherNames = OtherNames()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from training.utils.base.console import note
 from training.utils.base.errors import ThreestepError
 from training.utils.base.user_files import loaded_name
-from training.utils.plugins.plugin import EVERY_STEP, Plugin
+from training.utils.plugins.plugin import EVERY_STEP, Hooks, Plugin
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -92,9 +92,10 @@ def topics() -> dict[str, str]:
 
 
 def hooks(name: str) -> list[Callable[..., Any]]:
-    """Return the functions of all plugins for one of the `Hooks`: by the plugins' names, but after those of plugins
-    that a plugin needs."""
-    places = (getattr(plugins()[plugin].hooks, name) for plugin in _after_their_needs(plugins()))
+    """Return the functions of all plugins for one of the `Hooks` or `ProgramHooks`: by the plugins' names, but after
+    those of plugins that a plugin needs."""
+    kind = "hooks" if name in Hooks.__dataclass_fields__ else "program_hooks"
+    places = (getattr(getattr(plugins()[plugin], kind), name) for plugin in _after_their_needs(plugins()))
     return [_at(place) for place in places if place]
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.support.tiny_models import tiny_causal_lm
 from threestep.plugins.serve import serve
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.server_order import ServerCommand
+from training.utils.generation.server_order import ServerCommand
 
 
 @pytest.fixture

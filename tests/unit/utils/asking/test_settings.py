@@ -1,0 +1,49 @@
+"""Settings of asking a service: numbers have bounds, and an address holds no secret."""
+
+from __future__ import annotations
+
+import pytest
+
+from training.utils.asking.settings import AskSettings, check_url, is_this_machine
+from training.utils.base.errors import Mistakes, ThreestepError
+
+pytestmark = pytest.mark.unit
+
+
+def test_settings_without_mistakes_have_none():
+    mistakes = Mistakes()
+    AskSettings(retries=0, most_requests=None, key_file="key").check("judge.yaml", mistakes)
+    mistakes.raise_if_any()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"concurrency": 0}, "judge.yaml: concurrency expects 1 or more, got 0"),
+        ({"retries": -1}, "judge.yaml: retries expects 0 or more, got -1"),
+        ({"seconds": 0.0}, "judge.yaml: seconds expects a number of seconds above 0, got 0.0"),
+        ({"key_variable": "KEY", "key_file": "key"}, "key_variable and key_file both name the key"),
+    ],
+)
+def test_each_mistake_is_named(given, said):
+    mistakes = Mistakes()
+    AskSettings(**given).check("judge.yaml", mistakes)
+    with pytest.raises(ThreestepError, match=said):
+        mistakes.raise_if_any()
+
+
+@pytest.mark.parametrize("url", ["localhost:1", "ftp://a/b", "http://", "http://a:0x1", ""])
+def test_what_is_no_address_is_refused(url):
+    with pytest.raises(ThreestepError, match="--reward expects an address such as http://127.0.0.1:8001/v1/scores"):
+        check_url(url, "--reward")
+
+
+@pytest.mark.parametrize("url", ["http://me:secret@a/b", "http://a/b?key=secret"])
+def test_an_address_holds_no_secret(url):
+    with pytest.raises(ThreestepError, match="--reward: the address has a user, a password or a query"):
+        check_url(url, "--reward")
+
+
+def test_addresses_of_this_machine():
+    assert is_this_machine("http://127.0.0.1:80/x") and is_this_machine("http://[::1]/")
+    assert not is_this_machine("http://example.com/localhost")
