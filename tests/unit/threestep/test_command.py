@@ -70,13 +70,13 @@ def test_an_unknown_word_gets_the_right_one(capsys):
 def test_one_rank_runs_in_this_process(ran):
     command.main(["sft", "--seed", "3"])
     command.main(["ppo", "--num_ranks", "1"])
-    command.main(["report", "a", "--num_ranks", "2"])  # whose parser knows no such flag
+    command.main(["export", "a", "--num_ranks", "2"])  # whose parser knows no such flag
     assert ran == [
         ("here", "training.step1_sft.main", ["--seed", "3"]),
         ("here", "training.step3_ppo.main", []),
         ("here", "training.export", ["a", "--num_ranks", "2"]),
     ]
-    assert os.environ[COMMAND_VARIABLE] == "threestep report"
+    assert os.environ[COMMAND_VARIABLE] == "threestep export"
 
 
 @pytest.mark.parametrize(

@@ -76,8 +76,7 @@ def run_one_model(
     check: Callable[[OneModelFlags], None] | None,
     check_rows: Callable[[Sequence[Any], Any], None] | None,
 ) -> None:
-    """Open the run, train, save the model and the closing figures. `one_model_program` says what the
-    arguments are."""
+    """Open the run, train, save the model and the closing figures. `one_model_program` says what the arguments are."""
     with planned_run(flags.of_run) as planned:
         ranks, data = sharing_rows(planned.ranks, flags.engine.sequence_parallel_size), planned.flags.data
         flags, chosen = _with_forwards(replace(flags, data=data), planned, scores, len(kind.responses))

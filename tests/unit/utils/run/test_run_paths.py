@@ -15,7 +15,7 @@ from training.utils.trackers.table import WRITTEN
 
 FOLDERS = ("model", "critic", "model_ema", "checkpoints", "tensorboard", "profile", "sample_pictures")
 FILES = (
-    "metrics.jsonl", "samples.jsonl", "bad_steps.jsonl", "config.yaml", "summary.json", "report.html", ".running",
+    "metrics.jsonl", "samples.jsonl", "bad_steps.jsonl", "config.yaml", "summary.json", "a_plugins.html", ".running",
     "checkpoints/latest", "tracker_runs.json",
 )  # fmt: skip
 
@@ -51,7 +51,7 @@ def test_nothing_is_followed_or_overwritten(tmp_path, name, kind):
     with pytest.raises(
         ThreestepError, match=f"--output_dir expects {expected} of the run's own at {path}.* {kind_got}"
     ):
-        make_output_dir(run, WRITTEN)
+        make_output_dir(run, (*WRITTEN, "a_plugins.html"))
     assert kind == "pipe" or contents(tmp_path) == before
 
 
