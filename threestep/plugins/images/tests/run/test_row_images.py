@@ -56,13 +56,12 @@ def test_rows_without_images_have_none():
     "settings, sentence",
     [
         ({"neftune_alpha": 5.0}, "^--neftune_alpha 5.0 does not go with rows that have images: noise .*; use 0$"),
-        ({"mtp_num_layers": 1}, "^--mtp_num_layers 1 does not go with rows that have images: the head reads"),
     ],
 )
 def test_a_flag_that_does_not_go_with_images_is_refused(settings, sentence):
     with pytest.raises(ThreestepError, match=sentence):
         check_beside_images(settings)
-    check_beside_images({"neftune_alpha": 0.0, "mtp_num_layers": 0})
+    check_beside_images({"neftune_alpha": 0.0})
 
 
 @pytest.fixture(scope="module")
