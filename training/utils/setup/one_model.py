@@ -103,11 +103,7 @@ def _check_model_flags(flags: OneModelFlags) -> None:
     check_beside(
         mistakes,
         flags.engine.sequence_parallel_size,
-        {
-            "--torch_compile": bool(flags.settings.get("torch_compile")),
-            **flags.run.recording,
-            **flags.guests.reading_whole_rows,
-        },
+        {**flags.run.recording, **flags.guests.reading_whole_rows},
     )
     check_by_plugins(flags, mistakes)
     flags.run.check_records(mistakes, flags.data.chat.parallel_thinking)
