@@ -36,6 +36,12 @@ def check(flags: Any, mistakes: Mistakes) -> None:
         f"--mlp_tiles {own.mlp_tiles} computes routers tile by tile, and --replay_routers {replayed} replays those of "
         "whole rows; leave one of the two out",
     )
+    sharing = settings.get("sequence_parallel_size", 1)
+    mistakes.require(
+        sharing == 1 or not compiles,
+        f"--sequence_parallel_size {sharing} cannot go with --torch_compile yet, which reads whole rows on one rank; "
+        "leave one of them out",
+    )
     rounding = next((name for name in ("load_in_4bit", "load_in_8bit") if settings.get(name)), None)
     mistakes.require(
         rounding is None or not compiles,

@@ -104,11 +104,7 @@ def _check_model_flags(flags: OneModelFlags) -> None:
     check_beside(
         mistakes,
         flags.engine.sequence_parallel_size,
-        {
-            "--torch_compile": bool(flags.settings.get("torch_compile")),
-            **reading_whole_rows(flags),
-            **flags.guests.reading_whole_rows(),
-        },
+        {**reading_whole_rows(flags), **flags.guests.reading_whole_rows()},
     )
     check_by_plugins(flags, mistakes)
     if not flags.run.dry_run:

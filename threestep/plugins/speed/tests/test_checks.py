@@ -45,6 +45,11 @@ def mistakes_of(compiles: bool = False, *, settings: Any = None, **given: Any) -
             "(in step 3 --actor_gradient_checkpointing or --critic_gradient_checkpointing), or leave it out",
         ),
         (
+            {"compiles": True, "settings": {"sequence_parallel_size": 2}},
+            "--sequence_parallel_size 2 cannot go with --torch_compile yet, which reads whole rows on one rank; leave "
+            "one of them out",
+        ),
+        (
             {"compiles": True, "settings": {"load_in_8bit": True}},
             "--load_in_8bit cannot go with --torch_compile, which compiles the layers that it replaces; leave one of "
             "the two out",
