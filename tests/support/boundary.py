@@ -17,9 +17,9 @@ PLUGINS = "threestep.plugins"
 # Modules of the core that plugins import: what these promise, they keep. One that no plugin needs leaves the list.
 PUBLIC_MODULES = frozenset((Path(__file__).parent / "public_modules.txt").read_text(encoding="utf-8").split())
 # Of `training/`, and flags that it declares. They shrink, and none grows.
-MOST_CORE_LINES = 81_200
-MOST_CORE_FILES = 715
-MOST_CORE_FLAGS = 323
+MOST_CORE_LINES = 61_300
+MOST_CORE_FILES = 538
+MOST_CORE_FLAGS = 267
 
 
 def plugin_of(module: str) -> str | None:

@@ -141,7 +141,7 @@ def estimated_as_given(flags: PpoFlags, components: Components, counts: ModelCou
     frozen_lines, scoring = _frozen(
         actor, scorer, roles, components, where=(ranks, device, trained["actor"].layer_bytes)
     )
-    kept = [] if forward.media is None else [forward.media.kept(roles.kept_image_features_mb)]
+    kept = [] if forward.media is None else [forward.media.kept(flags.added)]
     held += [*frozen_lines, *kept]
 
     rollout, asleep = _rollout(actor, flags, components.rollout_engine, device, media=forward.media)

@@ -1,5 +1,10 @@
 """Images in rows, prompts and conversations: read from data, shown to models that see, kept beside samples."""
 
-from training.utils.plugins.plugin import Plugin
+from training.utils.plugins.plugin import EVERY_STEP, Plugin
 
-PLUGIN = Plugin("images", "rows with images", tables={"media": {"images": f"{__name__}.kind:Images"}})
+PLUGIN = Plugin(
+    "images",
+    "rows with images",
+    flags={EVERY_STEP: (f"{__name__}.flags:ImageArguments",)},
+    tables={"media": {"images": f"{__name__}.kind:Images"}},
+)

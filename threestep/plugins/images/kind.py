@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from threestep.plugins.images.data.decoding import encoded
 from threestep.plugins.images.data.reader import ImageReader, PixelReader, open_image_reader, unread_because
 from threestep.plugins.images.data.row_pictures import WHY_DROPPED
+from threestep.plugins.images.flags import ImageArguments
 from threestep.plugins.images.models.pictured import RowImages
 from threestep.plugins.images.recorded import PixelScale, RecordedImages, images_of_rank, scale_of
 from threestep.plugins.images.run.chat_images import ChatImages, Picture, chat_media, open_picture
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from training.utils.contracts.documents import Document
     from training.utils.contracts.media import MediaReader, Read, RunMedia, SeenMedia
+    from training.utils.flags.added import AddedFlags
 
 
 class Images(MediaKind):
@@ -50,6 +52,9 @@ class Images(MediaKind):
 
     def check_beside(self, settings: Mapping[str, Any]) -> None:
         check_beside_images(settings)
+
+    def kept_mb(self, added: AddedFlags) -> int:
+        return added.of(ImageArguments).kept_image_features_mb
 
     def with_kept_features(self, media: RunMedia, most_mb: int, model: Any, engine: Any, *, read: Read) -> RowImages:
         return with_kept_features(_images(media), most_mb, model, engine, read=read)

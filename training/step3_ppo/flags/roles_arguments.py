@@ -133,7 +133,6 @@ _FLAGS = (
             "only_optimize_lora": "With LoRA: freeze all other weights.",
             "freeze_vision_tower": "",
             "freeze_projector": "",
-            "kept_image_features_mb": "",
             "load_in_4bit": "",
             "load_in_8bit": "",
             "bnb_4bit_quant_type": "",

@@ -28,7 +28,7 @@ from training.utils.models.attention.attention import plan_for
 from training.utils.models.families.parts import placeholder_id
 from training.utils.models.flops import ComputeMeter, model_shape
 from training.utils.rewards.weighted import Rewards
-from training.utils.setup.media import media_kind
+from training.utils.setup.media import kept_mb, media_kind
 from training.utils.setup.setup import compute_meter, open_observers
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def loop_settings(opening: PpoOpening, roles: Roles, scale: ScoreScale | None) -
     ppo, rollouts, sampling = flags.ppo, inputs.length.rollouts, _sampling(opening, roles.actor_model)
     plan = _plan(flags, roles.actor_model, roles.packs, ranks)
     plan = replace(plan, tags=None if sampling.paths is None else sampling.paths.tags)
-    media = with_kept_media(inputs.media, flags.roles.kept_image_features_mb, roles, log)
+    media = with_kept_media(inputs.media, kept_mb(inputs.media, flags.added), roles, log)
     layout = SequenceLayout(plan, sampling.pad_token_id, ranks.rank, media, ranks.sequence.size)
     experience = experience_settings(components.algorithm, ppo, layout, _rewards(opening), scale=scale)
     length = replace(experience.scoring.length, max_prompt_tokens=flags.data.rows.max_prompt_seq_len)

@@ -174,8 +174,8 @@ class PlannedMedia(Protocol):
     @property
     def sentence(self) -> str: ...
     def of_tokens(self, tokens: int) -> PlannedMedia: ...
-    def kept(self, most_mb: int) -> Any:
-        """Return the line of the table for `most_mb` MiB of features on the host."""
+    def kept(self, added: Any) -> Any:
+        """Return the line of the table for what `MediaKind.kept_mb` allows."""
 
     def lines(self, model: Any, gradient_checkpointing: bool = False, beside: int | None = None) -> list[Any]: ...
 
@@ -269,6 +269,10 @@ class MediaKind(ABC):
     @abstractmethod
     def check_beside(self, settings: Mapping[str, Any]) -> None:
         """ThreestepError for a flag that does not go with rows that have media. settings: of all flags, by name."""
+
+    @abstractmethod
+    def kept_mb(self, added: Any) -> int:
+        """Return the MiB of host memory for what models make of media. added: the run's `AddedFlags`."""
 
     @abstractmethod
     def with_kept_features(self, media: RunMedia, most_mb: int, model: Any, engine: Any, *, read: Read) -> RunMedia:

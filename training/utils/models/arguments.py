@@ -109,13 +109,6 @@ class ModelArguments:
         ModelSettings.freeze_projector,
         "Models of images and text: do not train the projector, which makes embeddings of the tower's states.",
     )
-    kept_image_features_mb: int = flag(
-        0,
-        "Models of images and text: MiB of host memory for what a frozen vision tower makes of pictures, so that it "
-        "runs once for a picture and not in every epoch; 0 keeps nothing.",
-        "mib >= 0",
-        topic="memory",
-    )
     load_in_4bit: bool = flag(
         False,
         "With LoRA: keep the linear layers' frozen weights in 4 bits (QLoRA), by the package bitsandbytes.",

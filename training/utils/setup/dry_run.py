@@ -84,7 +84,7 @@ def _estimated_as_given(flags: OneModelFlags, scalar: bool, responses: int, coun
     forward = _forward(flags, sequences, responses, small)
     planned = plan_training(built, forward, model, settings, ranks=ranks, device=device, count=counts.activations)
     sentences, held, moments = flags.guests.planned(built, settings, ranks, device)
-    kept = [] if forward.media is None else [forward.media.kept(flags.model.kept_image_features_mb)]
+    kept = [] if forward.media is None else [forward.media.kept(flags.added)]
 
     def parts() -> Parts | None:
         timed = clock_device(flags.run.device, settings.dtype, sharing, products=flags.run.cpu_products, ranks=ranks)

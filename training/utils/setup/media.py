@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from training.utils.data.build.build import PhaseData
     from training.utils.data.kinds.kind import RowKind
     from training.utils.data.sources.arguments import SourceArguments
+    from training.utils.flags.added import AddedFlags
     from training.utils.run.run_folder import RunFolder
     from training.utils.setup.flags import OneModelFlags
 
@@ -130,9 +131,17 @@ def checked_media(flags: OneModelFlags, rows: PhaseData, kind: RowKind) -> RunMe
     return media
 
 
-def with_kept_features(media: RunMedia | None, most_mb: int, model: Any, engine: Any, *, read: Read) -> RunMedia | None:
-    """Return the media of a run, or None, as `MediaKind.with_kept_features` does."""
-    return None if media is None else media_kind().with_kept_features(media, most_mb, model, engine, read=read)
+def kept_mb(media: RunMedia | None, added: AddedFlags) -> int:
+    """Return the MiB of host memory for what models make of a run's media."""
+    return 0 if media is None else media_kind().kept_mb(added)
+
+
+def with_kept_features(
+    media: RunMedia | None, added: AddedFlags, model: Any, engine: Any, *, read: Read
+) -> RunMedia | None:
+    """Return the media of a run, or None, as `MediaKind.with_kept_features` does. added: the run's."""
+    most_mb = kept_mb(media, added)
+    return media and media_kind().with_kept_features(media, most_mb, model, engine, read=read)
 
 
 def media_keeper(folder: RunFolder, rows: PhaseData) -> MediaKeeper | None:

@@ -114,7 +114,7 @@ def run_one_model(
             sharing=kind.shares_prompt or bool(flags.engine.share_beginnings),
             needs_segments=data.chat.needs_segments or flags.guests.needs_segments,
         )
-        media = with_kept_features(media, flags.model.kept_image_features_mb, model, engine, read=read)
+        media = with_kept_features(media, flags.added, model, engine, read=read)
         [guests] = flags.guests.open([(engine, model)], start.name_or_path, steps[0], flags.run.seed)
         loop = loop_settings(flags, steps, model, packed, ranks=ranks, pad_token_id=tokenizer.pad_token_id)
         run, loop = _settled(

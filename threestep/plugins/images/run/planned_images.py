@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from threestep.plugins.images.flags import ImageArguments
 from threestep.plugins.images.pixels import pixel_inputs
 from threestep.plugins.images.run.image_reader import picture_of_model
 from training.utils.dry_run.activations import SavedActivations, SavedTensors, counted_apart
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from threestep.plugins.images.pixels import ImagePixels
+    from training.utils.flags.added import AddedFlags
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,9 @@ class PlannedImages:
         """The same for forwards whose pictures take so many tokens."""
         return replace(self, most=tokens, at_once=tokens)
 
-    def kept(self, most_mb: int) -> MemoryLine:
+    def kept(self, added: AddedFlags) -> MemoryLine:
         """See `PlannedMedia`."""
+        most_mb = added.of(ImageArguments).kept_image_features_mb
         return MemoryLine("pictures: features that are kept", 0, most_mb * 2**20)
 
     def lines(self, model: Any, gradient_checkpointing: bool = False, beside: int | None = None) -> list[MemoryLine]:

@@ -11,6 +11,7 @@ import torch
 from tests.support.kept_bytes import kept_bytes
 from tests.support.tiny_models import tiny_causal_lm
 from tests.support.vision_models import FAMILIES
+from threestep.plugins.images.flags import ImageArguments
 from threestep.plugins.images.pixels import pixel_inputs
 from threestep.plugins.images.run.planned_images import PlannedImages, saved_by_picture
 from threestep.plugins.speed.lean.forwards import keep_less
@@ -88,7 +89,7 @@ def test_a_tower_keeps_all_while_it_is_recomputed_or_reads_without_a_backward():
 
 def test_features_that_are_kept_are_on_the_host():
     pictures = PlannedImages(FAMILIES["llava"]().pixels([0]), 4, 40, 40)
-    line = pictures.kept(3)
+    line = pictures.kept(SimpleNamespace(of=lambda kind: ImageArguments(3)))
     assert (line.device_bytes, line.host_bytes) == (0, 3 * 2**20)
 
 
