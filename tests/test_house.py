@@ -303,6 +303,11 @@ PLANTED_IN_PACKAGES: list[tuple[house.PackageRule, dict[str, str], dict[str, str
         {"training.x": "\n" * boundary.MOST_CORE_LINES},
     ),
     (
+        boundary.core_names_no_plugin,
+        {"training.x": 'def f(settings):\n    return settings["rollouts_ahead"], "give --mtp_num_layers 1"'},
+        {"training.x": 'def f(flags):\n    """Of --rollouts_ahead."""\n    return flags.queue'},
+    ),
+    (
         house.class_names_are_used_once,
         {"training.x": "class Piece: ...", "training.y": "def f():\n    class Piece: ..."},
         {"training.x": "class Piece: ...", "training.y": "class Pieces: ...\nPiece = 1"},

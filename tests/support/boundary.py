@@ -6,6 +6,7 @@ The core is `training` and `threestep` without `threestep.plugins`; a plugin is 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +21,20 @@ PUBLIC_MODULES = frozenset((Path(__file__).parent / "public_modules.txt").read_t
 MOST_CORE_LINES = 61_300
 MOST_CORE_FILES = 538
 MOST_CORE_FLAGS = 267
+# Names that plugins add, by the plugin (`python -m tests.support.known_plugins`).
+_ADDED = (Path(__file__).parents[2] / "training/utils/plugins/known_plugins.txt").read_text(encoding="utf-8")
+_KINDS = ("flags", "rollout_engines", "trackers")
+# Names that are words of the language, or of the core, too.
+_PLAIN_WORDS = frozenset(("digests", "environment", "report", "row", "tools"))
+# Modules of the core that name what a plugin adds, in advice or for what is not moved yet. The list only shrinks.
+NAMES_A_PLUGIN = frozenset(
+    """
+training.step1_sft.arguments training.step3_ppo.__init__ training.step3_ppo.flags.arguments
+training.step3_ppo.flags.checks training.step3_ppo.flags.mismatch_arguments training.step3_ppo.trainer
+training.utils.engine.config.deepspeed_keys training.utils.flags.flag_names
+training.utils.generation.decoding.decode_check training.utils.models.layout_check
+""".split()
+)
 
 
 def plugin_of(module: str) -> str | None:
@@ -97,6 +112,32 @@ def plugins_close_no_circle(sources: Mapping[str, str]) -> list[str]:
     """No plugin needs itself by way of others."""
     names = {each for module in sources if (each := plugin_of(module))}
     return [" -> ".join(circle) for circle in circles({name: set(_needs(name, sources)) & names for name in names})]
+
+
+def core_names_no_plugin(sources: Mapping[str, str]) -> list[str]:
+    """The core has no name for what plugins add: their flags, engines and trackers, in code or messages."""
+    lines = (line.partition(": ") for line in _ADDED.splitlines())
+    names = {name for head, _, names in lines if head.split(" ")[-1] in _KINDS for name in names.split()}
+    pattern = re.compile(rf"(?<![a-z_])({'|'.join(sorted(names - _PLAIN_WORDS))})(?![a-z_])")
+    core = {module: source for module, source in sources.items() if inside(module, "training")}
+    found = {module: names for module, source in core.items() if (names := set(pattern.findall(_said(source))))}
+    problems = [
+        f"{module} names {', '.join(sorted(found[module]))}" for module in sorted(found.keys() - NAMES_A_PLUGIN)
+    ]
+    clean = sorted(NAMES_A_PLUGIN - found.keys()) if "training.utils.setup.setup" in sources else []
+    return [*problems, *(f"{module} is in NAMES_A_PLUGIN, and names nothing of one" for module in clean)]
+
+
+def _said(source: str) -> str:
+    """Return the names and the texts of a source, without docstrings."""
+    found, parsed = [], tree(source)
+    for node in ast.walk(parsed):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            continue
+        for child in ast.iter_child_nodes(node):
+            names = (getattr(child, name, None) for name in ("id", "attr", "arg", "name", "value"))
+            found += [name for name in names if isinstance(name, str)]
+    return "\n".join(found)
 
 
 def core_keeps_its_budget(sources: Mapping[str, str]) -> list[str]:

@@ -250,6 +250,7 @@ PACKAGE_RULES: tuple[PackageRule, ...] = (
     boundary.plugins_import_what_they_need,
     boundary.plugins_close_no_circle,
     boundary.core_keeps_its_budget,
+    boundary.core_names_no_plugin,
     class_names_are_used_once,
     flags_are_declared_once,
     records_stay_small,
