@@ -8,7 +8,7 @@ import pytest
 from transformers import Qwen2Config
 
 from tests.unit.step3_ppo.flags.test_algorithm import FOUR, algorithm, told
-from tests.unit.step3_ppo.flags.test_checks import LOOKUP, names_of
+from tests.unit.step3_ppo.flags.test_checks import names_of
 from threestep.plugins.routers.tests.test_checks import flags_of
 from threestep.plugins.vllm import checks
 from threestep.plugins.vllm.engine import VllmRollout
@@ -24,6 +24,8 @@ from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import SequenceLayout
 
 DRAFTS = {"vllm_speculate": 2, "mtp_num_layers": 1, "rollout_engine": "vllm", "dry_run": True}
+
+LOOKUP = "examples/environments/lookup.py:Lookup"
 
 
 def test_names_stand_for_engines():

@@ -17,9 +17,10 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from tests.support.kept_bytes import kept_bytes
 from tests.support.tiny_models import tiny_causal_lm
-from threestep.plugins.speed.lean.forwards import keep_less, keeping_all
+from threestep.plugins.speed.lean.forwards import keep_less
 from threestep.plugins.speed.lean.rms_norm import RmsNorm, lean_norm
 from training.utils.models.adapters.lora import add_lora
+from training.utils.models.preparers import keeping_all
 from training.utils.models.settings import ModelSettings
 
 CLASSES = [LlamaRMSNorm, Olmo2RMSNorm, GemmaRMSNorm]
