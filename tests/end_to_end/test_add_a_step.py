@@ -30,7 +30,8 @@ def files() -> dict[str, str]:
 def checkout(place: Path, files: dict[str, str]) -> Path:
     """A copy of the package with the page's step in it, a tiny model, and a folder to run in."""
     folder = place / "with_hinge"
-    shutil.copytree(ROOT / "training", folder / "training", ignore=shutil.ignore_patterns("__pycache__"))
+    for package in ("training", "threestep"):
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "tests"))
     (folder / "training" / "step2_hinge").mkdir()
     for name, content in files.items():
         (folder / "training" / "step2_hinge" / name).write_text(content)

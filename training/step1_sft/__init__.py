@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from training.step1_sft.arguments import SftArguments
-from training.utils.flags.added import added_flags
 from training.utils.flags.step import NORM, RATE, SPEED, ClosingRow, Curve, Headline, SampleWords, Step, StepFigures
 from training.utils.setup.flags import FIRST_FLAGS, ONE_MODEL_GROUPS
 
@@ -11,7 +10,7 @@ STEP = Step(
     name="step1_sft",
     label="SFT",
     title="supervised fine-tuning",
-    groups=(*ONE_MODEL_GROUPS, SftArguments, added_flags("step1_sft")),
+    groups=(*ONE_MODEL_GROUPS, SftArguments),
     reads_media=True,
     first_flags=FIRST_FLAGS,
     inputs={"model_name_or_path": None},

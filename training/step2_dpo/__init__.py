@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from training.step2_dpo.arguments import DpoArguments
-from training.utils.flags.added import added_flags
 from training.utils.flags.step import NORM, RATE, SPEED, ClosingRow, Curve, Headline, SampleWords, Step, StepFigures
 from training.utils.setup.flags import FIRST_FLAGS, ONE_MODEL_GROUPS
 
@@ -11,7 +10,7 @@ STEP = Step(
     name="step2_dpo",
     label="DPO",
     title="direct preference optimisation",
-    groups=(*ONE_MODEL_GROUPS, DpoArguments, added_flags("step2_dpo")),
+    groups=(*ONE_MODEL_GROUPS, DpoArguments),
     reads_media=True,
     first_flags=FIRST_FLAGS,
     inputs={"model_name_or_path": "step1_sft"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from training.step2_reward.arguments import RewardModelArguments
-from training.utils.flags.added import added_flags
 from training.utils.flags.step import NORM, RATE, SPEED, ClosingRow, Curve, Headline, SampleWords, Step, StepFigures
 from training.utils.setup.flags import FIRST_FLAGS, ONE_MODEL_GROUPS
 
@@ -11,7 +10,7 @@ STEP = Step(
     name="step2_reward",
     label="reward model",
     title="reward model",
-    groups=(*ONE_MODEL_GROUPS, RewardModelArguments, added_flags("step2_reward")),
+    groups=(*ONE_MODEL_GROUPS, RewardModelArguments),
     reads_media=True,
     first_flags=FIRST_FLAGS,
     inputs={"model_name_or_path": "step1_sft"},

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import get_type_hints
 
 from training.step3_ppo.flags.ppo_flags import PpoFlags
-from training.utils.flags.added import added_flags
 from training.utils.flags.step import SPEED, ClosingRow, Curve, Headline, SampleWords, Step, StepFigures
 
 STEP = Step(
     name="step3_ppo",
     label="PPO",
     title="PPO",
-    groups=(*tuple(get_type_hints(PpoFlags).values())[:-1], added_flags("step3_ppo")),
+    groups=tuple(get_type_hints(PpoFlags).values()),
     reads_media=True,
     first_flags=(
         "actor_model_name_or_path",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.user_files import loaded_name
+from training.utils.flags.added import AddedFlags, added_flags
 from training.utils.flags.arguments import defaults_of, list_defaults_of, may_change_in
 from training.utils.plugins.registry import flag_names
 
@@ -103,7 +104,7 @@ class Step:
     name: the folder, e.g. `step1_sft`
     label: short, e.g. `SFT`
     title: e.g. `supervised fine-tuning`
-    groups: the dataclasses that hold its flags
+    groups: the dataclasses that hold its flags; given without those of plugins, which follow as one, `added_flags`
     inputs: by the flag that takes a model, the step that leaves it; None: the model that a whole run starts from
     first_flags: those that a first run needs, in the order of --help
     variant_flag: the flag whose value takes the title's place unless it is the default
@@ -119,6 +120,11 @@ class Step:
     variant_flag: str | None = None
     reads_media: bool = False
     figures: StepFigures = StepFigures()
+
+    def __post_init__(self) -> None:
+        own = tuple(group for group in self.groups if group is not AddedFlags)
+        if own:
+            object.__setattr__(self, "groups", (*own, added_flags(self.name)))
 
     @property
     def number(self) -> str:

@@ -84,7 +84,7 @@ class OneModelFlags:
         return guest_features(self)
 
 
-# From `run` to `engine`. STEP.groups of such a step are these, its own, which has a learning_rate, and `added_flags`.
+# From `run` to `engine`. STEP.groups of such a step are these and its own, which has a learning_rate.
 ONE_MODEL_GROUPS: tuple[type, ...] = tuple(get_type_hints(OneModelFlags).values())[2:-2]
 
 # What a first run of such a step needs, in the order of `--help`.

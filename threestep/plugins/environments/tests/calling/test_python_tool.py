@@ -336,7 +336,7 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
 print(len(found), any(b"PLANTED_SECRET" in each for each in found))
 """
     program = (
-        "import sys\nfrom training.utils.environments import isolation, python_tool\n"
+        "import sys\nfrom threestep.plugins.environments.calling import isolation, python_tool\n"
         f"tool = python_tool.python_tool({SECONDS}, getattr(isolation, sys.argv[1]))\n"
         f"print(tool({code!r}))"
     )
@@ -373,7 +373,7 @@ print(tried(lambda: open({str(mine)!r}).read()), tried(lambda: open({str(tmp_pat
 
 def test_a_program_ends_by_itself_where_the_run_has_died(isolation, mark):
     program = (
-        "import sys, threading, time\nfrom training.utils.environments import isolation, python_tool\n"
+        "import sys, threading, time\nfrom threestep.plugins.environments.calling import isolation, python_tool\n"
         "tool = python_tool.python_tool(1.0, getattr(isolation, sys.argv[1]))\n"
         f"code = {STARTS.format(mark=mark, session=True, then='time.sleep(60)')!r}\n"
         "threading.Thread(target=tool, args=(code,), daemon=True).start()\ntime.sleep(0.7)\n"
