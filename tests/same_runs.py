@@ -934,9 +934,10 @@ def _launcher(checkout: Path) -> str:
 def _program_named(checkout: Path, name: str) -> str:
     """The module of a program beside the steps, in the core or in a plugin."""
     found = [*checkout.glob(f"training/{name}.py"), *checkout.glob(f"threestep/plugins/*/{name}.py")]
+    found += checkout.glob(f"threestep/plugins/{name}/__main__.py")
     if len(found) != 1:
         raise SystemExit(f"expected one program {name} in {checkout}, got {found}")
-    return ".".join(found[0].relative_to(checkout).with_suffix("").parts)
+    return ".".join(found[0].relative_to(checkout).with_suffix("").parts).removesuffix(".__main__")
 
 
 def _cache_program(checkout: Path) -> str:
