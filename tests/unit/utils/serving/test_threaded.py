@@ -84,7 +84,7 @@ def test_the_silent_hold_few_threads_and_the_oldest_of_them_make_room(port, monk
     before = threading.active_count()
     visitors = [opened(port) for _ in range(200)]
     assert read(port).endswith(b"page")
-    assert threading.active_count() - before <= 20
+    assert threading.active_count() - before <= 20 + 1  # the thread of the page that was read may not have ended
     assert all(ended(visitor) for visitor in visitors[:-20])
     assert threading.active_count() > before  # the last ones are heard
     deadline = time.monotonic() + 8
