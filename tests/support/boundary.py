@@ -26,8 +26,8 @@ _ADDED = (Path(__file__).parents[2] / "training/utils/plugins/known_plugins.txt"
 _KINDS = ("flags", "rollout_engines", "trackers")
 # Names that are words of the language, or of the core, too.
 _PLAIN_WORDS = frozenset(("device", "digests", "environment", "report", "row", "tools"))
-# Modules of the core that name what a plugin adds, in advice or for what is not moved yet; `all_steps` has such a flag of
-# its own. The list only shrinks.
+# Modules of the core that name what a plugin adds, in advice or for what is not moved yet; `all_steps` has such a flag
+# of its own. The list only shrinks.
 NAMES_A_PLUGIN = frozenset(
     """
 training.all_steps training.utils.engine.config.arguments
