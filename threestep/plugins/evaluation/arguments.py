@@ -35,7 +35,7 @@ END_OF_ANSWER_TEXT = (
 def flags_of_training(program: str) -> dict[str, OldFlag]:
     """Return flags of the steps that a program which evaluates refuses by name."""
     why = f"plans the memory of training, and {program} trains nothing; leave it out"
-    return {"--dry_run": Refused(why, unless=("false",))}
+    return {"--dry_run": Refused(why, takes_value=False)}
 
 
 @dataclass
