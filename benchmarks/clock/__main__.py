@@ -27,11 +27,11 @@ from benchmarks.clock.predicted import predicted_parts, predicted_rate
 from benchmarks.clock.rl_predicted import rollout_parts_of
 from benchmarks.clock.rl_rows import published_rollouts
 from benchmarks.clock.rows import Row, published_rows
-from training.utils.dry_run.cpu_rates import measured_cpu
+from threestep.plugins.plan.dry_run.cpu_rates import measured_cpu
 
 if TYPE_CHECKING:
     from benchmarks.clock.rl_rows import RolloutRow
-    from training.utils.clock.training_step import Parts
+    from threestep.plugins.plan.clock.training_step import Parts
 
 WITHIN = 0.30
 _ALIKE = 0.05  # published speeds that differ by less are no choice

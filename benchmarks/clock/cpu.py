@@ -32,10 +32,10 @@ from safetensors.torch import load_file, save_file
 import threestep
 from benchmarks.clock.drawing import with_drawing
 from benchmarks.clock.dry import predicted_seconds
-from training.utils.clock.devices import AttentionShares, Device
-from training.utils.dry_run.cpu_rates import measured_cpu
-from training.utils.dry_run.in_a_model import KernelSeconds, now
-from training.utils.dry_run.operators import ATTENTION, PRODUCT
+from threestep.plugins.plan.clock.devices import AttentionShares, Device
+from threestep.plugins.plan.dry_run.cpu_rates import measured_cpu
+from threestep.plugins.plan.dry_run.in_a_model import KernelSeconds, now
+from threestep.plugins.plan.dry_run.operators import ATTENTION, PRODUCT
 
 WITHIN = 0.15
 KINDS = ("sft", "reward", "dpo", "grpo", "ppo")

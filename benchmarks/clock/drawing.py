@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from training.utils.clock.devices import Device, Points
+from threestep.plugins.plan.clock.devices import Device, Points
+from threestep.plugins.plan.dry_run.activations import cache_bytes
+from threestep.plugins.plan.dry_run.in_a_model import now
+from threestep.plugins.plan.dry_run.operators import training_work
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
-from training.utils.dry_run.activations import cache_bytes
-from training.utils.dry_run.in_a_model import now
-from training.utils.dry_run.operators import training_work
 from training.utils.engine.ranks.cpu_products import chosen_products, float32_products
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.models.own_forward import own_forward_of

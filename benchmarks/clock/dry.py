@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.plan.__main__ import estimate_of
-from training.utils.dry_run.estimate import kept_counts
+from threestep.plugins.plan.dry_run.estimate import kept_counts
 from training.utils.flags.step import known_steps
 
 if TYPE_CHECKING:
-    from training.utils.clock.devices import Device
+    from threestep.plugins.plan.clock.devices import Device
 
 _COUNTS = kept_counts()
 

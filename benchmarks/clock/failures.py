@@ -14,6 +14,7 @@ import argparse
 import math
 import random
 
+from threestep.plugins.plan.clock.devices import DEVICES_OF_A_NODE
 from threestep.plugins.plan.curve import GPUS
 from threestep.plugins.plan.failures import (
     FAILURES_PER_GPU_HOUR,
@@ -26,7 +27,6 @@ from threestep.plugins.plan.failures import (
     WholeRun,
     losses,
 )
-from training.utils.clock.devices import DEVICES_OF_A_NODE
 
 PUBLISHED = Reliability(FAILURES_PER_GPU_HOUR / 3600, RESTART_SECONDS, 1e9 * SAVED_GB_PER_SECOND, SLOW_NODES)
 _FACTORS = (0.25, 0.5, 0.71, 1.0, 1.41, 2.0, 4.0)  # of the plan's interval

@@ -10,7 +10,7 @@ import torch
 import torch.distributed
 import torch.multiprocessing
 
-from training.utils.clock.traffic import SHARE_WITHIN
+from threestep.plugins.plan.clock.traffic import SHARE_WITHIN
 
 _MEGABYTES, _TRIES = 16, 9
 

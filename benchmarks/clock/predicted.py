@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from training.utils.clock.devices import DEVICES, AttentionShares, Device
-from training.utils.clock.traffic import gather_seconds
-from training.utils.clock.training_step import Parts, StepPlan, step_parts
-from training.utils.clock.work import Matmul, TrainingWork, Work
-from training.utils.dry_run.operators import training_work
+from threestep.plugins.plan.clock.devices import DEVICES, AttentionShares, Device
+from threestep.plugins.plan.clock.traffic import gather_seconds
+from threestep.plugins.plan.clock.training_step import Parts, StepPlan, step_parts
+from threestep.plugins.plan.clock.work import Matmul, TrainingWork, Work
+from threestep.plugins.plan.dry_run.operators import training_work
 from training.utils.models.adapters.lora import add_lora
 from training.utils.models.settings import ModelSettings
 

@@ -7,14 +7,14 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from benchmarks.clock.predicted import model_of, split_work
-from training.utils.clock.devices import DEVICES, DEVICES_OF_A_NODE
-from training.utils.clock.rollout import DecodePlan, decode_seconds, sum_seconds
-from training.utils.clock.roofline import work_seconds
-from training.utils.clock.traffic import exposed_gather_seconds, gather_seconds
-from training.utils.clock.training_step import Parts, StepPlan, step_parts
-from training.utils.clock.work import TrainingWork, Work
-from training.utils.dry_run.activations import cache_bytes
-from training.utils.dry_run.operators import training_work
+from threestep.plugins.plan.clock.devices import DEVICES, DEVICES_OF_A_NODE
+from threestep.plugins.plan.clock.rollout import DecodePlan, decode_seconds, sum_seconds
+from threestep.plugins.plan.clock.roofline import work_seconds
+from threestep.plugins.plan.clock.traffic import exposed_gather_seconds, gather_seconds
+from threestep.plugins.plan.clock.training_step import Parts, StepPlan, step_parts
+from threestep.plugins.plan.clock.work import TrainingWork, Work
+from threestep.plugins.plan.dry_run.activations import cache_bytes
+from threestep.plugins.plan.dry_run.operators import training_work
 
 if TYPE_CHECKING:
     from benchmarks.clock.rl_rows import RolloutRow

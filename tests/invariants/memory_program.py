@@ -52,7 +52,7 @@ def main(is_long: bool) -> None:
 def compared(dtype: str, stage: int, offload: bool, lora_dim: int, ranks: Any, states: bool) -> dict[str, list[int]]:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from training.utils.dry_run.engine_memory import trained_memory
+    from threestep.plugins.plan.dry_run.engine_memory import trained_memory
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.config.config import deepspeed_config
     from training.utils.engine.training_engine import TrainingEngine

@@ -73,7 +73,7 @@ def counted(name: str, limits: Mapping[str, int]) -> dict[str, float]:
     import deepspeed
     from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 
-    from training.utils.dry_run.engine_memory import gathered_elements
+    from threestep.plugins.plan.dry_run.engine_memory import gathered_elements
     from training.utils.engine.zero3_limits import model_sizes
 
     model = scaled_model(name)

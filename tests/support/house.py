@@ -51,7 +51,7 @@ MAY_PRINT = (
 # Functions that a library calls, and those they share their parameters with: it hands them over by their place.
 CALLED_BY_LIBRARIES = (
     "training.utils.data.data_utils get_raw_dataset_split_index",  # DeepSpeed-Chat's
-    "training.utils.dry_run.activations _counted_attention.attention",
+    "threestep.plugins.plan.dry_run.activations _counted_attention.attention",
     "threestep.plugins.environments.driven.harness ThreestepHarness.launch",
     "threestep.plugins.vllm.draft expand_batch_to_tokens",
     "training.utils.models.attention.document_attention _sdpa_that_shares_keys",

@@ -21,7 +21,7 @@ from tests.support.sources import modules, tree
 
 # module, below `training`: names
 PATH = """
-step3_ppo.main: main
+step3_ppo.main: train
 step3_ppo.run: run
 step3_ppo.parts.settings: loop_settings
 step3_ppo.roles.roles: Roles

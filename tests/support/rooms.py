@@ -17,7 +17,6 @@ from tests.support.sources import tree
 # The rooms of training/utils from the ground up, and the rooms that each of them needs.
 _ROOMS = """
 base:
-clock:
 data.files: base
 models.families: base
 plugins: base
@@ -34,7 +33,7 @@ data.sources.hub: data.sources data.files base
 data.sources.made: data.sources base
 layout: contracts base
 models.tensors: contracts
-run: contracts flags reading plugins clock base
+run: contracts flags reading plugins base
 sequence_parallel: contracts models.families base
 data.rows: layout contracts flags base
 divergence: run base
@@ -60,14 +59,12 @@ generation.engines: generation.guessing generation.decoding models models.attent
 rewards.calling: engine.ranks run contracts base
 checkpoints: engine engine.ranks models.adapters trackers run models.tensors layout contracts flags plugins
     models.families base
-dry_run: engine loading engine.ranks models models.quantized models.attention engine.config sequence_parallel run
-    layout contracts models.families clock base
 rewards.rules: rewards.calling data.sources.made base
 outputs: checkpoints engine.ranks models.tensors base
 rewards: rewards.rules rewards.calling contracts rewards.names flags plugins base
-setup: outputs dry_run checkpoints engine loading engine.ranks data.build models.adapters data.kinds models data.chat
+setup: outputs checkpoints engine loading engine.ranks data.build models.adapters data.kinds models data.chat
     data.cache trackers models.quantized models.attention engine.config divergence data.rows sequence_parallel run
-    layout data.sources contracts flags data.sources.formats plugins models.families data.files clock base
+    layout data.sources contracts flags data.sources.formats plugins models.families data.files base
 preference: setup engine loading engine.ranks data.build models.adapters models data.chat models.attention
     engine.config data.rows run layout contracts flags data.files base
 """

@@ -5,15 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from training.step3_ppo.dry_run import chosen_reuse, chosen_values, with_reuse
 from training.step3_ppo.flags.checks import guesser
-from training.step3_ppo.flags.reuse import ROLES, VALUES, why_apart
+from training.step3_ppo.flags.reuse import ROLES, VALUES, chosen_by_flags, why_apart, with_reuse
 from training.step3_ppo.parts.assembly import why_not_reused
-from training.utils.base.errors import ThreestepError
+from training.utils.base.planned_memory import PlannedDevice
 from training.utils.contracts.guessers import BY_HEAD
-from training.utils.dry_run.device import PlannedDevice
-from training.utils.dry_run.estimate import kept_counts
 from training.utils.flags.auto import AS_BEGUN, AutoChoice
+from training.utils.setup.step_program import CheckedStep, chosen_by_plugin
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,9 +19,6 @@ if TYPE_CHECKING:
     from training.step3_ppo.parts.inputs import PpoOpening
     from training.step3_ppo.roles.roles import Roles
     from training.utils.setup.opened_run import OpenedRun
-
-# Of a family whose forward needs numbers, which a model without weights does not have.
-_UNCOUNTED = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, ThreestepError)
 
 
 def settled(opened: OpenedRun, opening: PpoOpening, roles: Roles, free_bytes: int) -> tuple[OpenedRun, PpoOpening]:
@@ -61,10 +56,9 @@ def _by_flags(name: str, opening: PpoOpening, free_bytes: int, *, begun: bool) -
     if begun:
         why = why_apart(name, flags, components.algorithm)
         return AutoChoice(name, why is None, why or AS_BEGUN)
-    if name == VALUES:
-        return chosen_values(flags, components)
+    choice = chosen_by_flags(name, flags, components.algorithm)
+    if name == VALUES or not choice.value:
+        return choice
     device = PlannedDevice(opening.ranks.device.type == "cuda", free_bytes)
-    try:
-        return chosen_reuse(flags, components, kept_counts(), device)
-    except _UNCOUNTED:
-        return AutoChoice(name, False, "the memory of a model of this family cannot be counted")
+    found = chosen_by_plugin(name, CheckedStep(flags, components=components), device)
+    return found or AutoChoice(name, False, "nothing here counts the memory that true takes")

@@ -11,10 +11,10 @@ import torch
 
 from benchmarks.clock import cpu
 from benchmarks.clock.cpu import Runs, costs_beside, costs_of, drawn_setting, sequences, without_products
-from tests.support.flat_cpu import flat, host_costs
-from training.utils.clock.devices import DEVICES, HostCosts
-from training.utils.clock.roofline import WorkSeconds, work_seconds
-from training.utils.clock.work import Matmul, Work
+from threestep.plugins.plan.clock.devices import DEVICES, HostCosts
+from threestep.plugins.plan.clock.roofline import WorkSeconds, work_seconds
+from threestep.plugins.plan.clock.work import Matmul, Work
+from threestep.plugins.plan.tests.flat_cpu import flat, host_costs
 
 
 def test_a_seed_is_a_setting():

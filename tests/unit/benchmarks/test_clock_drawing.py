@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from benchmarks.clock import drawing
-from tests.support.flat_cpu import flat, host_costs
-from training.utils.clock.devices import DEVICES
-from training.utils.clock.work import Matmul, TrainingWork, Work
+from threestep.plugins.plan.clock.devices import DEVICES
+from threestep.plugins.plan.clock.work import Matmul, TrainingWork, Work
+from threestep.plugins.plan.tests.flat_cpu import flat, host_costs
 
 CPU = replace(DEVICES["h100"], measured=flat(1e9, host_costs(1e-5, 5e-6)))
 TOKEN, LOGIT, OPERATOR, PRODUCT, RATE, CACHE_RATE = 3e-4, 2e-8, 7e-6, 4e-6, 5e9, 4e9

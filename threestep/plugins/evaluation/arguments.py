@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from training.utils.data.build.arguments import OptionalDataArguments, ShownArguments
 from training.utils.engine.config.arguments import EngineArguments
 from training.utils.flags.flags import flag, flag_of
+from training.utils.flags.other_names import OldFlag, Refused
 from training.utils.generation.arguments import EvaluationArguments, SamplingArguments
 from training.utils.generation.table import RolloutEngineFlags
 from training.utils.models.arguments import ModelArguments
@@ -29,6 +30,12 @@ TEMPLATE_KWARGS_TEXT = "Further variables for the chat template, as a JSON objec
 END_OF_ANSWER_TEXT = (
     "Token that ends an answer; default: the one saved with the model, the chat template's, or the tokenizer's eos."
 )
+
+
+def flags_of_training(program: str) -> dict[str, OldFlag]:
+    """Return flags of the steps that a program which evaluates refuses by name."""
+    why = f"plans the memory of training, and {program} trains nothing; leave it out"
+    return {"--dry_run": Refused(why, takes_value=False)}
 
 
 @dataclass

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from threestep.plugins.evaluation.arguments import EVALUATE_GROUPS
+from threestep.plugins.evaluation.arguments import EVALUATE_GROUPS, flags_of_training
 from threestep.plugins.evaluation.harness.arguments import HarnessArguments
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.flags.arguments import parse_arguments
@@ -37,7 +37,8 @@ GROUPS = (*EVALUATE_GROUPS, HarnessArguments)
 def main(argv: Sequence[str]) -> None:
     """Parse, evaluate, print."""
     task, flags = task_of(argv)
-    *groups, harness = parse_arguments(GROUPS, flags, __doc__ or "", flag_names("evaluate"))
+    others = flag_names("evaluate") | flags_of_training("evaluate")
+    *groups, harness = parse_arguments(GROUPS, flags, __doc__ or "", others)
     if task != HARNESS and harness.tasks:
         raise ThreestepError(f"--tasks is only for {HARNESS}, and {task} takes none; leave it out")
 
@@ -47,8 +48,6 @@ def main(argv: Sequence[str]) -> None:
     from threestep.plugins.evaluation.tasks import run_task
 
     evaluated = Evaluated(task, *groups)
-    if evaluated.run.dry_run:
-        raise ThreestepError("--dry_run plans the memory of training, and evaluate trains nothing; leave it out")
     runs: dict[str, Callable[[Evaluated], list[str]]] = {TASK: run_benchmark}
     runs[HARNESS] = partial(run_harness, harness=harness)
     for line in runs.get(task, run_task)(evaluated):

@@ -1,18 +1,18 @@
-"""A head in a dry run."""
+"""A head in a dry run, which alone calls this."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from threestep.plugins.mtp.head import new_head
-from training.utils.dry_run.plan import engine_of
-from training.utils.dry_run.table import MemoryLine, Moment
+from training.utils.base.planned_memory import MemoryLine, Moment
+from training.utils.plugins.registry import plugin_module
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from threestep.plugins.mtp.settings import MtpSettings
-    from training.utils.dry_run.device import PlannedDevice
+    from training.utils.base.planned_memory import PlannedDevice
     from training.utils.engine.config.arguments import EngineSettings
 
 
@@ -25,7 +25,7 @@ def plan_head(
     if not mtp.layers:
         return [], [], []
     head = new_head(model, mtp.layers, seed=0, final_norm=mtp.final_norm)
-    _, engine = engine_of(head, settings, ranks, device)
+    _, engine = plugin_module("plan", "dry_run.plan").engine_of(head, settings, ranks, device)
     weights = sum(part.numel() for part in head.parameters())
     sentence, memory = f"multi-token prediction: a head of {mtp.layers}, {weights:,} weights", engine.named("mtp")
     return [sentence], [*memory.held], [Moment("in the head's optimizer step", (memory.stepping,))]

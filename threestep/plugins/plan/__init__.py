@@ -1,11 +1,25 @@
-"""The best settings for a model on so many devices: threestep plan."""
+"""Needs of a run, before it: --dry_run of every step, choices by memory, and the best settings: threestep plan."""
 
-from training.utils.plugins.plugin import Command, Plugin
+from training.utils.plugins.plugin import EVERY_STEP, Command, InPlaceOfRun, Plugin
 
 PLUGIN = Plugin(
     "plan",
-    "settings, seconds and cost before a run",
+    "settings, memory, seconds and cost before a run",
     commands={
         "plan": Command(__name__, "the best settings for a model on so many GPUs, and their cost, before a run"),
+    },
+    flags={EVERY_STEP: (f"{__name__}.arguments:DryRunArguments",)},
+    tables={
+        "in_place_of_run": {
+            "dry_run": InPlaceOfRun(
+                f"{__name__}.dry_run.steps:dry_run",
+                "plans for",
+                "With --dry_run, ranks to plan for; default: the launcher's, or one.",
+            ),
+        },
+        "auto_choices": {
+            "per_device_train_batch_size": f"{__name__}.dry_run.steps:chosen_forward",
+            "reuse_forwards": f"{__name__}.dry_run.steps:chosen_reuse",
+        },
     },
 )

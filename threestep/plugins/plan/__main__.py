@@ -21,10 +21,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from threestep.plugins.plan.arguments import DryRunArguments
+from threestep.plugins.plan.clock.devices import DEVICES
 from threestep.plugins.plan.failure_flags import FailureArguments
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, nearest_names
-from training.utils.clock.devices import DEVICES
 from training.utils.data.rows.arguments import RowArguments
 from training.utils.data.sources.arguments import SourceArguments
 from training.utils.engine.config.arguments import EngineArguments
@@ -40,8 +41,8 @@ from training.utils.run.run_paths import make_output_dir
 
 if TYPE_CHECKING:
     from threestep.plugins.plan.choices import Settings, Wanted
+    from threestep.plugins.plan.dry_run.estimate import Estimate, ModelCounts
     from threestep.plugins.plan.failures import Losses
-    from training.utils.dry_run.estimate import Estimate, ModelCounts
     from training.utils.flags.step import Step
 
 TASKS = ("sft", "reward", "dpo", "ppo")
@@ -74,7 +75,7 @@ class PlanArguments:
     host_memory_gb: float = flag(
         250.0, "Host memory of a rank (1e9 bytes each); default: an eighth of a node's 2 TB.", "0 < gigabytes <= 1e9"
     )
-    price_per_hour: float | None = flag_of(RunArguments, "The price of a GPU for an hour, in money.")
+    price_per_hour: float | None = flag_of(DryRunArguments, "The price of a GPU for an hour, in money.")
     max_train_steps: int = flag_of(EngineArguments, "Steps (step 3: rollouts) of the run.", default=1000)
     data_path: list[str] = flag_of(SourceArguments, "The data that the YAML file names; default: embedded.")
     output_dir: str = flag_of(RunArguments, f"Folder for {FILE} and the shape's config.json.", default="runs/plan")
@@ -102,10 +103,10 @@ def main(argv: Sequence[str]) -> None:
     flags, failing = parse_arguments(GROUPS, argv, __doc__ or "")
     make_output_dir(flags.output_dir)
     from threestep.plugins.plan.curve import GPUS, points
+    from threestep.plugins.plan.dry_run.estimate import kept_counts
     from threestep.plugins.plan.failures import WholeRun, losses
     from threestep.plugins.plan.search import best_of
     from threestep.plugins.plan.text import Terms, as_yaml, best_lines, curve_lines, losses_line
-    from training.utils.dry_run.estimate import kept_counts
 
     step = next(step for step in known_steps().values() if step.kind == flags.step)
     counts = kept_counts()
@@ -177,7 +178,7 @@ def _with_drawing(wanted: Wanted, model: str, counts: ModelCounts) -> Wanted:
     import torch
 
     from threestep.plugins.plan.drawing_flags import EngineLoad
-    from training.utils.dry_run.activations import cache_bytes
+    from threestep.plugins.plan.dry_run.activations import cache_bytes
     from training.utils.models.settings import ModelSettings
 
     actor = counts.model(ModelSettings(model), torch.bfloat16)
@@ -200,11 +201,12 @@ def estimate(step: Step, counts: ModelCounts, wanted: Wanted, settings: Settings
 
 def estimate_of(step: Step, counts: ModelCounts, settings: Settings) -> Estimate:
     """Return the estimate of the step's own dry run with `settings`."""
+    from threestep.plugins.plan.dry_run.steps import estimated
+
     program: Any = importlib.import_module(step.program)
     words = [word for name, value in {**settings, "dry_run": True}.items() for word in words_of(name, value)]
     with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
-        found: Estimate = program.main(words, counts)
-    return found
+        return estimated(program.main.checked(words), counts)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from threestep.plugins.plan.search import Tried, missing
 
 if TYPE_CHECKING:
     from threestep.plugins.plan.choices import Wanted
+    from threestep.plugins.plan.clock.training_step import Parts
     from threestep.plugins.plan.failures import Losses
-    from training.utils.clock.training_step import Parts
 
 GPUS = tuple(2**power for power in range(13))
 SLOW_NODES, STOPS = "slow nodes", "saves, failures and restarts"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from training.utils.clock.devices import DEVICES_OF_A_NODE
+from threestep.plugins.plan.clock.devices import DEVICES_OF_A_NODE
 
 # Llama 3 (arXiv 2407.21783, table 5): 419 unexpected stops of 16,384 H100 in 54 days.
 FAILURES_PER_GPU_HOUR = 419 / (16_384 * 54 * 24)

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from threestep.plugins.plan.choices import Choice, Settings, Wanted, ladders, settings_of, ways_of_drawing
+from threestep.plugins.plan.dry_run.estimate import ROLLING_OUT
 from training.utils.base.errors import ThreestepError
-from training.utils.dry_run.estimate import ROLLING_OUT
 
 if TYPE_CHECKING:
-    from training.utils.clock.training_step import Parts
-    from training.utils.dry_run.estimate import Estimate
-    from training.utils.dry_run.table import MemoryLine
+    from threestep.plugins.plan.clock.training_step import Parts
+    from threestep.plugins.plan.dry_run.estimate import Estimate
+    from training.utils.base.planned_memory import MemoryLine
 
 GIB = 2**30
 Estimates = Callable[[Settings], "Estimate"]

@@ -12,8 +12,8 @@ from threestep.plugins.plan.curve import BITES, Point, bites, limit
 from threestep.plugins.plan.search import GIB, Tried
 
 if TYPE_CHECKING:
+    from threestep.plugins.plan.clock.training_step import Parts
     from threestep.plugins.plan.failures import Losses
-    from training.utils.clock.training_step import Parts
 
 _MOST_PARTS = 3  # that a sentence names
 

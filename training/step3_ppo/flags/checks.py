@@ -13,7 +13,7 @@ from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.tables import either
 from training.utils.contracts.guessers import BY_HEAD, BY_NGRAMS
 from training.utils.contracts.rollout_engine import Drawing, RolloutEngine, Speculation
-from training.utils.flags.added import figures_of_others
+from training.utils.flags.added import figures_of_others, in_place_of_run
 from training.utils.flags.arguments import resolved_settings
 from training.utils.generation.arguments import check_path_flags
 from training.utils.generation.partners import Partners, all_partners, partners_of
@@ -65,7 +65,7 @@ def checked_components(flags: PpoFlags) -> Components:
     """Run every check that needs no model, and return what the names select; ThreestepError, with suggestions, for
     unknown names and for flags that do not go together."""
     roles, ppo, mistakes, partners = flags.roles, flags.ppo, Mistakes(), partners_of(flags.added)
-    thinks = flags.data.chat.parallel_thinking
+    thinks, runs = flags.data.chat.parallel_thinking, in_place_of_run(flags.settings) is None
     wanted = {"min_p": ppo.min_p, "bad_words": ppo.bad_words, "stop": ppo.stop, "parallel_thinking": thinks}
     _check_paths(ppo, thinks, mistakes)
     guesses = mistakes.note(Speculation.of_flag, ppo.speculate, guesser(flags))
@@ -73,7 +73,7 @@ def checked_components(flags: PpoFlags) -> Components:
     scheduler = scheduler_of(flags)
     wanted |= {} if scheduler is None else scheduler.wanted()
     wanted |= partners.engine_flags
-    engine = checked_engine(ppo.rollout_engine, wanted, mistakes, draws=not flags.run.dry_run)
+    engine = checked_engine(ppo.rollout_engine, wanted, mistakes, draws=runs)
     flags.engines.refuse_others(ppo.rollout_engine, mistakes)
     speculation = _checked_speculation(flags, engine, guesses, mistakes)
     _check_replay(flags, mistakes)
@@ -86,7 +86,7 @@ def checked_components(flags: PpoFlags) -> Components:
     _check_partners(flags, partners, engine, mistakes)
     algorithm = _checked_algorithm(flags, scheduler, rewards, mistakes)
     check_beside_quantization(mistakes, roles, flags.guests.beside_quantization())
-    if not flags.run.dry_run:
+    if runs:
         check_package(mistakes, roles)
     check_beside(
         mistakes,

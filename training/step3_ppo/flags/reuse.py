@@ -4,9 +4,11 @@ would spare one."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from training.step3_ppo.flags.algorithm import reads_old_policy
+from training.utils.flags.auto import AutoChoice
 from training.utils.plugins.registry import own_forwards
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 FORWARDS, VALUES = "reuse_forwards", "reuse_values"
 ROLES = {VALUES: "critic", FORWARDS: "actor"}  # whose forwards the flag is about
+_READ = AutoChoice(FORWARDS, True, "the forwards that read are learned from", off=False)
 
 
 class Obstacle(NamedTuple):
@@ -97,3 +100,14 @@ def _nothing_spared(name: str, flags: PpoFlags, algorithm: Algorithm) -> dict[st
     if name == VALUES:
         return {"there is no critic": not algorithm.estimator.needs_critic}
     return {"no forward is read that the step could learn from": not reads_old_policy(algorithm, flags.ppo)}
+
+
+def chosen_by_flags(name: str, flags: PpoFlags, algorithm: Algorithm) -> AutoChoice:
+    """Return what the flag's auto stands for, whatever the memory. name: FORWARDS or VALUES."""
+    why = why_apart(name, flags, algorithm)
+    return _READ._replace(name=name) if why is None else AutoChoice(name, False, why)
+
+
+def with_reuse(flags: PpoFlags, choice: AutoChoice) -> PpoFlags:
+    """Return the flags with --reuse_forwards or --reuse_values as chosen."""
+    return flags._replace(ppo=replace(flags.ppo, **{choice.name: choice.value}))

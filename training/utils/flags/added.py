@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from training.utils.plugins.registry import added, flag_groups
+
+if TYPE_CHECKING:
+    from training.utils.plugins.plugin import InPlaceOfRun
 
 _Group = TypeVar("_Group")
 
@@ -35,3 +38,10 @@ def figures_of_others(settings: Mapping[str, Any]) -> bool:
     """True if a plugin's flag gives evaluations figures of other data than the held-out rows (`evaluation_flags`).
     settings: by the flags' names"""
     return any(settings[name] for name in added("evaluation_flags", ()))
+
+
+def in_place_of_run(settings: Mapping[str, Any]) -> InPlaceOfRun | None:
+    """Return what a step does in place of its run, as a plugin's flag asks; None: it runs. settings: by the flags'
+    names"""
+    found: dict[str, InPlaceOfRun] = added("in_place_of_run", ())
+    return next((entry for name, entry in found.items() if settings.get(name)), None)

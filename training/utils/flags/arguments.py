@@ -108,7 +108,7 @@ def parse_arguments(
         None: of a program whose ranks no launcher starts.
     description, first_flags: of the page for `--help` (`help_page`).
     Raises one ThreestepError with all unknown names or wrong types, or with the mistakes of all groups that have a
-    `validate(mistakes)` method. Exits for `--help`.
+    `validate(mistakes)` or `validate_beside(settings of all groups, mistakes)`. Exits for `--help`.
     """
 
     parts = [part for group in groups for part in _parts(group)]
@@ -151,6 +151,9 @@ def parse_arguments(
     mistakes = Mistakes()
     for instance in instances:
         note_mistakes(instance, mistakes)
+    for instance in instances:
+        if hasattr(instance, "validate_beside"):
+            instance.validate_beside(resolved_settings(instances), mistakes)
     mistakes.raise_if_any()
     return instances
 

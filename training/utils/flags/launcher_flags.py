@@ -14,6 +14,7 @@ from pathlib import Path
 
 from training.utils.base.errors import Mistakes
 from training.utils.flags.other_names import OldFlag, Refused
+from training.utils.plugins.registry import added
 
 RANKS_VARIABLE = "THREESTEP_RANKS"
 HOSTFILE_VARIABLE = "THREESTEP_HOSTFILE"
@@ -26,7 +27,7 @@ _VARIABLES = {
     "--master_addr": "MASTER_ADDR",
     "--master_port": "MASTER_PORT",
 }
-_RANKS = ("--num_ranks", "--ranks")  # a step knows them too, for --dry_run
+_RANKS = ("--num_ranks", "--ranks")  # a step knows them too, for what plugins do in place of its run
 _GPUS = (
     "chooses hosts and GPUs for `deepspeed`; here CUDA_VISIBLE_DEVICES=0,1 chooses GPUs, and THREESTEP_HOSTFILE hosts"
 )
@@ -56,7 +57,7 @@ def as_variables(
     while words:
         word = words.pop(0)
         flag, has_equals, value = word.partition("=")
-        if flag not in LAUNCHER_FLAGS and (flag not in _RANKS or _is_dry_run(arguments)):
+        if flag not in LAUNCHER_FLAGS and (flag not in _RANKS or _is_in_place_of_run(arguments)):
             rest.append(word)
             continue
         if not has_equals:
@@ -97,10 +98,11 @@ def _processes_of_file(arguments: Sequence[str]) -> list[str]:
     return []
 
 
-def _is_dry_run(arguments: Sequence[str]) -> bool:
-    """True if the words ask for a plan: nothing is started, and --num_ranks is the plan's."""
+def _is_in_place_of_run(arguments: Sequence[str]) -> bool:
+    """True if the words ask for what a plugin does in place of a run: no ranks are started, and --num_ranks is its."""
+    switches = {f"--{name}" for name in added("in_place_of_run", ())}
     for word, value in zip(arguments, [*arguments[1:], ""], strict=True):
         flag, has_equals, own = word.partition("=")
-        if flag == "--dry_run":
+        if flag in switches:
             return (own if has_equals else value).lower() not in ("false", "no", "f", "n", "0")
     return False

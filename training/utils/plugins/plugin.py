@@ -90,6 +90,20 @@ class RunFile:
 
 
 @dataclass(frozen=True)
+class InPlaceOfRun:
+    """An act of a step in place of its run, once its flags are checked: in one process, and nothing is loaded before.
+
+    place: of a function (`setup.step_program.CheckedStep`) -> None, MODULE:NAME.
+    ranks: what --num_ranks, which otherwise no step reads, does then: a sentence's verb, such as "plans for".
+    ranks_help: the same as a sentence for `--help`.
+    """
+
+    place: str
+    ranks: str
+    ranks_help: str
+
+
+@dataclass(frozen=True)
 class OtherNames:
     """Other programs' flags that programs here read as ours.
 
@@ -197,6 +211,10 @@ class Plugin:
         `logs`: what each is, by the names of files in a run's folder to which its steps append: a run that resumes
             cuts them back
         `run_files`: RunFile, by the names in a run's folder; a folder's ends with a slash
+        `in_place_of_run`: InPlaceOfRun, by the names of flags of every step that are true or false, and ask for it
+        `auto_choices`: addresses of functions (`setup.step_program.CheckedStep`, PlannedDevice) -> AutoChoice: what a
+            flag stands for that was left to `auto`, in a run that is about to load its models on a device with so much
+            free memory; by the flag's name, `per_device_train_batch_size` or `reuse_forwards`
         `evaluation_flags`: by flags that give evaluations figures of other data than the held-out rows, `eval/NAME`:
             advice that names the flag, for who has no such rows
         `whole_run_switches`: by flags of every step that are true or false, and that the file of `threestep all` has at

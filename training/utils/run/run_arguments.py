@@ -1,24 +1,24 @@
-"""The settings of every run: its folder, its seed, profiling, dry runs, and how it handles failures. Cheap to import:
+"""The settings of every run: its folder, its seed, profiling, and how it handles failures. Cheap to import:
 `--help` reaches this module."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from training.utils.base.errors import nearest_names
-from training.utils.clock.devices import DEVICES as TIMED_DEVICES
-from training.utils.clock.devices import FILE_SUFFIX
+from training.utils.flags.added import in_place_of_run
 from training.utils.flags.flags import flag
+from training.utils.plugins.registry import added
 from training.utils.run.traces import Traces
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from training.utils.base.errors import Mistakes
 
 DEFAULT_OUTPUT_DIR = "runs/last"
 TORCH, ONEDNN = "torch", "onednn"  # libraries of products
-DEVICES = ("cpu", "cuda", *TIMED_DEVICES)
 RANK_TIMEOUT_SECONDS = 1800.0  # torch.distributed's own for gloo; DeepSpeed's 10 minutes are short for a slow disk
 
 
@@ -63,32 +63,12 @@ class RunArguments:
         "steps >= 1",
         may_change=True,
     )
-    dry_run: bool = flag(
-        False,
-        "Check every setting, build the models without weights, print the plan and the memory of a rank, and end."
-        " Nothing is loaded, trained or written.",
-    )
     num_ranks: int | None = flag(
         None,
-        "Ranks to train on; default: one for each visible GPU, or one. `threestep` and scripts/*.sh start them. "
-        "With --dry_run, ranks to plan for; default: the launcher's, or one.",
+        "Ranks to train on; default: one for each visible GPU, or one. `threestep` and scripts/*.sh start them."
+        + "".join(f" {each.ranks_help}" for each in added("in_place_of_run", ()).values()),
         "ranks >= 1",
         aliases=["--ranks"],
-    )
-    device: str | None = flag(
-        None,
-        "With --dry_run: the device to plan for; default: this machine's. With a GPU's name, or cpu for this "
-        f"machine's, also seconds and hours. One of {', '.join(DEVICES)}, or a FILE{FILE_SUFFIX} that "
-        "`python -m benchmarks.clock --measure` wrote.",
-        "name",
-    )
-    device_memory_gb: float | None = flag(
-        None,
-        "With --dry_run: memory of a GPU (1e9 bytes each); default: this machine's, if it has one.",
-        "gigabytes > 0",
-    )
-    price_per_hour: float | None = flag(
-        None, "With --dry_run and a GPU's name as --device: the price of one for an hour, in money.", "money > 0"
     )
 
     def __post_init__(self) -> None:
@@ -104,31 +84,15 @@ class RunArguments:
             self.run_name is None or self.output_dir != DEFAULT_OUTPUT_DIR or _is_plain(self.run_name),
             f"--run_name expects a name that a folder can have, got '{self.run_name}'; give another, or --output_dir",
         )
+
+    def validate_beside(self, settings: Mapping[str, Any], mistakes: Mistakes) -> None:
+        """Note --num_ranks where nothing reads it. settings: of all groups, by the flags' names."""
+        instead = added("in_place_of_run", ())
+        also = "".join(f", and here {each.ranks} --{name}, which is not set" for name, each in instead.items())
         mistakes.require(
-            self.num_ranks is None or self.dry_run,
-            f"--num_ranks {self.num_ranks} starts ranks behind `threestep` and scripts/*.sh, and here plans for "
-            "--dry_run, which is not set; start it by one of these, or by a launcher, which sets the ranks",
-        )
-        for name in ("device", "device_memory_gb", "price_per_hour"):
-            given = getattr(self, name)
-            mistakes.require(
-                given is None or self.dry_run,
-                f"--{name} expects --dry_run, got {given} without it; a run takes the device that it finds "
-                "(CUDA_VISIBLE_DEVICES= for the CPU)",
-            )
-        mistakes.require(
-            self.device is None or self.device in DEVICES or self.device.endswith(FILE_SUFFIX),
-            f"--device expects one of {', '.join(DEVICES)}, or a FILE{FILE_SUFFIX} of a device, got '{self.device}'"
-            f"{nearest_names(str(self.device), DEVICES)}",
-        )
-        mistakes.require(
-            self.price_per_hour is None or self.device not in (None, "cuda"),
-            f"--price_per_hour {self.price_per_hour} expects --device with a name whose speed is known, one of "
-            f"{', '.join(('cpu', *TIMED_DEVICES))}, got {self.device or 'none'}; give one",
-        )
-        mistakes.require(
-            self.device_memory_gb is None or self.device != "cpu",
-            f"--device_memory_gb {self.device_memory_gb} is a GPU's, and --device is cpu; leave one out",
+            self.num_ranks is None or in_place_of_run(settings) is not None,
+            f"--num_ranks {self.num_ranks} starts ranks behind `threestep` and scripts/*.sh{also}; start it by one of "
+            "these, or by a launcher, which sets the ranks",
         )
 
 

@@ -27,16 +27,18 @@ def look_first(
     checkpoints: CheckpointArguments,
     source: SourceArguments,
     *,
+    runs: bool = True,
     has_other_figures: bool = False,
 ) -> None:
-    """ThreestepError if the folder holds a finished run, or if the data cannot serve the step; a dry run may. Also for
-    a metric that its evaluations do not have.
+    """ThreestepError if the folder holds a finished run, or if the data cannot serve the step. Also for a metric that
+    its evaluations do not have.
 
+    runs: False where something else is done in place of a run, which needs neither
     has_other_figures: evaluations have figures that the step does not declare
     """
     if not has_other_figures:
         _check_metric(step, checkpoints.metric_for_best_model)
-    if run.dry_run:
+    if not runs:
         return
     if not checkpoints.overwrite:
         check_earlier_run(CheckpointFolder(run.output_dir), resumes=checkpoints.resume is not None)

@@ -15,11 +15,10 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from training.utils.base.planned_memory import MemoryLine, Moment, PlannedDevice
     from training.utils.contracts.guests import Guests
     from training.utils.contracts.rollout_engine import ExpertRecord
     from training.utils.contracts.token_rows import TokenRows
-    from training.utils.dry_run.plan import PlannedDevice
-    from training.utils.dry_run.table import MemoryLine, Moment
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.engine.training_engine import TrainingEngine
@@ -114,11 +113,12 @@ class GuestFeatures(tuple[GuestFeature, ...]):
     def planned(
         self, model: PreTrainedModel, settings: EngineSettings, ranks: int, device: PlannedDevice
     ) -> tuple[list[str], list[MemoryLine], list[Moment]]:
-        sentences, held, moments = list[str](), list[Any](), list[Any]()
-        for each in self:
-            own = each.planned(model, settings, ranks, device)
-            sentences, held, moments = [*sentences, *own[0]], [*held, *own[1]], [*moments, *own[2]]
-        return sentences, held, moments
+        planned = [each.planned(model, settings, ranks, device) for each in self]
+        return (
+            [sentence for sentences, _, _ in planned for sentence in sentences],
+            [line for _, held, _ in planned for line in held],
+            [moment for _, _, moments in planned for moment in moments],
+        )
 
 
 def guest_features(flags: Any) -> GuestFeatures:

@@ -1,4 +1,4 @@
-"""The program of a step that trains one model: its flags, its dry run, its run.
+"""The program of a step that trains one model: its flags and its run.
 
 Cheap to import: `--help` reaches this module.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.quick_imports import quick_imports
-from training.utils.flags.added import figures_of_others
+from training.utils.flags.added import figures_of_others, in_place_of_run
 from training.utils.flags.arguments import parse_arguments
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.models.quantized.quantization import NOT_SHARDED, check_beside_quantization, check_package
@@ -22,9 +22,9 @@ from training.utils.setup.first_look import look_first
 from training.utils.setup.flags import OneModelFlags
 from training.utils.setup.opened_model import OpenedModel
 from training.utils.setup.result import TrainingResult
+from training.utils.setup.step_program import CheckedStep, StepProgram
 
 if TYPE_CHECKING:
-    from training.utils.dry_run.estimate import Estimate, ModelCounts
     from training.utils.flags.step import Step
 
 __all__ = ["OpenedModel", "TrainingResult", "one_model_program"]
@@ -40,12 +40,12 @@ def one_model_program(
     rereads_start: Callable[[Any], bool] = lambda own: False,
     check: Callable[[OneModelFlags], None] | None = None,
     check_rows: Callable[[Sequence[Any], Any], None] | None = None,
-) -> Callable[..., Estimate | None]:
+) -> StepProgram:
     """Return a step's main(argv), and call it now if `module`, the caller's `__name__`, is what `python -m` runs.
 
-    main parses the command line, with the module's docstring for `--help`. It prints the plan and ends with
-    `--dry_run`, or with `counts` returns the estimate; otherwise it opens the run (folder, tokenizer, rows, model,
-    engine, metrics), calls train(opened, own flags), and saves the model and the closing figures.
+    main parses the command line, with the module's docstring for `--help`. It opens the run (folder, tokenizer, rows,
+    model, engine, metrics), calls train(opened, own flags), and saves the model and the closing figures; or it does
+    what a plugin does in place of a run (`InPlaceOfRun`).
 
     rows: the kind of rows to train on, by its name or as own flags -> its name
     scores: the model is a reward model; otherwise it predicts tokens
@@ -55,7 +55,7 @@ def one_model_program(
     """
     description = sys.modules[module].__doc__ or ""
 
-    def main(argv: Sequence[str], counts: ModelCounts | None = None) -> Estimate | None:
+    def checked(argv: Sequence[str]) -> CheckedStep:
         groups = parse_arguments(step.groups, argv, description, step.old_flags, first_flags=step.first_flags)
         flags = OneModelFlags(step, groups, *groups)
         _check_model_flags(flags)
@@ -67,26 +67,22 @@ def one_model_program(
                 "model, which has a score for each sequence instead; leave it out"
             )
         check_model_folder(flags.model.model_name_or_path)
-        others = figures_of_others(flags.settings)
-        look_first(step, flags.run, flags.checkpoints, flags.data.source, has_other_figures=others)
+        others, runs = figures_of_others(flags.settings), in_place_of_run(flags.settings) is None
+        look_first(step, flags.run, flags.checkpoints, flags.data.source, runs=runs, has_other_figures=others)
         with quick_imports():
             from training.utils.data.kinds.table import KINDS
 
-        kind = KINDS[rows if isinstance(rows, str) else rows(flags.of_step)]
-        if flags.run.dry_run:
-            from training.utils.setup.dry_run import dry_run, estimated
+        return CheckedStep(flags, KINDS[rows if isinstance(rows, str) else rows(flags.of_step)], scores)
 
-            if counts is not None:
-                return estimated(flags, scores, len(kind.responses), counts)
-            dry_run(flags, scores, responses=len(kind.responses))
-        else:
-            with quick_imports():
-                from training.utils.setup.one_model_run import run_one_model
+    def run(checked: CheckedStep) -> None:
+        with quick_imports():
+            from training.utils.setup.one_model_run import run_one_model
 
-            rereads = rereads_start(flags.of_step)
-            run_one_model(flags, train, kind, scores, rereads_start=rereads, check=check, check_rows=check_rows)
-        return None
+        assert checked.kind is not None
+        rereads = rereads_start(checked.flags.of_step)
+        run_one_model(checked, train, checked.kind, scores, rereads_start=rereads, check=check, check_rows=check_rows)
 
+    main = StepProgram(checked, run)
     if module == "__main__":
         run_program(main, output_is_log=True)
     return main
@@ -107,6 +103,6 @@ def _check_model_flags(flags: OneModelFlags) -> None:
         {**reading_whole_rows(flags), **flags.guests.reading_whole_rows()},
     )
     check_by_plugins(flags, mistakes)
-    if not flags.run.dry_run:
+    if in_place_of_run(flags.settings) is None:
         check_package(mistakes, flags.model)
     mistakes.raise_if_any()

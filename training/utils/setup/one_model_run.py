@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.utils.base.console import log, log_on_main
 from training.utils.base.errors import ThreestepError
+from training.utils.base.planned_memory import PlannedDevice
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.contracts.step_observers import ObservedRun
 from training.utils.data.build.asked import settle_style
@@ -16,8 +17,7 @@ from training.utils.data.build.build import PhaseData, build_phase
 from training.utils.data.chat.chat import PromptStyle, adopt_style
 from training.utils.data.rows.documents import shared_share
 from training.utils.data.rows.tokenize import end_of_conversation_id
-from training.utils.dry_run.device import PlannedDevice
-from training.utils.dry_run.estimate import kept_counts
+from training.utils.engine.config.arguments import SEQUENCES_OF_A_FORWARD
 from training.utils.engine.ranks.startup import sharing_rows
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.whole_model import WholeModel
@@ -32,7 +32,6 @@ from training.utils.models.quantized.quantized import count_weights
 from training.utils.models.stop_tokens import set_stop_tokens, stop_tokens, unused_stop_tokens
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.sequence_parallel.checks import check_model
-from training.utils.setup.dry_run import chosen_forward
 from training.utils.setup.evaluations import open_evaluation_observers
 from training.utils.setup.media import checked_media, media_keeper, processor_of, reader_of_start, with_kept_features
 from training.utils.setup.opened_model import OpenedModel
@@ -47,6 +46,7 @@ from training.utils.setup.setup import (
     open_observers,
     whole_steps,
 )
+from training.utils.setup.step_program import chosen_by_plugin
 from training.utils.setup.training_run import LoopSettings, TrainingRun
 
 if TYPE_CHECKING:
@@ -61,13 +61,14 @@ if TYPE_CHECKING:
     from training.utils.setup.flags import OneModelFlags
     from training.utils.setup.opened_run import OpenedRun, PlannedRun
     from training.utils.setup.result import TrainingResult
+    from training.utils.setup.step_program import CheckedStep
 
 # --share_beginnings auto looks at so many steps, and is on where one of them has this share of its tokens in common.
 _STEPS_TO_LOOK_AT, _LEAST_SHARED_SHARE, _LEAST_SHARED_TOKENS = 4, 0.01, 64
 
 
 def run_one_model(
-    flags: OneModelFlags,
+    step: CheckedStep,
     train: Callable[[OpenedModel, Any], TrainingResult],
     kind: RowKind,
     scores: bool,
@@ -77,9 +78,9 @@ def run_one_model(
     check_rows: Callable[[Sequence[Any], Any], None] | None,
 ) -> None:
     """Open the run, train, save the model and the closing figures. `one_model_program` says what the arguments are."""
-    with planned_run(flags.of_run) as planned:
-        ranks, data = sharing_rows(planned.ranks, flags.engine.sequence_parallel_size), planned.flags.data
-        flags, chosen = _with_forwards(replace(flags, data=data), planned, scores, len(kind.responses))
+    with planned_run(step.flags.of_run) as planned:
+        ranks, data = sharing_rows(planned.ranks, step.flags.engine.sequence_parallel_size), planned.flags.data
+        flags, chosen = _with_forwards(replace(step, flags=replace(step.flags, data=data)), planned)
         check_positions(flags.start, data.rows.max_seq_len, "--max_seq_len")
         check_trains(flags.start, generates=not scores)
         tokenizer, added, style = _tokenizer(flags, scores, planned.plan.began_with("prompt_style"))
@@ -161,11 +162,10 @@ def _start_digests(flags: OneModelFlags, rereads_start: bool) -> dict[str, Calla
     return start_digests({"model_name_or_path": read_again}, flags.data.cache.cache_dir)
 
 
-def _with_forwards(
-    flags: OneModelFlags, planned: PlannedRun, scores: bool, responses: int
-) -> tuple[OneModelFlags, list[AutoChoice]]:
+def _with_forwards(step: CheckedStep, planned: PlannedRun) -> tuple[OneModelFlags, list[AutoChoice]]:
     """Return the flags with --per_device_train_batch_size chosen where it was left to auto, and that choice. A resumed
     run keeps what it began with, if its step is as large. A collective."""
+    flags: OneModelFlags = step.flags
     name, begun = "per_device_train_batch_size", planned.plan.began_with
     if flags.engine.per_device_train_batch_size is not None:
         return flags, []
@@ -174,7 +174,9 @@ def _with_forwards(
         if kept.engine.gradient_accumulation_steps == begun("gradient_accumulation_steps"):
             return kept, [AutoChoice(name, begun(name), AS_BEGUN)]
     device = PlannedDevice(planned.ranks.device.type == "cuda", least_free_bytes(planned.ranks))
-    choice = chosen_forward(flags, scores, responses, kept_counts(), device=device)
+    choice = chosen_by_plugin(name, step, device)
+    if choice is None:
+        choice = AutoChoice(name, SEQUENCES_OF_A_FORWARD, "the default; nothing here counts the memory of a forward")
     return flags.with_forwards_of(choice.value), [choice]
 
 

@@ -20,7 +20,7 @@ from training.utils.setup.first_look import look_first
 
 def looked_at(step: str, metric: str, folder) -> None:
     checkpoints = CheckpointArguments(early_stopping=2, metric_for_best_model=metric)
-    run = SimpleNamespace(dry_run=False, output_dir=str(folder))
+    run = SimpleNamespace(output_dir=str(folder))
     look_first(known_steps()[step], run, checkpoints, SourceArguments(data_path=["embedded"]))
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from threestep.plugins.evaluation.arguments import EvaluateArguments
+from threestep.plugins.evaluation.arguments import EvaluateArguments, flags_of_training
 from threestep.plugins.evaluation.best_of.arguments import BEST_OF_GROUPS
 from training.utils.flags.arguments import may_change_in, parse_arguments, resolved_settings
 from training.utils.flags.flags import settings_of
@@ -27,7 +27,7 @@ GROUPS = BEST_OF_GROUPS
 
 def main(argv: Sequence[str]) -> None:
     """Parse, draw, print."""
-    run, data, wanted, *others = groups = parse_arguments(GROUPS, argv, __doc__ or "")
+    run, data, wanted, *others = groups = parse_arguments(GROUPS, argv, __doc__ or "", flags_of_training("best-of"))
     free = may_change_in(GROUPS)
     fixed = {f"--{name}": value for name, value in resolved_settings(groups).items() if name not in free}
 

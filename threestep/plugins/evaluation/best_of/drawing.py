@@ -109,9 +109,6 @@ def _checked(flags: Evaluated, wanted: BestOfArguments) -> tuple[tuple[Reward, .
     count = wanted.num_samples_per_prompt
     check_comparisons(rewards, {f"--num_samples_per_prompt {count}": count}, mistakes)
     mistakes.require(
-        not flags.run.dry_run, "--dry_run plans the memory of training, and best-of trains nothing; leave it out"
-    )
-    mistakes.require(
         wanted.reward_model is None or reads_model(rewards),
         f"--reward_model {wanted.reward_model} is what `model` in --reward stands for, and --reward is "
         f"{flags.reward.reward}; add model to it, or leave --reward_model out",

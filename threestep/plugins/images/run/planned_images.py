@@ -1,4 +1,4 @@
-"""The memory that images add to a forward."""
+"""The memory that images add to a forward, which a dry run alone asks for."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from threestep.plugins.images.flags import ImageArguments
 from threestep.plugins.images.pixels import pixel_inputs
 from threestep.plugins.images.run.image_reader import picture_of_model
-from training.utils.dry_run.activations import SavedActivations, SavedTensors, counted_apart
-from training.utils.dry_run.table import MemoryLine
+from training.utils.base.planned_memory import MemoryLine
 from training.utils.models.families.parts import is_beside_language
 from training.utils.models.preparers import keeping_all
+from training.utils.plugins.registry import plugin_module
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -84,14 +84,14 @@ def planned_images(name_or_path: str, trust_remote_code: bool, most: int, at_onc
     return None if seen is None else PlannedImages(*seen, most, at_once)
 
 
-def saved_by_picture(
-    model: PreTrainedModel, pixels: ImagePixels, trains: bool = False, keep_all: bool = False
-) -> SavedActivations:
+def saved_by_picture(model: PreTrainedModel, pixels: ImagePixels, trains: bool = False, keep_all: bool = False) -> Any:
     """Count the bytes that tower and projector save of these pictures. `model` is on meta; a copy of its tower that is
     cut to a few blocks, with weights of zeros, reads them on the CPU, where the shapes of pictures are known.
 
-    trains: as if all of its weights were trained; otherwise as in `model`. keep_all: see `saved_activations`.
+    trains: as if all of its weights were trained; otherwise as in `model`. keep_all: parts that keep less keep all that
+    autograd saves. Returns SavedActivations of a dry run.
     """
+    dry_run = plugin_module("plan", "dry_run.activations")
     tower = copy.deepcopy(model)
     read: Any = getattr(model.config, "vision_feature_layer", -1)  # of LLaVA: blocks whose states are read
     depth = _cut_tower(tower, max(2, *map(abs, read if isinstance(read, list) else [read])))
@@ -106,9 +106,9 @@ def saved_by_picture(
             else:
                 module._buffers[leaf] = real
             weights.append(real)
-    counting = SavedTensors({part.untyped_storage()._cdata for part in weights})
+    counting = dry_run.SavedTensors({part.untyped_storage()._cdata for part in weights})
     blocks = [part for name, part in tower.named_modules() if is_beside(name) and _is_block(part)]
-    counted_apart(blocks, counting)
+    dry_run.counted_apart(blocks, counting)
     base, given = tower.base_model, pixel_inputs(tower.config, pixels)
     with (
         keeping_all(tower.modules() if keep_all else []),
@@ -116,7 +116,7 @@ def saved_by_picture(
     ):
         base.get_image_features(given.pop("pixel_values").to(tower.dtype), **given, return_dict=True)
     largest = max((counting.bytes[id(block)] for block in blocks), default=0)
-    return SavedActivations((largest,) * depth, counting.bytes[0], counting.boundary, counting.widest)
+    return dry_run.SavedActivations((largest,) * depth, counting.bytes[0], counting.boundary, counting.widest)
 
 
 def _is_block(module: nn.Module) -> bool:

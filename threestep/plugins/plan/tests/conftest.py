@@ -7,9 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from threestep.plugins.plan.choices import Settings, Wanted
-from training.utils.dry_run.device import PlannedDevice
-from training.utils.dry_run.estimate import Estimate
-from training.utils.dry_run.table import MemoryLine, Moment
+from threestep.plugins.plan.dry_run.estimate import Estimate
+from training.utils.base.planned_memory import MemoryLine, Moment, PlannedDevice
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ import yaml
 from tests.support.recipes import ARCHITECTURES, RECIPES, TRAINING, flags_for, gpus_of, hub_name
 from threestep.plugins.plan.__main__ import estimate
 from threestep.plugins.plan.choices import Choice, Wanted
+from threestep.plugins.plan.dry_run.estimate import ModelCounts, kept_counts
 from threestep.plugins.plan.search import GIB, fits
 from training.utils.base.errors import ThreestepError
-from training.utils.dry_run.estimate import ModelCounts, kept_counts
 from training.utils.flags.step import known_steps
 
 _HOST_BYTES = 250e9  # of a rank: an eighth of a node's 2 TB

@@ -14,10 +14,10 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from tests.invariants.peak_program import memory_events, most_at_once
 from tests.support.random_rows import random_rows
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
+from threestep.plugins.plan.dry_run.activations import read_on_meta
 from threestep.plugins.speed.mlp_tiles import TiledMlp, is_tiled, mlps_of, tile_mlps, tokens_of_tile
 from threestep.plugins.speed.tests.fast_settings import fast
 from training.utils.base.errors import ThreestepError
-from training.utils.dry_run.activations import read_on_meta
 from training.utils.loading.models import load_causal_lm, prepared
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel, ScalarModel

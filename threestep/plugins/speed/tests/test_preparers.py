@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.utils.dry_run.test_activations import ROWS, TOKENS, built
-from tests.unit.utils.dry_run.test_sharing import GPU, HIDDEN, INNER, LAYERS, eight_billion, planned
-from tests.unit.utils.dry_run.test_sharing import TOKENS as LONG
+from threestep.plugins.plan.dry_run.activations import saved_activations
+from threestep.plugins.plan.dry_run.plan import LargestForward, plan_training
+from threestep.plugins.plan.dry_run.table import most_at_once
+from threestep.plugins.plan.tests.dry_run.test_activations import ROWS, TOKENS, built
+from threestep.plugins.plan.tests.dry_run.test_sharing import GPU, HIDDEN, INNER, LAYERS, eight_billion, planned
+from threestep.plugins.plan.tests.dry_run.test_sharing import TOKENS as LONG
 from threestep.plugins.speed.preparers import InputsOnHost, MlpsInTiles
 from training.utils.base.errors import ThreestepError
-from training.utils.dry_run.activations import saved_activations
-from training.utils.dry_run.device import PlannedDevice
-from training.utils.dry_run.plan import LargestForward, plan_training
-from training.utils.dry_run.table import most_at_once
+from training.utils.base.planned_memory import PlannedDevice
 from training.utils.engine.config.arguments import EngineSettings
 from training.utils.models.settings import ModelSettings
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm
+from threestep.plugins.plan.dry_run.activations import SavedTensors
 from threestep.plugins.speed.lean.forwards import keep_less
 from threestep.plugins.speed.lean.gated_mlp import lean_mlp
-from training.utils.dry_run.activations import SavedTensors
 from training.utils.models.adapters.lora import add_lora
 from training.utils.models.settings import ModelSettings
 

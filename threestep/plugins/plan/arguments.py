@@ -1,0 +1,68 @@
+"""The flags of a dry run. Cheap to import: `--help` reaches this module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from threestep.plugins.plan.clock.devices import DEVICES as TIMED_DEVICES
+from threestep.plugins.plan.clock.devices import FILE_SUFFIX
+from training.utils.base.errors import nearest_names
+from training.utils.flags.flags import flag
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
+
+DEVICES = ("cpu", "cuda", *TIMED_DEVICES)
+
+
+@dataclass
+class DryRunArguments:
+    """A plan in place of a run, and the device to plan for."""
+
+    topic: ClassVar[str] = "run"
+
+    dry_run: bool = flag(
+        False,
+        "Check every setting, build the models without weights, print the plan and the memory of a rank, and end."
+        " Nothing is loaded, trained or written.",
+    )
+    device: str | None = flag(
+        None,
+        "With --dry_run: the device to plan for; default: this machine's. With a GPU's name, or cpu for this "
+        f"machine's, also seconds and hours. One of {', '.join(DEVICES)}, or a FILE{FILE_SUFFIX} that "
+        "`python -m benchmarks.clock --measure` wrote.",
+        "name",
+    )
+    device_memory_gb: float | None = flag(
+        None,
+        "With --dry_run: memory of a GPU (1e9 bytes each); default: this machine's, if it has one.",
+        "gigabytes > 0",
+    )
+    price_per_hour: float | None = flag(
+        None, "With --dry_run and a GPU's name as --device: the price of one for an hour, in money.", "money > 0"
+    )
+
+    def validate(self, mistakes: Mistakes) -> None:
+        """Collect mistakes in these settings."""
+        for name in ("device", "device_memory_gb", "price_per_hour"):
+            given = getattr(self, name)
+            mistakes.require(
+                given is None or self.dry_run,
+                f"--{name} expects --dry_run, got {given} without it; a run takes the device that it finds "
+                "(CUDA_VISIBLE_DEVICES= for the CPU)",
+            )
+        mistakes.require(
+            self.device is None or self.device in DEVICES or self.device.endswith(FILE_SUFFIX),
+            f"--device expects one of {', '.join(DEVICES)}, or a FILE{FILE_SUFFIX} of a device, got '{self.device}'"
+            f"{nearest_names(str(self.device), DEVICES)}",
+        )
+        mistakes.require(
+            self.price_per_hour is None or self.device not in (None, "cuda"),
+            f"--price_per_hour {self.price_per_hour} expects --device with a name whose speed is known, one of "
+            f"{', '.join(('cpu', *TIMED_DEVICES))}, got {self.device or 'none'}; give one",
+        )
+        mistakes.require(
+            self.device_memory_gb is None or self.device != "cpu",
+            f"--device_memory_gb {self.device_memory_gb} is a GPU's, and --device is cpu; leave one out",
+        )
