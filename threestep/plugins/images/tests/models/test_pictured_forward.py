@@ -145,7 +145,7 @@ def test_positions_are_those_of_the_models_own_function():
 def test_what_does_not_fit_images_is_refused(family, rows_of_documents):
     rows = packed(family, rows_of_documents)
     policy = PolicyModel(family.model)
-    with pytest.raises(AssertionError, match="an image without pixels would be read as a text"):
+    with pytest.raises(AssertionError, match="media that are not read would count as a text"):
         policy(with_pixels(rows, None))
     with pytest.raises(ThreestepError, match="noise on the embeddings would hide the places of images"):
         policy(rows, noise_NTE=torch.zeros(*rows.input_ids_NT.shape, 32))
