@@ -35,7 +35,7 @@ def plans(monkeypatch, tmp_path) -> list[Any]:
     found: list[Any] = []
     monkeypatch.setattr(all_steps, "run_plan", lambda plan, *_, **__: found.append(plan) or {})
     monkeypatch.setattr(all_steps, "summarize", lambda *_: {})
-    monkeypatch.setattr(all_steps, "report_at_end", lambda *_: None)
+    monkeypatch.setattr(all_steps, "hooks", lambda _: [])
     return found
 
 
