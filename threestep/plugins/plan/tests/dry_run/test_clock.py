@@ -8,9 +8,9 @@ from functools import partial
 
 import pytest
 import torch
-from training.utils.dry_run import cpu_rates, in_a_model
 
 from threestep.plugins.plan.clock.devices import DEVICES
+from threestep.plugins.plan.dry_run import cpu_rates, in_a_model
 from threestep.plugins.plan.dry_run.clock import clock_device
 from threestep.plugins.plan.dry_run.device import planned_device
 from training.step1_sft.main import main

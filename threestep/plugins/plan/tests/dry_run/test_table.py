@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from threestep.plugins.plan.arguments import DryRunArguments
 from threestep.plugins.plan.dry_run.table import most_at_once, print_memory, print_plan, ranks_of_dry_run
 from training.utils.base.errors import ThreestepError
 from training.utils.base.planned_memory import MemoryLine, Moment
@@ -73,4 +74,4 @@ def test_settings_and_sentences_are_said(monkeypatch, capsys):
 )
 def test_mistakes(flags, sentence):
     with pytest.raises(ThreestepError, match=sentence):
-        parse_arguments((RunArguments,), flags, "")
+        parse_arguments((RunArguments, DryRunArguments), flags, "")
