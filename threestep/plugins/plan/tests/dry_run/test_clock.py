@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 
+from threestep.plugins.plan.arguments import DryRunArguments
 from threestep.plugins.plan.clock.devices import DEVICES
 from threestep.plugins.plan.dry_run import cpu_rates, in_a_model
 from threestep.plugins.plan.dry_run.clock import clock_device
@@ -109,8 +110,8 @@ def test_a_device_is_read_from_a_file(said, tmp_path):
 
 
 def test_memory_is_the_tables_unless_it_is_given():
-    assert planned_device("rtx4090", None).memory_bytes == DEVICES["rtx4090"].memory_gb * 1e9
-    assert planned_device("h100", 96).memory_bytes == 96e9
+    assert planned_device(DryRunArguments(True, "rtx4090")).memory_bytes == DEVICES["rtx4090"].memory_gb * 1e9
+    assert planned_device(DryRunArguments(True, "h100", 96)).memory_bytes == 96e9
 
 
 def test_a_price_needs_a_device(said):
