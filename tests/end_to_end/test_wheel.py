@@ -73,7 +73,8 @@ def test_the_source_distribution_holds_the_checkout(built):
 
 def test_the_wheel_holds_the_packages(built):
     of_packages = [name for name in tracked() if name.startswith(("training/", "threestep/"))]
-    wanted = [name for name in of_packages if "/tests/" not in name and not re.search(r"(?<!README)\.md$", name)]
+    of_pages = re.compile(r"(?<!README)\.md$|\.png$")
+    wanted = [name for name in of_packages if "/tests/" not in name and not of_pages.search(name)]
     assert [name for name in wanted if not (built[1] / name).is_file()] == []
     assert not [*built[1].rglob("test_*.py")]
 
