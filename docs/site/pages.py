@@ -54,6 +54,8 @@ def gather(folder: Path, generated: Mapping[str, str]) -> None:
         _write(folder / name, text)
     for picture in (ROOT / "docs").glob("*.png"):
         shutil.copy(picture, folder / picture.name)
+    for picture in ROOT.glob("threestep/plugins/*/*.png"):  # of a README.md, which is plugins/NAME.md
+        shutil.copy(picture, folder / "plugins" / picture.name)
 
 
 def with_links(text: str, path: Path, name: str, names: Mapping[Path, str]) -> str:
