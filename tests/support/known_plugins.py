@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from training.utils.plugins.registry import _at, plugins
+from training.utils.base.user_files import named_object
+from training.utils.plugins.registry import plugins
 
 KNOWN = Path(__file__).parents[2] / "training" / "utils" / "plugins" / "known_plugins.txt"
 
@@ -21,7 +22,7 @@ def known_plugins() -> str:
             continue
         places = dict.fromkeys(place for places in plugin.flags.values() for place in places)
         places |= dict.fromkeys(entry.flags for entry in plugin.tables.get("rollout_engines", {}).values())
-        groups = [_at(place) for place in places if place]
+        groups = [named_object(place) for place in places if place]
         flags = dict.fromkeys(sorted(field.name for group in groups for field in dataclasses.fields(group)))
         kinds = {"commands": plugin.commands, "flags": flags, **plugin.tables}
         lines += [f"{name} {kind}: {' '.join(words)}" for kind, words in kinds.items() if words]

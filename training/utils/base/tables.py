@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from training.utils.base.errors import ThreestepError, nearest_names
-from training.utils.base.user_files import is_address, load_function, load_named, loaded_name
+from training.utils.base.user_files import is_address, load_function, load_named, named_object
 
 Entry = TypeVar("Entry")
 
@@ -17,7 +16,7 @@ def imported(address: str) -> Callable[..., Any]:
     """Return a function that imports MODULE:NAME when it is called, so that a table costs nothing to import."""
 
     def call(*arguments: Any, **named: Any) -> Any:
-        return pkgutil.resolve_name(loaded_name(address))(*arguments, **named)
+        return named_object(address)(*arguments, **named)
 
     return call
 

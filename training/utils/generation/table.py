@@ -6,14 +6,13 @@ Cheap to import for `--help`: an engine's module is imported when the engine is 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
-from training.utils.base.user_files import is_address, load_named, loaded_name
+from training.utils.base.user_files import is_address, load_named, named_object
 from training.utils.plugins.plugin import EngineEntry
-from training.utils.plugins.registry import added, owner_of
+from training.utils.plugins.registry import added, owner_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,14 +42,9 @@ _NOTES = "; ".join(f"{name}: {ENGINES[name].note}" for name in reversed(ENGINES)
 ENGINES_HELP = f"{', '.join(ENGINES)} ({_NOTES}), or your own RolloutEngine as FILE.py:NAME"
 
 
-def _at(place: str) -> Any:
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(loaded_name(module)), name)
-
-
 def _with_groups(kind: type[_Kind]) -> type[_Kind]:
     """Return `kind` as a dataclass with a field for the flags of each engine that has some."""
-    groups = {name: _at(entry.flags) for name, entry in ENGINES.items() if entry.flags is not None}
+    groups = {name: named_object(entry.flags) for name, entry in ENGINES.items() if entry.flags is not None}
     for name, group in groups.items():
         setattr(kind, name, dataclasses.field(default_factory=group))
     kind.__annotations__ = groups
@@ -94,21 +88,16 @@ def engine_class(given: str) -> type[RolloutEngine]:
             raise ThreestepError(f"{FLAG} expects '{given}' to be a subclass of RolloutEngine, got {found!r}")
         return found
     if given not in ENGINES:
-        near = _of_missing_plugin(given) or nearest_names(given, ENGINES)
+        near = owner_sentence("rollout_engines", given) or nearest_names(given, ENGINES)
         raise ThreestepError(f"{FLAG} expects one of {', '.join(ENGINES)} or FILE.py:NAME, got '{given}'{near}")
-    return _at(ENGINES[given].place)
-
-
-def _of_missing_plugin(given: str) -> str:
-    plugin = owner_of("rollout_engines", given)
-    return f"; it is of the plugin '{plugin}', which is not installed" if plugin else ""
+    return named_object(ENGINES[given].place)
 
 
 def server_command_of(name: str) -> Callable[[ServerOrder], ServerCommand]:
     """Return what makes the command of an engine's own server. name: one of WITH_SERVERS."""
     place = ENGINES[name].server
     assert place is not None, f"{name} has no server of its own"
-    return _at(place)
+    return named_object(place)
 
 
 def head_writer_of(given: str) -> Callable[[Path], str]:
@@ -117,9 +106,9 @@ def head_writer_of(given: str) -> Callable[[Path], str]:
     if place is None:
         raise ThreestepError(
             f"--mtp expects {' or '.join(WITH_HEAD_WRITERS) or 'an engine that drafts by a head'}, got "
-            f"'{given}'{_of_missing_plugin(given)}"
+            f"'{given}'{owner_sentence('rollout_engines', given)}"
         )
-    return _at(place)
+    return named_object(place)
 
 
 def supporting(what: str) -> list[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import note
 from training.utils.base.errors import ThreestepError
-from training.utils.base.user_files import loaded_name
+from training.utils.base.user_files import named_object
 from training.utils.plugins.plugin import EVERY_STEP, Hooks, Plugin
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ def flag_groups(step: str) -> dict[str, type]:
     for plugin in plugins().values():
         of_every_step = plugin.flags.get(EVERY_STEP, ()) if step.startswith("step") else ()
         for place in (*of_every_step, *plugin.flags.get(step, ())):
-            group = _at(place)
+            group = named_object(place)
             found[f"{plugin.name}_{group.__name__}"] = group
     return found
 
@@ -96,7 +95,7 @@ def hooks(name: str) -> list[Callable[..., Any]]:
     those of plugins that a plugin needs."""
     kind = "hooks" if name in Hooks.__dataclass_fields__ else "program_hooks"
     places = (getattr(getattr(plugins()[plugin], kind), name) for plugin in _after_their_needs(plugins()))
-    return [_at(place) for place in places if place]
+    return [named_object(place) for place in places if place]
 
 
 def check_by_plugins(flags: Any, mistakes: Mistakes) -> None:
@@ -118,7 +117,7 @@ def own_forwards(flags: Any) -> list[str]:
 def flag_names(program: str) -> dict[str, Any]:
     """Return other programs' flags that a program reads, of all plugins."""
     addresses = (plugin.other_names.flags.get(program) for plugin in plugins().values())
-    return {flag: how for address in addresses if address for flag, how in _at(address).items()}
+    return {flag: how for address in addresses if address for flag, how in named_object(address).items()}
 
 
 def flag_defaults(
@@ -129,13 +128,13 @@ def flag_defaults(
     words: given, by today's names. typed: the flags as they were typed, with their words
     """
     places = (plugin.other_names.defaults for plugin in plugins().values())
-    found = [_at(place)(words, table, typed) for place in places if place]
+    found = [named_object(place)(words, table, typed) for place in places if place]
     return [word for more, _ in found for word in more], [line for _, lines in found for line in lines]
 
 
 def foreign_runs() -> list[Any]:
     """Return the modules that read another program's flags as the file of `threestep all`."""
-    return [_at(plugin.other_names.run) for plugin in plugins().values() if plugin.other_names.run]
+    return [named_object(plugin.other_names.run) for plugin in plugins().values() if plugin.other_names.run]
 
 
 def owner_of(kind: str, name: str, by_beginning: bool = False) -> str | None:
@@ -157,15 +156,11 @@ def missing(kind: str) -> dict[str, str]:
     return {name: plugin for plugin, _, words in found if plugin not in plugins() for name in words.split()}
 
 
-def owner_sentence(kind: str, name: str) -> str:
-    """Return the end of a sentence on an unknown name that a plugin of this project would add; "" for others. kind: as
-    of `owner_of`"""
-    plugin = owner_of(kind, name)
+def owner_sentence(kind: str, name: str, by_beginning: bool = False) -> str:
+    """Return the end of a sentence on an unknown name that a plugin of this project would add; "" for others. kind,
+    by_beginning: as of `owner_of`"""
+    plugin = owner_of(kind, name, by_beginning)
     return f"; it is of the plugin '{plugin}', which is not installed" if plugin else ""
-
-
-def _at(address: str) -> Any:
-    return pkgutil.resolve_name(loaded_name(address))
 
 
 def missing_plugin(kind: str, name: str) -> str:

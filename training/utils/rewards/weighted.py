@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.base.user_files import is_address, load_function, named_object
-from training.utils.plugins.registry import owner_of
+from training.utils.plugins.registry import owner_sentence
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.rewards.combination import Combination
 from training.utils.rewards.completions import CompletionsRule, takes_completions
@@ -131,8 +131,7 @@ def rule_named(address: str, flags: RuleFlags, flag: str, names: Sequence[str] =
             opened.check(flags.reward_replay)
         return rule
     if address not in RULES:
-        plugin = owner_of("rewards", address, by_beginning=True)
-        near = f"; it is of the plugin '{plugin}', which is not installed" if plugin else nearest_names(address, names)
+        near = owner_sentence("rewards", address, by_beginning=True) or nearest_names(address, names)
         raise ThreestepError(
             f"{flag} expects {', '.join([*names, *FORMS])} or a function as FILE.py:NAME, got '{address}'{near}"
         )

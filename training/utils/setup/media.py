@@ -8,11 +8,10 @@ from __future__ import annotations
 import functools
 from itertools import chain
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.base.user_files import loaded_name
+from training.utils.base.user_files import named_object
 from training.utils.contracts.media_names import MEDIA_COLUMN
 from training.utils.data.rows.media_store import HeldMedia
 from training.utils.data.sources.formats.media import ONLY_TEXT
@@ -56,7 +55,7 @@ def media_kind() -> MediaKind:
     if len(places) > 1:
         raise ThreestepError(f"several plugins read media ({', '.join(places)}), and a program has one; uninstall one")
     [place] = places.values()
-    kind: MediaKind = resolve_name(loaded_name(place))()
+    kind: MediaKind = named_object(place)()
     return kind
 
 

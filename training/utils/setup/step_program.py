@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from training.utils.base.user_files import loaded_name
+from training.utils.base.user_files import named_object
 from training.utils.flags.added import in_place_of_run
 from training.utils.plugins.registry import added
 
@@ -49,10 +48,10 @@ class StepProgram:
         if instead is None:
             self.run(step)
         else:
-            resolve_name(loaded_name(instead.place))(step)
+            named_object(instead.place)(step)
 
 
 def chosen_by_plugin(name: str, step: CheckedStep, device: PlannedDevice) -> AutoChoice | None:
     """Return what a flag stands for that was left to `auto`; None where no plugin chooses it."""
     place = added("auto_choices", ()).get(name)
-    return None if place is None else resolve_name(loaded_name(place))(step, device)
+    return None if place is None else named_object(place)(step, device)

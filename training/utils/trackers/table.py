@@ -6,12 +6,11 @@ Cheap to import for `--help`: a tracker's module is imported when it is opened.
 from __future__ import annotations
 
 import importlib.util
-import pkgutil
 from typing import TYPE_CHECKING
 
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.base.tables import check_signature
-from training.utils.base.user_files import is_address, load_named, loaded_name
+from training.utils.base.user_files import is_address, load_named, named_object
 from training.utils.plugins.plugin import TrackerEntry
 from training.utils.plugins.registry import added, owner_sentence
 
@@ -49,7 +48,7 @@ def check_tracker(given: str) -> None:
 def tracker_class(given: str) -> type[Tracker]:
     """Return the class of a name, or of a FILE.py:NAME; ThreestepError if that is not a tracker that can be opened."""
     if not is_address(given):
-        return pkgutil.resolve_name(loaded_name(TRACKERS[given].place))
+        return named_object(TRACKERS[given].place)
     from training.utils.contracts.trackers import Tracker
 
     found = load_named(given, FLAG)
