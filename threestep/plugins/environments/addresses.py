@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.environments.driven.verifiers_tasks import PREFIX, check_verifiers
 from training.utils.base.errors import ThreestepError, first_line, nearest_names
 from training.utils.base.user_files import check_address, is_address, load_function, loaded_name
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "threestep.environments"
 FLAG = "--environment"
@@ -25,6 +27,8 @@ _VERIFIERS = "threestep.plugins.environments.driven.verifiers"
 
 def installed_environments() -> dict[str, EntryPoint]:
     """The environments of installed packages by name."""
+    from importlib.metadata import entry_points  # 20 ms, which `--help` need not wait for
+
     return {each.name: each for each in sorted(entry_points(group=GROUP), key=lambda each: each.name)}
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from training.utils.base.console import note
 from training.utils.base.errors import ThreestepError
 from training.utils.base.user_files import named_object
-from training.utils.plugins.plugin import EVERY_STEP, Hooks, Plugin
+from training.utils.plugins.plugin import EVERY_STEP, TABLES, Hooks, Plugin
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -46,6 +46,11 @@ def plugins() -> Mapping[str, Plugin]:
             continue
         if not isinstance(plugin, Plugin):
             note(f"the plugin '{name}' is left out: {place} is {plugin!r}, not a Plugin")
+        elif unknown := plugin.tables.keys() - TABLES:
+            note(
+                f"the plugin '{name}' is left out: it adds to {', '.join(sorted(unknown))}, and tables are "
+                f"{', '.join(sorted(TABLES))}"
+            )
         elif plugin.name in found:
             raise ThreestepError(f"two plugins have the name '{plugin.name}', one of them of {place}; uninstall one")
         else:
@@ -93,7 +98,7 @@ def topics() -> dict[str, str]:
 def hooks(name: str) -> list[Callable[..., Any]]:
     """Return the functions of all plugins for one of the `Hooks` or `ProgramHooks`: by the plugins' names, but after
     those of plugins that a plugin needs."""
-    kind = "hooks" if name in Hooks.__dataclass_fields__ else "program_hooks"
+    kind = "hooks" if name in Hooks._fields else "program_hooks"
     places = (getattr(getattr(plugins()[plugin], kind), name) for plugin in _after_their_needs(plugins()))
     return [named_object(place) for place in places if place]
 

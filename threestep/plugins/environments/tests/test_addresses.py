@@ -30,7 +30,9 @@ def install(monkeypatch, tmp_path):
 
     def offered(**values):
         entries = [importlib.metadata.EntryPoint(name, value, addresses.GROUP) for name, value in values.items()]
-        monkeypatch.setattr(addresses, "entry_points", lambda group: entries if group == addresses.GROUP else [])
+        monkeypatch.setattr(
+            "importlib.metadata.entry_points", lambda group: entries if group == addresses.GROUP else []
+        )
 
     yield offered
     sys.modules.pop("packaged_mazes", None)

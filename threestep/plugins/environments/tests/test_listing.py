@@ -39,5 +39,5 @@ def test_a_place_that_is_not_there_is_a_mistake(tmp_path):
 
 def test_installed_ones_are_listed(monkeypatch, tmp_path):
     entry = importlib.metadata.EntryPoint("Maze", "my_mazes:Maze", addresses.GROUP)
-    monkeypatch.setattr(addresses, "entry_points", lambda group: [entry] if group == addresses.GROUP else [])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [entry] if group == addresses.GROUP else [])
     assert listed([str(tmp_path)]) == [("Maze", "installed: my_mazes:Maze")]
