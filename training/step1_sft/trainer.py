@@ -251,7 +251,7 @@ class SftTrainer:
             MicroBatch(batch.rows, partial(loss_of, batch), batch.for_guests, partial(read, batch))
             for batch in on_device(prepared.micro_batches, run.ranks.device)
         ]
-        observed = run.settings.observers.begin(step.number)
+        observed = run.settings.step_observers.begin(step.number)
         trainee = observed.watched(Trainee("train", run.engine, micro_batches, run.guests, prepared.counted))
         totals, figures = accumulate([trainee], prepared.work)
         found, row_ids = {**totals, **figures}, partial(run.row_ids, step.taken)

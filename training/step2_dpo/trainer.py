@@ -175,7 +175,7 @@ class DpoTrainer:
             MicroBatch(batch.ranked.rows, partial(loss, batch, reference_B, float(len(step.taken))))
             for batch, reference_B in zip(batches, references, strict=True)
         ]
-        observed = run.settings.observers.begin(step.number)
+        observed = run.settings.step_observers.begin(step.number)
         trainee = observed.watched(Trainee("train", run.engine, micro_batches, run.guests))
         totals, figures = accumulate([trainee], prepared.own.work)
         found, row_ids = {**totals, **figures}, partial(run.row_ids, step.taken)

@@ -153,7 +153,7 @@ class RewardTrainer:
 
         batches = on_device(prepared.batches, run.ranks.device)
         micro_batches = [MicroBatch(batch.ranked.rows, partial(loss_of, batch)) for batch in batches]
-        observed = run.settings.observers.begin(step.number)
+        observed = run.settings.step_observers.begin(step.number)
         trainee = observed.watched(Trainee("train", run.engine, micro_batches, run.guests))
         totals, figures = accumulate([trainee], prepared.work)
         found, row_ids = {**totals, **figures}, partial(run.row_ids, step.taken)

@@ -21,7 +21,7 @@ from training.utils.engine.ranks.startup import sharing_rows
 from training.utils.loading.tokenizers import tokenizer_digest
 from training.utils.rewards.opened import RunPlace, open_rules
 from training.utils.run.run_folder import ROLLOUTS
-from training.utils.setup.evaluations import open_evaluation_observers
+from training.utils.setup.evaluations import open_evaluation_observer
 from training.utils.setup.flags import RunFlags
 from training.utils.setup.opened_run import planned_run, start_digests
 from training.utils.setup.setup import least_free_bytes
@@ -51,7 +51,7 @@ def run(flags: PpoFlags, components: Components) -> None:
         place = RunPlace(opened.folder.path, ranks.rank, ranks.world_size, tokenizer_digest(tokenizers.actor))
         open_rules(components.rules.values(), flags.reward.reward_replay, place)
         batch = flags.ppo.per_device_eval_batch_size
-        observer = open_evaluation_observers(opened, roles.whole_actor, tokenizers.actor, batch=batch)
+        observer = open_evaluation_observer(opened, roles.whole_actor, tokenizers.actor, batch=batch)
         with opened.recorded(parts, inputs.data, digests) as (metrics, checkpoints, bad_steps):
             scoring = (roles, engine, tokenizers.actor, components.checker)
             evaluator = Evaluator(*scoring, settings, held_out, metrics, opened.folder, observer)

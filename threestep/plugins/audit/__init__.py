@@ -18,6 +18,6 @@ PLUGIN = Plugin(
     hooks=Hooks(
         check=f"{__name__}.flags:check",
         step_needs=f"{__name__}.flags:step_needs",
-        observer=f"{__name__}.step_recorder:open_recorder",
+        step_observer=f"{__name__}.step_recorder:open_recorder",
     ),
 )

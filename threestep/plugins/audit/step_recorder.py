@@ -170,7 +170,7 @@ class StepRecorder(StepObserver):
 
 
 def open_recorder(run: ObservedRun) -> StepRecorder | None:
-    """The recorder that a run's flags ask for (`Hooks.observer`); None: they ask for nothing."""
+    """The recorder that a run's flags ask for (`Hooks.step_observer`); None: they ask for nothing."""
     settings, ranks = run.settings, run.ranks
     wanted = settings["digests"]
     has_digests = wanted is True or (wanted is None and ranks.device.type != "cuda")

@@ -20,7 +20,8 @@ PLUGIN = Plugin(
     },
     flags={EVERY_STEP: (f"{__name__}.harness.arguments:RunTaskArguments",)},
     hooks=Hooks(
-        check=f"{__name__}.harness.arguments:check_run_tasks", evaluations=f"{__name__}.harness.online:open_tasks"
+        check=f"{__name__}.harness.arguments:check_run_tasks",
+        evaluation_observer=f"{__name__}.harness.online:open_tasks",
     ),
     tables={
         "evaluation_flags": {"harness_tasks": "give --harness_tasks"},

@@ -18,7 +18,7 @@ PLUGIN = Plugin(
     },
     hooks=Hooks(
         at_start=f"{__name__}.hub:open_repository",
-        evaluations=f"{__name__}.gaming.watch:open_watch",
+        evaluation_observer=f"{__name__}.gaming.watch:open_watch",
         at_end=f"{__name__}.writing:end_run",
     ),
     program_hooks=ProgramHooks(

@@ -170,5 +170,5 @@ class PpoSettings:
     evaluation: EvaluationTimes
     stop_kl: float | None = None
     traces: Traces = Traces()
-    observers: StepObservers = StepObservers()
+    step_observers: StepObservers = StepObservers()
     log_pace: LogPace = LogPace()

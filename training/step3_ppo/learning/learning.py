@@ -236,7 +236,7 @@ class Updates:
         roles, experience = self.roles, self.settings.experience
         if roles.critic is None or not experience.reading.learns_values:
             return None
-        begin = partial(self.settings.observers.begin, iteration, FIRST)
+        begin = partial(self.settings.step_observers.begin, iteration, FIRST)
         return ValueLearner(roles.critic, experience, self.settings.updates.learning.clip_range_value, begin)
 
     def learn(

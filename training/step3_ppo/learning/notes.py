@@ -108,7 +108,7 @@ class StepNotes:
         learnt = self.rollout.learnt
         if learnt is not None:
             return learnt.observed
-        return self.settings.observers.begin(self.rollout.iteration, self._next)
+        return self.settings.step_observers.begin(self.rollout.iteration, self._next)
 
     @property
     def _next(self) -> int:

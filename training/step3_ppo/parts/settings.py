@@ -29,7 +29,7 @@ from training.utils.models.families.parts import placeholder_id
 from training.utils.models.flops import ComputeMeter, model_shape
 from training.utils.rewards.weighted import Rewards
 from training.utils.setup.media import kept_mb, media_kind
-from training.utils.setup.setup import compute_meter, open_observers
+from training.utils.setup.setup import compute_meter, open_step_observers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -78,7 +78,7 @@ def loop_settings(opening: PpoOpening, roles: Roles, scale: ScoreScale | None) -
         ),
         stop_kl=flags.algorithm.stop_kl,
         traces=flags.run.traces(),
-        observers=open_observers(_observed_run(opening)),
+        step_observers=open_step_observers(_observed_run(opening)),
         log_pace=flags.reporting.pace(),
     )
     slow = experience.kl.control.slow_warning(rollouts * ppo.sequences_per_rollout * ranks.world_size)

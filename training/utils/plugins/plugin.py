@@ -139,9 +139,10 @@ class Hooks(NamedTuple):
     rollout_scheduler: (PpoFlags) -> RolloutScheduler | None: which weights draw the rollouts of a step
     partners: (AddedFlags) -> Partners: who answers the model while it draws, in step 3 and in a chat
         (`training.utils.generation.partners`)
-    observer: (ObservedRun) -> StepObserver | None: what looks at the optimizer steps of a run
+    step_observer: (ObservedRun) -> StepObserver | None: what looks at the optimizer steps of a run
         (`contracts.step_observers`); None: nothing of this run
-    evaluations: (EvaluatedRun) -> EvaluationObserver | None: of the run's evaluations, before the first; on all ranks
+    evaluation_observer: (EvaluatedRun) -> EvaluationObserver | None: what sees the evaluations of a run, opened before
+        the first, on all ranks
     at_end: (EndedRun) -> str | None: on the main rank, once the run has written its models and figures. A text ends the
         last line of the log
     """
@@ -153,8 +154,8 @@ class Hooks(NamedTuple):
     guests: str = ""
     rollout_scheduler: str = ""
     partners: str = ""
-    observer: str = ""
-    evaluations: str = ""
+    step_observer: str = ""
+    evaluation_observer: str = ""
     at_end: str = ""
 
 

@@ -33,12 +33,12 @@ class EvaluatedRun(NamedTuple):
     rows_per_batch: int
 
 
-def open_evaluation_observers(
+def open_evaluation_observer(
     run: OpenedRun, model: WholeModel, tokenizer: PreTrainedTokenizerBase, *, batch: int
 ) -> EvaluationObservers:
     """Return the observers of a run's evaluations. batch: rows of an evaluation that are read at once."""
     templated = run.plan.settings["prompt_style"] == CHAT_TEMPLATE
     template = run.flags.data.chat.template_kwargs if templated else None
     evaluated = EvaluatedRun(run.plan.settings, run.folder, model, tokenizer, template, batch)
-    opened = [open_observer(evaluated) for open_observer in hooks("evaluations")]
+    opened = [open_observer(evaluated) for open_observer in hooks("evaluation_observer")]
     return EvaluationObservers([observer for observer in opened if observer is not None])

@@ -78,9 +78,8 @@ def one_model_program(
         with quick_imports():
             from training.utils.setup.one_model_run import run_one_model
 
-        assert checked.kind is not None
         rereads = rereads_start(checked.flags.of_step)
-        run_one_model(checked, train, checked.kind, scores, rereads_start=rereads, check=check, check_rows=check_rows)
+        run_one_model(checked, train, rereads_start=rereads, check=check, check_rows=check_rows)
 
     main = StepProgram(checked, run)
     if module == "__main__":

@@ -32,7 +32,7 @@ from training.utils.models.quantized.quantized import count_weights
 from training.utils.models.stop_tokens import set_stop_tokens, stop_tokens, unused_stop_tokens
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.sequence_parallel.checks import check_model
-from training.utils.setup.evaluations import open_evaluation_observers
+from training.utils.setup.evaluations import open_evaluation_observer
 from training.utils.setup.media import checked_media, media_keeper, processor_of, reader_of_start, with_kept_features
 from training.utils.setup.opened_model import OpenedModel
 from training.utils.setup.opened_run import RunData, planned_run, start_digests
@@ -43,7 +43,7 @@ from training.utils.setup.setup import (
     load_under,
     may_pack,
     may_share,
-    open_observers,
+    open_step_observers,
     whole_steps,
 )
 from training.utils.setup.step_program import chosen_by_plugin
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from training.utils.contracts.media import RunMedia
-    from training.utils.data.kinds.kind import RowKind
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.models.settings import ModelSettings
     from training.utils.run.run_folder import RunFolder
@@ -70,14 +69,14 @@ _STEPS_TO_LOOK_AT, _LEAST_SHARED_SHARE, _LEAST_SHARED_TOKENS = 4, 0.01, 64
 def run_one_model(
     step: CheckedStep,
     train: Callable[[OpenedModel, Any], TrainingResult],
-    kind: RowKind,
-    scores: bool,
     *,
     rereads_start: bool,
     check: Callable[[OneModelFlags], None] | None,
     check_rows: Callable[[Sequence[Any], Any], None] | None,
 ) -> None:
     """Open the run, train, save the model and the closing figures. `one_model_program` says what the arguments are."""
+    kind, scores = step.kind, step.scores
+    assert kind is not None, "a step that trains one model has rows of one kind"
     with planned_run(step.flags.of_run) as planned:
         ranks, data = sharing_rows(planned.ranks, step.flags.engine.sequence_parallel_size), planned.flags.data
         flags, chosen = _with_forwards(replace(step, flags=replace(step.flags, data=data)), planned)
@@ -121,23 +120,11 @@ def run_one_model(
         run, loop = _settled(
             flags, run, loop, chosen, rows=rows.train, check=check, may=partial(may_share, model, engine, read, most)
         )
-        observer = open_evaluation_observers(
-            run, WholeModel(engine, model), tokenizer, batch=flags.engine.per_device_eval_batch_size
-        )
-        loop = replace(
-            loop,
-            eval_interval=run.plan.settings["eval_interval"],
-            observer=observer,
-            name=flags.step.label,
-            observers=open_observers(
-                ObservedRun(flags.step.program, flags.settings, run.folder.path, ranks, style.chat, tokenizer)
-            ),
-        )
+        loop = _observed(loop, flags, run, WholeModel(engine, model), style=style, tokenizer=tokenizer)
         processor = processor_of(start.name_or_path, model)
         parts = CheckpointParts({"model": engine, **guests.engines}, ranks, None, {"model": tokenizer}, processor)
-        digests = _start_digests(flags, rereads_start)
         read_data = RunData(rows.report, rows.train.manifest["fingerprint"], len(rows.train) / steps[1])
-        with run.recorded(parts, read_data, digests) as files:
+        with run.recorded(parts, read_data, _start_digests(flags, rereads_start)) as files:
             training = TrainingRun(
                 engine,
                 rows.train,
@@ -145,7 +132,7 @@ def run_one_model(
                 loop,
                 *files,
                 guests,
-                replace(_samples(flags, run.folder, rows, tokenizer, ends=ends), observer=observer),
+                replace(_samples(flags, run.folder, rows, tokenizer, ends=ends), observer=loop.evaluation_observer),
                 media,
             )
             result = train(OpenedModel(flags, run.folder, rows, sum(added), model, training), flags.of_step)
@@ -154,6 +141,30 @@ def run_one_model(
             f"{run.folder.model}{result.signs}"
         )
         run.finish(parts, guests, {**result.reports, "summary.json": result.summary}, closing)
+
+
+def _observed(
+    loop: LoopSettings,
+    flags: OneModelFlags,
+    run: OpenedRun,
+    model: WholeModel,
+    *,
+    style: PromptStyle,
+    tokenizer: PreTrainedTokenizerBase,
+) -> LoopSettings:
+    """Return the loop of a run whose folder is open: with its observers, its name, and when it evaluates. A
+    collective."""
+    batch = flags.engine.per_device_eval_batch_size
+    observed = ObservedRun(
+        flags.step.program, flags.settings, run.folder.path, model.engine.ranks, style.chat, tokenizer
+    )
+    return replace(
+        loop,
+        eval_interval=run.plan.settings["eval_interval"],
+        evaluation_observer=open_evaluation_observer(run, model, tokenizer, batch=batch),
+        name=flags.step.label,
+        step_observers=open_step_observers(observed),
+    )
 
 
 def _start_digests(flags: OneModelFlags, rereads_start: bool) -> dict[str, Callable[[], str]]:

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from training.utils.run.run_arguments import RunArguments
 
 
-def open_observers(run: ObservedRun) -> StepObservers:
+def open_step_observers(run: ObservedRun) -> StepObservers:
     """Return what looks at the optimizer steps of a run: the observers of plugins."""
-    found = (open_observer(run) for open_observer in hooks("observer"))
+    found = (open_observer(run) for open_observer in hooks("step_observer"))
     return StepObservers(observer for observer in found if observer is not None)
 
 

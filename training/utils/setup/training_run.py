@@ -54,7 +54,7 @@ class LoopSettings:
     eval_interval: in optimizer steps; eval_epochs: in epochs; both 0: evaluates only before and after training.
         eval_interval None, without eval_epochs: as `evaluates_by_default`.
     meter: None if MFU is not reported.
-    observer: of each evaluation.
+    evaluation_observer: of each evaluation.
     shuffle: epochs have an order of their own, each; otherwise that of the rows.
     name: of what is trained, in the log, e.g. `SFT`.
     """
@@ -68,11 +68,11 @@ class LoopSettings:
     seed: int
     meter: ComputeMeter | None = None
     traces: Traces = Traces()
-    observers: StepObservers = StepObservers()
+    step_observers: StepObservers = StepObservers()
     eval_epochs: float = 0.0
     log_pace: LogPace = LogPace()
     shuffle: bool = True
-    observer: EvaluationObserver = EvaluationObserver()
+    evaluation_observer: EvaluationObserver = EvaluationObserver()
     name: str = "model"
 
 
@@ -217,7 +217,7 @@ class TrainingLoop:
         best = run.checkpoints.load_best(self._done)
         if best is not None:
             self.after = self._evaluation_in(best, "after")
-            self._run.settings.observer.restored()
+            self._run.settings.evaluation_observer.restored()
 
     def _evaluation_in(self, saved: dict[str, Any], name: str) -> Any:
         """The evaluation that a checkpoint holds under `name`; None where the run has no evaluation rows."""
@@ -248,7 +248,7 @@ class TrainingLoop:
 
     def _evaluated(self, step: int) -> Any:
         found = self._evaluate(step)
-        self._run.metrics.write_beside(step, self._run.settings.observer.figures(step))
+        self._run.metrics.write_beside(step, self._run.settings.evaluation_observer.figures(step))
         self._run.checkpoints.evaluated(step)
         if found is not None and found.loss is not None:
             self._divergence.see(step, {_EVAL_LOSS: found.loss})

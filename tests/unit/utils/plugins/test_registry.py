@@ -34,7 +34,7 @@ PLUGIN = Plugin(
     hooks=Hooks(
         check="cheering.hello:check",
         step_needs="cheering.hello:step_needs",
-        observer="cheering.hello:Seeing",
+        step_observer="cheering.hello:Seeing",
         at_end="cheering.hello:cheer",
     ),
 )
