@@ -10,5 +10,9 @@ PLUGIN = Plugin(
         "step3_ppo": (f"{__name__}.arguments:TeacherArguments",),
     },
     topics={"teacher": "Distillation from a teacher"},
-    hooks=Hooks(check=f"{__name__}.checks:check_beside_teacher", guests=f"{__name__}.feature:teacher_of"),
+    hooks=Hooks(
+        check=f"{__name__}.checks:check_beside_teacher",
+        step_needs=f"{__name__}.checks:step_needs",
+        guests=f"{__name__}.feature:teacher_of",
+    ),
 )

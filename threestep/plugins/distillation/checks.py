@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.distillation.feature import teacher_of
 from threestep.plugins.distillation.settings import MODEL_FLAG, URL_FLAG
+from training.utils.plugins.plugin import StepNeeds
 from training.utils.setup.flags import OneModelFlags
 
 if TYPE_CHECKING:
@@ -25,6 +26,14 @@ def check_beside_teacher(flags: Any, mistakes: Mistakes) -> None:
         f"--parallel_thinking lays out paths side by side, and {teacher.flag} is of a teacher that was not trained on "
         "them; leave one of them out",
     )
+
+
+def step_needs(flags: Any) -> StepNeeds:
+    """The needs of a teacher (`Hooks.step_needs`)."""
+    teacher = teacher_of(flags).settings
+    if not teacher.is_there:
+        return StepNeeds()
+    return StepNeeds({teacher.flag: True}, "a teacher is read with the forward that learns")
 
 
 def _check_rollouts(flags: Any, mistakes: Mistakes) -> None:

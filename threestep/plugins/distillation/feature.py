@@ -24,11 +24,6 @@ class TeacherFeature(GuestFeature):
     def __init__(self, settings: TeacherSettings, in_rollouts: bool = False) -> None:
         self.settings, self._in_rollouts = settings, in_rollouts
         self.trains_alone = settings.is_there
-        self.why_apart = "a teacher is read with the forward that learns" if settings.is_there else None
-
-    def reading_whole_rows(self) -> dict[str, bool]:
-        """See `GuestFeature.reading_whole_rows`."""
-        return {self.settings.flag: True} if self.settings.is_there else {}
 
     def check_words(self, tokenizer: Any) -> None:
         """See `GuestFeature.check_words`."""

@@ -12,5 +12,9 @@ PLUGIN = Plugin(
         "step3_ppo": (f"{__name__}.arguments:ReplayArguments",),
     },
     tables={"model_losses": dict.fromkeys(("router_aux_loss_coef", "aux_loss_coef", "moe_loss_weight"), _LOSS)},
-    hooks=Hooks(check=f"{__name__}.checks:check_routers", guests=f"{__name__}.feature:routers_of"),
+    hooks=Hooks(
+        check=f"{__name__}.checks:check_routers",
+        step_needs=f"{__name__}.checks:step_needs",
+        guests=f"{__name__}.feature:routers_of",
+    ),
 )

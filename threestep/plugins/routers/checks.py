@@ -9,6 +9,7 @@ from training.utils.base.errors import Mistakes
 from training.utils.base.tables import either
 from training.utils.generation.partners import partners_of
 from training.utils.generation.table import engine_class, recording_experts
+from training.utils.plugins.plugin import StepNeeds
 from training.utils.setup.flags import OneModelFlags
 
 
@@ -16,6 +17,12 @@ def check_routers(flags: Any, mistakes: Mistakes) -> None:
     """Note what does not go with --replay_routers, in the step that has it."""
     if not isinstance(flags, OneModelFlags):
         _check_replay(flags, mistakes)
+
+
+def step_needs(flags: Any) -> StepNeeds:
+    """The needs of replayed experts (`Hooks.step_needs`)."""
+    replays = flags.added.of(ReplayArguments).replay_routers != NO_REPLAY
+    return StepNeeds(own_forwards="experts are replayed (--replay_routers)" if replays else "")
 
 
 def _check_replay(flags: Any, mistakes: Mistakes) -> None:

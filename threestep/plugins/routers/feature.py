@@ -25,7 +25,6 @@ class RoutersFeature(GuestFeature):
     def __init__(self, coefficient: float | None = None, replay: str = NO_REPLAY) -> None:
         self._coefficient, self._replay = coefficient, replay
         self.records_experts = replay != NO_REPLAY
-        self.why_apart = "experts are replayed (--replay_routers)" if self.records_experts else None
 
     def open(self, models: Sequence[tuple[Any, Any]], path: str, total_steps: int, seed: int) -> Sequence[Guest | None]:
         """See `GuestFeature.open`."""

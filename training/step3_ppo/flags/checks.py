@@ -95,7 +95,6 @@ def checked_components(flags: PpoFlags) -> Components:
             "--reuse_forwards": bool(ppo.reuse_forwards),
             "--reuse_values": bool(ppo.reuse_values),
             **reading_whole_rows(flags),
-            **flags.guests.reading_whole_rows(),
         },
     )
     check_by_plugins(flags, mistakes)

@@ -89,7 +89,6 @@ def why_apart(name: str, flags: PpoFlags, algorithm: Algorithm) -> str | None:
         "actor and critic share a trunk (--share_trunk)": roles.share_trunk,
         "responses have paths side by side (--parallel_thinking)": flags.data.chat.parallel_thinking,
         **dict.fromkeys(own_forwards(flags), True),
-        **dict.fromkeys(flags.guests.why_apart, True),
         **_nothing_spared(name, flags, algorithm),
     }
     found = [why for why, holds in others.items() if holds]

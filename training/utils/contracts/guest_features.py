@@ -27,7 +27,6 @@ class GuestFeature:
     trains_alone: its loss trains the first model without the trainer's own.
     lends_guesser: a guest of the first model lends rollouts a head (`Guest.lent_guesser`).
     records_experts: rollouts of the first model have `experts`.
-    why_apart: why forwards that read are not learned from where that is left to the program; None if they may be.
     """
 
     place = 1000
@@ -35,14 +34,9 @@ class GuestFeature:
     trains_alone = False
     lends_guesser = False
     records_experts = False
-    why_apart: str | None = None
 
     def beside_quantization(self) -> Mapping[str, str | None]:
         """Return flags that do not go with quantized weights, and why where they are set."""
-        return {}
-
-    def reading_whole_rows(self) -> Mapping[str, bool]:
-        """Return flags of what reads whole rows on one rank, and whether they ask for it."""
         return {}
 
     def reuse_obstacle(self) -> tuple[str, str] | None:

@@ -114,7 +114,7 @@ class OtherNames(NamedTuple):
 
 
 class StepNeeds(NamedTuple):
-    """The needs of a plugin that looks at optimizer steps.
+    """The needs of a plugin in optimizer steps, which it looks at, or to whose loss it adds.
 
     whole_rows: flags as they were given that read whole rows on one rank, and whether they ask for that
     own_forwards: why a step must read and learn in forwards of their own, as the begin of a sentence; "": it need not
@@ -130,7 +130,7 @@ class Hooks(NamedTuple):
 
     check: (flags, mistakes) -> None: notes settings that do not go together, before a model loads. flags: the step's
         `OneModelFlags` or `PpoFlags`
-    step_needs: (flags) -> StepNeeds: what the core's own checks ask of a plugin that looks at steps; flags: as of check
+    step_needs: (flags) -> StepNeeds: what the core's own checks ask of a plugin in optimizer steps; flags: as of check
     at_start: (settings) -> None: on the main rank, before the run writes to its folder; a ThreestepError ends the run.
         settings: by the flags' names
     preparers: (AddedFlags) -> Iterable[ModelPreparer]: changes to models as they are loaded (`models.preparers`);

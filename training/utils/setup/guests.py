@@ -47,15 +47,8 @@ class GuestFeatures(tuple[GuestFeature, ...]):
     def records_experts(self) -> bool:
         return any(each.records_experts for each in self)
 
-    @property
-    def why_apart(self) -> list[str]:
-        return [each.why_apart for each in self if each.why_apart is not None]
-
     def beside_quantization(self) -> dict[str, str | None]:
         return {flag: why for each in self for flag, why in each.beside_quantization().items()}
-
-    def reading_whole_rows(self) -> dict[str, bool]:
-        return {flag: asks for each in self for flag, asks in each.reading_whole_rows().items()}
 
     def reuse_obstacles(self) -> list[tuple[str, str]]:
         return [found for each in self if (found := each.reuse_obstacle()) is not None]

@@ -99,7 +99,7 @@ def _check_model_flags(flags: OneModelFlags) -> None:
     check_beside(
         mistakes,
         flags.engine.sequence_parallel_size,
-        {**reading_whole_rows(flags), **flags.guests.reading_whole_rows()},
+        reading_whole_rows(flags),
     )
     check_by_plugins(flags, mistakes)
     if in_place_of_run(flags.settings) is None:

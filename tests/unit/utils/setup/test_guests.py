@@ -24,14 +24,11 @@ class Named(GuestFeature):
 
     def __init__(self, name: str, place: int, of_models: int = 1) -> None:
         self.name, self.place, self._of_models = name, place, of_models
-        self.needs_segments = self.why_apart = name
+        self.needs_segments = name
         self.words: list[Any] = []
 
     def beside_quantization(self):
         return {self.name: "why"}
-
-    def reading_whole_rows(self):
-        return {self.name: True}
 
     def reuse_obstacle(self):
         return self.name, "leave it out"
@@ -70,13 +67,9 @@ def test_features_are_those_of_the_flags_in_the_order_of_their_places(monkeypatc
 def test_every_feature_is_asked():
     a, b = Named("a", 1), Named("b", 2)
     both, model = GuestFeatures([a, b]), object()
-    assert both.needs_segments == "a" and both.why_apart == ["a", "b"]
+    assert both.needs_segments == "a"
     assert both.lends_guesser and both.records_experts and both.trains_alone
     assert both.beside_quantization() == {"a": "why", "b": "why"}
-    assert both.reading_whole_rows() == {
-        "a": True,
-        "b": True,
-    }
     assert both.reuse_obstacles() == [("a", "leave it out"), ("b", "leave it out")]
     both.check_words("tokenizer")
     assert a.words == b.words == ["tokenizer"]
@@ -102,9 +95,9 @@ def test_guests_of_each_model(monkeypatch):
 def test_without_features_nothing_changes():
     none, one, media = GuestFeatures(), GuestFeatures([GuestFeature()]), object()
     for features in (none, one):
-        assert features.needs_segments is None and features.why_apart == [] and features.reuse_obstacles() == []
+        assert features.needs_segments is None and features.reuse_obstacles() == []
         assert not (features.trains_alone or features.lends_guesser or features.records_experts)
-        assert features.beside_quantization() == features.reading_whole_rows() == {}
+        assert features.beside_quantization() == {}
         assert features.inside("", None, 0, 0, ranks=None) == {} and features.checked_media(media) is media
         assert features.recorded_experts(None, None, None) is None
         assert features.planned(None, None, 1, None) == ([], [], [])

@@ -9,19 +9,20 @@ import pytest
 from tests.support.one_model_flags import one_model_flags
 from threestep.plugins.distillation import opening
 from threestep.plugins.distillation.arguments import SftTeacherArguments
-from threestep.plugins.distillation.checks import check_beside_teacher
+from threestep.plugins.distillation.checks import check_beside_teacher, step_needs
 from threestep.plugins.distillation.feature import TeacherFeature, teacher_of
 from threestep.plugins.distillation.settings import TeacherSettings
 from training.step1_sft import STEP
 from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.plugins.plugin import StepNeeds
 
 
 def test_without_a_teacher_nothing_is_asked():
     none, mistakes = TeacherFeature(TeacherSettings()), Mistakes()
     none.check_words(object())
     none.check_media(mistakes)
-    assert mistakes.sentences == [] and not none.trains_alone and none.why_apart is None
-    assert none.reading_whole_rows() == {}
+    assert mistakes.sentences == [] and not none.trains_alone
+    assert step_needs(one_model_flags(STEP, "")) == StepNeeds({}, "")
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,9 @@ def test_a_teacher_reads_texts_alone(in_rollouts, why):
     teacher, mistakes = TeacherFeature(TeacherSettings(file="t.jsonl"), in_rollouts), Mistakes()
     teacher.check_media(mistakes)
     assert mistakes.sentences == [why]
-    assert teacher.trains_alone and teacher.reading_whole_rows() == {"--distill": True}
+    assert teacher.trains_alone
+    needs = step_needs(one_model_flags(STEP, "--distill t.jsonl"))
+    assert needs == StepNeeds({"--distill": True}, "a teacher is read with the forward that learns")
 
 
 def test_words_are_compared_where_there_is_a_teacher(monkeypatch):

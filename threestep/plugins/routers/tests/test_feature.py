@@ -8,11 +8,14 @@ from transformers import AutoModelForCausalLM, MixtralForCausalLM, MixtralForSeq
 from tests.families.configs import tiny_config
 from tests.invariants import tiny
 from tests.support.plain_roles import plain_roles
+from tests.support.ppo_flags import ppo_flags
+from threestep.plugins.routers.checks import step_needs
 from threestep.plugins.routers.feature import RoutersFeature
 from training.step3_ppo.flags.reuse import ROLES
 from training.step3_ppo.parts.assembly import with_guests
 from training.step3_ppo.roles.roles import Roles
 from training.utils.base.errors import ThreestepError
+from training.utils.plugins.plugin import StepNeeds
 from training.utils.setup.guests import GuestFeatures
 
 
@@ -25,9 +28,10 @@ def test_whose_forwards_are_read_twice(family, coefficient, twice):
 
 
 def test_rollouts_record_experts_where_these_are_replayed():
-    assert not RoutersFeature().records_experts and RoutersFeature().why_apart is None
-    replayed = RoutersFeature(replay="compare")
-    assert replayed.records_experts and replayed.why_apart == "experts are replayed (--replay_routers)"
+    assert not RoutersFeature().records_experts and step_needs(ppo_flags()).own_forwards == ""
+    assert RoutersFeature(replay="compare").records_experts
+    needs = step_needs(ppo_flags(replay_routers="compare"))
+    assert needs == StepNeeds({}, "experts are replayed (--replay_routers)")
 
 
 def roles_of(actor: bool, critic: bool) -> Roles:
