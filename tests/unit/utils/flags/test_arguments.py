@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.machinery
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import yaml
@@ -343,3 +345,19 @@ def test_a_resumed_run_leaves_what_was_chosen_to_the_program_again(tmp_path, wor
     path.write_text("seed: 7  # auto\noutput_dir: x\n")
     run, _ = parse_arguments((Run, CheckpointArguments), ["--config", str(path), *words], "")
     assert (run.seed, run.output_dir) == (seed, "x")
+
+
+@dataclass
+class Beside:
+    """Flags that only make sense beside another group's."""
+
+    ranks: int | None = None
+
+    def validate_beside(self, settings: Mapping[str, Any], mistakes: Mistakes) -> None:
+        mistakes.require(self.ranks is None or settings["seed"] == 9, "--ranks expects --seed 9")
+
+
+def test_a_group_sees_the_settings_of_all_groups():
+    assert parse_arguments([Beside, Run], ["--ranks", "2", "--seed", "9"], "")[0] == Beside(2)
+    with pytest.raises(ThreestepError, match="--ranks expects --seed 9"):
+        parse_arguments([Beside, Run], ["--ranks", "2"], "")
