@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from threestep.plugins.vllm.arguments import VllmArguments
 from threestep.plugins.vllm.draft_arguments import VllmDraftArguments
 from training.utils.base.errors import ThreestepError
-from training.utils.flags.arguments import resolved_settings
 from training.utils.generation.table import engine_class
 from training.utils.loading.configurations import load_config
 
@@ -22,7 +21,7 @@ def check(flags: Any, mistakes: Mistakes) -> None:
     drafts = flags.added.of(VllmDraftArguments).vllm_speculate
     if drafts:
         _check_drafts(flags, drafts, mistakes)
-    how = resolved_settings(flags).get("replay_routers", "none")  # of a plugin, which may not be there
+    how = flags.settings.get("replay_routers", "none")  # of a plugin, which may not be there
     if how != "none":
         _check_replayed_routers(flags, how, drafts, mistakes=mistakes)
 
@@ -63,7 +62,7 @@ def _check_form(flags: Any, given: str) -> None:
 
     actor = flags.model("actor")
     config = load_config(actor.name_or_path, actor.trust_remote_code)
-    final_norm = resolved_settings(flags).get("mtp_final_norm", True)  # of a plugin, which may not be there
+    final_norm = flags.settings.get("mtp_final_norm", True)  # of a plugin, which may not be there
     check_form(config.to_dict(), final_norm, given)
 
 

@@ -14,7 +14,6 @@ from training.utils.base.tables import either
 from training.utils.contracts.guessers import BY_HEAD, BY_NGRAMS
 from training.utils.contracts.rollout_engine import Drawing, RolloutEngine, Speculation
 from training.utils.flags.added import figures_of_others, in_place_of_run
-from training.utils.flags.arguments import resolved_settings
 from training.utils.generation.arguments import check_path_flags
 from training.utils.generation.partners import Partners, all_partners, partners_of
 from training.utils.generation.table import checked_engine, supporting
@@ -161,7 +160,7 @@ def _responses_of_a_prompt(flags: PpoFlags) -> dict[str, int]:
 
 def _check_replay(flags: PpoFlags, mistakes: Mistakes) -> None:
     """A replay has no responses of its own to held-out prompts, and goes by figures of other data alone."""
-    if flags.ppo.rollout_replay is None or figures_of_others(resolved_settings(flags)):
+    if flags.ppo.rollout_replay is None or figures_of_others(flags.settings):
         return
     advice = "".join(f"{each}, or " for each in added("evaluation_flags", ()).values())
     for name in ("load_best_model_at_end", "early_stopping"):

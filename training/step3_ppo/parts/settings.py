@@ -19,7 +19,6 @@ from training.utils.base.console import log
 from training.utils.contracts.rollout_engine import Ends, PathSampling, Sampling
 from training.utils.contracts.step_observers import ObservedRun
 from training.utils.data.kinds.parallel_thinking import parallel_tags
-from training.utils.flags.arguments import resolved_settings
 from training.utils.flags.flags import settings_of
 from training.utils.generation.decoding.bad_words import tokens_of_words
 from training.utils.layout.rank_share import SequenceLayout
@@ -88,9 +87,8 @@ def loop_settings(opening: PpoOpening, roles: Roles, scale: ScoreScale | None) -
 
 
 def _observed_run(opening: PpoOpening) -> ObservedRun:
-    flags, place = opening.flags, Path(opening.flags.run.output_dir)
-    settings, tokenizer = resolved_settings(flags), opening.tokenizers.actor
-    return ObservedRun(STEP.program, settings, place, opening.ranks, flags.data.chat, tokenizer)
+    flags, place, tokenizer = opening.flags, Path(opening.flags.run.output_dir), opening.tokenizers.actor
+    return ObservedRun(STEP.program, flags.settings, place, opening.ranks, flags.data.chat, tokenizer)
 
 
 def _sampling(opening: PpoOpening, model: PreTrainedModel) -> Sampling:
