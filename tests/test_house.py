@@ -40,7 +40,7 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
         "def f():\n    from training.utils import engine",
         "from training.utils.base.errors import ThreestepError",
     ),
-    (rooms.rooms_look_down, "training.utils.data.rows.views", "from ..cache import cache", "from . import phases"),
+    (rooms.rooms_look_down, "training.utils.data.rows.documents", "from ..cache import cache", "from . import phases"),
     (rooms.rooms_look_down, "training.utils.data.files.readers", "import training.all_steps", "import training"),
     (rooms.rooms_look_down, "training.utils.base.seeds", "from ..layout import rows", "from . import errors"),
     (rooms.rooms_look_down, "training.utils.layout.rows", "import training.utils.models", "import torch"),
@@ -200,8 +200,8 @@ PLANTED_IN_PACKAGES: list[tuple[house.PackageRule, dict[str, str], dict[str, str
     (rooms.rooms_have_floors, {"training.utils.attic.x": ""}, {"training.utils.base.x": ""}),
     (
         rooms.rooms_have_floors,
-        {"training.utils.serving.x": "import torch"},
-        {"training.utils.serving.x": "from training.utils.base import y", "training.utils.base.y": ""},
+        {"training.utils.reading.x": "import torch"},
+        {"training.utils.reading.x": "from training.utils.base import y", "training.utils.base.y": ""},
     ),
     (
         rooms.imports_find_what_they_name,

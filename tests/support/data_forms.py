@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from training.utils.data.build.row_maker import RowMaker
 from training.utils.data.cache.reports import Counts
 from training.utils.data.chat.chat import text_maker
 from training.utils.data.kinds.table import kind_of
-from training.utils.data.rows.views import continuation, runs_of
 from training.utils.data.sources.create import create_raw_dataset
 from training.utils.flags.flags import note_mistakes
 
@@ -77,9 +77,20 @@ def _line(phase: int, row: Any, tokenizer: Any) -> str:
         return tokenizer.decode(ids, skip_special_tokens=False).replace(END, "$")
 
     if phase == 1:
-        runs = runs_of(row.input_ids.tolist(), row.loss_mask.tolist(), decode)
-        return "".join(f"«{text}»" if carries_loss else text for text, carries_loss in runs)
+        ids, runs, at = row.input_ids.tolist(), [], 0
+        for carries_loss, group in groupby(row.loss_mask.tolist()):
+            end = at + len([*group])
+            text = _going_on(ids[:at], ids[at:end], decode)
+            runs.append(f"«{text}»" if carries_loss else text)
+            at = end
+        return "".join(runs)
     if phase == 2:
         prompt = row.prompt_ids.tolist()
-        return "|".join([decode(prompt), *(continuation(prompt, ids.tolist(), decode) for ids in row.response_ids)])
+        return "|".join([decode(prompt), *(_going_on(prompt, ids.tolist(), decode) for ids in row.response_ids)])
     return decode(row.flipped_prompt_ids[::-1].tolist())
+
+
+def _going_on(before: Sequence[int], ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> str:
+    """Return the text that `ids` add after `before`. Decoded alone, they may lose the space that they begin with."""
+    start, whole = decode(before), decode([*before, *ids])
+    return whole[len(start) :] if whole.startswith(start) else decode(ids)

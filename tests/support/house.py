@@ -46,7 +46,7 @@ BAG_NAMES = ("utils", "util", "helpers", "helper", "misc", "common", "tools")
 MAY_PRINT = (
     "training.utils.run.program",
     "training.utils.run.launch",
-    "training.utils.data.cache.__main__",  # python -m training.utils.data.cache list | verify | prune
+    "threestep.plugins.inspect.cache",  # threestep cache
 )
 # Functions that a library calls, and those they share their parameters with: it hands them over by their place.
 CALLED_BY_LIBRARIES = (

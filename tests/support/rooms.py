@@ -21,8 +21,6 @@ data.files: base
 models.families: base
 plugins: base
 reading: base
-serving: base
-asking: serving base
 data.sources.formats: data.files base
 flags: plugins base
 rewards.names: plugins base

@@ -5,6 +5,7 @@ from training.utils.plugins.plugin import Hooks, Plugin
 PLUGIN = Plugin(
     "distillation",
     "a teacher whose distribution of each token a model is drawn to",
+    needs=("serving",),
     flags={
         "step1_sft": (f"{__name__}.arguments:SftTeacherArguments",),
         "step3_ppo": (f"{__name__}.arguments:TeacherArguments",),

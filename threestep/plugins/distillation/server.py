@@ -20,11 +20,11 @@ import numpy as np
 
 from threestep.plugins.distillation.settings import URL_FLAG
 from threestep.plugins.distillation.top_tokens import TopTable, keys_of, keys_of_rows, rest_of, sequences_of_rows
-from training.utils.asking.failures import LONGEST_PAUSE_SECONDS, FailedRequest
-from training.utils.asking.posting import Post
-from training.utils.asking.settings import AskSettings, check_url
+from threestep.plugins.serving.asking.failures import LONGEST_PAUSE_SECONDS, FailedRequest
+from threestep.plugins.serving.asking.posting import Post
+from threestep.plugins.serving.asking.settings import AskSettings, check_url
+from threestep.plugins.serving.keys import KEY_VARIABLE, given_key
 from training.utils.base.errors import ThreestepError
-from training.utils.base.keys import KEY_VARIABLE, given_key
 
 if TYPE_CHECKING:
     from threestep.plugins.distillation.top_tokens import TopTokens

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from threestep.plugins.evaluation.asgi import GuardedApp, server_of
+from threestep.plugins.serving.door import Door
+from threestep.plugins.serving.ports import check_port, listening, taking_port
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.media_names import MOST_FILE_BYTES
-from training.utils.serving.asgi import GuardedApp, server_of
-from training.utils.serving.door import Door
-from training.utils.serving.ports import check_port, listening, taking_port
 
 if TYPE_CHECKING:
     from threestep.plugins.evaluation.talk import Talk

@@ -5,6 +5,7 @@ from training.utils.plugins.plugin import EVERY_STEP, Plugin
 PLUGIN = Plugin(
     "images",
     "rows with images",
+    needs=("serving",),
     flags={EVERY_STEP: (f"{__name__}.flags:ImageArguments",)},
     tables={"media": {"images": f"{__name__}.kind:Images"}},
 )

@@ -13,6 +13,7 @@ _HTTP = RewardEntry(
 PLUGIN = Plugin(
     "judges",
     "rewards that ask a service: judges, reward models behind HTTP",
+    needs=("serving",),
     tables={
         "rewards": {
             "judge:": RewardEntry(

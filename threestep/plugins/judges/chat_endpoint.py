@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.judges.verdicts import AskedQuestion, Verdict
-from training.utils.asking.failures import FailedRequest, cut_fault
-from training.utils.asking.posting import Post
+from threestep.plugins.serving.asking.failures import FailedRequest, cut_fault
+from threestep.plugins.serving.asking.posting import Post
 
 if TYPE_CHECKING:
     from threestep.plugins.judges.service import Send

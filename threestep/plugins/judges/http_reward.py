@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from threestep.plugins.judges.rule import AskedRule, shown_sample
 from threestep.plugins.judges.settings import read_settings, settings_from
 from threestep.plugins.judges.verdicts import AskedQuestion, Verdict
-from training.utils.asking.failures import FailedRequest
-from training.utils.asking.posting import Post
-from training.utils.asking.settings import AskSettings, check_url
+from threestep.plugins.serving.asking.failures import FailedRequest
+from threestep.plugins.serving.asking.posting import Post
+from threestep.plugins.serving.asking.settings import AskSettings, check_url
+from threestep.plugins.serving.keys import KEY_VARIABLE
 from training.utils.base.errors import Mistakes
-from training.utils.base.keys import KEY_VARIABLE
 from training.utils.rewards.calling.calling import MESSAGES
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from threestep.plugins.judges.rubric import PAIRWISE, REFERENCE, RubricSettings
 from threestep.plugins.judges.rule import AskedRule, shown_sample
 from threestep.plugins.judges.settings import read_settings, settings_from
 from threestep.plugins.judges.verdicts import AskedQuestion
-from training.utils.asking.settings import AskSettings, check_url
+from threestep.plugins.serving.asking.settings import AskSettings, check_url
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.rewards.calling.calling import MESSAGES
 from training.utils.rewards.opened import GROUPS

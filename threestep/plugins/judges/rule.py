@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.judges.service import AskedService, Send
 from threestep.plugins.judges.verdicts import folder_of_replay
+from threestep.plugins.serving.keys import given_key
 from training.utils.base.errors import ThreestepError
-from training.utils.base.keys import given_key
 from training.utils.rewards.opened import OpenedRule, RunPlace
 
 if TYPE_CHECKING:
-    from training.utils.asking.settings import AskSettings
+    from threestep.plugins.serving.asking.settings import AskSettings
 
 _SHOWN_CHARACTERS = 60  # of a prompt or a response, in an error
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from threestep.plugins.judges.verdicts import AskedQuestion, Spent, Verdict, Verdicts
-from training.utils.asking.failures import LONGEST_PAUSE_SECONDS, FailedRequest, cut_fault, not_within
+from threestep.plugins.serving.asking.failures import LONGEST_PAUSE_SECONDS, FailedRequest, cut_fault, not_within
 from training.utils.base.errors import ThreestepError
 from training.utils.rewards.opened import RunPlace
 
 if TYPE_CHECKING:
-    from training.utils.asking.settings import AskSettings
+    from threestep.plugins.serving.asking.settings import AskSettings
 
 _LONGEST_ASKED_PAUSE_SECONDS = 60.0
 # Sends questions in one request, and returns a reply to each.

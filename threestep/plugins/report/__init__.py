@@ -5,6 +5,7 @@ from training.utils.plugins.plugin import EVERY_STEP, Command, Hooks, Plugin, Pr
 PLUGIN = Plugin(
     "report",
     "a page about each run, a card of its model, the hub, and services that show figures",
+    needs=("serving",),
     commands={"report": Command(__name__, "one page about a run, or about several")},
     flags={EVERY_STEP: (f"{__name__}.arguments:ReportArguments",)},
     tables={

@@ -22,9 +22,9 @@ from urllib.parse import parse_qs, urlsplit
 
 from threestep.plugins.report.figures.reading import RunReader
 from threestep.plugins.report.pages.page import page, parts_of
+from threestep.plugins.serving.door import SAFE_HEADERS, Door
+from threestep.plugins.serving.threaded import BoundedHandler, BoundedServer
 from training.utils.base.errors import ThreestepError
-from training.utils.serving.door import SAFE_HEADERS, Door
-from training.utils.serving.threaded import BoundedHandler, BoundedServer
 
 # The page allows its scripts alone, by their digests (`document.policy`); a frame is refused by a header alone.
 _POLICY = (

@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from threestep.plugins.evaluation.arguments import END_OF_ANSWER_TEXT, PROMPT_STYLE_TEXT, TEMPLATE_KWARGS_TEXT
 from threestep.plugins.serve.endpoint.arguments import EndpointArguments, ServedModelFlags, key_of, serve_until_asked
+from threestep.plugins.serving.door import ADDRESS
+from threestep.plugins.serving.keys import KEY_VARIABLE
+from threestep.plugins.serving.ports import check_port, free_port, taking_port
 from training.utils.base.console import note
 from training.utils.base.errors import ThreestepError
-from training.utils.base.keys import KEY_VARIABLE
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import AUTO, flag, flag_of, settings_of
@@ -31,8 +33,6 @@ from training.utils.generation.table import WITH_SERVERS, engine_class, server_c
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.models.arguments import ModelArguments, with_flag
 from training.utils.run.program import run_program
-from training.utils.serving.door import ADDRESS
-from training.utils.serving.ports import check_port, free_port, taking_port
 
 if TYPE_CHECKING:
     from threestep.plugins.serve.endpoint.model import StyledModel

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from threestep.plugins.serve.endpoint.arguments import EndpointArguments, key_of, serve_until_asked
+from threestep.plugins.serving.door import ADDRESS
+from threestep.plugins.serving.keys import KEY_VARIABLE
+from threestep.plugins.serving.ports import check_port, taking_port
 from training.utils.base.console import note
 from training.utils.base.errors import ThreestepError
-from training.utils.base.keys import KEY_VARIABLE
 from training.utils.engine.config.arguments import EngineArguments
 from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import flag, flag_of
@@ -27,8 +29,6 @@ from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.models.arguments import ModelArguments, with_flag
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
-from training.utils.serving.door import ADDRESS
-from training.utils.serving.ports import check_port, taking_port
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from threestep.plugins.serving.refusals import RefusedRequest
 from threestep.plugins.tinker.client_state import ClientState
 from threestep.plugins.tinker.desk import USER, Desk, error_answer, json_message
 from threestep.plugins.tinker.records import PARTS, LoraSpec, SampleOrder, UnknownRequest, WrongRequest
@@ -43,7 +44,6 @@ from threestep.plugins.tinker.wire import (
 )
 from training.utils.base.console import note
 from training.utils.base.errors import ThreestepError
-from training.utils.serving.refusals import RefusedRequest
 
 if TYPE_CHECKING:
     import torch

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from threestep.plugins.serving.door import ADDRESS
+from threestep.plugins.serving.keyed import KeyedHandler, KeyedServer, parsed
+from threestep.plugins.serving.refusals import RefusedRequest
 from threestep.plugins.tinker.service import HOLD_SECONDS
-from training.utils.serving.door import ADDRESS
-from training.utils.serving.keyed import KeyedHandler, KeyedServer, parsed
-from training.utils.serving.refusals import RefusedRequest
 
 if TYPE_CHECKING:
     from threestep.plugins.tinker.service import TrainingService

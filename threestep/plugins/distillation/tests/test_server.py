@@ -14,7 +14,7 @@ from threestep.plugins.distillation.settings import DivergenceSettings
 from threestep.plugins.distillation.tests.test_teacher import plainly
 from threestep.plugins.distillation.tests.test_top_tokens import PLANS, laid_out
 from threestep.plugins.distillation.top_tokens import compare_top
-from training.utils.asking.settings import AskSettings
+from threestep.plugins.serving.asking.settings import AskSettings
 from training.utils.base.errors import ThreestepError
 from training.utils.models.token_model import PolicyModel
 

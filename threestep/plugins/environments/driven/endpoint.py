@@ -16,9 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from training.utils.serving.door import ADDRESS
-from training.utils.serving.keyed import KeyedHandler, KeyedServer, parsed
-from training.utils.serving.refusals import RefusedRequest
+from threestep.plugins.serving.door import ADDRESS
+from threestep.plugins.serving.keyed import KeyedHandler, KeyedServer, parsed
+from threestep.plugins.serving.refusals import RefusedRequest
 
 _KEY_BYTES = 24
 _MOST_BODY_BYTES = 64 << 20

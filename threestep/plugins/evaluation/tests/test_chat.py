@@ -12,8 +12,8 @@ import pytest
 from tests.support.chat_templates import chat_tokenizer
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from threestep.plugins.evaluation import chat
+from threestep.plugins.serving.ports import listening
 from training.utils.base.errors import ThreestepError
-from training.utils.serving.ports import listening
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
+from threestep.plugins.serving.deadlines import EndingTlsConnection, end_after, ending_context
 from training.utils.data.sources.formats.media import BadConversation
-from training.utils.serving.deadlines import EndingTlsConnection, end_after, ending_context
 
 MOST_REDIRECTS = 3
 MOST_SECONDS = 60.0  # of one picture

@@ -10,8 +10,8 @@ import pytest
 
 from threestep.plugins.judges.service import AskedService
 from threestep.plugins.judges.verdicts import AskedQuestion, Verdict, folder_of_replay
-from training.utils.asking.failures import FailedRequest
-from training.utils.asking.settings import AskSettings
+from threestep.plugins.serving.asking.failures import FailedRequest
+from threestep.plugins.serving.asking.settings import AskSettings
 from training.utils.base.errors import ThreestepError
 from training.utils.rewards.opened import RunPlace
 

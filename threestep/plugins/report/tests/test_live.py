@@ -11,8 +11,8 @@ import pytest
 from threestep.plugins.report import live
 from threestep.plugins.report.live import LivePage, answer_to, make_server
 from threestep.plugins.report.pages import page as page_module
+from threestep.plugins.serving.door import Door
 from training.utils.base.errors import ThreestepError
-from training.utils.serving.door import Door
 
 
 class Clock:

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from training.utils.base.keys import KEY_VARIABLE, given_key
+from threestep.plugins.serving.door import ADDRESS
+from threestep.plugins.serving.keys import KEY_VARIABLE, given_key
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.flags.flags import flag, settings_of
-from training.utils.serving.door import ADDRESS
 
 if TYPE_CHECKING:
+    from threestep.plugins.serving.keyed import KeyedServer
     from training.utils.base.errors import Mistakes
-    from training.utils.serving.keyed import KeyedServer
 
 _KEY_BYTES = 24
 _OF_TRAINING = (

@@ -12,8 +12,8 @@ from queue import SimpleQueue
 import torch
 
 from threestep.plugins.serve.endpoint.lines import Event, Line, Order, Rows
+from threestep.plugins.serving.refusals import RefusedRequest
 from training.utils.base.memory import is_out_of_memory
-from training.utils.serving.refusals import RefusedRequest
 
 _MOST_JOINING_TOKENS = 8192  # of prompts that are computed together, padding counted; one prompt may be longer
 _ENDING = "the server is ending; send the request again when it is back"

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from threestep.plugins.serving.refusals import RefusedRequest
 from training.utils.base.errors import nearest_names
-from training.utils.serving.refusals import RefusedRequest
 
 _MOST_SAMPLES = 128  # OpenAI's
 _MOST_STOPS = 16

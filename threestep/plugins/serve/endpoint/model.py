@@ -22,6 +22,7 @@ from threestep.plugins.evaluation.model import (
     start_alone,
 )
 from threestep.plugins.serve.endpoint.lines import AloneRows, Order, Rows, TogetherRows
+from threestep.plugins.serving.refusals import RefusedRequest
 from training.utils.base.console import note
 from training.utils.contracts.rollout_engine import RolloutRequest
 from training.utils.data.build.arguments import DataArguments
@@ -33,7 +34,6 @@ from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.configurations import saved_stop_tokens
 from training.utils.models.own_forward import own_forward_of
-from training.utils.serving.refusals import RefusedRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

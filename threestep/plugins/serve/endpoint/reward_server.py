@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.evaluation.model import start_alone
 from threestep.plugins.evaluation.scorer import Scorer, load_answer_scorer
+from threestep.plugins.serving.door import ADDRESS
+from threestep.plugins.serving.keyed import KeyedHandler, KeyedServer, parsed
+from threestep.plugins.serving.refusals import RefusedRequest
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.arguments import DataArguments
 from training.utils.loading.configurations import load_config, positions_of
 from training.utils.loading.tokenizers import tokenizer_digest
-from training.utils.serving.door import ADDRESS
-from training.utils.serving.keyed import KeyedHandler, KeyedServer, parsed
-from training.utils.serving.refusals import RefusedRequest
 
 if TYPE_CHECKING:
     from training.utils.data.chat.arguments import ChatArguments

@@ -12,9 +12,9 @@ from threestep.plugins.serve.endpoint.fields import CompletionRequest, read_requ
 from threestep.plugins.serve.endpoint.lines import Event, Line
 from threestep.plugins.serve.endpoint.replies import Piece, ReplyForms
 from threestep.plugins.serve.endpoint.text import AnswerText
+from threestep.plugins.serving.refusals import RefusedRequest
 from training.utils.base.errors import ThreestepError
 from training.utils.base.seeds import derived_seed
-from training.utils.serving.refusals import RefusedRequest
 
 if TYPE_CHECKING:
     from threestep.plugins.serve.endpoint.batch import Batch

@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from training.utils.serving.keyed import KeyedHandler, KeyedServer, parsed
-from training.utils.serving.refusals import RefusedRequest
+from threestep.plugins.serving.keyed import KeyedHandler, KeyedServer, parsed
+from threestep.plugins.serving.refusals import RefusedRequest
 
 if TYPE_CHECKING:
     from threestep.plugins.serve.endpoint.service import Answering, Service

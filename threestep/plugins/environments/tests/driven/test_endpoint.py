@@ -14,7 +14,7 @@ import pytest
 from tests.support.hostile import attack
 from threestep.plugins.environments.driven import endpoint
 from threestep.plugins.environments.driven.endpoint import ENDPOINT
-from training.utils.serving import threaded
+from threestep.plugins.serving import threaded
 
 
 @pytest.fixture

@@ -15,14 +15,13 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.browser import chromium, opened_browser
-from threestep.plugins.evaluation import web
+from threestep.plugins.evaluation import asgi, web
+from threestep.plugins.evaluation.asgi import server_of
 from threestep.plugins.evaluation.model import Answer
 from threestep.plugins.evaluation.talk import Talk
+from threestep.plugins.serving.door import Door
+from threestep.plugins.serving.ports import listening
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.serving import asgi
-from training.utils.serving.asgi import server_of
-from training.utils.serving.door import Door
-from training.utils.serving.ports import listening
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("gradio") is None, reason="needs the package gradio: pip install gradio"

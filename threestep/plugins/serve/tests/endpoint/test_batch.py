@@ -8,8 +8,8 @@ import pytest
 
 from threestep.plugins.serve.endpoint.batch import Batch
 from threestep.plugins.serve.endpoint.lines import DrawnToken, Order
+from threestep.plugins.serving.refusals import RefusedRequest
 from training.utils.contracts.rollout_engine import Sampling
-from training.utils.serving.refusals import RefusedRequest
 
 ORDER = Order((5, 6), Sampling(5, 0.0, 0, 1.0, end_token_id=2, pad_token_id=0), frozenset({2}), 0)
 

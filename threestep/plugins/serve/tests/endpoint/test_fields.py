@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from threestep.plugins.serve.endpoint.fields import CompletionRequest, read_request
-from training.utils.serving.refusals import RefusedRequest
+from threestep.plugins.serving.refusals import RefusedRequest
 
 HI = [{"role": "user", "content": "Hi"}]
 

@@ -11,8 +11,8 @@ from threestep.plugins.serve.endpoint.lines import DrawnToken, Event, Line, Orde
 from threestep.plugins.serve.endpoint.replies import ReplyForms
 from threestep.plugins.serve.endpoint.service import Answering
 from threestep.plugins.serve.endpoint.text import AnswerText
+from threestep.plugins.serving.refusals import RefusedRequest
 from training.utils.contracts.rollout_engine import Sampling
-from training.utils.serving.refusals import RefusedRequest
 
 ORDER = Order((5,), Sampling(9, 0.0, 0, 1.0, end_token_id=0, pad_token_id=0), frozenset({0}), 0)
 

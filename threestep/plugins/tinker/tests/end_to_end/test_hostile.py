@@ -19,14 +19,14 @@ import pytest
 from tests.support.hostile import attack
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from threestep.plugins.environments.driven.endpoint import ENDPOINT
+from threestep.plugins.evaluation.asgi import GuardedApp, server_of
 from threestep.plugins.report.live import LivePage, make_server
 from threestep.plugins.serve.endpoint.reward_server import SCORES, RewardServer, load_served_reward
 from threestep.plugins.serve.endpoint.web_server import CHAT
+from threestep.plugins.serving.door import Door
+from threestep.plugins.serving.ports import listening
+from threestep.plugins.serving.threaded import MOST_STRANGERS
 from training.utils.data.chat.arguments import ChatArguments
-from training.utils.serving.asgi import GuardedApp, server_of
-from training.utils.serving.door import Door
-from training.utils.serving.ports import listening
-from training.utils.serving.threaded import MOST_STRANGERS
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.long, pytest.mark.timeout(900)]
 KEY = "tml-a-key-of-the-tests"

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from threestep.plugins.inspect.cache import main
 from training.utils.base import storage
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import TextBlock
 from training.utils.data.cache import cache
-from training.utils.data.cache.__main__ import main
 from training.utils.data.cache.cache import open_or_build
 from training.utils.data.cache.shards import SplitPlan, build_shards
 from training.utils.data.rows.dataset import write_rows
@@ -182,7 +182,7 @@ def test_mistakes(tmp_path, capsys):
 
 
 def test_the_program_by_its_command_line(folder):
-    command = [sys.executable, "-m", "training.utils.data.cache"]
+    command = [sys.executable, "-m", "threestep.plugins.inspect.cache"]
     done = subprocess.run([*command, "list", "--data_output_path", str(folder)], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.count("phase1-") == 3 and done.stderr == ""
     done = subprocess.run([*command, "prune", "--data_output_path", str(folder)], capture_output=True, text=True)

@@ -14,10 +14,10 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from threestep.plugins.serving.door import ADDRESS
+from threestep.plugins.serving.refusals import RefusedRequest
+from threestep.plugins.serving.threaded import BoundedHandler, BoundedServer
 from training.utils.base.storage import parse_json
-from training.utils.serving.door import ADDRESS
-from training.utils.serving.refusals import RefusedRequest
-from training.utils.serving.threaded import BoundedHandler, BoundedServer
 
 _SILENT_SECONDS = 30.0  # in which a request must be there, whole; between two requests of a connection too
 _STUCK_SECONDS = 60.0  # in which a client reads nothing of what is sent

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from training.utils.serving import threaded
-from training.utils.serving.threaded import BoundedHandler, BoundedServer
+from threestep.plugins.serving import threaded
+from threestep.plugins.serving.threaded import BoundedHandler, BoundedServer
 
 BODY = b"x" * 2**24  # more than the buffers of a socket hold
 

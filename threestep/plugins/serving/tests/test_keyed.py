@@ -12,8 +12,8 @@ import time
 import pytest
 
 from tests.support.hostile import attack
-from training.utils.serving import threaded
-from training.utils.serving.keyed import KeyedHandler, KeyedServer, parsed
+from threestep.plugins.serving import threaded
+from threestep.plugins.serving.keyed import KeyedHandler, KeyedServer, parsed
 
 KEY, PATH = "a-key-of-the-tests", "/v1/echo"
 MOST = 8

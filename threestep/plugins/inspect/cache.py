@@ -1,9 +1,9 @@
 """List, verify and prune a cache folder.
 
-    python -m training.utils.data.cache list   [--data_output_path DIR]
-    python -m training.utils.data.cache verify [--data_output_path DIR]
-    python -m training.utils.data.cache prune  [--data_output_path DIR] --keep_newest 5 | --older_than_days 30 |
-                                               --max_gigabytes 100 (several may be given)
+    threestep cache list   [--data_output_path DIR]
+    threestep cache verify [--data_output_path DIR]
+    threestep cache prune  [--data_output_path DIR] --keep_newest 5 | --older_than_days 30 |
+                            --max_gigabytes 100 (several may be given)
 
 `verify` reads every byte and exits with 1 where a file is damaged. `prune` does not ask, and prints what it removed;
 ages count from the last use, and folders that a build or a running program holds stay.
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m training.utils.data.cache",
+        prog="threestep cache",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -9,10 +9,10 @@ import threading
 import pytest
 
 from tests.support.hostile import attack
-from training.utils.serving import asgi
-from training.utils.serving.asgi import GuardedApp, server_of
-from training.utils.serving.door import Door
-from training.utils.serving.ports import listening
+from threestep.plugins.evaluation import asgi
+from threestep.plugins.evaluation.asgi import GuardedApp, server_of
+from threestep.plugins.serving.door import Door
+from threestep.plugins.serving.ports import listening
 
 TOKEN = "f" * 48
 

@@ -11,10 +11,10 @@ import urllib.request
 from http.client import HTTPException
 from typing import Any
 
-from training.utils.asking.failures import FailedRequest, cut_fault, not_within
-from training.utils.asking.settings import is_this_machine
+from threestep.plugins.serving.asking.failures import FailedRequest, cut_fault, not_within
+from threestep.plugins.serving.asking.settings import is_this_machine
+from threestep.plugins.serving.deadlines import EndingHttp, EndingHttps
 from training.utils.base.storage import parse_json
-from training.utils.serving.deadlines import EndingHttp, EndingHttps
 
 _MOST_BYTES = 64 * 2**20  # of an answer
 _BLOCK_BYTES = 2**16

@@ -7,8 +7,8 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from threestep.plugins.serving.door import ADDRESS
 from training.utils.base.errors import ThreestepError
-from training.utils.serving.door import ADDRESS
 
 
 def listening(port: int, address: str = ADDRESS) -> socket.socket:

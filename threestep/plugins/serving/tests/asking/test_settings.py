@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.utils.asking.settings import AskSettings, check_url, is_this_machine
+from threestep.plugins.serving.asking.settings import AskSettings, check_url, is_this_machine
 from training.utils.base.errors import Mistakes, ThreestepError
 
 pytestmark = pytest.mark.unit

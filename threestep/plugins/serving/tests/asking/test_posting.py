@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.scoring_server import rewards_by_length, scoring_server
-from training.utils.asking.failures import FailedRequest
-from training.utils.asking.posting import Post
+from threestep.plugins.serving.asking.failures import FailedRequest
+from threestep.plugins.serving.asking.posting import Post
 
 BODY = {"prompts": ["a"], "responses": ["bcd"]}
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.dripping_server import dripping, made_certificate, taking_at_most
 from threestep.plugins.images.data import fetching
-from training.utils.serving.deadlines import EndingConnection, EndingTlsConnection, ending_context
+from threestep.plugins.serving.deadlines import EndingConnection, EndingTlsConnection, ending_context
 
 SECONDS = 0.5
 
