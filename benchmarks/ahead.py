@@ -37,7 +37,12 @@ def main() -> None:
         _run_one(given.one == "ahead", flags)
         return
     with tempfile.TemporaryDirectory() as place:
-        _program("training.new_model", "--out", f"{place}/model", *"--data_path embedded --hidden_size 32".split())
+        _program(
+            "threestep.plugins.tools.new_model",
+            "--out",
+            f"{place}/model",
+            *"--data_path embedded --hidden_size 32".split(),
+        )
         flags = [*f"--model_name_or_path {place}/model --data_output_path {place}/cache {_DATA} {_RUN}".split()]
         flags += ["--per_device_train_batch_size", str(given.sequences), "--max_train_steps", str(given.steps)]
         for turn in range(given.turns):

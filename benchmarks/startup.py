@@ -68,7 +68,16 @@ def prepare(folder: Path, flags: Sequence[str]) -> tuple[Path, list[str]]:
     settings = yaml.safe_load(QUICKSTART.read_text(encoding="utf-8"))
     model = folder / "model"
     shape = [word for name, value in settings["new_model"].items() for word in (f"--{name}", str(value))]
-    make = [sys.executable, "-m", "training.new_model", "--data_path", "embedded", *shape, "--out", str(model)]
+    make = [
+        sys.executable,
+        "-m",
+        "threestep.plugins.tools.new_model",
+        "--data_path",
+        "embedded",
+        *shape,
+        "--out",
+        str(model),
+    ]
     subprocess.run(make, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     config = folder / "step1_sft.yaml"
     config.write_text(yaml.safe_dump({**settings["shared"], **settings["step1_sft"], "seed": settings["seed"]}))

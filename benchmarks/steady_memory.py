@@ -73,7 +73,16 @@ def read_memory(file: Path) -> list[list[int]]:
 
 def _models(folder: Path) -> tuple[Path, Path]:
     actor, critic = folder / "model", folder / "reward_model"
-    command = [sys.executable, "-m", "training.new_model", *NEW_MODEL, "--num_hidden_layers", "2", "--out", str(actor)]
+    command = [
+        sys.executable,
+        "-m",
+        "threestep.plugins.tools.new_model",
+        *NEW_MODEL,
+        "--num_hidden_layers",
+        "2",
+        "--out",
+        str(actor),
+    ]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     save_scalar_model(actor, critic)
     return actor, critic

@@ -41,7 +41,7 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
         "from training.utils.base.errors import ThreestepError",
     ),
     (rooms.rooms_look_down, "training.utils.data.rows.documents", "from ..cache import cache", "from . import phases"),
-    (rooms.rooms_look_down, "training.utils.data.files.readers", "import training.all_steps", "import training"),
+    (rooms.rooms_look_down, "training.utils.data.files.readers", "import training.convert", "import training"),
     (rooms.rooms_look_down, "training.utils.base.seeds", "from ..layout import rows", "from . import errors"),
     (rooms.rooms_look_down, "training.utils.layout.rows", "import training.utils.models", "import torch"),
     (
@@ -79,12 +79,12 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
     (
         rooms.nobody_imports_a_program,
         "training.step1_sft.main",
-        "from training.new_model import build",
+        "from training.convert import build",
         "from training import __version__",
     ),
     (
         rooms.nothing_imports_the_front,
-        "training.all_steps",
+        "training.convert",
         "from threestep.command import main",
         "import training",
     ),
@@ -388,7 +388,7 @@ def test_functions_that_libraries_call_are_there():
 
 
 def test_small_programs_may_print():
-    assert house.no_prints("training.new_model", "print('x')") == []
+    assert house.no_prints("training.convert", "print('x')") == []
     assert house.no_prints("training.utils.run.launch", "print('x')") == []
 
 
@@ -418,7 +418,7 @@ def test_the_package_keeps_to_the_tree_of_the_design():
 
 
 def test_planted_rooms_that_a_tree_lacks_or_makes_up_are_found(tmp_path):
-    for name in ("training/step1_sft/main.py", "training/utils/base/seeds.py", "training/all_steps.py", "setup.py"):
+    for name in ("training/step1_sft/main.py", "training/utils/base/seeds.py", "training/convert.py", "setup.py"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
@@ -427,10 +427,10 @@ setup.py  LICENSE    the package
 training/            all of it
   step1_sft/         one step: main  loss
   attic/             old things
-  all_steps.py       three steps
+  convert.py         a program
 """
     assert trees.named_paths(tree) == [
-        "setup.py", "LICENSE", "training/", "training/step1_sft/", "training/attic/", "training/all_steps.py"
+        "setup.py", "LICENSE", "training/", "training/step1_sft/", "training/attic/", "training/convert.py"
     ]  # fmt: skip
     assert trees.tree_problems(tree, tmp_path) == [
         "there is no LICENSE",

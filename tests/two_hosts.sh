@@ -80,7 +80,7 @@ VARIABLES
 export DS_ACCELERATOR=cpu OMP_NUM_THREADS=1 PYTHONPATH="$THREESTEP_ROOT${PYTHONPATH:+:$PYTHONPATH}"
 
 cd "$WORK"
-"$PYTHON" -m training.new_model --data_path embedded --vocab_size 300 --hidden_size 64 --num_hidden_layers 2 --out model
+"$PYTHON" -m threestep new-model --data_path embedded --vocab_size 300 --hidden_size 64 --num_hidden_layers 2 --out model
 flags=(--model_name_or_path model --data_path embedded --data_split 1,0,0 --max_train_rows 256 --max_eval_rows 64
     --max_seq_len 64 --per_device_train_batch_size 16 --num_train_epochs 1 --learning_rate 1e-3 --dtype fp32
     --zero_stage 3 --seed 1 --data_output_path "$WORK/cache")

@@ -32,9 +32,6 @@ CORE_COMMANDS = {
     "ppo": Command("training.step3_ppo.main", "PPO, GRPO and relatives on prompts", LAUNCHED),
     "grpo": Command("training.step3_ppo.main", "ppo --advantage grpo", LAUNCHED, flags=("--advantage", "grpo")),
     "rloo": Command("training.step3_ppo.main", "ppo --advantage rloo", LAUNCHED, flags=("--advantage", "rloo")),
-    "all": Command("training.all_steps", "several steps from one YAML file", HANDED_ON),
-    "export": Command("training.export", "a model folder from a checkpoint"),
-    "new-model": Command("training.new_model", "a small model with random weights and its tokenizer"),
 }
 
 

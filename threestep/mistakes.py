@@ -4,16 +4,15 @@ a traceback that ends at the call."""
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from threestep.apart import loaded_name
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import choices_of, defaults_of, list_defaults_of
 from training.utils.flags.step import known_steps
+from training.utils.plugins.registry import plugin_module, plugins
 
 VARIABLE = "THREESTEP_TRACEBACK"  # set: mistakes keep the traceback of the program
 # Arguments that are flags by another name.
@@ -86,8 +85,7 @@ def _groups(kind: str) -> Sequence[type]:
     for step in known_steps().values():
         if step.kind == kind:
             return step.groups
-    groups: Sequence[type] = importlib.import_module(loaded_name("training.new_model")).GROUPS
-    return groups
+    return plugin_module("tools", "new_model").GROUPS if "tools" in plugins() else ()
 
 
 def _given(value: str, known: set[str]) -> str | None:

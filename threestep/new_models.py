@@ -11,18 +11,21 @@ from threestep.given_back import silent_bars
 from threestep.inputs import address_of_rows
 from threestep.mistakes import mistakes_in_python
 from threestep.running import flags_of, run_here
+from training.utils.plugins.registry import check_plugin
 
-_PROGRAM = "training.new_model"
+_PROGRAM = "threestep.plugins.tools.new_model"
 
 
 @mistakes_in_python
 def new_model(rows: Any, folder: str | os.PathLike[str], **settings: Any) -> Path:
     """Make a small model with random weights, and a tokenizer that is trained on the texts of `rows`; return `folder`.
+    Needs the plugin of `threestep new-model`.
 
     rows: as of `sft`, in memory or a path
     folder: to write; a model in it is replaced
     settings: flags of `threestep new-model --help`, e.g. vocab_size=300, hidden_size=64, num_hidden_layers=2
     """
+    check_plugin("tools", "threestep.new_model")
     place = Path(folder).expanduser().absolute()
     with tempfile.TemporaryDirectory() as given:
         with silent_bars():

@@ -104,7 +104,11 @@ def _flags(report: Report, name: str, dtype: str) -> list[str]:
         size = (192, 4, 6) if report.full else (64, 2, 4)
         shape = ["--vocab_size", "300", "--hidden_size", str(size[0]), "--num_hidden_layers", str(size[1])]
         shape += ["--num_attention_heads", str(size[2]), "--rope_theta", "100"]
-        ran(report, ["-m", "training.new_model", "--data_path", "embedded", *shape, "--out", str(model)], ON_CPU)
+        ran(
+            report,
+            ["-m", "threestep.plugins.tools.new_model", "--data_path", "embedded", *shape, "--out", str(model)],
+            ON_CPU,
+        )
     rows = 32 if report.full else 8
     flags = ["--data_path", "embedded", "--data_split", "10,12,3", "--max_prompt_seq_len", "32", "--seed", "1"]
     flags += ["--dtype", dtype, "--data_output_path", str(report.place / "cache"), "--max_eval_rows", "8"]

@@ -55,7 +55,7 @@ class MadeConversations(PromptRawDataset):
     def get_extra(self, sample: dict[str, Any]) -> dict[str, Any]:
         return {"environment": sample["environment"]}
 
-    # As template.jinja writes them: what `python -m training.new_model` makes a tokenizer of.
+    # As template.jinja writes them: what `threestep new-model` makes a tokenizer of.
 
     def get_prompt(self, sample: dict[str, Any]) -> str:
         return f"Human: {sample['question']}\nAssistant:"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.forked_programs import run_python
+from tests.support.new_models import save_new_model
 from training.utils.run.launch import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +23,6 @@ FLAGS = (
     "--max_seq_len 64 --per_device_train_batch_size 16 --learning_rate 1e-3 --dtype fp32 --zero_stage 1 --seed 1 "
     "--data_output_path cache --no_report_mfu"
 ).split()
-SHAPE = "--data_path embedded --vocab_size 300 --hidden_size 32".split()
 PYTHON = [sys.executable, "-m"]
 TORCHRUN = [*PYTHON, "torch.distributed.run"]
 # On a CPU too: with --cpu, accelerate 1.15 starts one rank (seen), and with --multi_gpu as many as asked.
@@ -32,8 +32,7 @@ ACCELERATE = [*PYTHON, "accelerate.commands.launch", "--multi_gpu", "--num_proce
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("launchers")
-    made = run_python(["-m", "training.new_model", "--out", "model", *SHAPE], environment(), folder=path)
-    assert made.returncode == 0, made.stderr
+    save_new_model(path / "model")
     return path
 
 

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import TIMEOUT_SECONDS, run_module
+from tests.end_to_end.conftest import TIMEOUT_SECONDS
 from tests.support import pages
+from tests.support.new_models import save_new_model
 from tests.support.pages import ROOT
+from threestep.command import commands
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 MOST_LINES = 120
-SHAPE = "--vocab_size 353 --hidden_size 32 --num_hidden_layers 1 --num_attention_heads 2 --rope_theta 100".split()
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +36,7 @@ def checkout(place: Path, files: dict[str, str]) -> Path:
     (folder / "training" / "step2_hinge").mkdir()
     for name, content in files.items():
         (folder / "training" / "step2_hinge" / name).write_text(content)
-    made = run_module(
-        "training.new_model", ["--data_path", "embedded", "--out", folder / "start", "--seed", "1", *SHAPE]
-    )
-    assert made.code == 0, made.words
+    save_new_model(folder / "start", vocab_size=353, num_hidden_layers=1)
     return folder
 
 
@@ -68,6 +66,7 @@ def test_help_loads_no_torch_and_a_dry_run_plans(checkout):
     assert refused.returncode == 2 and "--margin expects 0 or more, got -1.0" in refused.stderr
 
 
+@pytest.mark.skipif("all" not in commands(), reason="the plugin that runs steps from one file is not there")
 def test_it_trains_and_all_steps_finds_it(checkout):
     shared = {"data_path": ["embedded"], "data_split": "1,1,0", "max_seq_len": 64, "dtype": "fp32"}
     shared |= {"max_train_rows": 400, "max_eval_rows": 60, "per_device_train_batch_size": 20}
@@ -75,7 +74,7 @@ def test_it_trains_and_all_steps_finds_it(checkout):
     values = {"output_dir": "run", "model_name_or_path": "start", "seed": 3, "shared": shared}
     values |= {"step1_sft": {"max_train_steps": 1}, "step2_hinge": hinge}
     (checkout / "run.yaml").write_text(json.dumps(values))
-    ran = python(checkout, "-m", "training.all_steps", "--config", "run.yaml")
+    ran = python(checkout, "-m", "threestep", "all", "--config", "run.yaml")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     lines = [json.loads(line) for line in (checkout / "run/step2_hinge/metrics.jsonl").read_text().splitlines()]
     losses = [line["train/loss"] for line in lines if "train/loss" in line]

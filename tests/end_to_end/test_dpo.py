@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import Ran, run_module, run_step
-from training import all_steps
+from tests.support.new_models import save_new_model
 from training.utils.contracts.rows import ResponsesRow
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
@@ -23,12 +23,9 @@ BETA = 0.2
 @pytest.fixture(scope="module")
 def start(place: Path) -> Path:
     """A new model of 150 thousand weights, with a tokenizer of the embedded task."""
-    from training import new_model
-
-    folder = place / "dpo_start"
-    shape = "--vocab_size 353 --hidden_size 64 --num_hidden_layers 2 --num_attention_heads 4 --rope_theta 100".split()
-    new_model.main(["--data_path", "embedded", "--out", str(folder), "--seed", "1", *shape])
-    return folder
+    return save_new_model(
+        place / "dpo_start", vocab_size=353, hidden_size=64, num_hidden_layers=2, num_attention_heads=4
+    )
 
 
 def run(place: Path, start: Path, name: str, flags: str, ranks: int = 1) -> tuple[Path, Ran]:
@@ -231,33 +228,3 @@ def test_a_sum_of_losses_and_beta_over_time(start: Path, place: Path):
         parts = 0.5 * line["train/loss_sigmoid"] + 0.25 * line["train/loss_sft"]
         assert line["train/loss"] == pytest.approx(parts, rel=1e-6)
     assert steps[0]["train/loss_sigmoid"] == pytest.approx(math.log(2), abs=1e-6)
-
-
-def test_sft_and_dpo_from_one_file(start: Path, place: Path, monkeypatch, capsys):
-    """`all_steps` ends with DPO where the file has its section. How it starts programs: test_add_a_step.py."""
-
-    def launched(module: str, words: list[str], num_ranks: int | None, environment: dict[str, str] | None) -> int:
-        ran = run_module(module, words, num_ranks or 1, environment)
-        assert ran.code == 0, ran.words
-        return ran.code
-
-    monkeypatch.setattr(all_steps, "launch", launched)
-    shared = {"data_path": ["embedded"], "data_split": "1,1,0", "max_seq_len": 64, "dtype": "fp32"}
-    shared |= {"max_train_rows": 64, "max_eval_rows": 8, "per_device_train_batch_size": 16, "max_train_steps": 2}
-    values = {"output_dir": str(place / "two_steps"), "model_name_or_path": str(start), "shared": shared}
-    values |= {"seed": 1, "step2_dpo": {"learning_rate": 2e-3}}
-    (place / "two_steps.yaml").write_text(json.dumps(values))  # JSON is YAML
-    all_steps.main(["--config", str(place / "two_steps.yaml")])
-    settings = (place / "two_steps/step2_dpo/config.yaml").read_text()
-    assert f"model_name_or_path: {place}/two_steps/step1_sft/model\n" in settings
-    assert (place / "two_steps/step2_dpo/model/model.safetensors").exists()
-    own = {
-        name: json.loads((place / f"two_steps/{name}/summary.json").read_text()) for name in ("step1_sft", "step2_dpo")
-    }
-    summary = json.loads((place / "two_steps/summary.json").read_text())
-    assert summary["sft_eval_loss_after"] == own["step1_sft"]["eval_loss_after"]
-    assert summary["dpo_pair_accuracy"] == own["step2_dpo"]["eval_accuracy"]
-    assert own["step2_dpo"]["eval_loss_before"] == pytest.approx(math.log(2))
-    assert "| step 2: accuracy of the implicit reward " in capsys.readouterr().out
-    report = (place / "two_steps/report.html").read_text(encoding="utf-8")
-    assert "Step 1: supervised fine-tuning" in report and "Step 2: direct preference optimisation" in report

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.end_to_end.conftest import run_step
+from tests.support.new_models import save_new_model
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]  # on a busy machine
 
@@ -21,12 +22,7 @@ WHOLE, SHARED = ["--per_device_train_batch_size", 4], ["--per_device_train_batch
 
 @pytest.fixture(scope="module")
 def start(place: Path) -> Path:
-    from training import new_model
-
-    folder = place / "long_context_start"
-    shape = "--vocab_size 353 --hidden_size 32 --num_hidden_layers 2 --num_attention_heads 2".split()
-    new_model.main(["--data_path", "embedded", "--out", str(folder), "--seed", "1", *shape])
-    return folder
+    return save_new_model(place / "long_context_start", vocab_size=353)
 
 
 def weights(folder: Path) -> torch.Tensor:

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.support import boundary, rooms
+from tests.support.new_models import save_new_model
 from tests.support.sources import modules
 from threestep.command import CORE_COMMANDS, commands
 from training.utils.plugins.registry import _with_their_needs, plugins
 
 ROOT = Path(__file__).parents[2]
 SOURCES = boundary.without_tests({**modules(ROOT / "training"), **modules(ROOT / "threestep")})
-SHAPE = "--vocab_size 300 --hidden_size 16 --num_hidden_layers 1 --num_attention_heads 2 --seed 1"
 DATA = "--data_path embedded --max_train_rows 8 --max_eval_rows 2 --eval_interval 0 --dtype fp32 --max_train_steps 1"
 OF_STEPS = {
     "sft": "--per_device_train_batch_size 2 --max_seq_len 48",
@@ -75,7 +75,7 @@ def check_without(place: Path, gone: set[str], words: list[str]) -> None:
     assert all((f"  {word} " in listed) == (word in words) for word in commands())
     for word in words:
         assert told(place, word, "--help").startswith("usage")
-    told(place, "new-model", "--data_path", "embedded", "--out", place / "start", *SHAPE.split())
+    save_new_model(place / "start", hidden_size=16, num_hidden_layers=1)
     for step, own in OF_STEPS.items():
         model = "--actor_model_name_or_path" if step == "grpo" else "--model_name_or_path"
         places = ["--output_dir", place / step, "--data_output_path", place / "cache"]

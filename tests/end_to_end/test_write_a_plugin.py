@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import run_module
 from tests.support import pages
+from tests.support.new_models import save_new_model
 from tests.support.pages import ROOT
 
-SHAPE = "--vocab_size 300 --hidden_size 16 --num_hidden_layers 1 --num_attention_heads 2 --seed 1".split()
 TINY = (
     "--max_train_rows 8 --max_eval_rows 2 --eval_interval 0 --dtype fp32 --max_train_steps 2 --max_answer_seq_len 6 "
     "--max_prompt_seq_len 40 --per_device_generation_batch_size 4 --num_samples_per_prompt 2"
@@ -50,8 +49,7 @@ def threestep(installed: Path, place: Path, *words: object) -> subprocess.Comple
 
 
 def test_all_that_the_page_adds_is_used(installed, place):
-    made = run_module("training.new_model", ["--data_path", "embedded", "--out", place / "runs/sft/model", *SHAPE])
-    assert made.code == 0, made.words
+    save_new_model(place / "runs/sft/model", hidden_size=16, num_hidden_layers=1)
     page = (ROOT / "docs" / "write_a_plugin.md").read_text()
     line = next(block.content for block in pages.blocks(page) if block.content.startswith("threestep grpo"))
     ran = threestep(

@@ -30,7 +30,7 @@ _PLAIN_WORDS = frozenset(("device", "digests", "environment", "report", "row", "
 # of its own. The list only shrinks.
 NAMES_A_PLUGIN = frozenset(
     """
-training.all_steps training.utils.engine.config.arguments
+training.utils.engine.config.arguments
 training.step1_sft.arguments training.step3_ppo.__init__ training.step3_ppo.flags.arguments
 training.step3_ppo.flags.checks training.step3_ppo.flags.mismatch_arguments training.step3_ppo.trainer
 training.utils.engine.config.deepspeed_keys training.utils.flags.flag_names

@@ -250,7 +250,12 @@ def _with_settings(module: str, arguments: Sequence[str]) -> list[str]:
     words: list[str] = []
     is_incomplete = False
     for word in arguments:
-        if words and words[-1] == "--config" and not Path(word).exists() and module != "training.all_steps":
+        if (
+            words
+            and words[-1] == "--config"
+            and not Path(word).exists()
+            and module != "threestep.plugins.tools.all_steps"
+        ):
             _require("--config" in flags_of(module), f"python -m {module} has no --config")
             words.pop()
             is_incomplete = True

@@ -115,7 +115,6 @@ IMAGE_FLAGS = re.compile(r"freeze_vision_tower|allow_image_urls")
 FLAG_MODULES = re.compile(r"\.flags(\.|$)|\.arguments$")
 PLACES_WITH_IMAGES = frozenset(
     """
-training.new_model
 training.utils.contracts.media_names training.utils.contracts.rollout_engine training.utils.data.kinds
 training.utils.data.rows.media_store training.utils.data.sources.file_dataset
 training.utils.data.sources.formats.media training.utils.data.sources.formats.messages
@@ -141,7 +140,7 @@ def step_of(module: str) -> str | None:
 
 
 def is_program_file(module: str) -> bool:
-    """A module directly in the package, such as training.export: it may look at everything but steps."""
+    """A module directly in the package, such as training.__main__: it may look at everything but steps."""
     parts = plain_name(module).split(".")
     return len(parts) == 2 and parts[1] != "utils" and not step_of(module)
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.support.new_models import save_new_model
 from training.__main__ import PACKAGE, ROOT, main, search_path
 
 
@@ -45,16 +46,20 @@ def shadows(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", [["threestep", "new-model"], ["training.new_model"], ["training", "training.new_model"]], ids=" ".join
+    "words",
+    [["threestep", "sft"], ["training.step1_sft.main"], ["training", "training.step1_sft.main"]],
+    ids=" ".join,
 )
 def test_files_of_the_user_stand_for_no_module_of_pythons(words, shadows):
-    command = [sys.executable, "-m", *words, "--data_path", "embedded", "--out", "tiny", "--vocab_size", "300"]
-    command += ["--hidden_size", "32", "--num_hidden_layers", "1"]
+    save_new_model(shadows / "start", hidden_size=16, num_hidden_layers=1)
+    flags = "--model_name_or_path start --output_dir tiny --data_path embedded --data_output_path cache --dtype fp32 "
+    flags += "--max_train_rows 2 --max_eval_rows 1 --max_train_steps 1 --max_seq_len 48"
     done = subprocess.run(
-        command, cwd=shadows, env={**os.environ, "PYTHONPATH": ROOT}, capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-m", *words, *flags.split()], cwd=shadows, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": ROOT, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert (shadows / "tiny" / "config.json").exists()
+    assert (shadows / "tiny" / "model" / "config.json").exists()
 
 
 def test_modules_of_the_user_are_found_behind_the_others(tmp_path):

@@ -13,10 +13,10 @@ ROOT = Path(__file__).parents[3]
 TOLD = (
     "import threestep, sys\nfrom threestep.apart import is_apart, loaded_name\n"
     "found = threestep.ThreestepError.__module__\n"
-    "print(is_apart(), loaded_name('training.export'), found, threestep.__version__)\n"
+    "print(is_apart(), loaded_name('training.step1_sft.main'), found, threestep.__version__)\n"
 )
-APART = "True threestep.training.export threestep.training.utils.base.errors"
-PLAIN = "False training.export training.utils.base.errors"
+APART = "True threestep.training.step1_sft.main threestep.training.utils.base.errors"
+PLAIN = "False training.step1_sft.main training.utils.base.errors"
 
 
 def told(place, source=TOLD, **environment):

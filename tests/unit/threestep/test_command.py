@@ -15,7 +15,7 @@ from threestep import command
 from training import __version__
 from training.utils.base.typed import COMMAND_VARIABLE
 from training.utils.flags.step import known_steps
-from training.utils.plugins.plugin import LAUNCHED, Command
+from training.utils.plugins.plugin import HANDED_ON, LAUNCHED, Command
 from training.utils.run import launch
 
 ROOT = Path(__file__).parents[3]
@@ -61,22 +61,23 @@ def test_the_version(capsys):
 
 def test_an_unknown_word_gets_the_right_one(capsys):
     with pytest.raises(SystemExit) as ended:
-        command.main(["new_model", "--out", "x"])
+        command.main(["rewards", "--out", "x"])
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert said == "error: there is no command 'new_model', see threestep --help; did you mean 'new-model'?\n"
+    assert said == "error: there is no command 'rewards', see threestep --help; did you mean 'reward'?\n"
 
 
-def test_one_rank_runs_in_this_process(ran):
+def test_one_rank_runs_in_this_process(ran, monkeypatch):
+    monkeypatch.setitem(command.CORE_COMMANDS, "alone", Command("training.alone", ""))
     command.main(["sft", "--seed", "3"])
     command.main(["ppo", "--num_ranks", "1"])
-    command.main(["export", "a", "--num_ranks", "2"])  # whose parser knows no such flag
+    command.main(["alone", "a", "--num_ranks", "2"])  # whose parser knows no such flag
     assert ran == [
         ("here", "training.step1_sft.main", ["--seed", "3"]),
         ("here", "training.step3_ppo.main", []),
-        ("here", "training.export", ["a", "--num_ranks", "2"]),
+        ("here", "training.alone", ["a", "--num_ranks", "2"]),
     ]
-    assert os.environ[COMMAND_VARIABLE] == "threestep export"
+    assert os.environ[COMMAND_VARIABLE] == "threestep alone"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_a_gpu_each_trains_and_one_evaluates(ran, monkeypatch):
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
     with pytest.raises(SystemExit):
         command.main(["dpo"])
-    monkeypatch.setitem(command.CORE_COMMANDS, "one", Command("training.export", "", LAUNCHED, ranks=1))
+    monkeypatch.setitem(command.CORE_COMMANDS, "one", Command("training.one", "", LAUNCHED, ranks=1))
     command.main(["one", "reward"])
     assert [how for how, *_ in ran] == ["launched", "here"]
 
@@ -112,9 +113,10 @@ def test_help_and_plans_start_no_ranks(ran):
     ]
 
 
-def test_all_steps_get_the_ranks(ran):
-    command.main(["all", "--config", "run.yaml", "--num_ranks", "2"])
-    assert ran == [("here", "training.all_steps", ["--config", "run.yaml"])]
+def test_a_program_that_starts_ranks_itself_gets_their_number(ran, monkeypatch):
+    monkeypatch.setitem(command.CORE_COMMANDS, "several", Command("training.several", "", HANDED_ON))
+    command.main(["several", "--config", "run.yaml", "--num_ranks", "2"])
+    assert ran == [("here", "training.several", ["--config", "run.yaml"])]
     assert os.environ["THREESTEP_RANKS"] == "2"
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from threestep.plugins.mtp.folder import FOLDER, save_head
 from threestep.plugins.mtp.reading import INSIDE
-from training.utils.checkpoints.export import engine_state, tensors_inside
+from training.utils.engine.checkpoint_files import engine_state
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +23,7 @@ def write_trained_head(
     if (checkpoint / FOLDER).is_dir():
         head = {} if name == "critic" else engine_state(checkpoint / FOLDER)
     else:
-        head = tensors_inside(state, f"{INSIDE}.")
+        head = {key.removeprefix(f"{INSIDE}."): state[key] for key in state if key.startswith(f"{INSIDE}.")}
     if head:
         typed = {key: tensor.to(dtype) for key, tensor in head.items()}
         save_head(out, 1 + max(int(key.split(".")[1]) for key in head), typed)

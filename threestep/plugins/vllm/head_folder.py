@@ -1,4 +1,4 @@
-"""A model folder with a head for multi-token prediction as vLLM runs it. Serves `training.export --mtp vllm`, and
+"""A model folder with a head for multi-token prediction as vLLM runs it. Serves `threestep export --mtp vllm`, and
 rollouts by vLLM that draft with the head that is trained.
 
 vLLM knows heads by the families that were published with one. Two forms stand for dense models (read and run in vLLM

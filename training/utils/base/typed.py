@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
-from collections.abc import Sequence
 
 # Set by the console command `threestep` and by scripts/*.sh, also for the ranks that they start.
 COMMAND_VARIABLE = "THREESTEP_COMMAND"
@@ -12,24 +10,11 @@ COMMAND_VARIABLE = "THREESTEP_COMMAND"
 OWN_WORDS_VARIABLE = "THREESTEP_OWN_WORDS"
 # In the environment of a step that a program runs together with the others on the same data.
 WHOLE_RUN_VARIABLE = "THREESTEP_WHOLE_RUN"
-_RESUME = "--resume"
 
 
 def typed_command() -> str | None:
     """E.g. `threestep sft` or `bash scripts/step1_sft.sh`; None if the program was started by neither."""
     return os.environ.get(COMMAND_VARIABLE) or None
-
-
-def resuming_whole_run(program: str, words: Sequence[str]) -> str:
-    """The command that was typed, with `--resume`. program: the module that got the words, as `python -m` takes it."""
-    skipped = int(os.environ.get(OWN_WORDS_VARIABLE, "0")) if typed_command() else 0
-    typed: list[str] = []
-    for word in words[skipped:]:
-        if word.lower() in ("true", "false") and typed[-1:] == [_RESUME]:
-            continue  # its value
-        typed.append(_RESUME if word.startswith(f"{_RESUME}=") else word)
-    again = [*typed, *([] if _RESUME in typed else [_RESUME])]
-    return f"{typed_command() or f'python -m {program}'} {shlex.join(again)}"
 
 
 def resuming_command(program: str, ranks: int) -> str:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from training.utils.base.disk_errors import disk_errors
 from training.utils.base.seeds import random_state, seed_everything, set_random_state
 from training.utils.checkpoints import universal
-from training.utils.checkpoints.export import DESCRIPTIONS, average_file, average_shares
 from training.utils.checkpoints.records import as_written, check_keys, read_record
 from training.utils.engine.checkpoint_files import load_engine
 from training.utils.engine.ranks.collectives import barrier, gathered, on_main, wait_for_main
@@ -27,9 +26,13 @@ from training.utils.models.adapters.description import write_description
 from training.utils.models.families.processors import copy_files
 
 if TYPE_CHECKING:
+    import torch
+
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.engine.weight_average import WeightAverage
+
+DESCRIPTIONS = "models"  # a folder for each engine: what an export needs besides its state
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class CheckpointParts:
     """The trained and kept parts of a run. Every method but `describe` is a collective.
 
     average: of the weights, if the run keeps one
-    tokenizers: by the engines' names, for `training.export`
+    tokenizers: by the engines' names, for `threestep export`
     processor: files of the processor that belongs to the models, for the same
     """
 
@@ -155,6 +158,18 @@ def _save_engine(engine: TrainingEngine, folder: Path, name: str, errors: list[s
 
 def _random_file(checkpoint: Path, rank: int) -> Path:
     return checkpoint / f"random_{rank}.json"
+
+
+def average_file(checkpoint: Path, rank: int) -> Path:
+    return checkpoint / f"average_{rank}.safetensors"
+
+
+def average_shares(checkpoint: Path, rank: int) -> list[torch.Tensor]:
+    """A rank's shares of the moving average, as `WeightAverage.state` returned them."""
+    from safetensors.torch import load_file
+
+    shares = load_file(average_file(checkpoint, rank))
+    return [shares[str(index)] for index in range(len(shares))]
 
 
 def _save_average(average: WeightAverage, path: Path) -> None:

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from training.utils.base.errors import ThreestepError
 from training.utils.engine.state_files import PICKLED_SUFFIX, file_of, plain_torch_files, read_state
 
 if TYPE_CHECKING:
-    import torch
-
     from training.utils.engine.training_engine import TrainingEngine
 
 # Of weights and engine, below ZeRO-3 and in it (deepspeed 0.19, engine.py: _get_ckpt_name).
@@ -64,6 +64,20 @@ def holds_moments(folder: Path) -> bool:
     """True if the shards in `folder` hold Adam's counts and averages: not before its first step."""
     shard = read_state(min(folder.glob("*_optim_states.*")), mapped=True)["optimizer_state_dict"]
     return bool(shard["optimizer_state_dict"]["state"])
+
+
+def engine_state(folder: Path) -> dict[str, torch.Tensor]:
+    """All weights and buffers in DeepSpeed's checkpoint `folder`, by the names of the engine's module; from ZeRO-3 in
+    float32."""
+    if (file := file_of(folder / WHOLE_FILE)).is_file():
+        state = read_state(file, mapped=True)
+        found = state.get("module") if isinstance(state, dict) else None
+        if not isinstance(found, dict) or not all(isinstance(each, torch.Tensor) for each in found.values()):
+            raise ThreestepError(f"{file} expects the weights of an engine, and holds something else")
+        return found
+    if file_of(folder / SHARD_FILE).is_file():
+        return joined_shards(folder)
+    raise ThreestepError(f"{folder} holds neither {WHOLE_FILE} nor {SHARD_FILE}: DeepSpeed did not write it")
 
 
 def joined_shards(folder: Path) -> dict[str, torch.Tensor]:

@@ -262,7 +262,7 @@ def _pickles(folder: Path) -> list[Path]:
 
 
 def _checkpoint(folder: Path) -> Path | None:
-    """A folder that `training.export` can read: a checkpoint, or a run with some; None for others."""
+    """A folder that `threestep export` can read: a checkpoint, or a run with some; None for others."""
     if folder.name.startswith("step_") and (folder / "manifest.json").is_file():
         return folder
     run = folder.parent if folder.name == "checkpoints" else folder

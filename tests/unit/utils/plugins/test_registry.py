@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.known_plugins import KNOWN, known_plugins
+from tests.support.new_models import save_new_model
 from training.utils.base.errors import ThreestepError
 from training.utils.plugins import registry
 from training.utils.plugins.plugin import Command, Hooks, Plugin
@@ -199,9 +200,8 @@ def test_a_package_adds_flags_a_check_an_observer_and_an_end_to_a_step(tmp_path)
     installed(tmp_path, "cheering", CHEERS)
     (tmp_path / "cheering" / "hello.py").write_text(CHEERS_CODE)
     assert "--cheers CHEERS" in told(tmp_path, "reward", "--help", "cheers").stdout
-    shape = "--vocab_size 300 --hidden_size 16 --num_hidden_layers 1 --num_attention_heads 2".split()
     start, run = str(tmp_path / "start"), str(tmp_path / "run")
-    assert told(tmp_path, "new-model", "--data_path", "embedded", "--out", start, *shape).returncode == 0
+    save_new_model(Path(start), hidden_size=16, num_hidden_layers=1)
     words = [
         "sft", "--model_name_or_path", start, "--output_dir", run, "--data_path", "embedded", "--max_train_rows", "4",
         "--max_seq_len", "48", "--data_output_path", str(tmp_path / "cache"), "--max_train_steps", "1",

@@ -1,6 +1,6 @@
 """Makes a new model: a byte-level BPE tokenizer trained on raw datasets, and a Llama with random weights.
 
-    python -m training.new_model --data_path embedded --vocab_size 512 --out runs/new_model
+    threestep new-model --data_path embedded --vocab_size 512 --out runs/new_model
 
 The folder contains safetensors, configuration and tokenizer; plain transformers loads it, and step 1 starts from it.
 The tokenizer's alphabet is all bytes, so no text is unknown, and each digit is a separate token.

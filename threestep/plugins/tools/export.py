@@ -1,8 +1,8 @@
 """Writes a checkpoint as a model folder, as at the end of its run: safetensors, configuration, tokenizer.
 
-    python -m training.export runs/ppo/checkpoints/step_000200 my_model
-    python -m training.export runs/ppo my_model             # the run's latest undamaged checkpoint
-    python -m training.export runs/ppo my_critic --part critic
+    threestep export runs/ppo/checkpoints/step_000200 my_model
+    threestep export runs/ppo my_model             # the run's latest undamaged checkpoint
+    threestep export runs/ppo my_critic --part critic
 
 Needs one process and no GPU, for checkpoints of any ZeRO stage and number of ranks. Every byte is compared with the
 checkpoint's manifest first. LoRA is merged; with --keep_lora, OUT is the model without it and OUT/adapter PEFT's.
@@ -41,8 +41,9 @@ def main(argv: Sequence[str]) -> None:
         return
     checkpoint = find_checkpoint(run)
 
-    from training.utils.checkpoints.export import ExportedModel, described_engines, export_model
+    from threestep.plugins.tools.exporting import described_engines, export_model
     from training.utils.checkpoints.folder import stranger
+    from training.utils.contracts.exports import ExportedModel
 
     if (problem := stranger(checkpoint)) is not None:
         raise ThreestepError(f"CHECKPOINT: {checkpoint}: {problem}")
@@ -117,7 +118,7 @@ def engine_of(part: str, engines: Sequence[str], checkpoint: Path) -> str:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = ProgramParser("training.export", __doc__ or "")
+    parser = ProgramParser("threestep.plugins.tools.export", __doc__ or "")
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="RUN/checkpoints/step_NNNNNN, or RUN for its latest")
     parser.add_argument("out", metavar="OUT", help="model folder to write; new, or empty")
     parser.add_argument(

@@ -1,6 +1,6 @@
 """Runs steps one after the other from one YAML file, each on the models that earlier ones left.
 
-    python -m training.all_steps --config examples/gsm8k.yaml
+    threestep all --config examples/gsm8k.yaml
 
 The file has a section for each step, `shared` for settings of every step, and at the top what concerns the whole run
 (`TOP_LEVEL`). The steps are SFT, reward model and PPO; with a section `step2_dpo`, SFT and DPO; with `rounds` and
@@ -27,7 +27,7 @@ import yaml
 from training.utils.base.credentials import lend, redacted, redacted_value
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.base.storage import remove
-from training.utils.base.typed import COMMAND_VARIABLE, OWN_WORDS_VARIABLE, WHOLE_RUN_VARIABLE, resuming_whole_run
+from training.utils.base.typed import COMMAND_VARIABLE, OWN_WORDS_VARIABLE, WHOLE_RUN_VARIABLE, typed_command
 from training.utils.checkpoints.earlier_run import refuse_earlier_run
 from training.utils.checkpoints.folder import CheckpointFolder
 from training.utils.data.build.arguments import DataArguments
@@ -53,13 +53,14 @@ _OWN_TOP_LEVEL = {
     "dataset_module": "Python file or files that register datasets",
     "resume": "true: as --resume",
     "model_name_or_path": "the model that step 1 starts from, where `new_model` makes none",
-    "new_model": "flags of python -m training.new_model",
+    "new_model": "flags of threestep new-model",
     "shared": "settings of every step",
     "rounds": "rounds of best of n and DPO, with a section best_of (threestep/plugins/evaluation/best_of.md)",
     DRAWING: "settings of threestep best-of, in each round",
 }
 SWITCHES: dict[str, str] = added("whole_run_switches", _OWN_TOP_LEVEL)
 TOP_LEVEL = {**_OWN_TOP_LEVEL, **SWITCHES}
+_RESUME = "--resume"
 _SECONDS = "seconds.json"  # in the run's folder: by step, of all parts of a run that was resumed
 # What this program sets in a step's settings, and where the user sets it instead.
 _WIRED = {"output_dir": "output_dir at the top of the file", "seed": "seed at the top of the file, or --seed"}
@@ -100,7 +101,7 @@ def main(argv: Sequence[str]) -> None:
     config_files = write_settings(plan)
     check_settings(config_files)
     stages = prepared_rounds(plan, resumes, bool(options.overwrite))
-    resume_command = resuming_whole_run("training.all_steps", argv)
+    resume_command = resuming_whole_run("threestep.plugins.tools.all_steps", argv)
     seconds = run_plan(plan, config_files, finished, resume_command, overwrite=bool(options.overwrite))
     run_rounds(plan, stages, resume_command)
     summary = summarize(plan.output_dir, seconds)
@@ -276,7 +277,7 @@ def show(plan: Plan, finished: Sequence[str] = ()) -> None:
     where = f"on the hosts of {hosts}" if hosts else f"on {ranks} rank{'s' if ranks > 1 else ''}"
     print(f"dry run: nothing is trained or written; this would run {where}")
     if plan.new_model is not None and not finished and not _goes_on(plan):
-        print(f"\n== a new model with random weights\n{_command('training.new_model', plan.new_model)}")
+        print(f"\n== a new model with random weights\n{_command('threestep.plugins.tools.new_model', plan.new_model)}")
     for place_of, (name, settings) in enumerate(plan.settings.items(), start=1):
         step = known_steps()[name]
         state = "finished before" if name in finished else _state_of(plan.output_dir / name)
@@ -362,7 +363,7 @@ def run_plan(
             (earlier / "summary.json").unlink()
     if plan.new_model is not None and not finished and not _goes_on(plan):
         flags = [word for name, value in plan.new_model.items() for word in words_of(name, value)]
-        _run("a new model with random weights", "training.new_model", flags, 1)
+        _run("a new model with random weights", "threestep.plugins.tools.new_model", flags, 1)
     environment = _of_whole_run()
     for place, step in enumerate(map(known_steps().get, plan.settings), start=1):
         assert step is not None  # read_plan takes known steps alone
@@ -379,6 +380,18 @@ def run_plan(
             RunFolder(plan.output_dir, is_main_rank=True).write_figures(_SECONDS, seconds)
         _end_where_stopped(title, plan.output_dir / step.name, resume_command)
     return {name: seconds.get(name, 0.0) for name in plan.settings}
+
+
+def resuming_whole_run(program: str, words: Sequence[str]) -> str:
+    """The command that was typed, with `--resume`. program: the module that got the words, as `python -m` takes it."""
+    skipped = int(os.environ.get(OWN_WORDS_VARIABLE, "0")) if typed_command() else 0
+    typed: list[str] = []
+    for word in words[skipped:]:
+        if word.lower() in ("true", "false") and typed[-1:] == [_RESUME]:
+            continue  # its value
+        typed.append(_RESUME if word.startswith(f"{_RESUME}=") else word)
+    again = [*typed, *([] if _RESUME in typed else [_RESUME])]
+    return f"{typed_command() or f'python -m {program}'} {shlex.join(again)}"
 
 
 def _goes_on(plan: Plan) -> bool:
@@ -447,7 +460,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     steps = {step.name: f"settings of python -m {step.program}" for step in known_steps().values()}
     sections = "\n".join(f"  {name:<20} {text}" for name, text in {**TOP_LEVEL, **steps}.items())
     parser = ProgramParser(
-        "training.all_steps",
+        "threestep.plugins.tools.all_steps",
         "Runs SFT, reward model and PPO, or SFT and DPO, one after the other from one YAML file.",
         epilog=f"what the YAML file may hold:\n{sections}",
     )

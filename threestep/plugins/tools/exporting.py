@@ -6,40 +6,24 @@ The model is rebuilt as it was trained, with its adapters, then saved as at the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
 from training.utils.base.errors import ThreestepError
-from training.utils.engine.checkpoint_files import SHARD_FILE, WHOLE_FILE, joined_shards
-from training.utils.engine.state_files import file_of, read_state
+from training.utils.checkpoints.parts import DESCRIPTIONS, average_shares
+from training.utils.engine.checkpoint_files import engine_state
 from training.utils.engine.training_engine import full_tensors
 from training.utils.models.adapters.description import DescribedModel, read_description
 from training.utils.models.adapters.saving import save_adapter, save_model
 from training.utils.models.families.processors import copy_files, processor_files
 
-DESCRIPTIONS = "models"  # a folder for each engine: what an export needs besides its state
+if TYPE_CHECKING:
+    from training.utils.contracts.exports import WriteBeside
+
 _INSIDE = "model."  # PolicyModel and ScalarModel hold the transformers model under this name
-
-
-class ExportedModel(NamedTuple):
-    """A model folder, `out`, that was made of a checkpoint. run: its folder. checkpoint: its name. part: of the models
-    that the run trains, or `average`."""
-
-    run: Path
-    checkpoint: str
-    part: str
-    out: Path
-
-
-class WriteBeside(Protocol):
-    """Writes into the model folder `out` what was trained beside the model of engine `name`, or with it."""
-
-    def __call__(
-        self, checkpoint: Path, name: str, state: Mapping[str, torch.Tensor], dtype: torch.dtype, *, out: Path
-    ) -> None: ...
 
 
 def described_engines(checkpoint: Path) -> list[str]:
@@ -67,7 +51,7 @@ def export_model(
     if keep_lora and not described.has_lora:
         raise ThreestepError(f"--keep_lora: '{name}' of {checkpoint} was trained without LoRA; leave the flag out")
     state = engine_state(checkpoint / name)
-    weights = tensors_inside(state, _INSIDE)
+    weights = {key.removeprefix(_INSIDE): tensor for key, tensor in state.items() if key.startswith(_INSIDE)}
     if of_average:
         weights |= average_weights(checkpoint, weights, described.trained)
     _fill(described, weights, checkpoint)
@@ -79,25 +63,6 @@ def export_model(
         write(checkpoint, name, state, described.dtype, out=out)
     if keep_lora:
         save_adapter(out / "adapter", model, base=out)
-
-
-def tensors_inside(state: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    """The part of an engine's state whose names begin with `prefix`, without it."""
-    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
-
-
-def engine_state(folder: Path) -> dict[str, torch.Tensor]:
-    """All weights and buffers in DeepSpeed's checkpoint `folder`, by the names of the engine's module; from ZeRO-3 in
-    float32."""
-    if (file := file_of(folder / WHOLE_FILE)).is_file():
-        state = read_state(file, mapped=True)
-        found = state.get("module") if isinstance(state, dict) else None
-        if not isinstance(found, dict) or not all(isinstance(each, torch.Tensor) for each in found.values()):
-            raise ThreestepError(f"{file} expects the weights of an engine, and holds something else")
-        return found
-    if file_of(folder / SHARD_FILE).is_file():
-        return joined_shards(folder)
-    raise ThreestepError(f"{folder} holds neither {WHOLE_FILE} nor {SHARD_FILE}: DeepSpeed did not write it")
 
 
 def average_weights(
@@ -113,18 +78,6 @@ def average_weights(
         flat = torch.cat([shares[index] for shares in ranks_shares])
         averages[name] = flat[: weights[name].numel()].view(weights[name].shape)
     return averages
-
-
-def average_file(checkpoint: Path, rank: int) -> Path:
-    return checkpoint / f"average_{rank}.safetensors"
-
-
-def average_shares(checkpoint: Path, rank: int) -> list[torch.Tensor]:
-    """A rank's shares of the moving average, as `WeightAverage.state` returned them."""
-    from safetensors.torch import load_file
-
-    shares = load_file(average_file(checkpoint, rank))
-    return [shares[str(index)] for index in range(len(shares))]
 
 
 def _fill(described: DescribedModel, weights: dict[str, torch.Tensor], checkpoint: Path) -> None:

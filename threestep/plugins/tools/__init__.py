@@ -1,0 +1,13 @@
+"""Programs beside the steps: all of them from one file, models of checkpoints, new models."""
+
+from training.utils.plugins.plugin import HANDED_ON, Command, Plugin
+
+PLUGIN = Plugin(
+    "tools",
+    "all steps from one file, models of checkpoints, new models",
+    commands={
+        "all": Command(f"{__name__}.all_steps", "several steps from one YAML file", HANDED_ON),
+        "export": Command(f"{__name__}.export", "a model folder from a checkpoint"),
+        "new-model": Command(f"{__name__}.new_model", "a small model with random weights and its tokenizer"),
+    },
+)
