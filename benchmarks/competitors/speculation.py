@@ -23,11 +23,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from benchmarks.competitors.rollout import DTYPES, SAMPLES
 from threestep.plugins.mtp.folder import read_head
 from threestep.plugins.mtp.head import MtpHead, new_head
+from threestep.plugins.speculation.frequent import FrequentTokens, vocabulary_of
+from threestep.plugins.speculation.guessing import Guessing
+from threestep.plugins.speculation.settings import Speculation
+from threestep.plugins.speculation.speculation import GuessCounts, Guesses, drawn_by_guesses
 from training.utils.contracts.rollout import Rollout
-from training.utils.contracts.rollout_engine import RolloutRequest, Sampling, Speculation
+from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.generation.engines.hf import TransformersRollout
-from training.utils.generation.guessing.frequent import FrequentTokens, vocabulary_of
-from training.utils.generation.guessing.speculation import GuessCounts, Guesses, drawn_by_guesses
 from training.utils.models.attention.document_attention import use_document_attention
 from training.utils.models.own_forward import own_forward_of
 
@@ -81,7 +83,7 @@ def _draws(model: PreTrainedModel, head: MtpHead, counts: GuessCounts) -> dict[s
     """By name, what draws a rollout. counts: are added to."""
     plain = TransformersRollout()
     auto, by_guesses = TransformersRollout(), partial(_by_guesses, model, counts=counts)
-    auto.enable_speculation(Speculation(1, is_auto=True), lambda: nullcontext(head), print)
+    auto.draw_by(Guessing(Speculation(1, is_auto=True), lambda: nullcontext(head), print))
     own = own_forward_of(model)
     assert own is not None, "the model is whole"
     for engine in (plain, auto):

@@ -119,13 +119,15 @@ def speculated(engine: Any, model: Any, guests: Any, ranks: Any) -> Any:
     import torch
 
     from tests.invariants.engine_program import END, PAD
-    from training.utils.contracts.rollout_engine import RolloutRequest, Sampling, Speculation
+    from threestep.plugins.speculation.guessing import Guessing
+    from threestep.plugins.speculation.settings import Speculation
+    from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
     from training.utils.engine.ranks.collectives import gathered
     from training.utils.engine.whole_model import WholeModel
     from training.utils.generation.engines.hf import TransformersRollout
 
     by_guesses, plain = TransformersRollout(), TransformersRollout()
-    by_guesses.enable_speculation(Speculation(1), guests.lent_guesser(model, HEAD_SEED), print)
+    by_guesses.draw_by(Guessing(Speculation(1), guests.lent_guesser(model, HEAD_SEED), print))
     ids_BP = torch.randint(3, 60, (4, 6), generator=torch.Generator().manual_seed(ranks.rank))
     sampling = Sampling(12, 0.5, 0, 1.0, END, PAD)
     request = RolloutRequest(ids_BP, torch.ones_like(ids_BP).bool(), sampling, range(8), 2)

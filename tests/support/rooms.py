@@ -50,10 +50,9 @@ models.adapters: models models.quantized models.tensors contracts models.familie
 data.build: data.kinds data.chat data.cache data.rows layout data.sources contracts flags data.sources.formats
     data.files base
 engine.ranks: models.adapters sequence_parallel run base
-generation.guessing: generation.decoding models contracts base
+generation.engines: generation.decoding models models.attention layout contracts flags base
 loading: models.adapters models models.quantized models.attention models.tensors contracts models.families base
 engine: engine.ranks models.adapters models.quantized engine.config run models.tensors contracts flags base
-generation.engines: generation.guessing generation.decoding models models.attention layout contracts flags base
 rewards.calling: engine.ranks run contracts base
 checkpoints: engine engine.ranks models.adapters trackers run models.tensors layout contracts flags plugins
     models.families base

@@ -5,11 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from training.step3_ppo.flags.checks import guesser
 from training.step3_ppo.flags.reuse import ROLES, VALUES, chosen_by_flags, why_apart, with_reuse
 from training.step3_ppo.parts.assembly import why_not_reused
 from training.utils.base.planned_memory import PlannedDevice
-from training.utils.contracts.guessers import BY_HEAD
 from training.utils.flags.auto import AS_BEGUN, AutoChoice
 from training.utils.setup.step_program import CheckedStep, chosen_by_plugin
 
@@ -29,9 +27,8 @@ def settled(opened: OpenedRun, opening: PpoOpening, roles: Roles, free_bytes: in
         if getattr(flags.ppo, name) is None and not flags.ppo.val_only:
             choices.append(_reuse(name, opened, opening, free_bytes, why_not=partial(why_not_reused, roles, role)))
             opening = opening._replace(flags=with_reuse(opening.flags, choices[-1]))
-    if flags.ppo.speculate_by is None and flags.ppo.speculate != "0":
-        chosen = guesser(flags)
-        choices.append(AutoChoice("speculate_by", chosen, f"there is {'a' if chosen == BY_HEAD else 'no'} head"))
+    if opening.components.loop is not None:
+        choices += opening.components.loop.choices()
     return opened.settled(choices), opening
 
 

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 def rollout_scheduler(flags: PpoFlags) -> AheadScheduler | None:
     """Return the scheduler of --rollouts_ahead; None where the newest weights draw."""
     own = flags.added.of(AheadArguments)
-    return AheadScheduler(own, flags.ppo) if own.steps_ahead else None
+    speculate = flags.settings.get("speculate", "0")  # of a plugin, which may not be there
+    return AheadScheduler(own, flags.ppo, speculate) if own.steps_ahead else None
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class AheadScheduler(RolloutScheduler):
 
     flags: AheadArguments
     ppo: PpoArguments
+    speculate: str = "0"
 
     def wanted(self) -> dict[str, Any]:
         return {"rollouts_ahead": self.flags.rollouts_ahead}
@@ -63,7 +65,7 @@ class AheadScheduler(RolloutScheduler):
                 ppo.report_variance,
                 "reads the distributions of the policy that drew, whose weights are gone by then",
             ),
-            (f"speculate {ppo.speculate}", ppo.speculate != "0", "guesses by what is trained meanwhile"),
+            (f"speculate {self.speculate}", self.speculate != "0", "guesses by what is trained meanwhile"),
             ("val_only", ppo.val_only, "trains nothing to be ahead of"),
         ):
             mistakes.require(

@@ -29,6 +29,7 @@ def _check_replay(flags: Any, mistakes: Mistakes) -> None:
     """Note every flag that does not go with --replay_routers. flags: `PpoFlags`."""
     how, ppo, partners = flags.added.of(ReplayArguments).replay_routers, flags.ppo, partners_of(flags.added)
     engine = Mistakes().note(engine_class, ppo.rollout_engine)
+    speculate = flags.settings.get("speculate", "0")  # of a plugin, which may not be there
     if how == NO_REPLAY or engine is None:  # whose name is unknown, which is noted elsewhere
         return
     mistakes.require(
@@ -39,6 +40,6 @@ def _check_replay(flags: Any, mistakes: Mistakes) -> None:
     for name, given, why in (
         (partners.flag.removeprefix("--"), partners.is_there, "draw turn by turn, and turns record no experts"),
         ("parallel_thinking", flags.data.chat.parallel_thinking, "draws paths side by side, which record no experts"),
-        (f"speculate {ppo.speculate}", ppo.speculate != "0", "verifies several tokens at once, some of them wrong"),
+        (f"speculate {speculate}", speculate != "0", "verifies several tokens at once, some of them wrong"),
     ):
         mistakes.require(not given, f"--replay_routers {how}: --{name} {why}; leave one of them out")

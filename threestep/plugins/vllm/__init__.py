@@ -5,6 +5,7 @@ from training.utils.plugins.plugin import EngineEntry, Hooks, Plugin
 PLUGIN = Plugin(
     "vllm",
     "draws responses by vLLM, beside training or on servers",
+    needs=("speculation",),
     flags={"step3_ppo": (f"{__name__}.draft_arguments:VllmDraftArguments",)},
     topics={"vllm": "vLLM (--rollout_engine vllm)"},
     tables={
@@ -24,6 +25,7 @@ PLUGIN = Plugin(
                 other_logprobs=True,
             ),
         },
+        "decode_loops": {"vllm_speculate": f"{__name__}.drafting:asked_drafts"},
         "meant_flags": {"vllm_num_engines": ("rollout_engine",)},
     },
     hooks=Hooks(check=f"{__name__}.checks:check"),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.vllm.arguments import VllmArguments
 from threestep.plugins.vllm.draft_arguments import VllmDraftArguments
+from threestep.plugins.vllm.drafting import may_draft
 from training.utils.base.errors import ThreestepError
 from training.utils.generation.table import engine_class
 from training.utils.loading.configurations import load_config
@@ -52,7 +53,7 @@ def _check_drafts(flags: Any, drafts: int, mistakes: Mistakes) -> None:
 def _may_draft(engine: str) -> bool:
     """False for an engine that drafts nothing. An unknown one has been noted."""
     try:
-        return getattr(engine_class(engine), "supports_vllm_speculate", False)
+        return may_draft(engine_class(engine))
     except ThreestepError:
         return True
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from threestep.plugins.speculation.speculation import GuessCounts
 from threestep.plugins.vllm.head_folder import draft_tensors, write_draft
-from training.utils.generation.guessing.speculation import GuessCounts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from training.utils.contracts.rollout_engine import BorrowHead
+    from training.utils.contracts.guessers import BorrowHead
 
 _COUNTERS = ("drafts", "draft_tokens", "accepted_tokens")
 

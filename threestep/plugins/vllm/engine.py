@@ -17,15 +17,13 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from threestep.plugins.vllm.arguments import CPU_CACHE_GIB, VllmArguments
-from threestep.plugins.vllm.draft import VllmDraft
-from threestep.plugins.vllm.draft_arguments import VllmDraftArguments
 from threestep.plugins.vllm.image_check import why_other_images
 from threestep.plugins.vllm.images import PlacedImage, placed_images
 from threestep.plugins.vllm.instance import VllmInstance, vllm_at_work
@@ -34,7 +32,6 @@ from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import Response, Rollout, check_numbers
 from training.utils.contracts.rollout_engine import (
     IN_ONE_PIECE,
-    BorrowHead,
     Decode,
     Drawing,
     ExpertRecord,
@@ -44,7 +41,6 @@ from training.utils.contracts.rollout_engine import (
     RolloutRequest,
     RolloutSettings,
     Sampling,
-    Speculation,
     Tensors,
 )
 from training.utils.contracts.turns import DrawnTurn, NextTurn, Turns
@@ -54,6 +50,7 @@ from training.utils.generation.decoding.stop_strings import stop_strings
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from threestep.plugins.vllm.draft import VllmDraft
     from training.utils.contracts.rollout_engine import Lender
     from training.utils.models.own_forward import OwnForward
 
@@ -140,19 +137,11 @@ class VllmRollout(RolloutEngine):
         flags = replace(settings.own, vllm_sleep=cls.frees_gpu_memory(settings))
         return cls(decode, flags, settings.longest_tokens)
 
-    @classmethod
-    def speculation_of(cls, flags: Any) -> Speculation | None:
-        tokens = flags.added.of(VllmDraftArguments).vllm_speculate
-        return Speculation(tokens, name="--vllm_speculate") if tokens else None
-
     def record_experts(self, record: ExpertRecord) -> None:
         self._vllm.records_experts = True
 
-    def enable_speculation(
-        self, settings: Speculation, borrow_head: BorrowHead | None, log: Callable[[str], None]
-    ) -> None:
-        assert borrow_head is not None, "vLLM drafts by a head"
-        self._vllm.draft = VllmDraft(settings.guesses, borrow_head)
+    def draw_by(self, loop: VllmDraft) -> None:
+        self._vllm.draft = loop
 
     @contextlib.contextmanager
     def lent(self, actor: Lender) -> Iterator[PreTrainedModel]:

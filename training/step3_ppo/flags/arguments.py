@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.base.user_files import check_address
-from training.utils.contracts.guessers import GUESSERS
 from training.utils.engine.config.arguments import EngineArguments, check_epochs
 from training.utils.flags.flags import flag, flag_of
 from training.utils.generation.arguments import (
@@ -124,19 +123,6 @@ class PpoArguments:
         "With --rollout_engine hf: check after this many tokens which responses have ended, and cut off what was "
         "drawn past the end; default: 8 on a GPU, where each check waits for it, and 1 on a CPU.",
         "tokens >= 1",
-    )
-    speculate: str = flag(
-        "0",
-        "With --rollout_engine hf: guess so many tokens ahead and verify them in one forward, or auto: one token, "
-        "wherever that is faster. The responses stay the same. 0 guesses none.",
-        "tokens",
-    )
-    speculate_by: str | None = flag(
-        None,
-        "What --speculate guesses by: head, that of --mtp_num_layers; ngram, what followed the last tokens where they "
-        "were in the prompt or its responses before, which needs no head; auto: the head where there is one.",
-        choices=GUESSERS,
-        takes_auto=True,
     )
     rollout_dump: str | None = flag(None, "Write every rollout to this folder.", "folder")
     rollout_replay: str | None = flag(

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from training.step3_ppo.advantages import NO_ADVANTAGE, WITH_CRITIC
 from training.step3_ppo.flags.algorithm import Algorithm, selected_algorithm
+from training.step3_ppo.flags.loops import asked_loop, check_loop
 from training.step3_ppo.flags.reuse import check_reuse
 from training.step3_ppo.flags.scheduler import RolloutScheduler, scheduler_of
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.tables import either
-from training.utils.contracts.guessers import BY_HEAD, BY_NGRAMS
-from training.utils.contracts.rollout_engine import Drawing, RolloutEngine, Speculation
+from training.utils.contracts.rollout_engine import Drawing, RolloutEngine
 from training.utils.flags.added import figures_of_others, in_place_of_run
 from training.utils.generation.arguments import check_path_flags
 from training.utils.generation.partners import Partners, all_partners, partners_of
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from training.step3_ppo.flags.arguments import PpoArguments
     from training.step3_ppo.flags.ppo_flags import PpoFlags
     from training.step3_ppo.flags.roles_arguments import RolesArguments
+    from training.utils.contracts.decode_loops import AskedLoop
     from training.utils.contracts.media import RunMedia
     from training.utils.rewards.calling.calling import Rule
 
@@ -40,7 +41,7 @@ class Components(NamedTuple):
     algorithm: Algorithm
     rewards: tuple[Reward, ...]
     share_trunk: bool = False
-    speculation: Speculation | None = None
+    loop: AskedLoop | None = None
     partners: Partners = Partners()
     scheduler: RolloutScheduler | None = None
 
@@ -67,14 +68,13 @@ def checked_components(flags: PpoFlags) -> Components:
     thinks, runs = flags.data.chat.parallel_thinking, in_place_of_run(flags.settings) is None
     wanted = {"min_p": ppo.min_p, "bad_words": ppo.bad_words, "stop": ppo.stop, "parallel_thinking": thinks}
     _check_paths(ppo, thinks, mistakes)
-    guesses = mistakes.note(Speculation.of_flag, ppo.speculate, guesser(flags))
-    wanted["speculate"] = ppo.speculate if guesses is not None else None
+    loop = asked_loop(flags, mistakes)
     scheduler = scheduler_of(flags)
     wanted |= {} if scheduler is None else scheduler.wanted()
     wanted |= partners.engine_flags
     engine = checked_engine(ppo.rollout_engine, wanted, mistakes, draws=runs)
     flags.engines.refuse_others(ppo.rollout_engine, mistakes)
-    speculation = _checked_speculation(flags, engine, guesses, mistakes)
+    check_loop(loop, ppo.rollout_engine, engine, mistakes)
     _check_replay(flags, mistakes)
     checker = mistakes.note(rule_named, ppo.checker, flags.reward, "--checker") if ppo.checker else None
     rewards: tuple[Reward, ...] = ()
@@ -110,7 +110,7 @@ def checked_components(flags: PpoFlags) -> Components:
             f"--rollout_dump expects a folder without rollouts, and {ppo.rollout_dump} has some; name another, or "
             "continue the run that wrote them by --resume"
         )
-    return Components(engine, checker, algorithm, rewards, roles.share_trunk, speculation, partners, scheduler)
+    return Components(engine, checker, algorithm, rewards, roles.share_trunk, loop, partners, scheduler)
 
 
 def _checked_algorithm(
@@ -185,48 +185,6 @@ def _check_partners(
         partners.load(mistakes)
 
 
-def _checked_speculation(
-    flags: PpoFlags, engine: type[RolloutEngine] | None, guesses: Speculation | None, mistakes: Mistakes
-) -> Speculation | None:
-    """Return what is asked for: `guesses`, those of --speculate, or the engine's own; note what it cannot go with."""
-    ppo, speculation = flags.ppo, guesses
-    mistakes.require(
-        ppo.speculate_by in (None, BY_HEAD) or ppo.speculate != "0",
-        f"--speculate_by {ppo.speculate_by} says how --speculate guesses, and it guesses nothing; give --speculate 1, "
-        "or leave --speculate_by out",
-    )
-    own = None if engine is None else engine.speculation_of(flags)
-    if own is not None:
-        mistakes.require(
-            guesses is None,
-            f"{own.flag} is of --rollout_engine {ppo.rollout_engine} and --speculate {ppo.speculate} of hf; leave one "
-            "of them out",
-        )
-        speculation = own
-    if speculation is None:
-        return None
-    otherwise = "" if own is not None else f" or --speculate_by {BY_NGRAMS},"
-    mistakes.require(
-        flags.guests.lends_guesser or speculation.by != BY_HEAD,
-        f"{speculation.flag} guesses by a head for multi-token prediction, and there is none; give --mtp_num_layers "
-        f"1{otherwise} or leave {speculation.name} out",
-    )
-    for name, given, why in (
-        ("parallel_thinking", flags.data.chat.parallel_thinking, "draws its paths side by side"),
-        ("rollout_replay", ppo.rollout_replay, "draws nothing"),
-        ("end_check_tokens", ppo.end_check_tokens, "draws token by token between two looks"),
-    ):
-        mistakes.require(
-            not given, f"{speculation.flag} draws several tokens at once, and --{name} {why}; leave one of them out"
-        )
-    return speculation
-
-
-def guesser(flags: PpoFlags) -> str:
-    """Return what --speculate guesses by: as given, or by the head where one is trained."""
-    return flags.ppo.speculate_by or (BY_HEAD if flags.guests.lends_guesser else BY_NGRAMS)
-
-
 def _check_paths(ppo: PpoArguments, thinks: bool, mistakes: Mistakes) -> None:
     """Note flags that drawing paths side by side does not take, or that are of nothing else."""
     check_path_flags(ppo, thinks, mistakes)
@@ -273,14 +231,14 @@ def check_beside_media(flags: PpoFlags, components: Components, images: RunMedia
     """ThreestepError for what does not go with prompts that have images. images: theirs; None where none has one."""
     if images is None:
         return
-    mistakes, engine, ppo = Mistakes(), components.rollout_engine, flags.ppo
+    mistakes, engine, ppo, loop = Mistakes(), components.rollout_engine, flags.ppo, components.loop
     mistakes.require(
         engine.supports_media or ppo.rollout_replay is not None,
         f"--rollout_engine {ppo.rollout_engine} does not read images, and prompts of the data have some; give "
         f"{either(supporting('media'))}",
     )
     others = {
-        f"--speculate {ppo.speculate}": (ppo.speculate != "0", "guesses the next tokens of texts"),
+        **({} if loop is None else {f"{loop.name} {loop.value}": (bool(loop.why_texts_alone), loop.why_texts_alone)}),
         "--parallel_thinking": (flags.data.chat.parallel_thinking, "draws paths side by side behind texts alone"),
         components.partners.flag: (
             components.partners.is_there,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,6 @@ from training.step3_ppo.parts.replay import recorded_engine
 from training.step3_ppo.roles.loading import RolesNeeded, load_roles
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.guessers import BY_HEAD
 from training.utils.contracts.guests import Guests
 from training.utils.contracts.rollout_engine import Drawing
 from training.utils.loading.models import check_no_dropout
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from training.step3_ppo.flags.ppo_flags import PpoFlags
     from training.step3_ppo.parts.inputs import PpoOpening
     from training.step3_ppo.roles.roles import Roles
-    from training.utils.contracts.rollout_engine import RolloutEngine, Speculation
+    from training.utils.contracts.rollout_engine import RolloutEngine
     from training.utils.generation.partners import Partners
     from training.utils.setup.guests import GuestFeatures
 
@@ -41,8 +41,9 @@ def open_rollout_engine(opening: PpoOpening, roles: Roles) -> RolloutEngine:
         engine = kind.create(lambda ids: str(tokenizer.decode(list(ids))), flags.settings_of_engine(kind))
         if roles.experts is not None:
             engine.record_experts(roles.experts)
-        if components.speculation is not None:
-            _speculate(engine, components.speculation, roles, flags.run.seed)
+        if components.loop is not None:
+            tell = partial(log, is_main_rank=ranks.is_main)
+            engine.draw_by(components.loop.open(roles.actor_model, roles.actor_guests, flags.run.seed, tell))
         return components.partners.acting(
             engine,
             flags.data.chat,
@@ -65,15 +66,6 @@ def deciding_settings(flags: PpoFlags, partners: Partners) -> dict[str, Any]:
     """Return the settings on which responses depend besides how they are drawn, by name; and whether experts are
     recorded, if they are."""
     return partners.decides | ({"experts": True} if flags.guests.records_experts else {})
-
-
-def _speculate(engine: RolloutEngine, speculation: Speculation, roles: Roles, seed: int) -> None:
-    """Let the engine draw by guesses, those of the head that is trained beside the actor if they need one."""
-    ranks, borrow_head = roles.actor.ranks, None
-    if speculation.by == BY_HEAD:
-        borrow_head = roles.actor_guests.lent_guesser(roles.actor_model, seed)
-        assert borrow_head is not None, "checked with the flags"
-    engine.enable_speculation(speculation, borrow_head, lambda sentence: log(sentence, ranks.is_main))
 
 
 def open_roles(opening: PpoOpening, head_chunk_mb: int) -> Roles:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.flags.flags import AUTO, UNIT, flag
+from training.utils.plugins.registry import added
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
@@ -20,8 +21,9 @@ PLACEMENT = frozenset({"ranks", "zero_stage", "actor_zero_stage", "critic_zero_s
 # A resumed run that is given this value of a flag keeps what the run began with.
 KEPT_AS_BEGUN = {
     **{"prompt_style": AUTO, "data_split": AUTO, "head_chunk_mb": 0},
-    **dict.fromkeys(("reuse_forwards", "reuse_values", "share_beginnings", "speculate_by", "cpu_products")),
+    **dict.fromkeys(("reuse_forwards", "reuse_values", "share_beginnings", "cpu_products")),
 }
+KEPT_AS_BEGUN |= added("kept_as_begun", KEPT_AS_BEGUN)
 # Of these, what decides memory, speed and rounding alone: chosen again where it cannot be kept.
 CHOSEN_AGAIN = KEPT_AS_BEGUN.keys() - {"prompt_style", "data_split"}
 SHARING_ROWS = "sequence_parallel_size"  # so many ranks take the rows of one

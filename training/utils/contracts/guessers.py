@@ -1,11 +1,10 @@
-"""Guessers of tokens in speculative rollouts. Cheap to import."""
+"""A head that is trained beside a model, and guesses its next tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
-
-# A head that is trained beside the model, or what followed the same tokens before (`ngrams`).
-GUESSERS = BY_HEAD, BY_NGRAMS = "head", "ngram"
 
 
 class LentHead(Protocol):
@@ -18,3 +17,7 @@ class LentHead(Protocol):
     depths: Any
 
     def state_dict(self) -> dict[str, Any]: ...
+
+
+# Lends such a head; every rank must enter together.
+BorrowHead = Callable[[], AbstractContextManager[LentHead]]

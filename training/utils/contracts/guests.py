@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from training.utils.contracts.documents import Document
-    from training.utils.contracts.rollout_engine import BorrowHead
+    from training.utils.contracts.guessers import BorrowHead
 
 # Lays rows of a dataset out as this rank's micro-batches of an evaluation, on the device; as many on every rank.
 LayOut = Callable[[Sequence[Any]], Iterable[Any]]

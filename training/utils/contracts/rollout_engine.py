@@ -16,13 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 import torch
 
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.guessers import BY_HEAD
-from training.utils.flags.flags import AUTO
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.utils.contracts.guessers import LentHead
     from training.utils.contracts.media import PromptMedia
     from training.utils.contracts.paths import ParallelTags
     from training.utils.contracts.rollout import Rollout
@@ -30,8 +27,6 @@ if TYPE_CHECKING:
 
 # Token ids -> text, as samples and rewards see it. Engines need it only for stop strings.
 Decode = Callable[[Sequence[int]], str]
-# Lends a head that guesses tokens; every rank must enter together.
-BorrowHead = Callable[[], AbstractContextManager["LentHead"]]
 # Bytes of a rank by name: while responses are drawn, and at all times.
 PlannedMemory = tuple[dict[str, int], dict[str, int]]
 # Weights of a model by name, whole; each is valid until the next is requested.
@@ -92,10 +87,6 @@ class ExpertRecord(Protocol):
         others in some layer; None where there was no such forward since the last call."""
 
 
-# Each further guess is right less often.
-_MOST_GUESSES = 8
-
-
 @dataclass(frozen=True)
 class PathSampling:
     """Blocks of parallel paths, drawn side by side.
@@ -154,35 +145,6 @@ class Sampling:
     def stop(self) -> tuple[str, ...]:
         """Texts that end a response."""
         return self.ends.texts
-
-
-@dataclass(frozen=True)
-class Speculation:
-    """Tokens are guessed, and several verified at once.
-
-    guesses: tokens guessed ahead, 1 or more. is_auto: only where that is faster. by: one of GUESSERS.
-    name: the flag that asks for it.
-    """
-
-    guesses: int
-    is_auto: bool = False
-    by: str = BY_HEAD
-    name: str = "--speculate"
-
-    @classmethod
-    def of_flag(cls, given: str, by: str = BY_HEAD) -> Speculation | None:
-        """Return what --speculate asks for; None for 0. ThreestepError for anything else than a number or auto."""
-        if given == AUTO:
-            return cls(1, is_auto=True, by=by)
-        if not (given.isdecimal() and int(given) <= _MOST_GUESSES):
-            raise ThreestepError(
-                f"--speculate expects the number of tokens to guess, 0 to {_MOST_GUESSES}, or {AUTO}, got '{given}'"
-            )
-        return cls(int(given), by=by) if int(given) else None
-
-    @property
-    def flag(self) -> str:
-        return f"{self.name} {AUTO if self.is_auto else self.guesses}"
 
 
 @dataclass(frozen=True)
@@ -284,7 +246,7 @@ class RolloutEngine(ABC):
 
     supports_min_p, supports_bad_words, supports_stop: whether those of Sampling are honoured.
     supports_parallel_thinking: whether `paths` of Sampling are.
-    supports_speculate: whether `enable_speculation` may be called.
+    takes_loops: whether `draw_by` takes a `DecodeLoop`.
     supports_media: whether it reads the media of prompts.
     supports_environment: whether it draws the turns of conversations, by `turns_of` or by `roll_out`: without other
         ranks, behind prompts that grow by what is drawn.
@@ -304,7 +266,7 @@ class RolloutEngine(ABC):
     supports_bad_words: ClassVar[bool] = True
     supports_stop: ClassVar[bool] = True
     supports_parallel_thinking: ClassVar[bool] = False
-    supports_speculate: ClassVar[bool] = False
+    takes_loops: ClassVar[bool] = False
     supports_media: ClassVar[bool] = False
     supports_environment: ClassVar[bool] = True
     supports_rollouts_ahead: ClassVar[bool] = False
@@ -330,11 +292,6 @@ class RolloutEngine(ABC):
     def refusals(cls, settings: RolloutSettings, drawing: Drawing) -> list[str]:
         """Sentences on what an engine of these settings cannot do."""
         return []
-
-    @classmethod
-    def speculation_of(cls, flags: Any) -> Speculation | None:
-        """Return what flags of its own have it guess in training, in place of --speculate. flags: step 3's."""
-        return None
 
     @classmethod
     def frees_gpu_memory(cls, settings: RolloutSettings) -> bool:
@@ -391,13 +348,10 @@ class RolloutEngine(ABC):
         model."""
         raise NotImplementedError
 
-    def enable_speculation(
-        self, settings: Speculation, borrow_head: BorrowHead | None, log: Callable[[str], None]
-    ) -> None:
-        """Before `check`, of engines that support it: draw from now on by guesses. The tokens stay those that the
-        engine draws without, or the greedy ones do, and the distribution of others. borrow_head: None where guesses
-        need no head. log: takes a sentence."""
-        raise NotImplementedError(f"{type(self).__name__} has no speculative rollouts")
+    def draw_by(self, loop: Any) -> None:
+        """Before `check`: draw from now on by what an `AskedLoop` that fits has opened (`contracts.decode_loops`). The
+        tokens stay those that the engine draws without, or the greedy ones do, and the distribution of others."""
+        raise NotImplementedError(f"{type(self).__name__} draws by no other loop")
 
     def check(
         self, lent: AbstractContextManager[PreTrainedModel], own: Any, drawing: Drawing = IN_ONE_PIECE
@@ -452,10 +406,8 @@ class EngineWrapper(RolloutEngine):
     def record_experts(self, record: ExpertRecord) -> None:
         self._engine.record_experts(record)
 
-    def enable_speculation(
-        self, settings: Speculation, borrow_head: BorrowHead | None, log: Callable[[str], None]
-    ) -> None:
-        self._engine.enable_speculation(settings, borrow_head, log)
+    def draw_by(self, loop: Any) -> None:
+        self._engine.draw_by(loop)
 
     def check(
         self, lent: AbstractContextManager[PreTrainedModel], own: Any, drawing: Drawing = IN_ONE_PIECE

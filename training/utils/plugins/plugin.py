@@ -177,8 +177,8 @@ EVERY_STEP = "every step"
 # Names of `Plugin.tables`, which says what each holds.
 TABLES = frozenset(
     """
-rollout_engines trackers data_sources rewards media policy_losses evaluated_figures model_losses meant_flags logs
-run_files in_place_of_run auto_choices evaluation_flags whole_run_switches
+rollout_engines decode_loops trackers data_sources rewards media policy_losses evaluated_figures model_losses
+meant_flags kept_as_begun logs run_files in_place_of_run auto_choices evaluation_flags whole_run_switches
 """.split()
 )
 
@@ -196,6 +196,8 @@ class Plugin(NamedTuple):
     topics: of flags, for `--help`, with their titles
     tables: by the name of a table of the core, entries by their names:
         `rollout_engines`: EngineEntry, by the names that --rollout_engine takes
+        `decode_loops`: addresses of functions (PpoFlags, Mistakes) -> AskedLoop | None: in what loop an engine draws
+            responses in the place of its own (`contracts.decode_loops`); by the names of the flags that ask for it
         `trackers`: TrackerEntry, by the names that --report_to takes
         `data_sources`: addresses of PromptRawDataset classes, by the beginning of the names that --data_path takes
         `rewards`: RewardEntry, by the beginning of addresses that --reward takes
@@ -207,6 +209,8 @@ class Plugin(NamedTuple):
         `model_losses`: what the plugin computes of a model's own losses, in words, by the fields of configurations
             that weigh them: where the plugin is not there, a run says so
         `meant_flags`: names of the flags that are meant, by what people type in their place
+        `kept_as_begun`: values of flags with which a resumed run keeps what it began with, such as None for `auto`, by
+            the flags' names: of those that decide speed and rounding alone
         `logs`: what each is, by the names of files in a run's folder to which its steps append: a run that resumes
             cuts them back
         `run_files`: RunFile, by the names in a run's folder; a folder's ends with a slash

@@ -12,7 +12,6 @@ from threestep.plugins.images.pixels import ImagePixels
 from training.step3_ppo.flags import checks
 from training.step3_ppo.flags.checks import check_beside_media, check_models, checked_components
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.rollout_engine import Speculation
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.rewards.rules.gsm8k import gsm8k_reward
 
@@ -171,40 +170,6 @@ def test_settings_of_paths_without_them(name):
         names_of(**{name: 3})
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (
-            {"mtp_num_layers": 0, "speculate_by": "head"},
-            "--speculate 1 guesses by a head for multi-token prediction, and there is none; give --mtp_num_layers 1 or "
-            "--speculate_by ngram, or leave --speculate out",
-        ),
-        (
-            {"speculate": "0", "speculate_by": "ngram"},
-            "--speculate_by ngram says how --speculate guesses, and it guesses nothing; give --speculate 1, or leave",
-        ),
-        (
-            {"rollout_engine": "hybrid"},
-            "--rollout_engine hybrid does not support --speculate, got 1; leave it out or",
-        ),
-        ({"rollout_replay": "there"}, "several tokens at once, and --rollout_replay draws nothing; leave one of them"),
-        ({"end_check_tokens": 4}, "at once, and --end_check_tokens draws token by token between two looks; leave one"),
-        ({"speculate": "-1"}, "--speculate expects the number of tokens to guess, 0 to 8, or auto, got '-1'"),
-        ({"speculate": "often"}, "--speculate expects the number of tokens to guess, 0 to 8, or auto, got 'often'"),
-    ],
-)
-def test_what_guesses_cannot_go_with(given, said):
-    with pytest.raises(ThreestepError, match=said):
-        names_of(**{"speculate": "1", "mtp_num_layers": 1, **given})
-
-
-def test_what_is_guessed():
-    found = [names_of(speculate=given, mtp_num_layers=1).speculation for given in ("0", "3", "auto")]
-    assert found == [None, Speculation(3), Speculation(1, is_auto=True)]
-    assert names_of(speculate="2", speculate_by="ngram").speculation == Speculation(2, by="ngram")
-    assert names_of(speculate="2").speculation == Speculation(2, by="ngram")  # there is no head
-
-
 def beside_images(**given) -> None:
     paths = {"actor_model_name_or_path": "a", "critic_model_name_or_path": "c"}
     flags = ppo_flags(**{**paths, "advantage": "grpo", "num_samples_per_prompt": 2, "reward": "gsm8k", **given})
@@ -222,7 +187,6 @@ def test_what_reads_images_goes_with_them():
     ("given", "said"),
     [
         ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not read images, and prompts of the data have so"),
-        ({"speculate": "2", "speculate_by": "ngram"}, "--speculate 2 does not go with prompts that have images: it gu"),
         ({"parallel_thinking": True}, "--parallel_thinking does not go with prompts that have images: it draws paths"),
         ({"mtp_num_layers": 1}, "--mtp_num_layers 1 does not go with prompts that have images: it reads embeddings"),
     ],

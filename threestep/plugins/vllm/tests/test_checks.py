@@ -10,6 +10,7 @@ from transformers import Qwen2Config
 from tests.unit.step3_ppo.flags.test_algorithm import FOUR, algorithm, told
 from tests.unit.step3_ppo.flags.test_checks import names_of
 from threestep.plugins.routers.tests.test_checks import flags_of
+from threestep.plugins.speculation.settings import Speculation
 from threestep.plugins.vllm import checks
 from threestep.plugins.vllm.engine import VllmRollout
 from threestep.plugins.vllm.servers.engine import VllmServerRollout
@@ -18,7 +19,6 @@ from training.step3_ppo.flags.arguments import PpoArguments
 from training.step3_ppo.flags.checks import checked_components
 from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.contracts.rollout_engine import Speculation
 from training.utils.generation.table import RolloutEngineFlags, engine_class
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import SequenceLayout
@@ -56,7 +56,7 @@ def test_names_stand_for_engines():
 )
 def test_what_drafts_cannot_go_with(given, said, monkeypatch):
     monkeypatch.setattr(checks, "load_config", lambda *_: Qwen2Config())
-    assert names_of(**DRAFTS).speculation == Speculation(2, name="--vllm_speculate")
+    assert names_of(**DRAFTS).loop.how == Speculation(2, name="--vllm_speculate")
     with pytest.raises(ThreestepError, match=said):
         names_of(**{**DRAFTS, **given})
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,7 +28,6 @@ from training.utils.generation.decoding.decoding import (
     Decoding,
     of_one_length,
 )
-from training.utils.generation.decoding.kept_rows import KeptRows
 from training.utils.generation.decoding.ragged_rows import RaggedRows
 from training.utils.generation.decoding.step_masks import windows_of
 from training.utils.models.own_forward import OwnForward, current_difference
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
     from training.utils.contracts.media import MediaForward, RunMedia
 
-_SAMPLES = 2
+SAMPLES = 2
 _PART = 3  # tokens of a prompt that one forward reads: fewer than the probes' prompts have
 _MOST_GIVEN = 8  # of the response of an example with media
 _MOST_TOKENS = 8192  # of a row: attention of four such prompts, padded, takes 4 x 8192^2 numbers of a mask
@@ -113,10 +112,10 @@ def why_not_in_parts(model: PreTrainedModel, own: OwnForward, way: DecodeWay) ->
     return _why_other(*_short(own), own.tolerance, lambda cases: _decoded(model, cases, way, prefill_tokens=_PART))
 
 
-def why_not_verified(model: PreTrainedModel, own: OwnForward, guesses: int) -> str | None:
-    """Return None if log-probabilities of tokens that are given with `guesses` others behind them, some of which are
-    wrong and taken back (`KeptRows`), are those of `own`, else the reason why not."""
-    return _why_other(*_known(own), own.tolerance, lambda cases: _verified(model, cases, guesses))
+def why_not_read(own: OwnForward, read: Callable[[Sequence[ProbeCase]], list[list[torch.Tensor]]]) -> str | None:
+    """Return None if log-probabilities are those of `own`, else the reason why not. read: for each case, the numbers of
+    its response's tokens; it may fail as the family does."""
+    return _why_other(*_known(own), own.tolerance, read)
 
 
 def why_not_in_turns(model: PreTrainedModel, own: OwnForward, fixed: bool) -> str | None:
@@ -136,10 +135,10 @@ def why_no_media_in_turns(model: PreTrainedModel, own: OwnForward) -> str | None
 
 
 def _why_other(
-    cases: list[_Case],
+    cases: list[ProbeCase],
     known_M: torch.Tensor,
     tolerance: float,
-    read_of: Callable[[list[_Case]], list[list[torch.Tensor]]],
+    read_of: Callable[[list[ProbeCase]], list[list[torch.Tensor]]],
 ) -> str | None:
     """known_M: of the cases that are known, in their order."""
     try:
@@ -161,7 +160,7 @@ def _why_other(
 
 
 @dataclass(frozen=True)
-class _Case:
+class ProbeCase:
     """A prompt with one response, which is given. is_known: `own` has its numbers. media: of the prompt."""
 
     prompt_ids_P: torch.Tensor
@@ -170,7 +169,7 @@ class _Case:
     media: tuple[Any, ...] = ()
 
 
-def _cases(own: OwnForward) -> list[_Case]:
+def _cases(own: OwnForward) -> list[ProbeCase]:
     """Two for each prompt: one much longer than the others, one as long as the first, then the known ones, in the order
     of `own`."""
     alone = own.probes.alone
@@ -180,11 +179,11 @@ def _cases(own: OwnForward) -> list[_Case]:
     if own.probes.long is None:
         return [*_unknown(alone[1].segments[0].tokens.input_ids, short), *beside, *short]
     long = _case(own.probes.long)
-    twice = _Case(long.prompt_ids_P, long.response_ids, False)
+    twice = ProbeCase(long.prompt_ids_P, long.response_ids, False)
     return [*beside, *short, long, twice]
 
 
-def _known(own: OwnForward) -> tuple[list[_Case], torch.Tensor]:
+def _known(own: OwnForward) -> tuple[list[ProbeCase], torch.Tensor]:
     """Return the cases, and the numbers of those that are known; without a sequence so long that the mask of a batch
     padded to it would not fit."""
     long = own.probes.long
@@ -193,25 +192,25 @@ def _known(own: OwnForward) -> tuple[list[_Case], torch.Tensor]:
     return _short(own)
 
 
-def _short(own: OwnForward) -> tuple[list[_Case], torch.Tensor]:
+def _short(own: OwnForward) -> tuple[list[ProbeCase], torch.Tensor]:
     """As `_known`, without the long sequence."""
     cases = _cases(replace(own, probes=replace(own.probes, long=None)))
     return cases, own.numbers_M[: sum(len(case.response_ids) for case in cases if case.is_known)]
 
 
-def _case(document: Document) -> _Case:
+def _case(document: Document) -> ProbeCase:
     tokens = document.segments[0].tokens
-    return _Case(tokens.input_ids[~tokens.is_target], tokens.input_ids[tokens.is_target].tolist(), True)
+    return ProbeCase(tokens.input_ids[~tokens.is_target], tokens.input_ids[tokens.is_target].tolist(), True)
 
 
-def _unknown(prompt_ids_P: torch.Tensor, short: Sequence[_Case]) -> list[_Case]:
-    return [_Case(prompt_ids_P, case.response_ids[:1], False) for case in short[:_SAMPLES]]
+def _unknown(prompt_ids_P: torch.Tensor, short: Sequence[ProbeCase]) -> list[ProbeCase]:
+    return [ProbeCase(prompt_ids_P, case.response_ids[:1], False) for case in short[:SAMPLES]]
 
 
-def _media_cases(own: OwnForward, measured: MediaForward) -> tuple[list[_Case], torch.Tensor]:
+def _media_cases(own: OwnForward, measured: MediaForward) -> tuple[list[ProbeCase], torch.Tensor]:
     """Return two cases for each example, the first response of its row and what ends before it, between two of a text;
     and the numbers of the known ones."""
-    cases, numbers = list[_Case](), list[torch.Tensor]()
+    cases, numbers = list[ProbeCase](), list[torch.Tensor]()
     at = 0
     for document in measured.media.examples:
         tokens = document.segments[0].tokens
@@ -220,31 +219,31 @@ def _media_cases(own: OwnForward, measured: MediaForward) -> tuple[list[_Case], 
         count = next((place for place, target in enumerate(target_M) if target != begin + place), len(target_M))
         count = min(count, _MOST_GIVEN)
         ids, media = tokens.input_ids.tolist(), media_between(tokens.media, 0, begin)
-        case = _Case(tokens.input_ids[:begin], ids[begin : begin + count], True, media)
+        case = ProbeCase(tokens.input_ids[:begin], ids[begin : begin + count], True, media)
         cases += [replace(case, response_ids=ids[begin : begin + 1], is_known=False), case]
         numbers.append(measured.numbers_M[at : at + count])
         at += len(target_M)
     text = _unknown(own.probes.other.segments[0].tokens.input_ids, cases)
-    return [*cases[:_SAMPLES], *text, *cases[_SAMPLES:]], torch.cat(numbers)
+    return [*cases[:SAMPLES], *text, *cases[SAMPLES:]], torch.cat(numbers)
 
 
 def _decoded(
     model: PreTrainedModel,
-    cases: Sequence[_Case],
+    cases: Sequence[ProbeCase],
     way: DecodeWay,
     media: RunMedia | None = None,
     *,
     prefill_tokens: int | None = None,
 ) -> list[list[torch.Tensor]]:
     """Return, for each case, the log-probabilities (float64) of its response's tokens, given one by one."""
-    request = _request(cases, model.device)
+    request = request_of(cases, model.device)
     if media is not None:
-        request = replace(request, media=media.of_prompts([case.media for case in cases[::_SAMPLES]]))
+        request = replace(request, media=media.of_prompts([case.media for case in cases[::SAMPLES]]))
     parts = [(list(range(len(cases))), request)] if way.padded else list(of_one_length(request))
     read: list[list[torch.Tensor]] = [[] for _ in cases]
     for rows, part in parts:
         decoding = Decoding(model, part, way, prefill_tokens=prefill_tokens)
-        logits_AV, place = decoding.prefill(_SAMPLES), 0
+        logits_AV, place = decoding.prefill(SAMPLES), 0
         while True:
             active = [rows[row] for row in decoding.rows_A.tolist()]
             responses = [cases[row].response_ids for row in active]
@@ -263,35 +262,8 @@ def _decoded(
     return read
 
 
-def _verified(model: PreTrainedModel, cases: Sequence[_Case], guesses: int) -> list[list[torch.Tensor]]:
-    """Return what `_decoded` does. The guesses of every second row are wrong, in turns, and taken back."""
-    request = _request(cases, model.device)
-    ids_BP, mask_BP, rounds = request.prompt_ids_BP, request.prompt_mask_BP, request.sampling.max_new_tokens
-    trunk, layer = cast("PreTrainedModel", model.base_model), cast("Any", model.get_output_embeddings())
-    rows = KeptRows(trunk, mask_BP, ids_BP.shape[1] + rounds * (guesses + 1))
-    states_BPH = rows.prefill((mask_BP.long().cumsum(-1) - 1).clamp(min=0), input_ids=ids_BP)
-    order_A = torch.arange(len(ids_BP), device=ids_BP.device).repeat_interleave(_SAMPLES)
-    rows.repeat(order_A)
-    states_AQH, kept = states_BPH[order_A, -1:], [1] * len(cases)
-    # What follows a response may be any token.
-    wanted = [[*case.response_ids, *[case.response_ids[-1]] * (rounds * (guesses + 1))] for case in cases]
-    read: list[list[torch.Tensor]] = [[] for _ in cases]
-    for turn in range(rounds):
-        logprobs_AQV, given = torch.log_softmax(layer(states_AQH).double(), dim=-1), []
-        for row, ids in enumerate(wanted):
-            first = len(read[row])
-            read[row] += [logprobs_AQV[row, place, ids[first + place]] for place in range(kept[row])]
-            last, *right = ids[len(read[row]) - 1 :][: guesses + 1]
-            is_right = (row + turn) % 2 == 0
-            given.append([last, *(right if is_right else [int(cases[row].prompt_ids_P[0])] * guesses)])
-            kept[row] = guesses + 1 if is_right else 1
-        states_AQH = rows.give(guesses + 1, input_ids=torch.tensor(given, device=ids_BP.device))
-        rows.keep(torch.tensor(kept, device=ids_BP.device), max(kept))
-    return [found[: len(case.response_ids)] for found, case in zip(read, cases, strict=True)]
-
-
 def _in_turns(
-    model: PreTrainedModel, cases: Sequence[_Case], fixed: bool, media: RunMedia | None = None
+    model: PreTrainedModel, cases: Sequence[ProbeCase], fixed: bool, media: RunMedia | None = None
 ) -> list[list[torch.Tensor]]:
     """Return what `_decoded` does. Every second token is given with the two before it, which are computed again."""
     rows = RaggedRows(model, fixed)
@@ -318,12 +290,13 @@ def _in_turns(
     return [found[: len(case.response_ids)] for found, case in zip(read, cases, strict=True)]
 
 
-def _request(cases: Sequence[_Case], device: torch.device) -> RolloutRequest:
-    prompts = [case.prompt_ids_P for case in cases[::_SAMPLES]]
+def request_of(cases: Sequence[ProbeCase], device: torch.device) -> RolloutRequest:
+    """Return the prompts of cases, of which SAMPLES each have the same."""
+    prompts = [case.prompt_ids_P for case in cases[::SAMPLES]]
     width = max(len(prompt) for prompt in prompts)
     ids_BP = torch.stack([torch.nn.functional.pad(prompt, (width - len(prompt), 0)) for prompt in prompts])
     lengths_B1 = torch.tensor([[len(prompt)] for prompt in prompts])
     mask_BP = torch.arange(width) >= width - lengths_B1
     most = max(len(case.response_ids) for case in cases)
     sampling = Sampling(most, temperature=1.0, top_k=0, top_p=1.0, end_token_id=-1, pad_token_id=0)
-    return RolloutRequest(ids_BP.to(device), mask_BP.to(device), sampling, list(range(len(cases))), _SAMPLES)
+    return RolloutRequest(ids_BP.to(device), mask_BP.to(device), sampling, list(range(len(cases))), SAMPLES)

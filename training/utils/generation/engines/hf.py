@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,6 @@ import torch
 from training.utils.contracts.rollout import Response, Rollout, check_numbers
 from training.utils.contracts.rollout_engine import (
     IN_ONE_PIECE,
-    BorrowHead,
     Decode,
     Drawing,
     ExpertRecord,
@@ -31,7 +30,6 @@ from training.utils.contracts.rollout_engine import (
     RolloutRequest,
     RolloutSettings,
     Sampling,
-    Speculation,
 )
 from training.utils.generation.decoding.decode_check import (
     fitting_way,
@@ -47,12 +45,12 @@ from training.utils.generation.decoding.stop_strings import stop_strings
 from training.utils.generation.engines.arguments import PREFILL_TOKENS, HfArguments
 from training.utils.generation.engines.kept_turns import KeptTurns
 from training.utils.generation.engines.parallel import check_paths, drawn_side_by_side
-from training.utils.generation.guessing.guessing import Guessing
 from training.utils.models.attention.document_attention import share_keys_of_few_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from training.utils.contracts.decode_loops import DecodeLoop
     from training.utils.contracts.turns import Turns
     from training.utils.models.own_forward import OwnForward
 
@@ -66,7 +64,7 @@ class TransformersRollout(RolloutEngine):
     by `roll_out`."""
 
     supports_parallel_thinking = True
-    supports_speculate = True
+    takes_loops = True
     supports_media = True
     supports_rollouts_ahead = True
     records_experts = True
@@ -75,7 +73,7 @@ class TransformersRollout(RolloutEngine):
     _prefill_tokens: int | None = PREFILL_TOKENS
     _longest_tokens: int | None = None  # of a prompt with its response
     _way: DecodeWay = WAYS[0]
-    _guessing: Guessing | None = None
+    _loop: DecodeLoop | None = None  # in the place of its own
     _experts: ExpertRecord | None = None
     _keeps_turns = False
 
@@ -87,31 +85,26 @@ class TransformersRollout(RolloutEngine):
             engine._prefill_tokens = settings.own.prefill_tokens
         return engine
 
-    def enable_speculation(
-        self, settings: Speculation, borrow_head: BorrowHead | None, log: Callable[[str], None]
-    ) -> None:
-        self._guessing = Guessing(settings, borrow_head, log)
+    def draw_by(self, loop: DecodeLoop) -> None:
+        self._loop = loop
 
     def record_experts(self, record: ExpertRecord) -> None:
         self._experts = record
 
     @contextlib.contextmanager
     def lent(self, actor: Lender) -> Iterator[PreTrainedModel]:
-        with super().lent(actor) as model, self._lent_head():
+        with super().lent(actor) as model, contextlib.nullcontext() if self._loop is None else self._loop.lent():
             yield model
 
-    def _lent_head(self) -> AbstractContextManager[None]:
-        return contextlib.nullcontext() if self._guessing is None else self._guessing.lent()
-
     def figures(self) -> dict[str, float]:
-        return {} if self._guessing is None else self._guessing.figures()
+        return {} if self._loop is None else self._loop.figures()
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self._guessing is None else self._guessing.state_dict()
+        return {} if self._loop is None else self._loop.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self._guessing is not None and state:
-            self._guessing.load_state_dict(state)
+        if self._loop is not None and state:
+            self._loop.load_state_dict(state)
 
     def check(
         self, lent: AbstractContextManager[PreTrainedModel], own: OwnForward, drawing: Drawing = IN_ONE_PIECE
@@ -122,9 +115,9 @@ class TransformersRollout(RolloutEngine):
             if self._experts is not None:
                 self._way = recording_way(self._way, type(model).__name__)
             notes = [*notes, *self._check_parts(model, own)]
-            if self._guessing is not None:
-                with self._guessing.lent():
-                    notes = [*notes, *self._guessing.check(model, own, self._way)]
+            if self._loop is not None:
+                with self._loop.lent():
+                    notes = [*notes, *self._loop.check(model, own, self._way)]
             if drawing.turns:
                 reason = self._why_in_rounds(model, own)
                 self._keeps_turns = reason is None
@@ -142,8 +135,8 @@ class TransformersRollout(RolloutEngine):
             reason = why_not_in_parts(model, own, self._way)
         if reason is not None:
             self._prefill_tokens = None
-        if self._guessing is not None:
-            self._guessing.prefill_tokens = self._prefill_tokens
+        if self._loop is not None:
+            self._loop.prefill_tokens = self._prefill_tokens
         if reason is None:
             return []
         name = type(model).__name__
@@ -153,8 +146,8 @@ class TransformersRollout(RolloutEngine):
         """Return why turns are drawn by `roll_out`; None where they need not be."""
         if type(self).roll_out is not TransformersRollout.roll_out:
             return f"{type(self).__name__} draws by a roll_out of its own"
-        if self._guessing is not None:
-            return "--speculate draws whole responses"
+        if self._loop is not None:
+            return f"{self._loop.name} draws whole responses"
         if not self._way.masks_are_ours:
             return "the family makes its masks itself"
         return why_not_in_turns(model, own, self._way.fixed)
@@ -170,9 +163,9 @@ class TransformersRollout(RolloutEngine):
         started = time.perf_counter()
         if request.sampling.paths is not None:
             rollout = drawn_side_by_side(model, request)
-        elif self._guessing is not None and self._way.padded:
+        elif self._loop is not None and self._way.padded:
             stop = stop_strings(request.sampling, self._decode)
-            rollout = self._guessing.drawn(model, request, stop, partial(self._drawn, model, request))
+            rollout = self._loop.drawn(model, request, stop, partial(self._drawn, model, request))
         elif self._way.padded:
             rollout = self._drawn(model, request)
         else:

@@ -30,7 +30,7 @@ from training.utils.models.attention.attention_precision import attention_dtype
 if TYPE_CHECKING:
     from training.utils.contracts.runs import AttentionRun
 
-# One more than speculative rollouts guess at most (`contracts.rollout_engine`).
+# A decode loop gives a row so many at once (`contracts.decode_loops`).
 _FEW_TOKENS = 9
 # Of keys, and of values, that a thread's core converts at a time: of float32, twice 1 MiB.
 _CONVERTED_NUMBERS = 2**18

@@ -104,7 +104,9 @@ class _OnAGpu:
 
 def test_on_a_gpu_graphs_are_tried_first(monkeypatch):
     """A family that cannot be captured says why, once, and is decoded as on a CPU."""
-    monkeypatch.setattr("training.utils.generation.decoding.decode_check._request", on_the_cpu(decode_check._request))
+    monkeypatch.setattr(
+        "training.utils.generation.decoding.decode_check.request_of", on_the_cpu(decode_check.request_of)
+    )
     model, own = known("llama")
     assert fitting_way(_OnAGpu(model), own) == (FIXED, [])
     model, own = known("mixtral")

@@ -15,7 +15,6 @@ from tests.unit.utils.generation.engines.test_hf import PLAIN, prompts, response
 from training.utils.contracts.rollout_engine import RolloutRequest, RolloutSettings
 from training.utils.generation.decoding import ragged_rows
 from training.utils.generation.decoding.decoding import FIXED, MASKED, OURS, OWN, WAYS, DecodeWay, Decoding
-from training.utils.generation.decoding.kept_rows import KeptRows
 from training.utils.generation.decoding.ragged_rows import RaggedRows
 from training.utils.generation.engines.arguments import HfArguments
 from training.utils.generation.engines.hf import TransformersRollout
@@ -106,19 +105,6 @@ def test_turns_and_paths_read_a_row_in_parts_too(monkeypatch):
     assert one == [(4, 40)] and max(width for _, width in several) == 9 and len(several) > 4
     torch.testing.assert_close(parts, whole, rtol=0, atol=1e-6)
     torch.testing.assert_close(parts_next, whole_next, rtol=0, atol=1e-6)
-
-
-def test_the_rows_of_guesses_read_prompts_in_parts_too():
-    model, (ids_BP, mask_BP) = tiny_causal_lm("llama", torch.float64), prompts(PADDED)
-    positions_BP = (mask_BP.long().cumsum(-1) - 1).clamp(min=0)
-    found = []
-    for part in (None, 6):
-        rows = KeptRows(model.base_model, mask_BP, 40, prefill_tokens=part)
-        with torch.no_grad():
-            states_BPH = rows.prefill(positions_BP, input_ids=ids_BP)
-            found.append((states_BPH[mask_BP], rows.give(2, input_ids=ids_BP[:, -2:])))
-    for whole, parts in zip(*found, strict=True):
-        torch.testing.assert_close(parts, whole, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ from threestep.plugins.environments.tests.turns.test_conversations import (
     converse,
     model_that_turns,
 )
-from training.utils.contracts.rollout_engine import Drawing, Ends, RolloutRequest, Speculation
+from training.utils.contracts.decode_loops import DecodeLoop
+from training.utils.contracts.rollout_engine import Drawing, Ends, RolloutRequest
 from training.utils.contracts.turns import NextTurn
 from training.utils.generation.decoding.decoding import FIXED, MASKED
 from training.utils.generation.decoding.ragged_rows import RaggedRows
@@ -192,14 +193,17 @@ def test_others_draw_in_rounds_and_say_why():
         def roll_out(self, model, request):
             return super().roll_out(model, request)
 
-    guesses = TransformersRollout()
-    guesses.enable_speculation(Speculation(1, by="ngrams"), None, print)
+    class Whole(DecodeLoop):
+        name = "--whole"
+
+    other = TransformersRollout()
+    other.draw_by(Whole())
     for family, engine, reason in (
         ("gemma2", TransformersRollout(), "its layers see the last tokens alone"),
         ("mamba", TransformersRollout(), "the family makes its masks itself"),
         ("bloom", TransformersRollout(), "the family makes its masks itself"),
         ("llama", Own(), "Own draws by a roll_out of its own"),
-        ("llama", guesses, "--speculate draws whole responses"),
+        ("llama", other, "--whole draws whole responses"),
     ):
         model, own = known(family)
         (*_, note) = engine.check(nullcontext(model), own, TURNS)

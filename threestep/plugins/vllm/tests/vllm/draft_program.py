@@ -28,8 +28,8 @@ def main(folder: Path) -> None:
     from threestep.plugins.mtp.opening import open_head
     from threestep.plugins.mtp.settings import MtpSettings
     from threestep.plugins.mtp.training import WholeHead
+    from threestep.plugins.vllm.draft import VllmDraft
     from threestep.plugins.vllm.tests.vllm.conftest import started
-    from training.utils.contracts.rollout_engine import Speculation
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.ranks.startup import started_process_group
     from training.utils.engine.training_engine import TrainingEngine
@@ -49,7 +49,7 @@ def main(folder: Path) -> None:
         assert mtp is not None
         actor, rollouts = WholeModel(engine, model), started(spelt)
         head = WholeHead(mtp.head.engine, partial(new_head, model, 1, 0))
-        rollouts.enable_speculation(Speculation(1, name="--vllm_speculate"), head.lent, print)
+        rollouts.draw_by(VllmDraft(1, head.lent))
         updates = [one_update(rollouts, actor, mtp, head) for _ in range(UPDATES)]
         with rollouts.lent(actor), actor.lent() as whole:
             report({"updates": updates, "verified": verified_tokens(rollouts, whole), **held_to(rollouts, whole)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from training.utils.generation.guessing.pace import Pace, RoundPace
+from threestep.plugins.speculation.pace import Pace, RoundPace
 
 
 def ways(pace: Pace, count: int, guessing: float, plain: float) -> tuple[list[bool], list[int]]:

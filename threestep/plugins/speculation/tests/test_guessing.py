@@ -13,10 +13,12 @@ from tests.unit.utils.generation.decoding.test_decode_check import known
 from tests.unit.utils.generation.engines.test_hf import GREEDY, PLAIN, prompts, responses
 from threestep.plugins.environments.turns.conversations import ActingRollout, ConversationLimits
 from threestep.plugins.mtp.head import new_head
+from threestep.plugins.speculation import kept_rows
+from threestep.plugins.speculation.guessing import Guessing
+from threestep.plugins.speculation.settings import Speculation
+from threestep.plugins.speculation.verified import why_not_verified
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.rollout_engine import RolloutRequest, Speculation
-from training.utils.generation.decoding import kept_rows
-from training.utils.generation.decoding.decode_check import why_not_verified
+from training.utils.contracts.rollout_engine import RolloutRequest
 from training.utils.generation.engines.hf import TransformersRollout
 
 
@@ -39,7 +41,7 @@ def engine_of(model, how: Speculation):
     """A guessing engine, and the sentences that it prints."""
     engine, told = TransformersRollout(), []
     head = new_head(model, 1, 0).eval()
-    engine.enable_speculation(how, lambda: nullcontext(head), told.append)
+    engine.draw_by(Guessing(how, lambda: nullcontext(head), told.append))
     return engine, told
 
 
@@ -77,7 +79,7 @@ def test_families_that_cannot_be_verified(family, said):
 
     def engine_for(how: Speculation):
         engine = TransformersRollout()
-        engine.enable_speculation(how, lambda: nullcontext(model_head), print)
+        engine.draw_by(Guessing(how, lambda: nullcontext(model_head), print))
         return engine
 
     with pytest.raises(
@@ -128,13 +130,13 @@ def test_ngrams_need_no_head(llama):
     """From the first rollout on, whether the model is lent or not."""
     model, own = llama
     engine, plain = TransformersRollout(), TransformersRollout()
-    engine.enable_speculation(Speculation(2, by="ngram"), None, print)
+    engine.draw_by(Guessing(Speculation(2, by="ngram"), None, print))
     assert engine.check(nullcontext(model), own) == plain.check(nullcontext(model), own) == []
     ids_BP, mask_BP = prompts()
     request = RolloutRequest(ids_BP, mask_BP, replace(GREEDY, max_new_tokens=30), list(range(8)))
     assert responses(engine.roll_out(model, request)) == responses(plain.roll_out(model, request))
     assert engine.figures()["rollout/tokens_per_forward"] > 1
-    assert engine._guessing._frequent.among(ids_BP[0, -1:]) is not None  # a head would guess among these
+    assert engine._loop._frequent.among(ids_BP[0, -1:]) is not None  # a head would guess among these
 
 
 def test_a_cache_that_keeps_wrong_tokens_is_found(llama, monkeypatch):
@@ -152,6 +154,6 @@ def test_a_head_that_fails_is_named(llama):
     engine = TransformersRollout()
     broken = new_head(model, 1, 0)
     broken.depths[0].eh_proj = torch.nn.Linear(3, 3)
-    engine.enable_speculation(Speculation(1), lambda: nullcontext(broken), print)
+    engine.draw_by(Guessing(Speculation(1), lambda: nullcontext(broken), print))
     with pytest.raises(ThreestepError, match="which LlamaForCausalLM cannot: its head fails .RuntimeError: "):
         engine.check(nullcontext(model), own)

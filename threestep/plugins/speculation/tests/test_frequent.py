@@ -10,7 +10,7 @@ import torch
 
 from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.utils.generation.engines.test_hf import PLAIN, prompts, roll
-from training.utils.generation.guessing.frequent import FewLogits, FrequentTokens, vocabulary_of
+from threestep.plugins.speculation.frequent import FewLogits, FrequentTokens, vocabulary_of
 
 
 def test_frequent_tokens():

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from threestep.plugins.speculation.frequent import FewLogits, vocabulary_of
+from threestep.plugins.speculation.kept_rows import KeptRows
+from threestep.plugins.speculation.ngrams import NOTHING, NgramRows
+from threestep.plugins.speculation.pace import RoundPace
 from training.utils.generation.decoding.bad_words import BadWords
 from training.utils.generation.decoding.cache import compacted, moves_when_leaving
 from training.utils.generation.decoding.drawn import DrawnResponses
-from training.utils.generation.decoding.kept_rows import KeptRows
 from training.utils.generation.decoding.sampling import draw
-from training.utils.generation.guessing.frequent import FewLogits, vocabulary_of
-from training.utils.generation.guessing.ngrams import NOTHING, NgramRows
-from training.utils.generation.guessing.pace import RoundPace
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

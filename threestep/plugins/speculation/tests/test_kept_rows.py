@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
+from tests.unit.utils.generation.decoding.test_decoding import PADDED
+from tests.unit.utils.generation.engines.test_hf import prompts
+from threestep.plugins.speculation.kept_rows import KeptRows
 from training.utils.generation.decoding.cache import moves_when_leaving
-from training.utils.generation.decoding.kept_rows import KeptRows
 
 
 def test_what_is_taken_back_leaves_no_trace():
@@ -35,3 +37,16 @@ def test_what_is_taken_back_leaves_no_trace():
         torch.testing.assert_close(rows.give(1, input_ids=torch.tensor([[7], [8]])), before)
     # Columns that no row kept are cut off: 4 + 3 + 1 + 3 + 3, and the last.
     assert rows._cache.layers[0].keys.shape[2] == 15
+
+
+def test_the_rows_of_guesses_read_prompts_in_parts_too():
+    model, (ids_BP, mask_BP) = tiny_causal_lm("llama", torch.float64), prompts(PADDED)
+    positions_BP = (mask_BP.long().cumsum(-1) - 1).clamp(min=0)
+    found = []
+    for part in (None, 6):
+        rows = KeptRows(model.base_model, mask_BP, 40, prefill_tokens=part)
+        with torch.no_grad():
+            states_BPH = rows.prefill(positions_BP, input_ids=ids_BP)
+            found.append((states_BPH[mask_BP], rows.give(2, input_ids=ids_BP[:, -2:])))
+    for whole, parts in zip(*found, strict=True):
+        torch.testing.assert_close(parts, whole, rtol=0, atol=1e-13)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from tests.unit.utils.generation.engines.test_hf import PLAIN
+from threestep.plugins.speculation.ngrams import NOTHING, NgramRows
 from training.utils.contracts.rollout_engine import RolloutRequest
 from training.utils.generation.decoding.cache import moves_when_leaving
-from training.utils.generation.guessing.ngrams import NOTHING, NgramRows
 
 
 def test_what_followed_last_is_guessed():

@@ -1,6 +1,6 @@
 """Speculative rollouts as an engine holds them: the head that is lent, whether guesses fit, whether they pay.
 
-Serves TransformersRollout. `speculation` draws, `pace` measures.
+`speculation` draws, `pace` measures.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from threestep.plugins.speculation.frequent import FrequentTokens, vocabulary_of
+from threestep.plugins.speculation.pace import Pace, RoundPace
+from threestep.plugins.speculation.speculation import GuessCounts, Guesses, drawn_by_guesses
+from threestep.plugins.speculation.verified import why_not_verified
 from training.utils.base.errors import ThreestepError, first_line
-from training.utils.contracts.rollout_engine import BorrowHead, RolloutRequest, Sampling, Speculation
-from training.utils.generation.decoding.decode_check import why_not_verified
-from training.utils.generation.guessing.frequent import FrequentTokens, vocabulary_of
-from training.utils.generation.guessing.pace import Pace, RoundPace
-from training.utils.generation.guessing.speculation import GuessCounts, Guesses, drawn_by_guesses
+from training.utils.contracts.decode_loops import DecodeLoop
+from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.utils.contracts.guessers import LentHead
+    from threestep.plugins.speculation.settings import Speculation
+    from training.utils.contracts.guessers import BorrowHead, LentHead
     from training.utils.contracts.rollout import Rollout
     from training.utils.generation.decoding.decoding import DecodeWay
     from training.utils.generation.decoding.stop_strings import StopStrings
@@ -32,9 +34,8 @@ if TYPE_CHECKING:
 _TRIED_TOKENS = 4
 
 
-class Guessing:
-    """Rollouts by guesses. borrow_head: None where they need no head. tell: prints a sentence. prefill_tokens: of the
-    prompts that one forward reads; None: all."""
+class Guessing(DecodeLoop):
+    """Rollouts by guesses. borrow_head: None where they need no head. tell: prints a sentence."""
 
     def __init__(self, how: Speculation, borrow_head: BorrowHead | None, tell: Callable[[str], None]) -> None:
         self._how, self._borrow_head, self._tell = how, borrow_head, tell
@@ -42,7 +43,7 @@ class Guessing:
         self._is_off = False
         self._pace, self._counts, self._known = Pace(how.is_auto), GuessCounts(), GuessCounts()
         self._frequent, self._rounds = FrequentTokens(), dict[Hashable, RoundPace]()
-        self.prefill_tokens: int | None = None
+        self.name = how.name
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:

@@ -10,11 +10,11 @@ import torch
 from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.utils.generation.engines.test_hf import GREEDY, PLAIN, frequent_token, prompts, responses, roll, spelt
 from threestep.plugins.mtp.head import new_head
+from threestep.plugins.speculation import speculation
+from threestep.plugins.speculation.pace import RoundPace
+from threestep.plugins.speculation.speculation import GuessCounts, Guesses, drawn_by_guesses
 from training.utils.contracts.rollout_engine import Ends, RolloutRequest
 from training.utils.generation.decoding.stop_strings import stop_strings
-from training.utils.generation.guessing import speculation
-from training.utils.generation.guessing.pace import RoundPace
-from training.utils.generation.guessing.speculation import GuessCounts, Guesses, drawn_by_guesses
 
 LENGTHS = (3, 11, 1, 7, 5, 9, 2, 4, 6, 8)
 KINDS = {

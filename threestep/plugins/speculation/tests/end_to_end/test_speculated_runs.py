@@ -93,10 +93,10 @@ def is_border(model: Any, request: Any, row: int, one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_thousand_sequences(kind, trained):
+    from threestep.plugins.speculation.frequent import FrequentTokens, vocabulary_of
+    from threestep.plugins.speculation.speculation import GuessCounts, Guesses, drawn_by_guesses
     from training.utils.generation.decoding.stop_strings import stop_strings
     from training.utils.generation.engines.hf import TransformersRollout
-    from training.utils.generation.guessing.frequent import FrequentTokens, vocabulary_of
-    from training.utils.generation.guessing.speculation import GuessCounts, Guesses, drawn_by_guesses
 
     model, tokenizer, head = trained
     decode, frequent, counts = partial(tokenizer.decode), FrequentTokens(), GuessCounts()

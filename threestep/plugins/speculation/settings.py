@@ -1,0 +1,62 @@
+"""How many tokens are guessed, and by what; the flags that this does not go with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from threestep.plugins.speculation.arguments import BY_HEAD
+from training.utils.base.errors import ThreestepError
+from training.utils.flags.flags import AUTO
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
+
+# Each further guess is right less often.
+_MOST_GUESSES = 8
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """Tokens are guessed, and several verified at once.
+
+    guesses: tokens guessed ahead, 1 or more. is_auto: only where that is faster. by: one of GUESSERS.
+    name: the flag that asks for it.
+    """
+
+    guesses: int
+    is_auto: bool = False
+    by: str = BY_HEAD
+    name: str = "--speculate"
+
+    @classmethod
+    def of_flag(cls, given: str, by: str = BY_HEAD) -> Speculation | None:
+        """Return what --speculate asks for; None for 0. ThreestepError for anything else than a number or auto."""
+        if given == AUTO:
+            return cls(1, is_auto=True, by=by)
+        if not (given.isdecimal() and int(given) <= _MOST_GUESSES):
+            raise ThreestepError(
+                f"--speculate expects the number of tokens to guess, 0 to {_MOST_GUESSES}, or {AUTO}, got '{given}'"
+            )
+        return cls(int(given), by=by) if int(given) else None
+
+    @property
+    def flag(self) -> str:
+        return f"{self.name} {AUTO if self.is_auto else self.guesses}"
+
+
+def check_asked(how: Speculation, flags: Any, mistakes: Mistakes, otherwise: str = "") -> None:
+    """Note what guesses do not go with. flags: step 3's. otherwise: by what else they could go than a head."""
+    mistakes.require(
+        flags.guests.lends_guesser or how.by != BY_HEAD,
+        f"{how.flag} guesses by a head for multi-token prediction, and there is none; give --mtp_num_layers 1"
+        f"{otherwise} or leave {how.name} out",
+    )
+    for name, given, why in (
+        ("parallel_thinking", flags.data.chat.parallel_thinking, "draws its paths side by side"),
+        ("rollout_replay", flags.ppo.rollout_replay, "draws nothing"),
+        ("end_check_tokens", flags.ppo.end_check_tokens, "draws token by token between two looks"),
+    ):
+        mistakes.require(
+            not given, f"{how.flag} draws several tokens at once, and --{name} {why}; leave one of them out"
+        )
