@@ -38,7 +38,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as place:
         _program(
-            "threestep.plugins.tools.new_model",
+            "threestep.plugins.programs.new_model",
             "--out",
             f"{place}/model",
             *"--data_path embedded --hidden_size 32".split(),

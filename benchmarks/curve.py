@@ -65,7 +65,7 @@ def main() -> None:
 def trained_twice(folder: Path, steps: int, flags: list[str]) -> Curves:
     """Run step 1 packed and padded on a new model in `folder`."""
     model = folder / "model"
-    _run(["threestep.plugins.tools.new_model", *NEW_MODEL, "--out", str(model)])
+    _run(["threestep.plugins.programs.new_model", *NEW_MODEL, "--out", str(model)])
     found = {}
     for name, layout in (("packed", []), ("padded", ["--padded"])):
         out = folder / name

@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.workload import SHAPES, VOCABULARY
 from threestep.plugins.audit.recording.schema import DIGESTS
 from threestep.plugins.audit.step_recorder import StepRecorder
-from threestep.plugins.tools import new_model
+from threestep.plugins.programs import new_model
 from training.step1_sft.main import main as sft
 from training.step1_sft.trainer import SftTrainer
 from training.utils.contracts.step_observers import NOT_OBSERVED

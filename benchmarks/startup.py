@@ -71,7 +71,7 @@ def prepare(folder: Path, flags: Sequence[str]) -> tuple[Path, list[str]]:
     make = [
         sys.executable,
         "-m",
-        "threestep.plugins.tools.new_model",
+        "threestep.plugins.programs.new_model",
         "--data_path",
         "embedded",
         *shape,

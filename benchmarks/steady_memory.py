@@ -76,7 +76,7 @@ def _models(folder: Path) -> tuple[Path, Path]:
     command = [
         sys.executable,
         "-m",
-        "threestep.plugins.tools.new_model",
+        "threestep.plugins.programs.new_model",
         *NEW_MODEL,
         "--num_hidden_layers",
         "2",

@@ -6,4 +6,4 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
 export THREESTEP_COMMAND="${THREESTEP_COMMAND:-bash $0}"
 export THREESTEP_OWN_WORDS=2 # --work_dir and its folder
-exec "$PYTHON" -m threestep.plugins.tools.all_steps --work_dir "$THREESTEP_ROOT" "$@"
+exec "$PYTHON" -m threestep.plugins.programs.all_steps --work_dir "$THREESTEP_ROOT" "$@"

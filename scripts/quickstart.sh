@@ -8,5 +8,5 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
 export THREESTEP_COMMAND="${SEED:+SEED=$SEED }bash $0" THREESTEP_OWN_WORDS=5 # --work_dir, --config, their values, --overwrite
 if [ -n "${SEED:-}" ]; then THREESTEP_OWN_WORDS=7; fi
-exec "$PYTHON" -m threestep.plugins.tools.all_steps --work_dir "$THREESTEP_ROOT" --config training/configs/quickstart.yaml \
+exec "$PYTHON" -m threestep.plugins.programs.all_steps --work_dir "$THREESTEP_ROOT" --config training/configs/quickstart.yaml \
     --overwrite ${SEED:+--seed "$SEED"} "$@"

@@ -349,7 +349,7 @@ _OF_ROLLOUTS = (
 
 def make_runs(folder: Path, kinds: Sequence[str]) -> None:
     """Train for two steps of each kind, in a folder each, and write the other files that commands read."""
-    from threestep.plugins.tools import new_model
+    from threestep.plugins.programs import new_model
 
     with contextlib.redirect_stdout(io.StringIO()):
         new_model.main(["--data_path", "embedded", "--out", str(folder / "start"), "--seed", "1", *_SHAPE.split()])
@@ -481,7 +481,7 @@ def _of_records(folder: Path, kind: str, program: Any) -> list[ReadingCommand]:
 
 def _export(checkpoint: Path, out: Path, *, signs: bool = False) -> None:
     """signs: the manifest lists the files as they are, damaged or not."""
-    from threestep.plugins.tools import export
+    from threestep.plugins.programs import export
 
     shutil.rmtree(out, ignore_errors=True)
     path = checkpoint / "manifest.json"

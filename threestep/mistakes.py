@@ -85,7 +85,7 @@ def _groups(kind: str) -> Sequence[type]:
     for step in known_steps().values():
         if step.kind == kind:
             return step.groups
-    return plugin_module("tools", "new_model").GROUPS if "tools" in plugins() else ()
+    return plugin_module("programs", "new_model").GROUPS if "programs" in plugins() else ()
 
 
 def _given(value: str, known: set[str]) -> str | None:

@@ -13,7 +13,7 @@ from threestep.mistakes import mistakes_in_python
 from threestep.running import flags_of, run_here
 from training.utils.plugins.registry import check_plugin
 
-_PROGRAM = "threestep.plugins.tools.new_model"
+_PROGRAM = "threestep.plugins.programs.new_model"
 
 
 @mistakes_in_python
@@ -25,7 +25,7 @@ def new_model(rows: Any, folder: str | os.PathLike[str], **settings: Any) -> Pat
     folder: to write; a model in it is replaced
     settings: flags of `threestep new-model --help`, e.g. vocab_size=300, hidden_size=64, num_hidden_layers=2
     """
-    check_plugin("tools", "threestep.new_model")
+    check_plugin("programs", "threestep.new_model")
     place = Path(folder).expanduser().absolute()
     with tempfile.TemporaryDirectory() as given:
         with silent_bars():

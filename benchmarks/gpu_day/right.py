@@ -106,7 +106,7 @@ def _flags(report: Report, name: str, dtype: str) -> list[str]:
         shape += ["--num_attention_heads", str(size[2]), "--rope_theta", "100"]
         ran(
             report,
-            ["-m", "threestep.plugins.tools.new_model", "--data_path", "embedded", *shape, "--out", str(model)],
+            ["-m", "threestep.plugins.programs.new_model", "--data_path", "embedded", *shape, "--out", str(model)],
             ON_CPU,
         )
     rows = 32 if report.full else 8

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.end_to_end.conftest import Ran, run_module, run_step
-from threestep.plugins.tools import new_model
+from threestep.plugins.programs import new_model
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 ANSWER = "red and blue"
@@ -199,7 +199,7 @@ def test_dpo_learns_pairs_of_answers_to_images_and_exports(place):
     summary = json.loads((place / "dpo" / "summary.json").read_text())
     assert summary["eval_loss_before"] == pytest.approx(0.6931, abs=1e-4)
     assert summary["eval_accuracy"] == 1.0 and summary["eval_loss"] < 0.5
-    from threestep.plugins.tools import export
+    from threestep.plugins.programs import export
 
     export.main([str(place / "dpo"), str(place / "exported")])
     assert plain_loss(place / "exported", place) == pytest.approx(plain_loss(place / "dpo" / "model", place), abs=1e-6)
@@ -222,7 +222,7 @@ def test_the_reward_model_learns_pairs_of_answers_to_images(place):
     assert ran.code == 0, ran.words
     first = json.loads((place / "scores.jsonl").read_text().splitlines()[0])
     assert (first["chosen"], first["rejected"]) == pytest.approx((chosen, rejected), abs=1e-5)
-    from threestep.plugins.tools import export
+    from threestep.plugins.programs import export
 
     export.main([str(place / "reward"), str(place / "exported_reward")])
     assert plain_score(place / "exported_reward", place, "no") == pytest.approx(rejected, abs=1e-6)

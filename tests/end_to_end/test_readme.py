@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.pages import ROOT, blocks
-from threestep.plugins.tools.all_steps import read_plan
+from threestep.plugins.programs.all_steps import read_plan
 from training.utils.data.sources.made.embedded import check
 from training.utils.flags.arguments import read_yaml
 

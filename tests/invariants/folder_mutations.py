@@ -306,7 +306,7 @@ def make_folders(place: Path) -> None:
 
     from tests.end_to_end.conftest import pair_rows, save_start
     from tests.invariants.mutations import CHAT_TEMPLATE
-    from threestep.plugins.tools import new_model
+    from threestep.plugins.programs import new_model
 
     save_start(place / TEXT, chat_template=CHAT_TEMPLATE)
     model = AutoModelForCausalLM.from_pretrained(place / TEXT)

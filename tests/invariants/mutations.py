@@ -422,7 +422,7 @@ def whole_run(dice: random.Random, tokenizer: Any) -> None:
     """The YAML file of all three steps, damaged, read up to where the first of them would start."""
     import yaml
 
-    from threestep.plugins.tools.all_steps import check_settings, read_plan
+    from threestep.plugins.programs.all_steps import check_settings, read_plan
     from training.utils.flags.arguments import read_yaml
 
     steps = {"step1_sft": {"num_train_epochs": 1}, "step2_reward": {"zero_stage": 1}, "step3_ppo": {"temperature": 0.7}}

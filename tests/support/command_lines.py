@@ -254,7 +254,7 @@ def _with_settings(module: str, arguments: Sequence[str]) -> list[str]:
             words
             and words[-1] == "--config"
             and not Path(word).exists()
-            and module != "threestep.plugins.tools.all_steps"
+            and module != "threestep.plugins.programs.all_steps"
         ):
             _require("--config" in flags_of(module), f"python -m {module} has no --config")
             words.pop()

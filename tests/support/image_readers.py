@@ -10,7 +10,7 @@ from typing import Any
 
 from threestep.plugins.images.data.families import family_of
 from threestep.plugins.images.data.reader import ImageReader
-from threestep.plugins.tools.new_model import VISION_TEMPLATE, image_processor
+from threestep.plugins.programs.new_model import VISION_TEMPLATE, image_processor
 
 _ROLES = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
 _END = "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

@@ -14,7 +14,7 @@ from tests.support.vision_models import FAMILIES, IMAGE_ID, awake
 from threestep.plugins.images.data.families import family_of
 from threestep.plugins.images.data.reader import ImageReader
 from threestep.plugins.images.run.sent_images import SentImages
-from threestep.plugins.tools.new_model import image_processor
+from threestep.plugins.programs.new_model import image_processor
 
 WORDS = 90  # ids of text
 _LETTERS = "abcdefghijklmnopqrstuvwxyz "

@@ -142,10 +142,10 @@ def test_a_changed_pin_installs_again(checkout, name):
 def test_a_failed_install_is_no_finished_one(checkout):
     done, calls = run(checkout, "quickstart.sh", FAIL_ON="--editable")
     assert done.returncode == 9
-    assert not any("threestep.plugins.tools.all_steps" in call for call in calls)
+    assert not any("threestep.plugins.programs.all_steps" in call for call in calls)
     _, calls = run(checkout, "quickstart.sh")
     assert any("--editable" in call for call in calls)
-    assert "[threestep.plugins.tools.all_steps]" in calls[-1]
+    assert "[threestep.plugins.programs.all_steps]" in calls[-1]
 
 
 def test_a_machine_with_a_gpu_gets_the_registrys_torch(checkout):
@@ -168,18 +168,19 @@ def test_a_step_is_launched_with_its_flags_from_where_the_user_is(checkout, tmp_
 def test_all_steps_works_in_the_checkout(checkout, tmp_path):
     _, calls = run(checkout, "all_steps.sh", "--config", "examples/gsm8k.yaml", cwd=tmp_path)
     assert (
-        calls[-1] == f"[-m][threestep.plugins.tools.all_steps][--work_dir][{checkout}][--config][examples/gsm8k.yaml]"
+        calls[-1]
+        == f"[-m][threestep.plugins.programs.all_steps][--work_dir][{checkout}][--config][examples/gsm8k.yaml]"
     )
 
 
 def test_quickstart_takes_perhaps_a_seed_and_flags(checkout, tmp_path):
     config = f"[--work_dir][{checkout}][--config][training/configs/quickstart.yaml][--overwrite]"
     _, calls = run(checkout, "quickstart.sh", cwd=tmp_path)
-    assert calls[-1] == f"[-m][threestep.plugins.tools.all_steps]{config}"
+    assert calls[-1] == f"[-m][threestep.plugins.programs.all_steps]{config}"
     _, calls = run(checkout, "quickstart.sh", cwd=tmp_path, SEED="2")
-    assert calls[-1] == f"[-m][threestep.plugins.tools.all_steps]{config}[--seed][2]"
+    assert calls[-1] == f"[-m][threestep.plugins.programs.all_steps]{config}[--seed][2]"
     _, calls = run(checkout, "quickstart.sh", "--resume", cwd=tmp_path)
-    assert calls[-1] == f"[-m][threestep.plugins.tools.all_steps]{config}[--resume]"
+    assert calls[-1] == f"[-m][threestep.plugins.programs.all_steps]{config}[--resume]"
 
 
 def test_the_environment_may_be_elsewhere(checkout, tmp_path):
@@ -204,7 +205,7 @@ def test_no_compiler_is_said_in_one_line(checkout, tmp_path):
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stderr.splitlines() if "C++ compiler" in line]
     assert len(said) == 1 and "the run goes on without them" in said[0]
-    assert "[threestep.plugins.tools.all_steps]" in calls[-1]
+    assert "[threestep.plugins.programs.all_steps]" in calls[-1]
 
     done, _ = run(checkout, "quickstart.sh", PATH=f"{programs}{os.pathsep}{few}", CXX="bash")
     assert "C++ compiler" not in done.stderr

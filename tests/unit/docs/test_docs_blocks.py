@@ -14,7 +14,7 @@ import pytest
 from tests.support import pages
 from tests.support.pages import HISTORY, page_name
 from threestep.plugins.inspect import __main__ as inspect
-from threestep.plugins.tools import new_model
+from threestep.plugins.programs import new_model
 from training.utils.data.sources import registry
 
 RUN_ELSEWHERE = {

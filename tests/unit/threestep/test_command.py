@@ -61,10 +61,10 @@ def test_the_version(capsys):
 
 def test_an_unknown_word_gets_the_right_one(capsys):
     with pytest.raises(SystemExit) as ended:
-        command.main(["rewards", "--out", "x"])
+        command.main(["sftt", "--out", "x"])
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert said == "error: there is no command 'rewards', see threestep --help; did you mean 'reward'?\n"
+    assert said == "error: there is no command 'sftt', see threestep --help; did you mean 'sft'?\n"
 
 
 def test_one_rank_runs_in_this_process(ran, monkeypatch):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from threestep.plugins.mtp.layout.entries import MtpEntries
     from threestep.plugins.mtp.reading import TrunkStates
     from training.utils.contracts.documents import Document
-    from training.utils.contracts.guessers import BorrowHead
+    from training.utils.contracts.guests import BorrowHead
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.models.target_head import TargetHead, TokenLogprobs

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from threestep.plugins.speculation.settings import Speculation
-    from training.utils.contracts.guessers import BorrowHead, LentHead
+    from training.utils.contracts.guests import BorrowHead, LentHead
     from training.utils.contracts.rollout import Rollout
     from training.utils.generation.decoding.decoding import DecodeWay
     from training.utils.generation.decoding.stop_strings import StopStrings

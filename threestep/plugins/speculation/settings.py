@@ -1,4 +1,4 @@
-"""How many tokens are guessed, and by what; the flags that this does not go with."""
+"""The settings of guesses: how many tokens ahead, and by what; the flags that these do not go with."""
 
 from __future__ import annotations
 

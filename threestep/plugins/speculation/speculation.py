@@ -30,7 +30,7 @@ from training.utils.generation.decoding.sampling import draw
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.utils.contracts.guessers import LentHead
+    from training.utils.contracts.guests import LentHead
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
     from training.utils.generation.decoding.stop_strings import StopStrings

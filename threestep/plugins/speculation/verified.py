@@ -1,4 +1,4 @@
-"""Whether tokens that are verified together have the log-probabilities that the model itself computes."""
+"""The check that tokens which are verified together have the log-probabilities that the model itself computes."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from threestep.plugins.vllm.head_folder import draft_tensors, write_draft
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from training.utils.contracts.guessers import BorrowHead
+    from training.utils.contracts.guests import BorrowHead
 
 _COUNTERS = ("drafts", "draft_tokens", "accepted_tokens")
 

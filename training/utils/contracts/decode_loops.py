@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from training.utils.contracts.guests import Guests
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest
-    from training.utils.flags.auto import AutoChoice
 
 
 class DecodeLoop:
@@ -61,7 +60,7 @@ class AskedLoop:
     """A loop that the flags of a run ask for.
 
     name, value: of the flag that asks.
-    why_texts_alone: why it cannot draw behind images, as the end of a sentence whose subject it is; "": it can.
+    why_texts_alone: why it cannot draw behind media, as the end of a sentence whose subject it is; "": it can.
     """
 
     name: str = ""
@@ -75,8 +74,8 @@ class AskedLoop:
     def check(self, mistakes: Mistakes) -> None:
         """Note flags that do not go with it."""
 
-    def choices(self) -> Sequence[AutoChoice]:
-        """Return what was chosen for its flags that were left to `auto`."""
+    def choices(self) -> Sequence[Any]:
+        """Return the `flags.auto.AutoChoice` of each of its flags that was left to `auto`."""
         return ()
 
     def open(self, model: Any, guests: Guests, seed: int, tell: Callable[[str], None]) -> Any:

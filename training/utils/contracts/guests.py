@@ -10,17 +10,33 @@ tuple, and that order is part of the result:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
 
     from training.utils.contracts.documents import Document
-    from training.utils.contracts.guessers import BorrowHead
 
 # Lays rows of a dataset out as this rank's micro-batches of an evaluation, on the device; as many on every rank.
 LayOut = Callable[[Sequence[Any]], Iterable[Any]]
+
+
+class LentHead(Protocol):
+    """A head that guesses tokens, with whole weights while it is lent.
+
+    depths: its modules, of which the first guesses: `trunk` runs over entries, which `joined` makes of the embedding of
+        a token and the model's state before it.
+    """
+
+    depths: Any
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+
+# Lends such a head; every rank must enter together.
+BorrowHead = Callable[[], AbstractContextManager[LentHead]]
 
 
 class GuestStep:
@@ -97,7 +113,7 @@ class Guest:
         return None
 
     def lent_guesser(self, model: Any, seed: int) -> BorrowHead | None:
-        """Return what lends rollouts of `model` a head to guess tokens by (`contracts.guessers`); None without one."""
+        """Return what lends rollouts of `model` a head to guess tokens by (`LentHead`); None without one."""
         return None
 
 

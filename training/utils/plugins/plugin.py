@@ -162,7 +162,7 @@ class Hooks(NamedTuple):
 class ProgramHooks(NamedTuple):
     """Functions that `threestep export` and `threestep all` call, in the same order.
 
-    exported: as `contracts.exports.WriteBeside`: writes what a checkpoint has beside a model into its exported folder
+    exported: as `plugins.exports.WriteBeside`: writes what a checkpoint has beside a model into its exported folder
     at_export: (ExportedModel) -> None: once a checkpoint's weights are a model folder
     at_end_of_all: (folder, switches) -> None: once `threestep all` has run its steps. folder: of the whole run.
         switches: those of `whole_run_switches`

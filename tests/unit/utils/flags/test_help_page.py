@@ -34,7 +34,7 @@ PROGRAMS = [step.program for step in known_steps().values()] + [
     "threestep.plugins.environments.__main__",
     "threestep.plugins.evaluation.evaluate",
     "threestep.plugins.inspect.__main__",
-    "threestep.plugins.tools.new_model",
+    "threestep.plugins.programs.new_model",
     "threestep.plugins.plan.__main__",
     "threestep.plugins.inspect.preview",
     "training.step2_reward.evaluate",

@@ -87,7 +87,7 @@ def start_of(folder: Path) -> Path:
     if not (folder / "start").is_dir():
         shape = "--vocab_size 353 --hidden_size 32 --num_hidden_layers 2 --num_attention_heads 2"
         _run(
-            "threestep.plugins.tools.new_model",
+            "threestep.plugins.programs.new_model",
             ["--data_path", "embedded", "--out", str(folder / "start"), *shape.split()],
             1,
         )

@@ -152,7 +152,7 @@ class Bench:
 
     def start_model(self, name: str = "start") -> Path:
         """A tiny model; `changed`: with one weight of a layer moved."""
-        from threestep.plugins.tools import new_model
+        from threestep.plugins.programs import new_model
 
         place = self.folder / name
         if not place.exists():

@@ -28,7 +28,7 @@ from threestep.plugins.evaluation.talk import Talk
 from threestep.plugins.evaluation.tests.conftest import CPU
 from threestep.plugins.images.run import chat_images
 from threestep.plugins.images.run.chat_images import open_picture
-from threestep.plugins.tools import new_model
+from threestep.plugins.programs import new_model
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.arguments import DataArguments
 from training.utils.flags.arguments import parse_arguments

@@ -25,7 +25,7 @@ from threestep.plugins.explain.rules import OtherRule, counterfactual
 from threestep.plugins.explain.shares import model_of
 from threestep.plugins.explain.taught import taught
 from threestep.plugins.explain.updates import update_of
-from threestep.plugins.tools import new_model
+from threestep.plugins.programs import new_model
 
 ROWS, PLANTED, BATCH, WANTED = 160, 20, 8, 18
 _SIGNS = "BCDEFGIJKMNOPQRSTUVWXYZ!#$%&()*+,-/;<=>?@[]^"

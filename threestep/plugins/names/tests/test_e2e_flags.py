@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.deepspeed_chat_lines import LINES
 from threestep.plugins.names import e2e_flags
-from threestep.plugins.tools import all_steps
+from threestep.plugins.programs import all_steps
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import parse_arguments, resolved_settings, words_of
 from training.utils.flags.step import known_steps

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from threestep.plugins.programs import all_steps
+from threestep.plugins.programs.tests.test_all_steps import VALUES, steps  # noqa: F401 (a fixture)
 from threestep.plugins.report import writing
 from threestep.plugins.report.writing import end_run, report_at_end, worse_at_end, write_report
-from threestep.plugins.tools import all_steps
-from threestep.plugins.tools.tests.test_all_steps import VALUES, steps  # noqa: F401 (a fixture)
 from training.utils.base.errors import ThreestepError
 from training.utils.run.run_folder import EndedRun, RunFolder
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from threestep.plugins.tools import export
+from threestep.plugins.programs import export
 from training.utils.base.errors import ThreestepError
 
 

@@ -17,7 +17,7 @@ SHARED = "--data_path embedded --dtype fp32 --report_mfu false".split()
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> Path:
     """A folder with a student and a teacher, of one tokenizer and other widths."""
-    from threestep.plugins.tools import new_model
+    from threestep.plugins.programs import new_model
 
     place = tmp_path_factory.mktemp("distillation")
     shape = "--vocab_size 353 --num_hidden_layers 2 --num_attention_heads 2 --seed 1".split()
@@ -68,7 +68,7 @@ def test_a_file_is_written_once_and_then_serves_alone(models):
 
 
 def test_another_tokenizer_is_refused_before_the_models_load(models):
-    from threestep.plugins.tools import new_model
+    from threestep.plugins.programs import new_model
 
     shape = "--vocab_size 300 --hidden_size 32 --num_hidden_layers 2 --num_attention_heads 2".split()
     new_model.main(["--data_path", "embedded", "--out", str(models / "other"), *shape])

@@ -7,8 +7,8 @@ import json
 import pytest
 import yaml
 
-from threestep.plugins.tools import all_steps
-from threestep.plugins.tools.tests.test_all_steps import FIGURES, ROOT, VALUES
+from threestep.plugins.programs import all_steps
+from threestep.plugins.programs.tests.test_all_steps import FIGURES, ROOT, VALUES
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import read_yaml
 
@@ -31,7 +31,7 @@ def programs(monkeypatch, tmp_path):
     left = {"best_of": ("best_of.json", {"pairs": 3}), "evaluate": ("reward.json", {"reward": {"value": 0.5}})}
 
     def launch(module, flags, ranks, environment):
-        if module == "threestep.plugins.tools.new_model":
+        if module == "threestep.plugins.programs.new_model":
             return 0
         settings = read_yaml(flags[flags.index("--config") + 1])
         name, folder = module.removesuffix(".main").rpartition(".")[2], tmp_path / settings["output_dir"]

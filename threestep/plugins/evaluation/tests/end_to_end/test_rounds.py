@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import run_module
-from threestep.plugins.tools import all_steps
+from threestep.plugins.programs import all_steps
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 

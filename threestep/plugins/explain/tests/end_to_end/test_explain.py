@@ -27,7 +27,7 @@ RECORDED = "--dtype fp32 --record_values true --record_steps 1 2".split()
 
 @pytest.fixture(scope="module")
 def start(place: Path) -> Path:
-    from threestep.plugins.tools import new_model
+    from threestep.plugins.programs import new_model
 
     folder = place / "explain_start"
     shape = "--vocab_size 353 --hidden_size 32 --num_hidden_layers 2 --num_attention_heads 2".split()

@@ -34,7 +34,7 @@ CASES = {
 def start(place: Path) -> Path:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from threestep.plugins.tools import new_model
+    from threestep.plugins.programs import new_model
 
     folder = place / "mixture_start"
     shape = "--vocab_size 353 --hidden_size 32 --num_hidden_layers 2 --num_attention_heads 2".split()

@@ -45,7 +45,7 @@ def trained(place: Path) -> tuple[Any, Any, Any]:
     from threestep.plugins.mtp.head import new_head
 
     start, out = place / "drafting_start", place / "drafting"
-    done = run_module("threestep.plugins.tools.new_model", ["--out", start, *MODEL.split()])
+    done = run_module("threestep.plugins.programs.new_model", ["--out", start, *MODEL.split()])
     assert done.code == 0, done.words
     flags = ["--model_name_or_path", start, "--output_dir", out, "--data_output_path", place / "drafting_cache"]
     done = run_step(1, [*flags, *SFT.split()])

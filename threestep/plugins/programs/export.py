@@ -41,9 +41,9 @@ def main(argv: Sequence[str]) -> None:
         return
     checkpoint = find_checkpoint(run)
 
-    from threestep.plugins.tools.exporting import described_engines, export_model
+    from threestep.plugins.programs.exporting import described_engines, export_model
     from training.utils.checkpoints.folder import stranger
-    from training.utils.contracts.exports import ExportedModel
+    from training.utils.plugins.exports import ExportedModel
 
     if (problem := stranger(checkpoint)) is not None:
         raise ThreestepError(f"CHECKPOINT: {checkpoint}: {problem}")
@@ -118,7 +118,7 @@ def engine_of(part: str, engines: Sequence[str], checkpoint: Path) -> str:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = ProgramParser("threestep.plugins.tools.export", __doc__ or "")
+    parser = ProgramParser("threestep.plugins.programs.export", __doc__ or "")
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="RUN/checkpoints/step_NNNNNN, or RUN for its latest")
     parser.add_argument("out", metavar="OUT", help="model folder to write; new, or empty")
     parser.add_argument(

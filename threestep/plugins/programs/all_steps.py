@@ -101,7 +101,7 @@ def main(argv: Sequence[str]) -> None:
     config_files = write_settings(plan)
     check_settings(config_files)
     stages = prepared_rounds(plan, resumes, bool(options.overwrite))
-    resume_command = resuming_whole_run("threestep.plugins.tools.all_steps", argv)
+    resume_command = resuming_whole_run("threestep.plugins.programs.all_steps", argv)
     seconds = run_plan(plan, config_files, finished, resume_command, overwrite=bool(options.overwrite))
     run_rounds(plan, stages, resume_command)
     summary = summarize(plan.output_dir, seconds)
@@ -277,7 +277,9 @@ def show(plan: Plan, finished: Sequence[str] = ()) -> None:
     where = f"on the hosts of {hosts}" if hosts else f"on {ranks} rank{'s' if ranks > 1 else ''}"
     print(f"dry run: nothing is trained or written; this would run {where}")
     if plan.new_model is not None and not finished and not _goes_on(plan):
-        print(f"\n== a new model with random weights\n{_command('threestep.plugins.tools.new_model', plan.new_model)}")
+        print(
+            f"\n== a new model with random weights\n{_command('threestep.plugins.programs.new_model', plan.new_model)}"
+        )
     for place_of, (name, settings) in enumerate(plan.settings.items(), start=1):
         step = known_steps()[name]
         state = "finished before" if name in finished else _state_of(plan.output_dir / name)
@@ -363,7 +365,7 @@ def run_plan(
             (earlier / "summary.json").unlink()
     if plan.new_model is not None and not finished and not _goes_on(plan):
         flags = [word for name, value in plan.new_model.items() for word in words_of(name, value)]
-        _run("a new model with random weights", "threestep.plugins.tools.new_model", flags, 1)
+        _run("a new model with random weights", "threestep.plugins.programs.new_model", flags, 1)
     environment = _of_whole_run()
     for place, step in enumerate(map(known_steps().get, plan.settings), start=1):
         assert step is not None  # read_plan takes known steps alone
@@ -460,7 +462,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     steps = {step.name: f"settings of python -m {step.program}" for step in known_steps().values()}
     sections = "\n".join(f"  {name:<20} {text}" for name, text in {**TOP_LEVEL, **steps}.items())
     parser = ProgramParser(
-        "threestep.plugins.tools.all_steps",
+        "threestep.plugins.programs.all_steps",
         "Runs SFT, reward model and PPO, or SFT and DPO, one after the other from one YAML file.",
         epilog=f"what the YAML file may hold:\n{sections}",
     )

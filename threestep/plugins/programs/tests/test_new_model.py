@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.data_flags import data_flags
-from threestep.plugins.tools import new_model
+from threestep.plugins.programs import new_model
 from training.utils.base.errors import ThreestepError
 
 pytestmark = pytest.mark.unit

@@ -3,7 +3,7 @@
 from training.utils.plugins.plugin import HANDED_ON, Command, Plugin
 
 PLUGIN = Plugin(
-    "tools",
+    "programs",
     "all steps from one file, models of checkpoints, new models",
     commands={
         "all": Command(f"{__name__}.all_steps", "several steps from one YAML file", HANDED_ON),

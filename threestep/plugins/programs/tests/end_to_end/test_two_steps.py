@@ -10,7 +10,7 @@ import pytest
 
 from tests.end_to_end.conftest import run_module
 from tests.support.new_models import save_new_model
-from threestep.plugins.tools import all_steps
+from threestep.plugins.programs import all_steps
 from training.utils.plugins.registry import plugins
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.families.builds import build
 from tests.support.tiny_models import tiny_causal_lm
-from threestep.plugins.tools import exporting as export
+from threestep.plugins.programs import exporting as export
 from training.utils.base.errors import ThreestepError
 from training.utils.models.adapters.description import write_description
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tests.distributed.launch import run_ranks
 from tests.end_to_end.conftest import MODULES, SHARED, save_start
 from tests.end_to_end.test_resume import PROGRAM
-from threestep.plugins.tools import export
+from threestep.plugins.programs import export
 from training.utils.base.errors import ThreestepError
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine

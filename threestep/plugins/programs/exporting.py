@@ -21,7 +21,7 @@ from training.utils.models.adapters.saving import save_adapter, save_model
 from training.utils.models.families.processors import copy_files, processor_files
 
 if TYPE_CHECKING:
-    from training.utils.contracts.exports import WriteBeside
+    from training.utils.plugins.exports import WriteBeside
 
 _INSIDE = "model."  # PolicyModel and ScalarModel hold the transformers model under this name
 

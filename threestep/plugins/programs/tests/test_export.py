@@ -1,12 +1,12 @@
 """Which checkpoint and which part an export takes, and its sentences; its weights:
-threestep/plugins/tools/tests/end_to_end/test_export_end_to_end.py."""
+threestep/plugins/programs/tests/end_to_end/test_export_end_to_end.py."""
 
 from __future__ import annotations
 
 import pytest
 
-from threestep.plugins.tools import export
-from threestep.plugins.tools.export import engine_of, find_checkpoint, main
+from threestep.plugins.programs import export
+from threestep.plugins.programs.export import engine_of, find_checkpoint, main
 from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints.folder import CheckpointFolder
 

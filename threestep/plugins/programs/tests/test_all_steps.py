@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from threestep.plugins.tools import all_steps
-from threestep.plugins.tools.new_model import GROUPS
+from threestep.plugins.programs import all_steps
+from threestep.plugins.programs.new_model import GROUPS
 from training.utils.base.errors import ThreestepError
 from training.utils.base.typed import COMMAND_VARIABLE, OWN_WORDS_VARIABLE, WHOLE_RUN_VARIABLE
 from training.utils.flags.arguments import parse_arguments, read_yaml, words_of
@@ -26,7 +26,7 @@ VALUES = {
     "step2_reward": None,
     "step3_ppo": {"ppo_epochs": 2},
 }
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 FIGURES = {
     "step1_sft": {"eval_loss_before": 6.5, "eval_loss_after": 1.25, "seconds": 9},
     "step2_reward": {"eval_accuracy": 0.9, "eval_score_gap": 2.0, "seconds": 9},
@@ -64,7 +64,7 @@ def steps(monkeypatch, tmp_path):
 
     def launch(module, flags, ranks, environment):
         calls.append((module, list(flags), ranks))
-        assert (environment is None) == (module == "threestep.plugins.tools.new_model")
+        assert (environment is None) == (module == "threestep.plugins.programs.new_model")
         assert environment is None or environment[WHOLE_RUN_VARIABLE] == "1"
         assert WHOLE_RUN_VARIABLE not in os.environ
         name = module.split(".")[1]
@@ -143,7 +143,7 @@ def test_a_whole_run(steps, tmp_path, capsys):
     calls, _ = steps
     all_steps.main(["--config", "run.yaml", "--seed", "3"])
     assert [call[0] for call in calls] == [
-        "threestep.plugins.tools.new_model", "training.step1_sft.main", "training.step2_reward.main",
+        "threestep.plugins.programs.new_model", "training.step1_sft.main", "training.step2_reward.main",
         "training.step3_ppo.main",
     ]  # fmt: skip
     assert [call[2] for call in calls] == [1, 2, 2, 2]
@@ -250,7 +250,7 @@ def test_nothing_is_started_after_a_step_that_was_stopped(steps, tmp_path, monke
     monkeypatch.setattr(all_steps, "launch", lambda module, *_: calls.append(module) or 0)
     with pytest.raises(SystemExit) as end:
         all_steps.main(["--config", "run.yaml"])
-    assert end.value.code == 0 and calls == ["threestep.plugins.tools.new_model", "training.step1_sft.main"]
+    assert end.value.code == 0 and calls == ["threestep.plugins.programs.new_model", "training.step1_sft.main"]
     assert "was stopped and wrote a checkpoint; nothing after it was started" in capsys.readouterr().out
 
 
@@ -273,7 +273,7 @@ def test_a_stopped_run_is_resumed_with_all_its_seconds(steps, tmp_path, monkeypa
     with pytest.raises(SystemExit):
         all_steps.main(argv)
     assert (
-        "\nto resume: python -m threestep.plugins.tools.all_steps --config run.yaml --resume\n"
+        "\nto resume: python -m threestep.plugins.programs.all_steps --config run.yaml --resume\n"
         in capsys.readouterr().out
     )
     calls.clear()
@@ -311,7 +311,7 @@ def test_the_new_model_is_not_made_again_for_a_first_step_that_goes_on(steps, tm
     assert [call[0].split(".")[1] for call in calls] == ["step1_sft", "step2_reward", "step3_ppo"]
     calls.clear()
     all_steps.main(["--config", "run.yaml", "--overwrite"])
-    assert calls[0][0] == "threestep.plugins.tools.new_model"
+    assert calls[0][0] == "threestep.plugins.programs.new_model"
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_dpo_is_the_last_step_of_a_file_that_has_its_section(steps, tmp_path, ca
     calls, _ = steps
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(TO_DPO))
     all_steps.main(["--config", "run.yaml"])
-    programs = ["threestep.plugins.tools.new_model", "training.step1_sft.main", "training.step2_dpo.main"]
+    programs = ["threestep.plugins.programs.new_model", "training.step1_sft.main", "training.step2_dpo.main"]
     assert [call[0] for call in calls] == programs
     settings = all_steps.read_plan(TO_DPO, "f").settings
     assert list(settings) == ["step1_sft", "step2_dpo"]
@@ -435,10 +435,8 @@ def test_a_dry_run_prints_commands_and_folders_and_writes_nothing(tmp_path, monk
     assert tree(tmp_path) == before
     printed = capsys.readouterr().out
     assert printed.startswith("dry run: nothing is trained or written; this would run on 2 ranks\n")
-    assert (
-        "python -m threestep.plugins.tools.new_model --data_path=csv:pairs.csv --vocab_size=512 --out=out/new_model\n"
-        in printed
-    )
+    made = "--data_path=csv:pairs.csv --vocab_size=512 --out=out/new_model\n"
+    assert f"python -m threestep.plugins.programs.new_model {made}" in printed
     assert "== step 3 of 3, PPO\npython -m training.step3_ppo.main --data_path=csv:pairs.csv" in printed
     assert "--actor_model_name_or_path=out/step1_sft/model" in printed and "--max_answer_seq_len=16" in printed
     assert "reads out/new_model; writes out/step1_sft (new)\n" in printed
@@ -490,14 +488,18 @@ def test_a_dry_run_names_steps_that_are_finished_or_would_be_replaced(tmp_path, 
 @pytest.mark.parametrize(
     ("variables", "words", "command"),
     [
-        ({}, ["--config", "a b"], "python -m threestep.plugins.tools.all_steps --config 'a b' --resume"),
+        ({}, ["--config", "a b"], "python -m threestep.plugins.programs.all_steps --config 'a b' --resume"),
         ({COMMAND_VARIABLE: "threestep all"}, ["--config", "a", "--resume"], "threestep all --config a --resume"),
-        ({}, ["--resume", "true", "--config", "a"], "python -m threestep.plugins.tools.all_steps --resume --config a"),
-        ({}, ["--config", "a", "--resume=false"], "python -m threestep.plugins.tools.all_steps --config a --resume"),
+        (
+            {},
+            ["--resume", "true", "--config", "a"],
+            "python -m threestep.plugins.programs.all_steps --resume --config a",
+        ),
+        ({}, ["--config", "a", "--resume=false"], "python -m threestep.plugins.programs.all_steps --config a --resume"),
         (
             {},
             ["--config", "true", "--resume", "False"],
-            "python -m threestep.plugins.tools.all_steps --config true --resume",
+            "python -m threestep.plugins.programs.all_steps --config true --resume",
         ),
         (
             {COMMAND_VARIABLE: "bash scripts/quickstart.sh", OWN_WORDS_VARIABLE: "2"},
@@ -511,4 +513,4 @@ def test_a_whole_run_is_resumed_without_the_words_that_nobody_typed(monkeypatch,
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert all_steps.resuming_whole_run("threestep.plugins.tools.all_steps", words) == command
+    assert all_steps.resuming_whole_run("threestep.plugins.programs.all_steps", words) == command
