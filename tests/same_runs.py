@@ -311,6 +311,7 @@ RUNS = (
     _ppo("ppo_stopped", f"{_FP32} {_CRITIC} --actor_dropout 0.1 --enable_ema --stop_before 1s", kept=False),
     _ppo("ppo_went_on", f"{_FP32} {_CRITIC} --actor_dropout 0.1 --enable_ema --resume", copies="ppo_stopped"),
     _ppo("ppo_head", f"{_FP32} {_CRITIC} --mtp_num_layers 1 --speculate 2 --actor_dropout 0.1"),
+    _ppo("ppo_ngrams", f"{_FP32} {_CRITIC} --speculate auto --save_every 1"),
     _ppo("ppo_head_zero3", f"{_CRITIC} --mtp_num_layers 1 --actor_zero_stage 3 --save_every 1", ranks=2),
     _ppo(
         "ppo_mixture",
@@ -941,6 +942,8 @@ def _program_named(checkout: Path, name: str) -> str:
 
 
 def _cache_program(checkout: Path) -> str:
+    if (checkout / "threestep/plugins/inspect/cache.py").is_file():
+        return "threestep.plugins.inspect.cache"
     return _first(r"python -m (\S+) verify", sorted((checkout / "docs").rglob("*.md")))
 
 
