@@ -39,22 +39,20 @@ data.rows: layout contracts flags base
 divergence: run base
 engine.config: layout flags base
 models.attention: layout contracts base
-models.quantized: models.tensors models.families base
 trackers: run contracts flags plugins base
 data.cache: data.rows run contracts flags data.files base
 data.chat: data.rows contracts flags data.sources.formats data.files base
-models: models.quantized models.attention sequence_parallel models.tensors layout contracts flags plugins
-    models.families base
+models: models.attention sequence_parallel models.tensors layout contracts flags plugins models.families base
 data.kinds: data.chat data.cache data.rows layout data.sources contracts data.sources.formats base
 generation: data.chat engine.config data.rows contracts flags plugins base
 generation.decoding: models models.tensors contracts base
-models.adapters: models models.quantized models.tensors contracts models.families base
+models.adapters: models models.tensors contracts plugins models.families base
 data.build: data.kinds data.chat data.cache data.rows layout data.sources contracts flags data.sources.formats
     data.files base
 engine.ranks: models.adapters sequence_parallel run base
 generation.guessing: generation.decoding models contracts base
-loading: models.adapters models models.quantized models.attention models.tensors contracts models.families base
-engine: engine.ranks models.adapters models.quantized engine.config run models.tensors contracts flags base
+loading: models.adapters models models.attention models.tensors contracts plugins models.families base
+engine: engine.ranks models.adapters engine.config run models.tensors contracts flags base
 generation.engines: generation.guessing generation.decoding models models.attention layout contracts flags base
 rewards.calling: engine.ranks run contracts base
 checkpoints: engine engine.ranks models.adapters trackers run models.tensors layout contracts flags plugins
@@ -63,7 +61,7 @@ rewards.rules: rewards.calling data.sources.made base
 outputs: checkpoints engine.ranks models.tensors base
 rewards: rewards.rules rewards.calling contracts rewards.names flags plugins base
 setup: outputs checkpoints engine loading engine.ranks data.build models.adapters data.kinds models data.chat
-    data.cache trackers models.quantized models.attention engine.config divergence data.rows sequence_parallel run
+    data.cache trackers models.attention engine.config divergence data.rows sequence_parallel run models.tensors
     layout data.sources contracts flags data.sources.formats plugins models.families data.files base
 preference: setup engine loading engine.ranks data.build models.adapters models data.chat models.attention
     engine.config data.rows run layout contracts flags data.files base

@@ -16,14 +16,8 @@ from training.utils.engine.config.arguments import (
 )
 from training.utils.flags.added import NO_FLAGS, AddedFlags
 from training.utils.flags.flags import flag, flags_of, settings_of
-from training.utils.models.arguments import MAGNITUDES, ModelArguments, check_kinds, scaled_alpha
+from training.utils.models.arguments import ModelArguments, check_kinds, scaled_alpha
 from training.utils.models.preparers import preparers_of
-from training.utils.models.quantized.quantization import (
-    NOT_SHARDED,
-    check_beside_quantization,
-    check_quantization,
-    check_ranks,
-)
 from training.utils.models.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -133,10 +127,6 @@ _FLAGS = (
             "only_optimize_lora": "With LoRA: freeze all other weights.",
             "freeze_vision_tower": "",
             "freeze_projector": "",
-            "load_in_4bit": "",
-            "load_in_8bit": "",
-            "bnb_4bit_quant_type": "",
-            "bnb_4bit_use_double_quant": "",
         },
     ),
     *flags_of(
@@ -178,19 +168,7 @@ class RolesArguments(make_dataclass("RoleFlags", _FLAGS)):  # type: ignore[misc]
         check_precision(mistakes, self, "--actor_zero_stage", self.actor_zero_stage)
         check_precision(mistakes, self, "--critic_zero_stage", self.critic_zero_stage)
         check_schedule(mistakes, self)
-        check_quantization(mistakes, self)
-        check_ranks(mistakes, self, {"--actor_lora_dim": self.actor_lora_dim})
         check_kinds(mistakes, self, self.actor_lora_dim, self.critic_lora_dim)
-        sharded = {f"--{role}_zero_stage 3": getattr(self, f"{role}_zero_stage") == 3 for role in ROLES}
-        check_beside_quantization(
-            mistakes,
-            self,
-            {
-                **{name: NOT_SHARDED if is_given else None for name, is_given in sharded.items()},
-                "--share_trunk": "which lends one model's weights to two" if self.share_trunk else None,
-                "--use_dora": MAGNITUDES if self.use_dora else None,
-            },
-        )
         if self.share_trunk:
             self._validate_shared_trunk(mistakes)
 

@@ -29,6 +29,7 @@ from training.utils.engine.state_files import plain_checkpoint_engine
 from training.utils.engine.zero3_limits import limits_of
 from training.utils.flags.flags import settings_of
 from training.utils.models.tensors.buffers import buffers_kept
+from training.utils.models.tensors.packed import packed_layers
 from training.utils.models.tensors.sharding import count_elements, whole_shape
 
 if TYPE_CHECKING:
@@ -193,10 +194,9 @@ class TrainingEngine:
 
 
 def full_tensors(model: nn.Module, zero_stage: int, merged: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-    """See TrainingEngine.full_tensors. merged: False yields the weights without the LoRA adapters. Rounded
-    weights are yielded with their rounded values, with which the model computes."""
+    """See TrainingEngine.full_tensors. merged: False yields the weights without the LoRA adapters. Packed
+    weights are yielded as they are read, with which the model computes."""
     from training.utils.models.adapters.lora import is_adapter_tensor, layer_parameters, merged_name, with_adapter
-    from training.utils.models.quantized.quantized import quantized_layers
 
     names = [name for name, _ in model.named_parameters() if not is_adapter_tensor(name)]
     for bucket in _buckets(model, names):
@@ -206,7 +206,7 @@ def full_tensors(model: nn.Module, zero_stage: int, merged: bool = True) -> Iter
                 tensor = model.get_parameter(name).detach()
                 yield merged_name(name), with_adapter(model, name, tensor) if merged else tensor
     seen = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    for layer_name, layer in quantized_layers(model):
+    for layer_name, layer in packed_layers(model):
         seen |= {f"{layer_name}.{part}" for part, _ in layer.named_buffers()}
         name = f"{layer_name}.weight"
         whole_OI = with_adapter(model, name, layer.weight) if merged else layer.weight

@@ -109,7 +109,6 @@ _MEANT = {
     "pretrained": ("model_name_or_path", "actor_model_name_or_path"),
     "project": ("report_to",),
     "prompt_max_len": ("max_prompt_seq_len",),
-    "quantization_bit": ("load_in_4bit",),
     "random_seed": ("seed",),
     "ref_model": ("actor_model_name_or_path",),
     "remote_rm_url": ("reward",),

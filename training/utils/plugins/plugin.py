@@ -178,7 +178,7 @@ EVERY_STEP = "every step"
 TABLES = frozenset(
     """
 rollout_engines trackers data_sources rewards media policy_losses evaluated_figures model_losses meant_flags logs
-run_files in_place_of_run auto_choices evaluation_flags whole_run_switches
+run_files in_place_of_run auto_choices evaluation_flags whole_run_switches stored_forms packed_layers
 """.split()
 )
 
@@ -216,6 +216,10 @@ class Plugin(NamedTuple):
             free memory; by the flag's name, `per_device_train_batch_size` or `reuse_forwards`
         `evaluation_flags`: by flags that give evaluations figures of other data than the held-out rows, `eval/NAME`:
             advice that names the flag, for who has no such rows
+        `stored_forms`: addresses of `StoredForm` classes (`loading.stored_forms`), by the field of configurations that
+            says that a model's files hold its weights in such a form
+        `packed_layers`: addresses of functions (model on meta, facts) -> None, by the kind of a `PackedLinear`
+            (`models.tensors.packed`): makes the layers that its `described` wrote into a checkpoint's facts
         `whole_run_switches`: by flags of every step that are true or false, and that the file of `threestep all` has at
             its top, by default true: a line on each for `--help`
     """
