@@ -37,7 +37,7 @@ run: contracts flags reading plugins base
 sequence_parallel: contracts models.families base
 data.rows: layout contracts flags base
 divergence: run base
-engine.config: layout flags base
+engine.config: layout flags plugins base
 models.attention: layout contracts base
 trackers: run contracts flags plugins base
 data.cache: data.rows run contracts flags data.files base
@@ -55,8 +55,8 @@ loading: models.adapters models models.attention models.tensors contracts plugin
 engine: engine.ranks models.adapters engine.config run models.tensors contracts flags base
 generation.engines: generation.guessing generation.decoding models models.attention layout contracts flags base
 rewards.calling: engine.ranks run contracts base
-checkpoints: engine engine.ranks models.adapters trackers run models.tensors layout contracts flags plugins
-    models.families base
+checkpoints: engine engine.ranks models.adapters trackers engine.config run models.tensors layout contracts flags
+    plugins models.families base
 rewards.rules: rewards.calling data.sources.made base
 outputs: checkpoints engine.ranks models.tensors base
 rewards: rewards.rules rewards.calling contracts rewards.names flags plugins base

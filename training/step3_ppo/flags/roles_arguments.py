@@ -10,10 +10,12 @@ from training.utils.engine.config.arguments import (
     EngineSettings,
     RateArguments,
     check_offload,
+    check_optimizer,
     check_precision,
     check_schedule,
     check_zero3_limits,
 )
+from training.utils.engine.config.optimizers import OPTIMIZERS
 from training.utils.flags.added import NO_FLAGS, AddedFlags
 from training.utils.flags.flags import flag, flags_of, settings_of
 from training.utils.models.arguments import ModelArguments, check_kinds, scaled_alpha
@@ -36,6 +38,7 @@ _FLAGS = (
         ROLES,
         topic="optimizer",
     ),
+    *flags_of(EngineArguments, {"optimizer": "The optimizer of actor and critic: " + ", ".join(OPTIMIZERS) + "."}),
     *flags_of(
         EngineArguments,
         {
@@ -167,6 +170,8 @@ class RolesArguments(make_dataclass("RoleFlags", _FLAGS)):  # type: ignore[misc]
         check_zero3_limits(mistakes, self, "--actor_zero_stage 3 or --critic_zero_stage 3", is_zero3)
         check_precision(mistakes, self, "--actor_zero_stage", self.actor_zero_stage)
         check_precision(mistakes, self, "--critic_zero_stage", self.critic_zero_stage)
+        check_optimizer(mistakes, self.optimizer, "--actor_zero_stage", self.actor_zero_stage)
+        check_optimizer(mistakes, self.optimizer, "--critic_zero_stage", self.critic_zero_stage)
         check_schedule(mistakes, self)
         check_kinds(mistakes, self, self.actor_lora_dim, self.critic_lora_dim)
         if self.share_trunk:

@@ -78,6 +78,21 @@ class RewardEntry(NamedTuple):
     note: str = ""
 
 
+class OptimizerEntry(NamedTuple):
+    """An optimizer.
+
+    make: of a function (groups, `OptimizerSettings`) -> torch.optim.Optimizer, MODULE:NAME. groups: as torch takes
+        them, each with its weights, `weight_decay` and perhaps its `lr`. The state is tensors, numbers and texts.
+    states, states_name: numbers that it keeps of each weight, and their name, for dry runs.
+    whole_weights: it reads weights in their shapes, and not flat pieces of them, which ZeRO hands out from stage 1 on.
+    """
+
+    make: str
+    states: int = 1
+    states_name: str = ""
+    whole_weights: bool = False
+
+
 class RunFile(NamedTuple):
     """A file or folder in a run's folder, which must be the run's own. is_result: a new run there removes that of an
     earlier one."""
@@ -179,6 +194,7 @@ TABLES = frozenset(
     """
 rollout_engines trackers data_sources rewards media policy_losses evaluated_figures model_losses meant_flags logs
 run_files in_place_of_run auto_choices evaluation_flags whole_run_switches stored_forms packed_layers
+optimizers
 """.split()
 )
 
@@ -201,6 +217,7 @@ class Plugin(NamedTuple):
         `rewards`: RewardEntry, by the beginning of addresses that --reward takes
         `media`: the address of the `MediaKind` of a class, by the name of the column of rows that holds such media;
             one at most in all plugins
+        `optimizers`: OptimizerEntry, by the names that --optimizer takes
         `policy_losses`: addresses of functions, as FILE.py:NAME takes them, by the names that --policy_loss takes
         `evaluated_figures`: steps, such as ("step1_sft",), by the figures that their evaluations then have too, as
             `StepFigures.evaluates` names them

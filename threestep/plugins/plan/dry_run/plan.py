@@ -147,6 +147,7 @@ def engine_of(
         zero=zero,
         ranks=ranks,
         bf16_states=settings.bf16_optimizer_states,
+        optimizer=settings.optimizer,
     )
 
 
