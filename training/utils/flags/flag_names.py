@@ -95,7 +95,6 @@ _MEANT = {
     "num_epochs": ("num_train_epochs",),
     "num_rollouts": ("max_train_steps",),
     "num_steps": ("max_train_steps",),
-    "optimizer": (),
     "out": ("output_dir",),
     "output": ("output_dir",),
     "output_key": ("chosen_column",),
