@@ -78,7 +78,7 @@ def test_stopped_and_resumed(
     place: Path, start: Path, scorer: Path, pairs_file: Path, text_file: Path, world_size: int
 ) -> None:
     """bf16 without ZeRO on one rank; float32 with ZeRO 2 on two, with a sampler of prompts that has a
-    state, and DPO on rounded weights."""
+    state, and DPO of adapters."""
     root = place / f"resume_{world_size}"
     root.mkdir()
     dtype = ["--dtype", "bf16" if world_size == 1 else "fp32"]
@@ -89,7 +89,7 @@ def test_stopped_and_resumed(
     if world_size == 1:
         flags[2] = trained
     else:
-        flags["dpo"] = [*trained, "--lora_dim", 4, "--load_in_8bit"]
+        flags["dpo"] = [*trained, "--lora_dim", 4]
     flags[3] = [
         "--actor_model_name_or_path", start, "--critic_model_name_or_path", scorer, *data, *dtype, *PPO.split(),
         "--actor_zero_stage", stage, "--critic_zero_stage", stage, "--unsupervised_dataset_name", f"jsonl:{text_file}",

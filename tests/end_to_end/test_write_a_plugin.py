@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+from safetensors.torch import load_file
 
 from tests.support import pages
 from tests.support.new_models import save_new_model
@@ -26,7 +28,7 @@ def installed(place: Path) -> Path:
     """The folder of the installed package."""
     page = (ROOT / "docs" / "write_a_plugin.md").read_text()
     files = {block.label: block.content for block in pages.blocks(page) if block.label}
-    modules = {f"{name}.py" for name in ("__init__", "engine", "loss", "tracker", "observer", "command")}
+    modules = {f"{name}.py" for name in ("__init__", "engine", "loss", "optimizer", "tracker", "observer", "command")}
     assert {"terse/pyproject.toml", *modules} == files.keys()
     source = place / "source_of_terse"
     (source / "terse").mkdir(parents=True)
@@ -68,7 +70,39 @@ def test_all_that_the_page_adds_is_used(installed, place):
 
 def test_they_stand_in_the_help_and_are_refused_without_the_package(installed, place):
     helped = threestep(installed, place, "ppo", "--help", "all").stdout
-    assert all(name in helped for name in ("counted", "csv", "gentle"))
+    assert all(name in helped for name in ("counted", "csv", "gentle", "sign_sgd"))
     assert "  terse " in threestep(installed, place, "--help").stdout
     refused = threestep(ROOT, place, "terse", "runs/grpo")
     assert refused.returncode == 2 and "there is no command 'terse'" in refused.stderr
+    flags = ["--model_name_or_path", "m", "--data_path", "embedded", "--output_dir", "o", "--optimizer", "sign_sgd"]
+    refused = threestep(ROOT, place, "sft", *flags)
+    assert refused.returncode == 2 and "--optimizer expects one of adamw, got 'sign_sgd'" in refused.stderr
+
+
+@pytest.mark.parametrize(("stage", "dtype", "ranks"), [(0, "fp32", 2), (0, "bf16", 1), (2, "bf16", 2)])
+def test_its_optimizer_trains_and_resumes_to_the_bit(installed, place, stage, dtype, ranks):
+    """Each step moves a weight by the learning rate, and a run that was stopped ends as one that was not."""
+    start = place / "start_of_signs"
+    if not start.exists():
+        made = run_module("training.new_model", ["--data_path", "embedded", "--out", start, *SHAPE])
+        assert made.code == 0, made.words
+    flags = [
+        "--model_name_or_path", start, "--data_path", "embedded", "--data_output_path", place / "cache_of_signs",
+        *"--max_train_rows 32 --max_eval_rows 2 --eval_interval 0 --max_seq_len 40 --max_train_steps 3".split(),
+        *"--per_device_train_batch_size 2 --lr_scheduler_type constant --weight_decay 0 --save_at_end true".split(),
+        *"--optimizer sign_sgd --learning_rate 0.001 --report_mfu false --num_ranks".split(), ranks,
+        "--zero_stage", stage, "--dtype", dtype,
+    ]  # fmt: skip
+    runs = [place / f"signs_{stage}_{dtype}_{each}" for each in ("whole", "stopped")]
+    for folder, more in ((runs[0], ()), (runs[1], ("--stop_before", "1s")), (runs[1], ("--resume",))):
+        ran = threestep(installed, place, "sft", *flags, "--output_dir", folder, *more)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+    folders = (runs[0] / "model", runs[1] / "model", start)
+    whole, resumed, before = (load_file(folder / "model.safetensors") for folder in folders)
+    assert all(weight.equal(resumed[name]) for name, weight in whole.items())
+    most = max(float((weight.float() - before[name].float()).abs().max()) for name, weight in whole.items())
+    assert most == pytest.approx(0.003, rel=1e-3 if dtype == "fp32" else 0.7)  # three steps of 0.001, rounded
+    assert yaml.safe_load((runs[0] / "config.yaml").read_text())["optimizer"] == "sign_sgd"
+    other = ["--resume", "--max_train_steps", 4, "--optimizer", "adamw"]
+    refused = threestep(installed, place, "sft", *flags, "--output_dir", runs[1], *other)
+    assert refused.returncode == 2 and "optimizer" in refused.stderr

@@ -17,6 +17,7 @@ from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 from threestep.given_models import folder_of_model, trained_object
 from training.utils.base.errors import ThreestepError
 from training.utils.loading.given import FILE, GivenObject, copy_of_object, given_in, objects_given, proven, write_given
+from training.utils.models.preparers import ModelPreparer
 from training.utils.models.settings import ModelSettings
 
 NAME = "model_name_or_path"
@@ -347,11 +348,15 @@ def test_what_cannot_be_done_with_a_copy(tokenizer, tmp_path):
 
     for model, settings, sentence in (
         (made(change=lock), {}, r"and it cannot be copied \(TypeError: cannot pickle"),
-        (made(Halved), {"load_in_4bit": True}, "leave --load_in_4bit and 8bit out$"),
+        (made(Halved), {"preparers": (ModelPreparer(), Replacing())}, "; it would be another model$"),
         (made(Halved), {"is_scalar": True}, "a reward model needs a head `score`, which it lacks"),
     ):
         with pytest.raises(ThreestepError, match=sentence):
             taken(model, tokenizer, tmp_path, **settings)
+
+
+class Replacing(ModelPreparer):
+    not_of_objects = "it would be another model"
 
 
 class Locked:

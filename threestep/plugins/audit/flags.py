@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from training.utils.engine.config.optimizers import ADAMW
 from training.utils.flags.flags import flag
 from training.utils.plugins.plugin import StepNeeds
 
@@ -54,11 +55,16 @@ def step_needs(flags: Any) -> StepNeeds:
 
 
 def check_rows(flags: Any, mistakes: Mistakes, name: str, asks: bool) -> None:
-    """Note rows that a record cannot hold. name: of a flag that records steps, and asks: for some."""
+    """Note rows and optimizers that a record cannot hold. name: of a flag that records steps, and asks: for some."""
     mistakes.require(
         not (asks and flags.data.chat.parallel_thinking),
         f"{name} expects sequences that are one run of tokens each, and --parallel_thinking lays paths side "
         "by side; leave one of them out",
+    )
+    optimizer = flags.settings["optimizer"] if asks else ADAMW
+    mistakes.require(
+        optimizer == ADAMW,
+        f"{name} writes down and judges AdamW's steps, and --optimizer is {optimizer}; leave one of them out",
     )
 
 

@@ -28,9 +28,9 @@ class HeadFeature(GuestFeature):
         self.lends_guesser = settings.layers > 0
         self.needs_segments = self._flag if settings.layers else None
 
-    def beside_quantization(self) -> dict[str, str | None]:
-        """See `GuestFeature.beside_quantization`."""
-        return {self._flag: "whose head starts as a layer of exact weights" if self.settings.layers else None}
+    def exact_weights(self) -> dict[str, str]:
+        """See `GuestFeature.exact_weights`."""
+        return {self._flag: "whose head starts as a layer of exact weights"} if self.settings.layers else {}
 
     def reuse_obstacle(self) -> tuple[str, str] | None:
         """See `GuestFeature.reuse_obstacle`."""

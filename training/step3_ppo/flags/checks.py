@@ -18,7 +18,6 @@ from training.utils.generation.arguments import check_path_flags
 from training.utils.generation.partners import Partners, all_partners, partners_of
 from training.utils.generation.table import checked_engine, supporting
 from training.utils.loading.configurations import check_positions, check_trains
-from training.utils.models.quantized.quantization import check_beside_quantization, check_package, check_ranks
 from training.utils.plugins.registry import added, check_by_plugins, reading_whole_rows
 from training.utils.rewards.table import RULES
 from training.utils.rewards.weighted import Reward, check_comparisons, named_rewards, reads_model, rule_named
@@ -84,9 +83,6 @@ def checked_components(flags: PpoFlags) -> Components:
     check_comparisons(rewards, _responses_of_a_prompt(flags), mistakes)
     _check_partners(flags, partners, engine, mistakes)
     algorithm = _checked_algorithm(flags, scheduler, rewards, mistakes)
-    check_beside_quantization(mistakes, roles, flags.guests.beside_quantization())
-    if runs:
-        check_package(mistakes, roles)
     check_beside(
         mistakes,
         ppo.sequence_parallel_size,
@@ -201,8 +197,6 @@ def _check_critic(
     roles: RolesArguments, ppo: PpoArguments, algorithm: Algorithm, rewards: tuple[Reward, ...], *, mistakes: Mistakes
 ) -> None:
     advantage, needs_critic = algorithm.flags.advantage, algorithm.estimator.needs_critic
-    if needs_critic:
-        check_ranks(mistakes, roles, {"--critic_lora_dim": roles.critic_lora_dim})
     has_critic = needs_critic and not roles.share_trunk
     if not roles.critic_model_name_or_path and reads_model(rewards):
         also = f"; the critic of --advantage {advantage} starts from the latter" if has_critic else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.step3_ppo.advantages import NO_ADVANTAGE
@@ -9,6 +10,7 @@ from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.flags.arguments import PpoArguments
 from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
 from training.step3_ppo.flags.roles_arguments import RolesArguments
+from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.data.build.arguments import DataArguments
 from training.utils.flags.added import AddedFlags
@@ -48,6 +50,18 @@ class PpoFlags(NamedTuple):
     def model(self, role: str) -> ModelSettings:
         """role: actor or critic."""
         return self.roles.model(role, self.added)
+
+    @property
+    def adapter_ranks(self) -> dict[str, int]:
+        """Ranks of the adapters of the models that train, by flag; without the critic's where --advantage is
+        unknown."""
+        from training.step3_ppo.flags.extensions import estimator_named
+
+        ranks = {"--actor_lora_dim": self.roles.actor_lora_dim}
+        with contextlib.suppress(ThreestepError):
+            if estimator_named(self.algorithm.advantage).needs_critic:
+                ranks["--critic_lora_dim"] = self.roles.critic_lora_dim
+        return ranks
 
     @property
     def longest_tokens(self) -> int:

@@ -10,20 +10,16 @@ from training.utils.engine.config.arguments import (
     EngineSettings,
     RateArguments,
     check_offload,
+    check_optimizer,
     check_precision,
     check_schedule,
     check_zero3_limits,
 )
+from training.utils.engine.config.optimizers import OPTIMIZERS
 from training.utils.flags.added import NO_FLAGS, AddedFlags
 from training.utils.flags.flags import flag, flags_of, settings_of
-from training.utils.models.arguments import MAGNITUDES, ModelArguments, check_kinds, scaled_alpha
+from training.utils.models.arguments import ModelArguments, check_kinds, scaled_alpha
 from training.utils.models.preparers import preparers_of
-from training.utils.models.quantized.quantization import (
-    NOT_SHARDED,
-    check_beside_quantization,
-    check_quantization,
-    check_ranks,
-)
 from training.utils.models.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -42,6 +38,7 @@ _FLAGS = (
         ROLES,
         topic="optimizer",
     ),
+    *flags_of(EngineArguments, {"optimizer": "The optimizer of actor and critic: " + ", ".join(OPTIMIZERS) + "."}),
     *flags_of(
         EngineArguments,
         {
@@ -133,10 +130,6 @@ _FLAGS = (
             "only_optimize_lora": "With LoRA: freeze all other weights.",
             "freeze_vision_tower": "",
             "freeze_projector": "",
-            "load_in_4bit": "",
-            "load_in_8bit": "",
-            "bnb_4bit_quant_type": "",
-            "bnb_4bit_use_double_quant": "",
         },
     ),
     *flags_of(
@@ -177,20 +170,10 @@ class RolesArguments(make_dataclass("RoleFlags", _FLAGS)):  # type: ignore[misc]
         check_zero3_limits(mistakes, self, "--actor_zero_stage 3 or --critic_zero_stage 3", is_zero3)
         check_precision(mistakes, self, "--actor_zero_stage", self.actor_zero_stage)
         check_precision(mistakes, self, "--critic_zero_stage", self.critic_zero_stage)
+        check_optimizer(mistakes, self.optimizer, "--actor_zero_stage", self.actor_zero_stage)
+        check_optimizer(mistakes, self.optimizer, "--critic_zero_stage", self.critic_zero_stage)
         check_schedule(mistakes, self)
-        check_quantization(mistakes, self)
-        check_ranks(mistakes, self, {"--actor_lora_dim": self.actor_lora_dim})
         check_kinds(mistakes, self, self.actor_lora_dim, self.critic_lora_dim)
-        sharded = {f"--{role}_zero_stage 3": getattr(self, f"{role}_zero_stage") == 3 for role in ROLES}
-        check_beside_quantization(
-            mistakes,
-            self,
-            {
-                **{name: NOT_SHARDED if is_given else None for name, is_given in sharded.items()},
-                "--share_trunk": "which lends one model's weights to two" if self.share_trunk else None,
-                "--use_dora": MAGNITUDES if self.use_dora else None,
-            },
-        )
         if self.share_trunk:
             self._validate_shared_trunk(mistakes)
 

@@ -29,6 +29,7 @@ from training.utils.engine.checkpoint_files import (
     joined_shards,
     load_engine,
 )
+from training.utils.engine.config.optimizers import ADAMW
 from training.utils.engine.state_files import file_of, read_state, write_state
 from training.utils.models.tensors.sharding import whole_shape
 
@@ -41,7 +42,13 @@ _MODEL_FILES = (WHOLE_FILE, SHARD_FILE)
 
 def convert(source: Path, target: Path, engine: TrainingEngine) -> None:
     """Write the universal checkpoint of `source`, DeepSpeed's folder of the same model from any number of ranks and any
-    stage, into the new folder `target`, on one rank."""
+    stage, into the new folder `target`, on one rank. ThreestepError for another optimizer than AdamW."""
+    name = engine.settings.optimizer
+    if name != ADAMW:
+        raise ThreestepError(
+            f"--resume: {source} has the state of --optimizer {name}, which goes on with as many ranks and the ZeRO "
+            "stage that wrote it; resume with those"
+        )
     try:
         target.mkdir(parents=True)
         if file_of(source / SHARD_FILE).exists() and not holds_moments(source):

@@ -35,8 +35,8 @@ class GuestFeature:
     lends_guesser = False
     records_experts = False
 
-    def beside_quantization(self) -> Mapping[str, str | None]:
-        """Return flags that do not go with quantized weights, and why where they are set."""
+    def exact_weights(self) -> Mapping[str, str]:
+        """Return the flags that are set and need the first model's weights as they are stored, and why."""
         return {}
 
     def reuse_obstacle(self) -> tuple[str, str] | None:

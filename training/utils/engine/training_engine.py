@@ -7,10 +7,11 @@ and over accumulation; `TrainingEngine.backward` undoes both, in that one place.
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,13 +24,15 @@ from training.utils.base.errors import ThreestepError
 from training.utils.engine.config.config import deepspeed_config
 from training.utils.engine.config.schedules import OWN_SCHEDULES, ScheduleShape, share_of_peak
 from training.utils.engine.gathered import release_gathered
+from training.utils.engine.optimizers import CheckedStep, make_optimizer
 from training.utils.engine.out_of_memory import memory_explained, rows_in_words
 from training.utils.engine.ranks.collectives import wait_for_main
 from training.utils.engine.state_files import plain_checkpoint_engine
 from training.utils.engine.zero3_limits import limits_of
 from training.utils.flags.flags import settings_of
 from training.utils.models.tensors.buffers import buffers_kept
-from training.utils.models.tensors.sharding import count_elements, whole_shape
+from training.utils.models.tensors.packed import packed_layers
+from training.utils.models.tensors.sharding import count_elements
 
 if TYPE_CHECKING:
     from torch import nn
@@ -74,7 +77,7 @@ class TrainingEngine:
             )
         on_gpu, limits = ranks.device.type == "cuda", limits_of(module, settings, ranks)
         config = deepspeed_config(settings, ranks.world_size, count_elements(trainable), on_gpu, limits=limits)
-        optimizer = _optimizer(module, settings, ranks.device)
+        optimizer = make_optimizer(module, settings)
         names = {parameter: name for name, parameter in module.named_parameters()}
         # Names of the weights in each group of the optimizer, in its order.
         self.parameter_groups = [[names[weight] for weight in group["params"]] for group in optimizer.param_groups]
@@ -85,22 +88,24 @@ class TrainingEngine:
         # On the device from the start: numbers would be copied to it, and waited for, in each backward.
         self._rank_scale = torch.full((), float(ranks.world_size), device=ranks.device)
         self._bad_scale = torch.full((), math.nan, device=ranks.device)
+        scheduler = _scheduler(optimizer, settings, total_steps)
+        options = [_options(group) for group in optimizer.param_groups]
         # DeepSpeed prints its memory use while it builds some optimizers (deepspeed 0.19, bf16_optimizer.py).
         with contextlib.redirect_stdout(io.StringIO()), buffers_kept(module):
             self.engine, _, _, self.scheduler = deepspeed.initialize(
                 model=module,
                 optimizer=optimizer,
-                lr_scheduler=_scheduler(optimizer, settings, total_steps),
+                lr_scheduler=scheduler,
                 config=config,
                 dist_init_required=False,
             )
         self.engine.checkpoint_engine = plain_checkpoint_engine()
         self.engine._copy_recovery_script = lambda folder: None  # programs of DeepSpeed's for its pickles
-        if isinstance(self.engine.optimizer, CheckedAdamW):
+        if isinstance(self.engine.optimizer, CheckedStep):
             self.engine.clip_fp32_gradients = partial(_clip_noting_norm, self.engine)
         ranks.leaving.callback(release, self.engine)
         self._check_taken(config)
-        _undo_trial_step(self.engine.optimizer)
+        _undo_trial_step(self.engine.optimizer, options)
         _train_in_place(self.engine.optimizer)
         self.train()  # a model that transformers loaded is in eval mode, which turns recomputation off
 
@@ -193,10 +198,9 @@ class TrainingEngine:
 
 
 def full_tensors(model: nn.Module, zero_stage: int, merged: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-    """See TrainingEngine.full_tensors. merged: False yields the weights without the LoRA adapters. Rounded
-    weights are yielded with their rounded values, with which the model computes."""
+    """See TrainingEngine.full_tensors. merged: False yields the weights without the LoRA adapters. Packed
+    weights are yielded as they are read, with which the model computes."""
     from training.utils.models.adapters.lora import is_adapter_tensor, layer_parameters, merged_name, with_adapter
-    from training.utils.models.quantized.quantized import quantized_layers
 
     names = [name for name, _ in model.named_parameters() if not is_adapter_tensor(name)]
     for bucket in _buckets(model, names):
@@ -206,7 +210,7 @@ def full_tensors(model: nn.Module, zero_stage: int, merged: bool = True) -> Iter
                 tensor = model.get_parameter(name).detach()
                 yield merged_name(name), with_adapter(model, name, tensor) if merged else tensor
     seen = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    for layer_name, layer in quantized_layers(model):
+    for layer_name, layer in packed_layers(model):
         seen |= {f"{layer_name}.{part}" for part, _ in layer.named_buffers()}
         name = f"{layer_name}.weight"
         whole_OI = with_adapter(model, name, layer.weight) if merged else layer.weight
@@ -248,57 +252,6 @@ def _gathered(parameters: list[nn.Parameter], zero_stage: int) -> contextlib.Abs
     return deepspeed.zero.GatheredParameters(parameters)
 
 
-def _optimizer(module: nn.Module, settings: EngineSettings, device: torch.device) -> torch.optim.Optimizer:
-    """AdamW without decay on vectors (biases, norms), as GPT-3 and its successors train."""
-    from training.utils.models.adapters.lora import is_adapter_tensor
-
-    decay, adapter_rate = settings.weight_decay, settings.lora_learning_rate
-    decayed: dict[str, Any] = {"params": [], "weight_decay": decay}
-    plain: dict[str, Any] = {"params": [], "weight_decay": 0.0}
-    adapters: dict[str, Any] = {"params": [], "weight_decay": decay, "lr": adapter_rate}  # if they have a rate
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
-            group = decayed if len(whole_shape(parameter)) >= 2 else plain
-            group = adapters if adapter_rate is not None and is_adapter_tensor(name) else group
-            group["params"].append(parameter)
-    # torch's fused AdamW is vectorised on the CPU, one kernel on the GPU, and compiles nothing.
-    plain_adamw = settings.zero_stage == 0 and settings.dtype == "fp32"
-    return (CheckedAdamW if plain_adamw else torch.optim.AdamW)(
-        [group for group in (decayed, plain, adapters) if group["params"]],
-        lr=settings.learning_rate,
-        betas=(settings.adam_beta1, settings.adam_beta2),
-        eps=settings.adam_epsilon,
-        fused=True,
-    )
-
-
-class CheckedAdamW(torch.optim.AdamW):
-    """Skips a step whose gradient is not finite, and keeps the norm of the others. For float32 at ZeRO stage 0, where
-    DeepSpeed uses the optimizer unwrapped. In all other cases its wrappers skip such a step and set `overflow`, which
-    its engine reads here too: the schedule does not move, and the step counts as skipped (deepspeed 0.19, engine.py:
-    _take_model_step).
-
-    The gradients are already reduced over all ranks, so every rank makes the same decision.
-    """
-
-    overflow = False
-    clipped_from: torch.Tensor | None = None  # the norm before clipping, where there is clipping
-    _global_grad_norm: float | None = None  # where DeepSpeed's engine looks for it
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        gradients = [
-            weight.grad for group in self.param_groups for weight in group["params"] if weight.grad is not None
-        ]
-        if gradients:
-            total = torch.nn.utils.get_total_norm(gradients)
-            before = total if self.clipped_from is None else self.clipped_from
-            # One read of both: each would wait for the device.
-            now, norm = torch.stack([total.float(), before.float().reshape(())]).tolist()
-            self.overflow, self.clipped_from = not math.isfinite(now), None
-            self._global_grad_norm = math.inf if self.overflow else norm
-        return None if self.overflow else super().step(closure)
-
-
 def _clip_noting_norm(engine: Any) -> None:
     """DeepSpeed's clipping in float32 at stage 0, which drops the norm (deepspeed 0.19, engine.py:
     clip_fp32_gradients)."""
@@ -309,8 +262,13 @@ def _clip_noting_norm(engine: Any) -> None:
     )
 
 
-def _undo_trial_step(wrapper: Any) -> None:
-    """Undo the step with zero gradients that DeepSpeed's half-precision stage 0 takes at the start.
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    return copy.deepcopy({name: value for name, value in group.items() if name != "params"})
+
+
+def _undo_trial_step(wrapper: Any, options: list[dict[str, Any]]) -> None:
+    """Undo the step with zero gradients that DeepSpeed's half-precision stage 0 takes at the start. options: of the
+    optimizer's groups before, where some optimizers count their steps.
 
     It allocates the optimizer's state (deepspeed 0.19, FP16_UnfusedOptimizer.initialize_optimizer_states), but leaves
     Adam's bias correction one step ahead and the float32 weights decayed once: updates 13 % too small over the first
@@ -321,6 +279,8 @@ def _undo_trial_step(wrapper: Any) -> None:
     if not isinstance(wrapper, FP16_UnfusedOptimizer):
         return
     wrapper.optimizer.state.clear()
+    for group, before in zip(wrapper.optimizer.param_groups, options, strict=True):
+        group.update(before)
     for masters, weights in zip(wrapper.fp32_groups, wrapper.fp16_groups, strict=True):
         for master, weight in zip(masters, weights, strict=True):
             master.data.copy_(weight.data)

@@ -12,7 +12,7 @@ from training.utils.base.memory import is_out_of_memory
 from training.utils.loading.adapter_folders import CONFIG as ADAPTER_CONFIG
 from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.folder_kinds import check_base, check_model_folder, nearest_folders, resaving_command
-from training.utils.loading.quantized_folders import check_quantization, check_trains_whole
+from training.utils.loading.stored_forms import check_form, check_form_trains
 from training.utils.models.families.checks import check_reads_text
 from training.utils.models.rope_scaling import scaled, scaled_positions, steady_positions
 from training.utils.models.stop_tokens import stop_tokens_in
@@ -38,7 +38,7 @@ def load_config(name_or_path: str, trust_remote_code: bool = False) -> Any:
     base, what = (name_or_path, "model") if adapter is None else (adapter.base, adapter.base_in_words)
     with errors_explained(what, base, Exception):  # each value of config.json has an error of its own
         config = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
-        check_quantization(config, base)
+        check_form(config, base)
         _check_sizes(config.get_text_config())
     return config
 
@@ -87,7 +87,7 @@ def check_trains(settings: ModelSettings, generates: bool) -> None:
         find_adapter(settings.name_or_path),
     )
     try:
-        check_trains_whole(config, settings.name_or_path if adapter is None else adapter.base)
+        check_form_trains(config, settings.name_or_path if adapter is None else adapter.base)
     except ThreestepError as mistake:
         if adapter is None:
             raise

@@ -17,6 +17,7 @@ from training.utils.base.hub import check_hub
 from training.utils.base.storage import parse_json
 from training.utils.loading.adapter_folders import CONFIG as ADAPTER
 from training.utils.loading.adapter_folders import AdapterFolder, adapter_in
+from training.utils.loading.stored_forms import check_entries
 from training.utils.loading.weight_files import read_header, weight_files
 
 _GENERATION = "generation_config.json"
@@ -172,11 +173,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
             f"'{path}' expects a model_type, such as \"llama\", got none; take the configuration of the model that "
             "these weights are of"
         )
-    if not isinstance(config.get("quantization_config"), dict | None):
-        raise ThreestepError(
-            f"'{path}' expects in quantization_config a JSON object that says how the weights were quantized, got "
-            f"{config['quantization_config']!r}; remove it if they are whole"
-        )
+    check_entries(config, path)
     return config
 
 

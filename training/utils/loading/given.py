@@ -176,8 +176,9 @@ def _copied(
         raise ThreestepError(
             f"{what}; a copy of it is not sharded: use --zero_stage 2, or save it as what a folder holds"
         )
-    if settings.quantization is not None:
-        raise ThreestepError(f"{what}; rounding its layers would replace them: leave --load_in_4bit and 8bit out")
+    for why_not in (each.not_of_objects for each in settings.preparers):
+        if why_not:
+            raise ThreestepError(f"{what}; {why_not}")
     score: Any = getattr(held.model, "score", None)
     if is_scalar and getattr(score, "out_features", 1) != 1:
         raise ThreestepError(f"{what}; its score has {score.out_features} outputs, and a reward model has one")

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.adapters import AdapterPlan, plan_adapter, put_on
@@ -23,7 +22,7 @@ from training.utils.loading.freezing import freeze_parts
 from training.utils.loading.given import copy_of_object, only_as_object, proven, train_as_given
 from training.utils.loading.judgement import HEAD, RequestedModel
 from training.utils.loading.merged_weights import merged_when_copied
-from training.utils.loading.quantized_folders import forget_quantization
+from training.utils.loading.stored_forms import forget_form
 from training.utils.models.adapters.lora import add_lora
 from training.utils.models.attention.attention import AUTO, SDPA, VARLEN
 from training.utils.models.dropout import SwitchedOff, set_dropout
@@ -72,11 +71,12 @@ def load_causal_lm(
     wanted = RequestedModel(_model_in(settings, plan), config, is_scalar=False, supplied=_supplied_by(plan))
     model = _load(auto_class, settings, dtype, wanted)
     if plan is not None:
-        put_on(_on(None if settings.quantization else device, model), plan, settings)
+        put_on(_on(None if settings.waits_for_device else device, model), plan, settings)
     _check_vocabulary(model, settings, tokenizer_size - added_tokens - added_pad)
     if added_tokens or added_pad:
         _grow_embeddings(model, tokenizer_size)
-    _round_weights(model, settings, device)
+    for preparer in settings.preparers:
+        preparer.before_device(model, device)
     _measure(model, settings, longest_tokens, device, drew_weights=added_tokens + added_pad > 0, media=media)
     return prepared(model, settings, embeddings_train=added_tokens > 0)
 
@@ -138,12 +138,13 @@ def load_scalar_model(
     )
     model = _load(auto_class, settings, dtype, wanted)
     if plan is not None:
-        put_on(_on(None if settings.quantization else device, model), plan, settings)
+        put_on(_on(None if settings.waits_for_device else device, model), plan, settings)
     if not must_have_head:
         _grow_embeddings(model, len(tokenizer), pad_to_multiple_of=8)
     _check_vocabulary(model, settings, len(tokenizer))
     set_pad_token(model.config, tokenizer.pad_token_id)
-    _round_weights(model, settings, device)
+    for preparer in settings.preparers:
+        preparer.before_device(model, device)
     _measure(model, settings, longest_tokens, device, drew_weights=not must_have_head, media=media)
     return prepared(model, settings, embeddings_train=added_tokens > 0)
 
@@ -233,7 +234,7 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: 
                 **attention,
             )
     rehearsal.judge_loaded(wanted, model, report, stored, rehearsed=rehearsed)
-    forget_quantization(model.config)
+    forget_form(model.config)
     return proven(model, wanted.where, dtype, settings, is_scalar=wanted.is_scalar)
 
 
@@ -264,23 +265,6 @@ def _is_raised_by_a_family(problem: Exception) -> bool:
     """True if a file modeling_FAMILY.py raised it, not transformers' common code."""
     raised_in = Path(traceback.extract_tb(problem.__traceback__)[-1].filename).name
     return raised_in.startswith("modeling_") and raised_in != "modeling_utils.py"
-
-
-def _round_weights(model: PreTrainedModel, settings: ModelSettings, device: torch.device | None) -> None:
-    """Round the base weights, if `settings` say so, and log which. The model has not been on `device` as a whole: it
-    may not fit there."""
-    if settings.quantization is None:
-        return
-    from training.utils.models.quantized.quantized import quantize_layers
-
-    done = quantize_layers(model, settings.quantization, device)
-    dtype = str(model.dtype).removeprefix("torch.")
-    before, after = done.bytes_before / 2**20, done.bytes_after / 2**20
-    log_on_main(
-        f"model: {done.layers} linear layers are kept in {settings.quantization}, other weights in {dtype}: the base "
-        f"takes {after:,.1f} MiB, not {before:,.1f}; rounding moves the layers' weights by {done.share:.2%} (root mean "
-        f"square), and saved models have the rounded weights in {dtype}"
-    )
 
 
 def _measure(

@@ -11,20 +11,11 @@ from training.utils.flags.added import NO_FLAGS, AddedFlags
 from training.utils.flags.flags import flag, settings_of
 from training.utils.models.attention.attention import CHOICES
 from training.utils.models.preparers import preparers_of
-from training.utils.models.quantized.quantization import (
-    FOUR_BIT_KINDS,
-    check_beside_quantization,
-    check_quantization,
-    check_ranks,
-)
 from training.utils.models.rope_scaling import check_scaling
 from training.utils.models.settings import ModelSettings
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
-
-# Why quantized weights cannot go with DoRA.
-MAGNITUDES = "whose magnitudes start as norms of the weights that it rounds"
 
 
 class AdapterFlags(Protocol):
@@ -109,22 +100,6 @@ class ModelArguments:
         ModelSettings.freeze_projector,
         "Models of images and text: do not train the projector, which makes embeddings of the tower's states.",
     )
-    load_in_4bit: bool = flag(
-        False,
-        "With LoRA: keep the linear layers' frozen weights in 4 bits (QLoRA), by the package bitsandbytes.",
-        topic="lora",
-    )
-    load_in_8bit: bool = flag(False, "With LoRA: keep the linear layers' frozen weights in 8 bits.", topic="lora")
-    bnb_4bit_quant_type: str = flag(
-        "nf4",
-        "Which 4 bits: nf4, for weights as a normal distribution draws them, or fp4, a float of four bits.",
-        "name",
-        choices=FOUR_BIT_KINDS,
-        topic="lora",
-    )
-    bnb_4bit_use_double_quant: bool = flag(
-        False, "Quantize the scales of the 4-bit weights too: 4.13 bits a weight, not 4.5.", topic="lora"
-    )
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake in these settings."""
@@ -134,10 +109,7 @@ class ModelArguments:
             "`threestep new-model --out DIR` makes one with random weights",
         )
         check_scaling(mistakes, self.rope_scaling)
-        check_quantization(mistakes, self)
-        check_ranks(mistakes, self, {"--lora_dim": self.lora_dim})
         check_kinds(mistakes, self, self.lora_dim)
-        check_beside_quantization(mistakes, self, {"--use_dora": MAGNITUDES if self.use_dora else None})
 
     def settings(self, added: AddedFlags = NO_FLAGS) -> ModelSettings:
         """added: flags of plugins, which may change the model."""

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from training.utils.models.families.parts import is_beside_language
-from training.utils.models.quantized.quantized import rounded_elements
+from training.utils.models.tensors.packed import packed_elements
 from training.utils.models.tensors.sharding import whole_shape
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def model_shape(model: nn.Module) -> ModelShape:
         if len(shape) >= 2 and (is_head or id(parameter) not in tables):
             part, state = "head" if is_head else "body", "trained" if parameter.requires_grad else "frozen"
             sums[f"{part}_{state}"] += _visited(shape, config)
-    sums["body_frozen"] += rounded_elements(model)
+    sums["body_frozen"] += packed_elements(model)
     return ModelShape(**sums, attention_width=_attention_width(config))
 
 

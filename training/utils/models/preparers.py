@@ -15,6 +15,7 @@ from training.utils.plugins.registry import hooks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    import torch
     from torch import nn
     from transformers import PreTrainedModel
 
@@ -37,6 +38,8 @@ class ModelPreparer:
     of_counted: it also changes models on the meta device, whose memory a dry run counts.
     inputs_on_host: inputs of recomputed layers wait in the host's memory for the backward.
     in_pieces: `parts_in_pieces` are computed piece by piece along the row, and once more in the backward.
+    places_parts: `before_device` puts a model on the device part by part, as it may not fit there as a whole.
+    not_of_objects: why it changes no copy of a Python object, as the end of a sentence; "": it does.
     planned: what a dry run says behind the memory of activations.
     untimed: what a dry run's seconds leave out.
     """
@@ -46,10 +49,17 @@ class ModelPreparer:
     of_counted: ClassVar[bool] = False
     inputs_on_host: ClassVar[bool] = False
     in_pieces: ClassVar[bool] = False
+    places_parts: ClassVar[bool] = False
+    not_of_objects: ClassVar[str] = ""
     untimed: ClassVar[str] = ""
 
     @property
     def planned(self) -> str:
+        return ""
+
+    @property
+    def weights_form(self) -> str:
+        """The form in which weights are kept from then on, in words; "": as they are."""
         return ""
 
     def check_device(self, on_cuda: bool) -> None:
@@ -57,6 +67,10 @@ class ModelPreparer:
 
     def check_machine(self) -> None:
         """ThreestepError where this machine lacks what it takes; before a model is loaded."""
+
+    def before_device(self, model: PreTrainedModel, device: torch.device | None) -> None:
+        """Change a model that has its weights and tokens, before it is on its device as a whole. device: None: where it
+        is."""
 
     def loaded(self, model: PreTrainedModel) -> None:
         """Change a model that has its weights, before its own forward is measured (`own_forward`)."""

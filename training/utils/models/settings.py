@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 
 from training.utils.models.attention.attention import AUTO
 from training.utils.models.preparers import ForwardForm, ModelPreparer, preparers_of
-from training.utils.models.quantized.quantization import Quantization
 
 
 @dataclass(frozen=True)
@@ -16,7 +15,6 @@ class ModelSettings:
     use_dora: adapters have a magnitude for each output of their layer (Liu et al. 2024, arXiv:2402.09353).
     dropout: every dropout rate, and with 0 all that is like it (`models.dropout`); None keeps the model's own.
     gradient_checkpointing: recompute activations in backward.
-    load_in_4bit, load_in_8bit, bnb_4bit_*: see training.utils.models.quantized.quantization.
     trust_remote_code: run Python code that comes with the model.
     head_chunk_mb: see training.utils.models.target_head; 0 where it is not known yet.
     trains_adapter_on: if `name_or_path` is an adapter with the layers, rank and scale of `lora_*`, train it on; all
@@ -38,10 +36,6 @@ class ModelSettings:
     lora_module_name: str = "all-linear"
     use_dora: bool = False
     only_optimize_lora: bool = True
-    load_in_4bit: bool = False
-    load_in_8bit: bool = False
-    bnb_4bit_quant_type: str = "nf4"
-    bnb_4bit_use_double_quant: bool = False
     trust_remote_code: bool = False
     head_chunk_mb: int = 0
     trains_adapter_on: bool = False
@@ -66,17 +60,20 @@ class ModelSettings:
         """Inputs of the layers that are computed again wait in the host's memory."""
         return self.gradient_checkpointing and any(each.inputs_on_host for each in self.preparers)
 
+    @property
+    def waits_for_device(self) -> bool:
+        """The model stays in the host's memory until a preparer has put it on the device part by part."""
+        return any(each.places_parts for each in self.preparers)
+
+    @property
+    def weights_form(self) -> str:
+        """The form in which preparers keep weights, in words; "": as they are loaded."""
+        return ", ".join(each.weights_form for each in self.preparers if each.weights_form)
+
     def as_counted(self) -> ModelSettings:
         """Return settings of the same model without values, whose memory and work a dry run counts."""
         counted = tuple(each for each in self.preparers if each.of_counted)
         return replace(self, gradient_checkpointing=False, preparers=counted)
-
-    @property
-    def quantization(self) -> Quantization | None:
-        """The format that the base weights are rounded to, or None."""
-        if self.load_in_4bit:
-            return Quantization(self.bnb_4bit_quant_type, self.bnb_4bit_use_double_quant)
-        return Quantization("int8") if self.load_in_8bit else None
 
     def as_it_is(self) -> ModelSettings:
         """Return settings of the same model without training."""

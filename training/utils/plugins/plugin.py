@@ -78,6 +78,21 @@ class RewardEntry(NamedTuple):
     note: str = ""
 
 
+class OptimizerEntry(NamedTuple):
+    """An optimizer.
+
+    make: of a function (groups, `OptimizerSettings`) -> torch.optim.Optimizer, MODULE:NAME. groups: as torch takes
+        them, each with its weights, `weight_decay` and perhaps its `lr`. The state is tensors, numbers and texts.
+    states, states_name: numbers that it keeps of each weight, and their name, for dry runs.
+    whole_weights: it reads weights in their shapes, and not flat pieces of them, which ZeRO hands out from stage 1 on.
+    """
+
+    make: str
+    states: int = 1
+    states_name: str = ""
+    whole_weights: bool = False
+
+
 class RunFile(NamedTuple):
     """A file or folder in a run's folder, which must be the run's own. is_result: a new run there removes that of an
     earlier one."""
@@ -179,6 +194,9 @@ TABLES = frozenset(
     """
 rollout_engines decode_loops trackers data_sources rewards media policy_losses evaluated_figures model_losses
 meant_flags kept_as_begun logs run_files in_place_of_run auto_choices evaluation_flags whole_run_switches
+rollout_engines trackers data_sources rewards media policy_losses evaluated_figures model_losses meant_flags logs
+run_files in_place_of_run auto_choices evaluation_flags whole_run_switches stored_forms packed_layers
+optimizers
 """.split()
 )
 
@@ -203,6 +221,7 @@ class Plugin(NamedTuple):
         `rewards`: RewardEntry, by the beginning of addresses that --reward takes
         `media`: the address of the `MediaKind` of a class, by the name of the column of rows that holds such media;
             one at most in all plugins
+        `optimizers`: OptimizerEntry, by the names that --optimizer takes
         `policy_losses`: addresses of functions, as FILE.py:NAME takes them, by the names that --policy_loss takes
         `evaluated_figures`: steps, such as ("step1_sft",), by the figures that their evaluations then have too, as
             `StepFigures.evaluates` names them
@@ -220,6 +239,10 @@ class Plugin(NamedTuple):
             free memory; by the flag's name, `per_device_train_batch_size` or `reuse_forwards`
         `evaluation_flags`: by flags that give evaluations figures of other data than the held-out rows, `eval/NAME`:
             advice that names the flag, for who has no such rows
+        `stored_forms`: addresses of `StoredForm` classes (`loading.stored_forms`), by the field of configurations that
+            says that a model's files hold its weights in such a form
+        `packed_layers`: addresses of functions (model on meta, facts) -> None, by the kind of a `PackedLinear`
+            (`models.tensors.packed`): makes the layers that its `described` wrote into a checkpoint's facts
         `whole_run_switches`: by flags of every step that are true or false, and that the file of `threestep all` has at
             its top, by default true: a line on each for `--help`
     """

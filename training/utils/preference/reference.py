@@ -138,7 +138,7 @@ def no_reference(batch: PreferenceBatch) -> torch.Tensor:
 
 def precision_of(dtype: str, model: ModelSettings) -> str:
     """The precision of a reference's numbers: the dtype, and the format of its weights if that is less."""
-    return dtype if model.quantization is None else f"{dtype} on weights in {model.quantization}"
+    return f"{dtype} on weights in {model.weights_form}" if model.weights_form else dtype
 
 
 def known_references(run: TrainingRun[ResponsesRow], file: ReferenceFile | None, ld_alpha: float = 1.0) -> References:

@@ -47,8 +47,8 @@ class GuestFeatures(tuple[GuestFeature, ...]):
     def records_experts(self) -> bool:
         return any(each.records_experts for each in self)
 
-    def beside_quantization(self) -> dict[str, str | None]:
-        return {flag: why for each in self for flag, why in each.beside_quantization().items()}
+    def exact_weights(self) -> dict[str, str]:
+        return {flag: why for each in self for flag, why in each.exact_weights().items()}
 
     def reuse_obstacles(self) -> list[tuple[str, str]]:
         return [found for each in self if (found := each.reuse_obstacle()) is not None]

@@ -14,7 +14,6 @@ from training.utils.base.quick_imports import quick_imports
 from training.utils.flags.added import figures_of_others, in_place_of_run
 from training.utils.flags.arguments import parse_arguments
 from training.utils.loading.folder_kinds import check_model_folder
-from training.utils.models.quantized.quantization import NOT_SHARDED, check_beside_quantization, check_package
 from training.utils.plugins.registry import check_by_plugins, reading_whole_rows
 from training.utils.run.program import run_program
 from training.utils.sequence_parallel.checks import check_beside
@@ -88,20 +87,8 @@ def one_model_program(
 
 
 def _check_model_flags(flags: OneModelFlags) -> None:
-    """ThreestepError if base weights shall be quantized that cannot be, or rows shared out beside what reads them
-    whole; or for what plugins know of."""
+    """ThreestepError if rows are shared out beside what reads them whole, or for what plugins know of."""
     mistakes = Mistakes()
-    others = {
-        "--zero_stage 3": NOT_SHARDED if flags.engine.zero_stage == 3 else None,
-        **flags.guests.beside_quantization(),
-    }
-    check_beside_quantization(mistakes, flags.model, others)
-    check_beside(
-        mistakes,
-        flags.engine.sequence_parallel_size,
-        reading_whole_rows(flags),
-    )
+    check_beside(mistakes, flags.engine.sequence_parallel_size, reading_whole_rows(flags))
     check_by_plugins(flags, mistakes)
-    if in_place_of_run(flags.settings) is None:
-        check_package(mistakes, flags.model)
     mistakes.raise_if_any()

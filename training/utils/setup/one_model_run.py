@@ -28,8 +28,8 @@ from training.utils.loading.configurations import check_positions, check_trains
 from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.tokenizers import add_tokens, load_padding_tokenizer, with_pad_apart
 from training.utils.models.attention.attention import plan_for
-from training.utils.models.quantized.quantized import count_weights
 from training.utils.models.stop_tokens import set_stop_tokens, stop_tokens, unused_stop_tokens
+from training.utils.models.tensors.packed import count_weights
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.sequence_parallel.checks import check_model
 from training.utils.setup.evaluations import open_evaluation_observer

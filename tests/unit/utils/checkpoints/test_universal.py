@@ -14,14 +14,16 @@ from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints import universal
 
 
-def engine(stage: int = 0) -> Any:
+def engine(stage: int = 0, optimizer: str = "adamw") -> Any:
     settings = SimpleNamespace(load_universal_checkpoint=False)
     inner = SimpleNamespace(
         _config=settings,
         load_universal_checkpoint=lambda: settings.load_universal_checkpoint,
         _get_ckpt_name=lambda folder, tag, pp_placeholder: f"{folder}/{tag}/{pp_placeholder}.pt",
     )
-    return SimpleNamespace(engine=inner, settings=SimpleNamespace(zero_stage=stage), parameter_groups=[["a"]])
+    return SimpleNamespace(
+        engine=inner, settings=SimpleNamespace(zero_stage=stage, optimizer=optimizer), parameter_groups=[["a"]]
+    )
 
 
 def test_a_place_that_cannot_be_written(tmp_path):
@@ -32,6 +34,15 @@ def test_a_place_that_cannot_be_written(tmp_path):
         "free disk space",
     ):
         universal.convert(Path("c"), tmp_path / "file" / "c", engine())
+
+
+def test_states_of_another_optimizer_stay_where_they_are(tmp_path):
+    with pytest.raises(
+        ThreestepError,
+        match="--resume: c has the state of --optimizer sign, which goes on with as many ranks and the Z",
+    ):
+        universal.convert(Path("c"), tmp_path / "c", engine(optimizer="sign"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_files_of_another_form(tmp_path):

@@ -7,8 +7,9 @@ import torch
 
 from training.utils.base.errors import ThreestepError
 from training.utils.engine.config.arguments import EngineSettings
+from training.utils.engine.optimizers import make_optimizer
 from training.utils.engine.ranks.startup import Ranks
-from training.utils.engine.training_engine import TrainingEngine, _optimizer, _scheduler
+from training.utils.engine.training_engine import TrainingEngine, _scheduler
 
 RATE, ADAPTER_RATE, DECAY = 1e-3, 5e-2, 0.1
 
@@ -26,7 +27,7 @@ def module() -> torch.nn.Module:
 
 def rates_and_decays(module: torch.nn.Module, **settings: float) -> dict[str, tuple[float, float]]:
     engine_settings = EngineSettings(learning_rate=RATE, weight_decay=DECAY, **settings)
-    groups = _optimizer(module, engine_settings, torch.device("cpu")).param_groups
+    groups = make_optimizer(module, engine_settings).param_groups
     of = {id(weight): (group["lr"], group["weight_decay"]) for group in groups for weight in group["params"]}
     return {name: of[id(weight)] for name, weight in module.named_parameters() if id(weight) in of}
 
@@ -43,13 +44,13 @@ def test_adapters_train_at_their_own_rate(module):
 
 def test_a_model_without_adapters_has_no_group_for_them():
     settings = EngineSettings(learning_rate=RATE, lora_learning_rate=ADAPTER_RATE)
-    groups = _optimizer(torch.nn.Linear(2, 2), settings, torch.device("cpu")).param_groups
+    groups = make_optimizer(torch.nn.Linear(2, 2), settings).param_groups
     assert [group["lr"] for group in groups] == [RATE, RATE]
 
 
 def test_adams_settings_reach_it():
     settings = EngineSettings(adam_beta1=0.8, adam_beta2=0.7, adam_epsilon=1e-3)
-    for group in _optimizer(torch.nn.Linear(2, 2), settings, torch.device("cpu")).param_groups:
+    for group in make_optimizer(torch.nn.Linear(2, 2), settings).param_groups:
         assert (group["betas"], group["eps"]) == ((0.8, 0.7), 1e-3)
 
 
@@ -59,7 +60,7 @@ def test_a_share_of_the_run_warms_up_as_its_steps_do(schedule):
 
     def rates(**warmup: float) -> list[float]:
         settings = EngineSettings(learning_rate=RATE, lr_scheduler_type=schedule, **warmup)
-        optimizer = _optimizer(torch.nn.Linear(2, 2), settings, torch.device("cpu"))
+        optimizer = make_optimizer(torch.nn.Linear(2, 2), settings)
         scheduler, found = _scheduler(optimizer, settings, total_steps=10), []
         for _ in range(10):
             found.append(optimizer.param_groups[0]["lr"])
@@ -79,7 +80,7 @@ def test_a_model_that_is_frozen_as_a_whole_is_refused():
 def test_a_warm_up_as_long_as_the_run_is_all_of_it():
     """A scheduler is asked for the rate after the last step too, where nothing is left to decay over."""
     settings = EngineSettings(learning_rate=RATE, lr_scheduler_type="polynomial", num_warmup_steps=4)
-    optimizer = _optimizer(torch.nn.Linear(2, 2), settings, torch.device("cpu"))
+    optimizer = make_optimizer(torch.nn.Linear(2, 2), settings)
     scheduler, found = _scheduler(optimizer, settings, total_steps=4), []
     for _ in range(4):
         found.append(optimizer.param_groups[0]["lr"])

@@ -48,7 +48,6 @@ def test_the_right_one_comes_first(typed, names, first):
         "num_beams",
         "processing_class",
         "compute_metrics",
-        "optimizer",
         "tokenizer",
     ],
 )

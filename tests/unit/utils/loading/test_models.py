@@ -18,7 +18,6 @@ from training.utils.loading.configurations import load_config
 from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.tokenizers import add_tokens, load_tokenizer, with_pad_apart
 from training.utils.models.layout_check import notes_on
-from training.utils.models.own_forward import current_difference, own_forward_of
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel
 
@@ -245,18 +244,3 @@ def test_a_pad_token_of_its_own_gets_a_row_that_does_not_train(save_folder):
     assert all("lora" in name for name, part in model.named_parameters() if part.requires_grad)
     with pytest.raises(ThreestepError, match=f"has {size} tokens and its model embeds {size - 1}"):
         load_causal_lm(ModelSettings(folder), torch.float32, size + 1, added_pad=1)
-
-
-def test_base_weights_are_rounded_before_they_are_measured(save_folder, tiny_tokenizer, capsys):
-    """What checks of layouts compare with is the rounded model, and adapters stand on it."""
-    folder = save_folder()
-    settings = ModelSettings(folder, lora_dim=4, load_in_8bit=True)
-    model = load_causal_lm(settings, torch.float32, len(tiny_tokenizer))
-    own = own_forward_of(model)
-    assert own is not None and current_difference(model, own) <= own.tolerance
-    exact = load_causal_lm(ModelSettings(folder), torch.float32, len(tiny_tokenizer))
-    assert current_difference(exact, own) > own.tolerance
-    layers = 7 * model.config.num_hidden_layers
-    said = capsys.readouterr().out
-    assert f"model: {layers} linear layers are kept in int8, other weights in float32: the base takes " in said
-    assert "saved models have the rounded weights in float32" in said

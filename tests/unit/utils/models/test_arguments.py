@@ -30,28 +30,6 @@ def test_defaults_need_only_a_model():
         ({"lora_dim": -1}, "--lora_dim expects 0 or more, got -1"),
         ({"lora_dropout": 1.0}, "--lora_dropout expects 0 or more and less than 1, got 1.0"),
         ({"dropout": -0.1}, "--dropout expects 0 or more and less than 1, got -0.1"),
-        (
-            {"load_in_4bit": True},
-            "--load_in_4bit freezes the weights that it rounds, and --lora_dim is 0; give --lora_dim a rank, such as "
-            "16, so that adapters train",
-        ),
-        (
-            {"load_in_8bit": True, "lora_dim": 4, "only_optimize_lora": False},
-            "--load_in_8bit freezes the weights that it rounds, and --only_optimize_lora false trains them; leave one "
-            "of them out",
-        ),
-        (
-            {"load_in_8bit": True, "load_in_4bit": True, "lora_dim": 4},
-            "--load_in_4bit and --load_in_8bit both say how many bits a weight takes; leave one of them out",
-        ),
-        (
-            {"load_in_8bit": True, "lora_dim": 4, "bnb_4bit_quant_type": "fp4"},
-            "--bnb_4bit_quant_type fp4 is of --load_in_4bit, which is off; leave it out or give both",
-        ),
-        (
-            {"lora_dim": 4, "bnb_4bit_use_double_quant": True},
-            "--bnb_4bit_use_double_quant is of --load_in_4bit, which is off; leave it out or give both",
-        ),
     ],
 )
 def test_mistakes(given, sentence):
@@ -68,20 +46,17 @@ def test_rslora_scales_by_the_root_of_the_rank():
     assert mistakes_of(use_rslora=True) and not mistakes_of(use_rslora=True, lora_dim=4)
 
 
-def test_dora_needs_adapters_and_weights_that_are_not_rounded():
+def test_dora_needs_adapters():
     assert ModelArguments(model_name_or_path="m", lora_dim=4, use_dora=True).settings().use_dora
     assert not mistakes_of(use_dora=True, lora_dim=4)
     assert "--use_dora adds magnitudes to LoRA's adapters, and there are none" in str(mistakes_of(use_dora=True))
-    said = str(mistakes_of(use_dora=True, lora_dim=4, load_in_8bit=True))
-    assert "--load_in_8bit cannot go with --use_dora, whose magnitudes start as norms" in said
 
 
 def test_every_setting_is_passed_on():
     given = {
         "attn_implementation": "flex_attention", "dropout": 0.1, "gradient_checkpointing": True,
         "lora_dim": 8, "lora_alpha": 3.0, "lora_dropout": 0.2, "lora_module_name": "x", "only_optimize_lora": False,
-        "trust_remote_code": True, "head_chunk_mb": 64, "load_in_4bit": True, "load_in_8bit": True,
-        "bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": True, "freeze_vision_tower": False,
+        "trust_remote_code": True, "head_chunk_mb": 64, "freeze_vision_tower": False,
         "freeze_projector": True, "use_dora": True, "rope_scaling": "yarn:4",
     }  # fmt: skip
     settings = ModelArguments(model_name_or_path="m", **given).settings()

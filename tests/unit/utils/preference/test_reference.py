@@ -21,7 +21,6 @@ from training.utils.preference.batches import preference_batches
 from training.utils.preference.reference import (
     adapter_off_references,
     known_references,
-    precision_of,
     read_rows,
     taken_rows,
 )
@@ -157,12 +156,3 @@ def test_embeddings_that_train_are_no_reference():
     sentence = "only the adapters train, and model.embed_tokens.weight trains for the tokens that the tokenizer"
     with pytest.raises(ThreestepError, match=sentence):
         adapter_off_references(OneRank(model), model)
-
-
-def test_numbers_of_rounded_weights_are_files_of_their_own():
-    """They would else be read as those of the exact ones, and the policy would not start as its reference."""
-    plain, nf4, int8 = (
-        precision_of("bf16", ModelSettings("m", **given))
-        for given in ({}, {"load_in_4bit": True}, {"load_in_8bit": True})
-    )
-    assert (plain, nf4, int8) == ("bf16", "bf16 on weights in nf4", "bf16 on weights in int8")

@@ -27,7 +27,7 @@ class Named(GuestFeature):
         self.needs_segments = name
         self.words: list[Any] = []
 
-    def beside_quantization(self):
+    def exact_weights(self):
         return {self.name: "why"}
 
     def reuse_obstacle(self):
@@ -69,7 +69,7 @@ def test_every_feature_is_asked():
     both, model = GuestFeatures([a, b]), object()
     assert both.needs_segments == "a"
     assert both.lends_guesser and both.records_experts and both.trains_alone
-    assert both.beside_quantization() == {"a": "why", "b": "why"}
+    assert both.exact_weights() == {"a": "why", "b": "why"}
     assert both.reuse_obstacles() == [("a", "leave it out"), ("b", "leave it out")]
     both.check_words("tokenizer")
     assert a.words == b.words == ["tokenizer"]
@@ -97,7 +97,7 @@ def test_without_features_nothing_changes():
     for features in (none, one):
         assert features.needs_segments is None and features.reuse_obstacles() == []
         assert not (features.trains_alone or features.lends_guesser or features.records_experts)
-        assert features.beside_quantization() == {}
+        assert features.exact_weights() == {}
         assert features.inside("", None, 0, 0, ranks=None) == {} and features.checked_media(media) is media
         assert features.recorded_experts(None, None, None) is None
         assert features.planned(None, None, 1, None) == ([], [], [])

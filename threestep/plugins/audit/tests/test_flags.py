@@ -15,10 +15,11 @@ from training.utils.flags.flags import note_mistakes
 pytestmark = pytest.mark.unit
 
 
-def flags_of(parallel_thinking: bool = False, **given: Any) -> Any:
+def flags_of(parallel_thinking: bool = False, optimizer: str = "adamw", **given: Any) -> Any:
     kind = added_flags("step1_sft")
     added = kind(audit_RecordingArguments=RecordingArguments(**given))
-    return SimpleNamespace(added=added, data=SimpleNamespace(chat=SimpleNamespace(parallel_thinking=parallel_thinking)))
+    data = SimpleNamespace(chat=SimpleNamespace(parallel_thinking=parallel_thinking))
+    return SimpleNamespace(added=added, data=data, settings={"optimizer": optimizer})
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,14 @@ def test_parallel_paths_are_not_recorded(given, refused):
     check(flags_of(thinks, record_steps=steps), mistakes)
     expected = "--record_steps expects sequences that are one run of tokens each, and --parallel_thinking lays paths"
     assert [sentence.startswith(expected) for sentence in mistakes.sentences] == [True] * refused
+
+
+@pytest.mark.parametrize("steps", [[], [1]])
+def test_steps_of_another_optimizer_are_not_recorded(steps):
+    mistakes = Mistakes()
+    check(flags_of(optimizer="sign", record_steps=steps), mistakes)
+    wanted = "--record_steps writes down and judges AdamW's steps, and --optimizer is sign; leave one of them out"
+    assert mistakes.sentences == [wanted] * len(steps)
 
 
 def test_a_recorded_step_reads_whole_rows_in_forwards_of_its_own():

@@ -19,7 +19,7 @@ def test_without_a_head_nothing_is_asked():
 def test_a_head_needs_a_model_that_takes_a_mask_of_segments():
     head = HeadFeature(MtpSettings(2))
     assert head.needs_segments == "--mtp_num_layers 2" and head.lends_guesser
-    assert head.beside_quantization() == {"--mtp_num_layers 2": "whose head starts as a layer of exact weights"}
+    assert head.exact_weights() == {"--mtp_num_layers 2": "whose head starts as a layer of exact weights"}
 
 
 @pytest.mark.parametrize(

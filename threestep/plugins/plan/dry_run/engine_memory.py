@@ -13,6 +13,7 @@ from typing import Any
 
 from training.utils.base.planned_memory import MemoryLine
 from training.utils.engine.config.config import DEEPSPEED_LIMITS
+from training.utils.engine.config.optimizers import ADAMW, states_of
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 # DeepSpeed 0.19's defaults, runtime/zero/config.py.
@@ -47,7 +48,15 @@ class EngineMemory:
 
 
 def trained_memory(
-    weights: int, trained: int, largest: int, dtype: str, *, zero: dict[str, Any], ranks: int, bf16_states: bool = False
+    weights: int,
+    trained: int,
+    largest: int,
+    dtype: str,
+    *,
+    zero: dict[str, Any],
+    ranks: int,
+    bf16_states: bool = False,
+    optimizer: str = ADAMW,
 ) -> EngineMemory:
     """The memory of a model that is trained.
 
@@ -56,6 +65,7 @@ def trained_memory(
     largest: elements of the largest module's parameters
     zero: the section `zero_optimization` of the DeepSpeed configuration
     bf16_states: master weights, gradients and moments are bfloat16
+    optimizer: of --optimizer
     """
     size = ELEMENT_BYTES[dtype]
     stage = zero["stage"]
@@ -66,17 +76,17 @@ def trained_memory(
     if stage == 0:
         master = 0 if dtype == "fp32" else 4 * trained
         gradients = MemoryLine("gradients", size * trained)
-        name = "optimizer: AdamW's moments" + (", float32 weights" if master else "")
-        optimizer = MemoryLine(name, 8 * trained + master)
+        states, name = states_of(optimizer)
+        held = MemoryLine(f"optimizer: {name}" + (", float32 weights" if master else ""), 4 * states * trained + master)
         # half precision: the step makes float32 gradients of all weights (FP16_UnfusedOptimizer)
         stepping = MemoryLine("the step's buffers", max(master, bucket if ranks > 1 else 0))
-        return EngineMemory(parameters, gradients, optimizer, MemoryLine("buffers", 0), stepping)
+        return EngineMemory(parameters, gradients, held, MemoryLine("buffers", 0), stepping)
     summed = 2 if bf16_states else 4 if dtype == "bf16" else size  # data_types.grad_accum_dtype
     master = 2 if bf16_states else 4
     gradients, stepping_bytes = _sharded_gradients(
         trained, share, (summed, master), dtype, stage=stage, offload=is_offloaded
     )
-    optimizer = _optimizer_state(share, bf16_states, is_offloaded, in_place=dtype == "fp32" and stage < 3)
+    held = _optimizer_state(share, optimizer, bf16_states, is_offloaded, in_place=dtype == "fp32" and stage < 3)
     buffers = bucket * (2 if zero.get("overlap_comm") and stage < 3 else 1)
     if stage == 3:
         buffers += gathered_elements(weights, largest, zero, trains=True) * size
@@ -85,7 +95,7 @@ def trained_memory(
     return EngineMemory(
         parameters,
         gradients,
-        optimizer,
+        held,
         MemoryLine(name, buffers, copies),
         MemoryLine("the step's buffers", stepping_bytes),
         secondary_memory(weights, dtype, zero),
@@ -139,14 +149,17 @@ def gathered_elements(weights: int, largest: int, zero: dict[str, Any], trains: 
     return min(weights, whole + largest)
 
 
-def _optimizer_state(share: int, bf16_states: bool, is_offloaded: bool, in_place: bool) -> MemoryLine:
-    """Master weights and two moments; in float32 training too stage 3 copies the weights, and so do stages 1 and 2 with
-    offload (`training_engine._train_in_place`)."""
-    name, a_weight = "optimizer: AdamW's moments, float32 weights", 12
+def _optimizer_state(
+    share: int, optimizer: str, bf16_states: bool, is_offloaded: bool, *, in_place: bool
+) -> MemoryLine:
+    """Master weights and the optimizer's states; in float32 training too stage 3 copies the weights, and so do stages 1
+    and 2 with offload (`training_engine._train_in_place`)."""
+    states, own = states_of(optimizer)
+    name, a_weight = f"optimizer: {own}, float32 weights", 4 * states + 4
     if in_place and not is_offloaded:
-        name, a_weight = "optimizer: AdamW's moments", 8
+        name, a_weight = f"optimizer: {own}", 4 * states
     if bf16_states:
-        name, a_weight = "optimizer: AdamW's moments, weights, in bfloat16", 6
+        name, a_weight = f"optimizer: {own}, weights, in bfloat16", 2 * states + 2
     state = a_weight * share
     return MemoryLine(name, 0, state) if is_offloaded else MemoryLine(name, state)
 

@@ -25,7 +25,6 @@ def model_on_meta(settings: ModelSettings, dtype: torch.dtype, scores: bool = Fa
 
     from training.utils.models.families.parts import language_model_class
     from training.utils.models.families.scalar_class import scalar_model_class
-    from training.utils.models.quantized.quantized import quantize_layers
 
     config = config_of(settings)
     config.pad_token_id = None  # some families look for it in the ids, which have no values here
@@ -34,10 +33,11 @@ def model_on_meta(settings: ModelSettings, dtype: torch.dtype, scores: bool = Fa
         auto_class, config.num_labels = scalar_model_class(config), 1
     with errors_explained("model of the shape in config.json", settings.name_or_path, Exception), torch.device("meta"):
         model = auto_class.from_config(config, dtype=dtype)
-        if settings.quantization is not None:
-            quantize_layers(model, settings.quantization)
+        counted = settings.as_counted()
+        for preparer in counted.preparers:
+            preparer.before_device(model, None)
         # Recomputation and most preparers change no weight; the estimate counts the memory that they change.
-        model = prepared(model, settings.as_counted(), False)
+        model = prepared(model, counted, False)
         for part in model.parameters():  # adapters follow their layer's precision, but not on the meta device
             part.data = part.data.to(dtype)
     return model.train()

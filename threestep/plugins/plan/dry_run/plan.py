@@ -17,8 +17,8 @@ from training.utils.engine.zero3_limits import ModelSizes, host_share, model_siz
 from training.utils.layout.bounds import forward_bound
 from training.utils.models.attention.attention import SDPA
 from training.utils.models.attention_choice import planned_attention
-from training.utils.models.quantized.quantized import count_weights, quantized_layers
 from training.utils.models.target_head import CHUNK_MB, chunk_mb_for
+from training.utils.models.tensors.packed import count_weights, packed_layers
 
 if TYPE_CHECKING:
     from training.utils.base.planned_memory import PlannedDevice
@@ -77,7 +77,7 @@ def plan_training(
     """Return the memory of one rank that trains `model`, which is on the meta device. count: its activations."""
     trained = _trained_elements(model)
     config, engine = engine_of(model, settings, ranks, device)
-    engine, whole_layer = _with_rounded_weights(engine, model)
+    engine, whole_layer = _with_packed_weights(engine, model)
     attention = planned_attention(model, loading.attn_implementation, device.is_cuda, loading.dropout)
     by_document = not (device.is_cuda or loading.compiles) and getattr(model, "_supports_attention_backend", False)
     in_float32 = by_document and attention == SDPA and settings.dtype == "bf16"
@@ -112,8 +112,8 @@ def plan_training(
         logits = head_bytes(model, min(forward.targets, positions), positions, forward.with_entropy, chunk_mb=chunk_mb)
         lines.append(MemoryLine("logits", logits))
     adapters = f", LoRA of rank {loading.lora_dim}" if loading.lora_dim else ""
-    if loading.quantization is not None:
-        adapters += f" on weights in {loading.quantization}"
+    if loading.weights_form:
+        adapters += f" on weights in {loading.weights_form}"
     sentences = [
         f"model: {type(model).__name__}, {count_weights(model):,} weights, of which {trained:,} train{adapters}; "
         f"{settings.dtype}, attention {attention}, gradient checkpointing "
@@ -147,6 +147,7 @@ def engine_of(
         zero=zero,
         ranks=ranks,
         bf16_states=settings.bf16_optimizer_states,
+        optimizer=settings.optimizer,
     )
 
 
@@ -154,14 +155,14 @@ def _trained_elements(model: Any) -> int:
     return sum(part.numel() for part in model.parameters() if part.requires_grad)
 
 
-def _with_rounded_weights(engine: EngineMemory, model: Any) -> tuple[EngineMemory, list[MemoryLine]]:
-    """Add the memory of the rounded weights of `model`; and, for a forward, of one of them made whole."""
-    layers = [layer for _, layer in quantized_layers(model)]
+def _with_packed_weights(engine: EngineMemory, model: Any) -> tuple[EngineMemory, list[MemoryLine]]:
+    """Add the memory of the packed weights of `model`; and, for a forward, of one of them made whole."""
+    layers = [layer for _, layer in packed_layers(model)]
     if not layers:
         return engine, []
     held = engine.parameters.device_bytes + sum(part.nbytes for layer in layers for part in layer.buffers())
     largest = max(layer.weight.nbytes for layer in layers)
-    parameters = replace(engine.parameters, name=f"weights, layers in {layers[0].quantization}", device_bytes=held)
+    parameters = replace(engine.parameters, name=f"weights, layers in {layers[0].form}", device_bytes=held)
     return replace(engine, parameters=parameters), [MemoryLine("a rounded weight made whole", largest)]
 
 

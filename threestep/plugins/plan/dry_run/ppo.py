@@ -35,7 +35,7 @@ from training.utils.engine.ranks.startup import DTYPES
 from training.utils.engine.training_engine import GATHER_ELEMENTS
 from training.utils.engine.zero3_limits import model_sizes
 from training.utils.flags.auto import AutoChoice, sentence
-from training.utils.models.quantized.quantized import rounded_elements
+from training.utils.models.tensors.packed import packed_elements
 from training.utils.sequence_parallel.checks import check_model, sizes_for
 from training.utils.sequence_parallel.group import check_divides
 from training.utils.setup.media import planned_media
@@ -302,7 +302,7 @@ def _rollout(
     """Return what drawing responses adds, and what the engine keeps between rollouts. media: of a forward that
     learns."""
     roles, ppo, longest = flags.roles, flags.ppo, flags.longest_tokens
-    elements = sum(map(torch.numel, _plain_parameters(actor))) + rounded_elements(actor)
+    elements = sum(map(torch.numel, _plain_parameters(actor))) + packed_elements(actor)
     weights = ELEMENT_BYTES[roles.dtype] * elements
     is_sharded = roles.actor_zero_stage == 3
     sent = _sent_bytes(actor, roles) if is_sharded else 0
@@ -334,7 +334,7 @@ def _rollout(
 
 def _kept_weights(actor: Any, roles: RolesArguments, versions: int) -> MemoryLine:
     """The whole weights of so many steps, by which later rollouts are drawn."""
-    elements = sum(map(torch.numel, _plain_parameters(actor))) + rounded_elements(actor)
+    elements = sum(map(torch.numel, _plain_parameters(actor))) + packed_elements(actor)
     return MemoryLine(
         f"rollouts ahead: the actor's weights, {versions} x", versions * ELEMENT_BYTES[roles.dtype] * elements
     )

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from training.utils.engine.config.optimizers import ADAMW, OPTIMIZERS
 from training.utils.engine.config.schedules import OWN_SCHEDULES, SCHEDULES, ScheduleShape
 from training.utils.flags.flags import flag, settings_of
 from training.utils.layout.bounds import SMALL_FORWARD_TOKENS
@@ -41,6 +42,7 @@ class EngineSettings:
     zero3_prefetch_parameters: int | None = None
     deepspeed_config: str | None = None
     learning_rate: float = 1e-5
+    optimizer: str = ADAMW
     weight_decay: float = 0.0
     lr_scheduler_type: str = "cosine"
     num_warmup_steps: int = 0
@@ -151,6 +153,7 @@ class EngineArguments:
         topic="log",
         may_change=True,
     )
+    optimizer: str = flag(ADAMW, "The optimizer: " + ", ".join(OPTIMIZERS) + ".", "name", choices=OPTIMIZERS)
     weight_decay: float = flag(0.0, "AdamW's weight decay, on matrices only.", "rate >= 0")
     adam_beta1: float = flag(ADAM_BETAS[0], "AdamW's decay of the mean of the gradients.", "0 <= rate < 1")
     adam_beta2: float = flag(
@@ -225,6 +228,7 @@ class EngineArguments:
         check_offload(mistakes, self.offload, "--zero_stage", self.zero_stage)
         check_precision(mistakes, self, "--zero_stage", self.zero_stage)
         check_zero3_limits(mistakes, self, "--zero_stage 3", self.zero_stage == 3)
+        check_optimizer(mistakes, self.optimizer, "--zero_stage", self.zero_stage)
         check_schedule(mistakes, self)
         check_epochs(mistakes, self)
         mistakes.require(
@@ -241,6 +245,15 @@ def check_offload(mistakes: Mistakes, offload: bool, stage_flag: str, stage: int
     """Note offload at a ZeRO stage without it."""
     mistakes.require(
         not offload or stage > 0, f"--offload expects {stage_flag} 1, 2 or 3, got 0: stage 0 has nothing to offload"
+    )
+
+
+def check_optimizer(mistakes: Mistakes, name: str, stage_flag: str, stage: int) -> None:
+    """Note an optimizer that ZeRO cannot hand pieces of weights."""
+    mistakes.require(
+        stage == 0 or name not in OPTIMIZERS or not OPTIMIZERS[name].whole_weights,
+        f"--optimizer {name} reads whole weights, and {stage_flag} {stage} hands it flat pieces of them; give "
+        f"{stage_flag} 0, or another optimizer",
     )
 
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from training.utils.models.own_forward import current_difference, own_forward_of
-from training.utils.models.quantized.quantized import QuantizedLinear
+from training.utils.models.tensors.packed import PackedLinear
 from training.utils.models.tensors.rounding import rms
 from training.utils.models.tensors.sharding import whole_shape
 
@@ -45,7 +45,11 @@ def why_no_adapters(model: PreTrainedModel, layers: Mapping[str, nn.Module]) -> 
     if own_forward_of(model) is None:
         return reasons
     others = {name: layer for name, layer in layers.items() if name not in reasons}
-    of_their_own = {type(layer) for layer in others.values() if type(layer) not in (nn.Linear, Conv1D, QuantizedLinear)}
+    of_their_own = {
+        type(layer)
+        for layer in others.values()
+        if type(layer) not in (nn.Linear, Conv1D) and not isinstance(layer, PackedLinear)
+    }
     is_linear = dict.fromkeys(of_their_own, False)
     with _noting_linear_classes(model, is_linear):
         is_read_past = _moves(model, others)
@@ -102,8 +106,8 @@ def _weights_in_calls_alone(layers: Mapping[str, nn.Module]) -> Iterator[None]:
 
     with contextlib.ExitStack() as undo:
         for layer in layers.values():
-            if isinstance(layer, QuantizedLinear):
-                device = layer._buffers["packed"].device  # type: ignore[union-attr]
+            if isinstance(layer, PackedLinear):
+                device = next(layer.buffers()).device
                 absent = torch.full((), torch.nan, dtype=layer.dtype, device=device)
                 layer.absent = absent.expand(layer.out_features, layer.in_features)
                 undo.callback(setattr, layer, "absent", None)

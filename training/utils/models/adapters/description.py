@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,13 @@ from training.utils.base.disk_errors import disk_error_in
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.base.memory import is_out_of_memory
 from training.utils.base.storage import parse_json
+from training.utils.base.user_files import named_object
 from training.utils.models.adapters.lora import ADAPTER
 from training.utils.models.families.parts import language_model_class, media_architecture
 from training.utils.models.families.scalar_class import scalar_model_class
 from training.utils.models.families.tokenizer_files import read_tokenizer
+from training.utils.models.tensors.packed import described_layers
+from training.utils.plugins.registry import added, missing, missing_plugin
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +34,7 @@ _ADAPTER_FILE = "adapter_config.json"  # PEFT's name
 
 @dataclass(frozen=True)
 class DescribedModel:
-    """model: on the meta device, with its adapters and its rounded layers.
+    """model: on the meta device, with its adapters and its packed layers.
     dtype: of its floating-point weights.
     buffers: those that are saved in another dtype, by name.
     trained: names of the trained weights, in the order of `model.parameters()`.
@@ -52,7 +56,6 @@ class DescribedModel:
 
 def write_description(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Write the files that `read_description` reads to `folder`: small, nothing pickled."""
-    from training.utils.models.quantized.quantized import quantized_layers
 
     folder.mkdir(parents=True)
     config = copy.deepcopy(model.config)
@@ -71,9 +74,7 @@ def write_description(folder: Path, model: PreTrainedModel, tokenizer: PreTraine
         for name, buffer in model.named_buffers()
         if name in saved and buffer.is_floating_point() and buffer.dtype is not model.dtype
     }
-    facts = {"dtype": _in_words(model.dtype), "trained": trained, "buffers": buffers}
-    if rounded := dict(quantized_layers(model)):
-        facts |= {"quantization": asdict(next(iter(rounded.values())).quantization), "quantized": list(rounded)}
+    facts = {"dtype": _in_words(model.dtype), "trained": trained, "buffers": buffers, **described_layers(model)}
     (folder / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
 
 
@@ -97,9 +98,6 @@ def _described(folder: Path) -> DescribedModel:
     import torch
     import transformers
 
-    from training.utils.models.quantized.quantization import Quantization
-    from training.utils.models.quantized.quantized import quantize_layers
-
     facts = parse_json((folder / _FACTS).read_text(encoding="utf-8"))
     dtype = _of_words(facts["dtype"])
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -110,13 +108,21 @@ def _described(folder: Path) -> DescribedModel:
             from peft import LoraConfig
 
             model.add_adapter(LoraConfig.from_pretrained(str(folder)), adapter_name=ADAPTER)
-    if "quantized" in facts:
-        quantize_layers(model, Quantization(**facts["quantization"]), names=facts["quantized"])
+    _pack_layers(model, facts)
     if (folder / "generation_config.json").is_file():
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     tokenizer, _ = read_tokenizer(folder)
     buffers = {name: _of_words(of) for name, of in facts.get("buffers", {}).items()}
     return DescribedModel(model, tokenizer, dtype, tuple(facts["trained"]), buffers)
+
+
+def _pack_layers(model: PreTrainedModel, facts: Mapping[str, Any]) -> None:
+    """Put the layers that `described_layers` described in the place of those of a model on meta."""
+    for kind in facts.keys() & missing("packed_layers"):
+        raise ThreestepError(f"layers of the model are kept as {kind}; {missing_plugin('packed_layers', kind)}")
+    for kind, place in added("packed_layers", ()).items():
+        if kind in facts:
+            named_object(place)(model, facts)
 
 
 def _class_of(config: Any) -> Any:

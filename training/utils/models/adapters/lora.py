@@ -112,11 +112,11 @@ def low_rank(layer: Any) -> LowRank:
 
 def trains_adapters_alone(model: torch.nn.Module) -> bool:
     """Return whether nothing but adapters that `low_rank` describes is trained."""
-    from training.utils.models.quantized.quantized import quantized_layers
+    from training.utils.models.tensors.packed import packed_layers
 
     learned = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     has_others = any(".lora_A." not in name and ".lora_B." not in name for name in learned)
-    return bool(learned) and not has_others and not any(quantized_layers(model))
+    return bool(learned) and not has_others and not any(packed_layers(model))
 
 
 def layer_parameters(model: torch.nn.Module, name: str) -> list[torch.nn.Parameter]:

@@ -9,7 +9,6 @@ import torch
 
 from threestep.plugins.plan.dry_run.meta import model_on_meta
 from training.utils.base.errors import ThreestepError
-from training.utils.models.quantized.quantized import count_weights, quantized_layers, weight_bytes
 from training.utils.models.settings import ModelSettings
 
 SHAPE = dict(model_type="llama", hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -39,16 +38,3 @@ def test_dropout_is_set_and_checkpointing_left_to_the_estimate(tmp_path):
 def test_a_configuration_of_something_else_is_refused(tmp_path):
     with pytest.raises(ThreestepError, match="Unrecognized configuration class"):
         model_on_meta(settings(tmp_path, {"model_type": "vit"}), torch.float32)
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_rounded_weights_are_planned_without_a_package_and_without_values(tmp_path, bits):
-    loading = settings(tmp_path, SHAPE, lora_dim=2, load_in_4bit=bits == 4, load_in_8bit=bits == 8)
-    plain = model_on_meta(ModelSettings(str(tmp_path), lora_dim=2), torch.bfloat16)
-    model = model_on_meta(loading, torch.bfloat16)
-    layers = [layer for _, layer in quantized_layers(model)]
-    assert len(layers) == 7 * 2 and count_weights(model) == count_weights(plain)
-    elements = sum(layer.in_features * layer.out_features for layer in layers)
-    scales = elements // 64 if bits == 4 else sum(layer.out_features for layer in layers)
-    assert weight_bytes(plain) - weight_bytes(model) == 2 * elements - elements * bits // 8 - 4 * scales
-    assert model(torch.zeros(1, 5, dtype=torch.long, device="meta")).logits.shape == (1, 5, 64)

@@ -15,7 +15,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from training.utils.base.errors import ThreestepError
 from training.utils.loading.configurations import check_trains, load_config
 from training.utils.loading.models import load_causal_lm
-from training.utils.loading.quantized_folders import check_quantization, check_trains_whole
+from training.utils.loading.stored_forms import check_form, check_form_trains, is_read_whole, is_stored_whole
 from training.utils.models.settings import ModelSettings
 
 BLOCK = 16
@@ -113,9 +113,10 @@ def test_weights_that_cannot_be_trained(given, words, nested):
         config.text_config = PreTrainedConfig(quantization_config=given)
     else:
         config.quantization_config = given
-    check_quantization(config, "FOLDER")  # a finished model may be read in it
+    check_form(config, "FOLDER")  # a finished model may be read in it
     with pytest.raises(ThreestepError, match=f"'FOLDER': expected whole weights to train, got some .*{words}"):
-        check_trains_whole(config, "FOLDER")
+        check_form_trains(config, "FOLDER")
+    assert not is_stored_whole(config) and not is_read_whole(config)
 
 
 @pytest.mark.parametrize("given", [{"quant_method": "magic"}, {}, {"bits": 4}, {"quant_method": 3}])

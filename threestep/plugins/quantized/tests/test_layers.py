@@ -10,20 +10,22 @@ import torch
 from torch.nn import functional
 
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
-from training.utils.engine.training_engine import full_tensors
-from training.utils.models.adapters.lora import adapters_off, add_lora
-from training.utils.models.flops import model_shape
-from training.utils.models.quantized.quantization import Quantization
-from training.utils.models.quantized.quantized import (
+from tests.support.vision_models import FAMILIES
+from threestep.plugins.quantized.layers import (
     QuantizedLinear,
-    count_weights,
     dequantized,
+    quantizable_layers,
     quantize_layers,
     quantized,
-    quantized_layers,
     weight_bytes,
 )
+from threestep.plugins.quantized.quantization import Quantization
+from training.utils.engine.training_engine import full_tensors
+from training.utils.models.adapters.lora import adapters_off, add_lora
+from training.utils.models.families.parts import is_beside_language
+from training.utils.models.flops import model_shape
 from training.utils.models.settings import ModelSettings
+from training.utils.models.tensors.packed import count_weights, packed_layers
 
 INT8 = Quantization("int8")
 FOUR_BITS = pytest.mark.skipif(
@@ -122,7 +124,7 @@ def test_a_token_depends_on_nothing_else_in_its_batch(family):
 def test_what_is_saved_is_what_was_computed(family, kind):
     """Merged weights give the adapted model, unmerged ones the reference; a Conv1D's are [inputs, outputs] again."""
     model, plain = rounded(family, kind), tiny_causal_lm(family)
-    assert any(layer.transposed for _, layer in quantized_layers(model)) == (family == "gpt2")
+    assert any(layer.transposed for _, layer in packed_layers(model)) == (family == "gpt2")
     names = {name for name, _ in plain.named_parameters()}
     for merged in (True, False):
         saved = {name: tensor.clone() for name, tensor in full_tensors(model, 0, merged)}
@@ -140,7 +142,7 @@ def test_heads_and_embeddings_stay_and_adapters_alone_train():
     for make, head in ((tiny_causal_lm, "lm_head"), (tiny_scalar_model, "score")):
         model = rounded("llama", make=make)
         assert type(model.get_submodule(head)) is torch.nn.Linear
-        names = [name for name, _ in quantized_layers(model)]
+        names = [name for name, _ in packed_layers(model)]
         assert len(names) == 7 * model.config.num_hidden_layers and all("base_layer" in name for name in names)
         trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
         assert {name for name in trained if ".lora_" not in name} == ({"score.weight"} if head == "score" else set())
@@ -155,9 +157,16 @@ def test_weights_are_counted_and_take_less():
     done = quantize_layers(model, INT8)
     assert count_weights(model) == count_weights(plain)
     assert (done.bytes_before, done.bytes_after) == (before, weight_bytes(model)) and done.bytes_after < before
-    layers = [layer for _, layer in quantized_layers(model)]
+    layers = [layer for _, layer in packed_layers(model)]
     elements = sum(layer.in_features * layer.out_features for layer in layers)
     outputs = sum(layer.out_features for layer in layers)
     assert before - done.bytes_after == 3 * elements - 4 * outputs  # float32 to int8, and a scale an output
     shapes = model_shape(model), model_shape(plain.requires_grad_(False))
     assert shapes[0].body_frozen + shapes[0].body_trained == shapes[1].body_frozen
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_tower_is_left_as_it_is(family):
+    model = FAMILIES[family]().model.float()
+    layers = quantizable_layers(model)
+    assert len(layers) == 14 and not any(map(is_beside_language(model), layers))

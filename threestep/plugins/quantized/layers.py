@@ -12,30 +12,28 @@ O outputs, I inputs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
+from threestep.plugins.quantized.quantization import BLOCK, SCALES_BLOCK, Quantization
 from training.utils.models.families.parts import is_beside_language
-from training.utils.models.quantized.quantization import BLOCK, SCALES_BLOCK, Quantization
-from training.utils.models.tensors.sharding import count_elements
+from training.utils.models.tensors.packed import PackedLinear, packed_layers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class QuantizedLinear(nn.Linear):
+class QuantizedLinear(PackedLinear):
     """A linear layer (or transformers' Conv1D) with a rounded weight that does not train. Its parts are buffers of
-    integers, which no cast of a model's precision changes; scales are stored by their bits.
+    integers, which no cast of a model's precision changes; scales are stored by their bits."""
 
-    transposed: it was a Conv1D, whose weight is [I, O]
-    absent: while not None, `weight` is this, and the layer's output does not change
-    """
+    kind: ClassVar[str] = "quantized"
 
     def __init__(self, layer: nn.Module, quantization: Quantization, device: torch.device | None) -> None:
         nn.Module.__init__(self)  # nn.Linear's would make a weight
@@ -48,17 +46,20 @@ class QuantizedLinear(nn.Linear):
         make = _empty_parts if weight_OI.is_meta else quantized
         for name, part in make(weight_OI, quantization).items():
             self.register_buffer(name, part)
-        self.absent: torch.Tensor | None = None
+        self.absent = None
 
     @property
-    def weight(self) -> torch.Tensor:  # type: ignore[override]
-        """[O, I], made from the parts each time it is read."""
-        return self.whole(self.dtype) if self.absent is None else self.absent
+    def form(self) -> str:
+        return str(self.quantization)
 
     def whole(self, dtype: torch.dtype) -> torch.Tensor:
-        """The weight [O, I] in `dtype`."""
+        """See `PackedLinear.whole`."""
         parts: Any = self._buffers
         return dequantized(parts, self.quantization, (self.out_features, self.in_features), dtype)
+
+    def described(self, names: list[str]) -> dict[str, Any]:
+        """See `PackedLinear.described`."""
+        return {"quantization": asdict(self.quantization), self.kind: names}
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = _ThroughRounded.apply(input, self)
@@ -140,16 +141,9 @@ def quantizable_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
     }
 
 
-def quantized_layers(model: nn.Module) -> Iterator[tuple[str, QuantizedLinear]]:
-    """Yield (name, layer) for every layer that was rounded."""
-    for name, module in model.named_modules():
-        if isinstance(module, QuantizedLinear):
-            yield name, module
-
-
-def rounded_elements(model: nn.Module) -> int:
-    """Return how many weights of `model` are rounded, which are none of its parameters."""
-    return sum(layer.out_features * layer.in_features for _, layer in quantized_layers(model))
+def quantize_described(model: PreTrainedModel, facts: Mapping[str, Any]) -> None:
+    """Make the layers on meta that `QuantizedLinear.described` described."""
+    quantize_layers(model, Quantization(**facts["quantization"]), names=facts[QuantizedLinear.kind])
 
 
 def quantized(weight_OI: torch.Tensor, quantization: Quantization) -> dict[str, torch.Tensor]:
@@ -206,7 +200,7 @@ def dequantized(
 
 def weight_bytes(model: nn.Module) -> int:
     """Return the bytes that all weights of `model` take on one rank, as they are stored."""
-    rounded = sum(part.nbytes for _, layer in quantized_layers(model) for part in layer.buffers())
+    rounded = sum(part.nbytes for _, layer in packed_layers(model) for part in layer.buffers())
     return rounded + sum(weight.nbytes for weight in model.parameters())
 
 
@@ -226,11 +220,6 @@ def _empty_parts(weight_OI: torch.Tensor, quantization: Quantization) -> dict[st
             shapes["scale_scale"] = (-(-blocks // SCALES_BLOCK),), torch.int32
             shapes["scale_offset"], shapes["scale_code"] = ((), torch.int32), ((256,), torch.int32)
     return {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in shapes.items()}
-
-
-def count_weights(model: nn.Module) -> int:
-    """Return how many weights `model` has, sharded or rounded ones included."""
-    return count_elements(model.parameters()) + rounded_elements(model)
 
 
 def _bitsandbytes() -> Any:

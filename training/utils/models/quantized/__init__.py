@@ -1,1 +1,0 @@
-"""Base weights in 4 and 8 bits under LoRA."""
