@@ -35,21 +35,21 @@ layout: contracts base
 models.tensors: contracts
 run: contracts flags reading plugins base
 sequence_parallel: contracts models.families base
-data.rows: layout contracts flags base
+data.rows: layout contracts flags plugins base
 divergence: run base
 engine.config: layout flags base
 models.attention: layout contracts base
 models.quantized: models.tensors models.families base
 trackers: run contracts flags plugins base
 data.cache: data.rows run contracts flags data.files base
-data.chat: data.rows contracts flags data.sources.formats data.files base
+data.chat: data.rows flags data.sources.formats data.files base
 models: models.quantized models.attention sequence_parallel models.tensors layout contracts flags plugins
     models.families base
-data.kinds: data.chat data.cache data.rows layout data.sources contracts data.sources.formats base
+data.kinds: data.chat data.cache data.rows data.sources contracts data.sources.formats base
 generation: data.chat engine.config data.rows contracts flags plugins base
 generation.decoding: models models.tensors contracts base
 models.adapters: models models.quantized models.tensors contracts models.families base
-data.build: data.kinds data.chat data.cache data.rows layout data.sources contracts flags data.sources.formats
+data.build: data.kinds data.chat data.cache data.rows data.sources contracts flags data.sources.formats plugins
     data.files base
 engine.ranks: models.adapters sequence_parallel run base
 generation.guessing: generation.decoding models contracts base

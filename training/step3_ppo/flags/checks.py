@@ -14,7 +14,6 @@ from training.utils.base.tables import either
 from training.utils.contracts.guessers import BY_HEAD, BY_NGRAMS
 from training.utils.contracts.rollout_engine import Drawing, RolloutEngine, Speculation
 from training.utils.flags.added import figures_of_others, in_place_of_run
-from training.utils.generation.arguments import check_path_flags
 from training.utils.generation.partners import Partners, all_partners, partners_of
 from training.utils.generation.table import checked_engine, supporting
 from training.utils.loading.configurations import check_positions, check_trains
@@ -64,15 +63,14 @@ def checked_components(flags: PpoFlags) -> Components:
     """Run every check that needs no model, and return what the names select; ThreestepError, with suggestions, for
     unknown names and for flags that do not go together."""
     roles, ppo, mistakes, partners = flags.roles, flags.ppo, Mistakes(), partners_of(flags.added)
-    thinks, runs = flags.data.chat.parallel_thinking, in_place_of_run(flags.settings) is None
-    wanted = {"min_p": ppo.min_p, "bad_words": ppo.bad_words, "stop": ppo.stop, "parallel_thinking": thinks}
-    _check_paths(ppo, thinks, mistakes)
+    runs = in_place_of_run(flags.settings) is None
+    wanted = {"min_p": ppo.min_p, "bad_words": ppo.bad_words, "stop": ppo.stop}
     guesses = mistakes.note(Speculation.of_flag, ppo.speculate, guesser(flags))
     wanted["speculate"] = ppo.speculate if guesses is not None else None
     scheduler = scheduler_of(flags)
     wanted |= {} if scheduler is None else scheduler.wanted()
     wanted |= partners.engine_flags
-    engine = checked_engine(ppo.rollout_engine, wanted, mistakes, draws=runs)
+    engine = checked_engine(ppo.rollout_engine, wanted, mistakes, flags.data.form, draws=runs)
     flags.engines.refuse_others(ppo.rollout_engine, mistakes)
     speculation = _checked_speculation(flags, engine, guesses, mistakes)
     _check_replay(flags, mistakes)
@@ -211,13 +209,14 @@ def _checked_speculation(
         f"{speculation.flag} guesses by a head for multi-token prediction, and there is none; give --mtp_num_layers "
         f"1{otherwise} or leave {speculation.name} out",
     )
-    for name, given, why in (
-        ("parallel_thinking", flags.data.chat.parallel_thinking, "draws its paths side by side"),
-        ("rollout_replay", ppo.rollout_replay, "draws nothing"),
-        ("end_check_tokens", ppo.end_check_tokens, "draws token by token between two looks"),
+    form = flags.data.form
+    for flag, given, why in (
+        (form and form.flag, form, form and form.draws),
+        ("--rollout_replay", ppo.rollout_replay, "draws nothing"),
+        ("--end_check_tokens", ppo.end_check_tokens, "draws token by token between two looks"),
     ):
         mistakes.require(
-            not given, f"{speculation.flag} draws several tokens at once, and --{name} {why}; leave one of them out"
+            not given, f"{speculation.flag} draws several tokens at once, and {flag} {why}; leave one of them out"
         )
     return speculation
 
@@ -225,18 +224,6 @@ def _checked_speculation(
 def guesser(flags: PpoFlags) -> str:
     """Return what --speculate guesses by: as given, or by the head where one is trained."""
     return flags.ppo.speculate_by or (BY_HEAD if flags.guests.lends_guesser else BY_NGRAMS)
-
-
-def _check_paths(ppo: PpoArguments, thinks: bool, mistakes: Mistakes) -> None:
-    """Note flags that drawing paths side by side does not take, or that are of nothing else."""
-    check_path_flags(ppo, thinks, mistakes)
-    for name in ("stop", "bad_words", "end_check_tokens"):
-        value = getattr(ppo, name)
-        mistakes.require(
-            not (thinks and value),
-            f"--{name} {value} follows a response token by token, and --parallel_thinking draws its paths side by "
-            "side; leave one of them out",
-        )
 
 
 def _check_critic(
@@ -273,7 +260,7 @@ def check_beside_media(flags: PpoFlags, components: Components, images: RunMedia
     """ThreestepError for what does not go with prompts that have images. images: theirs; None where none has one."""
     if images is None:
         return
-    mistakes, engine, ppo = Mistakes(), components.rollout_engine, flags.ppo
+    mistakes, engine, ppo, form = Mistakes(), components.rollout_engine, flags.ppo, flags.data.form
     mistakes.require(
         engine.supports_media or ppo.rollout_replay is not None,
         f"--rollout_engine {ppo.rollout_engine} does not read images, and prompts of the data have some; give "
@@ -281,7 +268,7 @@ def check_beside_media(flags: PpoFlags, components: Components, images: RunMedia
     )
     others = {
         f"--speculate {ppo.speculate}": (ppo.speculate != "0", "guesses the next tokens of texts"),
-        "--parallel_thinking": (flags.data.chat.parallel_thinking, "draws paths side by side behind texts alone"),
+        **({} if form is None else {form.flag: (True, form.beside_media)}),
         components.partners.flag: (
             components.partners.is_there,
             "write the prompts of conversations anew, without images",

@@ -150,30 +150,6 @@ def test_rollouts_are_not_written_among_those_of_another_run(tmp_path):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support --parallel_thinking, got True; leave"),
-        ({"stop": ["x"]}, r"--stop \['x'\] follows a response token by token, and --parallel_thinking draws its paths"),
-        ({"bad_words": ["x"]}, r"--bad_words \['x'\] follows a response token by token, and --parallel_thinking draws"),
-        ({"end_check_tokens": 4}, "--end_check_tokens 4 follows a response token by token, and --parallel_thinking"),
-    ],
-)
-def test_what_does_not_go_with_paths_side_by_side(given, said):
-    with pytest.raises(ThreestepError, match=said):
-        names_of(parallel_thinking=True, **given)
-    if "rollout_engine" not in given:
-        names_of(**given)
-        names_of(parallel_thinking=True, parallel_paths=3, max_path_tokens=8)
-
-
-@pytest.mark.parametrize("name", ["parallel_paths", "max_path_tokens"])
-def test_settings_of_paths_without_them(name):
-    sentence = f"--{name} 3 is of the paths of --parallel_thinking, which is not given; give it, or leave --{name} out"
-    with pytest.raises(ThreestepError, match=sentence):
-        names_of(**{name: 3})
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
         (
             {"mtp_num_layers": 0, "speculate_by": "head"},
             "--speculate 1 guesses by a head for multi-token prediction, and there is none; give --mtp_num_layers 1 or "
@@ -223,7 +199,6 @@ def test_what_reads_images_goes_with_them():
     [
         ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not read images, and prompts of the data have so"),
         ({"speculate": "2", "speculate_by": "ngram"}, "--speculate 2 does not go with prompts that have images: it gu"),
-        ({"parallel_thinking": True}, "--parallel_thinking does not go with prompts that have images: it draws paths"),
         ({"mtp_num_layers": 1}, "--mtp_num_layers 1 does not go with prompts that have images: it reads embeddings"),
     ],
 )  # fmt: skip

@@ -15,10 +15,10 @@ from training.utils.flags.flags import note_mistakes
 pytestmark = pytest.mark.unit
 
 
-def flags_of(parallel_thinking: bool = False, **given: Any) -> Any:
+def flags_of(has_form: bool = False, **given: Any) -> Any:
     kind = added_flags("step1_sft")
     added = kind(audit_RecordingArguments=RecordingArguments(**given))
-    return SimpleNamespace(added=added, data=SimpleNamespace(chat=SimpleNamespace(parallel_thinking=parallel_thinking)))
+    return SimpleNamespace(added=added, data=SimpleNamespace(form=SimpleNamespace() if has_form else None))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.unit
 
 def flags_of(steps: list[int]) -> Any:
     added = added_flags("step1_sft")(explain_ExplainArguments=ExplainArguments(steps))
-    return SimpleNamespace(added=added, data=SimpleNamespace(chat=SimpleNamespace(parallel_thinking=True)))
+    return SimpleNamespace(added=added, data=SimpleNamespace(form=SimpleNamespace()))
 
 
 def test_parallel_paths_have_no_records_to_explain():
