@@ -157,8 +157,8 @@ def shared_prompt(prompt: TokenSequence, responses: Sequence[TokenSequence]) -> 
 def unshared(document: Document) -> list[Document]:
     """Return each sequence as a document, preceded by a copy of what it sees: the reference for the layout.
 
-    A sequence becomes one segment, if each of its segments sees all before it (no parts beside each other). Targets in copied
-    segments stay only in the sequence that owns them.
+    A sequence becomes one segment, if each of its segments sees all before it (no parts beside each other). Targets in
+    copied segments stay only in the sequence that owns them.
     """
     return [_by_itself(document, sequence) for sequence in range(len(document.ends))]
 
