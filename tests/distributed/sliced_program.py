@@ -223,9 +223,8 @@ def forms() -> dict[str, Any]:
     padded; and one whose targets are all in its last slice."""
     import torch
 
+    from threestep.plugins.parallel_thinking.layout import ParallelTags, parallel_document
     from training.utils.contracts.documents import TokenSequence, plain, shared_prompt
-    from training.utils.contracts.paths import ParallelTags
-    from training.utils.layout.parallel import parallel_document
     from training.utils.layout.rows import packed_rows
 
     random = torch.Generator().manual_seed(4)

@@ -370,16 +370,17 @@ def paths(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[s
 
     from tests.invariants import tiny
     from tests.support.step3_records import changed
-    from training.utils.contracts.rollout_engine import PathSampling
+    from threestep.plugins.parallel_thinking.form import ParallelPaths
+    from threestep.plugins.parallel_thinking.layout import ParallelTags, PathSampling
     from training.utils.engine.ranks.collectives import gathered
 
-    found = {}
+    found, tags = {}, ParallelTags(*tiny.TAGS)
     for layout in cases:
         stage, packed = PATHS_LAYOUTS[layout]
         how: dict[str, Any] = {"packed": packed, "with_texts": False, "grpo": True, "actor": "thinker"}
         trainer = make_trainer(models, out, ranks, stage, max_tokens=90, changed=_slower, **how)
-        sampling = dataclasses.replace(trainer.settings.drawing.sampling, paths=PathSampling(tiny.TAGS, 2, 5))
-        plan = dataclasses.replace(trainer.settings.experience.layout.plan, tags=tiny.TAGS)
+        sampling = dataclasses.replace(trainer.settings.drawing.sampling, form=ParallelPaths(PathSampling(tags, 2, 5)))
+        plan = dataclasses.replace(trainer.settings.experience.layout.plan, form=tags)
         # Of this seed no number is so near to the border of two tokens that what Adam makes of rounding decides.
         trainer.settings = changed(trainer.settings, sampling=sampling, plan=plan, seed=SEED + 1)
         trainer.updates.settings = trainer.settings

@@ -27,12 +27,11 @@ from transformers import (
     PreTrainedModel,
 )
 
-from training.utils.contracts.paths import ParallelTags
 from training.utils.contracts.rows import MarkedRow, PromptRow, ResponsesRow, SentenceRow, TextBlock
 
 VOCAB = 211
 END, PAD = 0, 1
-TAGS = ParallelTags(3, 4, 5, 6)
+TAGS = (3, 4, 5, 6)  # that open a block and a path, and close them
 
 
 @dataclass(frozen=True)
@@ -146,7 +145,7 @@ def _model_that_thinks() -> LlamaForCausalLM:
     """The same, and reads it as the tags that open a block and open and close a path."""
     model = _model_that_ends()
     with torch.no_grad():
-        model.lm_head.weight[[TAGS.open_block, TAGS.open_path, TAGS.close_path]] += model.lm_head.weight[END]
+        model.lm_head.weight[[*TAGS[:3]]] += model.lm_head.weight[END]
     return model
 
 

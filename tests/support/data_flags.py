@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.sources.create import create_raw_dataset
 from training.utils.data.sources.raw_dataset import PromptRawDataset
+
+_Data = TypeVar("_Data", bound=DataArguments)
 
 
 def data_flags(**given: Any) -> DataArguments:
@@ -15,15 +17,23 @@ def data_flags(**given: Any) -> DataArguments:
     return with_flags(DataArguments(), **given)
 
 
-def with_flags(data: DataArguments, **given: Any) -> DataArguments:
+def with_flags(data: _Data, **given: Any) -> _Data:
     """`data`, but for the flags given."""
-    groups = {field.name: getattr(data, field.name) for field in dataclasses.fields(data)}
-    changed = {}
-    for name, group in groups.items():
-        own = {flag: given.pop(flag) for flag in list(given) if hasattr(group, flag)}
-        changed[name] = dataclasses.replace(group, **own)
+    changed: _Data = _changed(data, given)
     assert not given, f"no such data flags: {given}"
-    return DataArguments(**changed)
+    return changed
+
+
+def _changed(group: Any, given: dict[str, Any]) -> Any:
+    """The group, or the groups in it, with those of the flags given that it has, which are taken out."""
+    own = {}
+    for field in dataclasses.fields(group):
+        value = getattr(group, field.name)
+        if dataclasses.is_dataclass(value):
+            own[field.name] = _changed(value, given)
+        elif field.name in given:
+            own[field.name] = given.pop(field.name)
+    return dataclasses.replace(group, **own)
 
 
 def raw_dataset_of(name: str, data: DataArguments, seed: int) -> PromptRawDataset:

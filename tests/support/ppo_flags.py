@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, get_type_hints
 
-from tests.support.data_flags import data_flags
+from tests.support.data_flags import with_flags
 from training.step3_ppo.flags.ppo_flags import PpoFlags
+from training.utils.data.build.arguments import RolloutDataArguments
 from training.utils.flags.added import added_flags
 
 
@@ -19,7 +20,7 @@ def ppo_flags(**flags: Any) -> PpoFlags:
     for name in composed[1:]:
         members = {each: _filled(kind, flags) for each, kind in get_type_hints(kinds[name]).items()}
         groups[name] = kinds[name](**members)
-    return PpoFlags(**groups, data=data_flags(**flags))
+    return PpoFlags(**groups, data=with_flags(RolloutDataArguments(), **flags))
 
 
 def _filled(kind: type, flags: dict[str, Any]) -> Any:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from tests.support.parallel_texts import TAGS, Path, Text
 from tests.support.tiny_models import VOCABULARY
-from training.utils.contracts.documents import Document, TokenSequence, plain, shared_prompt
+from training.utils.contracts.documents import Document, Segment, TokenSequence, plain, shared_prompt
 from training.utils.contracts.token_rows import TokenRows
-from training.utils.layout.parallel import parallel_document
 from training.utils.layout.rows import packed_rows
 
 
@@ -31,8 +29,24 @@ def random_rows(generator: torch.Generator, rows: int, longest: int, with_before
 
 
 def parallel_row() -> TokenRows:
-    """One row of 400 tokens: a text with two blocks of paths, and a plain one behind it."""
-    paths = (Path(range(10, 60)), Path(range(10, 15), behind=(11,)))
-    text = Text().trunk(*range(10, 60)).block(*paths).trunk(*range(10, 50)).block(*paths, *paths).trunk(*range(10, 20))
+    """One row of some 400 tokens: a document in which parts that do not see each other follow a trunk, which goes on
+    behind them and sees all, three times; and a plain one behind it."""
+    segments: list[Segment] = []
+    at, lengths = 0, ((51, (52, 8)), (42, (52, 8)), (1, (52, 8)), (11, ()))
+
+    def add(tokens: int, sees: tuple[int, ...], predecessor: int | None) -> int:
+        is_target = torch.ones(tokens, dtype=torch.bool)
+        is_target[0] = predecessor is not None
+        sequence = TokenSequence(torch.arange(tokens) % 50 + 10, is_target)
+        segments.append(Segment(sequence, sees, at, predecessor))
+        return len(segments) - 1
+
+    before: tuple[int, ...] = ()
+    for trunk, parts in lengths:
+        opening = add(trunk, before, before[-1] if before else None)
+        before, at = (*before, opening), at + trunk
+        before = (*before, *[add(tokens, before, opening) for tokens in parts])
+        at += max(parts, default=0)
+    document = Document(tuple(segments), ends=(len(segments) - 1,), owners=((0,),) * len(segments))
     behind = TokenSequence(torch.arange(10, 60), torch.zeros(50, dtype=torch.bool))
-    return packed_rows([[parallel_document(text.sequence(), TAGS), plain(behind)]], 0)
+    return packed_rows([[document, plain(behind)]], 0)

@@ -28,7 +28,7 @@ layout: contracts base
 models.tensors: contracts
 run: contracts flags reading plugins base
 sequence_parallel: contracts models.families base
-data.rows: layout contracts flags base
+data.rows: layout contracts flags plugins base
 divergence: run base
 engine.config: layout flags plugins base
 models.attention: layout contracts base

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from training.step3_ppo import STEP
@@ -39,7 +40,8 @@ def run(flags: PpoFlags, components: Components) -> None:
     given, trains = flags.settings, not flags.ppo.val_only
     of_run = RunFlags(STEP, flags.run, flags.saving, flags.faults, flags.data, given, trains)
     with planned_run(of_run, shares_gpu) as planned:
-        opened, opening, scale = open_inputs(planned, flags._replace(data=planned.flags.data), components)
+        data = replace(flags.data, split=planned.flags.data.split)
+        opened, opening, scale = open_inputs(planned, flags._replace(data=data), components)
         free_bytes, roles = least_free_bytes(opening.ranks), open_roles(opening, opened.model.head_chunk_mb)
         opened, opening = settled(opened, opening, roles, free_bytes)
         flags, _, tokenizers, inputs, ranks = opening

@@ -7,12 +7,10 @@ import math
 import pytest
 import torch
 
-from tests.support.parallel_texts import TAGS, Path, Text
 from tests.support.tiny_models import tiny_causal_lm
 from training.step1_sft.neftune import embedding_noise
 from training.utils.contracts.documents import Document, TokenSequence, plain
 from training.utils.contracts.runs import PAD_SEGMENT
-from training.utils.layout.parallel import parallel_document
 from training.utils.layout.rows import packed_rows
 from training.utils.models.token_model import PolicyModel
 
@@ -42,16 +40,6 @@ def test_noise_is_uniform_around_zero():
     assert abs(float(noise.square().mean()) - 1 / 3) < 5 * 0.0009
     # Its norm is what the paper names: alpha / sqrt(3) on average, whatever the length.
     assert float((noise * most).norm()) == pytest.approx(alpha / math.sqrt(3), rel=0.01)
-
-
-def test_parallel_paths_are_one_sequence():
-    """Whose last position is not its length - 1: all its tokens have noise, by their number."""
-    text = Text().trunk(10, 11).block(Path([12, 13]), Path([14])).trunk(15)
-    paths = parallel_document(text.sequence(), TAGS)
-    noise_NTE = embedding_noise(packed_rows([[document(3), paths], [document(5)]], PAD), [1, 2, 3], 5.0, 6)
-    of_the_same_length = embedding_noise(packed_rows([[document(12)]], PAD), [2], 5.0, 6)[0]
-    assert torch.equal(noise_NTE[0, 3:], of_the_same_length)
-    assert noise_NTE[1, :5].all() and not noise_NTE[1, 5:].any()
 
 
 def test_each_sequence_has_the_noise_of_its_seed_and_length_in_any_layout():

@@ -57,7 +57,7 @@ def step_needs(flags: Any) -> StepNeeds:
 def check_rows(flags: Any, mistakes: Mistakes, name: str, asks: bool) -> None:
     """Note rows and optimizers that a record cannot hold. name: of a flag that records steps, and asks: for some."""
     mistakes.require(
-        not (asks and flags.data.chat.parallel_thinking),
+        not (asks and flags.data.form is not None),
         f"{name} expects sequences that are one run of tokens each, and --parallel_thinking lays paths side "
         "by side; leave one of them out",
     )

@@ -22,7 +22,7 @@ def check_beside_teacher(flags: Any, mistakes: Mistakes) -> None:
         _check_rollouts(flags, mistakes)
         return
     mistakes.require(
-        not flags.data.chat.parallel_thinking,
+        flags.data.form is None,
         f"--parallel_thinking lays out paths side by side, and {teacher.flag} is of a teacher that was not trained on "
         "them; leave one of them out",
     )
@@ -49,7 +49,7 @@ def _check_rollouts(flags: Any, mistakes: Mistakes) -> None:
             algorithm.mask_truncated_responses,
             "leaves responses out of the loss, and a teacher is compared on every token that was drawn",
         ),
-        "--parallel_thinking": (flags.data.chat.parallel_thinking, "inserts tags that the teacher was not trained on"),
+        "--parallel_thinking": (flags.data.form is not None, "inserts tags that the teacher was not trained on"),
     }
     for name, (given, why) in others.items():
         mistakes.require(not given, f"{name} {why}; leave it or {teacher.flag} out")

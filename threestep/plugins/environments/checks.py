@@ -17,7 +17,7 @@ def check_beside_environments(flags: Any, mistakes: Mistakes) -> None:
     if not environment.is_on:
         return
     mistakes.require(
-        not flags.data.chat.parallel_thinking,
+        flags.data.form is None,
         "--environment, --tools draw turn by turn, and --parallel_thinking draws paths side by side; leave one of them "
         "out",
     )

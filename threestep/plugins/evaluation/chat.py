@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 LONGEST_TOKENS = 8192  # of a conversation, of engines whose cache must hold the longest
 
 _OF_TRAINING = (
-    "add_end_of_conversation_token", "bad_conversations", "chat_template", "enable_thinking", "malformed_parallel",
-    "train_turns", "unread_reasoning",
+    "add_end_of_conversation_token", "bad_conversations", "chat_template", "enable_thinking", "train_turns",
+    "unread_reasoning",
 )  # fmt: skip
 
 
@@ -70,13 +70,6 @@ class TalkArguments:
     prompt_style: str = flag_of(ChatArguments, PROMPT_STYLE_TEXT)
     chat_template_kwargs: str | None = flag_of(ChatArguments, TEMPLATE_KWARGS_TEXT)
     end_of_conversation_token: str | None = flag_of(ChatArguments, END_OF_ANSWER_TEXT)
-    parallel_thinking: bool = flag_of(
-        ChatArguments,
-        "Draw the paths of a block side by side, as step 3 does with this flag; of a model that was trained so.",
-    )
-    parallel_tags: list[str] = flag_of(
-        ChatArguments, "The four tags of --parallel_thinking, as the model was trained with them."
-    )
     seed: int = flag_of(RunArguments, "Seed of sampling; the same seed gives the same answers.")
     web: bool = flag(
         False,
@@ -107,6 +100,11 @@ class ChatFlags(NamedTuple):
     engines: RolloutEngineFlags
     added: AddedFlags = AddedFlags()
 
+    @property
+    def data(self) -> DataArguments:
+        """The settings by which messages become tokens."""
+        return DataArguments(chat=self.chat.text, forms=self.added)
+
 
 def main(argv: Sequence[str]) -> None:
     """Parse, load, chat."""
@@ -130,10 +128,11 @@ def main(argv: Sequence[str]) -> None:
 def check_partners(flags: ChatFlags) -> None:
     """ThreestepError for flags that do not go with somebody who answers the models."""
     mistakes, partners = Mistakes(), partners_of(flags.added)
-    for name in ("parallel_thinking", "reward_model"):
+    form = flags.data.form
+    for name, is_there in ((form and form.flag, form is not None), ("--reward_model", flags.chat.reward_model)):
         mistakes.require(
-            not (partners.is_there and getattr(flags.chat, name)),
-            f"--{name} reads answers of one turn, and {partners.flag} make conversations; leave one of them out",
+            not (partners.is_there and is_there),
+            f"{name} reads answers of one turn, and {partners.flag} make conversations; leave one of them out",
         )
     for each in all_partners(flags.added):
         each.check(mistakes)
@@ -151,9 +150,9 @@ def loaded(flags: ChatFlags) -> Callable[[], Talk]:
 
     chat, sampling, partners = flags.chat, flags.sampling, partners_of(flags.added)
     columns, acting = dict(partners.columns), load_partners(partners)
-    rank, data = start_alone(), DataArguments(chat=chat.text)
+    rank, data = start_alone(), flags.data
     more = partners.engine_flags
-    start_engine = engine_maker(sampling, flags.engines, LONGEST_TOKENS, chat.parallel_thinking, more=more)
+    start_engine = engine_maker(sampling, flags.engines, LONGEST_TOKENS, data.form, more=more)
     reads_media = engine_class(sampling.rollout_engine).supports_media
     models = [
         load_chat_model(path, sampling.dtype, data, rank.device, start_engine=start_engine, with_media=reads_media)

@@ -20,7 +20,6 @@ from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.rollout_engine import (
     Drawing,
     Ends,
-    PathSampling,
     RolloutEngine,
     RolloutRequest,
     RolloutSettings,
@@ -30,15 +29,12 @@ from training.utils.contracts.rollout_engine import (
 from training.utils.data.build.prompts import PromptMaker
 from training.utils.data.chat.arguments import AS_STORED, CHAT_TEMPLATE, HUMAN_ASSISTANT
 from training.utils.data.chat.chat import adopt_style
-from training.utils.data.kinds.parallel_thinking import parallel_tags
 from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.engine.ranks.devices import device_of, set_threads
 from training.utils.engine.ranks.startup import DTYPES, Ranks
 from training.utils.flags.flags import settings_of
-from training.utils.generation.arguments import SamplingArguments, check_path_flags
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.generation.table import checked_engine
-from training.utils.layout.parallel import drawn_blocks
 from training.utils.loading.configurations import load_config, positions_of
 from training.utils.loading.models import load_causal_lm
 from training.utils.loading.tokenizers import load_tokenizer
@@ -52,11 +48,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from training.utils.contracts.media import MediaReader, ReadsMedia, RunMedia
-    from training.utils.contracts.paths import ParallelTags
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rows import PromptRow
+    from training.utils.contracts.text_forms import OpenedForm, TextForm
     from training.utils.data.build.arguments import DataArguments
     from training.utils.data.sources.formats.messages import Message
+    from training.utils.generation.arguments import SamplingArguments
     from training.utils.generation.table import RolloutEngineFlags
 
 _NO_BOUND_TOKENS = 2**30
@@ -119,7 +116,7 @@ class ChatModel:
     """data: with the prompt style of this model.
     more_end_tokens: the model's stop tokens, at which an answer in a chat ends too.
     end_token_ids: at which a drawn answer ends, as in step 3; the first is a response's `end_token_id`.
-    tags: with `--parallel_thinking`, whose paths are drawn side by side, as in step 3.
+    form: in which it answers, as in step 3; None: in one run of tokens.
     media: of the prompts; None without any.
     reads: reads the media of messages; None for rows of a dataset, and without media.
     """
@@ -131,7 +128,7 @@ class ChatModel:
     data: DataArguments
     end_token_ids: tuple[int, ...]
     more_end_tokens: frozenset[int]
-    tags: ParallelTags | None = None
+    form: OpenedForm | None = None
     media: RunMedia | None = None
     reads: ReadsMedia | None = None
 
@@ -180,8 +177,6 @@ class ChatModel:
     def sampling(self, flags: SamplingArguments) -> Sampling:
         pad_id = self.tokenizer.pad_token_id
         more = self.end_token_ids[1:]
-        tags = self.tags
-        paths = None if tags is None else PathSampling(tags, flags.paths_of_a_block, flags.max_path_tokens)
         # As in step 3: in an answer, the token that stands for media would be one without content.
         words = () if self.media is None else ((placeholder_id(self.model.config),),)
         return settings_of(
@@ -190,7 +185,7 @@ class ChatModel:
             end_token_id=self.end_token_id,
             pad_token_id=pad_id,
             ends=Ends(token_ids=more),
-            paths=paths,
+            form=self.form,
             bad_words=words,
         )
 
@@ -204,9 +199,9 @@ class ChatModel:
         for row, text in enumerate(texts):
             ids_r = rollout.response_of(row)
             paths, positions = tuple[int, ...](), None
-            if rollout.paths is not None and self.tags is not None:
-                paths = tuple(len(block.paths) for block in drawn_blocks(ids_r, self.tags))
-                positions = int(rollout.paths.positions_B[row])
+            if rollout.formed is not None and self.form is not None:
+                paths = self.form.parts_of(ids_r)
+                positions = int(rollout.formed.positions_B[row])
             found.append(Answer(text, tuple(ids_r.tolist()), bool(rollout.ended_B[row]), positions, paths))
         return found
 
@@ -228,20 +223,18 @@ def engine_maker(
     flags: SamplingArguments,
     engines: RolloutEngineFlags,
     longest_tokens: int,
-    thinks: bool = False,
+    form: TextForm | None = None,
     *,
     more: Mapping[str, Any] = MappingProxyType({}),
 ) -> Callable[[PreTrainedModel], RolloutEngine]:
     """Return a function that starts --rollout_engine with a finished model's weights. Raises ThreestepError, before a
     model loads, if the engine is unknown, not installed or unfit.
 
-    longest_tokens: of a prompt with its answer. thinks: with `--parallel_thinking`. more: further flags that the engine
+    longest_tokens: of a prompt with its answer. form: of the answers. more: further flags that the engine
         has to support, with their values.
     """
     mistakes = Mistakes()
-    check_path_flags(flags, thinks, mistakes)
-    wanted = {"min_p": flags.min_p, "parallel_thinking": thinks, **more}
-    engine = checked_engine(flags.rollout_engine, wanted, mistakes)
+    engine = checked_engine(flags.rollout_engine, {"min_p": flags.min_p, **more}, mistakes, form)
     engines.refuse_others(flags.rollout_engine, mistakes)
     mistakes.require(
         engine is None or not engine.for_training_only,
@@ -249,7 +242,7 @@ def engine_maker(
     )
     mistakes.raise_if_any()
     assert engine is not None  # an unknown name is a mistake
-    drawing, processes = Drawing(paths=thinks), int(os.environ.get("WORLD_SIZE", "1"))
+    drawing, processes = Drawing(form=form), int(os.environ.get("WORLD_SIZE", "1"))
     settings = RolloutSettings(longest_tokens, engines.of(engine.arguments), beside_training=False, processes=processes)
     mistakes.sentences += engine.refusals(settings, drawing)
     mistakes.raise_if_any()
@@ -313,8 +306,9 @@ def load_chat_folder(
     unused = unused_stop_tokens(own, tokenizer)
     if unused is not None:
         note(f"{name}: {unused}")
-    tags, engine = parallel_tags(folder.data.chat, tokenizer), start_engine(model)
-    chat_model = ChatModel(name, model, engine, tokenizer, folder.data, ends, more, tags)
+    form = None if folder.data.form is None else folder.data.form.opened(tokenizer)
+    engine = start_engine(model)
+    chat_model = ChatModel(name, model, engine, tokenizer, folder.data, ends, more, form)
     return replace(chat_model, media=media, reads=reads)
 
 
@@ -358,7 +352,7 @@ def prompt_of(chat_model: ChatModel, messages: Sequence[Message]) -> PromptRow:
 def stream_answer(
     chat_model: ChatModel, messages: Sequence[Message], flags: SamplingArguments, seed: int
 ) -> Iterator[Answer]:
-    """Yield the answer as it grows, one with parallel paths once it is complete; the last one is complete. Equal seeds
+    """Yield the answer as it grows, one with a form once it is complete; the last one is complete. Equal seeds
     give equal answers.
 
     The model's positions limit it too. ThreestepError if the prompt leaves no room for an answer.
@@ -371,7 +365,7 @@ def stream_answer(
     prompt_ids_P = torch.tensor(prompt_ids, dtype=torch.int64, device=chat_model.model.device)
     sampling = chat_model.sampling(flags)
     request = replace(RolloutRequest.of_prompt(prompt_ids_P, sampling, seed), media=chat_model.media_of([prompt]))
-    if sampling.paths is not None:
+    if sampling.form is not None:
         request = replace(request, sampling=replace(sampling, ends=Ends(token_ids=ends[1:])))
         rollout = rolled_out(chat_model.engine, chat_model.model, request)
         yield from chat_model.answers_of(rollout, request.sampling.end_token_ids)

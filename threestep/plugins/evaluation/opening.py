@@ -73,9 +73,9 @@ def open_rewards(flags: Evaluated, rewards: Sequence[Reward], folder: ChatFolder
 def engine_of(flags: Evaluated) -> Callable[[PreTrainedModel], RolloutEngine]:
     """See `engine_maker`."""
     longest_tokens = flags.data.rows.max_prompt_seq_len + flags.sampling.max_new_tokens
-    # Perplexity draws nothing, and its texts may have paths of any kind.
-    thinks = flags.data.chat.parallel_thinking and flags.task != "perplexity"
-    return engine_maker(flags.sampling, flags.engines, longest_tokens, thinks)
+    # Perplexity draws nothing, and its texts may have any form.
+    form = None if flags.task == "perplexity" else flags.data.form
+    return engine_maker(flags.sampling, flags.engines, longest_tokens, form)
 
 
 def folder_of(flags: Evaluated, path: str) -> ChatFolder:

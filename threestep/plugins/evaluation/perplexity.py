@@ -47,7 +47,7 @@ def row_losses(
         return read(rows).logprobs_M
 
     check_padded(model.model, logprobs_M, ranks.device)
-    needed = model.data.chat.needs_segments
+    needed = model.data.needs_segments
     reason = why_not_packed(model.model, logprobs_M, longest_tokens, ranks.device, sharing=needed is not None)
     check_segments(reason, needed, type(model.model).__name__)
     for note in notes_on(model.model):

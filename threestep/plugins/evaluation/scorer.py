@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import ResponsesRow
 from training.utils.data.chat.arguments import AS_STORED
 from training.utils.data.chat.chat import ChatTokenizer, adopt_style, text_maker
-from training.utils.data.kinds.parallel_thinking import parallel_tags
 from training.utils.data.sources.formats.messages import (
     Conversation,
     Message,
@@ -27,7 +26,7 @@ from training.utils.preference.scorer import ScoreRows, ScorerSettings, load_sco
 
 if TYPE_CHECKING:
     from training.utils.contracts.media import RunMedia
-    from training.utils.contracts.paths import ParallelTags
+    from training.utils.contracts.text_forms import RowForm
     from training.utils.data.build.arguments import DataArguments
     from training.utils.data.rows.tokenize import Ids, TextTokenizer
     from training.utils.engine.ranks.startup import Ranks
@@ -40,7 +39,7 @@ _WHERE = "the conversation"
 class Scorer:
     """name: the reward model's path.
     texts: tokenizes as this model reads texts.
-    tags: with `--parallel_thinking`: paths of responses do not see each other.
+    form: of responses; None: one run of tokens.
     unread: why it scores no answers about media; None where it does.
     reads_as_stored: its style is as_stored.
     """
@@ -49,7 +48,7 @@ class Scorer:
     tokenizer: Any
     texts: TextTokenizer | ChatTokenizer
     score_rows: ScoreRows
-    tags: ParallelTags | None = None
+    form: RowForm | None = None
     unread: str | None = None
     reads_as_stored: bool = False
 
@@ -64,10 +63,9 @@ class Scorer:
 
         of_prompts: the media of each prompt, which are of `media`; without `media` there are none.
         """
-        tags = None if self.tags is None else astuple(self.tags)
         rows = [
             ResponsesRow(
-                place, np.array(prompt, np.int32), (np.array(response, np.int32),), parallel_tags=tags, are_drawn=True
+                place, np.array(prompt, np.int32), (np.array(response, np.int32),), form=self.form, are_drawn=True
             )
             for place, (prompt, response) in enumerate(zip(prompts, responses, strict=True))
         ]
@@ -127,6 +125,6 @@ def load_answer_scorer(
     note(f"{name_or_path}: {style.sentence}")
     data = replace(data, chat=style.chat)
     texts = text_maker(data.chat, tokenizer)
-    tags = parallel_tags(data.chat, tokenizer)
+    form = None if data.form is None else data.form.opened(tokenizer).layout
     score_rows = load_scorer(settings, data, tokenizer, ranks, media=media)
-    return Scorer(name_or_path, tokenizer, texts, score_rows, tags, unread, style.chat.prompt_style == AS_STORED)
+    return Scorer(name_or_path, tokenizer, texts, score_rows, form, unread, style.chat.prompt_style == AS_STORED)

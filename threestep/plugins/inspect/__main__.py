@@ -112,7 +112,7 @@ def _flags_of_a_tokenizer(data: DataArguments) -> list[str]:
     chat = data.chat
     flags = {
         "--prompt_style chat_template": chat.prompt_style == CHAT_TEMPLATE,
-        "--parallel_thinking": chat.parallel_thinking,
+        **({} if data.form is None else {data.form.flag: True}),
         "--end_of_conversation_token": chat.end_of_conversation_token is not None,
     }
     return [*(name for name, is_set in flags.items() if is_set), *chat.template_flags]
@@ -123,7 +123,7 @@ def _load(inspect: InspectArguments, data: DataArguments) -> Any:
     from training.utils.loading.tokenizers import add_tokens, load_tokenizer
 
     tokenizer = load_tokenizer(inspect.model_name_or_path, inspect.pad_token, end_may_pad=True)
-    add_tokens(tokenizer, data.chat.tokens_in_need)
+    add_tokens(tokenizer, data.tokens_in_need)
     return tokenizer
 
 

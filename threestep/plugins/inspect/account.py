@@ -23,13 +23,13 @@ from training.utils.data.build.row_maker import RowMaker
 from training.utils.data.cache.reports import Counts
 from training.utils.data.chat.chat import ChatTokenizer, text_maker
 from training.utils.data.files.columns import Kinds, note_kinds
-from training.utils.data.kinds.parallel_thinking import parallel_tags
 from training.utils.data.kinds.table import kind_of
 from training.utils.data.sources.formats.media import ONLY_TEXT
 from training.utils.setup.media import has_media_kind, held_media, media_kind
 
 if TYPE_CHECKING:
     from training.utils.contracts.media import MediaReader
+    from training.utils.contracts.text_forms import OpenedForm
     from training.utils.data.build.arguments import DataArguments, SplitArguments
     from training.utils.data.rows.arguments import RowArguments
     from training.utils.data.rows.tokenize import TextTokenizer
@@ -419,7 +419,9 @@ class _PhaseLook:
     def _made(self, portions: Sequence[Portion], limits: RowArguments, counts: Counts) -> Iterator[_Taken]:
         data = replace(self._data, rows=limits)
         for portion in portions:
-            maker = RowMaker(self._kind, data, self._text_maker, portion.source, counts=counts, media=self._media)
+            maker = RowMaker(
+                self._kind, data, self._text_maker, portion.source, counts=counts, form=self._form, media=self._media
+            )
             for row in maker.rows(portion.rows, portion.indices, portion.first_row_id):
                 yield _Taken(row, portion, row.row_id - portion.first_row_id)
 
@@ -434,8 +436,11 @@ class _PhaseLook:
 
     @cached_property
     def _text_maker(self) -> TextTokenizer | ChatTokenizer:
-        chat = self._data.chat
-        return text_maker(chat, self._tokenizer, parallel_tags(chat, self._tokenizer))
+        return text_maker(self._data.chat, self._tokenizer)
+
+    @cached_property
+    def _form(self) -> OpenedForm | None:
+        return None if self._data.form is None else self._data.form.opened(self._tokenizer)
 
     def _dropped_rows(
         self, portions: Sequence[Portion], kept: Sequence[_Taken], limits: RowArguments

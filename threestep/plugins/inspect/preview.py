@@ -121,7 +121,7 @@ def load(preview: PreviewArguments, data: DataArguments) -> tuple[Any, PromptSty
     from training.utils.loading.tokenizers import add_tokens, load_tokenizer
 
     tokenizer = load_tokenizer(preview.tokenizer, preview.pad_token, end_may_pad=True)
-    add_tokens(tokenizer, data.chat.tokens_in_need)
+    add_tokens(tokenizer, data.tokens_in_need)
     style = adopt_style(tokenizer, data.chat)
     if not style.is_open or preview.phase == UNSUPERVISED:
         note(style.sentence)

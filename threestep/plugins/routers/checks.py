@@ -39,7 +39,7 @@ def _check_replay(flags: Any, mistakes: Mistakes) -> None:
     )
     for name, given, why in (
         (partners.flag.removeprefix("--"), partners.is_there, "draw turn by turn, and turns record no experts"),
-        ("parallel_thinking", flags.data.chat.parallel_thinking, "draws paths side by side, which record no experts"),
+        ("parallel_thinking", flags.data.form is not None, "draws paths side by side, which record no experts"),
         (f"speculate {speculate}", speculate != "0", "verifies several tokens at once, some of them wrong"),
     ):
         mistakes.require(not given, f"--replay_routers {how}: --{name} {why}; leave one of them out")

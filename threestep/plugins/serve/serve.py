@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 OURS = "ours"
 _OWN_SERVERS = f"{', '.join(WITH_SERVERS)} (its own server, started here), " if WITH_SERVERS else ""
 _ROWS = 32  # of a batch, by default
-_OF_PATHS = ("parallel_paths", "max_path_tokens", "rollout_engine")
+_OF_ENGINES = ("rollout_engine",)
 
 
 @dataclass
@@ -82,7 +82,7 @@ class ServeArguments(ServedModelFlags):
     @property
     def sampling(self) -> SamplingArguments:
         """Settings of drawing for what a request leaves open."""
-        return settings_of(SamplingArguments, self, defaults=_OF_PATHS)
+        return settings_of(SamplingArguments, self, defaults=_OF_ENGINES)
 
 
 GROUPS = (ServeArguments,)

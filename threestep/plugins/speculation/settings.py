@@ -52,11 +52,12 @@ def check_asked(how: Speculation, flags: Any, mistakes: Mistakes, otherwise: str
         f"{how.flag} guesses by a head for multi-token prediction, and there is none; give --mtp_num_layers 1"
         f"{otherwise} or leave {how.name} out",
     )
-    for name, given, why in (
-        ("parallel_thinking", flags.data.chat.parallel_thinking, "draws its paths side by side"),
-        ("rollout_replay", flags.ppo.rollout_replay, "draws nothing"),
-        ("end_check_tokens", flags.ppo.end_check_tokens, "draws token by token between two looks"),
+    form = flags.data.form
+    for flag, given, why in (
+        (form and form.flag, form, form and form.draws),
+        ("--rollout_replay", flags.ppo.rollout_replay, "draws nothing"),
+        ("--end_check_tokens", flags.ppo.end_check_tokens, "draws token by token between two looks"),
     ):
         mistakes.require(
-            not given, f"{how.flag} draws several tokens at once, and --{name} {why}; leave one of them out"
+            not given, f"{how.flag} draws several tokens at once, and {flag} {why}; leave one of them out"
         )

@@ -140,7 +140,7 @@ class Reused(NamedTuple):
 @dataclass(frozen=True)
 class Experience:
     """A rollout with everything that learning needs. All [B, R] are float32, of the tokens that were drawn
-    (`Rollout.drawn`: all of a response, but for inserted tags of parallel thinking), and 0 behind them.
+    (`Rollout.drawn`: all of a response, but for tokens that a form inserts), and 0 behind them.
 
     counts_B: bool, False where the response is left out of the loss.
     rewards_BR: score at the last token, minus the KL at each token if the KL is in the reward.

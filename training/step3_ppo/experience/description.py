@@ -127,10 +127,13 @@ def _measures(experience: Experience, settings: ExperienceSettings) -> list[Meas
         power_B = (experience.advantages_BR.square() * norms_BR).sum(dim=1)
         measures.append(Measure(power_B, {"mean": "variance/power"}))
         measures.append(Measure(norms_BR.sum(dim=1), {"mean": "variance/energy"}))
-    if rollout.paths is not None:
+    form = settings.layout.plan.form
+    if rollout.formed is not None and form is not None:
         measures += [
-            Measure(rollout.paths.inserted_BR.any(dim=1), {"mean": "rollout/with_paths"}),
-            Measure(rollout.paths.positions_B, spread("rollout/response_positions", mean="rollout/response_positions")),
+            Measure(rollout.formed.inserted_BR.any(dim=1), {"mean": f"rollout/{form.figure}"}),
+            Measure(
+                rollout.formed.positions_B, spread("rollout/response_positions", mean="rollout/response_positions")
+            ),
         ]
     measures.append(Measure(experience.scored.outcomes_B, {"mean": "rollout/outcome"}))
     if settings.samples_per_prompt > 1:

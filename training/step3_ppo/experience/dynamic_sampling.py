@@ -19,7 +19,7 @@ import torch
 from torch.nn.functional import pad
 
 from training.step3_ppo.contracts.records import LeftOut, Samples, Scored
-from training.utils.contracts.rollout import Conversations, DrawnExperts, DrawnPaths, Rollout
+from training.utils.contracts.rollout import Conversations, DrawnExperts, FormedResponses, Rollout
 from training.utils.engine.ranks.collectives import gathered, several_ranks
 
 if TYPE_CHECKING:
@@ -159,8 +159,8 @@ def joined_rollouts(parts: Sequence[Rollout], taken_B: torch.Tensor, pad_token_i
     if any(part.media is not None for part in parts):
         spans = [own for part in parts for own in part.media or ((),) * len(part.response_lengths_B)]
         joined["media"] = tuple(spans[index] for index in taken_B.tolist())
-    if parts[0].paths is not None:  # one engine drew all: all have paths, or turns, or none
-        joined["inserted"] = DrawnPaths(**_joined_columns([part.paths for part in parts], taken_B, pad_token_id))
+    if parts[0].formed is not None:  # one engine drew all: all have a form, or turns, or none
+        joined["inserted"] = FormedResponses(**_joined_columns([part.formed for part in parts], taken_B, pad_token_id))
     if parts[0].conversations is not None:
         records = [record for part in parts for record in part.records]
         columns = _joined_columns([part.conversations for part in parts], taken_B, pad_token_id)

@@ -96,7 +96,7 @@ def further_columns(rows: Sequence[PromptRow], rollout: Rollout, rewards: Reward
     found: dict[str, list[Any]] = {}
     if rollout.conversations is not None and rewards.turns_of is not None:
         found["drawn_turns"] = list(rewards.turns_of(rollout))
-    whole = rollout.conversations is None and rollout.paths is None and rollout.media is None
+    whole = rollout.conversations is None and rollout.formed is None and rollout.media is None
     if reads_ids(rewards.named) and whole:
         count = range(len(rollout.response_lengths_B))
         found["prompt_ids"] = [rollout.prompt_of(index).tolist() for index in count]

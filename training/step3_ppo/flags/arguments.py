@@ -10,7 +10,6 @@ from training.utils.base.user_files import check_address
 from training.utils.engine.config.arguments import EngineArguments, check_epochs
 from training.utils.flags.flags import flag, flag_of
 from training.utils.generation.arguments import (
-    DEFAULT_PATHS,
     EvaluationArguments,
     PromptSamplesArguments,
     SamplingArguments,
@@ -106,15 +105,6 @@ class PpoArguments:
     )
     top_k: int = flag_of(SamplingArguments)
     top_p: float = flag_of(SamplingArguments)
-    parallel_paths: int | None = flag_of(
-        SamplingArguments,
-        f"With --parallel_thinking: paths of each block that a response opens; default: {DEFAULT_PATHS}.",
-    )
-    max_path_tokens: int | None = flag_of(
-        SamplingArguments,
-        "With --parallel_thinking: maximum length of a path, its tags included; default: what is left of "
-        "--max_answer_seq_len, which counts only the longest path of each block.",
-    )
     min_p: float = flag_of(SamplingArguments)
     stop: list[str] = flag([], "Texts that end a response; the response keeps them.", "text")
     bad_words: list[str] = flag([], "Texts that are never drawn.", "text")
@@ -222,11 +212,6 @@ class PpoArguments:
         for name in ("prompt_sampler", "prompt_dataset"):
             if getattr(self, name) is not None:
                 mistakes.note(check_address, getattr(self, name), f"--{name}")
-
-    @property
-    def paths_of_a_block(self) -> int:
-        """With --parallel_thinking."""
-        return DEFAULT_PATHS if self.parallel_paths is None else self.parallel_paths
 
     @property
     def sequences_per_rollout(self) -> int:

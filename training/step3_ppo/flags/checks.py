@@ -14,7 +14,6 @@ from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.tables import either
 from training.utils.contracts.rollout_engine import Drawing, RolloutEngine
 from training.utils.flags.added import figures_of_others, in_place_of_run
-from training.utils.generation.arguments import check_path_flags
 from training.utils.generation.partners import Partners, all_partners, partners_of
 from training.utils.generation.table import checked_engine, supporting
 from training.utils.loading.configurations import check_positions, check_trains
@@ -64,14 +63,13 @@ def checked_components(flags: PpoFlags) -> Components:
     """Run every check that needs no model, and return what the names select; ThreestepError, with suggestions, for
     unknown names and for flags that do not go together."""
     roles, ppo, mistakes, partners = flags.roles, flags.ppo, Mistakes(), partners_of(flags.added)
-    thinks, runs = flags.data.chat.parallel_thinking, in_place_of_run(flags.settings) is None
-    wanted = {"min_p": ppo.min_p, "bad_words": ppo.bad_words, "stop": ppo.stop, "parallel_thinking": thinks}
-    _check_paths(ppo, thinks, mistakes)
+    runs = in_place_of_run(flags.settings) is None
+    wanted = {"min_p": ppo.min_p, "bad_words": ppo.bad_words, "stop": ppo.stop}
     loop = asked_loop(flags, mistakes)
     scheduler = scheduler_of(flags)
     wanted |= {} if scheduler is None else scheduler.wanted()
     wanted |= partners.engine_flags
-    engine = checked_engine(ppo.rollout_engine, wanted, mistakes, draws=runs)
+    engine = checked_engine(ppo.rollout_engine, wanted, mistakes, flags.data.form, draws=runs)
     flags.engines.refuse_others(ppo.rollout_engine, mistakes)
     check_loop(loop, ppo.rollout_engine, engine, mistakes)
     _check_replay(flags, mistakes)
@@ -181,16 +179,6 @@ def _check_partners(
         partners.load(mistakes)
 
 
-def _check_paths(ppo: PpoArguments, thinks: bool, mistakes: Mistakes) -> None:
-    """Note flags that drawing paths side by side does not take, or that are of nothing else."""
-    check_path_flags(ppo, thinks, mistakes)
-    for name in ("stop", "bad_words", "end_check_tokens"):
-        value = getattr(ppo, name)
-        mistakes.require(
-            not (thinks and value),
-            f"--{name} {value} follows a response token by token, and --parallel_thinking draws its paths side by "
-            "side; leave one of them out",
-        )
 
 
 def _check_critic(
@@ -225,7 +213,8 @@ def check_beside_media(flags: PpoFlags, components: Components, images: RunMedia
     """ThreestepError for what does not go with prompts that have images. images: theirs; None where none has one."""
     if images is None:
         return
-    mistakes, engine, ppo, loop = Mistakes(), components.rollout_engine, flags.ppo, components.loop
+    mistakes, engine, ppo, form = Mistakes(), components.rollout_engine, flags.ppo, flags.data.form
+    loop = components.loop
     mistakes.require(
         engine.supports_media or ppo.rollout_replay is not None,
         f"--rollout_engine {ppo.rollout_engine} does not read images, and prompts of the data have some; give "
@@ -233,7 +222,7 @@ def check_beside_media(flags: PpoFlags, components: Components, images: RunMedia
     )
     others = {
         **({} if loop is None else {f"{loop.name} {loop.value}": (bool(loop.why_texts_alone), loop.why_texts_alone)}),
-        "--parallel_thinking": (flags.data.chat.parallel_thinking, "draws paths side by side behind texts alone"),
+        **({} if form is None else {form.flag: (True, form.beside_media)}),
         components.partners.flag: (
             components.partners.is_there,
             "write the prompts of conversations anew, without images",

@@ -12,7 +12,7 @@ from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
 from training.step3_ppo.flags.roles_arguments import RolesArguments
 from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints.arguments import CheckpointArguments
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.build.arguments import RolloutDataArguments
 from training.utils.flags.added import AddedFlags
 from training.utils.flags.arguments import resolved_settings
 from training.utils.generation.table import RolloutEngineFlags
@@ -33,7 +33,7 @@ class PpoFlags(NamedTuple):
     saving: CheckpointArguments
     faults: FaultArguments
     reporting: LogArguments
-    data: DataArguments
+    data: RolloutDataArguments
     roles: RolesArguments
     ppo: PpoArguments
     algorithm: AlgorithmArguments

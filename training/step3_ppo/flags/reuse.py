@@ -87,7 +87,6 @@ def why_apart(name: str, flags: PpoFlags, algorithm: Algorithm) -> str | None:
         f"a step learns from {of_rollouts} rollouts": of_rollouts != 1,
         f"ranks share rows (--sequence_parallel_size {ppo.sequence_parallel_size})": ppo.sequence_parallel_size > 1,
         "actor and critic share a trunk (--share_trunk)": roles.share_trunk,
-        "responses have paths side by side (--parallel_thinking)": flags.data.chat.parallel_thinking,
         **dict.fromkeys(own_forwards(flags), True),
         **_nothing_spared(name, flags, algorithm),
     }

@@ -57,7 +57,7 @@ def open_rollout_engine(opening: PpoOpening, roles: Roles) -> RolloutEngine:
     own = own_forward_of(roles.actor_model)
     assert own is not None, "it is read when it is loaded"
     set_stop_tokens(roles.actor_model, tokenizer, inputs.end_token_ids)
-    for sentence in engine.check(roles.whole_actor.lent(), own, Drawing(paths=flags.data.chat.parallel_thinking)):
+    for sentence in engine.check(roles.whole_actor.lent(), own, Drawing(form=flags.data.form)):
         log(sentence, ranks.is_main)
     return engine
 
@@ -104,7 +104,7 @@ def checked_roles(flags: PpoFlags, roles: Roles) -> Roles:
     readers = roles.readers
     if "reference" in readers:
         check_padded(roles.actor_model, readers.pop("reference")[1], roles.actor.ranks.device)
-    data, head = flags.data.chat.needs_segments, flags.guests.needs_segments
+    data, head = flags.data.needs_segments, flags.guests.needs_segments
     packs = []
     for name, (model, read) in readers.items():
         engine = roles.critic if name == "critic" and roles.critic is not None else roles.actor

@@ -139,17 +139,16 @@ class ReplayRollout(RolloutEngine):
 def _metadata(request: RolloutRequest, more: Mapping[str, Any]) -> dict[str, str]:
     """Return all that decides the responses, as JSON by name: safetensors keeps strings."""
     sampling = dataclasses.asdict(request.sampling)
-    ends = sampling.pop("ends")
+    ends, form = sampling.pop("ends"), sampling.pop("form") and request.sampling.form
     settings = {
         **sampling,
+        **({} if form is None else form.decides),
         "stop": ends["texts"],
         "more_end_token_ids": ends["token_ids"],
         "samples_per_prompt": request.samples_per_prompt,
         "format": _FORMAT,
         **more,
     }
-    if request.sampling.paths is None:  # as dumps had it before there were any
-        settings.pop("paths")
     return {name: json.dumps(value) for name, value in settings.items()}
 
 

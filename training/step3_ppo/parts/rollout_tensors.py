@@ -15,12 +15,12 @@ from training.utils.contracts.rollout import (
     ConversationRecord,
     Conversations,
     DrawnExperts,
-    DrawnPaths,
+    FormedResponses,
     Rollout,
 )
 from training.utils.reading.files import checked_json
 
-OF_PATHS = ("inserted_BR", "positions_B")
+OF_FORM = ("inserted_BR", "positions_B")
 _OF_TURNS = ("inserted_BR", "fork_begins_BR", "turn_rewards_BR")
 ASKED = ("asked_ids_BP", "asked_mask_BP")  # the prompts of the request, where environments began with others
 _OF_EXPERTS = ("prompt_BPLK", "response_BRLK")
@@ -33,8 +33,8 @@ def tensors_of(rollout: Rollout) -> tuple[dict[str, torch.Tensor], str | None]:
     there are none."""
     fields = {name: getattr(rollout, name) for name in TENSORS}
     records = None
-    if rollout.paths is not None:
-        fields |= {name: getattr(rollout.paths, name) for name in OF_PATHS}
+    if rollout.formed is not None:
+        fields |= {name: getattr(rollout.formed, name) for name in OF_FORM}
     if rollout.conversations is not None:
         fields |= {name: getattr(rollout.conversations, name) for name in _OF_TURNS}
         records = json.dumps([dataclasses.asdict(each) for each in rollout.conversations.records])
@@ -51,7 +51,7 @@ _KINDS = {"ids": torch.int64, "mask": torch.bool, "lengths": torch.int64, "logpr
 def check_tensors(columns: Mapping[str, torch.Tensor], where: object, records: str | None) -> None:
     """ThreestepError for a tensor that is missing, of another type than its name says, or of sizes that do not fit the
     others'; for places beyond a row; and for other records than one of each conversation."""
-    groups = ((OF_PATHS, "positions_B" in columns), (_OF_EXPERTS, bool(columns.keys() & set(_OF_EXPERTS))))
+    groups = ((OF_FORM, "positions_B" in columns), (_OF_EXPERTS, bool(columns.keys() & set(_OF_EXPERTS))))
     for names, is_there in (*groups, ((*_OF_TURNS, *ASKED), records is not None)):
         if is_there and not columns.keys() >= set(names):
             raise ThreestepError(f"{where} expects the tensors {', '.join(names)}, got {', '.join(columns)}")
@@ -108,6 +108,6 @@ def rollout_of(columns: Mapping[str, torch.Tensor], records: str | None, seconds
             _records_in(records, "the records of conversations"), *(columns[name] for name in _OF_TURNS)
         )
         return dataclasses.replace(rollout, inserted=turns)
-    if OF_PATHS[-1] in columns:
-        return dataclasses.replace(rollout, inserted=DrawnPaths(*(columns[name] for name in OF_PATHS)))
+    if OF_FORM[-1] in columns:
+        return dataclasses.replace(rollout, inserted=FormedResponses(*(columns[name] for name in OF_FORM)))
     return rollout

@@ -16,9 +16,8 @@ from training.step3_ppo.contracts.settings import (
 )
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings
 from training.utils.base.console import log
-from training.utils.contracts.rollout_engine import Ends, PathSampling, Sampling
+from training.utils.contracts.rollout_engine import Ends, Sampling
 from training.utils.contracts.step_observers import ObservedRun
-from training.utils.data.kinds.parallel_thinking import parallel_tags
 from training.utils.flags.flags import settings_of
 from training.utils.generation.decoding.bad_words import tokens_of_words
 from training.utils.layout.rank_share import SequenceLayout
@@ -31,14 +30,13 @@ from training.utils.setup.media import kept_mb, media_kind
 from training.utils.setup.setup import compute_meter, open_step_observers
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
     from training.step3_ppo.flags.arguments import PpoArguments
     from training.step3_ppo.flags.ppo_flags import PpoFlags
     from training.step3_ppo.flags.roles_arguments import RolesArguments
     from training.step3_ppo.parts.inputs import PpoOpening
     from training.step3_ppo.roles.roles import Roles
-    from training.utils.data.chat.arguments import ChatArguments
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.layout.planner import PlanSettings
 
@@ -49,7 +47,7 @@ def loop_settings(opening: PpoOpening, roles: Roles, scale: ScoreScale | None) -
     flags, components, _, inputs, ranks = opening
     ppo, rollouts, sampling = flags.ppo, inputs.length.rollouts, _sampling(opening, roles.actor_model)
     plan = _plan(flags, roles.actor_model, roles.packs, ranks)
-    plan = replace(plan, tags=None if sampling.paths is None else sampling.paths.tags)
+    plan = replace(plan, form=None if sampling.form is None else sampling.form.layout)
     media = with_kept_media(inputs.media, kept_mb(inputs.media, flags.added), roles, log)
     layout = SequenceLayout(plan, sampling.pad_token_id, ranks.rank, media, ranks.sequence.size)
     experience = experience_settings(components.algorithm, ppo, layout, _rewards(opening), scale=scale)
@@ -95,7 +93,7 @@ def _sampling(opening: PpoOpening, model: PreTrainedModel) -> Sampling:
     """Return the settings of the drawing of responses."""
     flags, inputs, tokenizer = opening.flags, opening.inputs, opening.tokenizers.actor
     ppo, (end, *more_ends) = flags.ppo, inputs.end_token_ids
-    paths = _path_sampling(ppo, flags.data.chat, tokenizer)
+    form = flags.data.form
     # The token that stands for a medium, where prompts have some, would be one without content in a response.
     unwritten = () if inputs.media is None else ((placeholder_id(model.config),),)
     return settings_of(
@@ -106,7 +104,7 @@ def _sampling(opening: PpoOpening, model: PreTrainedModel) -> Sampling:
         pad_token_id=tokenizer.pad_token_id,
         bad_words=(*tokens_of_words(ppo.bad_words, tokenizer, end), *unwritten),
         ends=Ends(tuple(ppo.stop), tuple(more_ends), ppo.end_check_tokens),
-        paths=paths,
+        form=None if form is None else form.opened(tokenizer),
     )
 
 
@@ -142,14 +140,6 @@ def _plan(flags: PpoFlags, actor: PreTrainedModel, packed: bool, ranks: Ranks) -
         micro_batches_multiple_of=ppo.micro_batches_multiple_of,
         least_shared_tokens=ppo.share_beginnings,
     )
-
-
-def _path_sampling(ppo: PpoArguments, chat: ChatArguments, tokenizer: PreTrainedTokenizerBase) -> PathSampling | None:
-    """Settings of the drawing of blocks; None without --parallel_thinking."""
-    tags = parallel_tags(chat, tokenizer)
-    if tags is None:
-        return None
-    return PathSampling(tags, ppo.paths_of_a_block, ppo.max_path_tokens)
 
 
 def _meters(roles: Roles, ranks: Ranks) -> tuple[ComputeMeter, ...]:

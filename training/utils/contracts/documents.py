@@ -1,8 +1,8 @@
 """Segments and documents: what shares a row, and who sees whom in it.
 
 A document is one or more segments that belong together: a plain sequence (one segment), a prompt with K responses
-(K + 1 segments, the prompt stored and computed once), sequences with equal beginnings (`layout.trie`), or a sequence
-with parallel paths (`layout.parallel`). Attention is causal within what a segment sees.
+(K + 1 segments, the prompt stored and computed once), sequences with equal beginnings (`layout.trie`), or a
+sequence with parts that do not see each other (`contracts.text_forms`). Attention is causal within what a segment sees.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ def shared_prompt(prompt: TokenSequence, responses: Sequence[TokenSequence]) -> 
 def unshared(document: Document) -> list[Document]:
     """Return each sequence as a document, preceded by a copy of what it sees: the reference for the layout.
 
-    A sequence becomes one segment, if each of its segments sees all before it (no parallel paths). Targets in copied
-    segments stay only in the sequence that owns them.
+    A sequence becomes one segment, if each of its segments sees all before it (no parts beside each other). Targets in
+    copied segments stay only in the sequence that owns them.
     """
     return [_by_itself(document, sequence) for sequence in range(len(document.ends))]
 

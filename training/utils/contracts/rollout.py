@@ -55,11 +55,11 @@ class Conversations:
 
 
 @dataclass(frozen=True)
-class DrawnPaths:
-    """Responses with parallel paths.
+class FormedResponses:
+    """Responses in a form (`contracts.text_forms`).
 
-    inserted_BR: bool, True on tags that were put there.
-    positions_B: int64, the tokens of a response of which the longest path of each block counts alone.
+    inserted_BR: bool, True on tokens that were put there.
+    positions_B: int64, the tokens of a response of which, of parts beside each other, the longest counts alone.
     """
 
     inserted_BR: torch.Tensor
@@ -146,7 +146,7 @@ class Rollout:
         and min-p remove tokens; 0 outside the response.
     ended_B: bool, True if the end-of-conversation token, or another end token, was drawn or a stop string completed;
         False if cut.
-    inserted: of responses that may have parallel paths, or several turns; None where all are one turn in one piece.
+    inserted: of responses in a form, or of several turns; None where all are one turn in one piece.
     seconds: time to draw the responses on this rank, prompts included.
     media: those of the prompt of each sequence, counted from its first token; None where no prompt has any.
     experts: of a mixture of experts, where its choices are recorded.
@@ -158,7 +158,7 @@ class Rollout:
     response_lengths_B: torch.Tensor
     sampled_logprobs_BR: torch.Tensor
     ended_B: torch.Tensor
-    inserted: DrawnPaths | Conversations | None = None
+    inserted: FormedResponses | Conversations | None = None
     seconds: float = 0.0
     media: tuple[tuple[MediaSpan, ...], ...] | None = None
     experts: DrawnExperts | None = None
@@ -189,8 +189,8 @@ class Rollout:
         )
 
     @property
-    def paths(self) -> DrawnPaths | None:
-        return self.inserted if isinstance(self.inserted, DrawnPaths) else None
+    def formed(self) -> FormedResponses | None:
+        return self.inserted if isinstance(self.inserted, FormedResponses) else None
 
     @property
     def conversations(self) -> Conversations | None:
@@ -230,9 +230,9 @@ class Rollout:
 
     @property
     def spans_B(self) -> torch.Tensor:
-        """int64, how long each response is to its punishment: of a block of paths the longest counts alone, and what an
-        environment says not at all."""
-        return self.drawn.lengths_B if self.paths is None else self.paths.positions_B
+        """int64, how long each response is to its punishment: of parts beside each other the longest counts alone, and
+        what an environment says not at all."""
+        return self.drawn.lengths_B if self.formed is None else self.formed.positions_B
 
     @cached_property
     def _ids(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int]]:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from training.utils.contracts.media import PromptMedia
-    from training.utils.contracts.paths import ParallelTags
     from training.utils.contracts.rollout import Rollout
+    from training.utils.contracts.text_forms import OpenedForm, TextForm
     from training.utils.contracts.turns import Turns
 
 # Token ids -> text, as samples and rewards see it. Engines need it only for stop strings.
@@ -88,18 +88,6 @@ class ExpertRecord(Protocol):
 
 
 @dataclass(frozen=True)
-class PathSampling:
-    """Blocks of parallel paths, drawn side by side.
-
-    count: paths of each block. most_tokens: of a path with its tags, 2 or more; None: what is left of the response.
-    """
-
-    tags: ParallelTags
-    count: int
-    most_tokens: int | None = None
-
-
-@dataclass(frozen=True)
 class Ends:
     """Ends of a response besides its end token.
 
@@ -122,7 +110,7 @@ class Sampling:
     top_k, min_p: 0 keeps all tokens. top_p: 1 keeps all.
     bad_words: token sequences that are never completed.
     ends: what else ends a response.
-    paths: None draws responses in one piece. Otherwise `max_new_tokens` counts the longest path of each block alone.
+    form: None draws responses in one piece. Otherwise `max_new_tokens` counts positions (`FormedResponses`).
     """
 
     max_new_tokens: int
@@ -134,7 +122,7 @@ class Sampling:
     min_p: float = 0.0
     bad_words: tuple[tuple[int, ...], ...] = ()
     ends: Ends = Ends()
-    paths: PathSampling | None = None
+    form: OpenedForm | None = None
 
     @property
     def end_token_ids(self) -> frozenset[int]:
@@ -221,10 +209,10 @@ def joined_shares(parts: Iterable[Mapping[str, ServerShare]]) -> dict[str, Serve
 
 @dataclass(frozen=True)
 class Drawing:
-    """More than responses in one piece that an engine will draw. turns: of conversations. paths: side by side."""
+    """More than responses in one piece that an engine will draw. turns: of conversations. form: None without one."""
 
     turns: bool = False
-    paths: bool = False
+    form: TextForm | None = None
 
 
 IN_ONE_PIECE = Drawing()
@@ -245,7 +233,7 @@ class RolloutEngine(ABC):
     """Draws responses from a model's current weights. What an engine can do is stated in its class fields.
 
     supports_min_p, supports_bad_words, supports_stop: whether those of Sampling are honoured.
-    supports_parallel_thinking: whether `paths` of Sampling are.
+    draws_forms: whether `form` of Sampling is.
     takes_loops: whether `draw_by` takes a `DecodeLoop`.
     supports_media: whether it reads the media of prompts.
     supports_environment: whether it draws the turns of conversations, by `turns_of` or by `roll_out`: without other
@@ -265,7 +253,7 @@ class RolloutEngine(ABC):
     supports_min_p: ClassVar[bool] = True
     supports_bad_words: ClassVar[bool] = True
     supports_stop: ClassVar[bool] = True
-    supports_parallel_thinking: ClassVar[bool] = False
+    draws_forms: ClassVar[bool] = False
     takes_loops: ClassVar[bool] = False
     supports_media: ClassVar[bool] = False
     supports_environment: ClassVar[bool] = True

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from training.utils.contracts.media_spans import MediaSpan
+    from training.utils.contracts.text_forms import RowForm
 
 PHASES = (1, 2, 3)
 PHASE_NAMES = {1: "supervised fine-tuning", 2: "reward model or DPO", 3: "PPO"}
@@ -29,8 +30,7 @@ class SentenceRow:
     input_ids: int32 [T], prompt + response + end-of-conversation token (none where the response's end was cut).
     loss_mask: bool [T], True where the token *itself* is to be predicted: the first response token up to and including
         the end-of-conversation token. `loss_mask[0]` is always False: nothing precedes the first token.
-    parallel_tags: the ids of the four tags of parallel thinking where the tokens that carry loss have blocks to lay out
-        (see `layout.parallel`); otherwise None.
+    form: of the tokens that carry loss, where they are more than one run; otherwise None.
     media: among the tokens, none of which carries loss.
 
     Worked example, prompt ids (5, 6), response ids (7,), end-of-conversation 0:
@@ -38,13 +38,13 @@ class SentenceRow:
     """
 
     stored: ClassVar[dict[str, str]] = {
-        "input_ids": "ids", "loss_mask": "spans", "parallel_tags": "ids or none", "media": "media",
+        "input_ids": "ids", "loss_mask": "spans", "form": "form", "media": "media",
     }  # fmt: skip
 
     row_id: int
     input_ids: np.ndarray
     loss_mask: np.ndarray
-    parallel_tags: tuple[int, ...] | None = None
+    form: RowForm | None = None
     media: tuple[MediaSpan, ...] = ()
 
     @property
@@ -59,15 +59,15 @@ class ResponsesRow:
     prompt_ids: int32 [P], the same ids as the prompt of phases 1 and 3.
     response_ids: K int32 arrays, each ending with the end-of-conversation token (also where truncation cut it).
     margins: float32 [K - 1], the dataset's `get_margin` between neighbours in the ranking, or None.
-    parallel_tags: as in SentenceRow, where responses have blocks.
-    are_drawn: a model drew the responses, paths side by side: a tag out of place is text. Not of rows that are stored.
+    form: as in SentenceRow, of the responses.
+    are_drawn: a model drew the responses in this form. Not of rows that are stored.
     batched: numbers of the row, by the names of their fields, that a batch holds for each of its sequences.
     media: of the prompt.
     """
 
     stored: ClassVar[dict[str, str]] = {
         "prompt_ids": "ids", "response_ids": "lists of ids", "margins": "numbers or none",
-        "parallel_tags": "ids or none", "media": "media",
+        "form": "form", "media": "media",
     }  # fmt: skip
     batched: ClassVar[tuple[str, ...]] = ()
 
@@ -75,7 +75,7 @@ class ResponsesRow:
     prompt_ids: np.ndarray
     response_ids: tuple[np.ndarray, ...]
     margins: np.ndarray | None = None
-    parallel_tags: tuple[int, ...] | None = None
+    form: RowForm | None = None
     are_drawn: bool = False
     media: tuple[MediaSpan, ...] = ()
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from training.utils.contracts.rollout_engine import RolloutEngine
+    from training.utils.contracts.text_forms import TextForm
     from training.utils.generation.server_order import ServerCommand, ServerOrder
 
 _Kind = TypeVar("_Kind")
@@ -122,11 +123,11 @@ def recording_experts() -> list[str]:
 
 
 def checked_engine(
-    given: str, wanted: Mapping[str, Any], mistakes: Mistakes, draws: bool = True
+    given: str, wanted: Mapping[str, Any], mistakes: Mistakes, form: TextForm | None = None, *, draws: bool = True
 ) -> type[RolloutEngine] | None:
     """Return the engine's class; note an unknown engine (None is returned), a missing package, and each flag of
-    `wanted` (min_p, bad_words, stop) that has a value and that the engine does not support. draws: False for a plan,
-    for which no package is needed."""
+    `wanted` (min_p, bad_words, stop) that has a value and that the engine does not support. form: of responses. draws:
+    False for a plan, for which no package is needed."""
     engine = mistakes.note(engine_class, given)
     if engine is None:
         return None
@@ -137,4 +138,8 @@ def checked_engine(
             not value or getattr(engine, f"supports_{flag}", False),
             f"{FLAG} {given} does not support --{flag}, got {value}; leave it out or use another engine",
         )
+    mistakes.require(
+        form is None or engine.draws_forms,
+        f"{FLAG} {given} does not support {form and form.flag}, got True; leave it out or use another engine",
+    )
     return engine

@@ -18,7 +18,7 @@ from training.utils.layout.bounds import forward_bound
 from training.utils.layout.dealing import dealt
 
 if TYPE_CHECKING:
-    from training.utils.contracts.paths import ParallelTags
+    from training.utils.contracts.text_forms import RowForm
 
 # Up to this many forwards per rank the planner also tries a few more, and dealing by length; more would take too long.
 _MANY = 6
@@ -45,7 +45,7 @@ class PlanSettings:
     forward_tokens: the cost of another forward, in tokens. More forwards have less padding.
     least_micro_batches, micro_batches_multiple_of: every rank has at least so many, and a multiple of so many, where
         need be empty ones.
-    tags: of blocks in responses, whose paths were drawn side by side; None lays responses out in one piece.
+    form: in which responses were drawn; None lays them out in one piece.
     least_shared_tokens: from how many tokens on equal beginnings are shared, beyond a prompt by its responses; 0 never.
     pair_tokens: the cost of a pair of tokens of a document of which one sees the other, in tokens, where attention
         computes no others: 4 h of 24 h^2 FLOPs. 0 where it computes whole rows.
@@ -60,7 +60,7 @@ class PlanSettings:
     forward_tokens: float = float("inf")
     least_micro_batches: int = 1
     micro_batches_multiple_of: int = 1
-    tags: ParallelTags | None = None
+    form: RowForm | None = None
     least_shared_tokens: int = 0
     pair_tokens: float = 0.0
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.utils.base.transfer import pinned
 from training.utils.contracts.documents import Document, TokenSequence, plain
-from training.utils.layout.parallel import drawn_document
 from training.utils.layout.planner import DocumentSize, PlanSettings, plan_step
 from training.utils.layout.trie import NEVER, joined, prompt_groups, prompt_tokens, trie_document, trie_size
 from training.utils.layout.with_media import lacks_media, laid_out
@@ -62,8 +61,8 @@ def rank_share(
     responses; those to one prompt share it, and what else the plan says, if documents may share rows. with_before: the
     rows have `before_NT`."""
     plan, share = layout.dealt, layout.rank // layout.sharing
-    if not sharing:  # tags are of drawn responses alone: other texts may quote them
-        plan = replace(plan, tags=None)
+    if not sharing:  # the form is that of drawn responses alone
+        plan = replace(plan, form=None)
     groups = _groups(sequences, plan, sharing)
     if plan.packed:
         sizes = [_size([sequences[index] for index in group], plan) for group in groups]
@@ -105,8 +104,8 @@ def _groups(sequences: Sequence[TokenSequence], plan: PlanSettings, sharing: boo
 
 
 def _least_tokens(plan: PlanSettings) -> int:
-    """Blocks of paths begin where they were drawn: their responses share a prompt alone."""
-    return NEVER if plan.tags is not None else plan.least_shared_tokens or NEVER
+    """Responses with a form share a prompt alone: their parts begin where they were drawn."""
+    return NEVER if plan.form is not None else plan.least_shared_tokens or NEVER
 
 
 def _rows(groups: Sequence[Sequence[TokenSequence]], plan: PlanSettings) -> list[list[Document]]:
@@ -122,8 +121,8 @@ def _size(sequences: Sequence[TokenSequence], plan: PlanSettings) -> DocumentSiz
 
 
 def _document(sequences: Sequence[TokenSequence], plan: PlanSettings) -> Document:
-    if plan.tags is None:
+    if plan.form is None:
         return trie_document(sequences, _least_tokens(plan))
     cut = prompt_tokens(sequences[0])
     prompt, responses = sequences[0].part(0, cut), [item.part(cut, len(item)) for item in sequences]
-    return drawn_document(prompt, responses, plan.tags)
+    return plan.form.responses(prompt, responses, are_drawn=True)

@@ -100,6 +100,17 @@ class RunFile(NamedTuple):
     is_result: bool = False
 
 
+class RowFormEntry(NamedTuple):
+    """A form of responses that are no one run of tokens (`contracts.text_forms`). Places are MODULE:NAME.
+
+    place: of the `RowForm`'s class.
+    asked: of a function (AddedFlags of a program's rows) -> TextForm | None: what its flags ask for.
+    """
+
+    place: str
+    asked: str
+
+
 class InPlaceOfRun(NamedTuple):
     """An act of a step in place of its run, once its flags are checked: in one process, and nothing is loaded before.
 
@@ -197,6 +208,7 @@ meant_flags kept_as_begun logs run_files in_place_of_run auto_choices evaluation
 rollout_engines trackers data_sources rewards media policy_losses evaluated_figures model_losses meant_flags logs
 run_files in_place_of_run auto_choices evaluation_flags whole_run_switches stored_forms packed_layers
 optimizers
+run_files in_place_of_run auto_choices evaluation_flags whole_run_switches row_forms
 """.split()
 )
 
@@ -208,9 +220,10 @@ class Plugin(NamedTuple):
 
     does: for the list of plugins. needs: plugins that it imports, by name
     commands: by their words
-    flags: by a step's name, such as `step1_sft`, EVERY_STEP, or the name of another program that takes some, such as
-        `chat`: dataclasses of flags, in modules that are cheap to import; `flags.added.of(DATACLASS)` is what a run was
-        given
+    flags: by a step's name, such as `step1_sft`, EVERY_STEP, the name of another program that takes some, such as
+        `chat`, or a kind of programs: `rows` (those that read rows), `rollouts` (step 3, in its place) and `answers`
+        (those that ask finished models about rows, in its place): dataclasses of flags, in modules that are cheap to
+        import; `flags.added.of(DATACLASS)`, or of a kind `flags.data.forms.of`, is what a run was given
     topics: of flags, for `--help`, with their titles
     tables: by the name of a table of the core, entries by their names:
         `rollout_engines`: EngineEntry, by the names that --rollout_engine takes
@@ -245,6 +258,7 @@ class Plugin(NamedTuple):
             (`models.tensors.packed`): makes the layers that its `described` wrote into a checkpoint's facts
         `whole_run_switches`: by flags of every step that are true or false, and that the file of `threestep all` has at
             its top, by default true: a line on each for `--help`
+        `row_forms`: RowFormEntry, by the names of the columns of cached rows that hold their numbers
     """
 
     name: str

@@ -38,7 +38,7 @@ class MismatchedRows(Sequence):
     def __getitem__(self, index: Any) -> Any:
         row = self._rows[index]
         response = self._rows[self.other(int(index))].response_ids[0]
-        return replace(row, response_ids=(response[: self._most_tokens - len(row.prompt_ids)],), parallel_tags=None)
+        return replace(row, response_ids=(response[: self._most_tokens - len(row.prompt_ids)],), form=None)
 
     def other(self, index: int) -> int:
         """The row whose response the row `index` takes."""

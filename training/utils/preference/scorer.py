@@ -77,7 +77,7 @@ def load_scorer(
     )
     read = FrozenModel(ScalarModel(model), engine, ranks)
     check_padded(model, read, ranks.device)
-    needed = data.chat.needs_segments
+    needed = data.needs_segments
     reason = None if settings.padded and needed is None else why_not_packed(model, read, longest_tokens, ranks.device)
     for note in notes_on(model):
         log(f"{type(model).__name__}: {note}", ranks.is_main)

@@ -112,7 +112,7 @@ def run_one_model(
             longest_tokens=most,
             log=log,
             sharing=kind.shares_prompt or bool(flags.engine.share_beginnings),
-            needs_segments=data.chat.needs_segments or flags.guests.needs_segments,
+            needs_segments=data.needs_segments or flags.guests.needs_segments,
         )
         media = with_kept_features(media, flags.added, model, engine, read=read)
         [guests] = flags.guests.open([(engine, model)], start.name_or_path, steps[0], flags.run.seed)
@@ -287,7 +287,7 @@ def _tokenizer(
             f"the tokenizer of '{path}' has no pad token: {tokenizer.pad_token} is added as token "
             f"{tokenizer.pad_token_id:,}, and the model's embeddings grow to hold it (--pad_token names another)"
         )
-    added = add_tokens(tokenizer, chat.tokens_in_need)
+    added = add_tokens(tokenizer, flags.data.tokens_in_need)
     style = adopt_style(tokenizer, chat, began_with)
     if scores:
         tokenizer = with_pad_apart(tokenizer, style.end_token)

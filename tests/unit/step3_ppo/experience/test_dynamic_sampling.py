@@ -17,7 +17,7 @@ from training.step3_ppo.contracts.records import Samples, Scored
 from training.step3_ppo.experience import dynamic_sampling
 from training.step3_ppo.experience.dynamic_sampling import DrawnGroups, GroupCounts, equal_groups, with_differing_groups
 from training.utils.contracts.media_spans import MediaSpan
-from training.utils.contracts.rollout import DrawnPaths, Rollout
+from training.utils.contracts.rollout import FormedResponses, Rollout
 from training.utils.contracts.rows import PromptRow
 
 PAD = 9
@@ -51,7 +51,7 @@ def samples(
         response_lengths_B=lengths_B,
         sampled_logprobs_BR=torch.where(inside_BR, -numbers_B[:, None].float(), 0.0),
         ended_B=numbers_B % 2 == 0,
-        inserted=DrawnPaths(inside_BR & (numbers_B % 3 == 0)[:, None], numbers_B) if in_parallel else None,
+        inserted=FormedResponses(inside_BR & (numbers_B % 3 == 0)[:, None], numbers_B) if in_parallel else None,
         media=tuple((MediaSpan(0, 1, key=int(number)),) for number in numbers_B // 2) if with_images else None,
     )
     rows = tuple(PromptRow(first + g, np.array([first + g]), f"prompt {first + g}", None) for g in range(len(outcomes)))
@@ -109,8 +109,8 @@ def test_what_was_drawn_in_parallel_keeps_its_inserted_tokens():
     found = with_differing_groups(first, lambda attempt, count: fresh, tries=1, settings=SETTINGS).samples
     check(found, [10, 1])
     rollout = found.rollout
-    assert rollout.paths.positions_B is not None and rollout.inserted_BR is not None
-    assert rollout.paths.positions_B.tolist() == [20, 21, 2, 3]
+    assert rollout.formed.positions_B is not None and rollout.inserted_BR is not None
+    assert rollout.formed.positions_B.tolist() == [20, 21, 2, 3]
     whole_B = torch.tensor([number % 3 == 0 for number in (20, 21, 2, 3)])
     assert torch.equal(rollout.inserted_BR, rollout.response_mask_BR & whole_B[:, None])
 

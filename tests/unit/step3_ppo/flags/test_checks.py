@@ -146,30 +146,6 @@ def test_rollouts_are_not_written_among_those_of_another_run(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support --parallel_thinking, got True; leave"),
-        ({"stop": ["x"]}, r"--stop \['x'\] follows a response token by token, and --parallel_thinking draws its paths"),
-        ({"bad_words": ["x"]}, r"--bad_words \['x'\] follows a response token by token, and --parallel_thinking draws"),
-        ({"end_check_tokens": 4}, "--end_check_tokens 4 follows a response token by token, and --parallel_thinking"),
-    ],
-)
-def test_what_does_not_go_with_paths_side_by_side(given, said):
-    with pytest.raises(ThreestepError, match=said):
-        names_of(parallel_thinking=True, **given)
-    if "rollout_engine" not in given:
-        names_of(**given)
-        names_of(parallel_thinking=True, parallel_paths=3, max_path_tokens=8)
-
-
-@pytest.mark.parametrize("name", ["parallel_paths", "max_path_tokens"])
-def test_settings_of_paths_without_them(name):
-    sentence = f"--{name} 3 is of the paths of --parallel_thinking, which is not given; give it, or leave --{name} out"
-    with pytest.raises(ThreestepError, match=sentence):
-        names_of(**{name: 3})
-
-
 def beside_images(**given) -> None:
     paths = {"actor_model_name_or_path": "a", "critic_model_name_or_path": "c"}
     flags = ppo_flags(**{**paths, "advantage": "grpo", "num_samples_per_prompt": 2, "reward": "gsm8k", **given})
@@ -187,7 +163,6 @@ def test_what_reads_images_goes_with_them():
     ("given", "said"),
     [
         ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not read images, and prompts of the data have so"),
-        ({"parallel_thinking": True}, "--parallel_thinking does not go with prompts that have images: it draws paths"),
         ({"mtp_num_layers": 1}, "--mtp_num_layers 1 does not go with prompts that have images: it reads embeddings"),
     ],
 )  # fmt: skip

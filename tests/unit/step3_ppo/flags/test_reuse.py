@@ -43,7 +43,6 @@ def test_a_forward_is_spared(name, given):
         ({"val_only": True}, "nothing is trained"),
         ({"sequence_parallel_size": 2}, "ranks share rows"),
         ({"lora_dropout": 0.1}, "true reads and learns in one forward, and --lora_dropout 0.1 would change"),
-        ({"parallel_thinking": True}, "responses have paths side by side"),
     ],
 )
 def test_a_forward_of_its_own(name, given, said):

@@ -21,9 +21,8 @@ from threestep.plugins.images.prompts import PromptImages
 from training.step3_ppo.parts.replay import DumpingRollout, ReplayRollout, file_of, recorded_engine
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.media_spans import MediaSpan
-from training.utils.contracts.paths import ParallelTags
 from training.utils.contracts.rollout import ConversationRecord, Conversations, Rollout
-from training.utils.contracts.rollout_engine import Ends, PathSampling, RolloutRequest, rolled_out
+from training.utils.contracts.rollout_engine import Ends, RolloutRequest, rolled_out
 from training.utils.contracts.rows import PromptRow
 from training.utils.generation.engines.hf import TransformersRollout
 
@@ -196,17 +195,6 @@ def test_the_dumped_engine_is_lent_the_weights(tmp_path, model):
     with engine.lent(model) as lent:
         assert lent is model
     assert engine.figures() == {"time/weights": 1.0} and TransformersRollout(str).figures() == {}
-
-
-def test_paths_come_back_with_what_was_inserted_and_to_the_same_settings_alone(tmp_path, model):
-    how = replace(PLAIN, paths=PathSampling(ParallelTags(3, 4, 5, 6), 2))
-    asked(DumpingRollout(TransformersRollout(), tmp_path, 0), model, how, samples=20)
-    expected = asked(TransformersRollout(), model, how, samples=20)
-    assert expected.inserted_BR is not None and expected.paths.positions_B is not None
-    assert_same(asked(ReplayRollout(tmp_path, 0), None, how, samples=20), expected)
-    for other in (replace(how, paths=None), replace(how, paths=replace(how.paths, count=3))):
-        with pytest.raises(ThreestepError, match="was drawn with paths = .*; replay with the settings of the run that"):
-            asked(ReplayRollout(tmp_path, 0), None, other, samples=20)
 
 
 def pictured(digest: str) -> RolloutRequest:

@@ -10,7 +10,7 @@ import torch
 
 from threestep.plugins.ahead.saved import rollouts_of, saved_rollouts
 from training.step3_ppo.parts.rollout_tensors import tensors_of
-from training.utils.contracts.rollout import ConversationRecord, Conversations, DrawnExperts, DrawnPaths, Rollout
+from training.utils.contracts.rollout import ConversationRecord, Conversations, DrawnExperts, FormedResponses, Rollout
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.engine.ranks.startup import Ranks
 
@@ -29,7 +29,7 @@ def rollout(kind: str, prompts: list[int], longest: int = 3) -> Rollout:
     made = Rollout(ids_BP, ids_BP > 0, ids_BR, lengths_B, logprobs_BR, ended_B, seconds=0.25)
     nothing_BR = torch.zeros_like(inside_BR)
     if kind == "paths":
-        made = Rollout(*made_columns(made), inserted=DrawnPaths(nothing_BR, lengths_B), seconds=0.25)
+        made = Rollout(*made_columns(made), inserted=FormedResponses(nothing_BR, lengths_B), seconds=0.25)
     if kind == "turns":
         records = tuple(
             ConversationRecord(1 + row, "turns" if row else None, {"calls": 0.1 * row}) for row in range(count)

@@ -15,10 +15,10 @@ from training.utils.flags.flags import note_mistakes
 pytestmark = pytest.mark.unit
 
 
-def flags_of(parallel_thinking: bool = False, optimizer: str = "adamw", **given: Any) -> Any:
+def flags_of(has_form: bool = False, optimizer: str = "adamw", **given: Any) -> Any:
     kind = added_flags("step1_sft")
     added = kind(audit_RecordingArguments=RecordingArguments(**given))
-    data = SimpleNamespace(chat=SimpleNamespace(parallel_thinking=parallel_thinking))
+    data = SimpleNamespace(form=SimpleNamespace() if has_form else None)
     return SimpleNamespace(added=added, data=data, settings={"optimizer": optimizer})
 
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.unit
 
 def flags_of(steps: list[int]) -> Any:
     added = added_flags("step1_sft")(explain_ExplainArguments=ExplainArguments(steps))
-    data = SimpleNamespace(chat=SimpleNamespace(parallel_thinking=True))
+    data = SimpleNamespace(form=SimpleNamespace())
     return SimpleNamespace(added=added, data=data, settings={"optimizer": "adamw"})
 
 

@@ -313,8 +313,8 @@ def _rollout(
         return drawing, always
     size = ELEMENT_BYTES[roles.dtype]
     sequences = ppo.per_device_generation_batch_size * ppo.num_samples_per_prompt
-    if flags.data.chat.parallel_thinking:  # where all are in a block
-        sequences *= ppo.paths_of_a_block
+    if flags.data.form is not None:
+        sequences *= flags.data.form.rows
     config = actor.config.get_text_config()
     cached = partial(cache_bytes, config, sequences, longest, size)
     lines = [  # at its start all rows of a rollout are alive

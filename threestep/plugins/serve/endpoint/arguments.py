@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _KEY_BYTES = 24
 _OF_TRAINING = (
-    "add_end_of_conversation_token", "bad_conversations", "chat_template", "enable_thinking", "malformed_parallel",
-    "parallel_tags", "parallel_thinking", "train_turns", "unread_reasoning",
+    "add_end_of_conversation_token", "bad_conversations", "chat_template", "enable_thinking", "train_turns",
+    "unread_reasoning",
 )  # fmt: skip
 
 

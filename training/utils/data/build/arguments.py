@@ -5,14 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from training.utils.base.user_files import named_object
 from training.utils.data.cache.arguments import CacheArguments
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.rows.arguments import RowArguments
 from training.utils.data.sources.arguments import OptionalSourceArguments, SourceArguments
+from training.utils.flags.added import AddedFlags, added_flags
 from training.utils.flags.flags import AUTO, flag
+from training.utils.plugins.registry import added
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
+    from training.utils.contracts.text_forms import TextForm
+
+    RowFlags = AddedFlags
+    RolloutRowFlags = AddedFlags
+    AnswerRowFlags = AddedFlags
+else:
+    RowFlags, RolloutRowFlags, AnswerRowFlags = map(added_flags, ("rows", "rollouts", "answers"))
 
 ROW_PICKS = ("random", "first")
 SPLITS = ("train", "eval")
@@ -83,21 +93,35 @@ class ShownArguments:
 
 @dataclass
 class DataArguments:
-    """The data, its division among the phases, and its way to tokens."""
+    """The data, its division among the phases, and its way to tokens. forms: flags that plugins add."""
 
     source: SourceArguments = field(default_factory=SourceArguments)
     chat: ChatArguments = field(default_factory=ChatArguments)
+    forms: RowFlags = field(default_factory=RowFlags)
     rows: RowArguments = field(default_factory=RowArguments)
     split: SplitArguments = field(default_factory=SplitArguments)
     cache: CacheArguments = field(default_factory=CacheArguments)
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note flags that exclude each other."""
-        mistakes.require(
-            not self.chat.parallel_thinking or self.rows.loss_on != "conversation",
-            "--parallel_thinking expects --loss_on response, got conversation: tags count only where the loss falls, "
-            "because a prompt may quote them; change one of them",
-        )
+        if self.form is not None:
+            self.form.check(self, mistakes)
+
+    @property
+    def form(self) -> TextForm | None:
+        """The form of responses that flags ask for; None: one run of tokens."""
+        asked = (named_object(entry.asked)(self.forms) for entry in added("row_forms", ()).values())
+        return next((form for form in asked if form is not None), None)
+
+    @property
+    def tokens_in_need(self) -> list[str]:
+        """Tokens that the tokenizer must have; those that it lacks are added."""
+        return [*(() if self.form is None else self.form.tokens), *self.chat.tokens_in_need]
+
+    @property
+    def needs_segments(self) -> str | None:
+        """The flag that asks for segments that do not see each other; None where none does."""
+        return None if self.form is None else self.form.flag
 
 
 @dataclass
@@ -105,3 +129,17 @@ class OptionalDataArguments(DataArguments):
     """The same, of programs that can do without: what reads these rows asks for --data_path when it builds them."""
 
     source: OptionalSourceArguments = field(default_factory=OptionalSourceArguments)
+
+
+@dataclass
+class RolloutDataArguments(DataArguments):
+    """The same, of a step that draws responses."""
+
+    forms: RolloutRowFlags = field(default_factory=RolloutRowFlags)
+
+
+@dataclass
+class AnswerDataArguments(OptionalDataArguments):
+    """The same, of a program that asks finished models."""
+
+    forms: AnswerRowFlags = field(default_factory=AnswerRowFlags)

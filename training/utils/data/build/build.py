@@ -35,7 +35,6 @@ from training.utils.data.chat.chat import ChatTokenizer, parts_of_chat, text_mak
 from training.utils.data.chat.unread import REMEDIES as UNREAD_REMEDIES
 from training.utils.data.files.columns import column_names
 from training.utils.data.files.readers import split_reader
-from training.utils.data.kinds.parallel_thinking import parallel_tags, parts_of_parallel_thinking
 from training.utils.data.kinds.table import kind_of
 from training.utils.data.rows.duplicates import count_duplicates
 from training.utils.data.rows.tokenize import TextTokenizer, named_tokenizer, require_pad_token
@@ -96,8 +95,8 @@ def build_phase(
     parse_data_split(data.split.data_split)
     if kind.needs_pad:
         require_pad_token(tokenizer.pad_token_id, f"phase {phase} ({PHASE_NAMES[phase]})", named_tokenizer(tokenizer))
-    tags = parallel_tags(data.chat, tokenizer)
-    texts = text_maker(data.chat, tokenizer, tags)
+    form = None if data.form is None else data.form.opened(tokenizer)
+    texts = text_maker(data.chat, tokenizer)
     plain = texts.texts if isinstance(texts, ChatTokenizer) else texts
     sources = open_sources(phase, data, seed)
     for source in sources:
@@ -107,11 +106,12 @@ def build_phase(
         shared = divide_rows(phase, data.split, sources, seed)
         log.begin(share_sentence(phase, data.split, shared.described))
         keeps = _ANSWERS_KEPT.items() <= parts.items()
-        return _build_splits(folder, kind, data, texts, shared=shared, media=media, keeps_answers=keeps, log=log)
+        making = {"form": form, "keeps_answers": keeps}
+        return _build_splits(folder, kind, data, texts, shared=shared, media=media, making=making, log=log)
 
     with _pointing_to_inspect():
         parts = _parts_of_rows(kind, data, tokenizer, plain, sources=sources, seed=seed)
-        parts |= parts_of_parallel_thinking(data.chat, tags)
+        parts |= {} if form is None else form.parts
         if media is not None:
             parts |= media.parts_of_rows(data.source.allow_image_urls)
         name = f"phase{kind.key}"
@@ -259,18 +259,17 @@ def _build_splits(
     *,
     shared: Portions,
     media: MediaReader | None,
-    keeps_answers: bool,
+    making: Mapping[str, Any],
     log: Log,
 ) -> dict[str, Any]:
-    """Write train.arrow, eval.arrow and the media of both; returns their part of the manifest."""
+    """Write train.arrow, eval.arrow and the media of both; returns their part of the manifest. making: more of what a
+    `RowMaker` takes"""
 
     def maker_of(portions: Sequence[Portion]) -> Callable[[int, int, Counts, GrowingStore], Iterator[Row]]:
         def make(begin: int, end: int, counts: Counts, store: GrowingStore) -> Iterator[Row]:
             read = None if media is None else media.of_rows(store, data.source.allow_image_urls)
             for portion in part_of(portions, begin, end):
-                maker = RowMaker(
-                    kind, data, texts, portion.source, counts=counts, media=read, keeps_answers=keeps_answers
-                )
+                maker = RowMaker(kind, data, texts, portion.source, counts=counts, media=read, **making)
                 yield from maker.rows(portion.rows, portion.indices, portion.first_row_id)
 
         return make
@@ -297,10 +296,8 @@ def _nothing_left(kind: RowKind, data: DataArguments, shared: Portions, *, offer
             f"data_split {data.split.data_split} gives it none of the rows of {names}; raise its share or use more data"
         )
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.dropped.items()))
-    hints = {**kind.hints, **UNREAD_REMEDIES}
+    hints = {**kind.hints, **UNREAD_REMEDIES, **({} if data.form is None else data.form.hints)}
     hint = next((f"; {advice}" for reason, advice in hints.items() if reason in counts.dropped), "")
-    if not hint and "malformed_parallel" in counts.dropped:
-        hint = f"; the tags of parallel thinking are {' '.join(data.chat.parallel_tags)} (parallel_tags)"
-    elif not hint and set(counts.dropped) & {"too_long", "prompt_too_long", "response_cut_to_nothing"}:
+    if not hint and set(counts.dropped) & {"too_long", "prompt_too_long", "response_cut_to_nothing"}:
         hint = f"; raise {kind.limit} or change the truncation"
     return start + f"all {offered} rows of {names} were dropped ({reasons}){hint}"

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from training.utils.base.errors import ThreestepError
 from training.utils.data.chat.chat import ChatTokenizer
 from training.utils.data.kinds.kind import Making, RowKind, Waiting
-from training.utils.data.kinds.parallel_thinking import ParallelCheck
 from training.utils.data.kinds.strategies import (
     CROSSED,
     GLUED,
@@ -26,11 +25,11 @@ from training.utils.data.kinds.strategies import (
 from training.utils.data.kinds.whole_sentences import PARTS_TAKEN, has_sentences, parts_are_taken
 from training.utils.data.rows.tokenize import Dropped, TooLong
 from training.utils.data.sources.formats.messages import BadConversation
-from training.utils.layout.parallel import MalformedBlocks
 
 if TYPE_CHECKING:
     from training.utils.contracts.media import ReadsMedia
     from training.utils.contracts.rows import Row
+    from training.utils.contracts.text_forms import OpenedForm
     from training.utils.data.build.arguments import DataArguments
     from training.utils.data.build.portions import DataSource
     from training.utils.data.cache.reports import Counts
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 ROWS_PER_CALL = 1024  # of the tokenizer
 CHARACTERS_PER_CALL = 2**20  # from which on it is called with fewer: an encoding takes some hundred bytes a token
-_LEAVES_OUT = (Dropped, MalformedBlocks, BadConversation)
+_LEAVES_OUT = (Dropped, BadConversation)
 
 
 class RowMaker:
@@ -52,11 +51,12 @@ class RowMaker:
         source: DataSource,
         *,
         counts: Counts,
+        form: OpenedForm | None = None,
         media: ReadsMedia | None = None,
         keeps_answers: bool = True,
     ) -> None:
-        """media: reads those of the rows; None where the model reads text alone. keeps_answers: of conversations that
-        end with a question; as texts, earlier versions left these out."""
+        """form: that responses may have. media: reads those of the rows; None where the model reads text alone.
+        keeps_answers: of conversations that end with a question; as texts, earlier versions left these out."""
         self._kind = kind
         self._source = source
         self._counts = counts
@@ -74,8 +74,8 @@ class RowMaker:
             self._strategy = PlainText(texts, raw, rows, kind.weighs_messages, keeps_answers)
             self._read = self._strategy.read
         self._has_sentences = has_sentences(raw)
-        parallel = ParallelCheck(data.chat, texts.parallel_tags, counts.parallel)
-        self._making = Making(source.name, rows, texts, counts, parallel, media)
+        reader = None if form is None else form.reader(counts.parallel)
+        self._making = Making(source.name, rows, texts, counts, reader, media)
 
     def rows(self, rows: Sequence[Any], indices: Iterable[int], first_id: int) -> Iterator[Row]:
         """The records of the rows at `indices`; the row at index i has the id `first_id` + i.
@@ -133,8 +133,6 @@ class RowMaker:
         """Count a row that is left out; raise the reason where it is a mistake."""
         if isinstance(reason, Dropped):
             self._counts.dropped[str(reason)] += 1
-        elif isinstance(reason, MalformedBlocks):
-            self._counts.dropped["malformed_parallel"] += 1
         elif self._drops_bad:
             self._counts.dropped["bad_conversation"] += 1
         else:

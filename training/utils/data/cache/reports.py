@@ -15,7 +15,7 @@ class SplitReport:
 
     rows: those that remain. truncated: those that were cut. dropped: those that were dropped, by reason.
     noted: rows that were read otherwise than their dataset class may mean, by kind.
-    parallel: with `--parallel_thinking`, rows `with blocks`, and rows `malformed and causal`, left in one piece;
+    parallel: of a form of responses, rows that have it, and those that were to and are left in one piece, by kind;
         counted as they are read, before any is dropped for another reason.
     columns: in phase 3, how many of the remaining rows carry each column to rewards and samples.
     ends: in phases 1 and 2, how many responses to learn end with each token; inside: how often special tokens stand

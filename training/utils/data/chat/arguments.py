@@ -1,4 +1,4 @@
-"""The flags of prompt style, chat template, end token and parallel thinking; cheap to import: `--help` reads it."""
+"""The flags of prompt style, chat template and end token; cheap to import: `--help` reads it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ HUMAN_ASSISTANT, AS_STORED, CHAT_TEMPLATE = PROMPT_STYLES = ("human_assistant", 
 TRAIN_TURNS = ("all", "last")
 BAD_CONVERSATIONS = ("error", "drop")
 OMIT, INLINE, DROP = UNREAD_REASONING = ("omit", "inline", "drop")
-PARALLEL_TAGS = ("<Parallel>", "<Path>", "</Path>", "</Parallel>")
-MALFORMED_PARALLEL = ("error", "drop", "causal")
 
 
 @dataclass
@@ -69,23 +67,6 @@ class ChatArguments:
         "the row. Each is counted.",
         choices=UNREAD_REASONING,
     )
-    parallel_thinking: bool = flag(
-        False,
-        "Steps 1 and 2 lay out blocks of parallel paths in responses so that the paths of a block do not see each "
-        "other (docs/layout.md); step 3 draws them so.",
-    )
-    parallel_tags: list[str] = flag(
-        list(PARALLEL_TAGS),
-        "The four tags that open a block, open a path, close a path and close the block, each one token; "
-        "added to the tokenizer and the model where absent. The default is Parallel-R1's.",
-        "tag",
-    )
-    malformed_parallel: str = flag(
-        "error",
-        "A response whose tags do not match: 'error' stops and names the row, 'drop' drops it, 'causal' keeps it "
-        "as ordinary text.",
-        choices=MALFORMED_PARALLEL,
-    )
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
@@ -102,13 +83,8 @@ class ChatArguments:
     @property
     def tokens_in_need(self) -> list[str]:
         """Tokens that the tokenizer must have; those that it lacks are added."""
-        end = [self.end_of_conversation_token] if self.add_end_of_conversation_token else []
-        return [*(self.parallel_tags if self.parallel_thinking else []), *(token for token in end if token)]
-
-    @property
-    def needs_segments(self) -> str | None:
-        """The flag that asks for segments that do not see each other; None where none does."""
-        return "--parallel_thinking" if self.parallel_thinking else None
+        end = self.end_of_conversation_token if self.add_end_of_conversation_token else None
+        return [end] if end else []
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note what is wrong with these settings."""
@@ -117,7 +93,6 @@ class ChatArguments:
             "--add_end_of_conversation_token expects --end_of_conversation_token, got none; name the token",
         )
         self._validate_chat(mistakes)
-        self._validate_parallel(mistakes)
 
     def _validate_chat(self, mistakes: Mistakes) -> None:
         mistakes.require(
@@ -148,14 +123,4 @@ class ChatArguments:
         mistakes.require(
             self.enable_thinking is None or both == self.enable_thinking,
             "--enable_thinking and --chat_template_kwargs set enable_thinking to different values; leave one out",
-        )
-
-    def _validate_parallel(self, mistakes: Mistakes) -> None:
-        if not self.parallel_thinking:
-            return
-        tags = self.parallel_tags
-        mistakes.require(
-            len(tags) == len(set(tags)) == 4 and all(tag and not tag.isspace() for tag in tags),
-            "--parallel_tags expects four different tags (a block opens, a path opens, a path closes, the block "
-            f"closes), got {len(tags)}: {' '.join(tags)}",
         )

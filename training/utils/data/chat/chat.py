@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT, OMIT, ChatArguments
@@ -44,9 +44,6 @@ from training.utils.data.rows.tokenize import (
 )
 from training.utils.data.sources.formats.messages import BadConversation, Conversation
 from training.utils.flags.flags import AUTO
-
-if TYPE_CHECKING:
-    from training.utils.contracts.paths import ParallelTags
 
 _TAG = re.compile(r"[<\u25c1](/?)([A-Za-z][\w:.-]*)[>\u25b7]")  # <think>, and Kimi's with triangles
 
@@ -135,14 +132,12 @@ def conversation_end(chat: ChatArguments, tokenizer: Any) -> str | None:
     return ChatTokenizer(chat, tokenizer).end_token
 
 
-def text_maker(
-    chat: ChatArguments, tokenizer: Any, parallel_tags: ParallelTags | None = None
-) -> TextTokenizer | ChatTokenizer:
+def text_maker(chat: ChatArguments, tokenizer: Any) -> TextTokenizer | ChatTokenizer:
     """The tokenizer of texts, or under a chat template of conversations."""
     chat = resolved_chat(chat, tokenizer)
     if chat.prompt_style == CHAT_TEMPLATE:
-        return ChatTokenizer(chat, tokenizer, parallel_tags)
-    return TextTokenizer(tokenizer, chat.end_of_conversation_token, parallel_tags)
+        return ChatTokenizer(chat, tokenizer)
+    return TextTokenizer(tokenizer, chat.end_of_conversation_token)
 
 
 def own_prompt(chat: ChatArguments, tokenizer: Any) -> str:
@@ -205,7 +200,7 @@ class EncodedConversation:
 class ChatTokenizer:
     """Templates, turns and tokens for the conversations of one run."""
 
-    def __init__(self, chat: ChatArguments, tokenizer: Any, parallel_tags: ParallelTags | None = None) -> None:
+    def __init__(self, chat: ChatArguments, tokenizer: Any) -> None:
         """Raises ThreestepError where there is no template, or one that does not end a turn with a token."""
         self._chat = chat
         self._tokenizer = tokenizer
@@ -221,7 +216,7 @@ class ChatTokenizer:
         named = map(str, getattr(tokenizer, "all_special_tokens", ()))  # an eos token need not be marked as special
         self.special = list(dict.fromkeys([*(token.content for token in added if token.special), *named]))
         self.end_token = self.finder(None, {}).end_token
-        self.texts = TextTokenizer(tokenizer, self.end_token, parallel_tags)
+        self.texts = TextTokenizer(tokenizer, self.end_token)
 
     def finder(self, tools: Any, kwargs: dict[str, Any]) -> TurnFinder:
         """Return the finder of turns. A tokenizer may have several templates, one of them for tools; each has one

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from training.utils.contracts.media import ReadsMedia
     from training.utils.contracts.media_spans import MediaSpan
     from training.utils.contracts.rows import Row
+    from training.utils.contracts.text_forms import FormReader, RowForm
     from training.utils.data.cache.reports import Counts
     from training.utils.data.chat.arguments import ChatArguments
     from training.utils.data.chat.chat import TextPiece
-    from training.utils.data.kinds.parallel_thinking import ParallelCheck
     from training.utils.data.kinds.strategies import ChatText, ReadSample
     from training.utils.data.rows.arguments import RowArguments
     from training.utils.data.rows.tokenize import Ids, TextTokenizer
@@ -33,14 +33,20 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Making:
-    """media: reads those of the rows; None where the model reads text alone."""
+    """reader: of the form of responses; None where each is one run of tokens.
+    media: reads those of the rows; None where the model reads text alone.
+    """
 
     source_name: str
     flags: RowArguments
     texts: TextTokenizer
     counts: Counts
-    parallel: ParallelCheck
+    reader: FormReader | None
     media: ReadsMedia | None
+
+    def form_of(self, texts: Sequence[Sequence[int]], where: str, loss: Sequence[bool] | None = None) -> RowForm | None:
+        """See `FormReader`."""
+        return None if self.reader is None else self.reader.form_of(texts, where, loss)
 
     def spans(self, one: Waiting, ids: Ids, others: Sequence[Ids] = ()) -> tuple[MediaSpan, ...]:
         """Spans of a row's media in its tokens `ids`; none may stand in `others`."""
@@ -128,7 +134,7 @@ class RowKind(ABC):
 
     @abstractmethod
     def make(self, making: Making, one: Waiting, ids: list[Ids]) -> Row:
-        """The row. ids: of the sample's pieces. Raises Dropped, MalformedBlocks, TooLong, ThreestepError."""
+        """The row. ids: of the sample's pieces. Raises Dropped, TooLong, ThreestepError."""
 
     @abstractmethod
     def document(self, row: Any) -> Document:

@@ -87,7 +87,7 @@ class Ranked(RowKind):
         prompts = one.sample.prompts
         prompt_ids = [token for part in ids[:prompts] for token in part]
         spans = making.spans(one, prompt_ids, ids[prompts:])
-        tags = making.parallel.tags_of(ids[prompts:], one.sample.where)
+        form = making.form_of(ids[prompts:], one.sample.where)
         most, truncation = making.flags.max_seq_len, making.flags.truncation
         places = list(range(len(prompt_ids)))  # cut as the tokens would be
         places, responses, was_cut = fit_sentences(places, ids[prompts:], most, truncation, end_id=making.texts.end_id)
@@ -99,13 +99,13 @@ class Ranked(RowKind):
             raise Dropped("empty_prompt")
         if len({tuple(part) for part in responses}) < len(responses):
             raise Dropped("identical_responses")
-        if tags and not making.parallel.is_whole(responses):
-            raise Dropped("cut_inside_a_block")  # the end token would be in a path, and the score that path's alone
+        if form is not None and making.reader is not None:
+            making.reader.check_cut(responses)
         if not was_cut:
             making.count_ends(zip(one.sample.pieces[prompts:], responses, strict=True))
         response_ids = tuple(np.array(part, np.int32) for part in responses)
         prompt = np.array(prompt_ids, np.int32)
-        return self.record(one.row_id, prompt, response_ids, parallel_tags=tags, media=spans, **one.carried)
+        return self.record(one.row_id, prompt, response_ids, form=form, media=spans, **one.carried)
 
     def document(self, row: ResponsesRow) -> Document:
         return responses_document(row, are_targets=True)

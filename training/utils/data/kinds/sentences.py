@@ -75,14 +75,14 @@ class Sentences(RowKind):
     def make(self, making: Making, one: Waiting, ids: list[Ids]) -> Row:
         flags, whole = making.flags, joined(one.sample.pieces, ids)
         spans = making.spans(one, whole.ids)
-        tags = making.parallel.tags_of([whole.ids], one.sample.where, whole.loss)
+        form = making.form_of([whole.ids], one.sample.where, whole.loss)
         conversation, was_cut = fit_conversation(whole, flags.max_seq_len, flags.truncation)
         if was_cut and spans:
             placed = replace(whole, ids=list(range(len(whole.ids))))
             fitted, _ = fit_conversation(placed, flags.max_seq_len, flags.truncation)
             spans = making.after_cut(spans, fitted.ids)
-        if was_cut and tags and not making.parallel.is_whole([conversation.ids], conversation.loss, may_end_open=True):
-            raise Dropped("cut_inside_a_block")
+        if was_cut and form is not None and making.reader is not None:
+            making.reader.check_cut([conversation.ids], conversation.loss, may_end_open=True)
         making.counts.truncated += was_cut
         if not was_cut:
             learnt = zip(one.sample.pieces, ids, strict=True)
@@ -93,7 +93,7 @@ class Sentences(RowKind):
             for span in spans:
                 loss_mask[span.begin : span.end] = False
         loss_mask[0] = False
-        return self.record(one.row_id, np.array(conversation.ids, np.int32), loss_mask, tags, spans, **one.carried)
+        return self.record(one.row_id, np.array(conversation.ids, np.int32), loss_mask, form, spans, **one.carried)
 
     def document(self, row: SentenceRow) -> Document:
         return sentence_document(row)

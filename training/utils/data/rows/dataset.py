@@ -23,10 +23,12 @@ import numpy as np
 import pyarrow as pa
 
 from training.utils.base.storage import HashedFile, share
+from training.utils.base.user_files import named_object
 from training.utils.contracts.media_names import DIGESTS_COLUMN, MEDIA_COLUMN, STORED_MEDIA
 from training.utils.contracts.media_numbers import KEY_AT, SPAN_NUMBERS, span_numbers, spans_of
 from training.utils.contracts.rows import Row
 from training.utils.data.rows.media_store import MediaStore
+from training.utils.plugins.registry import added
 
 ROWS_PER_BATCH = 2048
 
@@ -35,8 +37,17 @@ _RECORDS = {record.__name__: record for record in get_args(Row)}
 _OTHER_NAMES = {"loss_mask": "loss_spans", "media": MEDIA_COLUMN, "media_digests": DIGESTS_COLUMN}
 
 
+def _columns_of(row_type: type[Row]) -> Iterator[tuple[str, str, _Form]]:
+    """Yield each field with its column and that one's form. A row's own form has a column for each that plugins add."""
+    for field, form in row_type.stored.items():
+        if form in _FORMS:
+            yield field, _OTHER_NAMES.get(field, field), _FORMS[form]
+        else:
+            yield from ((field, name, _of_row_form(entry.place)) for name, entry in added("row_forms", ()).items())
+
+
 def _schema(row_type: type[Row]) -> pa.Schema:
-    columns = {_OTHER_NAMES.get(field, field): _FORMS[form].type for field, form in row_type.stored.items()}
+    columns = {column: form.type for _, column, form in _columns_of(row_type)}
     columns = {"row_id": pa.int64(), "length_tokens": pa.int64(), **columns}
     return pa.schema(list(columns.items()), metadata={"rows": row_type.__name__})
 
@@ -96,7 +107,7 @@ def _to_batch(row_type: type[Row], rows: list[Any]) -> pa.RecordBatch:
     numbers = [
         _numbers(np.array([getattr(row, name) for row in rows], np.int64)) for name in ("row_id", "length_tokens")
     ]
-    columns = [_FORMS[form].write([getattr(row, field) for row in rows]) for field, form in row_type.stored.items()]
+    columns = [form.write([getattr(row, field) for row in rows]) for field, _, form in _columns_of(row_type)]
     return pa.record_batch([*numbers, *columns], schema=_schema(row_type))
 
 
@@ -214,16 +225,21 @@ class _Batch:
 
     def __init__(self, batch: pa.RecordBatch, row_type: type[Row]) -> None:
         self.row_ids, self.lengths = numbers_of(batch.column("row_id")), numbers_of(batch.column("length_tokens"))
-        self.columns: dict[str, tuple[_Form, Any]] = {}
-        for field, form in row_type.stored.items():
-            column = batch.column(_OTHER_NAMES.get(field, field))
-            self.columns[field] = _FORMS[form], _Ragged(column) if pa.types.is_list(column.type) else column
+        self.columns: list[tuple[str, _Form, Any]] = []
+        for field, name, form in _columns_of(row_type):
+            if name not in batch.schema.names and row_type.stored[field] not in _FORMS:
+                continue  # written where no plugin had such a form
+            column = batch.column(name)
+            self.columns.append((field, form, _Ragged(column) if pa.types.is_list(column.type) else column))
 
     def fields(self, index: int) -> dict[str, Any]:
         """The fields of a row, by name."""
         tokens = int(self.lengths[index])
-        read = {field: form.read(column[index], tokens) for field, (form, column) in self.columns.items()}
-        return {"row_id": int(self.row_ids[index]), **read}
+        read: dict[str, Any] = {"row_id": int(self.row_ids[index])}
+        for field, form, column in self.columns:
+            if read.get(field) is None:
+                read[field] = form.read(column[index], tokens)
+        return read
 
 
 # Forms of fields.
@@ -269,10 +285,23 @@ def _json(default: Any) -> _Form:
     return _Form(pa.string(), write, read)
 
 
+def _of_row_form(place: str) -> _Form:
+    """The numbers of `RowForm`s of a class, MODULE:NAME; an empty array means None, or another class."""
+
+    def write(values: list[Any]) -> pa.ListArray:
+        there = [value is not None and type(value) is named_object(place) for value in values]
+        none: np.ndarray = np.zeros(0, np.int32)
+        return _ragged(
+            [np.array(value.numbers, np.int32) if own else none for value, own in zip(values, there, strict=True)]
+        )
+
+    return _Form(_IDS, write, lambda ids, _: named_object(place)(*ids.tolist()) if len(ids) else None)
+
+
 _IDS = pa.list_(pa.int32())
+_numbers_or_none = _optional(np.int32)
 _FORMS = {
     "ids": _Form(_IDS, _ragged),
-    "ids or none": _Form(_IDS, _optional(np.int32), lambda ids, _: tuple(ids.tolist()) or None),
     "lists of ids": _Form(pa.list_(_IDS), _of_lists),
     "numbers or none": _Form(
         pa.list_(pa.float32()), _optional(np.float32), lambda numbers, _: numbers if len(numbers) else None

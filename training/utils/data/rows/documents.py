@@ -10,9 +10,7 @@ import numpy as np
 import torch
 
 from training.utils.contracts.documents import Document, TokenSequence, join, plain, shared_prompt
-from training.utils.contracts.paths import ParallelTags
 from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow
-from training.utils.layout.parallel import drawn_document, parallel_document, shared_prompt_in_parallel
 from training.utils.layout.trie import joined, trie_document, trie_size
 
 if TYPE_CHECKING:
@@ -22,23 +20,13 @@ _STANDING_IN = 4  # tokens of a response that is not drawn yet
 
 
 def sentence_document(row: SentenceRow) -> Document:
-    """One sequence; its targets are the tokens of the row's loss mask. With parallel thinking, tags count where the
-    model writes them; in a prompt that quotes them, they are text."""
+    """One sequence; its targets are the tokens of the row's loss mask."""
     sequence = _sentence(row)
-    if row.parallel_tags is None:
-        return plain(sequence)
-    return parallel_document(sequence, ParallelTags(*row.parallel_tags), written_tokens(sequence.is_target))
+    return plain(sequence) if row.form is None else row.form.sentence(sequence)
 
 
 def _sentence(row: SentenceRow) -> TokenSequence:
     return TokenSequence(torch.tensor(row.input_ids, dtype=torch.int64), torch.tensor(row.loss_mask), row.media)
-
-
-def written_tokens(is_target: torch.Tensor) -> torch.Tensor:
-    """bool [T], True where the model writes: at targets, and at a first token that would be one if a token preceded."""
-    written = is_target.clone()
-    written[:1] = is_target[1:2].any()
-    return written
 
 
 def responses_document(row: ResponsesRow, are_targets: bool) -> Document:
@@ -51,10 +39,9 @@ def responses_document(row: ResponsesRow, are_targets: bool) -> Document:
 
     prompt = replace(run(row.prompt_ids, False), media=row.media)
     responses = [run(ids, are_targets) for ids in row.response_ids]
-    if row.parallel_tags is None:
+    if row.form is None:
         return shared_prompt(prompt, responses)
-    lay_out = drawn_document if row.are_drawn else shared_prompt_in_parallel
-    return lay_out(prompt, responses, ParallelTags(*row.parallel_tags))
+    return row.form.responses(prompt, responses, row.are_drawn)
 
 
 def prompt_document(row: PromptRow) -> Document:
@@ -69,13 +56,13 @@ def prompt_document(row: PromptRow) -> Document:
 
 def row_groups(rows: Sequence[SentenceRow | ResponsesRow], plan: PlanSettings) -> list[list[int]]:
     """Return indices of the rows that are one document (`trie.joined`): each by itself, unless `plan` has equal
-    beginnings shared. Rows with blocks of parallel thinking never do."""
+    beginnings shared. Rows with a form never do."""
     if not (plan.packed and plan.least_shared_tokens):
         return [[index] for index in range(len(rows))]
-    without_blocks = [index for index, row in enumerate(rows) if row.parallel_tags is None]
-    joined_places = joined([_sequences(rows[index]) for index in without_blocks], plan)
-    groups = [[without_blocks[place] for place in group] for group in joined_places]
-    return sorted([*groups, *([index] for index, row in enumerate(rows) if row.parallel_tags is not None)])
+    plain_rows = [index for index, row in enumerate(rows) if row.form is None]
+    joined_places = joined([_sequences(rows[index]) for index in plain_rows], plan)
+    groups = [[plain_rows[place] for place in group] for group in joined_places]
+    return sorted([*groups, *([index] for index, row in enumerate(rows) if row.form is not None)])
 
 
 def group_size(rows: Sequence[SentenceRow | ResponsesRow], plan: PlanSettings) -> DocumentSize:

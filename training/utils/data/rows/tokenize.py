@@ -11,14 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from os.path import commonprefix
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from training.utils.base.errors import ThreestepError
-
-if TYPE_CHECKING:
-    from training.utils.contracts.paths import ParallelTags
 
 Ids = list[int]
 
@@ -40,13 +37,10 @@ class _Edge(NamedTuple):
 
 
 class TextTokenizer:
-    """A tokenizer with the ids before a prompt, the id that ends a response, and the tags of parallel thinking."""
+    """A tokenizer with the ids before a prompt, and the id that ends a response."""
 
-    def __init__(
-        self, tokenizer: Any, end_of_conversation_token: str | None, parallel_tags: ParallelTags | None = None
-    ) -> None:
+    def __init__(self, tokenizer: Any, end_of_conversation_token: str | None) -> None:
         self._tokenizer = tokenizer
-        self.parallel_tags = parallel_tags
         self._backend = _backend_that_agrees(tokenizer)
         self.prefix_ids: Ids = _ids_before_text(tokenizer)
         self.end_id: int = end_of_conversation_id(tokenizer, end_of_conversation_token)

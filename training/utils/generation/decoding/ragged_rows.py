@@ -1,4 +1,4 @@
-"""Decoded rows of different lengths: paths of a block that part and come together again, and turns of conversations,
+"""Decoded rows of different lengths: parts of a response beside each other, and turns of conversations,
 which join the batch and leave it.
 
 Each row writes its next tokens behind its own last one, and a mask tells what is filled. A row may be copied, leave, be
@@ -291,7 +291,7 @@ class RaggedRows:
         if columns > had_columns:
             wanted = roomier_tokens(columns, _NO_LIMIT)
             wanted = -(-wanted // ALIGNED_COLUMNS) * ALIGNED_COLUMNS if self._fixed else wanted
-        elif had_rows:  # those of blocks of paths come a few at a time
+        elif had_rows:  # those of parts beside each other come a few at a time
             wanted_rows += had_rows // 4
         self.room, self._given = (wanted_rows, wanted), ()
         # What rows that have left held is cropped.

@@ -1,1 +1,1 @@
-"""Rollout engines in this process, one per file: transformers, DeepSpeed's, and parallel paths."""
+"""Rollout engines in this process, one per file: transformers and DeepSpeed's."""

@@ -44,7 +44,6 @@ from training.utils.generation.decoding.sampling import draw
 from training.utils.generation.decoding.stop_strings import stop_strings
 from training.utils.generation.engines.arguments import PREFILL_TOKENS, HfArguments
 from training.utils.generation.engines.kept_turns import KeptTurns
-from training.utils.generation.engines.parallel import check_paths, drawn_side_by_side
 from training.utils.models.attention.document_attention import share_keys_of_few_tokens
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class TransformersRollout(RolloutEngine):
     """See RolloutEngine. Unchecked, a model is decoded in the way that most families can (the first of WAYS), and turns
     by `roll_out`."""
 
-    supports_parallel_thinking = True
+    draws_forms = True
     takes_loops = True
     supports_media = True
     supports_rollouts_ahead = True
@@ -123,8 +122,8 @@ class TransformersRollout(RolloutEngine):
                 self._keeps_turns = reason is None
                 if reason is not None:
                     notes = [*notes, f"warning: {type(model).__name__} {_IN_ROUNDS}: {reason}"]
-            if drawing.paths:
-                check_paths(model, self._way)
+            if drawing.form is not None:
+                drawing.form.check_model(model, self._way.masks_are_ours)
             return notes
 
     def _check_parts(self, model: PreTrainedModel, own: OwnForward) -> list[str]:
@@ -161,8 +160,8 @@ class TransformersRollout(RolloutEngine):
     @torch.no_grad()
     def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         started = time.perf_counter()
-        if request.sampling.paths is not None:
-            rollout = drawn_side_by_side(model, request)
+        if request.sampling.form is not None:
+            rollout = request.sampling.form.draw(model, request)
         elif self._loop is not None and self._way.padded:
             stop = stop_strings(request.sampling, self._decode)
             rollout = self._loop.drawn(model, request, stop, partial(self._drawn, model, request))

@@ -103,8 +103,8 @@ def test_every_mistake_at_once(flags, tmp_path):
 
 def test_an_end_token_that_the_tokenizer_gains(flags):
     added = flags(end_of_conversation_token="<end>", add_end_of_conversation_token=True)
-    assert added.chat.tokens_in_need == ["<end>"] and sentences_of(added) == []
-    assert flags(end_of_conversation_token="<end>").chat.tokens_in_need == []
+    assert added.tokens_in_need == ["<end>"] and sentences_of(added) == []
+    assert flags(end_of_conversation_token="<end>").tokens_in_need == []
     assert sentences_of(flags(add_end_of_conversation_token=True)) == [
         "--add_end_of_conversation_token expects --end_of_conversation_token, got none; name the token"
     ]

@@ -6,6 +6,7 @@ import hashlib
 import pickle
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -16,6 +17,38 @@ from training.utils.base.storage import lock_exclusively
 from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow, TextBlock
 from training.utils.data.rows import dataset
 from training.utils.data.rows.dataset import CachedSplit, join_files, token_runs, write_rows
+from training.utils.plugins.plugin import RowFormEntry
+
+
+class Four(NamedTuple):
+    """A form of rows of four numbers."""
+
+    one: int
+    two: int
+    three: int
+    four: int
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return tuple(self)
+
+
+class Five(NamedTuple):
+    """Another form."""
+
+    number: int
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return (self.number,)
+
+
+@pytest.fixture(autouse=True)
+def forms(monkeypatch) -> dict[str, RowFormEntry]:
+    """The forms of rows that plugins add: these two."""
+    found = {each.__name__.lower(): RowFormEntry(f"{__name__}:{each.__name__}", "") for each in (Four, Five)}
+    monkeypatch.setattr(dataset, "added", lambda table, known: found)
+    return found
 
 
 def ids(*values: int) -> np.ndarray:
@@ -24,8 +57,8 @@ def ids(*values: int) -> np.ndarray:
 
 def sentence(row: int) -> SentenceRow:
     mask = np.array([False, row % 2 == 1, False, True, True])
-    tags = (3, 4, 5, 6) if row % 2 else None
-    return SentenceRow(row, ids(row, 1, 2, 3, 0)[: 3 + row % 3], mask[: 3 + row % 3], tags)
+    form = (None, Four(3, 4, 5, 6), Five(9), Four(3, 4, 5, 6))[row % 4]
+    return SentenceRow(row, ids(row, 1, 2, 3, 0)[: 3 + row % 3], mask[: 3 + row % 3], form)
 
 
 MAKERS = {
@@ -35,7 +68,7 @@ MAKERS = {
         ids(*range(row % 4 + 1)),
         tuple(ids(*range(n + 1)) for n in range(2 + row % 3)),
         np.arange(1 + row % 3, dtype=np.float32) / 7 if row % 4 else None,
-        None if row % 3 else (6, 5, 4, 3),
+        None if row % 3 else Four(6, 5, 4, 3),
     ),
     PromptRow: lambda row: PromptRow(
         row,
@@ -75,6 +108,15 @@ def test_rows_come_back_the_same(tmp_path, monkeypatch, row_type, count):
     assert split.lengths.tolist() == [row.length_tokens for row in rows]
     assert [row.row_id for row in split] == list(range(count))
     assert [row.row_id for row in split[1:3]] == list(range(count))[1:3]
+
+
+def test_rows_that_were_written_without_a_form_are_read_where_there_is_one(tmp_path, forms):
+    rows = [SentenceRow(row, ids(1, 2), np.array([False, True])) for row in range(3)]
+    added = dict(forms)
+    forms.clear()
+    split = write(tmp_path / "split.arrow", rows)
+    forms.update(added)
+    assert [row.form for row in split] == [None] * 3
 
 
 def test_beyond_the_end(tmp_path):
@@ -119,7 +161,7 @@ def test_ids_are_ragged_and_four_bytes_each(tmp_path):
         path,
         [SentenceRow(row, np.arange(tokens, dtype=np.int32), np.ones(tokens, bool)) for row in range(count)],
     )
-    assert path.stat().st_size < count * (tokens * 4 + 44)
+    assert path.stat().st_size < count * (tokens * 4 + 48)
 
 
 def test_a_file_with_fewer_rows_than_said(tmp_path):

@@ -185,11 +185,11 @@ def byte_tokenizer():
 def content(row):
     """A row as JSON values; what it says of pictures is left out."""
     if isinstance(row, SentenceRow):
-        return [row.row_id, row.input_ids.tolist(), row.loss_mask.tolist(), row.parallel_tags]
+        return [row.row_id, row.input_ids.tolist(), row.loss_mask.tolist(), row.form and row.form.numbers]
     if isinstance(row, ResponsesRow):
         margins = None if row.margins is None else row.margins.tolist()
         responses = [ids.tolist() for ids in row.response_ids]
-        return [row.row_id, row.prompt_ids.tolist(), responses, margins, row.parallel_tags]
+        return [row.row_id, row.prompt_ids.tolist(), responses, margins, row.form and row.form.numbers]
     if isinstance(row, TextBlock):
         return [row.row_id, row.input_ids.tolist()]
     return [row.row_id, row.flipped_prompt_ids.tolist(), row.prompt_text, row.reference, row.columns]

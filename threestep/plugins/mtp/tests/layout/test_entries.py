@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from tests.support.parallel_texts import TAGS, Path, Text
 from tests.support.random_rows import random_rows
 from threestep.plugins.mtp.layout.entries import mtp_entries, mtp_targets
+from threestep.plugins.parallel_thinking.layout import parallel_document
+from threestep.plugins.parallel_thinking.tests.parallel_texts import TAGS, Path, Text
 from training.utils.contracts.documents import TokenSequence, join, plain, shared_prompt
-from training.utils.layout.parallel import parallel_document
 from training.utils.layout.rows import packed_rows, padded_rows
 
 

@@ -7,9 +7,9 @@ import copy
 
 import pytest
 
+from tests.support.data_flags import with_flags
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.data.build.build import build_phase
-from training.utils.data.kinds.parallel_thinking import parallel_tags
 from training.utils.data.rows.documents import responses_document, sentence_document
 from training.utils.flags.flags import note_mistakes
 from training.utils.loading.tokenizers import add_tokens
@@ -32,7 +32,7 @@ def tagged(tiny_tokenizer):
 
 
 def built(phase, data, tokenizer):
-    data.chat.parallel_thinking = True
+    data = with_flags(data, parallel_thinking=True)
     data.split.data_split = {1: "1,0,0", 2: "0,1,0", 3: "0,0,1"}[phase]
     return build_phase(phase, data, tokenizer, seed=1)
 
@@ -44,7 +44,7 @@ def texts(document, tokenizer):
 def test_a_sentence_keeps_flat_ids_and_is_laid_out_in_segments(flags, tagged):
     phase = built(1, flags([GOOD] * 9), tagged)
     row = phase.train[0]
-    assert row.parallel_tags == tuple(tagged.convert_tokens_to_ids(TAGS))
+    assert row.form.numbers == tuple(tagged.convert_tokens_to_ids(TAGS))
     assert tagged.decode(row.input_ids) == PROMPT + GOOD["chosen"] + "<|endoftext|>"
     document = sentence_document(row)
     assert texts(document, tagged) == [
@@ -63,7 +63,7 @@ def test_a_sentence_keeps_flat_ids_and_is_laid_out_in_segments(flags, tagged):
 
 def test_off_the_tags_are_text(flags, tagged):
     phase = build_phase(1, flags([GOOD, STRAY] * 9, data_split="1,0,0"), tagged, seed=1)
-    assert not any(row.parallel_tags for row in phase.train)
+    assert not any(row.form for row in phase.train)
     assert phase.report.train.parallel == {} and "parallel" not in phase.report.sentence
     assert len(sentence_document(phase.train[0]).segments) == 1
 
@@ -107,7 +107,7 @@ def test_a_malformed_row_is_named(flags, tagged, row):
 
 def test_malformed_rows_dropped(flags, tagged):
     phase = built(1, flags([GOOD, STRAY, UNCLOSED] * 3, eval_fraction=0.0, malformed_parallel="drop"), tagged)
-    assert len(phase.train) == 3 and all(row.parallel_tags for row in phase.train)
+    assert len(phase.train) == 3 and all(row.form for row in phase.train)
     assert phase.report.train.dropped == {"malformed_parallel": 6}
     with pytest.raises(ThreestepError, match=r"all 4 rows .* dropped \(4 malformed_parallel\); the tags of parallel"):
         built(1, flags([STRAY] * 4, eval_fraction=0.0, malformed_parallel="drop"), tagged)
@@ -118,9 +118,9 @@ def test_malformed_rows_kept_causal(flags, tagged):
     phase = built(1, flags([GOOD, STRAY, UNCLOSED] * 3, eval_fraction=0.0, malformed_parallel="causal"), tagged)
     kinds = {True: 4, False: 1}
     for row in phase.train:
-        assert len(sentence_document(row).segments) == kinds[row.parallel_tags is not None]
+        assert len(sentence_document(row).segments) == kinds[row.form is not None]
     assert phase.report.train.parallel == {"with blocks": 3, "malformed and causal": 6}
-    assert sum(row.parallel_tags is not None for row in phase.train) == 3
+    assert sum(row.form is not None for row in phase.train) == 3
 
 
 def test_a_sentence_cut_inside_a_path_is_the_beginning_of_the_whole(flags, tagged):
@@ -129,7 +129,7 @@ def test_a_sentence_cut_inside_a_path_is_the_beginning_of_the_whole(flags, tagge
     length = len(document.segments[0].tokens) + len(document.segments[1].tokens) + 3
     cut = built(1, flags([GOOD] * 9, max_seq_len=length), tagged)
     row = cut.train[0]
-    assert row.parallel_tags and cut.report.train.truncated == len(cut.train)
+    assert row.form and cut.report.train.truncated == len(cut.train)
     parts = sentence_document(row).segments
     assert texts(document, tagged)[:2] == [tagged.decode(part.tokens.input_ids) for part in parts[:2]]
     assert [part.first_position for part in parts] == [part.first_position for part in document.segments[:3]]
@@ -139,7 +139,7 @@ def test_a_sentence_cut_inside_a_path_is_the_beginning_of_the_whole(flags, tagge
 def test_responses_share_their_prompt(flags, tagged):
     phase = built(2, flags([GOOD] * 9), tagged)
     row = phase.train[0]
-    assert row.parallel_tags
+    assert row.form
     for are_targets in (False, True):
         document = responses_document(row, are_targets)
         assert texts(document, tagged) == [
@@ -162,7 +162,7 @@ def test_a_response_cut_inside_a_block_is_no_response(flags, tagged):
     data = flags(rows, max_seq_len=len(whole.prompt_ids) + len(whole.response_ids[0]) - 8, eval_fraction=0.0)
     phase = built(2, data, tagged)
     assert phase.report.train.dropped == {"cut_inside_a_block": 8} and len(phase.train) == 8
-    assert not any(row.parallel_tags for row in phase.train)
+    assert not any(row.form for row in phase.train)
 
 
 def test_phase_3_is_prompts_as_without_them(flags, tagged):
@@ -181,7 +181,7 @@ def test_tags_of_other_names(flags, tagged):
     assert add_tokens(tagged, tags) == 4
     named = GOOD["chosen"].replace("Parallel", "fork").replace("Path", "branch")
     phase = built(1, flags([{**GOOD, "chosen": named}] * 9, parallel_tags=tags), tagged)
-    assert phase.train[0].parallel_tags == tuple(tagged.convert_tokens_to_ids(tags))
+    assert phase.train[0].form.numbers == tuple(tagged.convert_tokens_to_ids(tags))
     assert len(sentence_document(phase.train[0]).segments) == 4
 
 
@@ -192,13 +192,13 @@ def test_the_cache_follows_the_flags(flags, tagged):
     other = built(1, flags(rows, malformed_parallel="causal"), tagged)
     off = build_phase(1, flags(rows, data_split="1,0,0"), tagged, seed=1)
     assert [phase.report.resumed for phase in (first, again, other, off)] == [False, True, False, False]
-    assert again.train[0].parallel_tags and again.report.train == first.report.train
+    assert again.train[0].form and again.report.train == first.report.train
     assert len(other.train) == len(off.train) > len(first.train)
 
 
-def test_off_there_are_no_tags(flags, tiny_tokenizer):
-    assert parallel_tags(flags().chat, tiny_tokenizer) is None and flags().chat.tokens_in_need == []
-    assert flags(parallel_thinking=True).chat.tokens_in_need == TAGS
+def test_off_there_are_no_tags(flags):
+    assert flags().form is None and flags().tokens_in_need == []
+    assert flags(parallel_thinking=True).tokens_in_need == TAGS
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import SHARED, run_step, save_start
-from tests.support.parallel_texts import WRITTEN_TAGS, fond_of_tags
+from threestep.plugins.parallel_thinking.tests.parallel_texts import WRITTEN_TAGS, fond_of_tags
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 

@@ -26,14 +26,48 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 import torch
 
 from training.utils.contracts.documents import Document, Segment, TokenSequence, together
 
-if TYPE_CHECKING:
-    from training.utils.contracts.paths import ParallelTags
+
+@dataclass(frozen=True)
+class ParallelTags:
+    """The token ids of `<Parallel>`, `<Path>`, `</Path>` and `</Parallel>`; no two are the same. As a `RowForm`: the
+    blocks that they make."""
+
+    open_block: int
+    open_path: int
+    close_path: int
+    close_block: int
+
+    figure: ClassVar[str] = "with_paths"
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return astuple(self)
+
+    def sentence(self, sequence: TokenSequence) -> Document:
+        """Lay a sentence out. Tags count where the model writes them; in a prompt that quotes them, they are text."""
+        return parallel_document(sequence, self, written_tokens(sequence.is_target))
+
+    def responses(self, prompt: TokenSequence, responses: Sequence[TokenSequence], are_drawn: bool) -> Document:
+        """Lay responses out. are_drawn: side by side, by a model: a tag out of place is text."""
+        return (drawn_document if are_drawn else shared_prompt_in_parallel)(prompt, responses, self)
+
+
+@dataclass(frozen=True)
+class PathSampling:
+    """Blocks of paths that are drawn side by side.
+
+    count: paths of each block. most_tokens: of a path with its tags, 2 or more; None: what is left of the response.
+    """
+
+    tags: ParallelTags
+    count: int
+    most_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +82,13 @@ class Block:
 class MalformedBlocks(Exception):
     """Tags that do not match: `token COLUMN: the rule that is broken`, at the text's length for what is open at its
     end."""
+
+
+def written_tokens(is_target: torch.Tensor) -> torch.Tensor:
+    """bool [T], True where the model writes: at targets, and at a first token that would be one if a token preceded."""
+    written = is_target.clone()
+    written[:1] = is_target[1:2].any()
+    return written
 
 
 def find_blocks(
@@ -93,7 +134,7 @@ def find_blocks(
 
 
 def drawn_blocks(input_ids: torch.Tensor, tags: ParallelTags) -> tuple[Block, ...]:
-    """Return the blocks of a response whose paths were drawn side by side (`engines.parallel`), in order.
+    """Return the blocks of a response whose paths were drawn side by side (`drawing`), in order.
 
     input_ids: int64 [T], of the response alone.
 

@@ -10,14 +10,15 @@ import torch
 
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
 from tests.unit.utils.generation.engines.test_hf import PAD, prompts, responses, shapes_of_inputs
+from threestep.plugins.parallel_thinking.arguments import ParallelRolloutArguments
+from threestep.plugins.parallel_thinking.form import ParallelPaths, ParallelThinking
+from threestep.plugins.parallel_thinking.layout import ParallelTags, PathSampling, drawn_blocks, drawn_document
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import Document, TokenSequence
-from training.utils.contracts.paths import ParallelTags
 from training.utils.contracts.rollout import Rollout
-from training.utils.contracts.rollout_engine import Drawing, PathSampling, RolloutEngine, RolloutRequest, Sampling
+from training.utils.contracts.rollout_engine import Drawing, RolloutEngine, RolloutRequest, Sampling
 from training.utils.generation.decoding.ragged_rows import arranged
 from training.utils.generation.engines.hf import TransformersRollout
-from training.utils.layout.parallel import drawn_blocks, drawn_document
 from training.utils.layout.rows import packed_rows
 from training.utils.models.own_forward import own_forward_of, read_own_forward
 from training.utils.models.target_head import Readout
@@ -25,8 +26,10 @@ from training.utils.models.token_model import PolicyModel
 
 TAGS = ParallelTags(open_block=3, open_path=4, close_path=5, close_block=6)
 OPEN, PATH, END_PATH, CLOSE, END = 3, 4, 5, 6, 2
-PATHS = Drawing(paths=True)
-SAMPLING = Sampling(24, 1.0, top_k=0, top_p=1.0, end_token_id=END, pad_token_id=PAD, paths=PathSampling(TAGS, 3))
+PATHS = Drawing(form=ParallelThinking(ParallelRolloutArguments(parallel_thinking=True)))
+SAMPLING = Sampling(
+    24, 1.0, top_k=0, top_p=1.0, end_token_id=END, pad_token_id=PAD, form=ParallelPaths(PathSampling(TAGS, 3))
+)
 
 
 def model_that_thinks(family: str = "llama", dtype: torch.dtype = torch.float32, **pulls: float):
@@ -126,13 +129,13 @@ def test_the_limit_counts_the_longest_path_of_a_block_alone(model, rollout):
         prompt = len(split(sequence)[0])
         ends = [part.first_position + len(part.tokens) for part in document(sequence).segments]
         positions.append(max(ends) - prompt)
-    assert rollout.paths.positions_B.tolist() == positions and max(positions) == SAMPLING.max_new_tokens
-    assert torch.equal(rollout.spans_B, rollout.paths.positions_B)
+    assert rollout.formed.positions_B.tolist() == positions and max(positions) == SAMPLING.max_new_tokens
+    assert torch.equal(rollout.spans_B, rollout.formed.positions_B)
     assert rollout.response_lengths_B.max() > SAMPLING.max_new_tokens  # more tokens than positions
 
 
 def test_a_path_has_its_own_limit(model):
-    limited = roll(model, replace(SAMPLING, paths=PathSampling(TAGS, 2, most_tokens=4)), samples=20)
+    limited = roll(model, replace(SAMPLING, form=ParallelPaths(PathSampling(TAGS, 2, most_tokens=4))), samples=20)
     lengths = set()
     for ids in responses(limited):
         for block in drawn_blocks(torch.tensor(ids), TAGS):
@@ -164,10 +167,10 @@ def test_tags_out_of_place_are_text():
 
 def test_without_a_block_it_is_the_response_in_one_piece():
     model = model_that_thinks(_3=-100.0)
-    one, other = roll(model), roll(model, replace(SAMPLING, paths=None))
+    one, other = roll(model), roll(model, replace(SAMPLING, form=None))
     assert responses(one) == responses(other) and not one.inserted_BR.any()
     assert torch.allclose(one.sampled_logprobs_BR, other.sampled_logprobs_BR, atol=1e-5)
-    assert torch.equal(one.paths.positions_B, other.response_lengths_B) and torch.equal(one.ended_B, other.ended_B)
+    assert torch.equal(one.formed.positions_B, other.response_lengths_B) and torch.equal(one.ended_B, other.ended_B)
 
 
 def test_a_response_depends_on_its_prompt_and_its_seed_alone():
@@ -199,7 +202,7 @@ def test_paths_cost_the_steps_of_the_longest(model):
     for seed in range(40):
         drawn, shapes = shapes_of_inputs(model, lambda seed=seed: roll(model, lengths=(5,), samples=1, seeds=[seed]))
         steps = [shape for shape in shapes[1:] if shape[1] == 1]
-        assert len(steps) == len(shapes) - 1 and len(steps) <= int(drawn.paths.positions_B[0])
+        assert len(steps) == len(shapes) - 1 and len(steps) <= int(drawn.formed.positions_B[0])
         if int(drawn.response_lengths_B[0]) > 1.5 * len(steps) > 15:
             break
     else:
@@ -226,7 +229,7 @@ def test_a_model_that_holds_all_tokens_is_taken_and_other_engines_draw_none(mode
     own = tiny_causal_lm("llama")
     read_own_forward(own)
     engine.check(contextlib.nullcontext(own), own_forward_of(own), PATHS)
-    assert TransformersRollout.supports_parallel_thinking and not RolloutEngine.supports_parallel_thinking
+    assert TransformersRollout.draws_forms and not RolloutEngine.draws_forms
 
 
 def test_rows_keep_their_places_where_they_can():

@@ -1,4 +1,4 @@
-"""Rollouts in which the paths of a block are drawn side by side, laid out as in training (`layout.parallel`).
+"""Rollouts in which the paths of a block are drawn side by side, laid out as in training (`layout`).
 
 Where the trunk draws `<Parallel>` and behind it, at once or after some text, `<Path>`, it parts into paths. Each is a
 row of its own that sees the trunk and itself, begins with `<Path>` and ends with `</Path>`. When the last of them has
@@ -9,7 +9,7 @@ there, marked as inserted:
 - `</Path>` of a path that comes to its limit, or that draws the token that ends a response;
 - `</Parallel>`.
 
-A tag in any other place is text (`layout.parallel.drawn_blocks`). The limit of a response counts positions: the trunk,
+A tag in any other place is text (`layout.drawn_blocks`). The limit of a response counts positions: the trunk,
 and of each block the longest path. Every token is drawn by a number of its own, from the response's seed and the
 token's place: in the trunk its position (so that a response without blocks is the one that is drawn in one piece), in a
 path the block, the path and the place in it.
@@ -27,15 +27,15 @@ import torch
 
 from training.utils.base.errors import ThreestepError
 from training.utils.base.seeds import derived_seed
-from training.utils.contracts.rollout import DrawnPaths, Response, Rollout, right_padded
+from training.utils.contracts.rollout import FormedResponses, Response, Rollout, right_padded
 from training.utils.generation.decoding.ragged_rows import Held, RaggedRows, arranged
 from training.utils.generation.decoding.sampling import draw
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from threestep.plugins.parallel_thinking.layout import PathSampling
     from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
-    from training.utils.generation.decoding.decoding import DecodeWay
 
 
 @dataclass
@@ -118,9 +118,9 @@ _Line = _Trunk | _Path
 _Next = tuple[int, tuple[_Line, int]]
 
 
-def check_paths(model: PreTrainedModel, way: DecodeWay) -> None:
+def check_paths(model: PreTrainedModel, masks_are_ours: bool) -> None:
     """ThreestepError if paths cannot be drawn side by side from a model."""
-    reason = None if way.masks_are_ours else "the family makes its masks itself"
+    reason = None if masks_are_ours else "the family makes its masks itself"
     try:
         RaggedRows(model)
     except ValueError as problem:
@@ -133,11 +133,11 @@ def check_paths(model: PreTrainedModel, way: DecodeWay) -> None:
         )
 
 
-def drawn_side_by_side(model: PreTrainedModel, request: RolloutRequest) -> Rollout:
-    """Return the responses to `request`, whose sampling has `paths`. ValueError: see `RaggedRows`."""
+def drawn_side_by_side(model: PreTrainedModel, request: RolloutRequest, paths: PathSampling) -> Rollout:
+    """Return the responses to `request`. ValueError: see `RaggedRows`."""
     rows, trunks = RaggedRows(model), _trunks(request)
     logits_AV, after_prompt = _prefilled(rows, request)
-    drawing = _Drawing(rows, request.sampling)
+    drawing = _Drawing(rows, request.sampling, paths)
     first = {id(trunk): position for trunk, position in zip(trunks, after_prompt, strict=True)}
     lines: list[_Line] = list(trunks)
     while True:
@@ -169,9 +169,8 @@ def _prefilled(rows: RaggedRows, request: RolloutRequest) -> tuple[torch.Tensor,
 class _Drawing:
     """The tokens to come after each that is drawn."""
 
-    def __init__(self, rows: RaggedRows, sampling: Sampling) -> None:
-        assert sampling.paths is not None
-        self._rows, self._paths, self._tags = rows, sampling.paths, sampling.paths.tags
+    def __init__(self, rows: RaggedRows, sampling: Sampling, paths: PathSampling) -> None:
+        self._rows, self._paths, self._tags = rows, paths, paths.tags
         self._ends, self._most = sampling.end_token_ids, sampling.max_new_tokens
 
     def next(self, row: int, line: _Line, token: int, logprob: float) -> list[_Next]:
@@ -264,4 +263,4 @@ def _rollout(request: RolloutRequest, trunks: Sequence[_Trunk]) -> Rollout:
     positions_B = torch.tensor([trunk.position for trunk in trunks])
     rollout = Rollout.of_responses(prompts, responses, request.sampling.pad_token_id)
     device = prompts[0].device
-    return replace(rollout, inserted=DrawnPaths(inserted_BR.to(device), positions_B.to(device)))
+    return replace(rollout, inserted=FormedResponses(inserted_BR.to(device), positions_B.to(device)))

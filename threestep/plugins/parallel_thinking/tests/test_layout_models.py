@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from tests.support.parallel_texts import TAGS, Path, Text, texts
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
+from threestep.plugins.parallel_thinking.layout import parallel_document, shared_prompt_in_parallel
+from threestep.plugins.parallel_thinking.tests.parallel_texts import TAGS, Path, Text, texts
 from training.utils.contracts.documents import Document, TokenSequence, plain, unshared
-from training.utils.layout.parallel import parallel_document, shared_prompt_in_parallel
 from training.utils.layout.rows import packed_rows
 from training.utils.models.token_model import PolicyModel, ScalarModel
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from threestep.plugins.parallel_thinking.layout import ParallelTags
 from training.utils.contracts.documents import TokenSequence
-from training.utils.contracts.paths import ParallelTags
 
 TAGS = ParallelTags(open_block=3, open_path=4, close_path=5, close_block=6)  # ordinary tokens are 10 and up
 WRITTEN_TAGS = ["<Parallel>", "<Path>", "</Path>", "</Parallel>"]

@@ -7,10 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.parallel_texts import TAGS, Path, Text, some_ids, texts
-from training.utils.contracts.documents import Document, TokenSequence, plain, shared_prompt, unshared
-from training.utils.contracts.token_rows import TokenRows
-from training.utils.layout.parallel import (
+from threestep.plugins.parallel_thinking.layout import (
     Block,
     MalformedBlocks,
     drawn_blocks,
@@ -19,6 +16,9 @@ from training.utils.layout.parallel import (
     parallel_document,
     shared_prompt_in_parallel,
 )
+from threestep.plugins.parallel_thinking.tests.parallel_texts import TAGS, Path, Text, some_ids, texts
+from training.utils.contracts.documents import Document, TokenSequence, plain, shared_prompt, unshared
+from training.utils.contracts.token_rows import TokenRows
 from training.utils.layout.rows import packed_rows
 
 P, Q, A, B, C, D = 10, 11, 12, 13, 14, 15
