@@ -14,6 +14,7 @@ from tests.support.data_flags import data_flags
 from tests.support.image_readers import FAMILIES, picture, reader_of, tokenizer_of
 from threestep.plugins.images.data.reader import PixelReader
 from threestep.plugins.images.data.row_pictures import RowPictures
+from threestep.plugins.inspect.views import document_of
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.portions import DataSource
 from training.utils.data.build.row_maker import RowMaker
@@ -21,7 +22,6 @@ from training.utils.data.cache.reports import Counts
 from training.utils.data.chat.chat import text_maker
 from training.utils.data.kinds.table import kind_of
 from training.utils.data.rows.media_store import HeldMedia
-from training.utils.data.rows.views import document_of
 from training.utils.data.sources.create import create_raw_dataset
 from training.utils.layout.rows import packed_rows
 

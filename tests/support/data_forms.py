@@ -13,6 +13,7 @@ and of the rows that are left out one line each, "- no_rejected". A refusal is o
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +26,6 @@ from training.utils.data.build.row_maker import RowMaker
 from training.utils.data.cache.reports import Counts
 from training.utils.data.chat.chat import text_maker
 from training.utils.data.kinds.table import kind_of
-from training.utils.data.rows.views import continuation, runs_of
 from training.utils.data.sources.create import create_raw_dataset
 from training.utils.flags.flags import note_mistakes
 
@@ -76,10 +76,17 @@ def _line(phase: int, row: Any, tokenizer: Any) -> str:
     def decode(ids: Sequence[int]) -> str:
         return tokenizer.decode(ids, skip_special_tokens=False).replace(END, "$")
 
+    def continuation(before: Sequence[int], ids: Sequence[int]) -> str:
+        return decode([*before, *ids])[len(decode(before)) :]
+
     if phase == 1:
-        runs = runs_of(row.input_ids.tolist(), row.loss_mask.tolist(), decode)
-        return "".join(f"«{text}»" if carries_loss else text for text, carries_loss in runs)
+        ids, text, begin = row.input_ids.tolist(), "", 0
+        for carries_loss, run in itertools.groupby(row.loss_mask.tolist()):
+            end = begin + len([*run])
+            more = continuation(ids[:begin], ids[begin:end])
+            text, begin = text + (f"«{more}»" if carries_loss else more), end
+        return text
     if phase == 2:
         prompt = row.prompt_ids.tolist()
-        return "|".join([decode(prompt), *(continuation(prompt, ids.tolist(), decode) for ids in row.response_ids)])
+        return "|".join([decode(prompt), *(continuation(prompt, ids.tolist()) for ids in row.response_ids)])
     return decode(row.flipped_prompt_ids[::-1].tolist())

@@ -130,7 +130,7 @@ def _load(inspect: InspectArguments, data: DataArguments) -> Any:
 def _show(inspect: InspectArguments, account: Any) -> None:
     from threestep.plugins.inspect.page import page
     from threestep.plugins.inspect.text import as_json, as_lines
-    from training.utils.data.rows.views import terminal_style
+    from threestep.plugins.inspect.views import terminal_style
 
     if inspect.html:
         Path(inspect.html).write_text(page(account), encoding="utf-8")

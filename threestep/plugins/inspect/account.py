@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from threestep.plugins.inspect.views import Decode, document_of, layout_of, marked_runs
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import PHASE_NAMES, PromptRow, Row, TextBlock
 from training.utils.data.build.portions import DataSource, Portion, divide_rows, open_sources
@@ -24,7 +25,6 @@ from training.utils.data.chat.chat import ChatTokenizer, text_maker
 from training.utils.data.files.columns import Kinds, note_kinds
 from training.utils.data.kinds.parallel_thinking import parallel_tags
 from training.utils.data.kinds.table import kind_of
-from training.utils.data.rows.views import Decode, document_of, layout_of, marked_runs
 from training.utils.data.sources.formats.media import ONLY_TEXT
 from training.utils.setup.media import has_media_kind, held_media, media_kind
 

@@ -9,9 +9,9 @@ from html import escape
 
 from threestep.plugins.inspect.account import Account, PhaseAccount, ShownRow, SourceAccount, in_words
 from threestep.plugins.inspect.text import NOT_READ, column_table, reading, row_title, share_sentence
+from threestep.plugins.inspect.views import length_bars, shortened
 from threestep.plugins.report.pages.document import document, scrolled, tiles
 from threestep.plugins.report.pages.marked import MARKED_STYLE, length_chart, marked_texts, shown_media
-from training.utils.data.rows.views import length_bars, shortened
 
 _OWN_STYLE = """
 .scroll td.first { min-width: 240px; }

@@ -161,7 +161,7 @@ def shown_places(preview: PreviewArguments, rows: int) -> range:
 
 def print_json(preview: PreviewArguments, shown: Shown, places: range, decode: Any) -> None:
     """Print one object per row."""
-    from training.utils.data.rows.views import row_as_data, source_of
+    from threestep.plugins.inspect.views import row_as_data, source_of
 
     for place in places:
         row = shown.split[place]
@@ -172,8 +172,8 @@ def print_json(preview: PreviewArguments, shown: Shown, places: range, decode: A
 
 def write_page(preview: PreviewArguments, shown: Shown, places: range, decode: Any) -> None:
     """Write the rows as a page, and print its path. ThreestepError if the file cannot be written."""
+    from threestep.plugins.inspect.views import length_bars, marked_runs, values_beside
     from threestep.plugins.report.pages.rows_page import PageRow, rows_page
-    from training.utils.data.rows.views import length_bars, marked_runs, values_beside
 
     rows = []
     for place in places:
@@ -191,7 +191,7 @@ def write_page(preview: PreviewArguments, shown: Shown, places: range, decode: A
 
 def title_of(preview: PreviewArguments, shown: Shown, place: int) -> str:
     """A row's place, origin and length."""
-    from training.utils.data.rows.views import document_of, source_of
+    from threestep.plugins.inspect.views import document_of, source_of
 
     row = shown.split[place]
     origin = ""
@@ -204,7 +204,7 @@ def title_of(preview: PreviewArguments, shown: Shown, place: int) -> str:
 
 def print_text(preview: PreviewArguments, shown: Shown, places: range, decode: Any) -> None:
     """Print each row below a line with its origin, then counts of all rows, and a histogram of lengths."""
-    from training.utils.data.rows.views import histogram, row_as_text, terminal_style
+    from threestep.plugins.inspect.views import histogram, row_as_text, terminal_style
 
     style = terminal_style(sys.stdout.isatty(), shutil.get_terminal_size((120, 24)).columns)
     for place in places:

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 from threestep.plugins.inspect.account import Account, PhaseAccount, ShownRow, SourceAccount, in_words
+from threestep.plugins.inspect.views import Style, histogram, printable, shortened, side_by_side
 from training.utils.contracts.media_names import MEDIA_COLUMN
 from training.utils.data.files.columns import column_names
-from training.utils.data.rows.views import Style, histogram, printable, shortened, side_by_side
 
 NOT_READ = "not read"
 

@@ -25,7 +25,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.contracts.media_names import STORED_MEDIA
 from training.utils.contracts.rollout_engine import EngineWrapper, RolloutEngine, RolloutRequest
 from training.utils.reading.tensors import torch_tensors
-from training.utils.run.rollout_account import of_another_run
+from training.utils.run.rollout_log import of_another_run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification
 from tests.support.data_flags import data_flags
 from tests.support.parallel_texts import WRITTEN_TAGS, fond_of_tags
 from threestep.plugins.evaluation.answer_figures import answer_figures, answer_samples
-from threestep.plugins.evaluation.answers import Scores, answers_to, scores_of
+from threestep.plugins.evaluation.answers import Scores, answers_to, combined_values, scores_of
 from threestep.plugins.evaluation.model import ChatModel, engine_maker, load_chat_model
 from threestep.plugins.evaluation.scorer import Scorer, load_answer_scorer
 from threestep.plugins.evaluation.talk import Talk
@@ -35,6 +35,7 @@ from training.utils.layout.rows import packed_rows
 from training.utils.models.attention.document_attention import use_document_attention
 from training.utils.models.token_model import ScalarModel
 from training.utils.rewards.arguments import ScoringArguments
+from training.utils.rewards.combination import Combination
 from training.utils.rewards.weighted import Reward
 
 ALONE = Ranks(0, 0, 1, CPU)
@@ -167,3 +168,8 @@ def test_a_model_that_cannot_draw_them_is_refused(save_model, tiny_tokenizer):
     start = engine_maker(PATHS, RolloutEngineFlags(), 64, thinks=True)
     with pytest.raises(ThreestepError, match="--parallel_tags expects every tag to be one token, got '<Parallel>'"):
         load_chat_model(save_model("plain"), None, data_flags(parallel_thinking=True), CPU, start_engine=start)
+
+
+def test_weights_scale_members_and_of_weight_0_is_none():
+    assert combined_values([[1.0], [2.0], [50.0]], [3.0, 0.5, 0.0], Combination("mean")) == [2.0]
+    assert combined_values([[1.0], [2.0], [-50.0]], [3.0, 0.5, 0.0], Combination("minimum")) == [1.0]

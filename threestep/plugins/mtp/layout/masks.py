@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import torch
 
+from threestep.plugins.mtp.layout.context_slices import zigzag_slice
 from training.utils.base.errors import ThreestepError
-from training.utils.layout.context_slices import zigzag_slice
 
 
 def whole_row_mask(

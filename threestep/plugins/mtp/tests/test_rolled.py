@@ -10,12 +10,12 @@ import torch
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
 from threestep.plugins.mtp import rolled as module
 from threestep.plugins.mtp.head import new_head
+from threestep.plugins.mtp.layout.context_slices import zigzag_slice
 from threestep.plugins.mtp.layout.entries import mtp_entries
 from threestep.plugins.mtp.layout.masks import whole_row_mask
 from threestep.plugins.mtp.reading import read_states
 from threestep.plugins.mtp.rolled import rolled, rolled_logprob_sums
 from training.utils.contracts.documents import join, plain
-from training.utils.layout.context_slices import zigzag_slice
 from training.utils.layout.rows import packed_rows
 from training.utils.models.token_model import PolicyModel
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import yaml
 
+from threestep.plugins.report.figures.rollout_account import rollout_account
 from training.utils.base.credentials import redacted_value
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import parse_json, parse_yaml
 from training.utils.flags.step import UNKNOWN_STEP, Step, known_steps, step_of
-from training.utils.run.rollout_account import of_another_run, read_rollouts, rollout_account
+from training.utils.run.rollout_log import of_another_run, read_rollouts
 from training.utils.run.run_folder import DIVERGENCE
 
 _FILES = ("metrics.jsonl", "config.yaml", "samples.jsonl")

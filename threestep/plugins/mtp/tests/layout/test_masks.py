@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from threestep.plugins.mtp.layout import masks as mtp_masks
+from threestep.plugins.mtp.layout.context_slices import zigzag_slice, zigzag_unslice
 from threestep.plugins.mtp.layout.masks import whole_row_mask
 from training.utils.base.errors import ThreestepError
-from training.utils.layout.context_slices import zigzag_slice, zigzag_unslice
 
 
 def test_the_worked_examples():

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from threestep.plugins.mtp.layout import context_slices
+from threestep.plugins.mtp.layout.context_slices import zigzag_slice, zigzag_unslice
 from training.utils.base.errors import ThreestepError
-from training.utils.layout import context_slices
-from training.utils.layout.context_slices import zigzag_slice, zigzag_unslice
 
 
 def test_the_worked_examples():

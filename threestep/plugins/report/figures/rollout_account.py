@@ -1,19 +1,12 @@
 """The account of a run's prompts, from its rollouts.jsonl: each is learned from once in an epoch, or named with its
-reason. Serves pages about runs, and tests."""
+reason."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-from typing_extensions import Required, TypedDict  # of Python 3.12, which pydantic asks for
-
-from training.utils.base.errors import ThreestepError
-from training.utils.reading.files import checked_json
-from training.utils.run.run_folder import ROLLOUTS
 
 NOT_DRAWN = "not drawn: the run ended before"
 WAITING = "are drawn, or being drawn, for a step to come"
@@ -88,44 +81,6 @@ def rollout_account(lines: Iterable[Mapping[str, Any]]) -> list[EpochAccount]:
     return epochs
 
 
-def read_rollouts(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a rollouts.jsonl, or of that in a run's folder; none where there is no such file."""
-    path = path / ROLLOUTS if path.is_dir() else path
-    if not path.is_file():
-        return []
-    found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            value = checked_json(_RolloutLine, line, path)
-        except ThreestepError:  # the last one of a run that was killed, or a damaged one
-            continue
-        if value["prompts"] > 0 and value.keys() & {"unused", "rows"} and value.keys() & {"first", "positions"}:
-            found.append(value)
-    return found
-
-
-class _RolloutLine(TypedDict, total=False):
-    """A line as `training.step3_ppo.contracts.rollout_events` writes it."""
-
-    step: Required[int]
-    prompts: Required[int]
-    engine: str
-    version: int
-    first: int
-    positions: list[int]
-    versions: list[int]
-    pending: list[int]
-    asked: list[float]
-    began: list[float]
-    ended: list[float]
-    waited: float
-    trained: float
-    servers: dict[str, dict[str, int | float | None]]
-    rows: list[int]
-    left_out: dict[str, list[int]]
-    unused: str
-
-
 def _why(reason: str) -> str:
     if reason == WAITING:
         return reason
@@ -134,11 +89,3 @@ def _why(reason: str) -> str:
 
 def _some(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
-
-
-def of_another_run(folder: str) -> str:
-    """Return what a reader of a replayed run has to know."""
-    return (
-        f"its responses are those of the run that filled {folder} (--rollout_replay): scores, rewards and lengths of "
-        "its rollouts say nothing of its own weights, and it has no evaluations"
-    )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from threestep.plugins.inspect import views
+from threestep.plugins.inspect.views import Style
 from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow
-from training.utils.data.rows import views
-from training.utils.data.rows.views import Style
 
 pytestmark = pytest.mark.unit
 

@@ -6,13 +6,7 @@ import math
 
 import pytest
 
-from training.utils.run.course import course_of, greater_wins
-
-
-def test_a_loss_is_better_when_it_is_less():
-    names = ("eval/loss", "eval/perplexity", "eval/reward")
-    assert [greater_wins(name) for name in names] == [False, False, True]
-    assert greater_wins("eval/loss", True) and not greater_wins("eval/reward", False)
+from threestep.plugins.report.figures.course import course_of
 
 
 def test_best_is_the_first_of_the_best_and_what_is_not_finite_does_not_count():

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from training.utils.base.storage import remove_tree
+from threestep.plugins.environments.calling.left_folders import remove_tree
 
 MAKES_LEVELS = """
 import os

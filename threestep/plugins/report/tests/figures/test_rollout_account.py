@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 
-from training.utils.run.rollout_account import NOT_DRAWN, WAITING, read_rollouts, rollout_account
+from threestep.plugins.report.figures.rollout_account import NOT_DRAWN, WAITING, rollout_account
+from training.step3_ppo.contracts.records import RolloutsOfStep, Times
+from training.step3_ppo.contracts.rollout_events import RolloutEvents
+from training.utils.run.rollout_log import read_rollouts
 from training.utils.run.run_folder import LOGS, ROLLOUTS
+from training.utils.run.run_log import RunLog
 
 
 def step(first: int, rows: list[int], **left_out: list[int]) -> dict:
@@ -65,3 +69,12 @@ def test_whole_lines_are_read(tmp_path):
     assert read_rollouts(tmp_path) == [] and ROLLOUTS in LOGS  # it is cut with the others when a run resumes
     (tmp_path / ROLLOUTS).write_text(f'{json.dumps(step(0, [1]))}\n{{"other": 1}}\n[]\n{{"step": 1, ')
     assert [line["rows"] for line in read_rollouts(tmp_path)] == [[1]]
+
+
+def test_the_log_that_a_run_writes_is_accounted_for(tmp_path):
+    events = RolloutEvents(RunLog(tmp_path / "rollouts.jsonl"), "hf", prompts=4, per_step=2)
+    events.trained(RolloutsOfStep(1, 0, (), (), 0.5, Times(1.0, 2.0, 3.0)), [(3, None), (1, "cut")])
+    events.trained(RolloutsOfStep(2, 0, (), ()), [(0, None), (2, None)])
+    events.unused([(3, 1)], "the run ended")
+    (account,) = rollout_account(read_rollouts(tmp_path))
+    assert account.is_whole and account.learned == 3
