@@ -387,20 +387,20 @@ RUNS = (
     ),
     Run(
         "judge",
-        "training.step2_reward.evaluate",
+        "threestep.plugins.evaluation.reward_evaluation",
         f"--model_name_or_path out/reward_fp32/model {_PAIRS}",
         printed="numbers",
     ),
     Run(
         "judge_file",
-        "training.step2_reward.evaluate",
+        "threestep.plugins.evaluation.reward_evaluation",
         "--model_name_or_path out/reward_fp32/model --score_file data/whole_pairs.jsonl --max_seq_len 100 --output "
         "out/judge_file/scores.jsonl",
         printed="numbers",
     ),
     Run(
         "judge_zero3",
-        "training.step2_reward.evaluate",
+        "threestep.plugins.evaluation.reward_evaluation",
         f"--model_name_or_path out/reward_fp32/model {_PAIRS} --zero_stage 3",
         ranks=2,
         printed="numbers",

@@ -65,8 +65,8 @@ rewards: rewards.rules rewards.calling contracts rewards.names flags plugins bas
 setup: outputs checkpoints engine loading engine.ranks data.build models.adapters data.kinds models data.chat
     data.cache trackers models.quantized models.attention engine.config divergence data.rows sequence_parallel run
     layout data.sources contracts flags data.sources.formats plugins models.families data.files base
-preference: setup engine loading engine.ranks data.build models.adapters models data.chat models.attention
-    engine.config data.rows run layout contracts flags data.files base
+preference: setup engine loading engine.ranks data.build models.adapters models data.rows run layout contracts flags
+    data.files base
 """
 ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     room: tuple(below.split())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from threestep.plugins.evaluation.reward_evaluation.scorer import ScoreRows, ScorerSettings, load_scorer
 from training.utils.base.console import note
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.media_names import MEDIA_COLUMN
@@ -25,7 +26,6 @@ from training.utils.data.sources.formats.messages import (
 from training.utils.loading.configurations import load_config, positions_of
 from training.utils.loading.tokenizers import load_tokenizer
 from training.utils.plugins.registry import missing_plugin
-from training.utils.preference.scorer import ScoreRows, ScorerSettings, load_scorer
 from training.utils.setup.media import has_media_kind, media_kind, reader_of_folder
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.data_flags import data_flags
-from training.step2_reward.pair_file import PairFile, read_pairs, write_scores
+from threestep.plugins.evaluation.reward_evaluation.pair_file import PairFile, read_pairs, write_scores
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import ResponsesRow
 from training.utils.data.build.arguments import DataArguments

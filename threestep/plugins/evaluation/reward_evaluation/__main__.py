@@ -1,11 +1,11 @@
 """Evaluates a reward model, ours or another's, on preference data; or scores the pairs of a file.
 
-    python -m training.step2_reward.evaluate --model_name_or_path MODEL --data_path jsonl:pairs.jsonl --output_dir OUT
-    python -m training.step2_reward.evaluate --model_name_or_path MODEL --score_file pairs.jsonl --output scores.jsonl
+    threestep reward-evaluate --model_name_or_path MODEL --data_path jsonl:pairs.jsonl --output_dir OUT
+    threestep reward-evaluate --model_name_or_path MODEL --score_file pairs.jsonl --output scores.jsonl
 
 The first takes the rows that step 2 evaluates on (--split train: those that it trains on), prints the report and
 writes OUT/evaluation.json. For every row of a file: --split train --data_split 0,1,0 --eval_fraction 0. The second
-prints one line a pair. Several ranks: python -m training.utils.run.launch training.step2_reward.evaluate ...
+prints one line a pair. Several ranks: --num_ranks 2.
 """
 
 from __future__ import annotations
@@ -96,11 +96,12 @@ def _check_places(run: RunArguments, flags: RewardEvaluationArguments) -> None:
 
 def main(argv: Sequence[str]) -> None:
     """Parse, take the rows, load the model, score, report."""
-    run, data, flags = parse_arguments(GROUPS, argv, __doc__ or "", flag_names("step2_reward.evaluate"))
+    run, data, flags = parse_arguments(GROUPS, argv, __doc__ or "", flag_names("reward-evaluate"))
     _check_places(run, flags)
 
-    from training.step2_reward.pair_file import read_pairs, write_scores
-    from training.step2_reward.report import report_text
+    from threestep.plugins.evaluation.reward_evaluation.pair_file import read_pairs, write_scores
+    from threestep.plugins.evaluation.reward_evaluation.report import report_text
+    from threestep.plugins.evaluation.reward_evaluation.scorer import ScorerSettings, load_scorer
     from training.utils.base.console import log
     from training.utils.data.build.build import build_phase
     from training.utils.data.chat.chat import adopt_style
@@ -109,7 +110,6 @@ def main(argv: Sequence[str]) -> None:
     from training.utils.loading.folder_kinds import check_model_folder
     from training.utils.loading.tokenizers import load_tokenizer
     from training.utils.preference.evaluation import evaluate
-    from training.utils.preference.scorer import ScorerSettings, load_scorer
     from training.utils.run.run_folder import RunFolder
     from training.utils.setup.media import reader_of_folder, run_media, why_unread
 

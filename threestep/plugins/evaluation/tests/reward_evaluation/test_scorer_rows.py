@@ -8,11 +8,11 @@ import torch
 from tests.support.data_flags import data_flags
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
-from training.step2_reward.pair_file import read_pairs
+from threestep.plugins.evaluation.reward_evaluation.pair_file import read_pairs
+from threestep.plugins.evaluation.reward_evaluation.scorer import ScorerSettings, load_scorer
 from training.utils.base.errors import ThreestepError
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.loading.tokenizers import load_tokenizer
-from training.utils.preference.scorer import ScorerSettings, load_scorer
 
 ALONE = Ranks(0, 0, 1, torch.device("cpu"))
 PAIRS = [("Human: What is 2 + 3? Assistant:", " 5.", " It is 4, or more."), ("Human: hi Assistant:", " HELLO", " no")]

@@ -1,4 +1,4 @@
-"""Step 2's report and score scale, and the evaluation program: on the chain's model, and on one that others made."""
+"""`reward-evaluate` on the model of a chain, and on one that others made."""
 
 from __future__ import annotations
 
@@ -11,44 +11,20 @@ from tests.end_to_end.conftest import Chain, Ran, run_module, save_start
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 
-EVALUATE = "training.step2_reward.evaluate"
+EVALUATE = "threestep.plugins.evaluation.reward_evaluation"
 
 
 @pytest.fixture(scope="module")
-def chain(chain_named) -> Chain:
-    return chain_named("alone")
+def report(alone: Chain) -> dict:
+    return json.loads((alone.folders[2] / "reward_report.json").read_text())
 
 
-@pytest.fixture(scope="module")
-def report(chain: Chain) -> dict:
-    return json.loads((chain.folders[2] / "reward_report.json").read_text())
-
-
-def test_the_report_is_the_last_evaluation(chain: Chain, report: dict):
-    lines = [json.loads(line) for line in (chain.folders[2] / "metrics.jsonl").read_text().splitlines()]
-    last = [line for line in lines if "eval/accuracy" in line][-1]
-    told = report["evaluation"]
-    assert told["pairs"] == told["prompts"] == 12 and told["accuracy"] == last["eval/accuracy"]
-    assert told["chosen"]["mean"] == last["eval/chosen_mean"] and told["rejected"]["count"] == 12
-    assert told["chosen"]["percentiles"]["p50"] == last["eval/chosen_p50"]
-    assert sum(told["histogram"]["chosen"]) == sum(one["pairs"] for one in told["by_length"]) == 12
-    assert report["before"]["score_gap"] != told["score_gap"]
-
-
-def test_the_scale_is_in_the_models_configuration_and_not_in_the_critics(chain: Chain, report: dict):
-    config = json.loads((chain.folders[2] / "model" / "config.json").read_text())
-    assert config["threestep_score_mean"] == report["training_chosen"]["mean"]
-    assert config["threestep_score_std"] == report["training_chosen"]["std"] > 0
-    assert report["training_chosen"]["count"] == 16  # all rows of step 2
-    assert "threestep_score_mean" not in (chain.folders[3] / "critic" / "config.json").read_text()
-
-
-def test_two_ranks_evaluate_as_the_trainer_did(chain: Chain, report: dict, place: Path):
-    flags = ["--model_name_or_path", chain.folders[2] / "model", *chain.data_flags[2], "--output_dir", place / "judged"]
+def test_two_ranks_evaluate_as_the_trainer_did(alone: Chain, report: dict, place: Path):
+    flags = ["--model_name_or_path", alone.folders[2] / "model", *alone.data_flags[2], "--output_dir", place / "judged"]
     ran = run_module(EVALUATE, [*flags, "--zero_stage", 3], ranks=2)
     assert ran.code == 0, ran.words
     found = json.loads((place / "judged" / "evaluation.json").read_text())
-    assert found["split"] == "eval" and found["model"] == str(chain.folders[2] / "model")
+    assert found["split"] == "eval" and found["model"] == str(alone.folders[2] / "model")
     for name in ("pairs", "accuracy", "score_gap", "loss", "accuracy_shorter", "calibration_error"):
         assert found[name] == pytest.approx(report["evaluation"][name], abs=1e-5)
     assert found["chosen"]["percentiles"] == pytest.approx(report["evaluation"]["chosen"]["percentiles"], abs=1e-5)

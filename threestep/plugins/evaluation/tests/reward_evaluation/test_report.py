@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.unit.utils.preference.test_evaluation import BY_HAND, scored
-from training.step2_reward.report import decimals, report_text
+from threestep.plugins.evaluation.reward_evaluation.report import report_text
 from training.utils.preference.evaluation import evaluate
 
 
@@ -24,7 +24,3 @@ def test_every_part_is_told():
 
 def test_nothing_to_tell_is_no_error():
     assert report_text(evaluate(scored())).startswith("0 pairs of 0 prompts: accuracy -")
-
-
-def test_decimals():
-    assert (decimals(1.23456), decimals(-0.5, 1), decimals(None)) == ("1.235", "-0.5", "-")

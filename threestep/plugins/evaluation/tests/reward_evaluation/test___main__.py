@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from training.step2_reward.evaluate import RewardEvaluationArguments
-from training.utils.base.errors import Mistakes
+from threestep.plugins.evaluation.reward_evaluation.__main__ import RewardEvaluationArguments, main
+from threestep.plugins.evaluation.reward_evaluation.scorer import ScorerSettings
+from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.flags.flags import note_mistakes, settings_of
-from training.utils.preference.scorer import ScorerSettings
 
 
 def sentences(**given) -> list[str]:
@@ -44,3 +44,13 @@ def test_the_flags_are_the_scorers_settings():
     flags = RewardEvaluationArguments("m", dtype="bf16", per_device_eval_batch_size=3, padded=True)
     assert settings_of(ScorerSettings, flags) == ScorerSettings("m", "bf16", per_device_eval_batch_size=3, padded=True)
     assert settings_of(ScorerSettings, RewardEvaluationArguments("m")) == ScorerSettings("m")
+
+
+def test_a_place_that_takes_no_scores_is_refused_before_they_are_made(tmp_path):
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text("{}\n")
+    with pytest.raises(ThreestepError, match="^--output expects a file, got '.*', which is a folder; name another$"):
+        main(["--model_name_or_path", "m", "--score_file", str(pairs), "--output", str(tmp_path)])
+    (tmp_path / "evaluation.json").mkdir()
+    with pytest.raises(ThreestepError, match="^--output_dir expects a file, got '.*evaluation.json', which is a fold"):
+        main(["--model_name_or_path", "m", "--data_path", "embedded", "--output_dir", str(tmp_path)])

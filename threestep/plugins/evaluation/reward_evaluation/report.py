@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from training.utils.preference.evaluation import PERCENTILES, LengthBucket, RewardEvaluation
+from training.utils.preference.evaluation import PERCENTILES, LengthBucket, RewardEvaluation, decimals
 
 _BAR_CHARACTERS = 40
 
@@ -15,17 +15,6 @@ def report_text(evaluation: RewardEvaluation) -> str:
     if evaluation.pairs:
         parts += [_lengths(evaluation), _calibration(evaluation)]
     return "\n\n".join([*parts, *_histogram(evaluation)])
-
-
-def decimals(value: float | None, places: int = 3) -> str:
-    """`value` with `places` decimals, or a dash for None."""
-    return "-" if value is None else f"{value:.{places}f}"
-
-
-def gain_sentence(before: RewardEvaluation, after: RewardEvaluation) -> str:
-    """The effect of training, in half a line."""
-    accuracy = f"{decimals(before.accuracy)} -> {decimals(after.accuracy)}"
-    return f"pair accuracy {accuracy}, score gap {decimals(after.score_gap, 2)}"
 
 
 def _figures(evaluation: RewardEvaluation) -> str:
