@@ -121,7 +121,7 @@ training.new_model
 training.utils.contracts.media_names training.utils.contracts.rollout_engine training.utils.data.kinds
 training.utils.data.rows.media_store training.utils.data.sources.file_dataset
 training.utils.data.sources.formats.media training.utils.data.sources.formats.messages
-training.utils.data.sources.made.shapes training.utils.data.sources.raw_dataset
+threestep.plugins.images.data.shapes training.utils.data.sources.raw_dataset
 training.utils.models.families
 """.split()
 )

@@ -6,5 +6,8 @@ PLUGIN = Plugin(
     "images",
     "rows with images",
     flags={EVERY_STEP: (f"{__name__}.flags:ImageArguments",)},
-    tables={"media": {"images": f"{__name__}.kind:Images"}},
+    tables={
+        "media": {"images": f"{__name__}.kind:Images"},
+        "data_sources": {"shapes": f"{__name__}.data.shapes:ShapesDataset"},
+    },
 )

@@ -197,7 +197,8 @@ class Plugin(NamedTuple):
     tables: by the name of a table of the core, entries by their names:
         `rollout_engines`: EngineEntry, by the names that --rollout_engine takes
         `trackers`: TrackerEntry, by the names that --report_to takes
-        `data_sources`: addresses of PromptRawDataset classes, by the beginning of the names that --data_path takes
+        `data_sources`: addresses of PromptRawDataset classes, by the names that --data_path takes, under which they
+            register themselves; by the beginning of names where that ends with a colon
         `rewards`: RewardEntry, by the beginning of addresses that --reward takes
         `media`: the address of the `MediaKind` of a class, by the name of the column of rows that holds such media;
             one at most in all plugins

@@ -26,13 +26,16 @@ if TYPE_CHECKING:
 
 
 def code_of_class(dataset_class: type) -> str:
-    """Return the versions of a dataset class and its base classes: of the package's by `row_versions`, of others the
-    hashes of their files, without what these import."""
+    """Return the versions of a dataset class and its base classes: of the package's by `row_versions`, of others
+    their own `rows_version`, or else the hashes of their files, without what these import."""
     versions = []
     for base in dataset_class.__mro__:
         package, _, name = base.__module__.rpartition(".")
+        version = vars(base).get("rows_version")
         if package.startswith(loaded_name("training.")) and name in CLASSES:
-            versions.append(CLASSES[name])
+            version = CLASSES[name]
+        if version is not None:
+            versions.append(version)
             continue
         with suppress(TypeError, OSError):  # a class without a file, such as object
             if os.path.isfile(path := inspect.getfile(base)):

@@ -159,8 +159,6 @@ RECORDED = {
     "class file_dataset": "5b0cd14e0839953e",
     "class prompts": "46ed5f554ce77229",
     "class embedded": "1d34bbb439c3b05e",
-    "class needle": "84ea3ecbe11d7d54",
-    "class shapes": "a1534d821c0cde78",
     "class datasets": "c7ab60d4756a7deb",
     "class jsonfile": "a79a049aa78f2f9d",
 }
@@ -303,14 +301,6 @@ def of_files(flags, write_rows, tmp_path, **_):
         yield list(texts_of(raw_dataset_of(name, flags(data_path=[name]), 1)))
 
 
-def of_shapes(**_):
-    made = registry.find_dataset("shapes")("", 1, 0, "shapes")
-    yield from texts_of(made)
-    for scene in made.get_train_data()[:16]:
-        for picture in made.get_images(scene):
-            yield [*picture.size, hashlib.sha256(picture.tobytes()).hexdigest()]
-
-
 class Talks(PromptRawDataset):
     """Messages alone, from which the contract's defaults make the prompt's and the response's."""
 
@@ -334,8 +324,6 @@ MADE_BY = {
     "file_dataset": of_files,
     "prompts": of_generated,
     "embedded": lambda **_: texts_of(registry.find_dataset("embedded")("", 1, 0, "embedded")),
-    "needle": lambda **_: texts_of(registry.find_dataset("needle")("", 1, 0, "needle,words=9,facts=2")),
-    "shapes": of_shapes,
     "datasets": of_hub,
     "jsonfile": of_json_files,
 }

@@ -128,6 +128,7 @@ class NeedleRows(Sequence[NeedleRow]):
 class NeedleDataset(PromptRawDataset):
     """The needle as a raw dataset; its rows are made from the run's seed and the settings behind its name."""
 
+    rows_version = "1"
     takes_settings = True
 
     def load_raw_datasets(self, dataset_name: str) -> None:

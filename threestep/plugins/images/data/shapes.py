@@ -185,6 +185,8 @@ KINDS: tuple[Callable[[Draws], Scene], ...] = (_how_many, _what_is_in, _which_ha
 class ShapesDataset(PromptRawDataset):
     """The shapes as a raw dataset; its rows are made from the run's seed."""
 
+    rows_version = "32f21646365325e7d4ac0d9e746be335d8d56353cff415345d45df44cdc8c3e6"
+
     def load_raw_datasets(self, dataset_name: str) -> None:
         """Rows are generated when first read, and pictures drawn when needed: a run that finds its cache makes
         none."""

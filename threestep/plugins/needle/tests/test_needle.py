@@ -8,10 +8,12 @@ import re
 import pytest
 
 from tests.support.data_flags import raw_dataset_of
+from tests.unit.utils.data.sources.test_row_versions import digest, texts_of
+from threestep.plugins.needle.needle import HELD_OUT_ROWS, Fact, NeedleDataset, NeedleSettings, make_row, parse_settings
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.sources.made.embedded import WORDS
-from training.utils.data.sources.made.needle import HELD_OUT_ROWS, Fact, NeedleSettings, make_row, parse_settings
+from training.utils.data.sources.registry import find_dataset, registered_names
 from training.utils.rewards.rules.exact_match import exact_match_reward
 
 pytestmark = pytest.mark.unit
@@ -95,3 +97,10 @@ def test_the_dataset_is_registered_and_makes_rows_when_they_are_read():
         train[30]
     other = raw_dataset_of("needle,words=41,facts=4,rows=30", DataArguments(), seed=3)
     assert raw.get_fingerprint() != other.get_fingerprint()
+
+
+def test_rows_of_a_version_are_the_same():
+    """Where they change, so must `rows_version`."""
+    made = NeedleDataset("", 1, 0, "needle,words=9,facts=2")
+    assert (NeedleDataset.rows_version, digest(texts_of(made))) == ("1", "84ea3ecbe11d7d54")
+    assert find_dataset("needle,words=9") is NeedleDataset and "needle" in registered_names()

@@ -9,8 +9,8 @@ import re
 import pytest
 
 from tests.support.data_flags import raw_dataset_of
-from training.utils.data.build.arguments import DataArguments
-from training.utils.data.sources.made.shapes import (
+from tests.unit.utils.data.sources.test_row_versions import digest, texts_of
+from threestep.plugins.images.data.shapes import (
     BACKGROUND,
     CELL_PIXELS,
     COLOURS,
@@ -19,9 +19,11 @@ from training.utils.data.sources.made.shapes import (
     TRAINING_ROWS,
     Grid,
     Shape,
+    ShapesDataset,
     generate,
     picture_of,
 )
+from training.utils.data.build.arguments import DataArguments
 from training.utils.rewards.rules.exact_match import exact_match_reward
 
 pytestmark = pytest.mark.unit
@@ -132,10 +134,23 @@ def test_the_dataset_is_registered_and_gives_messages_and_pictures():
 
 
 def test_a_warm_cache_makes_no_rows(monkeypatch):
+    from threestep.plugins.images.data import shapes
     from training.utils.data.sources.fingerprint import content_of_dataset
-    from training.utils.data.sources.made import shapes
 
     made = []
     monkeypatch.setattr(shapes, "generate", lambda seed: made.append(seed) or {"train": [], "eval": []})
     one, other = (raw_dataset_of("shapes", DataArguments(), seed) for seed in (1, 2))
     assert content_of_dataset(one, "") != content_of_dataset(other, "") and made == []
+
+
+def test_rows_of_a_version_are_the_same():
+    """Where they change, so must `rows_version`."""
+
+    def values():
+        made = ShapesDataset("", 1, 0, "shapes")
+        yield from texts_of(made)
+        for scene in made.get_train_data()[:16]:
+            for picture in made.get_images(scene):
+                yield [*picture.size, hashlib.sha256(picture.tobytes()).hexdigest()]
+
+    assert (ShapesDataset.rows_version[:8], digest(values())) == ("32f21646", "a1534d821c0cde78")
