@@ -27,6 +27,8 @@ from training.utils.data.sources.made.embedded import DIGITS, WORDS, Draws
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.data.sources.registry import register_dataset
 
+# Another whenever the same sources make other rows (`row_versions`).
+ROWS_VERSION = "1"
 HELD_OUT_ROWS = 64
 HELD_OUT_SHARE = 16  # one fact in 16 is held out
 
@@ -128,7 +130,6 @@ class NeedleRows(Sequence[NeedleRow]):
 class NeedleDataset(PromptRawDataset):
     """The needle as a raw dataset; its rows are made from the run's seed and the settings behind its name."""
 
-    rows_version = "1"
     takes_settings = True
 
     def load_raw_datasets(self, dataset_name: str) -> None:

@@ -9,7 +9,15 @@ import pytest
 
 from tests.support.data_flags import raw_dataset_of
 from tests.unit.utils.data.sources.test_row_versions import digest, texts_of
-from threestep.plugins.needle.needle import HELD_OUT_ROWS, Fact, NeedleDataset, NeedleSettings, make_row, parse_settings
+from threestep.plugins.needle.needle import (
+    HELD_OUT_ROWS,
+    ROWS_VERSION,
+    Fact,
+    NeedleDataset,
+    NeedleSettings,
+    make_row,
+    parse_settings,
+)
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.sources.made.embedded import WORDS
@@ -100,7 +108,7 @@ def test_the_dataset_is_registered_and_makes_rows_when_they_are_read():
 
 
 def test_rows_of_a_version_are_the_same():
-    """Where they change, so must `rows_version`."""
+    """Where they change, so must `ROWS_VERSION`."""
     made = NeedleDataset("", 1, 0, "needle,words=9,facts=2")
-    assert (NeedleDataset.rows_version, digest(texts_of(made))) == ("1", "84ea3ecbe11d7d54")
+    assert (ROWS_VERSION, digest(texts_of(made))) == ("1", "84ea3ecbe11d7d54")
     assert find_dataset("needle,words=9") is NeedleDataset and "needle" in registered_names()

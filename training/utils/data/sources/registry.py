@@ -15,7 +15,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-import pkgutil
 from collections.abc import Callable
 from types import ModuleType
 from typing import TypeVar
@@ -31,7 +30,6 @@ from training.utils.plugins.registry import added, owner_of
 _ADDED: dict[str, str] = added("data_sources", ())  # addresses of plugins' classes, which register names themselves
 _BY_BEGINNING = {name: address for name, address in _ADDED.items() if name.endswith(":")}
 _BUILT_IN_MODULE = "training.utils.data.sources.made.embedded"
-_BUILT_IN_PACKAGE = "training.utils.data.sources.hub"  # every module in it registers its classes
 
 _classes: dict[str, type[PromptRawDataset]] = {}
 
@@ -69,10 +67,7 @@ def _where(dataset_class: type) -> str:
 
 def registered_names() -> list[str]:
     """All registered names, including the built-in ones."""
-    package = importlib.import_module(loaded_name(_BUILT_IN_PACKAGE))
-    in_package = [f"{_BUILT_IN_PACKAGE}.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
-    for name in (_BUILT_IN_MODULE, *in_package):
-        importlib.import_module(loaded_name(name))
+    importlib.import_module(loaded_name(_BUILT_IN_MODULE))
     for name in _ADDED.keys() - _BY_BEGINNING.keys():
         named_object(_ADDED[name])
     return sorted(_classes)

@@ -20,7 +20,6 @@ from training.utils.data.build.prompts import PromptMaker
 from training.utils.data.build.unsupervised import build_unsupervised
 from training.utils.data.rows.tokenize import TextTokenizer
 from training.utils.data.sources import registry
-from training.utils.data.sources.hub import datasets
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.data.sources.row_versions import CLASSES
 
@@ -159,8 +158,6 @@ RECORDED = {
     "class file_dataset": "5b0cd14e0839953e",
     "class prompts": "46ed5f554ce77229",
     "class embedded": "1d34bbb439c3b05e",
-    "class datasets": "c7ab60d4756a7deb",
-    "class jsonfile": "a79a049aa78f2f9d",
 }
 
 
@@ -239,50 +236,6 @@ def texts_of(raw):
             yield [getter(row) for getter in getters]
 
 
-def hub_rows(name):
-    """Rows with every column that the hub's classes read."""
-    passages = [{"text": "Green."}, {"text": "Red."}]
-    return [
-        {
-            **{column: f"{column} {i}." for column in ("history", "label", "query", "human_ref_A", "human_ref_B")},
-            **{column: f"{column} {i} [1, 2]." for column in ("answer_0", "answer_1", "INSTRUCTION", "RESPONSE")},
-            "question": {"full_text": f"Why {i}?"} if "webgpt" in name else f"Why {i}?",
-            "prompt": f"USER: {i}? ASSISTANT:",
-            "chosen": f"Assistant: {i} Assistant: so",
-            "rejected": None if i % 5 == 4 else f" {i}",
-            "score_0": str(i % 3),
-            "score_1": "1",
-            "labels": i % 2,
-            "positive_passages": passages[i % 2 :],
-            "negative_passages": passages[: i % 3],
-            "queries": {"zh_cn": f"{i}?", "ja": None},
-            "answers": {"zh_cn": passages, "ja": []},
-            "human_answers": [f"{i}", "no"][: i % 3],
-            "sentence": f"It is {i}.",
-            "questions": [f"Is it {i}?"],
-            "paragraph": f"It may be {i}.",
-        }
-        for i in range(6)
-    ]
-
-
-def of_hub(monkeypatch, **_):
-    def load(self, name):
-        return dict.fromkeys(("train", "test", "dev", "validation"), hub_rows(name))
-
-    monkeypatch.setattr(datasets.HubDataset, "load_raw_datasets", load)
-    for name in registry.registered_names():
-        if registry.find_dataset(name).__module__ == datasets.__name__:
-            monkeypatch.setattr(registry.find_dataset(name), "load_raw_datasets", load)
-            yield [name, *texts_of(registry.find_dataset(name)("", 1, 0, name))]
-
-
-def of_json_files(flags, write_rows, tmp_path, **_):
-    for name in ("train.json", "eval.json"):
-        write_rows(PAIRS, name)
-    yield from texts_of(raw_dataset_of("local/jsonfile", flags(dataset_dir=str(tmp_path)), 1))
-
-
 def of_generated(flags, **_):
     maker = PromptMaker(flags(data_path=[], **PLAIN), byte_tokenizer())
     yield content(maker.make("Human: 2 + 3? Assistant:", {"answer": 5}, 7, level=2))
@@ -324,8 +277,6 @@ MADE_BY = {
     "file_dataset": of_files,
     "prompts": of_generated,
     "embedded": lambda **_: texts_of(registry.find_dataset("embedded")("", 1, 0, "embedded")),
-    "datasets": of_hub,
-    "jsonfile": of_json_files,
 }
 
 

@@ -16,6 +16,7 @@ from threestep.plugins.images.data.shapes import (
     COLOURS,
     FORMS,
     HELD_OUT_ROWS,
+    ROWS_VERSION,
     TRAINING_ROWS,
     Grid,
     Shape,
@@ -144,7 +145,7 @@ def test_a_warm_cache_makes_no_rows(monkeypatch):
 
 
 def test_rows_of_a_version_are_the_same():
-    """Where they change, so must `rows_version`."""
+    """Where they change, so must `ROWS_VERSION`."""
 
     def values():
         made = ShapesDataset("", 1, 0, "shapes")
@@ -153,4 +154,4 @@ def test_rows_of_a_version_are_the_same():
             for picture in made.get_images(scene):
                 yield [*picture.size, hashlib.sha256(picture.tobytes()).hexdigest()]
 
-    assert (ShapesDataset.rows_version[:8], digest(values())) == ("32f21646", "a1534d821c0cde78")
+    assert (ROWS_VERSION[:8], digest(values())) == ("32f21646", "a1534d821c0cde78")

@@ -9,6 +9,8 @@ from typing import Any
 from training.utils.data.sources.raw_dataset import PromptRawDataset, load_by_name
 from training.utils.data.sources.registry import register_dataset
 
+# Another whenever the same sources make other rows (`row_versions`).
+ROWS_VERSION = "58b9e6dc94cc15e7cd7b007362bdec10a5053be202f6239dcb180e6c9c464e91"
 Text = Callable[[Any], "str | None"]
 
 # In WebGPT's answers: [1, 2].
@@ -43,6 +45,7 @@ class HubDataset(PromptRawDataset):
     texts: the prompt, the chosen and the rejected response of a row; without the last, rows serve phases 1 and 3.
     """
 
+    is_on_hub = True
     eval_split: str | None = None
     texts: tuple[Text, Text] | tuple[Text, Text, Text]
 

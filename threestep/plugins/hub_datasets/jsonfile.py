@@ -11,16 +11,18 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from threestep.plugins.hub_datasets.datasets import HubDataset, answered
 from training.utils.base.errors import ThreestepError
 from training.utils.data.files.columns import Expected
 from training.utils.data.files.digests import digest_files
 from training.utils.data.files.json_rows import read_jsonl
-from training.utils.data.sources.hub.datasets import HubDataset, answered
 from training.utils.data.sources.registry import register_dataset
 
 if TYPE_CHECKING:
     from training.utils.data.files.readers import Rows
 
+# Another whenever the same sources make other rows (`row_versions`).
+ROWS_VERSION = "ddf09ebb2651715fdec943d4fdd60b132c8d94c87fb566fe64a11726b6d06625"
 _EXPECTED = Expected(texts=("prompt", "chosen", "rejected"))
 
 
@@ -28,6 +30,7 @@ _EXPECTED = Expected(texts=("prompt", "chosen", "rejected"))
 class LocalJsonFile(HubDataset):
     """Each text gets a space in front, as in DeepSpeed-Chat."""
 
+    is_on_hub = False
     texts = (
         lambda row: answered(row.get("prompt")),
         lambda row: answered(row.get("chosen")),

@@ -11,12 +11,11 @@ import datasets
 import pytest
 
 from tests.support.data_flags import data_flags, raw_dataset_of
+from threestep.plugins import hub_datasets
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.build import build_phase
 from training.utils.data.sources import registry
-
-ROOT = Path(__file__).resolve().parents[6]
 
 
 class Case(NamedTuple):
@@ -248,12 +247,10 @@ def test_the_texts_of_three_rows(tmp_path, flags, name):
     assert raw.get_eval_data() is None or len(raw.get_eval_data()) == 1
 
 
-def test_every_built_in_name_is_tried():
-    # Beside them stands whatever an example or another test of this process registered.
+def test_every_name_is_tried_and_the_plugin_adds_those_that_its_classes_have():
     homes = {name: registry._classes[name].__module__ for name in registry.registered_names()}
-    built_in = {name for name, home in homes.items() if (ROOT / f"{home.replace('.', '/')}.py").is_file()}
-    built_in = {name for name in built_in if homes[name].startswith("training.")}
-    assert built_in == {*CASES, "local/jsonfile", "embedded", "needle", "shapes"}
+    own = {name for name, home in homes.items() if home.startswith(f"{hub_datasets.__name__}.")}
+    assert own == {*CASES, "local/jsonfile"} == {*hub_datasets.PLUGIN.tables["data_sources"]}
 
 
 @pytest.mark.parametrize("name", ["Hello-SimpleAI/HC3-Chinese", "stanfordnlp/SHP", "lmqg/qag_jaquad"])
