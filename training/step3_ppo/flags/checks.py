@@ -13,7 +13,7 @@ from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.tables import either
 from training.utils.contracts.guessers import BY_HEAD, BY_NGRAMS
 from training.utils.contracts.rollout_engine import Drawing, RolloutEngine, Speculation
-from training.utils.flags.added import figures_of_others, in_place_of_run
+from training.utils.flags.added import advice, figures_of_others, in_place_of_run
 from training.utils.generation.arguments import check_path_flags
 from training.utils.generation.partners import Partners, all_partners, partners_of
 from training.utils.generation.table import checked_engine, supporting
@@ -132,10 +132,11 @@ def _check_no_advantage(flags: PpoFlags, mistakes: Mistakes) -> None:
     algorithm = flags.algorithm
     if algorithm.advantage != NO_ADVANTAGE:
         return
+    ways = "".join(f"{each}, or " for each in advice("no_own_loss"))
     mistakes.require(
         flags.guests.trains_alone,
-        f"--advantage {NO_ADVANTAGE} leaves the actor to a teacher, and there is none; give "
-        "--teacher_model_name_or_path, or another --advantage",
+        f"--advantage {NO_ADVANTAGE} leaves the actor to a teacher, and there is none; "
+        f"{ways or 'give '}another --advantage",
     )
     mistakes.require(
         algorithm.kl_coef == 0 or algorithm.kl_in == "loss",
