@@ -118,7 +118,7 @@ training.new_model
 training.utils.contracts.media_names training.utils.contracts.rollout_engine training.utils.data.kinds
 training.utils.data.rows.media_store training.utils.data.sources.file_dataset
 training.utils.data.sources.formats.media training.utils.data.sources.formats.messages
-training.utils.models.families
+training.utils.data.sources.raw_dataset training.utils.models.families
 """.split()
 )
 MOST_MODULES_OF_A_ROOM = 20

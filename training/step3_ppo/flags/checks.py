@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from training.step3_ppo.advantages import NO_ADVANTAGE, WITH_CRITIC
 from training.step3_ppo.flags.algorithm import Algorithm, selected_algorithm
 from training.step3_ppo.flags.reuse import check_reuse
 from training.step3_ppo.flags.scheduler import RolloutScheduler, scheduler_of
+from training.step3_ppo.flags.source import source_of
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.tables import either
 from training.utils.contracts.guessers import BY_HEAD, BY_NGRAMS
 from training.utils.contracts.rollout_engine import Drawing, RolloutEngine, Speculation
-from training.utils.flags.added import advice, figures_of_others, in_place_of_run
+from training.utils.flags.added import advice, in_place_of_run
 from training.utils.generation.arguments import check_path_flags
 from training.utils.generation.partners import Partners, all_partners, partners_of
 from training.utils.generation.table import checked_engine, supporting
 from training.utils.loading.configurations import check_positions, check_trains
 from training.utils.models.quantized.quantization import check_beside_quantization, check_package, check_ranks
-from training.utils.plugins.registry import added, check_by_plugins, reading_whole_rows
+from training.utils.plugins.registry import check_by_plugins, reading_whole_rows
 from training.utils.rewards.table import RULES
 from training.utils.rewards.weighted import Reward, check_comparisons, named_rewards, reads_model, rule_named
 from training.utils.sequence_parallel.checks import check_beside
@@ -75,7 +75,6 @@ def checked_components(flags: PpoFlags) -> Components:
     engine = checked_engine(ppo.rollout_engine, wanted, mistakes, draws=runs)
     flags.engines.refuse_others(ppo.rollout_engine, mistakes)
     speculation = _checked_speculation(flags, engine, guesses, mistakes)
-    _check_replay(flags, mistakes)
     checker = mistakes.note(rule_named, ppo.checker, flags.reward, "--checker") if ppo.checker else None
     rewards: tuple[Reward, ...] = ()
     if not flags.needs_no_reward:
@@ -104,11 +103,6 @@ def checked_components(flags: PpoFlags) -> Components:
             f"--reward_timeout {flags.reward.reward_timeout:g} expects less than --rank_timeout "
             f"{flags.faults.rank_timeout:g}, the seconds that ranks wait for one whose reward function is running; "
             "lower the first or raise the second"
-        )
-    if ppo.rollout_dump is not None and flags.saving.resume is None and any(Path(ppo.rollout_dump).glob("rollout_*")):
-        raise ThreestepError(
-            f"--rollout_dump expects a folder without rollouts, and {ppo.rollout_dump} has some; name another, or "
-            "continue the run that wrote them by --resume"
         )
     return Components(engine, checker, algorithm, rewards, roles.share_trunk, speculation, partners, scheduler)
 
@@ -159,19 +153,6 @@ def _responses_of_a_prompt(flags: PpoFlags) -> dict[str, int]:
     return found
 
 
-def _check_replay(flags: PpoFlags, mistakes: Mistakes) -> None:
-    """A replay has no responses of its own to held-out prompts, and goes by figures of other data alone."""
-    if flags.ppo.rollout_replay is None or figures_of_others(flags.settings):
-        return
-    advice = "".join(f"{each}, or " for each in added("evaluation_flags", ()).values())
-    for name in ("load_best_model_at_end", "early_stopping"):
-        mistakes.require(
-            not getattr(flags.saving, name),
-            f"--{name} goes by evaluations, and --rollout_replay has another run's responses alone; {advice}leave it "
-            "out",
-        )
-
-
 def _check_partners(
     flags: PpoFlags, partners: Partners, engine: type[RolloutEngine] | None, mistakes: Mistakes
 ) -> None:
@@ -182,7 +163,7 @@ def _check_partners(
     if engine is not None:
         drawing = Drawing(turns=partners.is_there)
         mistakes.sentences += engine.refusals(flags.settings_of_engine(engine), drawing)
-    if partners.is_there and flags.ppo.rollout_replay is None:
+    if partners.is_there and source_of(flags).draws:
         partners.load(mistakes)
 
 
@@ -206,7 +187,7 @@ def _checked_speculation(
         speculation = own
     if speculation is None:
         return None
-    otherwise = "" if own is not None else f" or --speculate_by {BY_NGRAMS},"
+    source, otherwise = source_of(flags), "" if own is not None else f" or --speculate_by {BY_NGRAMS},"
     mistakes.require(
         flags.guests.lends_guesser or speculation.by != BY_HEAD,
         f"{speculation.flag} guesses by a head for multi-token prediction, and there is none; give --mtp_num_layers "
@@ -214,7 +195,7 @@ def _checked_speculation(
     )
     for name, given, why in (
         ("parallel_thinking", flags.data.chat.parallel_thinking, "draws its paths side by side"),
-        ("rollout_replay", ppo.rollout_replay, "draws nothing"),
+        (source.name, not source.draws, "draws nothing"),
         ("end_check_tokens", ppo.end_check_tokens, "draws token by token between two looks"),
     ):
         mistakes.require(
@@ -276,7 +257,7 @@ def check_beside_media(flags: PpoFlags, components: Components, images: RunMedia
         return
     mistakes, engine, ppo = Mistakes(), components.rollout_engine, flags.ppo
     mistakes.require(
-        engine.supports_media or ppo.rollout_replay is not None,
+        engine.supports_media or not source_of(flags).draws,
         f"--rollout_engine {ppo.rollout_engine} does not read images, and prompts of the data have some; give "
         f"{either(supporting('media'))}",
     )

@@ -178,7 +178,7 @@ EVERY_STEP = "every step"
 TABLES = frozenset(
     """
 rollout_engines trackers data_sources rewards media policy_losses evaluated_figures model_losses meant_flags logs
-run_files in_place_of_run auto_choices evaluation_flags whole_run_switches advice curves
+run_files in_place_of_run auto_choices evaluation_flags whole_run_switches advice curves rollout_sources
 """.split()
 )
 
@@ -215,12 +215,14 @@ class Plugin(NamedTuple):
         `auto_choices`: addresses of functions (`setup.step_program.CheckedStep`, PlannedDevice) -> AutoChoice: what a
             flag stands for that was left to `auto`, in a run that is about to load its models on a device with so much
             free memory; by the flag's name, `per_device_train_batch_size` or `reuse_forwards`
-        `advice`: by flags, words of messages and of `--help` in the core that name them, by their places there
-            (`flags.added.advice`): `no_own_loss`, what leaves a model without the trainer's loss; `old_weights`, that
-            rollouts are drawn by older weights; `other_forward`, forwards that differ from the family's own; `batch`,
-            how a forward's size is chosen; a key of DeepSpeed's configuration, what to do in its place
+        `advice`: by flags, words that name them in messages, pages and `--help`, by their places there
+            (`flags.added.advice`): `no_own_loss`, for a model without the trainer's loss; `old_weights`, flags by which
+            older weights draw rollouts; `other_forward`, for forwards that differ from the family's own; `batch`, on
+            how a forward's size is chosen; `page`, what a reader of a run's page has to know, with {} for the value; a
+            key of DeepSpeed's configuration, what to do in its place
         `curves`: by the group of their figures, curves of a step's page: the step, a title, a note, figures by the
             names of their lines
+        `rollout_sources`: addresses of RolloutSource classes (`step3_ppo.flags.source`), by the flags that ask for them
         `evaluation_flags`: by flags that give evaluations figures of other data than the held-out rows, `eval/NAME`:
             advice that names the flag, for who has no such rows
         `whole_run_switches`: by flags of every step that are true or false, and that the file of `threestep all` has at

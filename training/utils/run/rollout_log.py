@@ -48,11 +48,3 @@ class _RolloutLine(TypedDict, total=False):
     rows: list[int]
     left_out: dict[str, list[int]]
     unused: str
-
-
-def of_another_run(folder: str) -> str:
-    """Return what a reader of a replayed run has to know."""
-    return (
-        f"its responses are those of the run that filled {folder} (--rollout_replay): scores, rewards and lengths of "
-        "its rollouts say nothing of its own weights, and it has no evaluations"
-    )

@@ -18,7 +18,7 @@ from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.utils.generation.engines.test_hf import PLAIN, frequent_token, prompts, responses, roll
 from threestep.plugins.images.pixels import ImagePixels
 from threestep.plugins.images.prompts import PromptImages
-from training.step3_ppo.parts.replay import DumpingRollout, ReplayRollout, file_of, recorded_engine
+from threestep.plugins.replay.files import DumpingRollout, ReplayRollout, file_of
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.media_spans import MediaSpan
 from training.utils.contracts.paths import ParallelTags
@@ -170,12 +170,6 @@ def test_files_of_something_else(tmp_path, how):
     path.write_bytes(b"nothing that reads")
     with pytest.raises(ThreestepError, match="rank0.safetensors expects safetensors: .*; dump it again"):
         asked(ReplayRollout(tmp_path, 0), None, how)
-
-
-def test_engines_are_put_together(tmp_path):
-    assert isinstance(recorded_engine(TransformersRollout, None, None, rank=0), TransformersRollout)
-    assert isinstance(recorded_engine(TransformersRollout, str(tmp_path), None, rank=0), DumpingRollout)
-    assert isinstance(recorded_engine(TransformersRollout, None, str(tmp_path), rank=0), ReplayRollout)
 
 
 def test_the_dumped_engine_is_lent_the_weights(tmp_path, model):

@@ -13,19 +13,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
 
+from threestep.plugins.replay import OF_ANOTHER_RUN
 from training.step3_ppo.parts.rollout_tensors import ASKED, TENSORS, check_tensors, rollout_of, tensors_of
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.media_names import STORED_MEDIA
 from training.utils.contracts.rollout_engine import EngineWrapper, RolloutEngine, RolloutRequest
 from training.utils.reading.tensors import torch_tensors
-from training.utils.run.rollout_log import of_another_run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,28 +36,13 @@ _FORMAT = "threestep rollout 1"
 _RECORDS = "conversations"
 
 
-def recorded_engine(
-    create: Callable[[], RolloutEngine],
-    dump: str | None,
-    replay: str | None,
-    *,
-    rank: int,
-    more: Mapping[str, Any] | None = None,
-) -> RolloutEngine:
-    """Return a created engine whose rollouts are written to `dump`, if given; or the engine that reads `replay`.
-    more: what else decides the responses, by name, as JSON holds it."""
-    if replay is not None:
-        return ReplayRollout(replay, rank, more)
-    engine = create()
-    return engine if dump is None else DumpingRollout(engine, dump, rank, more)
-
-
 def file_of(folder: str | Path, index: int, rank: int) -> Path:
     return Path(folder) / f"rollout_{index:06d}_rank{rank}.safetensors"
 
 
 class _Files:
-    """The files of a rank in `folder`. more: see `recorded_engine`. count: of rollouts so far."""
+    """The files of a rank in `folder`. more: what else decides the responses, by name, as JSON holds it. count: of
+    rollouts so far."""
 
     def __init__(self, folder: str | Path, rank: int, more: Mapping[str, Any] | None) -> None:
         self.folder, self.more, self.count, self.rank = Path(folder), dict(more or {}), 0, rank
@@ -110,7 +95,7 @@ class ReplayRollout(RolloutEngine):
         self._files = _Files(folder, rank, more)
 
     def check(self, *given: Any) -> list[str]:
-        return [f"replay: {of_another_run(str(self._files.folder))}"]
+        return [f"replay: {OF_ANOTHER_RUN.format(self._files.folder)}"]
 
     def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         started, path = time.perf_counter(), self._files.next
