@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.forked_runs import MODULES, Ended, Files, Moment, import_everything, make_files, run
-from training.utils.run.rollout_account import read_rollouts, rollout_account
+from threestep.plugins.report.figures.rollout_account import rollout_account
+from training.utils.run.rollout_log import read_rollouts
 from training.utils.run.run_folder import ROLLOUTS
 
 _ADDRESSES = "servers.txt"

@@ -388,20 +388,20 @@ RUNS = (
     ),
     Run(
         "judge",
-        "training.step2_reward.evaluate",
+        "reward_evaluation",
         f"--model_name_or_path out/reward_fp32/model {_PAIRS}",
         printed="numbers",
     ),
     Run(
         "judge_file",
-        "training.step2_reward.evaluate",
+        "reward_evaluation",
         "--model_name_or_path out/reward_fp32/model --score_file data/whole_pairs.jsonl --max_seq_len 100 --output "
         "out/judge_file/scores.jsonl",
         printed="numbers",
     ),
     Run(
         "judge_zero3",
-        "training.step2_reward.evaluate",
+        "reward_evaluation",
         f"--model_name_or_path out/reward_fp32/model {_PAIRS} --zero_stage 3",
         ranks=2,
         printed="numbers",
@@ -935,7 +935,10 @@ def _launcher(checkout: Path) -> str:
 def _program_named(checkout: Path, name: str) -> str:
     """The module of a program beside the steps, in the core or in a plugin."""
     found = [*checkout.glob(f"training/{name}.py"), *checkout.glob(f"threestep/plugins/*/{name}.py")]
-    found += checkout.glob(f"threestep/plugins/{name}/__main__.py")
+    found += [*checkout.glob(f"threestep/plugins/{name}/__main__.py")]
+    found += checkout.glob(f"threestep/plugins/*/{name}/__main__.py")
+    if name == "reward_evaluation":  # where it was until November 2026
+        found += checkout.glob("training/step2_reward/evaluate.py")
     if len(found) != 1:
         raise SystemExit(f"expected one program {name} in {checkout}, got {found}")
     return ".".join(found[0].relative_to(checkout).with_suffix("").parts).removesuffix(".__main__")

@@ -40,7 +40,7 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
         "def f():\n    from training.utils import engine",
         "from training.utils.base.errors import ThreestepError",
     ),
-    (rooms.rooms_look_down, "training.utils.data.rows.documents", "from ..cache import cache", "from . import phases"),
+    (rooms.rooms_look_down, "training.utils.data.rows.dataset", "from ..cache import cache", "from . import phases"),
     (rooms.rooms_look_down, "training.utils.data.files.readers", "import training.convert", "import training"),
     (rooms.rooms_look_down, "training.utils.base.seeds", "from ..layout import rows", "from . import errors"),
     (rooms.rooms_look_down, "training.utils.layout.rows", "import training.utils.models", "import torch"),

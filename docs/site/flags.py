@@ -17,7 +17,6 @@ from typing import Any
 FOLDER = "reference/flags"
 # Programs that have no word of the command `threestep`.
 OTHERS = {
-    "reward-evaluate": ("training.step2_reward.evaluate", "a reward model, judged on pairs"),
 }
 
 

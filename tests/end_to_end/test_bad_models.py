@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import Ran, run_module, run_step, save_start
+from tests.end_to_end.conftest import Ran, run_step, save_start
 
 pytestmark = pytest.mark.timeout(1800)  # on a busy machine
 
@@ -35,7 +35,6 @@ FLAGS = {
     "dpo": [*DATA, *f"{MODEL} {{start}} --per_device_train_batch_size 2".split()],
     3: [*DATA, *f"{ACTOR} {{start}} {CRITIC} {{reward}} --per_device_generation_batch_size 4 "
         "--per_device_training_batch_size 2 --max_answer_seq_len 36".split()],
-    "evaluate": [*DATA, *f"{MODEL} {{reward}}".split()],
 }  # fmt: skip
 
 GIVEN = [
@@ -46,7 +45,6 @@ GIVEN = [
     Given("two_labels", 2, MODEL, ["expected a model with one label, got 2 labels"]),
     Given("headless", 2, MODEL, ["expected a reward model with score.weight", "in its place with --new_head"]),
     Given("headless", 3, CRITIC, ["expected a reward model, got one without score.weight", "step 2"]),
-    Given("headless", "evaluate", MODEL, ["expected a reward model, got one without score.weight", "step 2"]),
     Given(
         "adapter",
         1,
@@ -116,8 +114,6 @@ def all_ran(place: Path, pairs_file: Path) -> list[tuple[Ran, Path]]:
         out = place / "models_runs" / f"{given.model}_{given.step}"
         flags += [given.flag, places[given.model], "--data_output_path", str(place / "models_runs" / "cache")]
         flags += ["--output_dir", str(out)]
-        if given.step == "evaluate":
-            return run_module("training.step2_reward.evaluate", flags), out
         return run_step(given.step, flags, given.ranks), out
 
     with ThreadPoolExecutor(2) as pool:

@@ -218,7 +218,7 @@ def test_the_reward_model_learns_pairs_of_answers_to_images(place):
     assert report["accuracy"] == 1.0 and report["score_gap"] > reports["before"]["score_gap"] + 0.05
     assert report["chosen"]["mean"] == pytest.approx(chosen, abs=1e-5)
     words = ["--model_name_or_path", folder, "--score_file", place / "pairs.jsonl", "--output", place / "scores.jsonl"]
-    ran = run_module("training.step2_reward.evaluate", [*words, "--max_seq_len", 96])
+    ran = run_module("threestep.plugins.evaluation.reward_evaluation", [*words, "--max_seq_len", 96])
     assert ran.code == 0, ran.words
     first = json.loads((place / "scores.jsonl").read_text().splitlines()[0])
     assert (first["chosen"], first["rejected"]) == pytest.approx((chosen, rejected), abs=1e-5)

@@ -307,12 +307,11 @@ def groups_of(step: str) -> tuple[Any, Any]:
     """(argument groups, DeepSpeed-Chat's flags) of a program."""
     import importlib
 
-    module = importlib.import_module(f"training.{step}")
-    declared = getattr(module, "STEP", None)
-    return (module.GROUPS, None) if declared is None else (declared.groups, declared.old_flags)
+    declared = importlib.import_module(f"training.{step}").STEP
+    return declared.groups, declared.old_flags
 
 
-PROGRAMS = ("step1_sft.main", "step2_reward.main", "step2_dpo.main", "step3_ppo.main", "step2_reward.evaluate")
+PROGRAMS = ("step1_sft.main", "step2_reward.main", "step2_dpo.main", "step3_ppo.main")
 
 
 def configuration(dice: random.Random, tokenizer: Any) -> None:
@@ -324,7 +323,7 @@ def configuration(dice: random.Random, tokenizer: Any) -> None:
     step = dice.choice(PROGRAMS)
     groups, old = groups_of(step)
     names = [field.name for group in groups for field in dataclasses.fields(group)]
-    settings: dict[str, Any] = {"seed": 3, "max_train_steps": 2} if step != "step2_reward.evaluate" else {"seed": 3}
+    settings: dict[str, Any] = {"seed": 3, "max_train_steps": 2}
     settings["data_path"] = ["embedded"]
     settings |= dict.fromkeys((name for name in names if name.endswith("model_name_or_path")), "model")
     for _ in range(dice.choice((0, 1, 1, 2))):

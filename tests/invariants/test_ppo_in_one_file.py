@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from examples import ppo_in_one_file as one_file
 from tests.end_to_end.conftest import pair_rows, run_step, save_start
-from training.step3_ppo.parts.replay import file_of
+from threestep.plugins.replay.files import file_of
 from training.utils.base.seeds import derived_seed
 from training.utils.layout.order import ShuffledStream
 

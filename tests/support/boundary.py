@@ -30,11 +30,8 @@ _PLAIN_WORDS = frozenset(("device", "digests", "environment", "report", "row", "
 # of its own. The list only shrinks.
 NAMES_A_PLUGIN = frozenset(
     """
-training.utils.engine.config.arguments
-training.step1_sft.arguments training.step3_ppo.__init__
-training.step3_ppo.flags.checks training.step3_ppo.flags.mismatch_arguments training.step3_ppo.trainer
-training.utils.engine.config.deepspeed_keys training.utils.flags.flag_names
-training.utils.generation.decoding.decode_check training.utils.models.layout_check
+training.step3_ppo.flags.checks training.utils.engine.config.deepspeed_keys
+training.utils.generation.decoding.decode_check
 """.split()
 )
 

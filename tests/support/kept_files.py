@@ -22,6 +22,7 @@ from safetensors import safe_open
 from tests.end_to_end.conftest import run_step, save_start
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.tiny_models import tiny_causal_lm
+from threestep.plugins.replay.files import ReplayRollout, file_of
 from threestep.plugins.tinker.adapters import AdaptedModel
 from threestep.plugins.tinker.client_state import ClientState
 from threestep.plugins.tinker.opening import Computing, ServerSettings, service_of
@@ -30,7 +31,6 @@ from threestep.plugins.tinker.service import TrainingService
 from threestep.plugins.tinker.store import Store, StoredMessage
 from threestep.plugins.tinker.wire import STEP, RequestBounds
 from training.step3_ppo.parts.evaluation import conversation_columns
-from training.step3_ppo.parts.replay import ReplayRollout, file_of
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout_engine import Ends, RolloutRequest, Sampling
 

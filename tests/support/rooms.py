@@ -56,15 +56,13 @@ rewards: rewards.rules rewards.calling contracts rewards.names flags plugins bas
 setup: outputs checkpoints engine loading engine.ranks data.build models.adapters data.kinds models data.chat
     data.cache trackers models.attention engine.config divergence data.rows sequence_parallel run models.tensors
     layout data.sources contracts flags data.sources.formats plugins models.families data.files base
-preference: setup engine loading engine.ranks data.build models.adapters models data.chat models.attention
-    engine.config data.rows run layout contracts flags data.files base
+preference: setup engine loading engine.ranks data.build models.adapters models data.rows run layout contracts flags
+    data.files base
 """
 ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     room: tuple(below.split())
     for room, _, below in (line.partition(":") for line in _ROOMS.strip().replace("\n    ", " ").splitlines())
 }
-# A module that loads every file of a folder above it by name, as `known_steps` loads the steps.
-LOADS_BY_NAME = {"training.utils.data.sources.registry": "training.utils.data.sources.hub"}
 
 # Third parties that a few places alone import.
 ONLY_IN = {
@@ -111,8 +109,7 @@ PLACES_WITH_IMAGES = frozenset(
 training.utils.contracts.media_names training.utils.contracts.rollout_engine training.utils.data.kinds
 training.utils.data.rows.media_store training.utils.data.sources.file_dataset
 training.utils.data.sources.formats.media training.utils.data.sources.formats.messages
-training.utils.data.sources.made.shapes training.utils.data.sources.raw_dataset
-training.utils.models.families
+training.utils.data.sources.raw_dataset training.utils.models.families
 """.split()
 )
 MOST_MODULES_OF_A_ROOM = 20
@@ -151,8 +148,6 @@ def rooms_look_down(module: str, source: str) -> list[str]:
         if found.module.startswith("training.") and not inside(found.module, "training.utils"):
             problems.append(f"{module}:{found.line} imports {found.module}; utils imports nothing above it")
         other = room_of(found.module)
-        if LOADS_BY_NAME.get(module) == found.module:
-            continue
         if room is not None and other not in (None, room, *ROOMS_BELOW[room]):
             problems.append(f"{module}:{found.line} imports {found.module}; {room} may import {ROOMS_BELOW[room]}")
     return distinct(problems)
@@ -305,9 +300,7 @@ def rooms_close_no_circle(sources: Mapping[str, str]) -> list[str]:
         if _PLUGIN.fullmatch(module):  # it names its modules, and imports none
             continue
         room = module.rpartition(".")[0]
-        rooms.setdefault(room, set()).update(
-            target.rpartition(".")[0] for target in targets if LOADS_BY_NAME.get(module) != plain_name(target)
-        )
+        rooms.setdefault(room, set()).update(target.rpartition(".")[0] for target in targets)
         rooms[room].discard(room)
     for targets in rooms.values():
         targets &= rooms.keys()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.base.errors import ThreestepError
 from training.utils.engine.config.arguments import RateArguments
+from training.utils.flags.added import advice
 from training.utils.flags.flags import flag, flag_of
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ def check_flags(flags: OneModelFlags) -> None:
     """Raise ThreestepError if sequences with noise of their own are to share tokens, or nothing is to train."""
     if not (flags.of_step.likelihood_coef or flags.guests.trains_alone):
         raise ThreestepError(
-            "--likelihood_coef 0 leaves the model to a teacher, and there is none; give --teacher_model_name_or_path, "
-            "or leave it out"
+            "--likelihood_coef 0 leaves the model to a teacher, and there is none; "
+            f"{', or '.join([*advice('no_own_loss'), 'leave it out'])}"
         )
     if flags.engine.share_beginnings and flags.of_step.neftune_alpha:
         raise ThreestepError(

@@ -15,7 +15,6 @@ import torch
 
 from training.step2_reward.first_difference import compared_tokens
 from training.step2_reward.loss import LossOptions, ranking_loss
-from training.step2_reward.report import gain_sentence
 from training.utils.contracts.step_observers import StepTaken
 from training.utils.divergence.signs import EQUAL_PAIRS
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
@@ -27,6 +26,7 @@ from training.utils.preference.evaluation import (
     Spread,
     evaluate,
     evaluation_from,
+    gain_sentence,
     spread,
 )
 from training.utils.preference.samples import write_ranked_samples

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import get_type_hints
 
 from training.step3_ppo.flags.ppo_flags import PpoFlags
-from training.utils.flags.step import SPEED, ClosingRow, Curve, Headline, SampleWords, Step, StepFigures
+from training.utils.flags.step import SPEED, ClosingRow, Curve, Headline, SampleWords, Step, StepFigures, added_curves
 
 STEP = Step(
     name="step3_ppo",
@@ -84,11 +84,7 @@ STEP = Step(
                 "difference of a token's probability",
                 {"mean": "mismatch/probability_difference_mean", "greatest": "mismatch/probability_difference_max"},
             ),
-            Curve(
-                "Waiting",
-                "seconds of a step, with --rollouts_ahead",
-                {"training for its rollouts": "waiting/training", "drawing for weights": "waiting/drawing"},
-            ),
+            *added_curves("step3_ppo"),
             Curve("Gradient norm", "before clipping", {"actor": "actor/grad_norm", "critic": "critic/grad_norm"}),
             SPEED,
             Curve(

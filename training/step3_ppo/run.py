@@ -9,6 +9,7 @@ from training.step3_ppo import STEP
 from training.step3_ppo.choices import settled
 from training.step3_ppo.contracts.rollout_events import RolloutEvents
 from training.step3_ppo.flags.checks import check_beside_media, check_models
+from training.step3_ppo.flags.source import source_of
 from training.step3_ppo.learning.learning import Updates
 from training.step3_ppo.parts.assembly import open_roles, open_rollout_engine
 from training.step3_ppo.parts.evaluation import Evaluator, HeldOut, closing_sentence
@@ -49,7 +50,7 @@ def run(flags: PpoFlags, components: Components) -> None:
         engine = open_rollout_engine(opening, roles)
         parts = CheckpointParts(roles.trained, ranks, roles.average, *roles.saved)
         digests = start_digests(paths_read_again(opening), flags.data.cache.cache_dir)
-        held_out = HeldOut.of_run(inputs, flags.ppo)
+        held_out = HeldOut.of_run(inputs, flags.ppo, are_replayed=not source_of(flags).draws)
         place = RunPlace(opened.folder.path, ranks.rank, ranks.world_size, tokenizer_digest(tokenizers.actor))
         open_rules(components.rules.values(), flags.reward.reward_replay, place)
         batch = flags.ppo.per_device_eval_batch_size

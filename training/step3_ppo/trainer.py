@@ -271,7 +271,9 @@ class PpoTrainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what iterations change besides the models, as JSON holds it. A collective."""
-        queue = {} if self.queue is None else {"rollouts_ahead": self.queue.state_dict()}  # nothing draws from here on
+        queue = (
+            {} if self.queue is None else {self.queue.state_name: self.queue.state_dict()}
+        )  # nothing draws from here on
         return {
             **queue,
             "kl_control": {"coefficient": self.kl_control.kl_coef},
@@ -292,7 +294,7 @@ class PpoTrainer:
         # Checkpoints had one of all ranks before engines had states that differ.
         self.rollout_engine.load_state_dict(saved[self.ranks.rank % len(saved)] if isinstance(saved, list) else saved)
         if self.queue is not None:
-            self.queue.load_state_dict(state["rollouts_ahead"])
+            self.queue.load_state_dict(state[self.queue.state_name])
 
     @timed("2_rollout")
     def _from_queue(self, queue: RolloutQueue, iteration: int) -> Iterable[tuple[PromptBatch, Rollout]]:

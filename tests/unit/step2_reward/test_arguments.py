@@ -66,15 +66,3 @@ def test_tokens_compared_one_by_one_stand_in_one_piece():
     check_sharing(flags(0, "first_difference"))
     with pytest.raises(ThreestepError, match="--loss_from first_difference reads .* --share_beginnings 64 may cut it"):
         check_sharing(flags(64, "first_difference"))
-
-
-def test_a_place_that_takes_no_scores_is_refused_before_they_are_made(tmp_path):
-    from training.step2_reward.evaluate import main
-
-    pairs = tmp_path / "pairs.jsonl"
-    pairs.write_text("{}\n")
-    with pytest.raises(ThreestepError, match="^--output expects a file, got '.*', which is a folder; name another$"):
-        main(["--model_name_or_path", "m", "--score_file", str(pairs), "--output", str(tmp_path)])
-    (tmp_path / "evaluation.json").mkdir()
-    with pytest.raises(ThreestepError, match="^--output_dir expects a file, got '.*evaluation.json', which is a fold"):
-        main(["--model_name_or_path", "m", "--data_path", "embedded", "--output_dir", str(tmp_path)])

@@ -6,5 +6,16 @@ PLUGIN = Plugin(
     "ahead",
     "responses of later steps drawn while one trains",
     flags={"step3_ppo": (f"{__name__}.arguments:AheadArguments",)},
+    tables={
+        "advice": {"rollouts_ahead": {"old_weights": "--rollouts_ahead"}},
+        "curves": {
+            "waiting": (
+                "step3_ppo",
+                "Waiting",
+                "seconds of a step, with --rollouts_ahead",
+                {"training for its rollouts": "waiting/training", "drawing for weights": "waiting/drawing"},
+            ),
+        },
+    },
     hooks=Hooks(rollout_scheduler=f"{__name__}.scheduler:rollout_scheduler"),
 )

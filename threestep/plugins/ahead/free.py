@@ -68,6 +68,8 @@ class FreeRollouts(RolloutQueue):
     in_background: False draws before the step in place of beside it, by its own weights.
     """
 
+    state_name = "rollouts_ahead"
+
     def __init__(
         self,
         admission: Admission,

@@ -99,6 +99,8 @@ class RolloutsAhead(RolloutQueue):
     in_background: False draws before the step in place of beside it: the same rollouts, for engines that gain nothing.
     """
 
+    state_name = "rollouts_ahead"
+
     def __init__(
         self,
         ahead: int,

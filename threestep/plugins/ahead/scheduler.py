@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.ahead.arguments import AheadArguments
 from training.step3_ppo.flags.scheduler import RolloutScheduler
+from training.step3_ppo.flags.source import source_of
 from training.utils.base.errors import ThreestepError
 
 if TYPE_CHECKING:
@@ -29,16 +30,17 @@ def rollout_scheduler(flags: PpoFlags) -> AheadScheduler | None:
     """Return the scheduler of --rollouts_ahead; None where the newest weights draw."""
     own = flags.added.of(AheadArguments)
     speculate = flags.settings.get("speculate", "0")  # of a plugin, which may not be there
-    return AheadScheduler(own, flags.ppo, speculate) if own.steps_ahead else None
+    return AheadScheduler(own, flags.ppo, speculate, source_of(flags).name) if own.steps_ahead else None
 
 
 @dataclass(frozen=True)
 class AheadScheduler(RolloutScheduler):
-    """Draws the rollouts of later steps while one trains."""
+    """Draws the rollouts of later steps while one trains. source: the flag that names another than the engine."""
 
     flags: AheadArguments
     ppo: PpoArguments
     speculate: str = "0"
+    source: str = ""
 
     def wanted(self) -> dict[str, Any]:
         return {"rollouts_ahead": self.flags.rollouts_ahead}
@@ -73,12 +75,11 @@ class AheadScheduler(RolloutScheduler):
                 f"--rollouts_ahead {self.flags.rollouts_ahead} draws responses before the step that takes them, and "
                 f"--{name} {why}; leave one of them out",
             )
-        for name in ("rollout_dump", "rollout_replay"):
-            mistakes.require(
-                not self.flags.takes_as_they_end or getattr(ppo, name) is None,
-                f"--{name} numbers rollouts in the order in which they are drawn, and with --rollouts_ahead free that "
-                "depends on time; leave it out, and repeat a run by --replay_schedule",
-            )
+        mistakes.require(
+            not self.flags.takes_as_they_end or not self.source,
+            f"--{self.source} numbers rollouts in the order in which they are drawn, and with --rollouts_ahead free "
+            "that depends on time; leave it out, and repeat a run by --replay_schedule",
+        )
 
     def check_run(
         self, engine: type[RolloutEngine], media: RunMedia | None, *, rollouts: int, prompts_of_step: int, ranks: int

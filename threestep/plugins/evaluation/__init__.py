@@ -17,6 +17,9 @@ PLUGIN = Plugin(
         "best-of": Command(
             f"{__name__}.best_of", "the best of n responses, as rows for sft and dpo", LAUNCHED, ranks=1
         ),
+        "reward-evaluate": Command(
+            f"{__name__}.reward_evaluation", "a reward model, judged on pairs; scores of pairs", LAUNCHED, ranks=1
+        ),
     },
     flags={EVERY_STEP: (f"{__name__}.harness.arguments:RunTaskArguments",)},
     hooks=Hooks(

@@ -6,13 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from training.utils.rewards.intervals import Figure, mean, share
+from training.utils.rewards.intervals import Figure, mean
 from training.utils.rewards.sample_figures import Sample, by_source, of_each_prompt, several_of, value_names
 
 if TYPE_CHECKING:
     from threestep.plugins.evaluation.answers import Scores
     from threestep.plugins.evaluation.model import Answer
     from training.utils.contracts.rows import PromptRow
+
+_Z = 1.959963984540054  # normal quantile of 95 %
 
 
 def answer_samples(rows: Sequence[PromptRow], answers: Sequence[Answer], scores: Scores) -> list[Sample]:
@@ -87,3 +89,13 @@ def _of_side(samples: Sequence[Sample], prefix: str, seed: int) -> dict[str, Fig
         several = several_of(samples, name, seed).items()
         figures |= {f"{prefix}{name}_{key}": found for key, found in several if not key.startswith("mean@")}
     return figures
+
+
+def share(successes: float, count: int) -> Figure:
+    """successes / count with Wilson's interval (Wilson 1927; Brown, Cai and DasGupta 2001), which stays in [0, 1] and
+    has a width even if all or none succeed. Counting a tie as half a success makes it wider than necessary."""
+    p = successes / count
+    scale = 1.0 + _Z**2 / count
+    center = (p + _Z**2 / (2 * count)) / scale
+    half = _Z / scale * math.sqrt(p * (1.0 - p) / count + _Z**2 / (4 * count**2))
+    return Figure(p, center - half, center + half)

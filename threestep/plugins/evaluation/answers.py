@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from threestep.plugins.evaluation.model import Answer, ChatModel, check_room
 from threestep.plugins.evaluation.sharing import ALONE, Sharers
 from training.utils.base.console import note
@@ -16,20 +18,19 @@ from training.utils.data.rows.collate import collate_prompts
 from training.utils.loading.tokenizers import same_tokenizer
 from training.utils.rewards.calling.running import start_rules
 from training.utils.rewards.combination import SUM
-from training.utils.rewards.combining import combined_values
+from training.utils.rewards.combining import combined
 from training.utils.rewards.needed import check_columns
 from training.utils.rewards.weighted import comparing, reads_ids
 from training.utils.run.progress import progress_bar
 
 if TYPE_CHECKING:
-    import torch
-
     from threestep.plugins.evaluation.scorer import Scorer
     from training.utils.contracts.rollout_engine import Sampling
     from training.utils.contracts.rows import PromptRow
     from training.utils.generation.arguments import SamplingArguments
     from training.utils.rewards.arguments import ScoringArguments
     from training.utils.rewards.calling.calling import Rule
+    from training.utils.rewards.combination import Combination
     from training.utils.rewards.weighted import Reward
 
 
@@ -143,6 +144,16 @@ def _totals(parts: Mapping[str, list[float]], rewards: Sequence[Reward], flags: 
         sum((each.weight * value for each in there if not math.isnan(value := parts[each.name][place])), 0.0)
         for place in range(count)
     ]
+
+
+def combined_values(
+    values_KB: Sequence[Sequence[float]], weights_K: Sequence[float], combination: Combination
+) -> list[float]:
+    """Return the score of each of B responses in double precision. values_KB: NaN where a reward does not apply. Of
+    weight 0 is what is only shown: it is no member."""
+    values_BK = torch.tensor(values_KB, dtype=torch.float64).reshape(len(values_KB), -1).T
+    weights = torch.tensor(weights_K, dtype=torch.float64)
+    return combined(values_BK * weights, ~values_BK.isnan() & (weights != 0), combination).tolist()
 
 
 def with_comparisons(

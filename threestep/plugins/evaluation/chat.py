@@ -143,10 +143,9 @@ def loaded(flags: ChatFlags) -> Callable[[], Talk]:
     """Load the models once; return a function that starts a conversation with them."""
     from threestep.plugins.evaluation.acting import check_acting, load_partners
     from threestep.plugins.evaluation.model import engine_maker, load_chat_model, start_alone
-    from threestep.plugins.evaluation.scorer import load_answer_scorer
+    from threestep.plugins.evaluation.scorer import load_answer_scorer, why_unscored
     from threestep.plugins.evaluation.talk import Talk
     from training.utils.generation.table import engine_class
-    from training.utils.setup.media import why_unscored
 
     chat, sampling, partners = flags.chat, flags.sampling, partners_of(flags.added)
     columns, acting = dict(partners.columns), load_partners(partners)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from threestep.plugins.evaluation.reward_evaluation.scorer import ScoreRows, ScorerSettings, load_scorer
 from training.utils.base.console import note
 from training.utils.base.errors import ThreestepError
+from training.utils.contracts.media_names import MEDIA_COLUMN
 from training.utils.contracts.rows import ResponsesRow
 from training.utils.data.chat.arguments import AS_STORED
 from training.utils.data.chat.chat import ChatTokenizer, adopt_style, text_maker
@@ -22,10 +24,11 @@ from training.utils.data.sources.formats.messages import (
 )
 from training.utils.loading.configurations import load_config, positions_of
 from training.utils.loading.tokenizers import load_tokenizer
-from training.utils.preference.scorer import ScoreRows, ScorerSettings, load_scorer
+from training.utils.plugins.registry import missing_plugin
+from training.utils.setup.media import has_media_kind, media_kind, reader_of_folder
 
 if TYPE_CHECKING:
-    from training.utils.contracts.media import RunMedia
+    from training.utils.contracts.media import MediaReader, RunMedia
     from training.utils.contracts.text_forms import RowForm
     from training.utils.data.build.arguments import DataArguments
     from training.utils.data.rows.tokenize import Ids, TextTokenizer
@@ -128,3 +131,21 @@ def load_answer_scorer(
     form = None if data.form is None else data.form.opened(tokenizer).layout
     score_rows = load_scorer(settings, data, tokenizer, ranks, media=media)
     return Scorer(name_or_path, tokenizer, texts, score_rows, form, unread, style.chat.prompt_style == AS_STORED)
+
+
+def why_unscored(name_or_path: str, sides: Sequence[tuple[Any, MediaReader]]) -> str | None:
+    """Return why a reward model does not score answers about media; None where it does. sides: see `MediaKind`."""
+    if not has_media_kind():
+        return missing_plugin("media", MEDIA_COLUMN)
+    tokenizer = load_tokenizer(name_or_path, end_may_pad=True)
+    return media_kind().why_unscored(name_or_path, tokenizer, reader_of_folder(name_or_path, tokenizer), sides)
+
+
+def check_scored(name_or_path: str, sides: Sequence[tuple[Any, MediaReader]]) -> None:
+    """ThreestepError if a reward model does not score answers about the media of rows. sides: see `MediaKind`."""
+    unread = why_unscored(name_or_path, sides)
+    if unread is not None:
+        raise ThreestepError(
+            f"--reward contains the reward model, and rows of the data have {MEDIA_COLUMN}: {unread}; give another, a "
+            "rule (--reward exact_match) or a function"
+        )

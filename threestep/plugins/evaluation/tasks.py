@@ -26,7 +26,7 @@ from threestep.plugins.evaluation.opening import (
 )
 from threestep.plugins.evaluation.pairs_page import page
 from threestep.plugins.evaluation.perplexity import row_losses
-from threestep.plugins.evaluation.scorer import load_answer_scorer
+from threestep.plugins.evaluation.scorer import check_scored, load_answer_scorer
 from threestep.plugins.evaluation.sharing import ALONE, Sharers, sharers
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
@@ -41,7 +41,7 @@ from training.utils.rewards.sample_figures import Sample, value_names
 from training.utils.rewards.weighted import Reward, check_comparisons, comparing, reads_messages, reads_model
 from training.utils.run.run_folder import RunFolder
 from training.utils.run.run_paths import check_place
-from training.utils.setup.media import check_scored, keep_media
+from training.utils.setup.media import keep_media
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document

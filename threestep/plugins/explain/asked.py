@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.audit.bisect.rerun import starter
 from threestep.plugins.audit.quantities.step import AuditedStep, LackingError
+from threestep.plugins.audit.reading import read_settings
 from threestep.plugins.explain.explanation import Explanation, KnownOfRun, Questions, explain
 from threestep.plugins.explain.forward.model import media_scale
 from threestep.plugins.explain.held_out import read_held_out
@@ -18,7 +19,7 @@ from threestep.plugins.explain.rule_runs import run_under
 from threestep.plugins.explain.rules import OtherRule, rule_of
 from training.utils.base.errors import ThreestepError
 from training.utils.base.user_files import load_function
-from training.utils.reading.files import checked_json, read_settings, read_text
+from training.utils.reading.files import checked_json, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

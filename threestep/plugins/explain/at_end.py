@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import training
 from threestep.plugins.audit.recording.schema import DESCRIPTION
+from threestep.plugins.audit.started import outside_of_ranks
 from training.utils.base.console import log
-from training.utils.run.launch import outside_of_ranks
 
 if TYPE_CHECKING:
     from training.utils.run.run_folder import EndedRun

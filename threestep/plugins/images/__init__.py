@@ -7,5 +7,8 @@ PLUGIN = Plugin(
     "rows with images",
     needs=("serving",),
     flags={EVERY_STEP: (f"{__name__}.flags:ImageArguments",)},
-    tables={"media": {"images": f"{__name__}.kind:Images"}},
+    tables={
+        "media": {"images": f"{__name__}.kind:Images"},
+        "data_sources": {"shapes": f"{__name__}.data.shapes:ShapesDataset"},
+    },
 )

@@ -12,7 +12,7 @@ import torch
 
 from threestep.plugins.images.kept_features import KeptFeatures, known_pictures
 from threestep.plugins.images.pixels import ImagePixels
-from training.utils.contracts.media_spans import MediaSpan, left_padded_axes, media_between, positions_taken
+from training.utils.contracts.media_spans import MediaSpan, media_between, position_axes, positions_taken
 
 PixelsOf = Callable[[Sequence[int]], ImagePixels]
 _SEES_ITSELF = "token_type_ids"  # 1 where a token is of an image that sees itself (Gemma 3, transformers 5.19)
@@ -95,3 +95,15 @@ def pixels_of_keys(keys: Sequence[Sequence[int]], pixels_of: PixelsOf, kept: Kep
     missing = [key for key, spans in known.missing for _ in range(spans)]
     pixels = pixels_of(missing) if missing else ImagePixels(torch.empty(0))
     return replace(pixels, known=known)
+
+
+def left_padded_axes(mask_BP: torch.Tensor, media: Sequence[Sequence[MediaSpan]]) -> torch.Tensor:
+    """Return int64 [3, B, P]: `position_axes` of left-padded sequences, 0 at padding. B sequences, P tokens.
+
+    mask_BP: bool, False at padding. media: of each sequence, counted from its first token.
+    """
+    count, width = mask_BP.shape
+    axes_3BP = torch.zeros(3, count, width, dtype=torch.int64)
+    for row, (length, own) in enumerate(zip(mask_BP.sum(1).tolist(), media, strict=True)):
+        axes_3BP[:, row, width - length :] = position_axes(length, own)
+    return axes_3BP.to(mask_BP.device)

@@ -13,7 +13,7 @@ PLUGIN = Plugin(
             "step2_reward": f"{_TABLES}:REWARD_OLD_FLAGS",
             "step2_dpo": f"{_TABLES}:DPO_OLD_FLAGS",
             "step3_ppo": f"{_TABLES}:PPO_OLD_FLAGS",
-            "step2_reward.evaluate": f"{_TABLES}:SCORING_OLD_FLAGS",
+            "reward-evaluate": f"{_TABLES}:SCORING_OLD_FLAGS",
             "evaluate": f"{_TABLES}:ANSWERING_OLD_FLAGS",
         },
         defaults=f"{_TABLES}:old_defaults",

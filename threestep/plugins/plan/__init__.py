@@ -17,6 +17,12 @@ PLUGIN = Plugin(
                 "With --dry_run, ranks to plan for; default: the launcher's, or one.",
             ),
         },
+        "advice": {
+            "dry_run": {
+                "batch": ", as many as the memory that is free holds by --dry_run's count",
+                "autotuning": " and see --dry_run",
+            },
+        },
         "auto_choices": {
             "per_device_train_batch_size": f"{__name__}.dry_run.steps:chosen_forward",
             "reuse_forwards": f"{__name__}.dry_run.steps:chosen_reuse",

@@ -14,6 +14,7 @@ PLUGIN = Plugin(
             "trackio": TrackerEntry(f"{__name__}.trackers.trackio:Trackio", "trackio"),
             "mlflow": TrackerEntry(f"{__name__}.trackers.mlflow:MLflow", "mlflow"),
         },
+        "meant_flags": dict.fromkeys(("use_wandb", "wandb", "wandb_project"), ("report_to",)),
         "run_files": {"report.html": RunFile()},
         "whole_run_switches": {"report": "false: no report.html at the end of the run and of each step"},
     },

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from threestep.plugins.routers.arguments import NO_REPLAY, ReplayArguments
+from training.step3_ppo.flags.source import source_of
 from training.utils.base.errors import Mistakes
 from training.utils.base.tables import either
 from training.utils.generation.partners import partners_of
@@ -33,7 +34,7 @@ def _check_replay(flags: Any, mistakes: Mistakes) -> None:
     if how == NO_REPLAY or engine is None:  # whose name is unknown, which is noted elsewhere
         return
     mistakes.require(
-        engine.records_experts or ppo.rollout_replay is not None,
+        engine.records_experts or not source_of(flags).draws,
         f"--replay_routers {how} needs the experts of each token of a rollout, and --rollout_engine "
         f"{ppo.rollout_engine} does not record them; give {either(recording_experts())}",
     )

@@ -11,5 +11,10 @@ PLUGIN = Plugin(
         **dict.fromkeys(("step1_sft", "step2_reward", "step2_dpo"), _ONE_MODEL),
         "step3_ppo": (f"{__name__}.arguments:PpoSpeedArguments",),
     },
+    tables={
+        "advice": {
+            "torch_compile": {"other_forward": "--torch_compile false", "compile": " and use --torch_compile"},
+        },
+    },
     hooks=Hooks(check=f"{__name__}.checks:check", preparers=f"{__name__}.preparers:preparers"),
 )

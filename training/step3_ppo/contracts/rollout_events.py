@@ -1,4 +1,4 @@
-"""The log of rollouts: for each step one line of rollouts.jsonl (`run.rollout_account` reads it).
+"""The log of rollouts: for each step one line of rollouts.jsonl (`run.rollout_log` reads it).
 
     step, version         the step that trained on them; steps that the weights had taken which drew them
     engine                what drew them

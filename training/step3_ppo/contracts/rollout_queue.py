@@ -25,7 +25,10 @@ class Asking(NamedTuple):
 
 
 class RolloutQueue:
-    """Draws the rollouts of steps by weights that may be older than the newest."""
+    """Draws the rollouts of steps by weights that may be older than the newest. state_name: of its state in a
+    checkpoint."""
+
+    state_name = "rollout_queue"
 
     def take(self, step: int) -> RolloutsOfStep:
         """Return the rollouts of `step`, which trains next. A collective."""

@@ -220,5 +220,5 @@ def _diverged(rows: Sequence[PromptRow], rollout: Rollout, index: int, those: st
     return (
         f"the reward model's score is {those}, whose prompt ends {prompt!r}, with the response ids "
         f"{rollout.response_of(index).tolist()[:SHOWN_IDS]}: its weights have diverged, or overflow in this --dtype; "
-        "evaluate it with training.step2_reward.evaluate, and try --dtype fp32"
+        "evaluate it on its own, and try --dtype fp32"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.base.user_files import check_address
@@ -114,9 +113,6 @@ class PpoArguments:
         "drawn past the end; default: 8 on a GPU, where each check waits for it, and 1 on a CPU.",
         "tokens >= 1",
     )
-    rollout_dump: str | None = flag(None, "Write every rollout to this folder.", "folder")
-    rollout_replay: str | None = flag(
-        None, "Read the rollouts that --rollout_dump wrote to this folder instead of generating.", "folder"
     )
     normalize_reward_scores: bool = flag(
         False,
@@ -194,21 +190,6 @@ class PpoArguments:
             )
         for name in ("stop", "bad_words"):
             mistakes.require("" not in getattr(self, name), f"--{name} expects texts of a character or more, got ''")
-        mistakes.require(
-            self.rollout_dump is None or self.rollout_replay is None,
-            "--rollout_dump and --rollout_replay exclude each other: a replay draws nothing new",
-        )
-        if self.rollout_replay is not None:
-            mistakes.require(
-                bool(list(Path(self.rollout_replay).glob("rollout_*"))),
-                f"--rollout_replay expects a folder that --rollout_dump filled, and {self.rollout_replay} has no "
-                "rollouts; name another",
-            )
-            mistakes.require(
-                not self.val_only,
-                f"--val_only evaluates, and --rollout_replay {self.rollout_replay} has the responses of another run's "
-                "weights; leave one of them out",
-            )
         for name in ("prompt_sampler", "prompt_dataset"):
             if getattr(self, name) is not None:
                 mistakes.note(check_address, getattr(self, name), f"--{name}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from training.step3_ppo.advantages import NO_ADVANTAGE, WITH_CRITIC
@@ -10,14 +9,15 @@ from training.step3_ppo.flags.algorithm import Algorithm, selected_algorithm
 from training.step3_ppo.flags.loops import asked_loop, check_loop
 from training.step3_ppo.flags.reuse import check_reuse
 from training.step3_ppo.flags.scheduler import RolloutScheduler, scheduler_of
+from training.step3_ppo.flags.source import source_of
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.tables import either
 from training.utils.contracts.rollout_engine import Drawing, RolloutEngine
-from training.utils.flags.added import figures_of_others, in_place_of_run
+from training.utils.flags.added import advice, in_place_of_run
 from training.utils.generation.partners import Partners, all_partners, partners_of
 from training.utils.generation.table import checked_engine, supporting
 from training.utils.loading.configurations import check_positions, check_trains
-from training.utils.plugins.registry import added, check_by_plugins, reading_whole_rows
+from training.utils.plugins.registry import check_by_plugins, reading_whole_rows
 from training.utils.rewards.table import RULES
 from training.utils.rewards.weighted import Reward, check_comparisons, named_rewards, reads_model, rule_named
 from training.utils.sequence_parallel.checks import check_beside
@@ -72,7 +72,6 @@ def checked_components(flags: PpoFlags) -> Components:
     engine = checked_engine(ppo.rollout_engine, wanted, mistakes, flags.data.form, draws=runs)
     flags.engines.refuse_others(ppo.rollout_engine, mistakes)
     check_loop(loop, ppo.rollout_engine, engine, mistakes)
-    _check_replay(flags, mistakes)
     checker = mistakes.note(rule_named, ppo.checker, flags.reward, "--checker") if ppo.checker else None
     rewards: tuple[Reward, ...] = ()
     if not flags.needs_no_reward:
@@ -99,11 +98,6 @@ def checked_components(flags: PpoFlags) -> Components:
             f"{flags.faults.rank_timeout:g}, the seconds that ranks wait for one whose reward function is running; "
             "lower the first or raise the second"
         )
-    if ppo.rollout_dump is not None and flags.saving.resume is None and any(Path(ppo.rollout_dump).glob("rollout_*")):
-        raise ThreestepError(
-            f"--rollout_dump expects a folder without rollouts, and {ppo.rollout_dump} has some; name another, or "
-            "continue the run that wrote them by --resume"
-        )
     return Components(engine, checker, algorithm, rewards, roles.share_trunk, loop, partners, scheduler)
 
 
@@ -126,10 +120,11 @@ def _check_no_advantage(flags: PpoFlags, mistakes: Mistakes) -> None:
     algorithm = flags.algorithm
     if algorithm.advantage != NO_ADVANTAGE:
         return
+    ways = "".join(f"{each}, or " for each in advice("no_own_loss"))
     mistakes.require(
         flags.guests.trains_alone,
-        f"--advantage {NO_ADVANTAGE} leaves the actor to a teacher, and there is none; give "
-        "--teacher_model_name_or_path, or another --advantage",
+        f"--advantage {NO_ADVANTAGE} leaves the actor to a teacher, and there is none; "
+        f"{ways or 'give '}another --advantage",
     )
     mistakes.require(
         algorithm.kl_coef == 0 or algorithm.kl_in == "loss",
@@ -152,19 +147,6 @@ def _responses_of_a_prompt(flags: PpoFlags) -> dict[str, int]:
     return found
 
 
-def _check_replay(flags: PpoFlags, mistakes: Mistakes) -> None:
-    """A replay has no responses of its own to held-out prompts, and goes by figures of other data alone."""
-    if flags.ppo.rollout_replay is None or figures_of_others(flags.settings):
-        return
-    advice = "".join(f"{each}, or " for each in added("evaluation_flags", ()).values())
-    for name in ("load_best_model_at_end", "early_stopping"):
-        mistakes.require(
-            not getattr(flags.saving, name),
-            f"--{name} goes by evaluations, and --rollout_replay has another run's responses alone; {advice}leave it "
-            "out",
-        )
-
-
 def _check_partners(
     flags: PpoFlags, partners: Partners, engine: type[RolloutEngine] | None, mistakes: Mistakes
 ) -> None:
@@ -175,7 +157,7 @@ def _check_partners(
     if engine is not None:
         drawing = Drawing(turns=partners.is_there)
         mistakes.sentences += engine.refusals(flags.settings_of_engine(engine), drawing)
-    if partners.is_there and flags.ppo.rollout_replay is None:
+    if partners.is_there and source_of(flags).draws:
         partners.load(mistakes)
 
 
@@ -216,7 +198,7 @@ def check_beside_media(flags: PpoFlags, components: Components, images: RunMedia
     mistakes, engine, ppo, form = Mistakes(), components.rollout_engine, flags.ppo, flags.data.form
     loop = components.loop
     mistakes.require(
-        engine.supports_media or ppo.rollout_replay is not None,
+        engine.supports_media or not source_of(flags).draws,
         f"--rollout_engine {ppo.rollout_engine} does not read images, and prompts of the data have some; give "
         f"{either(supporting('media'))}",
     )

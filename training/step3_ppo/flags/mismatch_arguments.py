@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from training.step3_ppo.mismatch import CORRECTIONS, LEVELS, RECIPES, REJECTED, REJECTIONS
 from training.step3_ppo.mismatch.settings import MismatchSettings, rejection_of
 from training.utils.base.tables import either
+from training.utils.flags.added import advice
 from training.utils.flags.flags import flag
 from training.utils.generation.table import WITH_OTHER_LOGPROBS
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 _PREFIX = "mismatch_"
 _BY_ENGINE = (f"--rollout_engine {either(WITH_OTHER_LOGPROBS)}",) if WITH_OTHER_LOGPROBS else ()
-_CORRECTED = either((*_BY_ENGINE, "--rollouts_ahead"))
+_CORRECTED = either((*_BY_ENGINE, *advice("old_weights")))
 
 
 @dataclass

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from training.step3_ppo.flags.reuse import ROLES
-from training.step3_ppo.parts.replay import recorded_engine
+from training.step3_ppo.flags.source import source_of
 from training.step3_ppo.roles.loading import RolesNeeded, load_roles
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
@@ -52,8 +52,8 @@ def open_rollout_engine(opening: PpoOpening, roles: Roles) -> RolloutEngine:
             prompt_tokens=flags.data.rows.max_prompt_seq_len,
         )
 
-    more = deciding_settings(flags, components.partners)
-    engine = recorded_engine(create, flags.ppo.rollout_dump, flags.ppo.rollout_replay, rank=ranks.rank, more=more)
+    decides = deciding_settings(flags, components.partners)
+    engine = source_of(flags).engine(create, rank=ranks.rank, decides=decides)
     own = own_forward_of(roles.actor_model)
     assert own is not None, "it is read when it is loaded"
     set_stop_tokens(roles.actor_model, tokenizer, inputs.end_token_ids)

@@ -51,7 +51,7 @@ class HeldOut(NamedTuple):
     are_replayed: bool = False
 
     @classmethod
-    def of_run(cls, inputs: Inputs, ppo: PpoArguments) -> HeldOut:
+    def of_run(cls, inputs: Inputs, ppo: PpoArguments, are_replayed: bool) -> HeldOut:
         """Return the held-out prompts of a run, and how its flags evaluate them."""
         return cls(
             inputs.eval,
@@ -61,7 +61,7 @@ class HeldOut(NamedTuple):
             with_greedy=ppo.val_greedy,
             shown=ppo.show_samples,
             checker=ppo.checker,
-            are_replayed=ppo.rollout_replay is not None,
+            are_replayed=are_replayed,
         )
 
 

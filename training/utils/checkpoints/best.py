@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from training.utils.base.errors import ThreestepError, nearest_names
-from training.utils.run.course import judged_metric
+from training.utils.run.judged import judged_metric
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from training.utils.checkpoints.best import Best, is_better, metric_in
 from training.utils.checkpoints.records import check_keys, record_of
-from training.utils.run.course import greater_wins
+from training.utils.run.judged import greater_wins
 
 FLAG = "--early_stopping"
 

@@ -33,7 +33,7 @@ from training.utils.checkpoints.records import as_written, check_keys, read_reco
 from training.utils.contracts.checkpoints import Checkpoints
 from training.utils.engine.ranks.collectives import from_main, largest, on_main
 from training.utils.layout.order import completes_epochs
-from training.utils.run.course import greater_wins
+from training.utils.run.judged import greater_wins
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.step_callback import StepCallback, load_callback
 from training.utils.trackers.arguments import trackers_in

@@ -71,18 +71,6 @@ def position_axes(length: int, media: Sequence[MediaSpan]) -> torch.Tensor:
     return axes_3T
 
 
-def left_padded_axes(mask_BP: torch.Tensor, media: Sequence[Sequence[MediaSpan]]) -> torch.Tensor:
-    """Return int64 [3, B, P]: `position_axes` of left-padded sequences, 0 at padding. B sequences, P tokens.
-
-    mask_BP: bool, False at padding. media: of each sequence, counted from its first token.
-    """
-    count, width = mask_BP.shape
-    axes_3BP = torch.zeros(3, count, width, dtype=torch.int64)
-    for row, (length, own) in enumerate(zip(mask_BP.sum(1).tolist(), media, strict=True)):
-        axes_3BP[:, row, width - length :] = position_axes(length, own)
-    return axes_3BP.to(mask_BP.device)
-
-
 def media_between(media: Sequence[MediaSpan], begin: int, end: int) -> tuple[MediaSpan, ...]:
     """Return the media of the tokens [begin, end) of a sequence, counted from `begin`; AssertionError if that cuts
     one."""

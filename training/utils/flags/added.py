@@ -45,3 +45,8 @@ def in_place_of_run(settings: Mapping[str, Any]) -> InPlaceOfRun | None:
     names"""
     found: dict[str, InPlaceOfRun] = added("in_place_of_run", ())
     return next((entry for name, entry in found.items() if settings.get(name)), None)
+
+
+def advice(place: str) -> list[str]:
+    """Return what plugins say of their flags at a place of the core's messages (`Plugin.tables`)."""
+    return [words[place] for words in added("advice", ()).values() if place in words]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from training.utils.base.user_files import loaded_name
 from training.utils.flags.added import AddedFlags, added_flags
 from training.utils.flags.arguments import defaults_of, list_defaults_of, may_change_in
-from training.utils.plugins.registry import flag_names
+from training.utils.plugins.registry import added, flag_names
 
 if TYPE_CHECKING:
     from training.utils.flags.other_names import OldFlag
@@ -32,6 +32,11 @@ class Curve:
     note: str
     metrics: Mapping[str, str]
     is_smooth: bool = False
+
+
+def added_curves(step: str) -> list[Curve]:
+    """Return the curves that plugins add to a step's page. step: its name"""
+    return [Curve(*curve) for of_step, *curve in added("curves", ()).values() if of_step == step]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import torch
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.contracts.documents import Document, unshared
 from training.utils.contracts.token_rows import TokenRows
+from training.utils.flags.added import advice
 from training.utils.layout.rows import packed_rows
 from training.utils.models.attention.attention import BY_DOCUMENT, FLASH, IMPLEMENTATIONS, text_attention
 from training.utils.models.attention.attention_forms import KERNELS, heads_of, why_not_the_mask
@@ -57,8 +58,8 @@ def check_padded(model: PreTrainedModel, read: Read, device: torch.device) -> No
     if not difference <= own.tolerance:
         raise ThreestepError(
             f"{type(model).__name__} cannot be trained: padded rows differ by {difference:.2g} from its own forward of "
-            f"single sequences (rounding explains {own.tolerance:.2g}); try --torch_compile false, --zero_stage 2, "
-            "shorter sequences, or another family"
+            f"single sequences (rounding explains {own.tolerance:.2g}); try "
+            f"{', '.join([*advice('other_forward'), '--zero_stage 2'])}, shorter sequences, or another family"
         )
     if own.with_media is not None:
         reason = own.with_media.why_not(read, device, text=None)

@@ -209,6 +209,7 @@ rollout_engines trackers data_sources rewards media policy_losses evaluated_figu
 run_files in_place_of_run auto_choices evaluation_flags whole_run_switches stored_forms packed_layers
 optimizers
 run_files in_place_of_run auto_choices evaluation_flags whole_run_switches row_forms
+run_files in_place_of_run auto_choices evaluation_flags whole_run_switches advice curves rollout_sources
 """.split()
 )
 
@@ -230,7 +231,8 @@ class Plugin(NamedTuple):
         `decode_loops`: addresses of functions (PpoFlags, Mistakes) -> AskedLoop | None: in what loop an engine draws
             responses in the place of its own (`contracts.decode_loops`); by the names of the flags that ask for it
         `trackers`: TrackerEntry, by the names that --report_to takes
-        `data_sources`: addresses of PromptRawDataset classes, by the beginning of the names that --data_path takes
+        `data_sources`: addresses of PromptRawDataset classes, by the names that --data_path takes, under which they
+            register themselves; by the beginning of names where that ends with a colon
         `rewards`: RewardEntry, by the beginning of addresses that --reward takes
         `media`: the address of the `MediaKind` of a class, by the name of the column of rows that holds such media;
             one at most in all plugins
@@ -250,6 +252,14 @@ class Plugin(NamedTuple):
         `auto_choices`: addresses of functions (`setup.step_program.CheckedStep`, PlannedDevice) -> AutoChoice: what a
             flag stands for that was left to `auto`, in a run that is about to load its models on a device with so much
             free memory; by the flag's name, `per_device_train_batch_size` or `reuse_forwards`
+        `advice`: by flags, words that name them in messages, pages and `--help`, by their places there
+            (`flags.added.advice`): `no_own_loss`, for a model without the trainer's loss; `old_weights`, flags by which
+            older weights draw rollouts; `other_forward`, for forwards that differ from the family's own; `batch`, on
+            how a forward's size is chosen; `page`, what a reader of a run's page has to know, with {} for the value; a
+            key of DeepSpeed's configuration, what to do in its place
+        `curves`: by the group of their figures, curves of a step's page: the step, a title, a note, figures by the
+            names of their lines
+        `rollout_sources`: addresses of RolloutSource classes (`step3_ppo.flags.source`), by the flags that ask for them
         `evaluation_flags`: by flags that give evaluations figures of other data than the held-out rows, `eval/NAME`:
             advice that names the flag, for who has no such rows
         `stored_forms`: addresses of `StoredForm` classes (`loading.stored_forms`), by the field of configurations that

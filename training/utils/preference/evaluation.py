@@ -160,6 +160,17 @@ def evaluate(scored: ScoredResponses) -> RewardEvaluation:
     )
 
 
+def decimals(value: float | None, places: int = 3) -> str:
+    """`value` with `places` decimals, or a dash for None."""
+    return "-" if value is None else f"{value:.{places}f}"
+
+
+def gain_sentence(before: RewardEvaluation, after: RewardEvaluation) -> str:
+    """The effect of training, in half a line."""
+    accuracy = f"{decimals(before.accuracy)} -> {decimals(after.accuracy)}"
+    return f"pair accuracy {accuracy}, score gap {decimals(after.score_gap, 2)}"
+
+
 def pairs_of(prompt_R: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(better_Q, worse_Q, weight_Q): every pair of one prompt's responses; the weights of a prompt's pairs add to 1."""
     starts = np.flatnonzero(_is_first(prompt_R))

@@ -12,11 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.utils.base.errors import ThreestepError, first_line
-from training.utils.base.storage import parse_yaml
+from training.utils.base.errors import ThreestepError
 
 if TYPE_CHECKING:
-    import numpy as np
     from pydantic import TypeAdapter, ValidationError
 
 _MOST_CHARACTERS = 40  # of a wrong value, in an error
@@ -65,35 +63,6 @@ def checked_value(kind: Any, value: Any, where: object) -> Any:
         return _adapter(kind).validate_python(value)
     except ValidationError as problem:
         raise ThreestepError(_sentence(problem, where)) from problem
-
-
-def read_settings(path: Path) -> dict[str, Any]:
-    """Return the mapping of a YAML file; an empty one if nothing has its name."""
-    import yaml
-
-    text = text_if_there(path)
-    try:
-        value = None if text is None else parse_yaml(text)
-    except (ValueError, OverflowError, yaml.YAMLError) as problem:
-        raise ThreestepError(f"{path} expects YAML: {first_line(problem)}") from problem
-    return checked_value(dict[str, Any], {} if value is None else value, path)
-
-
-def read_tensors(path: Path, what: str = "tensors") -> dict[str, np.ndarray]:
-    """Return the tensors of a safetensors file, integers, booleans and floats up to 64 bits; ThreestepError for another
-    file."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    if not path.is_file():
-        why = "is no file" if os.path.lexists(path) else "is missing"
-        raise ThreestepError(f"{path} expects {what}, and {why}")
-    try:
-        return dict(load_file(str(path)))
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as problem:
-        raise ThreestepError(
-            f"{path} expects safetensors of integers, booleans or floats up to 64 bits: {first_line(problem)}"
-        ) from problem
 
 
 @cache

@@ -8,14 +8,13 @@ B responses, K rewards.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
-
-import torch
 
 from training.utils.rewards.combination import MEAN, MINIMUM, SUM
 
 if TYPE_CHECKING:
+    import torch
+
     from training.utils.rewards.combination import Combination
 
 
@@ -33,13 +32,3 @@ def combined(summands_BK: torch.Tensor, applies_BK: torch.Tensor, combination: C
         return mean_B
     off_BK = (summands_BK - mean_B[:, None]).where(applies_BK, 0.0)
     return mean_B - combination.deviations * (off_BK.square().sum(dim=1) / count_B.clamp(min=1)).sqrt()
-
-
-def combined_values(
-    values_KB: Sequence[Sequence[float]], weights_K: Sequence[float], combination: Combination
-) -> list[float]:
-    """Return the score of each of B responses in double precision. values_KB: NaN where a reward does not apply. Of
-    weight 0 is what is only shown: it is no member."""
-    values_BK = torch.tensor(values_KB, dtype=torch.float64).reshape(len(values_KB), -1).T
-    weights = torch.tensor(weights_K, dtype=torch.float64)
-    return combined(values_BK * weights, ~values_BK.isnan() & (weights != 0), combination).tolist()

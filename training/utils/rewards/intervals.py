@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-_Z = 1.959963984540054  # normal quantile of 95 %
 _RESAMPLES = 2000
 _RESAMPLED_NUMBERS = 2_000_000  # at a time
 
@@ -23,16 +21,6 @@ class Figure:
 
     def __str__(self) -> str:
         return f"{self.value:.3f} (95 % from {self.low:.3f} to {self.high:.3f})"
-
-
-def share(successes: float, count: int) -> Figure:
-    """successes / count with Wilson's interval (Wilson 1927; Brown, Cai and DasGupta 2001), which stays in [0, 1] and
-    has a width even if all or none succeed. Counting a tie as half a success makes it wider than necessary."""
-    p = successes / count
-    scale = 1.0 + _Z**2 / count
-    center = (p + _Z**2 / (2 * count)) / scale
-    half = _Z / scale * math.sqrt(p * (1.0 - p) / count + _Z**2 / (4 * count**2))
-    return Figure(p, center - half, center + half)
 
 
 def mean(values: Sequence[float], seed: int) -> Figure:

@@ -22,25 +22,6 @@ def best_of(values: Sequence[float], k: int) -> float:
     return sum(math.comb(below, k - 1) / subsets * value for below, value in enumerate(sorted(values)))
 
 
-def picked_of(values: Sequence[float], others: Sequence[float], k: int) -> float:
-    """Return the expected other value of the response that has the largest of k of the n values; equally large ones are
-    picked equally often. Of a checker's values beside a reward's, it falls where the reward is over-optimised (Gao,
-    Schulman and Hilton 2023)."""
-    of_value: defaultdict[float, list[float]] = defaultdict(list)
-    for value, other in zip(values, others, strict=True):
-        of_value[value].append(other)
-    # A pick has one of equal values as likely as another, whichever their order.
-    means = [sum(of_value[value]) / len(of_value[value]) for value in sorted(values)]
-    subsets = math.comb(len(values), k)
-    return sum(math.comb(below, k - 1) / subsets * other for below, other in enumerate(means))
-
-
-def divergence_of_best(k: int) -> float:
-    """Return the KL divergence of the best of k from what drew them, log k - (k - 1) / k nats; equally good responses
-    make it smaller (Stiennon et al. 2020, appendix G.3; Beirami et al. 2024)."""
-    return math.log(k) - (k - 1) / k
-
-
 def worst_of(values: Sequence[float], k: int) -> float:
     """Return E[min of k of the n values]."""
     return -best_of([-value for value in values], k)

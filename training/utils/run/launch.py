@@ -34,7 +34,6 @@ _TERMINATION_SECONDS = 60.0
 _PACKAGE = Path(__file__).resolve().parents[2]
 # Loaded as a part of `threestep`, beside a `training` of the user's (threestep/apart.py): so are the ranks' modules.
 _IS_APART = not __name__.startswith(f"{_PACKAGE.name}.") and __name__ != "__main__"
-_OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def choose_ranks(wanted: int | None, environment: Mapping[str, str], gpus: int) -> int:
@@ -144,11 +143,6 @@ def launcher_environment(module: str, environment: Mapping[str, str]) -> dict[st
 
 def _is_ours(module: str) -> bool:
     return module.partition(".")[0] == _PACKAGE.name or module.startswith(f"{GROUP}.")
-
-
-def outside_of_ranks(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a program that a rank starts, which is none of the ranks."""
-    return {name: value for name, value in environment.items() if name not in _OF_A_RANK}
 
 
 def launch(

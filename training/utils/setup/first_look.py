@@ -12,7 +12,7 @@ from training.utils.checkpoints.earlier_run import check_earlier_run
 from training.utils.checkpoints.folder import CheckpointFolder
 from training.utils.data.sources.first_look import look_at_data
 from training.utils.plugins.registry import added
-from training.utils.run.course import may_be_evaluated
+from training.utils.run.judged import may_be_evaluated
 
 if TYPE_CHECKING:
     from training.utils.checkpoints.arguments import CheckpointArguments

@@ -17,7 +17,6 @@ from training.utils.data.rows.media_store import HeldMedia
 from training.utils.data.sources.formats.media import ONLY_TEXT
 from training.utils.loading.adapter_folders import model_of
 from training.utils.loading.configurations import load_config
-from training.utils.loading.tokenizers import load_tokenizer
 from training.utils.models.families.parts import is_media_config
 from training.utils.models.families.processors import processor_files
 from training.utils.plugins.registry import added, missing_plugin
@@ -165,24 +164,6 @@ def planned_media(name_or_path: str, trust_remote_code: bool, most: int, at_once
 def processor_of(name_or_path: str, model: Any) -> list[Path]:
     """Return the files of what reads media for the model that `model` started from; none of a model of text."""
     return processor_files(model_of(name_or_path)) if is_media_config(model.config) else []
-
-
-def why_unscored(name_or_path: str, sides: Sequence[tuple[Any, MediaReader]]) -> str | None:
-    """Return why a reward model does not score answers about media; None where it does. sides: see `MediaKind`."""
-    if not has_media_kind():
-        return missing_plugin(_TABLE, MEDIA_COLUMN)
-    tokenizer = load_tokenizer(name_or_path, end_may_pad=True)
-    return media_kind().why_unscored(name_or_path, tokenizer, reader_of_folder(name_or_path, tokenizer), sides)
-
-
-def check_scored(name_or_path: str, sides: Sequence[tuple[Any, MediaReader]]) -> None:
-    """ThreestepError if a reward model does not score answers about the media of rows. sides: see `MediaKind`."""
-    unread = why_unscored(name_or_path, sides)
-    if unread is not None:
-        raise ThreestepError(
-            f"--reward contains the reward model, and rows of the data have {MEDIA_COLUMN}: {unread}; give another, a "
-            "rule (--reward exact_match) or a function"
-        )
 
 
 def check_read_alike(paths: tuple[str, str], trust_remote_code: bool, tokenizers: Sequence[Any]) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from tests.support.step3_records import changed
 from tests.unit.step3_ppo.experience.test_experience import how
+from threestep.plugins.replay.files import DumpingRollout, ReplayRollout
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.advantages.inputs import AdvantageSettings
 from training.step3_ppo.contracts.records import Samples, Scored
@@ -21,7 +22,6 @@ from training.step3_ppo.experience.experience import make_experience
 from training.step3_ppo.experience.scoring import outcome_scores, score, start_scoring
 from training.step3_ppo.kl.control import KlControl
 from training.step3_ppo.parts.evaluation import conversation_columns
-from training.step3_ppo.parts.replay import recorded_engine
 from training.utils.contracts.rollout import FORK_LINE, ConversationRecord, Conversations, Rollout
 from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, Sampling, rolled_out
 from training.utils.contracts.rows import PromptRow
@@ -231,8 +231,8 @@ def test_a_conversation_that_forks_is_replayed_as_it_was_drawn(tmp_path):
     ids_BP = torch.tensor([[7, 8], [9, 7]])
     request = RolloutRequest(ids_BP, torch.ones_like(ids_BP).bool(), Sampling(40, 1.0, 0, 1.0, 1, 0), range(8), 4)
     drawn, again = (
-        rolled_out(recorded_engine(Given, *folders, rank=0), None, request)
-        for folders in ((str(tmp_path), None), (None, str(tmp_path)))
+        rolled_out(engine, None, request)
+        for engine in (DumpingRollout(Given(), tmp_path, 0), ReplayRollout(tmp_path, 0))
     )
     for one, other in zip(drawn.sequences(), again.sequences(), strict=True):
         assert one.forks == other.forks != () and torch.equal(one.is_target, other.is_target)

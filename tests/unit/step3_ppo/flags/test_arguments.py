@@ -78,11 +78,6 @@ def test_batches_that_divide():
         ({"stop": ["x", ""]}, "--stop expects texts of a character or more, got ''"),
         ({"bad_words": [""]}, "--bad_words expects texts of a character or more, got ''"),
         (
-            {"rollout_replay": "/no/such/folder"},
-            "--rollout_replay expects a folder that --rollout_dump filled, and /no/such/folder has no rollouts; name "
-            "another",
-        ),
-        (
             {"reuse_forwards": True, "ppo_epochs": 2, "per_device_training_batch_size": 8},
             "--reuse_forwards learns once from each rollout's forwards, and --ppo_epochs, --generation_batches and "
             "--per_device_training_batch_size make 4 optimizer steps of 1 rollouts; make it one of one, or leave "
@@ -100,18 +95,6 @@ def test_batches_that_divide():
 )
 def test_mistakes(given, sentence):
     assert mistakes_of(PpoArguments(**given)) == [sentence]
-
-
-def test_a_folder_of_rollouts_is_read_or_written(tmp_path):
-    assert mistakes_of(PpoArguments(rollout_dump=str(tmp_path / "new"))) == []
-    (tmp_path / "rollout_000000_rank0.safetensors").touch()
-    folder = str(tmp_path)
-    assert mistakes_of(PpoArguments(rollout_replay=folder)) == []
-    assert mistakes_of(PpoArguments(rollout_dump=str(tmp_path / "new"), rollout_replay=folder)) == [
-        "--rollout_dump and --rollout_replay exclude each other: a replay draws nothing new"
-    ]
-    [said] = mistakes_of(PpoArguments(val_only=True, rollout_replay=folder))
-    assert said.startswith("--val_only evaluates, and --rollout_replay ")
 
 
 def test_a_batch_size_of_zero_is_told_and_divides_nothing():

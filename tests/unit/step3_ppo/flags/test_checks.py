@@ -9,7 +9,6 @@ from tests.support.ppo_flags import ppo_flags
 from tests.support.tiny_models import tiny_config
 from threestep.plugins.images.models.pictured import RowImages
 from threestep.plugins.images.pixels import ImagePixels
-from training.step3_ppo.flags import checks
 from training.step3_ppo.flags.checks import check_beside_media, check_models, checked_components
 from training.utils.base.errors import ThreestepError
 from training.utils.generation.engines.hf import TransformersRollout
@@ -97,16 +96,6 @@ def test_names_that_nothing_has_are_told_together_with_near_ones():
         assert part in said
 
 
-@pytest.mark.parametrize("given", [{"load_best_model_at_end": True}, {"early_stopping": 2}])
-def test_a_replay_judges_no_evaluation_of_another_run(given, monkeypatch):
-    names_of(**given)
-    [name] = given
-    with pytest.raises(ThreestepError, match=f"--{name} goes by evaluations, and --rollout_replay has another run's"):
-        names_of(**given, rollout_replay="there")
-    monkeypatch.setattr(checks, "figures_of_others", lambda settings: True)
-    names_of(**given, rollout_replay="there")
-
-
 def test_ranks_wait_longer_than_a_reward_function_may_work():
     names_of()
     names_of(rank_timeout=301)
@@ -132,18 +121,6 @@ def test_positions_are_compared_before_anything_loads(tmp_path, short):
         check_models(flags, with_critic=False)
 
 
-def test_rollouts_are_not_written_among_those_of_another_run(tmp_path):
-    folder = str(tmp_path)
-    names_of(rollout_dump=folder)
-    (tmp_path / "rollout_000000_rank0.safetensors").touch()
-    names_of()
-    names_of(resume="latest", rollout_dump=folder)
-    with pytest.raises(ThreestepError) as told:
-        names_of(rollout_dump=folder)
-    assert str(told.value) == (
-        f"--rollout_dump expects a folder without rollouts, and {folder} has some; name another, or continue the run "
-        "that wrote them by --resume"
-    )
 
 
 def beside_images(**given) -> None:

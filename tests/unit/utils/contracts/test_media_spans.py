@@ -10,7 +10,6 @@ from threestep.plugins.images.pixels import ImagePixels
 from training.utils.contracts.documents import TokenSequence, plain, shared_prompt, together, unshared
 from training.utils.contracts.media_spans import (
     MediaSpan,
-    left_padded_axes,
     media_between,
     position_axes,
     positions_taken,
@@ -48,17 +47,6 @@ def test_positions_worked_by_hand(length, images, time, height, width):
     assert taken == max(map(max, expected)) + 1
     # What follows goes on there.
     assert position_axes(length + 1, images)[:, -1].tolist() == [taken] * 3
-
-
-def test_positions_of_left_padded_sequences():
-    """The sequence of 2 x 3 above, and one token of text; padding is at 0."""
-    mask_BP = torch.arange(10) >= torch.tensor([[0], [9]])
-    axes_3BP = left_padded_axes(mask_BP, [(image(2, 2, 3),), ()])
-    assert axes_3BP[:, 0].tolist() == position_axes(10, [image(2, 2, 3)]).tolist()
-    assert axes_3BP[:, 1].tolist() == [[0] * 10] * 3
-    mask_BP = torch.arange(11) >= torch.tensor([[1], [9]])
-    axes_3BP = left_padded_axes(mask_BP, [(image(2, 2, 3),), ()])
-    assert axes_3BP[1].tolist() == [[0, 0, 1, 2, 2, 2, 3, 3, 3, 5, 6], [0] * 10 + [1]]
 
 
 def test_a_span_is_as_large_as_its_grid():

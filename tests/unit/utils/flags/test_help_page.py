@@ -37,7 +37,7 @@ PROGRAMS = [step.program for step in known_steps().values()] + [
     "threestep.plugins.programs.new_model",
     "threestep.plugins.plan.__main__",
     "threestep.plugins.inspect.preview",
-    "training.step2_reward.evaluate",
+    "threestep.plugins.evaluation.reward_evaluation.__main__",
 ]
 
 

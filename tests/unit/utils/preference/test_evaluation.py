@@ -15,6 +15,7 @@ from training.utils.preference.evaluation import (
     ScoredResponses,
     calibration_bins,
     calibration_error,
+    decimals,
     evaluate,
     evaluation_from,
     pairs_of,
@@ -164,3 +165,7 @@ def test_an_evaluation_comes_back_from_json():
     ):
         result = evaluate(scored)
         assert evaluation_from(json.loads(json.dumps(asdict(result)))) == result
+
+
+def test_decimals():
+    assert (decimals(1.23456), decimals(-0.5, 1), decimals(None)) == ("1.235", "-0.5", "-")

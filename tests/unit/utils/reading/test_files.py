@@ -8,18 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from tests.support.heavy import heavy_modules_after
 from training.utils.base.errors import ThreestepError
-from training.utils.reading.files import (
-    checked_json,
-    checked_value,
-    read_settings,
-    read_tensors,
-    read_text,
-    text_if_there,
-)
+from training.utils.reading.files import checked_json, checked_value, read_text, text_if_there
 
 
 @dataclass(frozen=True)
@@ -63,34 +55,13 @@ def test_what_is_no_file_is_refused_and_only_what_is_not_there_is_nothing(tmp_pa
     os.mkfifo(tmp_path / "pipe")
     os.symlink("nowhere", tmp_path / "link")
     for name in ("folder", "pipe", "link"):
-        for read in (read_text, text_if_there, read_settings, read_tensors):
+        for read in (read_text, text_if_there):
             with pytest.raises(ThreestepError, match=f"{name} expects .*, and is no file"):
                 read(tmp_path / name)
-    assert text_if_there(tmp_path / "gone") is None and read_settings(tmp_path / "gone") == {}
-    with pytest.raises(ThreestepError, match="gone expects tensors, and is missing"):
-        read_tensors(tmp_path / "gone")
+    assert text_if_there(tmp_path / "gone") is None
     (tmp_path / "bytes").write_bytes(b"ab\xff")
     with pytest.raises(ThreestepError, match="expects a text in UTF-8, and byte 2 is not of one"):
         read_text(tmp_path / "bytes")
-
-
-@pytest.mark.parametrize("text", ["a: b: c", "- [", "[1]", "1: 2", "9" * 6000, "!!python/object/apply:os.getcwd []"])
-def test_settings_are_a_mapping(tmp_path: Path, text):
-    path = tmp_path / "config.yaml"
-    path.write_text(text)
-    with pytest.raises(ThreestepError, match="config.yaml"):
-        read_settings(path)
-    path.write_text("a: 1\nb: [x]\n")
-    assert read_settings(path) == {"a": 1, "b": ["x"]}
-
-
-def test_tensors_are_whole(tmp_path: Path):
-    path = tmp_path / "a.safetensors"
-    save_file({"x": np.arange(3)}, path)
-    assert read_tensors(path)["x"].tolist() == [0, 1, 2]
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ThreestepError, match="expects safetensors of integers, booleans or floats"):
-        read_tensors(path)
 
 
 def test_importing_it_waits_for_no_pydantic():

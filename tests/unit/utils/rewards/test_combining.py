@@ -11,7 +11,7 @@ import torch
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.rewards.combination import COMBINATIONS, Combination
-from training.utils.rewards.combining import combined, combined_values
+from training.utils.rewards.combining import combined
 
 SCORES = [[1.0, 3.0, math.nan], [2.0, 3.0, math.nan], [6.0, math.nan, math.nan]]  # K rewards of B responses
 
@@ -28,12 +28,9 @@ SCORES = [[1.0, 3.0, math.nan], [2.0, 3.0, math.nan], [6.0, math.nan, math.nan]]
 )
 def test_by_hand(kind, expected):
     """What does not apply is no member; a response to which nothing applies scores 0."""
-    assert combined_values(SCORES, [1.0, 1.0, 1.0], Combination(kind, 2.0)) == pytest.approx(expected, abs=1e-12)
-
-
-def test_weights_scale_members_and_of_weight_0_is_none():
-    assert combined_values([[1.0], [2.0], [50.0]], [3.0, 0.5, 0.0], Combination("mean")) == [2.0]
-    assert combined_values([[1.0], [2.0], [-50.0]], [3.0, 0.5, 0.0], Combination("minimum")) == [1.0]
+    scores_BK = torch.tensor(SCORES, dtype=torch.float64).T
+    found_B = combined(scores_BK, ~scores_BK.isnan(), Combination(kind, 2.0))
+    assert found_B.tolist() == pytest.approx(expected, abs=1e-12)
 
 
 def test_against_numpy():

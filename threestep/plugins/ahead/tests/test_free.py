@@ -24,11 +24,12 @@ from threestep.plugins.ahead.tests.test_pipeline import (
     trained,
     weights,
 )
+from threestep.plugins.report.figures.rollout_account import WAITING, rollout_account
 from training.step3_ppo.contracts.rollout_events import RolloutEvents
 from training.step3_ppo.trainer import PpoTrainer
 from training.utils.base.errors import ThreestepError
 from training.utils.generation.engines.hf import TransformersRollout
-from training.utils.run.rollout_account import WAITING, read_rollouts, rollout_account
+from training.utils.run.rollout_log import read_rollouts
 from training.utils.run.run_log import RunLog
 
 GROUPS = 4  # of a step, of all ranks

@@ -11,11 +11,12 @@ import pytest
 
 from threestep.plugins.ahead.tests.test_free import GROUPS, free_trainer, lines_of, train
 from threestep.plugins.ahead.tests.test_pipeline import SAMPLES, STEPS, made_trainer, same, weights
+from threestep.plugins.report.figures.rollout_account import rollout_account
 from threestep.plugins.vllm.servers import drawing
 from threestep.plugins.vllm.servers.arguments import VllmServerArguments
 from threestep.plugins.vllm.servers.engine import VllmServerRollout
 from threestep.plugins.vllm.tests.fake_rollout_server import KEY, FakeServer
-from training.utils.run.rollout_account import read_rollouts, rollout_account
+from training.utils.run.rollout_log import read_rollouts
 
 
 class Late(FakeServer):

@@ -35,7 +35,7 @@ from training.utils.engine.ranks.startup import Ranks
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import SequenceLayout
-from training.utils.run.rollout_account import read_rollouts
+from training.utils.run.rollout_log import read_rollouts
 from training.utils.run.run_log import RunLog
 
 PROMPTS = [

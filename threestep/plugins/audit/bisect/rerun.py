@@ -21,9 +21,9 @@ import psutil
 import training
 from threestep.plugins.audit.bisect.digest_files import step_of
 from threestep.plugins.audit.recording.schema import DIGESTS
+from threestep.plugins.audit.started import outside_of_ranks
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import read_json_object
-from training.utils.run.launch import outside_of_ranks
 
 if TYPE_CHECKING:
     from threestep.plugins.audit.bisect.digest_files import RunDigests, StepKey

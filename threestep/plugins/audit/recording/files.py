@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from threestep.plugins.audit.reading import read_tensors
 from threestep.plugins.audit.recording.numbers import check_state, check_tensors
 from threestep.plugins.audit.recording.schema import (
     DESCRIPTION,
@@ -26,7 +27,7 @@ from threestep.plugins.audit.recording.schema import (
 )
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.base.storage import replace_file
-from training.utils.reading.files import checked_json, read_tensors, text_if_there
+from training.utils.reading.files import checked_json, text_if_there
 
 Arrays = dict[str, np.ndarray]
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from threestep.plugins.environments.calling import supervised
 from threestep.plugins.environments.calling.isolation import BUBBLEWRAP, DISK_BYTES, DISK_FILES, Isolation, strongest
+from threestep.plugins.environments.calling.left_folders import remove_tree
 from training.utils.base.errors import ThreestepError
-from training.utils.base.storage import remove_tree
 
 NO_SANDBOX, IN_BUBBLEWRAP = "python_no_sandbox", "python_bubblewrap"  # in --tools
 MEMORY_BYTES = 1 << 30  # of each process, and of all together

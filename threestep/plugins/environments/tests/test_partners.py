@@ -15,8 +15,8 @@ from threestep.plugins.environments.acting import history_habit
 from threestep.plugins.environments.arguments import EnvironmentArguments
 from threestep.plugins.environments.partners import EnvironmentPartners
 from threestep.plugins.environments.turns.turn_tokens import TurnTokens
+from threestep.plugins.replay.files import DumpingRollout, ReplayRollout
 from training.step3_ppo.parts.evaluation import conversation_columns
-from training.step3_ppo.parts.replay import recorded_engine
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, Sampling, rolled_out
@@ -140,8 +140,8 @@ def test_a_row_of_no_environment_is_refused_before_any_is_drawn(tmp_path):
 def test_a_replay_asks_no_environment(tmp_path):
     tokenizer, flags, make = looked_up()
     more = EnvironmentPartners(flags.added).decides
-    drawn = asked(recorded_engine(make, str(tmp_path), None, rank=0, more=more), tokenizer)
-    again = asked(recorded_engine(None, None, str(tmp_path), rank=0, more=more), tokenizer)
+    drawn = asked(DumpingRollout(make(), tmp_path, 0, more), tokenizer)
+    again = asked(ReplayRollout(tmp_path, 0, more), tokenizer)
     assert again.records == drawn.records
     for field in dataclasses.fields(Rollout):
         left, right = getattr(drawn, field.name), getattr(again, field.name)
@@ -149,7 +149,7 @@ def test_a_replay_asks_no_environment(tmp_path):
     _, other, _ = looked_up(max_turns=3)
     with pytest.raises(ThreestepError, match="was drawn with max_turns = 8, and this run asks for 3; replay with"):
         more = EnvironmentPartners(other.added).decides
-        asked(recorded_engine(None, None, str(tmp_path), rank=0, more=more), tokenizer)
+        asked(ReplayRollout(tmp_path, 0, more), tokenizer)
 
 
 def test_what_conversations_need():

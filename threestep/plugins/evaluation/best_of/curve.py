@@ -3,12 +3,14 @@ that the reward picks. Sources: `utils.rewards.several`."""
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from training.utils.rewards.intervals import Figure, mean
-from training.utils.rewards.several import best_of, divergence_of_best, picked_of, sizes
+from training.utils.rewards.several import best_of, sizes
 
 REWARD, CHECK = "reward", "check"
 
@@ -63,3 +65,22 @@ def over_optimised(drawn: Sequence[Mapping[str, Any]], curve: Sequence[CurvePoin
 
 def _picked(drawn: Sequence[Mapping[str, Any]], k: int) -> list[float]:
     return [picked_of(prompt[REWARD], prompt[CHECK], k) for prompt in drawn]
+
+
+def picked_of(values: Sequence[float], others: Sequence[float], k: int) -> float:
+    """Return the expected other value of the response that has the largest of k of the n values; equally large ones are
+    picked equally often. Of a checker's values beside a reward's, it falls where the reward is over-optimised (Gao,
+    Schulman and Hilton 2023)."""
+    of_value: defaultdict[float, list[float]] = defaultdict(list)
+    for value, other in zip(values, others, strict=True):
+        of_value[value].append(other)
+    # A pick has one of equal values as likely as another, whichever their order.
+    means = [sum(of_value[value]) / len(of_value[value]) for value in sorted(values)]
+    subsets = math.comb(len(values), k)
+    return sum(math.comb(below, k - 1) / subsets * other for below, other in enumerate(means))
+
+
+def divergence_of_best(k: int) -> float:
+    """Return the KL divergence of the best of k from what drew them, log k - (k - 1) / k nats; equally good responses
+    make it smaller (Stiennon et al. 2020, appendix G.3; Beirami et al. 2024)."""
+    return math.log(k) - (k - 1) / k

@@ -67,7 +67,7 @@ def _check(flags: Evaluated) -> None:
     mistakes.require(
         flags.evaluation.benchmark is not None,
         f"reward_model expects --benchmark, one of {', '.join(BENCHMARKS)}, got none; for pairs of your own take "
-        "python -m training.step2_reward.evaluate",
+        "threestep reward-evaluate",
     )
     for group, why in (
         (flags.data.split, "a benchmark takes all rows of its files"),

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.data_flags import data_flags
 from threestep.plugins.evaluation.answer_figures import answer_samples
-from threestep.plugins.evaluation.answers import answers_to, scores_of
+from threestep.plugins.evaluation.answers import answers_to, combined_values, scores_of
 from threestep.plugins.evaluation.scorer import load_answer_scorer
 from threestep.plugins.evaluation.tests.conftest import CPU
 from training.utils.data.build.arguments import DataArguments
@@ -16,6 +16,7 @@ from training.utils.data.build.prompts import PromptMaker
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.rewards.arguments import ScoringArguments
+from training.utils.rewards.combination import Combination
 from training.utils.rewards.weighted import Reward
 
 ALONE = Ranks(0, 0, 1, CPU)
@@ -60,3 +61,8 @@ def test_answers_and_scores(asked, save_model, monkeypatch):
     # A reward model with another tokenizer reads the texts.
     monkeypatch.setattr("threestep.plugins.evaluation.answers.same_tokenizer", lambda one, other: False)
     assert scores_of(asked, rows, together, rewards[1:], scorer=scorer, flags=SCORING).total != [0.0, 0.0, 0.0]
+
+
+def test_weights_scale_members_and_of_weight_0_is_none():
+    assert combined_values([[1.0], [2.0], [50.0]], [3.0, 0.5, 0.0], Combination("mean")) == [2.0]
+    assert combined_values([[1.0], [2.0], [-50.0]], [3.0, 0.5, 0.0], Combination("minimum")) == [1.0]

@@ -11,10 +11,10 @@ from tests.support import deepspeed_chat_table
 from tests.support.deepspeed_chat_lines import EVALUATION_LINES
 from threestep.plugins.evaluation import chat
 from threestep.plugins.evaluation import evaluate as training_evaluate
+from threestep.plugins.evaluation.reward_evaluation import __main__ as evaluate
 from threestep.plugins.names.deepspeed_chat_flags import ANSWERING_OLD_FLAGS, SCORING_OLD_FLAGS
 from training.step1_sft import main as sft
 from training.step2_dpo import main as dpo
-from training.step2_reward import evaluate
 from training.step2_reward import main as reward
 from training.step3_ppo import main as ppo
 from training.utils.base.errors import ThreestepError
@@ -250,7 +250,7 @@ def test_its_evaluation_scripts_are_read(capsys):
     (program, line), (other, scored) = EVALUATION_LINES.values()
     parsed = resolved_settings(parse_arguments(training_evaluate.GROUPS, line.split(), "", ANSWERING_OLD_FLAGS))
     assert (parsed["baseline"], parsed["model_name_or_path"]) == ("XXX", "XXX")
-    assert program.endswith("win_rate") and other == f"python -m {evaluate.__name__}"
+    assert program.endswith("win_rate") and other == "threestep reward-evaluate"
     argv = [*scored.split(), "--data_path", "embedded"]  # which rw_eval.py does not read: it has its pairs inside
     assert resolved_settings(parse_arguments(evaluate.GROUPS, argv, "", SCORING_OLD_FLAGS))["data_path"] == ["embedded"]
     with pytest.raises(ThreestepError, match="^--num_beams is not built: answers are drawn one token after the other"):

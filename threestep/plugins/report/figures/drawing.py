@@ -15,8 +15,8 @@ from threestep.plugins.report.figures.charts import (
     running_mean,
     thinned,
 )
+from threestep.plugins.report.figures.course import when
 from threestep.plugins.report.figures.numbers import shown
-from training.utils.run.course import when
 
 COLOURS = 8
 _MOST_POINTS = 2000  # of a curve: the least and the greatest of each part, so that zooming in finds every spike

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from threestep.plugins.report.figures.course import Course, course_of, when
 from threestep.plugins.report.figures.numbers import shown
 from threestep.plugins.report.figures.reading import finite
-from training.utils.run.course import Course, course_of, greater_wins, judged_metric, when
+from training.utils.run.judged import greater_wins, judged_metric
 
 if TYPE_CHECKING:
     from threestep.plugins.report.figures.reading import StepRun

@@ -14,11 +14,13 @@ from typing import Any
 
 import yaml
 
+from threestep.plugins.report.figures.rollout_account import rollout_account
 from training.utils.base.credentials import redacted_value
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import parse_json, parse_yaml
 from training.utils.flags.step import UNKNOWN_STEP, Step, known_steps, step_of
-from training.utils.run.rollout_account import of_another_run, read_rollouts, rollout_account
+from training.utils.plugins.registry import added
+from training.utils.run.rollout_log import read_rollouts
 from training.utils.run.run_folder import DIVERGENCE
 
 _FILES = ("metrics.jsonl", "config.yaml", "samples.jsonl")
@@ -120,8 +122,9 @@ class RunReader:
         problems = [*metrics.problems, *samples.problems, *_signs(path / DIVERGENCE), *lost]
         config = _mapping(path / "config.yaml", problems, parse_yaml)
         settings = {str(name): redacted_value(value) for name, value in config.items()}
-        if settings.get("rollout_replay"):
-            problems.append(of_another_run(settings["rollout_replay"]))
+        for flag, words in added("advice", ()).items():
+            if "page" in words and settings.get(flag):
+                problems.append(words["page"].format(settings[flag]))
         summary = _mapping(path / "summary.json", problems)
         names = (each.name for each in fields(RunReports))
         reports = RunReports(**{name: _mapping(path / f"{name}.json", problems) for name in names})

@@ -14,6 +14,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.report.figures.charts import Chart, HistogramChart, LineChart
+from threestep.plugins.report.figures.course import when
 from threestep.plugins.report.figures.drawing import COLOURS, drawing_of, in_words, known_lines
 from threestep.plugins.report.figures.figures import curves_of, phase_seconds, sample_charts, score_charts
 from threestep.plugins.report.figures.gaming_figures import gaming_of
@@ -25,7 +26,6 @@ from threestep.plugins.report.pages.document import document, scrolled, table
 from threestep.plugins.report.pages.gaming_section import TITLE, gaming_section
 from threestep.plugins.report.pages.samples_section import first_sample, samples_section
 from threestep.plugins.report.pages.script import PACKAGE, SCRIPT, library
-from training.utils.run.course import when
 
 if TYPE_CHECKING:
     from threestep.plugins.report.figures.reading import ReportedRun, StepRun

@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,13 +27,16 @@ if TYPE_CHECKING:
 
 
 def code_of_class(dataset_class: type) -> str:
-    """Return the versions of a dataset class and its base classes: of the package's by `row_versions`, of others the
-    hashes of their files, without what these import."""
+    """Return the versions of a dataset class and its base classes: of the package's by `row_versions`, of others
+    the `ROWS_VERSION` of their modules, or else the hashes of their files, without what these import."""
     versions = []
     for base in dataset_class.__mro__:
         package, _, name = base.__module__.rpartition(".")
+        version = getattr(sys.modules.get(base.__module__), "ROWS_VERSION", None)
         if package.startswith(loaded_name("training.")) and name in CLASSES:
-            versions.append(CLASSES[name])
+            version = CLASSES[name]
+        if version is not None:
+            versions.append(version)
             continue
         with suppress(TypeError, OSError):  # a class without a file, such as object
             if os.path.isfile(path := inspect.getfile(base)):

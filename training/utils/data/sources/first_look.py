@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from training.utils.data.sources.arguments import SourceArguments
 
 POINTER = "threestep inspect with the same data flags shows how they are read"
-_OF_THE_HUB = "training.utils.data.sources.hub.datasets"
 _MOST_BYTES = 32 << 20  # read in about a second; larger files are read once, by the build
 
 
@@ -28,7 +27,7 @@ def look_at_data(phase: int, source: SourceArguments) -> None:
     for name in names:
         dataset = find_dataset(name)
         if not isinstance(dataset, str):
-            if dataset.__module__ == _OF_THE_HUB and not os.path.exists(name):
+            if dataset.is_on_hub and not os.path.exists(name):
                 check_hub(f"--data_path: '{name}'", "datasets", name)
         elif dataset == HUB:
             _, address = split_reader(name) or ("", "")

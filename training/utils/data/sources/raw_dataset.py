@@ -38,6 +38,7 @@ class PromptRawDataset:
     dataset_clean_name: str = ""
     dataset_dir: str | None = None
     dataset_dir_remedy: str = ""
+    is_on_hub: bool = False  # by the name of the class, where no folder has it
     takes_settings: bool = False  # behind the registered name, after commas: `dataset_name` holds them
     reads_images: bool = False  # set before rows are read: whether the model that they are for reads images
     unread_images: str = ONLY_TEXT  # and why not, for the sentence on a row with some

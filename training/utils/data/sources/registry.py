@@ -2,7 +2,7 @@
 
 A `--data_path` entry is one of
 - a registered name (`embedded`, `gsm8k` after its module was loaded, a hub name that ships with the package), with
-  settings behind commas where the class takes some (`needle,words=16000`);
+  settings behind commas where the class takes some (`name,rows=500`);
 - a path that ends in a registered name (`/data/Dahoas/rm-static`): the class gets the whole path as its name;
 - `jsonl:PATH`, `json:PATH`, `csv:PATH`, `parquet:PATH` or `arrow:PATH`: files, without a class;
 - `pairs.csv`: a file whose ending names its reader;
@@ -15,7 +15,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-import pkgutil
 from collections.abc import Callable
 from types import ModuleType
 from typing import TypeVar
@@ -28,9 +27,9 @@ from training.utils.data.files.strangers import why_no_dataset
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.plugins.registry import added, owner_of
 
-_BUILT_IN_MODULES = tuple(f"training.utils.data.sources.made.{name}" for name in ("embedded", "needle", "shapes"))
-_BY_BEGINNING: dict[str, str] = added("data_sources", ())  # addresses of plugins' classes, by the beginning of a name
-_BUILT_IN_PACKAGE = "training.utils.data.sources.hub"  # every module in it registers its classes
+_ADDED: dict[str, str] = added("data_sources", ())  # addresses of plugins' classes, which register names themselves
+_BY_BEGINNING = {name: address for name, address in _ADDED.items() if name.endswith(":")}
+_BUILT_IN_MODULE = "training.utils.data.sources.made.embedded"
 
 _classes: dict[str, type[PromptRawDataset]] = {}
 
@@ -68,10 +67,9 @@ def _where(dataset_class: type) -> str:
 
 def registered_names() -> list[str]:
     """All registered names, including the built-in ones."""
-    package = importlib.import_module(loaded_name(_BUILT_IN_PACKAGE))
-    in_package = [f"{_BUILT_IN_PACKAGE}.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
-    for name in [*_BUILT_IN_MODULES, *in_package]:
-        importlib.import_module(loaded_name(name))
+    importlib.import_module(loaded_name(_BUILT_IN_MODULE))
+    for name in _ADDED.keys() - _BY_BEGINNING.keys():
+        named_object(_ADDED[name])
     return sorted(_classes)
 
 
@@ -112,7 +110,7 @@ def find_dataset(name: str) -> type[PromptRawDataset] | str:
         return _classes[max(endings, key=len)]
     if why := why_no_dataset(name):
         raise ThreestepError(f"--data_path: {why}")
-    if plugin := owner_of("data_sources", name, by_beginning=True):
+    if plugin := owner_of("data_sources", bare) or owner_of("data_sources", name, by_beginning=":" in name):
         raise ThreestepError(f"--data_path: '{name}' is of the plugin '{plugin}', which is not installed")
     near = nearest_names(name, names) or f"; known are {', '.join(names)}"
     raise ThreestepError(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.utils.engine.config.optimizers import ADAMW, OPTIMIZERS
 from training.utils.engine.config.schedules import OWN_SCHEDULES, SCHEDULES, ScheduleShape
+from training.utils.flags.added import advice
 from training.utils.flags.flags import flag, settings_of
 from training.utils.layout.bounds import SMALL_FORWARD_TOKENS
 
@@ -75,8 +76,7 @@ class EngineArguments:
     per_device_train_batch_size: int | None = flag(
         SEQUENCES_OF_A_FORWARD,
         "Sequences (step 2: prompts) in one forward of a rank. They are packed into as few rows as fit. auto: of the "
-        "default's step, 16 x --gradient_accumulation_steps, as many as the memory that is free holds by --dry_run's "
-        "count.",
+        f"default's step, 16 x --gradient_accumulation_steps{''.join(advice('batch'))}.",
         "sequences >= 1",
         topic="batch",
         takes_auto=True,

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from training.utils.flags.added import advice
+
 # What runs: ZeRO stages; "1bf16" is stage 1 in bfloat16 with float32 sums, where DeepSpeed has another optimizer.
 _ANYWHERE = "0 1 1bf16 2 3"
 _FP16 = "1 2 3"  # not at stage 0: `check_precision`
@@ -121,7 +123,7 @@ REFUSED = {
     "sequence_parallel_size": _PARALLEL,
     "seq_parallel_communication_data_type": _NO_EFFECT,
     "use_data_before_expert_parallelism": _NO_EFFECT,
-    "compile": "(DeepCompile) ends in an assertion under Threestep's loop; remove it and use --torch_compile",
+    "compile": f"(DeepCompile) ends in an assertion under Threestep's loop; remove it{''.join(advice('compile'))}",
     "activation_checkpointing": (
         "is read by models that call DeepSpeed's own checkpointing, and these do not; use --gradient_checkpointing"
     ),
@@ -135,7 +137,7 @@ REFUSED = {
     "gradient_predivide_factor": _DIVISION,
     "data_efficiency": _DATA,
     "dataloader_drop_last": _DATA,
-    "autotuning": "starts runs of its own; remove it and see --dry_run",
+    "autotuning": f"starts runs of its own; remove it{''.join(advice('autotuning'))}",
     "flops_profiler": "puts itself in the place of torch's functions while it counts; remove it and read train/mfu",
     "checkpoint": "changes files that --resume checks and reads; remove it",
     "datastates_ckpt": "writes checkpoints that --resume does not read; remove it",

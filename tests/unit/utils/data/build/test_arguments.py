@@ -80,7 +80,6 @@ def test_every_mistake_at_once(flags, tmp_path):
     for fragment in (
         "names a file that does not exist",
         "no dataset is registered as 'embeded'; did you mean 'embedded'",
-        "did you mean 'Dahoas/rm-static'",
         "--data_split expects three numbers",
         "expects a Python file, got 'no_such_file.py'",
         "--dataset_dir expects a folder, got",

@@ -12,6 +12,7 @@ from tests.support.data_flags import data_flags
 from training.utils.base.errors import ThreestepError
 from training.utils.data.sources import first_look
 from training.utils.data.sources.first_look import POINTER, look_at_data
+from training.utils.data.sources.registry import find_dataset
 
 
 def look(name: str, phase: int = 1, **flags) -> None:
@@ -51,8 +52,9 @@ def test_the_hub_is_asked_for_its_datasets_alone(monkeypatch):
     monkeypatch.setattr(first_look, "check_hub", lambda *words: asked.append(words))
     look("embedded")
     look("hub:openai/gsm8k,config=main")
-    look("Dahoas/rm-static")
-    assert [words[1:] for words in asked] == [("datasets", "openai/gsm8k"), ("datasets", "Dahoas/rm-static")]
+    monkeypatch.setattr(find_dataset("embedded"), "is_on_hub", True)
+    look("embedded")
+    assert [words[1:] for words in asked] == [("datasets", "openai/gsm8k"), ("datasets", "embedded")]
 
 
 def test_it_loads_no_torch():

@@ -20,7 +20,6 @@ from training.utils.data.build.prompts import PromptMaker
 from training.utils.data.build.unsupervised import build_unsupervised
 from training.utils.data.rows.tokenize import TextTokenizer
 from training.utils.data.sources import registry
-from training.utils.data.sources.hub import datasets
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.data.sources.row_versions import CLASSES
 
@@ -159,10 +158,6 @@ RECORDED = {
     "class file_dataset": "5b0cd14e0839953e",
     "class prompts": "46ed5f554ce77229",
     "class embedded": "1d34bbb439c3b05e",
-    "class needle": "84ea3ecbe11d7d54",
-    "class shapes": "a1534d821c0cde78",
-    "class datasets": "c7ab60d4756a7deb",
-    "class jsonfile": "a79a049aa78f2f9d",
 }
 
 
@@ -241,50 +236,6 @@ def texts_of(raw):
             yield [getter(row) for getter in getters]
 
 
-def hub_rows(name):
-    """Rows with every column that the hub's classes read."""
-    passages = [{"text": "Green."}, {"text": "Red."}]
-    return [
-        {
-            **{column: f"{column} {i}." for column in ("history", "label", "query", "human_ref_A", "human_ref_B")},
-            **{column: f"{column} {i} [1, 2]." for column in ("answer_0", "answer_1", "INSTRUCTION", "RESPONSE")},
-            "question": {"full_text": f"Why {i}?"} if "webgpt" in name else f"Why {i}?",
-            "prompt": f"USER: {i}? ASSISTANT:",
-            "chosen": f"Assistant: {i} Assistant: so",
-            "rejected": None if i % 5 == 4 else f" {i}",
-            "score_0": str(i % 3),
-            "score_1": "1",
-            "labels": i % 2,
-            "positive_passages": passages[i % 2 :],
-            "negative_passages": passages[: i % 3],
-            "queries": {"zh_cn": f"{i}?", "ja": None},
-            "answers": {"zh_cn": passages, "ja": []},
-            "human_answers": [f"{i}", "no"][: i % 3],
-            "sentence": f"It is {i}.",
-            "questions": [f"Is it {i}?"],
-            "paragraph": f"It may be {i}.",
-        }
-        for i in range(6)
-    ]
-
-
-def of_hub(monkeypatch, **_):
-    def load(self, name):
-        return dict.fromkeys(("train", "test", "dev", "validation"), hub_rows(name))
-
-    monkeypatch.setattr(datasets.HubDataset, "load_raw_datasets", load)
-    for name in registry.registered_names():
-        if registry.find_dataset(name).__module__ == datasets.__name__:
-            monkeypatch.setattr(registry.find_dataset(name), "load_raw_datasets", load)
-            yield [name, *texts_of(registry.find_dataset(name)("", 1, 0, name))]
-
-
-def of_json_files(flags, write_rows, tmp_path, **_):
-    for name in ("train.json", "eval.json"):
-        write_rows(PAIRS, name)
-    yield from texts_of(raw_dataset_of("local/jsonfile", flags(dataset_dir=str(tmp_path)), 1))
-
-
 def of_generated(flags, **_):
     maker = PromptMaker(flags(data_path=[], **PLAIN), byte_tokenizer())
     yield content(maker.make("Human: 2 + 3? Assistant:", {"answer": 5}, 7, level=2))
@@ -301,14 +252,6 @@ def of_files(flags, write_rows, tmp_path, **_):
     names = [f"jsonl:{write_rows(rows, f'{name}.jsonl')}" for name, rows in every.items()]
     for name in [*names, f"csv:{tmp_path / 'rows.csv'}"]:
         yield list(texts_of(raw_dataset_of(name, flags(data_path=[name]), 1)))
-
-
-def of_shapes(**_):
-    made = registry.find_dataset("shapes")("", 1, 0, "shapes")
-    yield from texts_of(made)
-    for scene in made.get_train_data()[:16]:
-        for picture in made.get_images(scene):
-            yield [*picture.size, hashlib.sha256(picture.tobytes()).hexdigest()]
 
 
 class Talks(PromptRawDataset):
@@ -334,10 +277,6 @@ MADE_BY = {
     "file_dataset": of_files,
     "prompts": of_generated,
     "embedded": lambda **_: texts_of(registry.find_dataset("embedded")("", 1, 0, "embedded")),
-    "needle": lambda **_: texts_of(registry.find_dataset("needle")("", 1, 0, "needle,words=9,facts=2")),
-    "shapes": of_shapes,
-    "datasets": of_hub,
-    "jsonfile": of_json_files,
 }
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
-from threestep.plugins.evaluation.best_of.curve import curve_of, over_optimised
+from threestep.plugins.evaluation.best_of.curve import curve_of, divergence_of_best, over_optimised, picked_of
+from training.utils.rewards.several import best_of
 
 
 def test_by_hand():
@@ -47,3 +50,28 @@ def test_a_checker_that_falls_is_said():
     for drawn in (honest, unchecked):
         assert over_optimised(drawn, curve_of(drawn, 1), seed=1) == ""
     assert curve_of(unchecked, 1)[0].check is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("k", [1, 2, 3, 5, 6])
+def test_the_pick_of_a_value_is_the_mean_over_all_subsets(seed, k):
+    """Ties among the largest of a subset are picked equally often."""
+    draws = np.random.default_rng(seed)
+    values = draws.integers(0, 3, 6).tolist()
+    others = [float(draws.normal()) for _ in range(6)]
+    picks = []
+    for subset in itertools.combinations(range(6), k):
+        best = max(values[i] for i in subset)
+        picks.append(np.mean([others[i] for i in subset if values[i] == best]))
+    assert picked_of(values, others, k) == pytest.approx(np.mean(picks))
+    assert picked_of(others, others, k) == pytest.approx(best_of(others, k))
+
+
+def test_the_divergence_of_the_best_and_many_responses():
+    found = [divergence_of_best(k) for k in (1, 2, 4, 16, 64)]
+    assert found == pytest.approx([0.0, 0.193147, 0.636294, 1.835089, 3.174508], abs=1e-6)
+    # Of a uniform law, the best of k has the density k u^(k - 1) against 1: the integral of its log.
+    u = (np.arange(200_000) + 0.5) / 200_000
+    assert np.mean(3 * u**2 * np.log(3 * u**2)) == pytest.approx(divergence_of_best(3), abs=1e-6)
+    values = [float(number) for number in range(1200)]
+    assert best_of(values, 600) == pytest.approx(600 * 1201 / 601 - 1)

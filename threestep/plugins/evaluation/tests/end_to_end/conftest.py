@@ -1,7 +1,7 @@
-"""The folder and the pairs that the core's runs have."""
+"""The folder, the pairs and the chain of runs that the core's tests have."""
 
 from __future__ import annotations
 
-from tests.end_to_end.conftest import pairs_file, place
+from tests.end_to_end.conftest import alone, pairs_file, place, text_file
 
-__all__ = ["pairs_file", "place"]
+__all__ = ["alone", "pairs_file", "place", "text_file"]

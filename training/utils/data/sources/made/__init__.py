@@ -1,1 +1,1 @@
-"""Datasets made by code: the embedded task and the shapes."""
+"""A dataset made by code: the embedded task."""

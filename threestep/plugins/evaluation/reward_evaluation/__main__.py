@@ -1,0 +1,150 @@
+"""Evaluates a reward model, ours or another's, on preference data; or scores the pairs of a file.
+
+    threestep reward-evaluate --model_name_or_path MODEL --data_path jsonl:pairs.jsonl --output_dir OUT
+    threestep reward-evaluate --model_name_or_path MODEL --score_file pairs.jsonl --output scores.jsonl
+
+The first takes the rows that step 2 evaluates on (--split train: those that it trains on), prints the report and
+writes OUT/evaluation.json. For every row of a file: --split train --data_split 0,1,0 --eval_fraction 0. The second
+prints one line a pair. Several ranks: --num_ranks 2.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.data.build.arguments import OptionalDataArguments, ShownArguments
+from training.utils.engine.config.arguments import EngineArguments
+from training.utils.flags.arguments import parse_arguments
+from training.utils.flags.flags import flag, flag_of, settings_of
+from training.utils.models.arguments import ModelArguments
+from training.utils.plugins.registry import flag_names
+from training.utils.run.program import run_program
+from training.utils.run.run_arguments import RunArguments
+from training.utils.run.run_paths import check_place
+
+if TYPE_CHECKING:
+    from training.utils.contracts.media import SeenMedia
+    from training.utils.contracts.rows import ResponsesRow
+    from training.utils.preference.evaluation import ScoredResponses
+
+SPLITS = ("eval", "train")
+
+_EVALUATION = "evaluation.json"  # in OUTPUT_DIR
+
+
+@dataclass
+class RewardEvaluationArguments:
+    """The reward model to evaluate, and its data."""
+
+    topic: ClassVar[str] = "task"
+
+    model_name_or_path: str = flag_of(
+        ModelArguments,
+        "Reward model: a folder or a hub name of a sequence-classification model with one label (required).",
+    )
+    split: str = flag_of(ShownArguments, "Rows of phase 2: eval, or train.", default="eval", choices=SPLITS)
+    score_file: str | None = flag(
+        None,
+        "Score the pairs of this JSON-lines file (columns as --prompt_column and so on name them) instead of a "
+        "dataset.",
+        "file",
+    )
+    output: str | None = flag(None, "With --score_file: also write one JSON object per pair to this file.", "file")
+    dtype: str = flag_of(
+        EngineArguments,
+        "Precision; bf16 rounds so coarsely that some scores become equal.",
+        default="fp32",
+        topic="task",
+    )
+    zero_stage: int = flag_of(
+        EngineArguments, "3 shards the model over the ranks; other stages change nothing.", topic="task"
+    )
+    per_device_eval_batch_size: int = flag_of(
+        EngineArguments, "Prompts in one forward of a rank.", topic="task", takes="prompts >= 1"
+    )
+    max_tokens_per_micro_batch: int | None = flag_of(EngineArguments, topic="task")
+    padded: bool = flag_of(EngineArguments, "One padded sequence per row instead of packed rows.", topic="task")
+
+    def validate(self, mistakes: Mistakes) -> None:
+        """Note what is wrong with these settings."""
+        mistakes.require(
+            bool(self.model_name_or_path), "--model_name_or_path expects a model folder or hub name, got nothing"
+        )
+        if self.score_file is not None and not os.path.isfile(self.score_file):
+            mistakes.add(f"--score_file: there is no file '{self.score_file}'")
+        mistakes.require(
+            self.output is None or self.score_file is not None,
+            "--output is for the scores of --score_file, and none is given; an evaluation is written to --output_dir",
+        )
+
+
+GROUPS = (RunArguments, OptionalDataArguments, RewardEvaluationArguments)
+
+
+def _check_places(run: RunArguments, flags: RewardEvaluationArguments) -> None:
+    """ThreestepError if the results could not be written at the end."""
+    if flags.output is not None:
+        check_place("--output", flags.output)
+    if flags.score_file is None:
+        check_place("--output_dir", os.path.join(run.output_dir, _EVALUATION))
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, take the rows, load the model, score, report."""
+    run, data, flags = parse_arguments(GROUPS, argv, __doc__ or "", flag_names("reward-evaluate"))
+    _check_places(run, flags)
+
+    from threestep.plugins.evaluation.reward_evaluation.pair_file import read_pairs, write_scores
+    from threestep.plugins.evaluation.reward_evaluation.report import report_text
+    from threestep.plugins.evaluation.reward_evaluation.scorer import ScorerSettings, load_scorer
+    from training.utils.base.console import log
+    from training.utils.data.build.build import build_phase
+    from training.utils.data.chat.chat import adopt_style
+    from training.utils.data.rows.documents import responses_document
+    from training.utils.engine.ranks.startup import started_process_group
+    from training.utils.loading.folder_kinds import check_model_folder
+    from training.utils.loading.tokenizers import load_tokenizer
+    from training.utils.preference.evaluation import evaluate
+    from training.utils.run.run_folder import RunFolder
+    from training.utils.setup.media import reader_of_folder, run_media, why_unread
+
+    check_model_folder(flags.model_name_or_path)
+    settings = settings_of(ScorerSettings, flags)
+    with started_process_group() as ranks:
+        tokenizer = load_tokenizer(flags.model_name_or_path, end_may_pad=True)
+        log(adopt_style(tokenizer, data.chat).sentence, ranks.is_main)
+        reader = reader_of_folder(flags.model_name_or_path, tokenizer)
+
+        def scored(rows: Sequence[ResponsesRow], seen: SeenMedia | None) -> ScoredResponses:
+            media = run_media(rows, seen, partial(responses_document, are_targets=True))
+            return load_scorer(settings, data, tokenizer, ranks, media=media)(rows)
+
+        if flags.score_file is not None:
+            pairs = read_pairs(flags.score_file, data, tokenizer, reader)
+            write_scores(pairs, scored(pairs.rows, pairs.seen), flags.output, ranks.is_main)
+            return
+        unread = why_unread(flags.model_name_or_path)
+        phase = build_phase(
+            "ranked", data, tokenizer, run.seed, is_main_rank=ranks.is_main, log=log, media=reader, unread=unread
+        )
+        rows = getattr(phase, flags.split)
+        if len(rows) == 0:
+            raise ThreestepError(
+                f"--split {flags.split} has no rows: raise --eval_fraction (now {data.split.eval_fraction:g}), or "
+                "evaluate --split train"
+            )
+        evaluation = evaluate(scored(rows, phase.seen))
+        log(report_text(evaluation), ranks.is_main)
+        folder = RunFolder(run.output_dir, ranks.is_main)
+        source = {"model": flags.model_name_or_path, "data_path": data.source.data_path, "split": flags.split}
+        folder.write_json(_EVALUATION, {**source, **asdict(evaluation)})
+        log(f"written to {folder.path / _EVALUATION}", ranks.is_main)
+
+
+if __name__ == "__main__":
+    run_program(main)

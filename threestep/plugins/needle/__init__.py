@@ -1,0 +1,9 @@
+"""Long rows with facts far back, and a question about one of them, made by code."""
+
+from training.utils.plugins.plugin import Plugin
+
+PLUGIN = Plugin(
+    "needle",
+    "long rows with facts far back, made by code, for training at any length",
+    tables={"data_sources": {"needle": f"{__name__}.needle:NeedleDataset"}},
+)

@@ -1,0 +1,286 @@
+"""Rollouts written to a folder come back as they were, and to no other question."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from tests.support.tiny_models import tiny_causal_lm
+from tests.unit.utils.generation.engines.test_hf import PLAIN, frequent_token, prompts, responses, roll
+from threestep.plugins.images.pixels import ImagePixels
+from threestep.plugins.images.prompts import PromptImages
+from threestep.plugins.replay.files import DumpingRollout, ReplayRollout, file_of
+from training.utils.base.errors import ThreestepError
+from training.utils.contracts.media_spans import MediaSpan
+from training.utils.contracts.rollout import ConversationRecord, Conversations, Rollout
+from training.utils.contracts.rollout_engine import Ends, RolloutRequest, rolled_out
+from training.utils.contracts.rows import PromptRow
+from training.utils.generation.engines.hf import TransformersRollout
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_causal_lm("llama")
+
+
+@pytest.fixture(scope="module")
+def how(model):
+    return replace(PLAIN, ends=Ends(("x",)), end_token_id=frequent_token(roll(model, PLAIN)))
+
+
+def asked(engine, model, how, seed: int = 0, lengths=(3, 5, 2), samples: int = 2) -> Rollout:
+    ids_BP, mask_BP = prompts(lengths)
+    seeds = range(seed, seed + len(lengths) * samples)
+    return engine.roll_out(model, RolloutRequest(ids_BP, mask_BP, how, seeds, samples))
+
+
+@pytest.fixture
+def folder(tmp_path, model, how):
+    """Two rollouts of rank 1."""
+    engine = DumpingRollout(TransformersRollout(str), tmp_path, rank=1)
+    asked(engine, model, how)
+    asked(engine, model, how, seed=50)
+    return tmp_path
+
+
+def assert_same(got, expected) -> None:
+    for field in dataclasses.fields(expected):
+        left, right = getattr(got, field.name), getattr(expected, field.name)
+        if isinstance(right, torch.Tensor):
+            assert torch.equal(left, right) and left.dtype == right.dtype, field.name
+        elif dataclasses.is_dataclass(right):
+            assert_same(left, right)
+        elif field.name != "seconds":
+            assert left is right is None
+
+
+def test_what_was_dumped_comes_back_and_no_model_is_asked(folder, model, how):
+    engine = ReplayRollout(folder, rank=1)
+    for seed in (0, 50):
+        expected = asked(TransformersRollout(str), model, how, seed)
+        got = asked(engine, None, how, seed)
+        assert_same(got, expected)
+        assert got.seconds > 0
+    assert sorted(path.name for path in folder.iterdir()) == [file_of("", n, 1).name for n in (0, 1)]
+
+
+def test_a_run_that_goes_on_goes_on_with_its_number(folder, model, how):
+    first = ReplayRollout(folder, rank=1)
+    asked(first, None, how)
+    assert first.state_dict() == {"rollouts": 1}
+    resumed = ReplayRollout(folder, rank=1)
+    resumed.load_state_dict(first.state_dict())
+    asked(resumed, None, how, seed=50)
+    # What a run that was killed wrote after its last checkpoint is written again.
+    again = DumpingRollout(TransformersRollout(str), folder, rank=1)
+    again.load_state_dict({"rollouts": 1})
+    file_of(folder, 1, 1).write_bytes(b"")
+    asked(again, model, how, seed=50)
+    assert again.state_dict() == {"rollouts": 2} and not file_of(folder, 2, 1).exists()
+    asked(ReplayRollout(folder, rank=1), None, how)
+    resumed.load_state_dict({"rollouts": 1})
+    asked(resumed, None, how, seed=50)
+    assert TransformersRollout(str).state_dict() == {}
+
+
+def test_the_engine_that_is_dumped_has_its_state_too(tmp_path):
+    class Counting(TransformersRollout):
+        state = {"n": 3}
+
+        def state_dict(self):
+            return self.state
+
+        def load_state_dict(self, state):
+            self.state = state
+
+    dumping, other = (DumpingRollout(Counting(str), tmp_path, rank=0) for _ in range(2))
+    assert dumping.state_dict() == {"n": 3, "rollouts": 0}
+    other.load_state_dict({"n": 4, "rollouts": 2})
+    assert other.state_dict() == {"n": 4, "rollouts": 2}
+    other.load_state_dict({"rollouts": 2})  # of a checkpoint of before
+
+
+def test_a_dump_changes_nothing(tmp_path, model, how):
+    dumped = asked(DumpingRollout(TransformersRollout(str), tmp_path / "deep" / "er", 0), model, how)
+    assert responses(dumped) == responses(asked(TransformersRollout(str), model, how))
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        (
+            {"lengths": (3, 5, 1)},
+            r"rollout_000000_rank1.safetensors holds responses to other prompts than .*dump again",
+        ),
+        (
+            {"lengths": (3, 5)},
+            "holds responses to other prompts than those that this run asks for; replay with the data",
+        ),
+        ({"seed": 1}, "holds responses to other seeds than those that this run asks for"),
+        ({"samples": 1}, "was drawn with samples_per_prompt = 2, and this run asks for 1; replay with the settings"),
+    ],
+)
+def test_other_prompts_are_refused(folder, how, changed, sentence):
+    with pytest.raises(ThreestepError, match=sentence):
+        asked(ReplayRollout(folder, rank=1), None, how, **changed)
+
+
+def test_other_sampling_is_refused(folder, how):
+    with pytest.raises(ThreestepError, match=r"was drawn with temperature = 1.0, and this run asks for 0.5; replay"):
+        asked(ReplayRollout(folder, rank=1), None, replace(how, temperature=0.5))
+    with pytest.raises(ThreestepError, match=r'was drawn with stop = \["x"\], and this run asks for \[\]'):
+        asked(ReplayRollout(folder, rank=1), None, replace(how, ends=Ends()))
+
+
+def test_how_often_ends_were_looked_for_does_not_matter(folder, model, how):
+    """It decides no response, and dumps from before it was a setting do not name it."""
+    got = asked(ReplayRollout(folder, rank=1), None, replace(how, ends=replace(how.ends, check_tokens=5)))
+    assert responses(got) == responses(asked(TransformersRollout(str), model, how))
+
+
+def test_more_rollouts_or_ranks_than_were_dumped(folder, how):
+    engine = ReplayRollout(folder, rank=1)
+    asked(engine, None, how)
+    asked(engine, None, how, seed=50)
+    with pytest.raises(
+        ThreestepError, match=r"expects rollout 2 of rank 1 in .*no rollout_000002_rank1.safetensors; rep"
+    ):
+        asked(engine, None, how, seed=100)
+    with pytest.raises(ThreestepError, match="expects rollout 0 of rank 0"):
+        asked(ReplayRollout(folder, rank=0), None, how)
+
+
+def test_files_of_something_else(tmp_path, how):
+    path = file_of(tmp_path, 0, 0)
+    save_file({"weight": torch.zeros(2)}, path)
+    with pytest.raises(
+        ThreestepError, match=r"expects files of --rollout_dump \('threestep rollout 1'\), and .* is none"
+    ):
+        asked(ReplayRollout(tmp_path, 0), None, how)
+    path.write_bytes(b"nothing that reads")
+    with pytest.raises(ThreestepError, match="rank0.safetensors expects safetensors: .*; dump it again"):
+        asked(ReplayRollout(tmp_path, 0), None, how)
+
+
+def test_the_dumped_engine_is_lent_the_weights(tmp_path, model):
+    """An engine that holds weights of its own takes them in `lent`, and tells what that took."""
+
+    class Holding(TransformersRollout):
+        def lent(self, actor):
+            return contextlib.nullcontext(actor)
+
+        def figures(self):
+            return {"time/weights": 1.0}
+
+        def check(self, lent, own, drawing):
+            return [f"{own} checked"]
+
+    engine = DumpingRollout(Holding(str), tmp_path, 0)
+    assert engine.check(contextlib.nullcontext(model), "it is") == ["it is checked"]
+    with engine.lent(model) as lent:
+        assert lent is model
+    assert engine.figures() == {"time/weights": 1.0} and TransformersRollout(str).figures() == {}
+
+
+def pictured(digest: str) -> RolloutRequest:
+    ids_BP, mask_BP = prompts((3, 5))
+    rows = [PromptRow(0, np.arange(3), "", None), PromptRow(1, np.arange(5), "", None, media_digests=(digest,))]
+    images = PromptImages(((), (MediaSpan(1, 2),)), lambda keys: ImagePixels(torch.zeros(1)))
+    return RolloutRequest(ids_BP, mask_BP, PLAIN, range(4), 2, rows, images)
+
+
+def test_rollouts_of_other_pictures_are_refused(tmp_path, model):
+    class Blind(TransformersRollout):
+        def roll_out(self, model, request):
+            return super().roll_out(model, replace(request, media=None))
+
+    DumpingRollout(Blind(), tmp_path, 0).roll_out(model, pictured("ab12"))
+    replayed = rolled_out(ReplayRollout(tmp_path, 0), model, pictured("ab12"))
+    assert [each.media for each in replayed.sequences()] == [(), (), (MediaSpan(1, 2),), (MediaSpan(1, 2),)]
+    for other in (pictured("cd34"), replace(pictured("ab12"), media=None)):
+        with pytest.raises(ThreestepError, match="holds responses to prompts with other pictures than those that this"):
+            ReplayRollout(tmp_path, 0).roll_out(model, other)
+
+
+def test_dumps_from_before_there_were_paths_are_taken(folder, model, how):
+    """They do not name them."""
+    with safe_open(file_of(folder, 0, 1), framework="pt") as file:
+        assert "paths" not in file.metadata() and not {"inserted_BR", "positions_B"} & set(file.keys())
+
+
+RECORD = {"turns": 1, "cut": None, "figures": {"heard": 1}, "forks": 0}
+
+
+class Talking(TransformersRollout):
+    """Its last token but one is the environment's."""
+
+    def roll_out(self, model, request):
+        rollout = super().roll_out(model, request)
+        inserted_BR = torch.zeros_like(rollout.response_mask_BR)
+        inserted_BR[:, 1] = rollout.response_lengths_B > 2
+        records = tuple(ConversationRecord(**RECORD) for _ in rollout.response_lengths_B)
+        turns = Conversations(records, inserted_BR, torch.zeros_like(inserted_BR), torch.zeros(inserted_BR.shape))
+        return replace(rollout, inserted=turns)
+
+
+RECORDS = json.dumps([RECORD] * 6)
+
+
+def damaged(path, records=RECORDS, drop=(), **tensors):
+    with safe_open(path, framework="pt") as file:
+        notes = file.metadata()
+    kept = {name: tensor for name, tensor in {**load_file(path), **tensors}.items() if name not in drop}
+    notes |= {} if records is None else {"conversations": records}
+    save_file(kept, path, {name: text for name, text in notes.items() if records or name != "conversations"})
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"records": None}, "expects the records of its conversations"),
+        ({"records": "[" * 100_000}, "conversations: expects JSON"),
+        ({"records": json.dumps([RECORD] * 5)}, "expects a record of each conversation"),
+        ({"records": json.dumps([{**RECORD, "turns": 0}] * 6)}, "expects turns, forks and one of tokens, turns"),
+        ({"records": json.dumps([{**RECORD, "cut": "x"}] * 6)}, "expects turns, forks and one of tokens, turns"),
+        ({"records": json.dumps([{**RECORD, "figures": {"a": []}}] * 6)}, "0.figures.a expects"),
+        ({"drop": ["asked_mask_BP"]}, "expects the tensors .*asked_mask_BP"),
+        ({"drop": ["fork_begins_BR"]}, "expects the tensors .*fork_begins_BR"),
+        ({"every": "inserted_BR"}, "expects responses of which the model drew a token at least"),
+        ({"response_lengths_B": torch.zeros(6, dtype=torch.int64)}, "expects responses of 1 to"),
+    ],
+)
+def test_damaged_conversations_are_refused(tmp_path, model, how, change, expected):
+    rollout = asked(DumpingRollout(Talking(str), tmp_path, 0), model, how)
+    path, change = file_of(tmp_path, 0, 0), dict(change)
+    replayed = asked(ReplayRollout(tmp_path, 0), None, how)
+    assert replayed.records == rollout.records and replayed.drawn.mask_BR.equal(rollout.drawn.mask_BR)
+    if "every" in change:
+        change = {change.pop("every"): torch.ones_like(rollout.response_mask_BR)}
+    damaged(path, **change)
+    with pytest.raises(ThreestepError, match=f"rank0.safetensors.*{expected}"):
+        asked(ReplayRollout(tmp_path, 0), None, how)
+
+
+def test_numbers_and_ids_of_no_response_are_refused(tmp_path, model, how):
+    rollout = asked(DumpingRollout(TransformersRollout(str), tmp_path, 0), model, how)
+    path, ids_BP = file_of(tmp_path, 0, 0), rollout.prompt_ids_BP
+    for change, expected in (
+        ({"prompt_ids_BP": ids_BP - 2**40}, "token ids from 0"),
+        ({"prompt_ids_BP": ids_BP + 2**40}, "holds the token id .*; replay with the model"),
+        ({"prompt_mask_BP": rollout.prompt_mask_BP.flip(1)}, "expects prompts padded on the left"),
+        ({"sampled_logprobs_BR": rollout.sampled_logprobs_BR * math.nan}, "log-probabilities that are numbers"),
+    ):
+        whole = path.read_bytes()
+        damaged(path, records=None, **change)
+        with pytest.raises(ThreestepError, match=f"rank0.safetensors.*{expected}"):
+            asked(ReplayRollout(tmp_path, 0), model, how)
+        path.write_bytes(whole)
