@@ -1,5 +1,5 @@
-"""Imports, helps and runs of another checkout, in a process that has its libraries already:
-`python checkout_program.py CHECKOUT MODULES COMMANDS RUNS`, the last three as JSON, as test_without_plugins.py calls it.
+"""Imports, helps and runs of another checkout, in a process that has its libraries already: `python checkout_program.py
+CHECKOUT MODULES COMMANDS RUNS`, the last three as JSON, as test_without_plugins.py calls it.
 
 It imports the modules and prints each command's help, then runs the lists of words one after the other, each in a fork.
 It ends with the first error.
