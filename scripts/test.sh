@@ -31,6 +31,11 @@ if [ -n "$core" ]; then
     if [ -d ../shared ]; then ln -s "$THREESTEP_ROOT/../shared" "$copy/shared"; fi # data for tests
     cd "$copy/checkout"
     export PYTHONPATH="$copy/checkout"
+    # Or what is missing here would be found in the checkout that is installed.
+    cat >sitecustomize.py <<'END'
+import sys
+sys.meta_path[:] = [each for each in sys.meta_path if "__editable__" not in getattr(each, "__module__", "")]
+END
     # The pages are those of all, and benchmarks are no part of a program.
     ignored=(--ignore tests/unit/docs --ignore tests/unit/benchmarks tests/unit tests/end_to_end/test_without_plugins.py)
     ignored+=(tests/invariants/test_float64.py tests/invariants/test_ppo_in_one_file.py)

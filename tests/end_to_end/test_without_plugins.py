@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import pair_rows
+from tests.end_to_end.conftest import pair_rows, save_start
 from tests.support import boundary
 from tests.support.forked_programs import run_python
 from tests.support.sources import modules
@@ -22,7 +22,6 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("checkout_program.py")
 SOURCES = boundary.without_tests({**modules(ROOT / "training"), **modules(ROOT / "threestep")})
 MODULES = [name.removesuffix(".__init__") for name in SOURCES if not name.endswith(".__main__")]
-SHAPE = "--vocab_size 300 --hidden_size 16 --num_hidden_layers 1 --num_attention_heads 2 --seed 1"
 SHORT = "--max_train_rows 8 --max_eval_rows 2 --eval_interval 0 --dtype fp32 --max_train_steps 1"
 OF_STEPS = {
     "sft": "--per_device_train_batch_size 2 --max_seq_len 48",
@@ -40,10 +39,11 @@ def left_without(gone: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory) -> Path:
-    """A copy of the packages."""
+    """A copy of the packages, beside a model and rows."""
     place = tmp_path_factory.mktemp("checkout")
     for package in ("training", "threestep"):
         shutil.copytree(ROOT / package, place / package, ignore=shutil.ignore_patterns("__pycache__", "tests"))
+    save_start(place / "start")
     (place / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pair_rows(40)))
     return place
 
@@ -67,11 +67,11 @@ def check_without(checkout: Path, gone: set[str], left: set[str], place: Path) -
     kept = [name for name in MODULES if boundary.plugin_of(name) in {None, *left}]
     commands = [*CORE_COMMANDS, *(word for name in left for word in plugins()[name].commands)]
     data = ["--data_path", f"jsonl:{checkout / 'pairs.jsonl'}"]
-    runs = [["new-model", *data, "--out", place / "start", *SHAPE.split()]]
+    runs = []
     for step, own in OF_STEPS.items():
         model = "--actor_model_name_or_path" if step == "grpo" else "--model_name_or_path"
         places = ["--output_dir", place / step, "--data_output_path", place / "cache"]
-        runs.append([step, model, place / "start", *places, *data, *SHORT.split(), *own.split()])
+        runs.append([step, model, checkout / "start", *places, *data, *SHORT.split(), *own.split()])
     told = [json.dumps(each, default=str) for each in (kept, commands, runs)]
     environment = {
         **os.environ, "PYTHONPATH": str(checkout), "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "",
