@@ -24,6 +24,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Models of these sizes gain nothing from a second thread, and two that share a core only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+_ROOT = Path(__file__).parent
 FOLDER_MARKERS = {
     "unit": "unit",
     "distributed": "distributed",
@@ -53,6 +54,14 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Leave out tests of plugins that are not there."""
     is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
     return True if is_test and missing_plugins(collection_path) else None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the tests that need plugins which are not there."""
+    files = [file for folder in ("tests", "threestep") for file in sorted((_ROOT / folder).rglob("test_*.py"))]
+    for file in files:
+        if missing := missing_plugins(file):
+            terminalreporter.line(f"left out: {file.relative_to(_ROOT)} needs {', '.join(sorted(missing))}")
 
 
 @pytest.hookimpl(wrapper=True)

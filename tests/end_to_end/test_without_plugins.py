@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-import subprocess
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.support import boundary, rooms
-from tests.support.new_models import save_new_model
+from tests.end_to_end.conftest import pair_rows, save_start
+from tests.support import boundary
+from tests.support.forked_programs import run_python
 from tests.support.sources import modules
-from threestep.command import CORE_COMMANDS, commands
+from threestep.command import CORE_COMMANDS
 from training.utils.plugins.registry import _with_their_needs, plugins
 
 ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).with_name("checkout_program.py")
 SOURCES = boundary.without_tests({**modules(ROOT / "training"), **modules(ROOT / "threestep")})
-DATA = "--data_path embedded --max_train_rows 8 --max_eval_rows 2 --eval_interval 0 --dtype fp32 --max_train_steps 1"
+MODULES = [name.removesuffix(".__init__") for name in SOURCES if not name.endswith(".__main__")]
+SHORT = "--max_train_rows 8 --max_eval_rows 2 --eval_interval 0 --dtype fp32 --max_train_steps 1"
 OF_STEPS = {
     "sft": "--per_device_train_batch_size 2 --max_seq_len 48",
     "reward": "--per_device_train_batch_size 2 --max_seq_len 48",
@@ -33,64 +37,57 @@ def left_without(gone: str) -> set[str]:
     return set(_with_their_needs({name: each for name, each in plugins().items() if name != gone}))
 
 
-@pytest.mark.parametrize("gone", plugins())
-def test_nothing_else_imports_a_plugin(gone):
-    left = left_without(gone)
-    sources = {name: text for name, text in SOURCES.items() if boundary.plugin_of(name) in {None, *left}}
-    assert len(sources) < len(SOURCES)
-    assert rooms.imports_find_what_they_name(sources) == []
-
-
-def test_an_import_of_a_deleted_plugin_is_found():
-    sources = {"training.x": "import threestep.plugins.attic", "threestep.plugins.__init__": ""}
-    assert len(rooms.imports_find_what_they_name(sources)) == 1
-
-
-def checkout_without(place: Path, gone: set[str]) -> Path:
-    """Copy the packages without these plugins."""
-
-    def ignored(folder: str, names: list[str]) -> set[str]:
-        of_plugins = gone if Path(folder) == ROOT / "threestep" / "plugins" else set()
-        return {"__pycache__", "tests", *of_plugins} & set(names)
-
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory) -> Path:
+    """A copy of the packages, beside a model and rows."""
+    place = tmp_path_factory.mktemp("checkout")
     for package in ("training", "threestep"):
-        shutil.copytree(ROOT / package, place / package, ignore=ignored)
+        shutil.copytree(ROOT / package, place / package, ignore=shutil.ignore_patterns("__pycache__", "tests"))
+    save_start(place / "start")
+    (place / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pair_rows(40)))
     return place
 
 
-def told(place: Path, *words: object) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "threestep", *map(str, words)], cwd=place,
-        env={**os.environ, "PYTHONPATH": str(place), "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+@contextmanager
+def without(checkout: Path, gone: set[str]) -> Iterator[None]:
+    """These plugins' folders are not there meanwhile."""
+    folder, aside = checkout / "threestep" / "plugins", checkout / "aside"
+    aside.mkdir(exist_ok=True)
+    for name in gone:
+        (folder / name).rename(aside / name)
+    try:
+        yield
+    finally:
+        for name in gone:
+            (aside / name).rename(folder / name)
 
 
-def check_without(place: Path, gone: set[str], words: list[str]) -> None:
-    """The list of commands, the help of these, and one step of each program that trains."""
-    place = checkout_without(place, gone)
-    listed = told(place, "--help")
-    assert all((f"  {word} " in listed) == (word in words) for word in commands())
-    for word in words:
-        assert told(place, word, "--help").startswith("usage")
-    save_new_model(place / "start", hidden_size=16, num_hidden_layers=1)
+def check_without(checkout: Path, gone: set[str], left: set[str], place: Path) -> None:
+    """Every module imports, every command has its help, and each program that trains makes one step."""
+    kept = [name for name in MODULES if boundary.plugin_of(name) in {None, *left}]
+    commands = [*CORE_COMMANDS, *(word for name in left for word in plugins()[name].commands)]
+    data = ["--data_path", f"jsonl:{checkout / 'pairs.jsonl'}"]
+    runs = []
     for step, own in OF_STEPS.items():
         model = "--actor_model_name_or_path" if step == "grpo" else "--model_name_or_path"
         places = ["--output_dir", place / step, "--data_output_path", place / "cache"]
-        told(place, step, model, place / "start", *places, *DATA.split(), *own.split())
+        runs.append([step, model, checkout / "start", *places, *data, *SHORT.split(), *own.split()])
+    told = [json.dumps(each, default=str) for each in (kept, commands, runs)]
+    environment = {
+        **os.environ, "PYTHONPATH": str(checkout), "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    with without(checkout, gone):
+        done = run_python([str(PROGRAM), str(checkout), *told], environment, folder=place)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    for step in OF_STEPS:
         assert (place / step / "model" / "config.json").is_file()
 
 
-def test_the_core_trains_without_plugins(tmp_path):
-    check_without(tmp_path, set(plugins()), [*CORE_COMMANDS])
+def test_the_core_works_without_plugins(checkout, tmp_path):
+    check_without(checkout, set(plugins()), set(), tmp_path)
 
 
-@pytest.mark.long
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("gone", plugins())
-def test_everything_else_works_without_one_plugin(tmp_path, gone):
-    left = left_without(gone)
-    of_left = [word for name in left for word in plugins()[name].commands]
-    check_without(tmp_path, {gone}, [*CORE_COMMANDS, *of_left])
+def test_everything_else_works_without_one_plugin(checkout, tmp_path, gone):
+    check_without(checkout, {gone}, left_without(gone), tmp_path)

@@ -123,6 +123,18 @@ def test_the_oldest_versions_have_an_environment_of_their_own(checkout):
     assert calls[-1].endswith("[-k][cache]") and not any("ruff" in call for call in calls)
 
 
+def test_the_cores_tests_run_in_a_copy_without_plugins(checkout):
+    (checkout / "threestep" / "plugins" / "one").mkdir(parents=True)
+    (checkout / "threestep" / "plugins" / "one" / "__init__.py").write_text("")
+    for words in (["init", "-q"], ["add", "."]):
+        subprocess.run(["git", *words], cwd=checkout, check=True)
+    done, calls = run(checkout, "test.sh", "--core", "-k", "cache", THREESTEP_VENV="none")
+    assert done.returncode == 0, done.stderr
+    (call,) = calls
+    assert "[tests/unit][tests/end_to_end/test_without_plugins.py]" in call and call.endswith("[-k][cache]")
+    assert not any(word in call for word in ("[tests/test_house.py]", "[threestep/plugins]"))
+
+
 def test_the_long_form_ends_with_the_oldest_versions(checkout):
     _, calls = run(checkout, "test.sh", "--long")
     tests = [place for place, call in enumerate(calls) if "[pytest][-n]" in call]

@@ -75,7 +75,7 @@ def test_every_program_runs_apart(tmp_path):
     """By its command: `python threestep --run MODULE`, as the launcher starts ranks."""
     (tmp_path / "training.py").write_text("raise SystemExit('not yours')\n")
     variables = {**os.environ, "PYTHONPATH": str(tmp_path), "THREESTEP_APART": "1"}
-    for module in ("training.step1_sft.main", "threestep.plugins.inspect"):
+    for module in ("training.step1_sft.main", "training.step2_dpo.main"):
         words = [sys.executable, str(ROOT / "threestep"), "--run", module, "--help"]
         ran = subprocess.run(words, env=variables, cwd=tmp_path, capture_output=True, text=True)
         assert ran.returncode == 0 and f"usage: python -m {module} " in ran.stdout, ran.stdout[:300] + ran.stderr

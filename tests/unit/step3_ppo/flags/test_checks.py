@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from tests.support.ppo_flags import ppo_flags
 from tests.support.tiny_models import tiny_config
-from threestep.plugins.images.models.pictured import RowImages
-from threestep.plugins.images.pixels import ImagePixels
-from training.step3_ppo.flags.checks import check_beside_media, check_models, checked_components
+from training.step3_ppo.flags.checks import check_models, checked_components
 from training.utils.base.errors import ThreestepError
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.rewards.rules.gsm8k import gsm8k_reward
@@ -70,7 +67,6 @@ def test_a_scale_without_the_reward_model():
             {"advantage": "reinforce++"},
             "is about the critic, and --advantage .* has none",
         ),
-        ("forwards", {"mtp_num_layers": 1}, "keep no states, and --mtp_num_layers 1 reads them; leave one of the two"),
         (
             "forwards",
             {"kl": {"kl_in": "loss", "kl_estimator": "full"}},
@@ -119,30 +115,3 @@ def test_positions_are_compared_before_anything_loads(tmp_path, short):
         check_models(flags, with_critic=True)
     if short == "critic":
         check_models(flags, with_critic=False)
-
-
-
-
-def beside_images(**given) -> None:
-    paths = {"actor_model_name_or_path": "a", "critic_model_name_or_path": "c"}
-    flags = ppo_flags(**{**paths, "advantage": "grpo", "num_samples_per_prompt": 2, "reward": "gsm8k", **given})
-    components = checked_components(flags)
-    check_beside_media(flags, components, None)
-    check_beside_media(flags, components, RowImages(lambda keys: ImagePixels(torch.zeros(1)), ()))
-
-
-def test_what_reads_images_goes_with_them():
-    beside_images()
-    beside_images(advantage="gae", reward="model")
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not read images, and prompts of the data have so"),
-        ({"mtp_num_layers": 1}, "--mtp_num_layers 1 does not go with prompts that have images: it reads embeddings"),
-    ],
-)  # fmt: skip
-def test_what_does_not_go_with_images_is_named(given, said):
-    with pytest.raises(ThreestepError, match=said):
-        beside_images(**given)

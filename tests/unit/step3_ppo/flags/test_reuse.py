@@ -26,7 +26,7 @@ def why(name: str, **given) -> str | None:
         (FORWARDS, {"critic_zero_stage": 3, "critic_dropout": 0.1}),
         (VALUES, {}),
         (VALUES, {"kl_coef": 0.0}),
-        (VALUES, {"actor_zero_stage": 3, "critic_zero_stage": 3, "actor_dropout": 0.1, "mtp_num_layers": 1}),
+        (VALUES, {"actor_zero_stage": 3, "critic_zero_stage": 3, "actor_dropout": 0.1}),
     ],
 )
 def test_a_forward_is_spared(name, given):
@@ -64,7 +64,6 @@ def test_a_plugin_that_needs_forwards_of_its_own(name, monkeypatch):
             "true reads and learns in one forward, and --actor_dropout 0.1 would change",
         ),
         (FORWARDS, {"actor_zero_stage": 3}, "true keeps forwards whose weights ZeRO-3 has released"),
-        (FORWARDS, {"mtp_num_layers": 1}, "true learns from forwards that keep no states"),
         (FORWARDS, {"kl_coef": 0.0}, "no forward is read that the step could learn from"),
         (FORWARDS, _GRPO, "no forward is read that the step could learn from"),
         (FORWARDS, {**_GRPO, "kl_coef": 0.0}, "no forward is read that the step could learn from"),

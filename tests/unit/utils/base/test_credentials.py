@@ -9,7 +9,6 @@ import typing
 import pytest
 import yaml
 
-from threestep.plugins.evaluation import chat
 from training.utils.base import credentials
 from training.utils.base.console import log, note
 from training.utils.base.credentials import (
@@ -158,45 +157,39 @@ def test_a_configuration_without_credentials_asks_for_them(tmp_path, monkeypatch
     assert said.out == f"reading {BARE}\n" and said.err == "reading ***\n"
 
 
-def flags_of_text():
-    """(step, flag) of every flag that takes a text, of the steps and of the chat."""
-    groups = {name: step.groups for name, step in known_steps().items()} | {"chat": chat.GROUPS}
-
-    def parts(kind):
-        kinds = [field.type for field in dataclasses.fields(kind)]
-        members = [hint for hint in typing.get_type_hints(kind).values() if dataclasses.is_dataclass(hint)]
-        return [each for member in members for each in parts(member)] if len(members) == len(kinds) else [kind]
-
-    for name, kinds in groups.items():
-        for part in (part for kind in kinds for part in parts(kind)):
-            for field in dataclasses.fields(part):
-                if "str" in str(field.type):
-                    yield name, field.name, kinds
+def flags_of_text(kind):
+    """Yield every flag of a dataclass, or of those that it is made of, that takes a text."""
+    kinds = [field.type for field in dataclasses.fields(kind)]
+    members = [hint for hint in typing.get_type_hints(kind).values() if dataclasses.is_dataclass(hint)]
+    if len(members) == len(kinds):
+        yield from (flag for member in members for flag in flags_of_text(member))
+    else:
+        yield from (field.name for field in dataclasses.fields(kind) if "str" in str(field.type))
 
 
-@pytest.mark.parametrize("program", [*known_steps(), "chat"])
-def test_a_secret_in_any_flag_of_text_is_in_no_message_and_no_file(program, tmp_path, capsys):
-    seen = 0
-    for name, flag, kinds in flags_of_text():
-        if name != program:
-            continue
-        seen += 1
+def check_flags_of_text(kinds, old_flags, place, capsys):
+    """A secret in any flag of text is in no message and in no file."""
+    flags = [flag for kind in kinds for flag in flags_of_text(kind)]
+    for flag in flags:
         message, settings = "", {}
         try:
-            parsed = parse_arguments(
-                kinds, [f"--{flag}", f"jsonl:{ADDRESS}"], "", getattr(known_steps().get(name), "old_flags", None)
-            )
-            settings = resolved_settings(parsed)
+            settings = resolved_settings(parse_arguments(kinds, [f"--{flag}", f"jsonl:{ADDRESS}"], "", old_flags))
         except ThreestepError as mistake:
             message = str(mistake)
-        folder = RunFolder(tmp_path / flag, True)
+        folder = RunFolder(place / flag, True)
         folder.write_config({"settings": settings, "raw": {flag: ADDRESS}}, "a run")
         folder.write_json("environment.json", {"message": message, "raw": [ADDRESS]})
-        left = "".join(path.read_text() for path in (tmp_path / flag).iterdir())
+        left = "".join(path.read_text() for path in (place / flag).iterdir())
         said = capsys.readouterr()
         for secret in (PASSWORD, SIGNATURE):
             assert secret not in message + left + said.out + said.err + repr(settings), flag
-    assert seen >= 10
+    assert len(flags) >= 10
+
+
+@pytest.mark.parametrize("program", known_steps())
+def test_a_secret_in_any_flag_of_text_is_in_no_message_and_no_file(program, tmp_path, capsys):
+    step = known_steps()[program]
+    check_flags_of_text(step.groups, step.old_flags, tmp_path, capsys)
 
 
 def test_an_error_and_its_traceback_are_without_credentials():

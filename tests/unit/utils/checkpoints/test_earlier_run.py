@@ -38,7 +38,7 @@ def test_others_files_are_no_run(tmp_path):
 def test_checkpoints_and_figures_are_removed_and_the_model_stays_until_the_end(tmp_path):
     (tmp_path / "checkpoints" / "step_000003").mkdir(parents=True)
     (tmp_path / "model").mkdir()
-    for name in ("summary.json", "harness.json", "reward_report.json", "model/config.json", "notes.txt"):
+    for name in ("summary.json", "reward_report.json", "model/config.json", "notes.txt"):
         (tmp_path / name).write_text("{}")
     remove_earlier_run(CheckpointFolder(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == {"model", "notes.txt"}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.vision_models import with_pixels
-from threestep.plugins.images.pixels import ImagePixels
 from training.utils.contracts.documents import TokenSequence, plain, shared_prompt, together, unshared
 from training.utils.contracts.media_spans import (
     MediaSpan,
@@ -96,14 +94,6 @@ def test_padding_is_where_it_is_without_images_and_rows_of_text_have_no_axes():
     assert mixed.media.axes_3NT[:, 1].tolist() == [texts.position_ids_NT[1].tolist()] * 3
     counted = packed_rows([[plain(run(5, MediaSpan(1, 2)))]], 0)
     assert counted.media.axes_3NT is None and len(counted.media.spans) == 1
-
-
-def test_rows_move_with_their_pixels():
-    rows = packed_rows([[plain(run(5, image(1, 1, 2)))]], 0)
-    pixels = ImagePixels(torch.zeros(8, 4), torch.tensor([[1, 2, 4]]))
-    moved = with_pixels(rows, pixels).to("meta")
-    assert moved.media.read.values.is_meta and moved.media.read.grids_I3.is_meta and moved.media.axes_3NT.is_meta
-    assert moved.media.spans == rows.media.spans
 
 
 def test_tokens_of_an_image_that_sees_itself_see_later_ones_of_it_alone():

@@ -7,6 +7,7 @@ import pytest
 from training.utils.flags.arguments import defaults_of
 from training.utils.flags.flag_names import _MEANT, nearest_flags
 from training.utils.flags.step import known_steps
+from training.utils.plugins.registry import missing
 
 SFT = list(defaults_of(known_steps()["step1_sft"].groups))
 PPO = list(defaults_of(known_steps()["step3_ppo"].groups))
@@ -61,6 +62,7 @@ def test_what_is_meant_stands_alone():
 
 
 def test_what_people_mean_are_flags_of_some_program():
-    known = {*SFT, *PPO, *defaults_of(known_steps()["step2_dpo"].groups), "max_new_tokens"}
+    of_plugins = missing("flags")  # that are not there
+    known = {*SFT, *PPO, *defaults_of(known_steps()["step2_dpo"].groups), *of_plugins, "max_new_tokens"}
     assert all(flag in known for flags in _MEANT.values() for flag in flags)
     assert not {name for name in _MEANT if name in SFT and name in PPO}

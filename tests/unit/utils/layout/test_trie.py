@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from tests.support.tries import forked_sequences
-from threestep.plugins.mtp.layout.entries import mtp_entries, mtp_targets
 from training.utils.contracts.documents import Document, TokenSequence, join, plain, shared_prompt, unshared
 from training.utils.contracts.media_spans import MediaSpan
 from training.utils.contracts.token_rows import TokenRows
@@ -181,13 +180,3 @@ def test_images_are_shared_where_they_are_the_same():
     assert [len(part.tokens.media) for part in document.segments] == [0, 1, 0, 0, 1]
     assert [part.first_position for part in document.segments] == [0, 2, 5, 5, 2]  # a grid of 2 x 2 takes 2 positions
     assert [span.key for span in packed_rows([[document]], 0).media.spans] == [7, 8]
-
-
-def test_the_depths_of_multi_token_prediction_count_every_owner():
-    sequences = forked_sequences(5)
-    document = trie_document(sequences, 1)
-    entries = mtp_entries(packed_rows([[document]], 0, with_before=True), 3)
-    for depth, entry in enumerate(entries, start=1):
-        assert entry.rows.segments.repeats is None
-        expected = mtp_targets([plain(each) for each in sequences], depth)
-        assert entry.rows.target_ids_M.numel() == mtp_targets([document], depth) == expected > 0

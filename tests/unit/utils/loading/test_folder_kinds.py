@@ -181,7 +181,7 @@ def test_the_nearest_folder_is_named_first(given, nearest, tmp_path, monkeypatch
     ("module", "flags"),
     [
         ("training.step1_sft.main", "--data_path embedded --model_name_or_path runs/nosuch"),
-        ("training.step2_reward.main", "--data_path embedded --model_name_or_path runs/nosuch --dry_run"),
+        ("training.step2_reward.main", "--data_path embedded --model_name_or_path runs/nosuch"),
         ("training.step2_dpo.main", "--data_path embedded --model_name_or_path runs/nosuch"),
         (
             "training.step3_ppo.main",

@@ -8,7 +8,6 @@ import json
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -16,14 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.utils.generation.engines.test_hf import PLAIN, frequent_token, prompts, responses, roll
-from threestep.plugins.images.pixels import ImagePixels
-from threestep.plugins.images.prompts import PromptImages
 from threestep.plugins.replay.files import DumpingRollout, ReplayRollout, file_of
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.media_spans import MediaSpan
 from training.utils.contracts.rollout import ConversationRecord, Conversations, Rollout
 from training.utils.contracts.rollout_engine import Ends, RolloutRequest, rolled_out
-from training.utils.contracts.rows import PromptRow
 from training.utils.generation.engines.hf import TransformersRollout
 
 
@@ -191,24 +186,6 @@ def test_the_dumped_engine_is_lent_the_weights(tmp_path, model):
     assert engine.figures() == {"time/weights": 1.0} and TransformersRollout(str).figures() == {}
 
 
-def pictured(digest: str) -> RolloutRequest:
-    ids_BP, mask_BP = prompts((3, 5))
-    rows = [PromptRow(0, np.arange(3), "", None), PromptRow(1, np.arange(5), "", None, media_digests=(digest,))]
-    images = PromptImages(((), (MediaSpan(1, 2),)), lambda keys: ImagePixels(torch.zeros(1)))
-    return RolloutRequest(ids_BP, mask_BP, PLAIN, range(4), 2, rows, images)
-
-
-def test_rollouts_of_other_pictures_are_refused(tmp_path, model):
-    class Blind(TransformersRollout):
-        def roll_out(self, model, request):
-            return super().roll_out(model, replace(request, media=None))
-
-    DumpingRollout(Blind(), tmp_path, 0).roll_out(model, pictured("ab12"))
-    replayed = rolled_out(ReplayRollout(tmp_path, 0), model, pictured("ab12"))
-    assert [each.media for each in replayed.sequences()] == [(), (), (MediaSpan(1, 2),), (MediaSpan(1, 2),)]
-    for other in (pictured("cd34"), replace(pictured("ab12"), media=None)):
-        with pytest.raises(ThreestepError, match="holds responses to prompts with other pictures than those that this"):
-            ReplayRollout(tmp_path, 0).roll_out(model, other)
 
 
 def test_dumps_from_before_there_were_paths_are_taken(folder, model, how):

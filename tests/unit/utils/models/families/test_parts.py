@@ -6,65 +6,11 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Gemma3Config, LlamaConfig, Qwen2VLConfig
 
 from tests.support.tiny_models import tiny_causal_lm
-from tests.support.vision_models import FAMILIES
-from threestep.plugins.speed.compiled import compile_blocks
-from training.utils.models.attention.attention import BY_DOCUMENT, text_attention
-from training.utils.models.attention.document_attention import use_document_attention
 from training.utils.models.families.parts import (
     is_beside_language,
-    is_of_projector,
     language_model_class,
     language_part,
 )
-from training.utils.models.flops import model_shape
-
-PROJECTORS = {
-    "qwen2_vl": {"model.visual.merger"},
-    "qwen2_5_vl": {"model.visual.merger"},
-    "qwen3_vl": {"model.visual.merger", "model.visual.deepstack_merger_list"},
-    "llava": {"model.multi_modal_projector"},
-    "llava_next": {"model.multi_modal_projector", "model.image_newline"},
-    "llava_onevision": {"model.multi_modal_projector", "model.image_newline"},
-    "gemma3": {"model.multi_modal_projector"},
-    "idefics3": {"model.connector"},
-    "smolvlm": {"model.connector"},
-    "internvl": {"model.multi_modal_projector"},
-}
-
-
-def language(model) -> str:
-    return "language_model" if hasattr(model.model, "language_model") else "text_model"
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def named(request):
-    return request.param, FAMILIES[request.param]().model
-
-
-def test_the_parts_are_known_by_their_names(named):
-    name, model = named
-    part = language(model)
-    assert language_part(model) is getattr(model.model, part)
-    of_vision = is_beside_language(model)
-    weights = [weight for weight, _ in model.named_parameters()]
-    of_language = {weight for weight in weights if not of_vision(weight)}
-    assert of_language == {weight for weight in weights if weight.startswith((f"model.{part}.", "lm_head."))}
-    projectors = {weight for weight in weights if of_vision(weight) and is_of_projector(weight)}
-    assert projectors == {weight for weight in weights if weight.startswith(tuple(PROJECTORS[name]))} != set()
-    assert not any(map(is_beside_language(language_part(model)), weights))
-
-
-def test_the_tower_keeps_its_attention_and_is_left_out_of_what_is_for_text(named):
-    name, model = named
-    use_document_attention(model)
-    assert text_attention(model) == BY_DOCUMENT
-    assert model.config.vision_config._attn_implementation == "sdpa"
-    text = language_part(model)
-    assert compile_blocks(model) == 2 == len(text.layers)
-    for layer in text.layers:
-        layer._compiled_call_impl = None
-    matrices = [weight for weight in text.parameters() if weight.dim() >= 2 and weight is not text.embed_tokens.weight]
-    assert model_shape(model).body_trained == sum(weight.numel() for weight in matrices)
 
 
 def test_a_text_model_is_language_as_a_whole():
