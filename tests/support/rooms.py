@@ -25,7 +25,6 @@ serving: base
 asking: serving base
 data.sources.formats: data.files base
 flags: plugins base
-rewards.names: plugins base
 contracts: flags base
 data.sources: flags data.sources.formats plugins data.files base
 data: data.sources base
@@ -61,7 +60,7 @@ checkpoints: engine engine.ranks models.adapters trackers run models.tensors lay
     models.families base
 rewards.rules: rewards.calling data.sources.made base
 outputs: checkpoints engine.ranks models.tensors base
-rewards: rewards.rules rewards.calling contracts rewards.names flags plugins base
+rewards: rewards.rules rewards.calling contracts flags plugins base
 setup: outputs checkpoints engine loading engine.ranks data.build models.adapters data.kinds models data.chat
     data.cache trackers models.quantized models.attention engine.config divergence data.rows sequence_parallel run
     layout data.sources contracts flags data.sources.formats plugins models.families data.files base

@@ -12,7 +12,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.sources.made.embedded import WORDS
 from training.utils.data.sources.made.needle import HELD_OUT_ROWS, Fact, NeedleSettings, make_row, parse_settings
-from training.utils.rewards.rules.exact_match import exact_match_reward
+from training.utils.rewards.rules.text_rules import exact_match_reward
 
 pytestmark = pytest.mark.unit
 

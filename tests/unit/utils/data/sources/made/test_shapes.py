@@ -22,7 +22,7 @@ from training.utils.data.sources.made.shapes import (
     generate,
     picture_of,
 )
-from training.utils.rewards.rules.exact_match import exact_match_reward
+from training.utils.rewards.rules.text_rules import exact_match_reward
 
 pytestmark = pytest.mark.unit
 
