@@ -18,7 +18,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from benchmarks.workload import SHAPES, VOCABULARY, config_of
-from training.step3_ppo.losses.ppo import ppo
+from training.step3_ppo.losses.policy import ppo
 from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
 from training.utils.contracts.documents import TokenSequence
 from training.utils.layout.planner import PlanSettings

@@ -50,7 +50,7 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
         "from training.step1_sft import loss",
         "from training.step3_ppo import losses",
     ),
-    (rooms.steps_keep_apart, "training.step2_dpo.losses.ipo", "from ...step2_reward import loss", "from . import x"),
+    (rooms.steps_keep_apart, "training.step2_dpo.losses.ranked", "from ...step2_reward import loss", "from . import x"),
     (rooms.steps_keep_apart, "training.step4_new.trainer", "import training.step2_dpo.losses", "import torch"),
     (
         rooms.steps_keep_apart,
@@ -103,7 +103,7 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
     (rooms.third_parties_stay_home, "training.utils.generation.engines.hf", "from vllm import LLM", "import torch"),
     (
         rooms.maths_needs_torch_alone,
-        "training.step3_ppo.advantages.gae",
+        "training.step3_ppo.advantages.returns",
         "from transformers import AutoModel",
         "import math\nimport torch.nn.functional as F",
     ),

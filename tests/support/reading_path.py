@@ -44,7 +44,7 @@ step3_ppo.mismatch.weights: old_policy
 step3_ppo.kl.estimators: k1
 step3_ppo.experience.token_rewards: token_rewards kl_in_reward
 step3_ppo.advantages.inputs: AdvantageInputs AdvantageInputs.inside_BR discounted_sums
-step3_ppo.advantages.gae: gae
+step3_ppo.advantages.returns: gae
 step3_ppo.advantages.whiten: moments whiten
 step3_ppo.kl.control: KlControl KlControl.update
 step3_ppo.learning.learning: Updates Updates.learn Updates._minibatches Learner Learner.learn Learner._totals
@@ -54,7 +54,7 @@ step3_ppo.learning.notes: LearntRollout LearntRollout.laid_out Minibatch
 step3_ppo.experience.sequences: TrainingSequence TokenColumns TokenColumns.__init__ training_sequences
     sequences_of_all_ranks
 step3_ppo.losses.tokens: PolicyTokens PolicyTokens.log_ratio_M
-step3_ppo.losses.ppo: ppo
+step3_ppo.losses.policy: ppo
 step3_ppo.losses.added: value_loss
 step3_ppo.losses.aggregation: StepTotals token_mean
 utils.layout.order: ShuffledStream ShuffledStream.take

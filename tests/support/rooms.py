@@ -52,7 +52,7 @@ checkpoints: engine engine.ranks models.adapters trackers engine.config run mode
     plugins models.families base
 rewards.rules: rewards.calling data.sources.made base
 outputs: checkpoints engine.ranks models.tensors base
-rewards: rewards.rules rewards.calling contracts rewards.names flags plugins base
+rewards: rewards.rules rewards.calling contracts flags plugins base
 setup: outputs checkpoints engine loading engine.ranks data.build models.adapters data.kinds models data.chat
     data.cache trackers models.attention engine.config divergence data.rows sequence_parallel run models.tensors
     layout data.sources contracts flags data.sources.formats plugins models.families data.files base

@@ -1,4 +1,4 @@
-"""Advantage estimators, one file each. The room serves `--advantage`, by the table of its names. Cheap to import."""
+"""Advantage estimators. The room serves `--advantage`, by the table of its names. Cheap to import."""
 
 from __future__ import annotations
 
@@ -38,26 +38,27 @@ class Estimator:
     returns_alone: bool = False
 
 
+_GROUPS, _RETURNS = f"{__name__}.groups", f"{__name__}.returns"
 _OTB = f"{__name__}.optimal_token_baseline"
 NO_ADVANTAGE = "none"  # for a teacher alone
 ESTIMATORS = {
-    "gae": Estimator(imported(f"{__name__}.gae:gae"), needs_critic=True, whitens=True, returns_alone=True),
-    "grpo": Estimator(imported(f"{__name__}.grpo:grpo"), needs_groups=True, norms=True),
-    "grpo_passk": Estimator(imported(f"{__name__}.grpo_passk:grpo_passk"), needs_groups=True, norms=True),
-    "rloo": Estimator(imported(f"{__name__}.rloo:rloo"), needs_groups=True, norms=True),
-    "reinforce++": Estimator(imported(f"{__name__}.reinforce_plus_plus:reinforce_plus_plus"), whitens=True),
+    "gae": Estimator(imported(f"{_RETURNS}:gae"), needs_critic=True, whitens=True, returns_alone=True),
+    "grpo": Estimator(imported(f"{_GROUPS}:grpo"), needs_groups=True, norms=True),
+    "grpo_passk": Estimator(imported(f"{_GROUPS}:grpo_passk"), needs_groups=True, norms=True),
+    "rloo": Estimator(imported(f"{_GROUPS}:rloo"), needs_groups=True, norms=True),
+    "reinforce++": Estimator(imported(f"{_RETURNS}:reinforce_plus_plus"), whitens=True),
     "reinforce++_baseline": Estimator(
-        imported(f"{__name__}.reinforce_plus_plus:reinforce_plus_plus_baseline"), needs_groups=True, whitens=True
+        imported(f"{_RETURNS}:reinforce_plus_plus_baseline"), needs_groups=True, whitens=True
     ),
-    "remax": Estimator(imported(f"{__name__}.remax:remax"), needs_greedy=True),
-    "opo": Estimator(imported(f"{__name__}.opo:opo"), needs_groups=True),
-    "gpg": Estimator(imported(f"{__name__}.gpg:gpg"), needs_groups=True),
+    "remax": Estimator(imported(f"{_RETURNS}:remax"), needs_greedy=True),
+    "opo": Estimator(imported(f"{_GROUPS}:opo"), needs_groups=True),
+    "gpg": Estimator(imported(f"{_GROUPS}:gpg"), needs_groups=True),
     "optimal_token_baseline": Estimator(
         imported(f"{_OTB}:optimal_token_baseline"), needs_groups=True, needs_policy=True
     ),
     "tir_optimal_token_baseline": Estimator(
         imported(f"{_OTB}:tir_optimal_token_baseline"), needs_groups=True, needs_policy=True
     ),
-    NO_ADVANTAGE: Estimator(imported(f"{__name__}.none:none")),
+    NO_ADVANTAGE: Estimator(imported(f"{_RETURNS}:none")),
 }
 WITH_CRITIC = either(name for name, estimator in ESTIMATORS.items() if estimator.needs_critic)

@@ -1,5 +1,5 @@
-"""The losses of step 3: the policy's, one file each, and those beside it (`added`). The room serves `--policy_loss` and
-`--loss_aggregation`, by the tables of their names. Cheap to import."""
+"""The losses of step 3: the policy's (`policy`, `covariance`) and those beside it (`added`). The room serves
+`--policy_loss` and `--loss_aggregation`, by the tables of their names. Cheap to import."""
 
 from __future__ import annotations
 
@@ -34,16 +34,14 @@ class PolicyLoss:
     has_ratio: bool = True
 
 
-_COVARIANCE = f"{__name__}.covariance"
+_POLICY, _COVARIANCE = f"{__name__}.policy", f"{__name__}.covariance"
 POLICY_LOSSES = {
-    "ppo": PolicyLoss(imported(f"{__name__}.ppo:ppo")),
-    "gspo": PolicyLoss(imported(f"{__name__}.gspo:gspo"), None, "seq-mean-token-mean", clip_low=3e-4, clip_high=4e-4),
-    "cispo": PolicyLoss(imported(f"{__name__}.cispo:cispo"), clip_low=1.0, clip_high=4.0),  # weights from 0 to 5
-    "geo_mean": PolicyLoss(
-        imported(f"{__name__}.geo_mean:geo_mean"), None, "seq-mean-token-mean", clip_low=0.4, clip_high=0.4
-    ),
-    "sapo": PolicyLoss(imported(f"{__name__}.sapo:sapo"), None, "seq-mean-token-mean"),
-    "gpg": PolicyLoss(imported(f"{__name__}.gpg:gpg"), has_ratio=False),
+    "ppo": PolicyLoss(imported(f"{_POLICY}:ppo")),
+    "gspo": PolicyLoss(imported(f"{_POLICY}:gspo"), None, "seq-mean-token-mean", clip_low=3e-4, clip_high=4e-4),
+    "cispo": PolicyLoss(imported(f"{_POLICY}:cispo"), clip_low=1.0, clip_high=4.0),  # weights from 0 to 5
+    "geo_mean": PolicyLoss(imported(f"{_POLICY}:geo_mean"), None, "seq-mean-token-mean", clip_low=0.4, clip_high=0.4),
+    "sapo": PolicyLoss(imported(f"{_POLICY}:sapo"), None, "seq-mean-token-mean"),
+    "gpg": PolicyLoss(imported(f"{_POLICY}:gpg"), has_ratio=False),
     "kl_cov": PolicyLoss(imported(f"{_COVARIANCE}:kl_cov"), imported(f"{_COVARIANCE}:kl_cov_keys")),
     "clip_cov": PolicyLoss(imported(f"{_COVARIANCE}:clip_cov"), imported(f"{_COVARIANCE}:clip_cov_keys")),
 }

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from training.step3_ppo.kl.estimators import smooth_absolute
-from training.step3_ppo.losses.ppo import ppo
+from training.step3_ppo.losses.policy import ppo
 
 if TYPE_CHECKING:
     from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens

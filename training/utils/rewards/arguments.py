@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from training.utils.base.user_files import check_address, named_object
 from training.utils.flags.flags import flag
 from training.utils.rewards.combination import COMBINATIONS, LESS_DEVIATIONS, SUM, Combination
-from training.utils.rewards.names.entries import FORMS, kind_of
+from training.utils.rewards.entries import FORMS, kind_of
 from training.utils.rewards.table import RULES
 
 if TYPE_CHECKING:

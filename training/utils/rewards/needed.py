@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.rewards.completions import CompletionsRule
-from training.utils.rewards.rules.exact_match import exact_match_reward
-from training.utils.rewards.rules.gsm8k import gsm8k_reward
 from training.utils.rewards.rules.math_answer import math_rule
+from training.utils.rewards.rules.text_rules import exact_match_reward, gsm8k_reward
 from training.utils.rewards.rules.truths import numbers_of, truths_of
 
 if TYPE_CHECKING:
@@ -20,13 +19,20 @@ if TYPE_CHECKING:
 
 _TRUTH = "ground_truth"
 _OURS = "training."  # modules of the named rules
-# By the module of a named rule: what it looks for in a reference, and the search.
-_READERS: dict[str, tuple[str, Callable[[Any], Sequence[Any]]]] = {
-    gsm8k_reward.__module__: ("number", numbers_of),
-    exact_match_reward.__module__: ("text or number", truths_of),
-    math_rule.__module__: ("text or number", truths_of),
-}
 _MADE = ("data_source", "drawn_turns")  # columns that no row holds
+
+
+def _source(rule: Any) -> tuple[str, str]:
+    """Return the module of a rule, and the name there of its function or of the function that made it."""
+    return getattr(rule, "__module__", ""), getattr(rule, "__qualname__", "").partition(".")[0]
+
+
+# By the source of a named rule: what it looks for in a reference, and the search.
+_READERS: dict[tuple[str, str], tuple[str, Callable[[Any], Sequence[Any]]]] = {
+    _source(gsm8k_reward): ("number", numbers_of),
+    _source(exact_match_reward): ("text or number", truths_of),
+    _source(math_rule): ("text or number", truths_of),
+}
 
 
 def check_columns(
@@ -71,10 +77,9 @@ def check_columns(
 
 def _unread_references(name: str, rule: Rule, rows: Sequence[Iterable[PromptRow]]) -> str | None:
     """Return how many rows' references a named rule cannot read; None for no row. ThreestepError for all of them."""
-    module = getattr(rule, "__module__", "")
-    if module not in _READERS:
+    if _source(rule) not in _READERS:
         return None
-    what, read = _READERS[module]
+    what, read = _READERS[_source(rule)]
     count, unread, first = 0, 0, None
     for row in (row for part in rows for row in part):
         count += 1

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from training.utils.rewards.rules.embedded import embedded_reward
-from training.utils.rewards.rules.exact_match import exact_match_reward
-from training.utils.rewards.rules.gsm8k import gsm8k_reward
-from training.utils.rewards.rules.length import length_rule
 from training.utils.rewards.rules.math_answer import math_rule
-from training.utils.rewards.rules.regex import regex_rule
-from training.utils.rewards.rules.think_format import format_reward
+from training.utils.rewards.rules.text_rules import (
+    embedded_reward,
+    exact_match_reward,
+    format_reward,
+    gsm8k_reward,
+    length_rule,
+    regex_rule,
+)
 
 if TYPE_CHECKING:
     from training.utils.rewards.calling.calling import Rule

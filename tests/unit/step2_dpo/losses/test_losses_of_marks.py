@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.objectives import objective
-from training.step2_dpo.losses import LOSSES, bco, kto
+from training.step2_dpo.losses import LOSSES
 from training.step2_dpo.losses.pairs import Responses, mark_figures, preference_loss
 
 
@@ -68,28 +68,28 @@ def test_against_the_papers(seed):
         assert got.item() == pytest.approx(wanted, rel=1e-12)
 
 
-def totals(module, ratios, marks, cuts) -> float:
+def totals(name, ratios, marks, cuts) -> float:
     """The reference point from sums over parts."""
-    sums: dict[str, float] = {}
+    first_pass, sums = LOSSES[name].first_pass, {}
     for begin, end in zip([0, *cuts], [*cuts, len(ratios)], strict=True):
-        for name, value in module.point_sums(responses(ratios[begin:end], marks[begin:end])[0]).items():
-            sums[name] = sums.get(name, 0.0) + float(value)
-    return module.point_of(sums)
+        for key, value in first_pass.sums(responses(ratios[begin:end], marks[begin:end])[0]).items():
+            sums[key] = sums.get(key, 0.0) + float(value)
+    return first_pass.point(sums)
 
 
 @pytest.mark.parametrize("cuts", [[], [1], [3], [1, 2, 3], [0, 4]])
 def test_points_of_any_parts(cuts):
     """Parts may be negative or empty: KTO's bound of 0 is put on the mean over all of them, and BCO's means are of
     sides, not of parts."""
-    assert totals(kto, [-4.0, 6.0, -1.0, 5.0], [1.0] * 4, cuts) == pytest.approx(1.5)
-    assert totals(kto, [-4.0, 3.0, -1.0, 0.0], [1.0] * 4, cuts) == 0.0
+    assert totals("kto", [-4.0, 6.0, -1.0, 5.0], [1.0] * 4, cuts) == pytest.approx(1.5)
+    assert totals("kto", [-4.0, 3.0, -1.0, 0.0], [1.0] * 4, cuts) == 0.0
     # good: -4 and 6, mean 1; bad: -1 and 5, mean 2
-    assert totals(bco, [-4.0, -1.0, 6.0, 5.0], [1.0, 0.0, 1.0, 0.0], cuts) == pytest.approx(1.5)
-    assert totals(bco, [-4.0, -1.0, 6.0, 5.0], [1.0] * 4, cuts) == pytest.approx(1.5)
+    assert totals("bco", [-4.0, -1.0, 6.0, 5.0], [1.0, 0.0, 1.0, 0.0], cuts) == pytest.approx(1.5)
+    assert totals("bco", [-4.0, -1.0, 6.0, 5.0], [1.0] * 4, cuts) == pytest.approx(1.5)
 
 
 def test_points_of_nothing():
-    assert totals(kto, [], [], []) == totals(bco, [], [], []) == 0.0
+    assert totals("kto", [], [], []) == totals("bco", [], [], []) == 0.0
 
 
 def test_the_figures():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.objectives import objective, objectives
-from training.step2_dpo.losses import LOSSES, orpo
+from training.step2_dpo.losses import LOSSES, ranked
 from training.step2_dpo.losses.pairs import (
     Objective,
     Responses,
@@ -204,9 +204,9 @@ def test_odds_near_one_and_near_zero():
     """float32: log(1 - P) is exact to rounding where P rounds to 1 or to 0, and P = 1 is finite and has no gradient."""
     for x in (-1e-6, -0.01, -0.6931, -0.6932, -30.0, -200.0):
         want = x - math.log(-math.expm1(x))
-        assert orpo.log_odds(torch.tensor(x)).item() == pytest.approx(want, rel=1e-6, abs=1e-7)
+        assert ranked.log_odds(torch.tensor(x)).item() == pytest.approx(want, rel=1e-6, abs=1e-7)
     certain = torch.zeros(1, requires_grad=True)
-    odds = orpo.log_odds(certain)
+    odds = ranked.log_odds(certain)
     odds.sum().backward()
     assert torch.isfinite(odds).all() and certain.grad.tolist() == [0.0]
 

@@ -13,8 +13,8 @@ import torch
 from tests.support.step3_records import made as records_made
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
 from training.step3_ppo.advantages import ESTIMATORS
-from training.step3_ppo.advantages.gae import gae
 from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
+from training.step3_ppo.advantages.returns import gae
 from training.step3_ppo.contracts.records import Readings, Samples, Scored
 from training.step3_ppo.contracts.settings import ExperienceSettings, KlSettings, LengthSettings
 from training.step3_ppo.experience.description import score_norms

@@ -10,7 +10,7 @@ from training.utils.contracts.rows import PromptRow
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.rewards.completions import CompletionsRule
 from training.utils.rewards.needed import check_columns, needed_columns
-from training.utils.rewards.rules.gsm8k import gsm8k_reward
+from training.utils.rewards.rules.text_rules import gsm8k_reward
 from training.utils.rewards.table import RULES
 
 

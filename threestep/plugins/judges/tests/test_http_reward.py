@@ -13,7 +13,7 @@ from threestep.plugins.judges.http_reward import http_reward
 from threestep.plugins.judges.names import server_name
 from training.utils.base.credentials import redacted
 from training.utils.base.errors import ThreestepError
-from training.utils.rewards.names.entries import kind_of
+from training.utils.rewards.entries import kind_of
 from training.utils.rewards.opened import RunPlace
 
 PROMPTS = [f"prompt {number // 2}" for number in range(40)]

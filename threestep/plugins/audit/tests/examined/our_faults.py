@@ -352,7 +352,7 @@ OUR_FAULTS = [
         quantity="loss", cause="sum of micro-batches' means", names="sum over micro-batches of their means",
     ),
     _fault(
-        "dpo smoothed: no smoothing", "training.step2_dpo.losses.sigmoid:smoothed",
+        "dpo smoothed: no smoothing", "training.step2_dpo.losses.ranked:smoothed",
         lambda right: lambda rewards_Q, flipped: right(rewards_Q, 0.0),
         "label smoothing is not passed on", quantity="pair_losses|loss", cause="label smoothing is left out",
         names="smoothing is left out",
@@ -368,11 +368,11 @@ OUR_FAULTS = [
         names="margin is left out",
     ),
     _fault(
-        "grpo: ddof 0", f"{_ADVANTAGES}.scaling:group_std", _denominator_n, "the variance is divided by n",
+        "grpo: ddof 0", f"{_ADVANTAGES}.inputs:group_std", _denominator_n, "the variance is divided by n",
         quantity="rollout_advantages", cause="standard deviation with denominator n", names="ddof 0",
     ),
     _fault(
-        "grpo: deviation of the batch", f"{_ADVANTAGES}.grpo:scaled", _of_the_batch, "divided by the batch's deviation",
+        "grpo: deviation of the batch", f"{_ADVANTAGES}.groups:scaled", _of_the_batch, "divided by that of all",
         quantity="rollout_advantages", cause="the deviation is the batch's, not the group's",
         names="over the batch, not the group|each rank's batch",
     ),
@@ -381,7 +381,7 @@ OUR_FAULTS = [
         quantity="kl_loss", cause="the KL of the reference to the policy", names="reference to the policy",
     ),
     _fault(
-        "grpo: bounds swapped", f"{_LOSSES}.ppo:ppo", _bounds_swapped, "clip-higher became clip-lower",
+        "grpo: bounds swapped", f"{_LOSSES}.policy:ppo", _bounds_swapped, "clip-higher became clip-lower",
         quantity="policy_loss", cause="lower and upper bound of the clip are swapped",
         names="bounds of the clip are swapped",
     ),
@@ -400,12 +400,12 @@ OUR_FAULTS = [
         cause="the temperature is left out of the log-probabilities", names="temperature",
     ),
     _fault(
-        "rloo: whole group", f"{_ADVANTAGES}.rloo:rloo", _whole_group, "the baseline is the mean of all",
+        "rloo: whole group", f"{_ADVANTAGES}.groups:rloo", _whole_group, "the baseline is the mean of all",
         quantity="rollout_advantages", cause="the baseline includes the response itself",
         names="mean of the whole group",
     ),
     _fault(
-        "rloo: maximised", f"{_LOSSES}.ppo:ppo", _maximised, "the advantages' sign is turned in the loss",
+        "rloo: maximised", f"{_LOSSES}.policy:ppo", _maximised, "the advantages' sign is turned in the loss",
         quantity="policy_loss", cause="the sign of the advantages is wrong",
         names="sign of the advantages|sign of the loss",
     ),

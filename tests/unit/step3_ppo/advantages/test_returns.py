@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.step3_ppo.advantages.gae import gae as estimate
 from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
+from training.step3_ppo.advantages.returns import gae as estimate
 
 
 def gae(rewards_BR, values_BR, lengths_B, gamma: float, lam: float):

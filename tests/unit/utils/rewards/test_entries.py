@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from training.utils.rewards.names.entries import reward_name, split_weight
+from training.utils.rewards.entries import reward_name, split_weight
 
 
 def test_a_weight_is_the_last_number():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.step3_ppo.losses.ppo import ppo
+from training.step3_ppo.losses.policy import ppo
 from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
 
 

@@ -1,1 +1,0 @@
-"""Entries of --reward: names, weights, and which of them are addresses of services."""
