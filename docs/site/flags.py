@@ -16,8 +16,7 @@ from typing import Any
 
 FOLDER = "reference/flags"
 # Programs that have no word of the command `threestep`.
-OTHERS = {
-}
+OTHERS = {}
 
 
 def pages() -> dict[str, str]:
@@ -25,7 +24,6 @@ def pages() -> dict[str, str]:
     from threestep.command import commands
 
     known = {word: (f"threestep {word}", each.module, each.does) for word, each in commands().items()}
-    known |= {word: (f"python -m {module}", module, does) for word, (module, does) in OTHERS.items()}
     listed = [f"| [{word}]({word}.md) | `{command}` | {_cell(does)} |" for word, (command, _, does) in known.items()]
     lines = [
         "# Flags",

@@ -84,8 +84,7 @@ def test_its_optimizer_trains_and_resumes_to_the_bit(installed, place, stage, dt
     """Each step moves a weight by the learning rate, and a run that was stopped ends as one that was not."""
     start = place / "start_of_signs"
     if not start.exists():
-        made = run_module("training.new_model", ["--data_path", "embedded", "--out", start, *SHAPE])
-        assert made.code == 0, made.words
+        save_new_model(start, hidden_size=16, num_hidden_layers=1)
     flags = [
         "--model_name_or_path", start, "--data_path", "embedded", "--data_output_path", place / "cache_of_signs",
         *"--max_train_rows 32 --max_eval_rows 2 --eval_interval 0 --max_seq_len 40 --max_train_steps 3".split(),

@@ -26,38 +26,40 @@ data.sources.formats: data.files base
 flags: plugins base
 layout: contracts base
 models.tensors: contracts
-run: contracts flags reading plugins base
-sequence_parallel: contracts models.families base
-data.rows: layout contracts flags plugins base
-divergence: run base
+sequence_parallel: models.families contracts base
+data.rows: layout flags plugins contracts base
+data.sources: flags data.sources.formats plugins data.files base
 engine.config: layout flags plugins base
 models.attention: layout contracts base
-trackers: run contracts flags plugins base
-data.cache: data.rows run contracts flags data.files base
-data.chat: data.rows contracts flags data.sources.formats data.files base
-models: models.attention sequence_parallel models.tensors layout contracts flags plugins models.families base
-data.kinds: data.chat data.cache data.rows layout data.sources contracts data.sources.formats base
-generation: data.chat engine.config data.rows contracts flags plugins base
+run: flags reading plugins contracts base
+data: data.sources base
+data.cache: run data.rows flags data.files contracts base
+data.chat: data.rows flags data.sources.formats data.files base
+data.sources.made: data.sources base
+divergence: run base
+models: models.attention sequence_parallel models.tensors layout flags plugins models.families contracts base
+trackers: run flags plugins contracts base
+data.kinds: data.chat data.cache data.sources data.rows data.sources.formats contracts base
+generation: data.chat engine.config data.rows flags plugins contracts base
 generation.decoding: models models.tensors contracts base
-models.adapters: models models.tensors contracts plugins models.families base
-data.build: data.kinds data.chat data.cache data.rows layout data.sources contracts flags data.sources.formats
-    data.files base
-engine.ranks: models.adapters sequence_parallel run base
-generation.guessing: generation.decoding models contracts base
-loading: models.adapters models models.attention models.tensors contracts plugins models.families base
-engine: engine.ranks models.adapters engine.config run models.tensors contracts flags base
-generation.engines: generation.guessing generation.decoding models models.attention layout contracts flags base
+models.adapters: models models.tensors plugins models.families contracts base
+data.build: data.kinds data.chat data.cache data.sources data.rows flags data.sources.formats plugins data.files
+    contracts base
+engine.ranks: models.adapters run sequence_parallel base
+generation.engines: generation.decoding models models.attention layout flags contracts base
+loading: models.adapters models models.attention models.tensors plugins models.families contracts base
+engine: engine.ranks models.adapters run engine.config models.tensors flags contracts base
 rewards.calling: engine.ranks run contracts base
-checkpoints: engine engine.ranks models.adapters trackers engine.config run models.tensors layout contracts flags
-    plugins models.families base
+checkpoints: engine engine.ranks models.adapters trackers run engine.config models.tensors layout flags plugins
+    models.families contracts base
 rewards.rules: rewards.calling data.sources.made base
 outputs: checkpoints engine.ranks models.tensors base
-rewards: rewards.rules rewards.calling contracts flags plugins base
-setup: outputs checkpoints engine loading engine.ranks data.build models.adapters data.kinds models data.chat
-    data.cache trackers models.attention engine.config divergence data.rows sequence_parallel run models.tensors
-    layout data.sources contracts flags data.sources.formats plugins models.families data.files base
-preference: setup engine loading engine.ranks data.build models.adapters models data.rows run layout contracts flags
-    data.files base
+rewards: rewards.rules rewards.calling flags plugins contracts base
+setup: outputs checkpoints engine loading engine.ranks data.build models.adapters data.kinds trackers models
+    divergence data.chat data.cache run models.attention engine.config data.sources data.rows sequence_parallel
+    models.tensors layout flags data.sources.formats plugins models.families data.files contracts base
+preference: setup engine loading engine.ranks data.build models.adapters models run data.rows layout flags data.files
+    contracts base
 """
 ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     room: tuple(below.split())

@@ -46,7 +46,7 @@ def test_docstrings_and_comments_name_what_there_is(names):
 )
 def test_a_dead_name_is_found(alive, dead):
     sources = {
-        "training.utils.layout.parallel": "def find_blocks(): ...",
+        "threestep.plugins.parallel_thinking.layout": "def find_blocks(): ...",
         "training.utils.layout.plan": "class Plan:\n    rows: int\n",
         "training.utils.layout.__init__": "",
     }

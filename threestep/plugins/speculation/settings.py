@@ -58,6 +58,4 @@ def check_asked(how: Speculation, flags: Any, mistakes: Mistakes, otherwise: str
         ("--rollout_replay", flags.ppo.rollout_replay, "draws nothing"),
         ("--end_check_tokens", flags.ppo.end_check_tokens, "draws token by token between two looks"),
     ):
-        mistakes.require(
-            not given, f"{how.flag} draws several tokens at once, and {flag} {why}; leave one of them out"
-        )
+        mistakes.require(not given, f"{how.flag} draws several tokens at once, and {flag} {why}; leave one of them out")

@@ -113,7 +113,6 @@ class PpoArguments:
         "drawn past the end; default: 8 on a GPU, where each check waits for it, and 1 on a CPU.",
         "tokens >= 1",
     )
-    )
     normalize_reward_scores: bool = flag(
         False,
         "Before clipping, scores become (score - mean) / standard deviation, with the constants that step 2 "

@@ -161,8 +161,6 @@ def _check_partners(
         partners.load(mistakes)
 
 
-
-
 def _check_critic(
     roles: RolesArguments, ppo: PpoArguments, algorithm: Algorithm, rewards: tuple[Reward, ...], *, mistakes: Mistakes
 ) -> None:

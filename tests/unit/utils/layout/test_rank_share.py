@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from training.utils.contracts.documents import TokenSequence, join, plain
+from training.utils.contracts.documents import TokenSequence, join
 from training.utils.contracts.token_rows import TokenRows
 from training.utils.layout import rank_share as laid_out
 from training.utils.layout.planner import PlanSettings

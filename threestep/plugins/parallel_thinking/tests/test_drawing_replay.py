@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.step3_ppo.parts.test_replay import PLAIN, asked, assert_same, model  # noqa: F401
 from threestep.plugins.parallel_thinking.form import ParallelPaths
 from threestep.plugins.parallel_thinking.layout import ParallelTags, PathSampling
-from training.step3_ppo.parts.replay import DumpingRollout, ReplayRollout
+from threestep.plugins.replay.files import DumpingRollout, ReplayRollout
+from threestep.plugins.replay.tests.test_files import PLAIN, asked, assert_same, model  # noqa: F401
 from training.utils.base.errors import ThreestepError
 from training.utils.generation.engines.hf import TransformersRollout
 

@@ -18,7 +18,7 @@ from tests.unit.utils.generation.engines.test_hf import PLAIN, frequent_token, p
 from threestep.plugins.replay.files import DumpingRollout, ReplayRollout, file_of
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import ConversationRecord, Conversations, Rollout
-from training.utils.contracts.rollout_engine import Ends, RolloutRequest, rolled_out
+from training.utils.contracts.rollout_engine import Ends, RolloutRequest
 from training.utils.generation.engines.hf import TransformersRollout
 
 
@@ -184,8 +184,6 @@ def test_the_dumped_engine_is_lent_the_weights(tmp_path, model):
     with engine.lent(model) as lent:
         assert lent is model
     assert engine.figures() == {"time/weights": 1.0} and TransformersRollout(str).figures() == {}
-
-
 
 
 def test_dumps_from_before_there_were_paths_are_taken(folder, model, how):

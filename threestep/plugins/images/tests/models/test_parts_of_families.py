@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.vision_models import FAMILIES
+from threestep.plugins.quantized.layers import quantizable_layers
 from threestep.plugins.speed.compiled import compile_blocks
 from training.utils.models.attention.attention import BY_DOCUMENT, text_attention
 from training.utils.models.attention.document_attention import use_document_attention
@@ -14,7 +15,6 @@ from training.utils.models.families.parts import (
     language_part,
 )
 from training.utils.models.flops import model_shape
-from training.utils.models.quantized.quantized import quantizable_layers
 
 PROJECTORS = {
     "qwen2_vl": {"model.visual.merger"},

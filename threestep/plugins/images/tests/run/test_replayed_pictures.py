@@ -12,7 +12,7 @@ from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.utils.generation.engines.test_hf import PLAIN, prompts
 from threestep.plugins.images.pixels import ImagePixels
 from threestep.plugins.images.prompts import PromptImages
-from training.step3_ppo.parts.replay import DumpingRollout, ReplayRollout
+from threestep.plugins.replay.files import DumpingRollout, ReplayRollout
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.media_spans import MediaSpan
 from training.utils.contracts.rollout_engine import RolloutRequest, rolled_out

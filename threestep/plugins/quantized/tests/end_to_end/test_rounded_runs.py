@@ -8,9 +8,16 @@ import pytest
 
 from tests.end_to_end.compared import figures
 from tests.end_to_end.conftest import MODULES, SHARED, save_start
-from tests.end_to_end.test_export import LORA, TRAINED, data_of, run_all, same_apart, same_folder
 from tests.end_to_end.test_resume import BATCH, run_program, same
-from training import export
+from threestep.plugins.programs import export
+from threestep.plugins.programs.tests.end_to_end.test_export_end_to_end import (
+    LORA,
+    TRAINED,
+    data_of,
+    run_all,
+    same_apart,
+    same_folder,
+)
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 INT8 = [*LORA, "--load_in_8bit"]
