@@ -30,7 +30,7 @@ _PLAIN_WORDS = frozenset(("device", "digests", "environment", "report", "row", "
 # of its own. The list only shrinks.
 NAMES_A_PLUGIN = frozenset(
     """
-training.step3_ppo.flags.checks training.utils.engine.config.deepspeed_keys
+training.utils.engine.config.deepspeed_keys
 training.utils.generation.decoding.decode_check
 """.split()
 )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save_file
 
-from threestep.plugins.replay import OF_ANOTHER_RUN
+from threestep.plugins.replay.advice import OF_ANOTHER_RUN
 from training.step3_ppo.parts.rollout_tensors import ASKED, TENSORS, check_tensors, rollout_of, tensors_of
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.media_names import STORED_MEDIA
