@@ -263,8 +263,8 @@ PACKAGE_RULES: tuple[PackageRule, ...] = (
 def unmirrored(unit_tests: Path, package: Path) -> list[str]:
     """Return the unit tests that are not where their module is, and the rooms without any test.
 
-    tests/unit/utils/data/test_cache.py and test_cache_damage.py both test training/utils/data/cache/cache.py. A plugin's
-    tests may also be of what it does to the core, and are named by that.
+    tests/unit/utils/data/test_cache.py and test_cache_damage.py both test training/utils/data/cache/cache.py. Tests of a
+    plugin may also be of what it does to the core, and are named by that.
     """
     problems = []
     is_plugin = unit_tests.parent == package
