@@ -15,7 +15,6 @@ from training.utils.engine.config.arguments import (
     check_schedule,
     check_zero3_limits,
 )
-from training.utils.engine.config.optimizers import OPTIMIZERS
 from training.utils.flags.added import NO_FLAGS, AddedFlags
 from training.utils.flags.flags import flag, flags_of, settings_of
 from training.utils.models.arguments import ModelArguments, check_kinds, scaled_alpha
@@ -38,10 +37,10 @@ _FLAGS = (
         ROLES,
         topic="optimizer",
     ),
-    *flags_of(EngineArguments, {"optimizer": "The optimizer of actor and critic: " + ", ".join(OPTIMIZERS) + "."}),
     *flags_of(
         EngineArguments,
         {
+            "optimizer": "",
             "adam_beta1": "",
             "adam_beta2": "",
             "adam_epsilon": "",

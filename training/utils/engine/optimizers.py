@@ -51,8 +51,8 @@ def adamw(groups: list[dict[str, Any]], settings: OptimizerSettings) -> torch.op
     return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.epsilon, fused=True)
 
 
-class CheckedOptimizer:
-    """The step of an optimizer that skips one whose gradient is not finite, and keeps the norm of the others. For
+class FiniteSteps:
+    """An optimizer that skips a step whose gradient is not finite, and keeps the norm of the others. For
     float32 at ZeRO stage 0, where DeepSpeed uses the optimizer unwrapped. In all other cases its wrappers skip such a
     step and set `overflow`, which its engine reads here too: the schedule does not move, and the step counts as skipped
     (deepspeed 0.19, engine.py: _take_model_step).
@@ -80,7 +80,7 @@ class CheckedOptimizer:
 
 
 def checked(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Give an optimizer, in place, a step that is a `CheckedOptimizer`."""
+    """Give an optimizer, in place, a step of `FiniteSteps`."""
     kind = type(optimizer)
-    optimizer.__class__ = type(f"Checked{kind.__name__}", (CheckedOptimizer, kind), {})
+    optimizer.__class__ = type(f"Checked{kind.__name__}", (FiniteSteps, kind), {})
     return optimizer

@@ -24,7 +24,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.engine.config.config import deepspeed_config
 from training.utils.engine.config.schedules import OWN_SCHEDULES, ScheduleShape, share_of_peak
 from training.utils.engine.gathered import release_gathered
-from training.utils.engine.optimizers import CheckedOptimizer, make_optimizer
+from training.utils.engine.optimizers import FiniteSteps, make_optimizer
 from training.utils.engine.out_of_memory import memory_explained, rows_in_words
 from training.utils.engine.ranks.collectives import wait_for_main
 from training.utils.engine.state_files import plain_checkpoint_engine
@@ -101,7 +101,7 @@ class TrainingEngine:
             )
         self.engine.checkpoint_engine = plain_checkpoint_engine()
         self.engine._copy_recovery_script = lambda folder: None  # programs of DeepSpeed's for its pickles
-        if isinstance(self.engine.optimizer, CheckedOptimizer):
+        if isinstance(self.engine.optimizer, FiniteSteps):
             self.engine.clip_fp32_gradients = partial(_clip_noting_norm, self.engine)
         ranks.leaving.callback(release, self.engine)
         self._check_taken(config)

@@ -11,7 +11,7 @@ import torch
 from training.utils.base.errors import ThreestepError
 from training.utils.engine.config.arguments import EngineSettings
 from training.utils.engine.config.optimizers import OPTIMIZERS, OptimizerSettings
-from training.utils.engine.optimizers import CheckedOptimizer, checked, make_optimizer
+from training.utils.engine.optimizers import FiniteSteps, checked, make_optimizer
 from training.utils.plugins.plugin import OptimizerEntry
 
 NAN = float("nan")
@@ -50,7 +50,7 @@ def test_an_optimizer_of_a_plugin_gets_the_groups_and_the_settings(monkeypatch, 
         optimizer="plain", learning_rate=0.5, adam_beta1=0.8, weight_decay=0.1, zero_stage=stage, dtype=dtype
     )
     made = make_optimizer(torch.nn.Linear(2, 2), settings)
-    assert isinstance(made, torch.optim.SGD) and isinstance(made, CheckedOptimizer) == is_checked
+    assert isinstance(made, torch.optim.SGD) and isinstance(made, FiniteSteps) == is_checked
     groups = [(group["lr"], group["momentum"], group["weight_decay"]) for group in made.param_groups]
     assert groups == [(0.5, 0.8, 0.1), (0.5, 0.8, 0.0)]
 

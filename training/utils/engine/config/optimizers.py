@@ -13,7 +13,7 @@ OPTIMIZERS |= added("optimizers", OPTIMIZERS)
 
 
 class OptimizerSettings(NamedTuple):
-    """The settings of an optimizer, beside the groups of its weights. learning_rate: the schedule's peak."""
+    """Settings of an optimizer, beside the groups of its weights. learning_rate: the schedule's peak."""
 
     learning_rate: float
     betas: tuple[float, float]
