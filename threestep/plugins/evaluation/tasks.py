@@ -32,8 +32,10 @@ from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.media_names import MEDIA_COLUMN
 from training.utils.contracts.rows import PromptRow, SentenceRow
+from training.utils.data.build.arguments import RowFlags
 from training.utils.data.build.unsupervised import build_unsupervised
 from training.utils.data.rows.documents import sentence_document
+from training.utils.flags.arguments import defaults_of, resolved_settings
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.rewards.intervals import Figure, ratio
@@ -217,9 +219,11 @@ def write(
     setting: dict[str, Any] = {"models": list(paths), "data_path": data_path, "split": flags.evaluation.split}
     shown = {name: f"{value:.3f}" if isinstance(value, float) else str(value) for name, value in figures.items()}
     files = {}
+    of_forms, of_rows = resolved_settings([flags.data.forms]), defaults_of([RowFlags])
     if samples is not None:
         setting |= {
             **asdict(flags.sampling),
+            **{name: each for name, each in of_forms.items() if name not in of_rows},
             "val_samples": flags.evaluation.val_samples,
             "seed": flags.run.seed,
             "reward": flags.reward.reward,

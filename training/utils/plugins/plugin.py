@@ -224,7 +224,7 @@ class Plugin(NamedTuple):
     flags: by a step's name, such as `step1_sft`, EVERY_STEP, the name of another program that takes some, such as
         `chat`, or a kind of programs: `rows` (those that read rows), `rollouts` (step 3, in its place) and `answers`
         (those that ask finished models about rows, in its place): dataclasses of flags, in modules that are cheap to
-        import; `flags.added.of(DATACLASS)`, or of a kind `flags.data.forms.of`, is what a run was given
+        import; `flags.added.of(DATACLASS)` is what a run was given, and `DataArguments.forms` has those of a kind
     topics: of flags, for `--help`, with their titles
     tables: by the name of a table of the core, entries by their names:
         `rollout_engines`: EngineEntry, by the names that --rollout_engine takes
