@@ -50,7 +50,7 @@ models.adapters: models models.quantized models.tensors models.families contract
 data.build: data.kinds data.chat data.cache data.sources data.rows layout flags data.sources.formats data.files
     contracts base
 engine.ranks: models.adapters run sequence_parallel base
-generation.engines: generation.decoding models models.attention layout flags contracts base
+generation.engines: generation.decoding models models.attention flags contracts base
 loading: models.adapters models models.quantized models.attention models.tensors models.families contracts base
 engine: engine.ranks models.adapters run models.quantized engine.config models.tensors flags contracts base
 rewards.calling: engine.ranks run contracts base
@@ -74,7 +74,7 @@ LOADS_BY_NAME = {"training.utils.data.sources.registry": "training.utils.data.so
 
 # Third parties that a few places alone import.
 ONLY_IN = {
-    "deepspeed": ("training.utils.engine", "training.utils.generation.engines.hybrid"),
+    "deepspeed": ("training.utils.engine", "threestep.plugins.hybrid"),
     "vllm": ("threestep.plugins.vllm",),
 }
 # The maths rooms import torch, the standard library and each other; and what is listed with each.
