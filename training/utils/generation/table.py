@@ -30,9 +30,6 @@ ENGINES = {
         "training.utils.generation.engines.hf:TransformersRollout",
         flags="training.utils.generation.engines.arguments:HfArguments",
     ),
-    "hybrid": EngineEntry(
-        "training.utils.generation.engines.hybrid:HybridRollout", note="DeepSpeed's engine, in training only"
-    ),
 }
 ENGINES |= added("rollout_engines", ENGINES)
 WITH_SERVERS = tuple(name for name, entry in ENGINES.items() if entry.server is not None)

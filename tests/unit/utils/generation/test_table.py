@@ -10,7 +10,6 @@ from tests.unit.utils.generation.engines.test_hf import GREEDY
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.rollout_engine import RolloutRequest, RolloutSettings
 from training.utils.generation.engines.hf import TransformersRollout
-from training.utils.generation.engines.hybrid import HybridRollout
 from training.utils.generation.table import (
     ENGINES,
     ENGINES_HELP,
@@ -30,9 +29,8 @@ number = 3
 """
 
 
-def test_names_stand_for_engines():
-    classes = {"hf": TransformersRollout, "hybrid": HybridRollout}
-    assert {name: engine_class(name) for name in classes} == classes
+def test_a_name_stands_for_an_engine():
+    assert engine_class("hf") is TransformersRollout
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -56,15 +54,6 @@ def test_an_engine_of_the_users(tmp_path):
     ("name", "wanted", "sentences"),
     [
         ("hf", {"min_p": 0.1, "bad_words": ["x"], "stop": ["x"]}, []),
-        ("hybrid", {"min_p": 0.0, "bad_words": [], "stop": ["x"]}, []),
-        (
-            "hybrid",
-            {"min_p": 0.1, "bad_words": ["x"]},
-            [
-                "--rollout_engine hybrid does not support --min_p, got 0.1; leave it out or use another engine",
-                "--rollout_engine hybrid does not support --bad_words, got ['x']; leave it out or use another engine",
-            ],
-        ),
         (
             "hff",
             {"min_p": 0.1},
@@ -103,12 +92,12 @@ def test_an_engine_without_a_stream_of_its_own_streams_a_rollout():
 
 def test_flags_of_another_engine_are_refused():
     flags, mistakes = RolloutEngineFlags(), Mistakes()
-    flags.refuse_others("hybrid", mistakes)
+    flags.refuse_others("other", mistakes)
     assert mistakes.sentences == []
     flags.hf.prefill_tokens = 1024  # type: ignore[attr-defined]
-    flags.refuse_others("hybrid", mistakes)
+    flags.refuse_others("other", mistakes)
     assert mistakes.sentences == [
-        "--prefill_tokens: of --rollout_engine hf, and it is hybrid; leave out what has no effect"
+        "--prefill_tokens: of --rollout_engine hf, and it is other; leave out what has no effect"
     ]
     own = Mistakes()
     flags.refuse_others("hf", own)

@@ -21,7 +21,6 @@ from training.utils.generation.decoding import decode_check, fixed_steps
 from training.utils.generation.decoding.decode_check import fitting_way, why_not_decoded
 from training.utils.generation.decoding.decoding import FIXED, MASKED, NONE, OURS, OWN, WAYS, Decoding, of_one_length
 from training.utils.generation.engines.hf import TransformersRollout
-from training.utils.generation.engines.hybrid import HybridRollout
 from training.utils.models.attention.document_attention import use_document_attention
 from training.utils.models.own_forward import OwnForward, read_own_forward
 
@@ -193,14 +192,6 @@ def test_a_model_that_cannot_be_decoded_is_refused(monkeypatch):
     )
     with pytest.raises(ThreestepError, match="LlamaForCausalLM cannot roll out prompts of one length .* nor in a"):
         TransformersRollout().check(nullcontext(model), own)
-
-
-def test_an_engine_that_only_pads_refuses_who_cannot():
-    model, own = known("llama")
-    assert HybridRollout().check(nullcontext(model), own) == []
-    model, own = known("rwkv+unscaled")
-    with pytest.raises(ThreestepError, match="--rollout_engine hybrid draws by .* RwkvForCausalLM cannot: .* hf"):
-        HybridRollout().check(nullcontext(model), own)
 
 
 def test_a_sequence_that_is_too_long_to_pad_others_to_is_left_out(monkeypatch):

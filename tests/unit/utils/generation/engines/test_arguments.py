@@ -19,8 +19,8 @@ def test_what_cannot_be_is_refused():
     mistakes, flags = Mistakes(), RolloutEngineFlags()
     note_mistakes(HfArguments(0), mistakes)
     flags.hf.prefill_tokens = 1024  # type: ignore[attr-defined]
-    flags.refuse_others("hybrid", mistakes)
+    flags.refuse_others("other", mistakes)
     assert mistakes.sentences == [
         "--prefill_tokens expects 1 or more, got 0",
-        "--prefill_tokens: of --rollout_engine hf, and it is hybrid; leave out what has no effect",
+        "--prefill_tokens: of --rollout_engine hf, and it is other; leave out what has no effect",
     ]

@@ -83,8 +83,8 @@ def drawn(rollouts: Any, model: Any, how: Any, samples: int = 1, batch: Any = No
 def one_update(rollouts: Any, actor: Any, mtp: Any, head: Any) -> dict[str, Any]:
     """Draw, compare, and take one step of model and head on what was drawn."""
     from tests.unit.utils.generation.engines.test_hf import responses, roll
+    from threestep.plugins.hybrid.engine import _logprobs
     from threestep.plugins.vllm.tests.vllm.test_mtp import PROMPTS
-    from training.utils.generation.engines.hybrid import _logprobs
 
     greedy, sampled = asked()
     known = torch.tensor(PROMPTS), torch.ones(len(PROMPTS), 3, dtype=torch.bool)

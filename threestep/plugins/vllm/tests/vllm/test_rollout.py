@@ -22,11 +22,11 @@ from tests.unit.utils.generation.engines.test_hf import (
     spelt,
 )
 from threestep.plugins.environments.tests.turns.test_conversations import END, SAMPLING, converse
+from threestep.plugins.hybrid.engine import _logprobs
 from threestep.plugins.vllm.tests.vllm.conftest import SHAPES, started
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import Ends, RolloutRequest, Sampling
-from training.utils.generation.engines.hybrid import _logprobs
 
 CUT = {"top_k": 20, "top_p": 0.8, "min_p": 0.02}
 

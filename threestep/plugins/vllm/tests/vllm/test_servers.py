@@ -17,6 +17,7 @@ import torch
 from tests.distributed.launch import ROOT, run_ranks
 from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.utils.generation.engines.test_hf import GREEDY, PLAIN, frequent_token, prompts, responses, roll, spelt
+from threestep.plugins.hybrid.engine import _logprobs
 from threestep.plugins.vllm.servers.arguments import VllmServerArguments
 from threestep.plugins.vllm.servers.client import ServerClient
 from threestep.plugins.vllm.servers.drawing import weights_of
@@ -27,7 +28,6 @@ from threestep.plugins.vllm.tests.vllm.servers import KEY, started_servers
 from threestep.plugins.vllm.tests.vllm.sync_program import SERVER_CASES
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout_engine import Ends, RolloutRequest
-from training.utils.generation.engines.hybrid import _logprobs
 
 UPDATES = 20
 CUT = {"top_k": 20, "top_p": 0.8, "min_p": 0.02}

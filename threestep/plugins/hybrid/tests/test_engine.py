@@ -19,10 +19,10 @@ from tests.unit.utils.generation.engines.test_hf import (
     roll,
     spelt,
 )
+from threestep.plugins.hybrid.engine import HybridRollout
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import Ends, RolloutRequest, Sampling
-from training.utils.generation.engines.hybrid import HybridRollout
 
 
 def theirs(model, how: Sampling, samples: int = 1, seed: int = 0, decode=None) -> Rollout:
