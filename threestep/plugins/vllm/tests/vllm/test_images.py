@@ -14,7 +14,7 @@ from tests.support import vision_models
 from tests.support.vision_models import FAMILIES, IMAGE_ID, Family, awake
 from tests.unit.utils.generation.engines.test_hf import responses
 from threestep.plugins.images.pixels import ImagePixels
-from threestep.plugins.images.tests.models.test_prompt_inputs import SAMPLES, SAMPLING, request_of, row_images
+from threestep.plugins.images.tests.models.test_pictured_prompts import SAMPLES, SAMPLING, request_of, row_images
 from threestep.plugins.vllm.engine import VllmRollout
 from threestep.plugins.vllm.tests.vllm.conftest import started
 from training.utils.base.errors import ThreestepError
