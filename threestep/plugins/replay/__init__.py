@@ -1,11 +1,8 @@
 """Rollouts in a folder: those that a run wrote are read in place of generation."""
 
+from threestep.plugins.replay.words import OF_ANOTHER_RUN
 from training.utils.plugins.plugin import Hooks, Plugin
 
-OF_ANOTHER_RUN = (
-    "its responses are those of the run that filled {} (--rollout_replay): scores, rewards and lengths of its rollouts "
-    "say nothing of its own weights, and it has no evaluations"
-)
 PLUGIN = Plugin(
     "replay",
     "rollouts written to a folder, and read in place of generation",
