@@ -37,8 +37,8 @@ from threestep.command import commands
 from threestep.plugins.distillation.file import read_table
 from threestep.plugins.judges.verdicts import Verdicts
 from threestep.plugins.replay.files import _read
+from threestep.plugins.replay.rollout_tensors import rollout_of
 from threestep.plugins.tinker.store import Store
-from training.step3_ppo.parts.rollout_tensors import rollout_of
 from training.utils.checkpoints.folder import _write_manifest
 from training.utils.run import program
 

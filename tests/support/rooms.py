@@ -46,7 +46,7 @@ models.adapters: models models.tensors plugins models.families contracts base
 data.build: data.kinds data.chat data.cache data.sources data.rows flags data.sources.formats plugins data.files
     contracts base
 engine.ranks: models.adapters run sequence_parallel base
-generation.engines: generation.decoding models models.attention layout flags contracts base
+generation.engines: generation.decoding models models.attention flags contracts
 loading: models.adapters models models.attention models.tensors plugins models.families contracts base
 engine: engine.ranks models.adapters run engine.config models.tensors flags contracts base
 rewards.calling: engine.ranks run contracts base

@@ -5,6 +5,7 @@ from training.utils.plugins.plugin import Hooks, Plugin
 PLUGIN = Plugin(
     "ahead",
     "responses of later steps drawn while one trains",
+    needs=("replay",),
     flags={"step3_ppo": (f"{__name__}.arguments:AheadArguments",)},
     tables={
         "advice": {"rollouts_ahead": {"old_weights": "--rollouts_ahead"}},

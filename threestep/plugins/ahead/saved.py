@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load, save
 
+from threestep.plugins.replay.rollout_tensors import rollout_of, tensors_of
 from training.step3_ppo.experience.dynamic_sampling import joined_rollouts
-from training.step3_ppo.parts.rollout_tensors import rollout_of, tensors_of
 
 if TYPE_CHECKING:
     from training.utils.contracts.rollout import Rollout

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.files.addresses import is_remote
 from training.utils.data.files.readers import READERS, files_of, split_reader
 from training.utils.data.sources.arguments import SourceArguments
 from training.utils.data.sources.create import create_raw_dataset
@@ -78,7 +77,7 @@ def _check_plain(modules: Iterable[str], names: Iterable[str]) -> None:
         raise ThreestepError(f"the run's config.yaml has the Python file '{module}' run (dataset_module); {remedy}")
     for name in names:
         reader, address = split_reader(name) or ("", name)
-        if reader not in READERS or is_remote(address):
+        if reader not in READERS or "://" in address:
             raise ThreestepError(f"the run's data '{name}' is no file of this machine; {remedy}")
         for file in files_of(reader, address, "data_path"):
             if not os.path.isfile(file):

@@ -11,18 +11,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from training.utils.base.errors import Mistakes
-from training.utils.flags.launcher_flags import HOSTFILE_VARIABLE
 from training.utils.flags.other_names import flags_with_values
 
 NAME = "e2e_rlhf.py"
 SINGLE_GPU, SINGLE_NODE, MULTI_NODE = "single_gpu", "single_node", "multi_node"
+_HOSTFILE = "THREESTEP_HOSTFILE"
 _DEFAULTS = {"actor_model": "1.3b", "reward_model": "350m", "deployment_type": SINGLE_GPU}
 _FLAGS = {
     "actor_model": "facebook/opt-* of the actor: 1.3b, 6.7b, 13b or 66b",
     "reward_model": "facebook/opt-* of the reward model: 350m",
     "actor_zero_stage": "ZeRO stage of the actor, in steps 1 and 3",
     "reward_zero_stage": "ZeRO stage of reward model and critic, in steps 2 and 3",
-    "deployment_type": f"{SINGLE_GPU}, {SINGLE_NODE} (a rank for each GPU) or {MULTI_NODE} ({HOSTFILE_VARIABLE})",
+    "deployment_type": f"{SINGLE_GPU}, {SINGLE_NODE} (a rank for each GPU) or {MULTI_NODE} ({_HOSTFILE})",
 }
 _FAMILY = "facebook/opt-"
 _ONE = "--data_path Dahoas/rm-static"
@@ -107,8 +107,8 @@ def settings_of(given: Mapping[str, str], environment: Mapping[str, str]) -> dic
         stage = chosen.get(name, "0")
         mistakes.require(stage in ("0", "1", "2", "3"), f"--{name.replace('_', '-')} expects 0, 1, 2 or 3, got {stage}")
     mistakes.require(
-        kind != MULTI_NODE or bool(environment.get(HOSTFILE_VARIABLE)),
-        f"--deployment-type {MULTI_NODE} expects {HOSTFILE_VARIABLE}, a file of lines `HOST slots=RANKS`; set it",
+        kind != MULTI_NODE or bool(environment.get(_HOSTFILE)),
+        f"--deployment-type {MULTI_NODE} expects {_HOSTFILE}, a file of lines `HOST slots=RANKS`; set it",
     )
     mistakes.raise_if_any()
     sections = {

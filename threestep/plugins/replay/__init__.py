@@ -1,6 +1,6 @@
 """Rollouts in a folder: those that a run wrote are read in place of generation."""
 
-from threestep.plugins.replay.advice import OF_ANOTHER_RUN
+from threestep.plugins.replay.words import OF_ANOTHER_RUN
 from training.utils.plugins.plugin import Hooks, Plugin
 
 PLUGIN = Plugin(

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save_file
 
-from threestep.plugins.replay.advice import OF_ANOTHER_RUN
-from training.step3_ppo.parts.rollout_tensors import ASKED, TENSORS, check_tensors, rollout_of, tensors_of
+from threestep.plugins.replay.rollout_tensors import ASKED, TENSORS, check_tensors, rollout_of, tensors_of
+from threestep.plugins.replay.words import OF_ANOTHER_RUN
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.media_names import STORED_MEDIA
 from training.utils.contracts.rollout_engine import EngineWrapper, RolloutEngine, RolloutRequest

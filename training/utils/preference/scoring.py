@@ -76,15 +76,6 @@ def gathered_scores(mine: Sequence[np.ndarray]) -> ScoredResponses:
     return ScoredResponses(prompts[order].astype(np.int64), scores[order], tokens[order].astype(np.int64))
 
 
-def without_end(row: ResponsesRow, end_token_id: int) -> ResponsesRow:
-    """The same row, its responses without the end-of-conversation token. A response that was cut has none and stays
-    whole; one that holds nothing else keeps it."""
-    ends = [len(ids) > 1 and ids[-1] == end_token_id for ids in row.response_ids]
-    return replace(
-        row, response_ids=tuple(ids[:-1] if end else ids for ids, end in zip(row.response_ids, ends, strict=True))
-    )
-
-
 def chosen_alone(rows: Sequence[ResponsesRow]) -> list[ResponsesRow]:
     """The same rows with their best response only."""
     return [replace(row, response_ids=row.response_ids[:1], margins=None) for row in rows]

@@ -13,7 +13,7 @@ from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.token_model import ScalarModel
 from training.utils.preference import scoring
-from training.utils.preference.scoring import chosen_alone, score_responses, without_end
+from training.utils.preference.scoring import chosen_alone, score_responses
 
 ALONE = Ranks(0, 0, 1, torch.device("cpu"))
 
@@ -85,9 +85,3 @@ def test_a_model_that_has_diverged():
 
     with pytest.raises(ThreestepError, match="^1 of 4 scores are not finite: the model has diverged"):
         score_responses(read, rows(3)[:1] + rows(3)[2:], PlanSettings(1), 0, ranks=ALONE)
-
-
-def test_the_end_token_is_left_out():
-    responses = tuple(np.array(ids, np.int32) for ids in ([7, 0], [0], [7, 8]))
-    row = ResponsesRow(0, np.array([5], np.int32), responses)
-    assert [ids.tolist() for ids in without_end(row, 0).response_ids] == [[7], [0], [7, 8]]

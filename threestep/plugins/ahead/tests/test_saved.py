@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from threestep.plugins.ahead.saved import rollouts_of, saved_rollouts
-from training.step3_ppo.parts.rollout_tensors import tensors_of
+from threestep.plugins.replay.rollout_tensors import tensors_of
 from training.utils.contracts.rollout import ConversationRecord, Conversations, DrawnExperts, FormedResponses, Rollout
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.engine.ranks.startup import Ranks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from training.utils.base.console import log
@@ -17,7 +17,7 @@ from training.utils.models.attention.attention import plan_for
 from training.utils.models.layout_check import check_padded, check_segments, notes_on, why_not_packed
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel
-from training.utils.preference.scoring import score_responses, without_end
+from training.utils.preference.scoring import score_responses
 from training.utils.setup.setup import load_under
 
 if TYPE_CHECKING:
@@ -101,3 +101,12 @@ def load_scorer(
         return score_responses(read, rows, plan, tokenizer.pad_token_id, ranks=ranks, media=media)
 
     return score
+
+
+def without_end(row: ResponsesRow, end_token_id: int) -> ResponsesRow:
+    """The same row, its responses without the end-of-conversation token. A response that was cut has none and stays
+    whole; one that holds nothing else keeps it."""
+    ends = [len(ids) > 1 and ids[-1] == end_token_id for ids in row.response_ids]
+    return replace(
+        row, response_ids=tuple(ids[:-1] if end else ids for ids, end in zip(row.response_ids, ends, strict=True))
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,8 +10,9 @@ from tests.support.data_flags import data_flags
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 from threestep.plugins.evaluation.reward_evaluation.pair_file import read_pairs
-from threestep.plugins.evaluation.reward_evaluation.scorer import ScorerSettings, load_scorer
+from threestep.plugins.evaluation.reward_evaluation.scorer import ScorerSettings, load_scorer, without_end
 from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rows import ResponsesRow
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.loading.tokenizers import load_tokenizer
 
@@ -94,3 +96,9 @@ def test_a_model_that_cannot_pack_is_read_padded_and_says_so(tmp_path, tiny_toke
     tiny_tokenizer.save_pretrained(tmp_path / "model")
     load_scorer(ScorerSettings(str(tmp_path / "model")), DATA, tiny_tokenizer, ALONE)
     assert capsys.readouterr().out.startswith("warning: BloomForSequenceClassification reads padded rows: ")
+
+
+def test_the_end_token_is_left_out():
+    responses = tuple(np.array(ids, np.int32) for ids in ([7, 0], [0], [7, 8]))
+    row = ResponsesRow(0, np.array([5], np.int32), responses)
+    assert [ids.tolist() for ids in without_end(row, 0).response_ids] == [[7], [0], [7, 8]]

@@ -1,6 +1,4 @@
-"""Said on a page and in the log of a run that reads rollouts: cheap to import, for the plugin's list has it."""
-
-from __future__ import annotations
+"""A sentence of pages and of the log. Every program imports it."""
 
 OF_ANOTHER_RUN = (
     "its responses are those of the run that filled {} (--rollout_replay): scores, rewards and lengths of its rollouts "
