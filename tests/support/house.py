@@ -263,11 +263,9 @@ PACKAGE_RULES: tuple[PackageRule, ...] = (
 def unmirrored(unit_tests: Path, package: Path) -> list[str]:
     """Return the unit tests that are not where their module is, and the rooms without any test.
 
-    tests/unit/utils/data/test_cache.py and test_cache_damage.py both test training/utils/data/cache/cache.py. Tests of a
-    plugin may also be of what it does to the core, and are named by that.
+    tests/unit/utils/data/test_cache.py and test_cache_damage.py both test training/utils/data/cache/cache.py.
     """
     problems = []
-    is_plugin = unit_tests.parent == package
     for test in sorted(unit_tests.rglob("test_*.py")):
         folder = test.parent.relative_to(unit_tests)
         if folder.parts[:1] in (("end_to_end",), ("distributed",), ("vllm",)):  # of a plugin: they test no module
@@ -278,7 +276,7 @@ def unmirrored(unit_tests: Path, package: Path) -> list[str]:
         name = test.stem.removeprefix("test_")
         stems = [path.stem for path in place.glob("*.py")] + [path.name for path in place.glob("*/")]
         stems += [place.name, *(["scripts"] if place == package else [])]
-        if not is_plugin and not any(name == stem or name.startswith(stem + "_") for stem in stems):
+        if not any(name == stem or name.startswith(stem + "_") for stem in stems):
             room = place.relative_to(package.parent)
             problems.append(f"{test.relative_to(unit_tests)} tests no module of {room}")
     for room in sorted({path.parent for path in package.rglob("*.py") if path.name != "__init__.py"}):
