@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.speculation.arguments import BY_HEAD
+from training.step3_ppo.flags.source import source_of
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.flags import AUTO
 
@@ -52,10 +53,10 @@ def check_asked(how: Speculation, flags: Any, mistakes: Mistakes, otherwise: str
         f"{how.flag} guesses by a head for multi-token prediction, and there is none; give --mtp_num_layers 1"
         f"{otherwise} or leave {how.name} out",
     )
-    form = flags.data.form
+    form, source = flags.data.form, source_of(flags)
     for flag, given, why in (
         (form and form.flag, form, form and form.draws),
-        ("--rollout_replay", flags.ppo.rollout_replay, "draws nothing"),
+        (f"--{source.name}", not source.draws, "draws nothing"),
         ("--end_check_tokens", flags.ppo.end_check_tokens, "draws token by token between two looks"),
     ):
         mistakes.require(not given, f"{how.flag} draws several tokens at once, and {flag} {why}; leave one of them out")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.step3_ppo.flags.test_checks import beside_images, names_of
+from tests.unit.step3_ppo.flags.test_checks import names_of
+from threestep.plugins.images.tests.run.test_run_checks import beside_images
 from threestep.plugins.speculation.settings import Speculation
 from training.utils.base.errors import ThreestepError
 
