@@ -40,7 +40,7 @@ SCRIPT = """
         tokenizers = Tokenizers(NoTokenizer(), NoTokenizer())
         roles = load_roles(flags, tokenizers, ranks, 1, longest_tokens=12, needed=RolesNeeded(reference=False))
         ppo = SimpleNamespace(padded=False, reuse_forwards=True, reuse_values=True)
-        data = SimpleNamespace(chat=ChatArguments())
+        data = SimpleNamespace(chat=ChatArguments(), form=None, needs_segments=None)
         given = SimpleNamespace(ppo=ppo, roles=flags, data=data, guests=GuestFeatures(), longest_tokens=12)
         return checked_roles(given, roles)
 

@@ -12,8 +12,8 @@ from tests.support.forked_programs import may_fork, run_python
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# A shell that leaves in a file what its one command `python ...` is called with.
-KEPT = 'python() { test ! -e words; printf "%s\\0" "$@" > words; }\n'
+# A shell that leaves in a file what its one command `python ...` or `threestep ...` is called with.
+KEPT = 'python() { test ! -e words; printf "%s\\0" "$@" > words; }\nthreestep() { python -m threestep "$@"; }\n'
 
 
 def blocks(section: str) -> list[tuple[str, str, str]]:
