@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 _PREFIX = "mismatch_"
 _BY_ENGINE = (f"--rollout_engine {either(WITH_OTHER_LOGPROBS)}",) if WITH_OTHER_LOGPROBS else ()
-_CORRECTED = either((*_BY_ENGINE, *advice("old_weights")))
+_CORRECTED = (*_BY_ENGINE, *advice("old_weights"))  # what truncates by default; nothing where no plugin has such
+_DEFAULT = f"none; with {either(_CORRECTED)} truncate" if _CORRECTED else "none"
 
 
 @dataclass
@@ -35,8 +36,7 @@ class MismatchArguments:
     )
     mismatch_correction: str | None = flag(
         None,
-        "Weight tokens by r: none, truncate at the threshold, or mask outside it; "
-        f"default: none; with {_CORRECTED} truncate.",
+        f"Weight tokens by r: none, truncate at the threshold, or mask outside it; default: {_DEFAULT}.",
         choices=CORRECTIONS,
     )
     mismatch_level: str | None = flag(
