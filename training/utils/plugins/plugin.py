@@ -203,13 +203,9 @@ EVERY_STEP = "every step"
 # Names of `Plugin.tables`, which says what each holds.
 TABLES = frozenset(
     """
-rollout_engines decode_loops trackers data_sources rewards media policy_losses evaluated_figures model_losses
-meant_flags kept_as_begun logs run_files in_place_of_run auto_choices evaluation_flags whole_run_switches
-rollout_engines trackers data_sources rewards media policy_losses evaluated_figures model_losses meant_flags logs
-run_files in_place_of_run auto_choices evaluation_flags whole_run_switches stored_forms packed_layers
-optimizers
-run_files in_place_of_run auto_choices evaluation_flags whole_run_switches row_forms
-run_files in_place_of_run auto_choices evaluation_flags whole_run_switches advice curves rollout_sources
+rollout_engines decode_loops rollout_sources trackers data_sources row_forms rewards media optimizers policy_losses
+evaluated_figures model_losses meant_flags kept_as_begun logs run_files in_place_of_run auto_choices advice curves
+evaluation_flags whole_run_switches stored_forms packed_layers
 """.split()
 )
 
