@@ -938,7 +938,7 @@ def _program_named(checkout: Path, name: str) -> str:
     found += [*checkout.glob(f"threestep/plugins/{name}/__main__.py")]
     found += checkout.glob(f"threestep/plugins/*/{name}/__main__.py")
     if name == "reward_evaluation":  # where it was until November 2026
-        found += checkout.glob("threestep/plugins/evaluation/reward_evaluation/__main__.py")
+        found += checkout.glob("training/step2_reward/evaluate.py")
     if len(found) != 1:
         raise SystemExit(f"expected one program {name} in {checkout}, got {found}")
     return ".".join(found[0].relative_to(checkout).with_suffix("").parts).removesuffix(".__main__")

@@ -34,14 +34,14 @@ def test_docstrings_and_comments_name_what_there_is(names):
 @pytest.mark.parametrize(
     ("alive", "dead"),
     [
-        ("layout.parallel", "layout.entries"),
-        ("layout.parallel.find_blocks()", "layout.parallel.find_block"),
+        ("layout.planner", "layout.entries"),
+        ("layout.planner.forward_plan()", "layout.planner.forward_plans"),
         ("utils/layout", "utils/run/old_flags"),
-        ("layout/parallel.py", "layout/series.py"),
+        ("layout/planner.py", "layout/series.py"),
         ("layout/", "rollout/"),
         ("plan.rows", "plan.columns"),
         ("torch.compile", "training.utils.models"),
-        ("rollout/kl", "layout/parallel/blocks"),
+        ("rollout/kl", "layout/planner/blocks"),
     ],
 )
 def test_a_dead_name_is_found(alive, dead):
