@@ -1,6 +1,6 @@
 """Names of this project in the texts about it: dotted names and paths in backticks that no module or folder has.
 
-`layout.parallel` is a module by the end of its name, `engine/ranks` a folder by the end of its path. Looked at are
+`layout.planner` is a module by the end of its name, `engine/ranks` a folder by the end of its path. Looked at are
 dotted names that begin with a module or room of today, and paths that begin with a room or are one word and a slash.
 """
 

@@ -34,19 +34,19 @@ def test_docstrings_and_comments_name_what_there_is(names):
 @pytest.mark.parametrize(
     ("alive", "dead"),
     [
-        ("layout.planner", "layout.entries"),
-        ("layout.planner.forward_plan()", "layout.planner.forward_plans"),
+        ("layout.blocks", "layout.entries"),
+        ("layout.blocks.find_blocks()", "layout.blocks.find_block"),
         ("utils/layout", "utils/run/old_flags"),
-        ("layout/planner.py", "layout/series.py"),
+        ("layout/blocks.py", "layout/series.py"),
         ("layout/", "rollout/"),
         ("plan.rows", "plan.columns"),
         ("torch.compile", "training.utils.models"),
-        ("rollout/kl", "layout/planner/blocks"),
+        ("rollout/kl", "layout/blocks/rows"),
     ],
 )
 def test_a_dead_name_is_found(alive, dead):
     sources = {
-        "threestep.plugins.parallel_thinking.layout": "def find_blocks(): ...",
+        "training.utils.layout.blocks": "def find_blocks(): ...",
         "training.utils.layout.plan": "class Plan:\n    rows: int\n",
         "training.utils.layout.__init__": "",
     }
