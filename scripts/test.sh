@@ -38,7 +38,7 @@ sys.meta_path[:] = [each for each in sys.meta_path if "__editable__" not in geta
 END
     # The pages are those of all, and benchmarks are no part of a program.
     ignored=(--ignore tests/unit/docs --ignore tests/unit/benchmarks tests/unit tests/end_to_end/test_without_plugins.py)
-    ignored+=(tests/invariants/test_float64.py tests/invariants/test_ppo_in_one_file.py)
+    ignored+=(tests/invariants/test_float64.py)
 elif [ -z "$oldest" ]; then
     bash scripts/check.sh
     ignored=(--ignore tests/test_house.py) # the house rules, which have just been tested

@@ -14,7 +14,9 @@ import pytest
 from tests.support import boundary, house, rooms, trees
 from tests.support.heavy import heavy_modules_after
 from tests.support.imports import closure, import_graph, imports
+from tests.support.known_plugins import KNOWN, known_plugins
 from tests.support.sources import functions, modules
+from training.utils.plugins.registry import owner_of
 
 ROOT = Path(__file__).parents[1]
 MODULES = modules(ROOT / "training")
@@ -490,3 +492,14 @@ def test_these_tests_need_pytest_alone():
 def test_a_package_that_a_module_below_needs_is_found():
     sources = {"a.x": "import os\nimport a.y", "a.y": "import psutil\ndef f():\n    import numpy"}
     assert needed_packages(["a.x"], sources) == {"psutil"}
+
+
+def test_the_list_of_what_plugins_add_is_up_to_date():
+    assert KNOWN.read_text(encoding="utf-8") == known_plugins(), "run python -m tests.support.known_plugins"
+
+
+def test_the_plugin_of_an_unknown_name_is_named_where_it_is_not_there(monkeypatch):
+    assert owner_of("commands", "explain") is None
+    monkeypatch.setattr("training.utils.plugins.registry.plugins", lambda: {})
+    assert owner_of("commands", "explain") == "explain"
+    assert owner_of("flags", "explain") is None

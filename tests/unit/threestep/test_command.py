@@ -141,7 +141,7 @@ except SystemExit as end:
 def test_a_training_py_where_one_works_is_nothing_to_the_command(how, tmp_path):
     (tmp_path / "training.py").write_text("raise SystemExit('the one of the current folder')\n")
     shown = subprocess.run(
-        [sys.executable, *how, "export", "--help"],
+        [sys.executable, *how, "sft", "--help"],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
-    assert shown.stdout.startswith("usage: threestep export "), shown.stderr
+    assert shown.stdout.startswith("usage: threestep sft "), shown.stderr

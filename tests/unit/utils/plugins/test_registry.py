@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.known_plugins import KNOWN, known_plugins
 from tests.support.new_models import save_new_model
 from training.utils.base.errors import ThreestepError
 from training.utils.plugins import registry
 from training.utils.plugins.plugin import Command, Hooks, Plugin
-from training.utils.plugins.registry import added, owner_of, plugin_module, plugins
+from training.utils.plugins.registry import added, plugin_module, plugins
 
 ROOT = Path(__file__).parents[4]
 GREETS = """
@@ -186,17 +185,6 @@ def test_a_module_of_a_plugin_that_is_not_there_is_named(monkeypatch):
 
 def test_a_command_says_what_it_is():
     assert Command("a.b", "does it").takes_ranks == "alone"
-
-
-def test_the_list_of_what_plugins_add_is_up_to_date():
-    assert KNOWN.read_text(encoding="utf-8") == known_plugins(), "run python -m tests.support.known_plugins"
-
-
-def test_the_plugin_of_an_unknown_name_is_named_where_it_is_not_there(monkeypatch):
-    assert owner_of("commands", "explain") is None
-    monkeypatch.setattr("training.utils.plugins.registry.plugins", lambda: {})
-    assert owner_of("commands", "explain") == "explain"
-    assert owner_of("flags", "explain") is None
 
 
 def test_a_package_adds_flags_a_check_an_observer_and_an_end_to_a_step(tmp_path):

@@ -44,7 +44,7 @@ def test_a_metric_that_no_evaluation_has(step, metric, sentence, tmp_path):
 @pytest.mark.parametrize(
     ("step", "metrics"),
     [
-        ("step1_sft", ("eval_loss", "eval/perplexity", "token_accuracy", "mtp_loss")),
+        ("step1_sft", ("eval_loss", "eval/perplexity", "token_accuracy")),
         ("step2_reward", ("accuracy", "eval_accuracy_longer", "chosen_mean")),
         ("step3_ppo", ("eval_reward", "reward/mine", "reward_best@4", "reward_pass@4", "eval_gsm8k/reward", "check/x")),
     ],

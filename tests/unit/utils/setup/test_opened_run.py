@@ -126,7 +126,7 @@ def test_a_resumed_run_evaluates_as_it_began(tmp_path, monkeypatch, began_with, 
         (tmp_path / MANIFEST).write_text(json.dumps({"settings": began_with}))
     nothing: Any = None
     begun = tmp_path if began_with is not None else None
-    (tmp_path / "harness.json").write_text("{}")  # of the run that is resumed, or of one that was killed
+    (tmp_path / "summary.json").write_text("{}")  # of the run that is resumed, or of one that was killed
     plan = CheckpointPlan(CheckpointArguments(), CheckpointFolder(tmp_path), settings, begun)
     written: list[dict] = []
     monkeypatch.setattr(opened_run, "start_run", lambda run, settings, ranks, chosen: written.append(settings))
@@ -134,7 +134,7 @@ def test_a_resumed_run_evaluates_as_it_began(tmp_path, monkeypatch, began_with, 
     flags = RunFlags(nothing, nothing, CheckpointArguments(), nothing, nothing, {})
     opened = PlannedRun(flags, ranks, plan).opened("chat", ModelSettings("model"), "fp32", predicts_tokens=False)
     assert opened.plan.settings["eval_interval"] == written[0]["eval_interval"] == settled
-    assert (tmp_path / "harness.json").exists() == (began_with is not None)
+    assert (tmp_path / "summary.json").exists() == (began_with is not None)
 
 
 def planned(tmp_path, monkeypatch, step=SFT, began=None, **split):

@@ -8,23 +8,24 @@ import pytest
 
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import parse_arguments
+from training.utils.plugins.plugin import TrackerEntry
 from training.utils.trackers.arguments import LogArguments, trackers_in
-from training.utils.trackers.table import TRACKERS_HELP
+from training.utils.trackers.table import TRACKERS, TRACKERS_HELP
 
 
 def parsed(*words: str) -> LogArguments:
     return parse_arguments([LogArguments], words, "")[0]
 
 
-def only_lacking(monkeypatch: pytest.MonkeyPatch, missing: str | None) -> None:
-    """As if all trackers were installed but this one."""
-    packages = ("tensorboard", "wandb", "trackio", "mlflow")
+@pytest.fixture
+def further(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two trackers more, of plugins: the package of the first is installed, that of the second is not."""
+    entries = {"kept": TrackerEntry("a:Kept", "tensorboard"), "gone": TrackerEntry("a:Gone", "gone")}
+    for name, entry in entries.items():
+        monkeypatch.setitem(TRACKERS, name, entry)
     plain = importlib.util.find_spec
-
-    def find(name: str) -> object:
-        return (name if name != missing else None) if name in packages else plain(name)
-
-    monkeypatch.setattr(importlib.util, "find_spec", find)
+    found = {"tensorboard": True, "gone": None}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found[name] if name in found else plain(name))
 
 
 def test_no_service_is_told_unless_asked():
@@ -32,21 +33,19 @@ def test_no_service_is_told_unless_asked():
     assert trackers_in(vars(parsed("--report_to", "none"))) == ()
 
 
-def test_several_with_commas(monkeypatch):
-    only_lacking(monkeypatch, None)
-    told = parsed("--report_to", "tensorboard, wandb,mlflow,wandb")
-    assert trackers_in(vars(told)) == ("tensorboard", "wandb", "mlflow")
+def test_several_with_commas(further):
+    told = parsed("--report_to", "tensorboard, kept,tensorboard")
+    assert trackers_in(vars(told)) == ("tensorboard", "kept")
 
 
-def test_mistakes(monkeypatch):
-    only_lacking(monkeypatch, "wandb")
-    with pytest.raises(ThreestepError, match="--report_to wandb needs the package wandb: pip install wandb"):
-        parsed("--report_to", "wandb")
+def test_mistakes(further):
+    with pytest.raises(ThreestepError, match="--report_to gone needs the package gone: pip install gone"):
+        parsed("--report_to", "gone")
     wanted = f"--report_to expects {TRACKERS_HELP}, separated by commas, or none alone, got "
     with pytest.raises(ThreestepError, match=wanted + r"'tensorbord'; did you mean 'tensorboard'\?"):
         parsed("--report_to", "tensorbord")
     with pytest.raises(ThreestepError, match=wanted + "'none'"):
-        parsed("--report_to", "none,mlflow")
+        parsed("--report_to", "none,kept")
     with pytest.raises(ThreestepError, match=wanted + "''"):
         parsed("--report_to", "")
     with pytest.raises(ThreestepError, match="--report_to expects an existing file, got 'nowhere.py'"):

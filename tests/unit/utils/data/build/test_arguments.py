@@ -20,16 +20,18 @@ def sentences_of(arguments: DataArguments) -> list[str]:
     return mistakes.sentences
 
 
-def test_flags_by_deepspeed_chats_names():
+def test_flags_by_deepspeed_chats_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").write_text('{"prompt": "p", "chosen": "c"}\n')
     (arguments,) = parse_arguments(
         (DataArguments,),
-        "--data_path embedded Dahoas/rm-static --data_split 6,2,2 --sft_only_data_path stanfordnlp/SHP "
+        "--data_path embedded jsonl:a.jsonl --data_split 6,2,2 --sft_only_data_path jsonl:a.jsonl "
         "--max_seq_len 99 --max_prompt_seq_len 33 --data_output_path out --unsupervised_dataset_name d "
         "--unsupervised_dataset_config_name e --max_eval_rows 7 --rebuild_cache".split(),
         "",
     )
-    assert arguments.source.data_path == ["embedded", "Dahoas/rm-static"]
-    assert arguments.source.sft_only_data_path == ["stanfordnlp/SHP"]
+    assert arguments.source.data_path == ["embedded", "jsonl:a.jsonl"]
+    assert arguments.source.sft_only_data_path == ["jsonl:a.jsonl"]
     assert arguments.split.data_split == "6,2,2"
     assert (arguments.rows.max_seq_len, arguments.rows.max_prompt_seq_len) == (99, 33)
     assert arguments.cache.rebuild_cache is True and arguments.split.max_eval_rows == 7

@@ -76,14 +76,6 @@ VERL = [
     }
     for i in range(24)
 ]
-PARALLEL = [
-    {
-        "prompt": f"Human: {i} + 3? Assistant:",
-        "chosen": f" Well. <Parallel><Path> {i} and three</Path><Path> three and {i}</Path></Parallel> {i + 3}.",
-        "rejected": " No.",
-    }
-    for i in range(24)
-]
 CUT = {"max_seq_len": 80, "max_prompt_seq_len": 60}
 PLAIN = {"prompt_style": "human_assistant"}
 
@@ -101,14 +93,12 @@ BUILT = {
     "1 messages, the last turn": (1, CHATS, {"train_turns": "last"}),
     "1 messages, cut left": (1, CHATS, {"max_seq_len": 72, "truncation": "left"}),
     "1 ShareGPT": (1, SHAREGPT, {"prompt_style": "chat_template"}),
-    "1 parallel thinking": (1, PARALLEL, {"parallel_thinking": True}),
     "2 pairs": (2, PAIRS, {}),
     "2 pairs, cut right": (2, PAIRS, CUT),
     "2 pairs, cut left": (2, PAIRS, {**CUT, "truncation": "left"}),
     "2 pairs, cut in the middle": (2, PAIRS, {**CUT, "truncation": "middle"}),
     "2 pairs of messages": (2, CHAT_PAIRS, {}),
     "2 ranked": (2, RANKED, {"responses_column": "responses", "margin_column": "margin"}),
-    "2 parallel thinking": (2, PARALLEL, {"parallel_thinking": True}),
     "3 pairs": (3, PAIRS, {}),
     "3 pairs, cut left": (3, PAIRS, {**CUT, "prompt_truncation": "left"}),
     "3 pairs, cut in the middle": (3, PAIRS, {**CUT, "prompt_truncation": "middle"}),
@@ -136,14 +126,12 @@ RECORDED = {
     "1 messages, the last turn": "ab3cd5c872453ad4",
     "1 messages, cut left": "8d71eeed112cac56",
     "1 ShareGPT": "8cf64efb43493d8e",
-    "1 parallel thinking": "964ab3b2cfdec318",
     "2 pairs": "a0a290a69c99b79c",
     "2 pairs, cut right": "2763355b68691422",
     "2 pairs, cut left": "53d694a2702e4e22",
     "2 pairs, cut in the middle": "1185a7a682bc4794",
     "2 pairs of messages": "6f3242546e1bbee5",
     "2 ranked": "73a80b93e06b67bb",
-    "2 parallel thinking": "ed7f8313572f1574",
     "3 pairs": "8f7397d4993a9714",
     "3 pairs, cut left": "1a9561bd3426c2c0",
     "3 pairs, cut in the middle": "3c21ffca81154994",
