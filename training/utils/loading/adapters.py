@@ -21,7 +21,7 @@ from training.utils.base.errors import ThreestepError, first_line
 from training.utils.loading.adapter_folders import CONFIG, AdapterFolder
 from training.utils.loading.configurations import errors_explained
 from training.utils.loading.judgement import HEAD, OUTPUT_HEADS, counted
-from training.utils.loading.stored_forms import is_read_whole
+from training.utils.loading.stored_forms import stored_form
 from training.utils.loading.weight_files import StoredTensor, read_header
 from training.utils.models.adapters.lora import ADAPTER, add_lora
 from training.utils.models.tensors.sharding import whole_to_change
@@ -66,7 +66,7 @@ def plan_adapter(
     """
     kind, config = str(adapter.settings.get("peft_type")), _peft_config(adapter)
     model = make_empty()
-    if not is_read_whole(model.config):
+    if not stored_form(model.config).is_read_whole(model.config):
         raise ThreestepError(
             f"'{adapter.name}' is an adapter of '{adapter.base}', whose weights are quantized, so that a merge would "
             f"round; write the model that was quantized to base_model_name_or_path in '{adapter.folder / CONFIG}'"

@@ -12,7 +12,7 @@ from training.utils.base.memory import is_out_of_memory
 from training.utils.loading.adapter_folders import CONFIG as ADAPTER_CONFIG
 from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.folder_kinds import check_base, check_model_folder, nearest_folders, resaving_command
-from training.utils.loading.stored_forms import check_form, check_form_trains
+from training.utils.loading.stored_forms import check_form, stored_form
 from training.utils.models.families.checks import check_reads_text
 from training.utils.models.rope_scaling import scaled, scaled_positions, steady_positions
 from training.utils.models.stop_tokens import stop_tokens_in
@@ -87,7 +87,7 @@ def check_trains(settings: ModelSettings, generates: bool) -> None:
         find_adapter(settings.name_or_path),
     )
     try:
-        check_form_trains(config, settings.name_or_path if adapter is None else adapter.base)
+        stored_form(config).check_trains(config, settings.name_or_path if adapter is None else adapter.base)
     except ThreestepError as mistake:
         if adapter is None:
             raise

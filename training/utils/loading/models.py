@@ -22,7 +22,7 @@ from training.utils.loading.freezing import freeze_parts
 from training.utils.loading.given import copy_of_object, only_as_object, proven, train_as_given
 from training.utils.loading.judgement import HEAD, RequestedModel
 from training.utils.loading.merged_weights import merged_when_copied
-from training.utils.loading.stored_forms import forget_form
+from training.utils.loading.stored_forms import stored_form
 from training.utils.models.adapters.lora import add_lora
 from training.utils.models.attention.attention import AUTO, SDPA, VARLEN
 from training.utils.models.dropout import SwitchedOff, set_dropout
@@ -234,7 +234,7 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: 
                 **attention,
             )
     rehearsal.judge_loaded(wanted, model, report, stored, rehearsed=rehearsed)
-    forget_form(model.config)
+    stored_form(model.config).forget(model.config)
     return proven(model, wanted.where, dtype, settings, is_scalar=wanted.is_scalar)
 
 

@@ -21,7 +21,7 @@ import torch
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.loading.configurations import errors_explained
 from training.utils.loading.judgement import HEAD, LoadReport, RequestedModel, judge
-from training.utils.loading.stored_forms import is_stored_whole
+from training.utils.loading.stored_forms import WholeWeights, stored_form
 from training.utils.loading.weight_files import INDEX, ONE_FILE, StoredTensor, read_header, weight_files
 
 _LOGGER = "transformers.modeling_utils"  # which reports what was loaded
@@ -38,7 +38,7 @@ def check_weights(auto_class: Any, wanted: RequestedModel, stored: Mapping[str, 
     auto_class: transformers' class that loads it
     options: further arguments of its from_config
     """
-    if not stored or not is_stored_whole(wanted.config):  # other forms have other names
+    if not stored or not isinstance(stored_form(wanted.config), WholeWeights):  # other forms have other names
         return False
     try:
         report, model = _rehearsed(empty_model(auto_class, wanted.config, **options), stored)

@@ -38,6 +38,21 @@ class StoredForm:
         """Remove what says so from the configuration of a model that was loaded, if its weights are whole now."""
 
 
+class WholeWeights(StoredForm):
+    """The form of a model whose configuration names none."""
+
+    def is_read_whole(self, config: Any) -> bool:
+        """Always."""
+        return True
+
+
+def stored_form(config: Any) -> StoredForm:
+    """Return the form in which a model's files hold its weights."""
+    places = (place for field, place in added("stored_forms", ()).items() if _has(config, field))
+    form: type[StoredForm] = next(map(named_object, places), WholeWeights)
+    return form()
+
+
 def check_entries(config: Mapping[str, Any], file: Path) -> None:
     """ThreestepError for fields of a config.json that name a form of stored weights and are mistaken."""
     for field, place in added("stored_forms", ()).items():
@@ -53,40 +68,7 @@ def check_form(config: Any, where: str) -> None:
                 f"'{where}' has {field} in its config.json, so that its weights are not stored whole; "
                 f"{missing_plugin('stored_forms', field)}"
             )
-    form = _form_of(config)
-    if form is not None:
-        form.check(config, where)
-
-
-def check_form_trains(config: Any, where: str) -> None:
-    """ThreestepError if the weights cannot be trained as they are read."""
-    form = _form_of(config)
-    if form is not None:
-        form.check_trains(config, where)
-
-
-def is_stored_whole(config: Any) -> bool:
-    """True if the model's files hold whole weights."""
-    return _form_of(config) is None
-
-
-def is_read_whole(config: Any) -> bool:
-    """True if the weights are whole ones once the model is loaded."""
-    form = _form_of(config)
-    return form is None or form.is_read_whole(config)
-
-
-def forget_form(config: Any) -> None:
-    """Remove the form from the configuration of a model that was loaded as whole weights."""
-    form = _form_of(config)
-    if form is not None:
-        form.forget(config)
-
-
-def _form_of(config: Any) -> StoredForm | None:
-    places = (place for field, place in added("stored_forms", ()).items() if _has(config, field))
-    form: type[StoredForm] | None = next(map(named_object, places), None)
-    return None if form is None else form()
+    stored_form(config).check(config, where)
 
 
 def _has(config: Any, field: str) -> bool:

@@ -12,14 +12,7 @@ from transformers import PreTrainedConfig
 from training.utils.base.errors import ThreestepError
 from training.utils.loading import stored_forms as module
 from training.utils.loading.configurations import load_config
-from training.utils.loading.stored_forms import (
-    StoredForm,
-    check_form,
-    check_form_trains,
-    forget_form,
-    is_read_whole,
-    is_stored_whole,
-)
+from training.utils.loading.stored_forms import StoredForm, WholeWeights, check_form, stored_form
 
 FIELD = "zipped"
 
@@ -55,9 +48,10 @@ def zipped(monkeypatch):
 def test_whole_weights_are_nobodys(zipped):
     config: Any = PreTrainedConfig()
     check_form(config, "FOLDER")
-    check_form_trains(config, "FOLDER")
-    forget_form(config)
-    assert is_stored_whole(config) and is_read_whole(config) and not hasattr(config, "seen")
+    stored_form(config).check_trains(config, "FOLDER")
+    stored_form(config).forget(config)
+    form = stored_form(config)
+    assert isinstance(form, WholeWeights) and form.is_read_whole(config) and not hasattr(config, "seen")
 
 
 @pytest.mark.parametrize(("value", "whole"), [(1, True), (2, False)])
@@ -68,14 +62,15 @@ def test_the_plugin_that_knows_the_field_is_asked(zipped, value, whole, nested):
         config.text_config = PreTrainedConfig(**{FIELD: value})
     check_form(config, "FOLDER")
     assert config.seen == "FOLDER"
-    assert not is_stored_whole(config) and is_read_whole(config) is whole
+    form = stored_form(config)
+    assert not isinstance(form, WholeWeights) and form.is_read_whole(config) is whole
     if whole:
-        check_form_trains(config, "FOLDER")
+        stored_form(config).check_trains(config, "FOLDER")
     else:
         with pytest.raises(ThreestepError, match="'FOLDER' cannot be trained"):
-            check_form_trains(config, "FOLDER")
-    forget_form(config)
-    assert is_stored_whole(config)
+            stored_form(config).check_trains(config, "FOLDER")
+    stored_form(config).forget(config)
+    assert isinstance(stored_form(config), WholeWeights)
 
 
 def with_field(folder: str, value: Any) -> str:

@@ -15,7 +15,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from training.utils.base.errors import ThreestepError
 from training.utils.loading.configurations import check_trains, load_config
 from training.utils.loading.models import load_causal_lm
-from training.utils.loading.stored_forms import check_form, check_form_trains, is_read_whole, is_stored_whole
+from training.utils.loading.stored_forms import WholeWeights, check_form, stored_form
 from training.utils.models.settings import ModelSettings
 
 BLOCK = 16
@@ -115,8 +115,9 @@ def test_weights_that_cannot_be_trained(given, words, nested):
         config.quantization_config = given
     check_form(config, "FOLDER")  # a finished model may be read in it
     with pytest.raises(ThreestepError, match=f"'FOLDER': expected whole weights to train, got some .*{words}"):
-        check_form_trains(config, "FOLDER")
-    assert not is_stored_whole(config) and not is_read_whole(config)
+        stored_form(config).check_trains(config, "FOLDER")
+    form = stored_form(config)
+    assert not isinstance(form, WholeWeights) and not form.is_read_whole(config)
 
 
 @pytest.mark.parametrize("given", [{"quant_method": "magic"}, {}, {"bits": 4}, {"quant_method": 3}])
