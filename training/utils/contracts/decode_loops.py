@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class DecodeLoop:
-    """Draws rollouts from a model in this process, by forwards of its own. A response still depends on its prompt and
-    its seed alone.
+    """Draws rollouts from a model in this process. A response depends on its prompt and its seed alone. This one draws
+    by the engine's own loop; one of a plugin, by forwards of its own.
 
-    name: of the flag that asks for it.
+    name: of the flag that asks for it; "" where none does.
     prefill_tokens: of prompts that one forward reads, as the engine has found them to fit; None: all.
     """
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from training.utils.contracts.decode_loops import DecodeLoop
 from training.utils.contracts.rollout import Response, Rollout, check_numbers
 from training.utils.contracts.rollout_engine import (
     IN_ONE_PIECE,
@@ -49,7 +50,6 @@ from training.utils.models.attention.document_attention import share_keys_of_few
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.utils.contracts.decode_loops import DecodeLoop
     from training.utils.contracts.turns import Turns
     from training.utils.models.own_forward import OwnForward
 
@@ -72,7 +72,6 @@ class TransformersRollout(RolloutEngine):
     _prefill_tokens: int | None = PREFILL_TOKENS
     _longest_tokens: int | None = None  # of a prompt with its response
     _way: DecodeWay = WAYS[0]
-    _loop: DecodeLoop | None = None  # in the place of its own
     _experts: ExpertRecord | None = None
     _keeps_turns = False
 
@@ -84,6 +83,10 @@ class TransformersRollout(RolloutEngine):
             engine._prefill_tokens = settings.own.prefill_tokens
         return engine
 
+    def __init__(self, decode: Decode | None = None) -> None:
+        super().__init__(decode)
+        self._loop = DecodeLoop()  # which draws by the engine's own
+
     def draw_by(self, loop: DecodeLoop) -> None:
         self._loop = loop
 
@@ -92,17 +95,17 @@ class TransformersRollout(RolloutEngine):
 
     @contextlib.contextmanager
     def lent(self, actor: Lender) -> Iterator[PreTrainedModel]:
-        with super().lent(actor) as model, contextlib.nullcontext() if self._loop is None else self._loop.lent():
+        with super().lent(actor) as model, self._loop.lent():
             yield model
 
     def figures(self) -> dict[str, float]:
-        return {} if self._loop is None else self._loop.figures()
+        return self._loop.figures()
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self._loop is None else self._loop.state_dict()
+        return self._loop.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self._loop is not None and state:
+        if state:
             self._loop.load_state_dict(state)
 
     def check(
@@ -114,9 +117,8 @@ class TransformersRollout(RolloutEngine):
             if self._experts is not None:
                 self._way = recording_way(self._way, type(model).__name__)
             notes = [*notes, *self._check_parts(model, own)]
-            if self._loop is not None:
-                with self._loop.lent():
-                    notes = [*notes, *self._loop.check(model, own, self._way)]
+            with self._loop.lent():
+                notes = [*notes, *self._loop.check(model, own, self._way)]
             if drawing.turns:
                 reason = self._why_in_rounds(model, own)
                 self._keeps_turns = reason is None
@@ -134,8 +136,7 @@ class TransformersRollout(RolloutEngine):
             reason = why_not_in_parts(model, own, self._way)
         if reason is not None:
             self._prefill_tokens = None
-        if self._loop is not None:
-            self._loop.prefill_tokens = self._prefill_tokens
+        self._loop.prefill_tokens = self._prefill_tokens
         if reason is None:
             return []
         name = type(model).__name__
@@ -145,7 +146,7 @@ class TransformersRollout(RolloutEngine):
         """Return why turns are drawn by `roll_out`; None where they need not be."""
         if type(self).roll_out is not TransformersRollout.roll_out:
             return f"{type(self).__name__} draws by a roll_out of its own"
-        if self._loop is not None:
+        if self._loop.name:
             return f"{self._loop.name} draws whole responses"
         if not self._way.masks_are_ours:
             return "the family makes its masks itself"
@@ -162,11 +163,9 @@ class TransformersRollout(RolloutEngine):
         started = time.perf_counter()
         if request.sampling.form is not None:
             rollout = request.sampling.form.draw(model, request)
-        elif self._loop is not None and self._way.padded:
+        elif self._way.padded:
             stop = stop_strings(request.sampling, self._decode)
             rollout = self._loop.drawn(model, request, stop, partial(self._drawn, model, request))
-        elif self._way.padded:
-            rollout = self._drawn(model, request)
         else:
             parts = [(rows, self._drawn(model, part)) for rows, part in of_one_length(request)]
             rollout = _together(request, parts)
