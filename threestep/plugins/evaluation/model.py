@@ -306,7 +306,7 @@ def load_chat_folder(
     unused = unused_stop_tokens(own, tokenizer)
     if unused is not None:
         note(f"{name}: {unused}")
-    form = None if folder.data.form is None else folder.data.form.opened(tokenizer)
+    form = folder.data.opened_form(tokenizer)
     engine = start_engine(model)
     chat_model = ChatModel(name, model, engine, tokenizer, folder.data, ends, more, form)
     return replace(chat_model, media=media, reads=reads)

@@ -128,9 +128,10 @@ def load_answer_scorer(
     note(f"{name_or_path}: {style.sentence}")
     data = replace(data, chat=style.chat)
     texts = text_maker(data.chat, tokenizer)
-    form = None if data.form is None else data.form.opened(tokenizer).layout
+    form = data.opened_form(tokenizer)
+    layout = None if form is None else form.layout
     score_rows = load_scorer(settings, data, tokenizer, ranks, media=media)
-    return Scorer(name_or_path, tokenizer, texts, score_rows, form, unread, style.chat.prompt_style == AS_STORED)
+    return Scorer(name_or_path, tokenizer, texts, score_rows, layout, unread, style.chat.prompt_style == AS_STORED)
 
 
 def why_unscored(name_or_path: str, sides: Sequence[tuple[Any, MediaReader]]) -> str | None:

@@ -440,7 +440,7 @@ class _PhaseLook:
 
     @cached_property
     def _form(self) -> OpenedForm | None:
-        return None if self._data.form is None else self._data.form.opened(self._tokenizer)
+        return self._data.opened_form(self._tokenizer)
 
     def _dropped_rows(
         self, portions: Sequence[Portion], kept: Sequence[_Taken], limits: RowArguments

@@ -93,7 +93,6 @@ def _sampling(opening: PpoOpening, model: PreTrainedModel) -> Sampling:
     """Return the settings of the drawing of responses."""
     flags, inputs, tokenizer = opening.flags, opening.inputs, opening.tokenizers.actor
     ppo, (end, *more_ends) = flags.ppo, inputs.end_token_ids
-    form = flags.data.form
     # The token that stands for a medium, where prompts have some, would be one without content in a response.
     unwritten = () if inputs.media is None else ((placeholder_id(model.config),),)
     return settings_of(
@@ -104,7 +103,7 @@ def _sampling(opening: PpoOpening, model: PreTrainedModel) -> Sampling:
         pad_token_id=tokenizer.pad_token_id,
         bad_words=(*tokens_of_words(ppo.bad_words, tokenizer, end), *unwritten),
         ends=Ends(tuple(ppo.stop), tuple(more_ends), ppo.end_check_tokens),
-        form=None if form is None else form.opened(tokenizer),
+        form=flags.data.opened_form(tokenizer),
     )
 
 

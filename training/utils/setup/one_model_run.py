@@ -88,8 +88,7 @@ def run_one_model(
         log(style.sentence, ranks.is_main and not style.is_open)
         reader = reader_of_start(flags, tokenizer)
         rows = build_phase(kind.name, data, tokenizer, flags.run.seed, is_main_rank=ranks.is_main, log=log, **reader)
-        most = data.rows.max_seq_len
-        say = partial(log, is_main_rank=ranks.is_main)
+        most, say = data.rows.max_seq_len, partial(log, is_main_rank=ranks.is_main)
         run = run.styled(settle_style(style, rows.train, tokenizer, say, most_tokens=most).chat.prompt_style)
         if check_rows is not None:
             check_rows(rows.train, flags.of_step)

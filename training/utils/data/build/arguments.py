@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.utils.base.user_files import named_object
 from training.utils.data.cache.arguments import CacheArguments
@@ -16,7 +16,7 @@ from training.utils.plugins.registry import added
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
-    from training.utils.contracts.text_forms import TextForm
+    from training.utils.contracts.text_forms import OpenedForm, TextForm
 
     RowFlags = AddedFlags
     RolloutRowFlags = AddedFlags
@@ -104,14 +104,27 @@ class DataArguments:
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note flags that exclude each other."""
-        if self.form is not None:
-            self.form.check(self, mistakes)
+        forms = self._asked_forms()
+        mistakes.require(
+            len(forms) < 2,
+            f"responses have one form, and {' and '.join(form.flag for form in forms)} each ask for one; leave one out",
+        )
+        for form in forms:
+            form.check(self, mistakes)
 
     @property
     def form(self) -> TextForm | None:
         """The form of responses that flags ask for; None: one run of tokens."""
+        return next(iter(self._asked_forms()), None)
+
+    def _asked_forms(self) -> list[TextForm]:
         asked = (named_object(entry.asked)(self.forms) for entry in added("row_forms", ()).values())
-        return next((form for form in asked if form is not None), None)
+        return [form for form in asked if form is not None]
+
+    def opened_form(self, tokenizer: Any) -> OpenedForm | None:
+        """Return the form in a tokenizer's tokens; None: one run of tokens. ThreestepError if it cannot write it."""
+        form = self.form
+        return None if form is None else form.opened(tokenizer)
 
     @property
     def tokens_in_need(self) -> list[str]:

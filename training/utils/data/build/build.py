@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
@@ -95,7 +96,7 @@ def build_phase(
     parse_data_split(data.split.data_split)
     if kind.needs_pad:
         require_pad_token(tokenizer.pad_token_id, f"phase {phase} ({PHASE_NAMES[phase]})", named_tokenizer(tokenizer))
-    form = None if data.form is None else data.form.opened(tokenizer)
+    form = data.opened_form(tokenizer)
     texts = text_maker(data.chat, tokenizer)
     plain = texts.texts if isinstance(texts, ChatTokenizer) else texts
     sources = open_sources(phase, data, seed)
@@ -106,8 +107,8 @@ def build_phase(
         shared = divide_rows(phase, data.split, sources, seed)
         log.begin(share_sentence(phase, data.split, shared.described))
         keeps = _ANSWERS_KEPT.items() <= parts.items()
-        making = {"form": form, "keeps_answers": keeps}
-        return _build_splits(folder, kind, data, texts, shared=shared, media=media, making=making, log=log)
+        maker = partial(RowMaker, kind, data, texts, form=form, keeps_answers=keeps)
+        return _build_splits(folder, kind, data, maker, shared=shared, media=media, log=log)
 
     with _pointing_to_inspect():
         parts = _parts_of_rows(kind, data, tokenizer, plain, sources=sources, seed=seed)
@@ -255,22 +256,21 @@ def _build_splits(
     folder: str,
     kind: RowKind,
     data: DataArguments,
-    texts: TextTokenizer | ChatTokenizer,
+    maker: Callable[..., RowMaker],
     *,
     shared: Portions,
     media: MediaReader | None,
-    making: Mapping[str, Any],
     log: Log,
 ) -> dict[str, Any]:
-    """Write train.arrow, eval.arrow and the media of both; returns their part of the manifest. making: more of what a
-    `RowMaker` takes"""
+    """Write train.arrow, eval.arrow and the media of both; returns their part of the manifest. maker: of a source, with
+    `counts` and `media`"""
 
     def maker_of(portions: Sequence[Portion]) -> Callable[[int, int, Counts, GrowingStore], Iterator[Row]]:
         def make(begin: int, end: int, counts: Counts, store: GrowingStore) -> Iterator[Row]:
             read = None if media is None else media.of_rows(store, data.source.allow_image_urls)
             for portion in part_of(portions, begin, end):
-                maker = RowMaker(kind, data, texts, portion.source, counts=counts, media=read, **making)
-                yield from maker.rows(portion.rows, portion.indices, portion.first_row_id)
+                made = maker(portion.source, counts=counts, media=read)
+                yield from made.rows(portion.rows, portion.indices, portion.first_row_id)
 
         return make
 

@@ -9,9 +9,12 @@ import sys
 import pytest
 
 from training.utils.base.errors import Mistakes
+from training.utils.contracts.text_forms import TextForm
+from training.utils.data.build import arguments
 from training.utils.data.build.arguments import DataArguments, OptionalDataArguments
 from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import note_mistakes
+from training.utils.plugins.plugin import RowFormEntry
 
 
 def sentences_of(arguments: DataArguments) -> list[str]:
@@ -109,6 +112,26 @@ def test_an_end_token_that_the_tokenizer_gains(flags):
     assert sentences_of(flags(add_end_of_conversation_token=True)) == [
         "--add_end_of_conversation_token expects --end_of_conversation_token, got none; name the token"
     ]
+
+
+def test_two_plugins_that_each_ask_for_a_form_of_responses(flags, monkeypatch):
+    class Asked(TextForm):
+        def __init__(self, flag):
+            self.flag = flag
+
+        def check_model(self, model, masks_are_ours): ...
+
+        def opened(self, tokenizer):
+            return tokenizer
+
+    forms = {name: RowFormEntry("", f"{__name__}:{name}") for name in ("one", "other")}
+    monkeypatch.setattr(arguments, "added", lambda table, known: forms)
+    monkeypatch.setattr(arguments, "named_object", lambda place: lambda given: Asked(f"--{place.rpartition(':')[2]}"))
+    assert sentences_of(flags()) == ["responses have one form, and --one and --other each ask for one; leave one out"]
+    forms.popitem()
+    assert sentences_of(flags()) == [] and flags().opened_form("tokens") == "tokens"
+    forms.clear()
+    assert flags().opened_form("tokens") is None
 
 
 def test_no_dataset_at_all(flags):
