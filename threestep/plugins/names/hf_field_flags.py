@@ -118,7 +118,7 @@ EVERY_STEP_FIELDS: dict[str, OldFlag] = {
     ),
     "--num_processes": renamed("--num_ranks", "behind `threestep`, and in its file of settings", words=_processes),
     "--optim_target_modules": refused(
-        "is of optimizers that project gradients; AdamW alone trains here", takes_list=True, unless=NO_VALUE
+        "is of optimizers that project gradients, and none here does", takes_list=True, unless=NO_VALUE
     ),
     "--project": refused(
         "is an environment's here: WANDB_PROJECT, TRACKIO_PROJECT or MLFLOW_EXPERIMENT_NAME names the project",

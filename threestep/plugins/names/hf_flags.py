@@ -124,8 +124,10 @@ def _optimizer(value: str, _given: Mapping[str, str]) -> list[str] | str:
         return "AdamW, torch's fused kernel, is what trains here"
     if "8bit" in value or value in ("adafactor", "lomo", "adalomo", "paged_adamw", "paged_adamw_32bit"):
         saving = "to save memory: --zero_stage 1, --offload, --bf16_optimizer_states (10 bytes a weight) or --lora_dim"
-        raise ThreestepError(f"--optim {value} expects an optimizer that Threestep has, which is AdamW alone; {saving}")
-    raise ThreestepError(f"--optim expects adamw_torch or adamw_torch_fused, the one optimizer here, got '{value}'")
+        raise ThreestepError(f"--optim {value} expects adamw_torch; --optimizer names those of plugins; {saving}")
+    raise ThreestepError(
+        f"--optim expects adamw_torch or adamw_torch_fused, got '{value}'; --optimizer names those of plugins"
+    )
 
 
 def lora(flag: str) -> dict[str, OldFlag]:
