@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.support.data_flags import data_flags
+from tests.support.tiny_tokenizers import train_tokenizer
+from training.utils.data.sources.create import create_raw_dataset
+
 # Words with their leading space, and digits one by one, so that numbers can be learned.
 _PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
@@ -19,33 +23,16 @@ def save_new_model(
 ) -> Path:
     """Write the model and its tokenizer to `folder`, and return it. vocab_size: tokens at most"""
     import torch
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    from tests.support.data_flags import data_flags
-    from training.utils.data.sources.create import create_raw_dataset
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     rows = create_raw_dataset("embedded", data_flags().source, str(folder / "cache"), 1)
-    texts = (
+    texts = [
         text
         for row in rows.get_train_data()
         for text in (rows.get_prompt(row), rows.get_chosen(row), rows.get_rejected(row))
         if text
-    )
-    whole = Tokenizer(models.BPE())
-    split = pre_tokenizers.Split(Regex(_PIECES), "isolated")
-    whole.pre_tokenizer = pre_tokenizers.Sequence(
-        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    whole.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=["<|endoftext|>", "<|pad|>"],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    whole.train_from_iterator(texts, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=whole, eos_token="<|endoftext|>", pad_token="<|pad|>")
+    ]
+    tokenizer = train_tokenizer(texts, vocab_size, pieces=_PIECES)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,

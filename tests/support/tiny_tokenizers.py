@@ -10,14 +10,17 @@ SENTENCES = [
 ]
 
 
-def train_tokenizer(sentences: list[str], vocab_size: int = 384, pad_is_eos: bool = False):
-    """Return a byte-level BPE tokenizer trained on `sentences`; eos is <|endoftext|>, pad <|pad|> or eos."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+def train_tokenizer(sentences: list[str], vocab_size: int = 384, pad_is_eos: bool = False, pieces: str | None = None):
+    """Return a byte-level BPE tokenizer trained on `sentences`; eos is <|endoftext|>, pad <|pad|> or eos. pieces: an
+    expression of what texts are split into; by default as GPT-2 splits."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     eos, pad = "<|endoftext|>", "<|endoftext|>" if pad_is_eos else "<|pad|>"
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pieces is None)
+    split = [] if pieces is None else [pre_tokenizers.Split(Regex(pieces), "isolated")]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*split, in_bytes]) if split else in_bytes
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
