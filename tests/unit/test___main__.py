@@ -55,7 +55,8 @@ def test_files_of_the_user_stand_for_no_module_of_pythons(words, shadows):
     save_start(shadows / "start")
     write_jsonl(shadows / "pairs.jsonl", pair_rows(40))
     flags = "--model_name_or_path start --output_dir tiny --data_path jsonl:pairs.jsonl --data_output_path cache "
-    flags += "--dtype fp32 --max_train_rows 4 --max_eval_rows 2 --per_device_train_batch_size 2 --max_train_steps 1 --max_seq_len 48"
+    flags += "--dtype fp32 --max_train_rows 4 --max_eval_rows 2 --per_device_train_batch_size 2 "
+    flags += "--max_train_steps 1 --max_seq_len 48"
     done = subprocess.run(
         [sys.executable, "-m", *words, *flags.split()], cwd=shadows, capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": ROOT, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""},
