@@ -2,16 +2,13 @@
 
 Arguments: a folder, and the number of groups. Rank 0 writes FOLDER/RANKS.pt: by dtype and layout, the responses' ids,
 outcomes and advantages, in the order of the groups. Every batch of groups has another estimator; half of them have a KL
-in the reward. And FOLDER/RANKS_unmoved.pt: of groups whose scores are 0, by a policy that is its reference but for
-rounding, advantages with the KL in the reward and without.
+in the reward.
 """
 
 from __future__ import annotations
 
 import random
 import sys
-from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +19,6 @@ ESTIMATORS = (
     "reinforce++_baseline", "grpo_over_batch",
 )  # fmt: skip
 KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "full")
-COMPARING = tuple(name for name in ESTIMATORS if "optimal" not in name)  # whole returns of a group
-UNMOVED = (*ESTIMATORS, "reinforce++", "gae", "remax")
 
 
 def main(folder: Path, groups: int) -> None:
@@ -38,15 +33,8 @@ def main(folder: Path, groups: int) -> None:
             for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
             for packed in (True, False)
         }
-        every = groups >= 10_000  # padded rows and every KL too
-        unmoved = {
-            f"{name}_{'packed' if packed else 'padded'}": unmoved_batches(ranks, dtype, packed, every)
-            for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
-            for packed in ((True, False) if every else (True,))
-        }
         if ranks.is_main:
             torch.save(found, folder / f"{ranks.world_size}.pt")
-            torch.save(unmoved, folder / f"{ranks.world_size}_unmoved.pt")
         report({})
 
 
@@ -80,69 +68,6 @@ def every_batch(ranks: Any, dtype: Any, packed: bool, groups: int) -> list[dict[
     return found
 
 
-def unmoved_batches(ranks: Any, dtype: Any, packed: bool, every: bool) -> list[dict[str, Any]]:
-    """Each estimator with one KL, or with every one: log-probabilities of the rollout were read one by one. Of the
-    second batch of each the last group has moved by half a nat a token, so that the KL is not rounding alone."""
-    import torch
-
-    from training.step3_ppo.experience.experience import make_experience, read_tokens
-    from training.utils.engine.ranks.collectives import gathered
-    from training.utils.models.tensors.rounding import rounded_once_more
-    from training.utils.run.phase_clock import PhaseClock
-
-    roles = roles_of(ranks, dtype, is_moved=False)
-    found = []
-    cases = [
-        (name, kl, has_moved)
-        for place, name in enumerate(UNMOVED)
-        for kl in (KL_ESTIMATORS if every else [KL_ESTIMATORS[place % len(KL_ESTIMATORS)]])
-        for has_moved in (False, True)
-        if not has_moved or (name in COMPARING and kl != "full")  # the exact one is of logits
-    ]
-    for number, (estimator, kl, has_moved) in enumerate(cases):
-        own = range(number * BATCH + ranks.rank, (number + 1) * BATCH, ranks.world_size)
-        drawn = [group_at(group) for group in own]
-        rollout = rollout_of(drawn)
-        alone, _ = read_tokens(rollout, roles, settings_for(ranks, False, estimator, {}, rows=1))
-        sampled_BR = alone.logprobs_BR.clone()
-        if has_moved and own[-1] == (number + 1) * BATCH - 1:
-            sampled_BR[-SAMPLES:] -= 0.5 * torch.arange(1, 1 + SAMPLES).unsqueeze(1)
-        rollout = replace(rollout, sampled_logprobs_BR=sampled_BR)
-        samples = of_equal_scores(drawn, rollout)
-        settings = settings_for(ranks, packed, estimator, {"kl_coef": 0.1, "kl_estimator": kl}, bypass=True)
-        greedy = (
-            of_equal_scores([(prompt, responses[:1]) for prompt, responses in drawn]) if estimator == "remax" else None
-        )
-        made = []
-        for coefficient in (0.1, 0.0):
-            assert roles.reference is not None
-            with rounded_once_more(roles.reference.model, number) if dtype == torch.float32 else nullcontext():
-                made.append(make_experience(samples, roles, settings, coefficient, clock=PhaseClock(), greedy=greedy))
-        apart_B1 = (made[0].old_logprobs_BR - made[0].read.ref_logprobs_BR).abs().amax(dim=1, keepdim=True)
-        parts = gathered({"apart": apart_B1, "advantages": made[0].advantages_BR, "without": made[1].advantages_BR})
-        found.append(
-            {
-                "estimator": estimator,
-                "kl": kl,
-                "has_moved": has_moved,
-                "moved_ids": group_at((number + 1) * BATCH - 1)[1],
-            }
-            | {name: interleaved([part[name] for part in parts]) for name in parts[0]}
-        )
-    return found
-
-
-def of_equal_scores(drawn: list[tuple[list[int], list[list[int]]]], rollout: Any = None) -> Any:
-    """Samples whose scores are 0."""
-    import torch
-
-    from training.step3_ppo.contracts.records import Samples, Scored
-
-    rollout = rollout_of(drawn) if rollout is None else rollout
-    scores_B = torch.zeros(len(rollout.response_lengths_B))
-    return Samples((), rollout, lambda: Scored(scores_B, scores_B, scores_B, {}))
-
-
 def interleaved(parts: list[Any]) -> Any:
     """[G, SAMPLES, ...] of all ranks, in the order of the groups, padded to one width."""
     import torch
@@ -153,18 +78,16 @@ def interleaved(parts: list[Any]) -> Any:
     return torch.stack(each, dim=1).flatten(0, 1)
 
 
-def roles_of(ranks: Any, dtype: Any, is_moved: bool = True) -> Any:
+def roles_of(ranks: Any, dtype: Any) -> Any:
     from tests.support.plain_roles import plain_roles
     from tests.support.tiny_models import tiny_scalar_model
     from training.utils.models.token_model import ScalarModel
 
     scorer = tiny_scalar_model("llama", dtype, seed=5)
-    roles, _ = plain_roles(ScalarModel(scorer).requires_grad_(False), with_critic=not is_moved, ranks=ranks)
+    roles, _ = plain_roles(ScalarModel(scorer).requires_grad_(False), with_critic=False, ranks=ranks)
     assert roles.reference is not None and roles.reference.frozen is not None
     for module in (roles.actor.module, roles.reference.frozen):
         module.to(dtype)  # type: ignore[attr-defined]
-    if not is_moved:
-        roles.reference.frozen.load_state_dict(roles.actor.module.state_dict())  # type: ignore[attr-defined]
     return roles
 
 
@@ -192,9 +115,7 @@ def settings_of(ranks: Any, packed: bool, number: int) -> Any:
     return settings_for(ranks, packed, ESTIMATORS[number % len(ESTIMATORS)], kl)
 
 
-def settings_for(
-    ranks: Any, packed: bool, estimator: str, kl: dict[str, Any], bypass: bool = False, rows: int = 16
-) -> Any:
+def settings_for(ranks: Any, packed: bool, estimator: str, kl: dict[str, Any]) -> Any:
     from training.step3_ppo.flags.algorithm import experience_settings, selected_algorithm
     from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
     from training.step3_ppo.flags.arguments import PpoArguments
@@ -210,9 +131,9 @@ def settings_for(
     }
     flags = AlgorithmArguments(**forms.get(estimator, {"advantage": estimator}), **kl)
     ppo = PpoArguments(num_samples_per_prompt=SAMPLES, clip_reward=100.0)
-    algorithm = selected_algorithm(flags, MismatchArguments(mismatch_bypass=bypass), ppo, Mistakes())
+    algorithm = selected_algorithm(flags, MismatchArguments(), ppo, Mistakes())
     assert algorithm is not None
-    plan = PlanSettings(ranks.world_size, 300 if packed else None, rows, packed, 60 if packed else 0)
+    plan = PlanSettings(ranks.world_size, 300 if packed else None, 16, packed, 60 if packed else 0)
     return experience_settings(algorithm, ppo, SequenceLayout(plan, PAD, ranks.rank))
 
 

@@ -38,11 +38,10 @@ utils.contracts.rollout: Rollout Rollout.drawn Rollout.sequences
 step3_ppo.contracts.records: Scored Samples Samples.scored Forward Readings Experience sequence_number
 step3_ppo.experience.scoring: start_scoring score outcome_scores
 step3_ppo.experience.reward_shaping: shaped_rewards missing_eos_punishment
-step3_ppo.experience.experience: make_experience read_tokens _read
+step3_ppo.experience.experience: make_experience token_rewards read_tokens _read
 step3_ppo.experience.exchange: read_balanced
 step3_ppo.mismatch.weights: old_policy
 step3_ppo.kl.estimators: k1
-step3_ppo.experience.token_rewards: token_rewards kl_in_reward
 step3_ppo.advantages.inputs: AdvantageInputs AdvantageInputs.inside_BR discounted_sums
 step3_ppo.advantages.returns: gae
 step3_ppo.advantages.whiten: moments whiten
@@ -69,10 +68,7 @@ utils.engine.accumulate: MicroLoss MicroBatch Trainee Trainee.begin Trainee.lear
 # Functions of step 3 that a plain step runs too, and that a reader passes by: what each name says is enough.
 ASIDE = {
     "keep rounding from deciding": """
-step3_ppo.advantages.inputs: settled spread evened _of_group
-step3_ppo.experience.rounding: share of_logprobs of_kl
-step3_ppo.experience.scoring: rounding_of_sums
-step3_ppo.experience.token_rewards: _meaning
+step3_ppo.advantages.inputs: settled alike _of_group
 """,
     "check and warn": """
 step3_ppo.experience.scoring: _check_finite _warn_of_none

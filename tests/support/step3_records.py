@@ -75,7 +75,7 @@ def made_experience(rollout: Any, **fields: Any) -> Experience:
     nothing_B = torch.zeros(len(rollout.response_lengths_B))
     nothing_BR = torch.zeros(rollout.drawn.mask_BR.shape)
     scores_B = fields.pop("scores_B", nothing_B)
-    scored = Scored(scores_B, fields.pop("outcomes_B", scores_B), nothing_B, fields.pop("reward_parts", {}))
+    scored = Scored(scores_B, fields.pop("outcomes_B", scores_B), fields.pop("reward_parts", {}))
     old_BR = fields.pop("old_logprobs_BR", None)
     bare = Experience(
         rollout, scored, torch.ones_like(nothing_B).bool(), nothing_BR, nothing_BR, None, Readings(old_BR), old_BR,

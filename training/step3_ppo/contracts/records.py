@@ -36,14 +36,12 @@ class Scored:
 
     scores_B: the weighted sum of the rewards.
     outcomes_B: the scores minus what lengths and ends take off; samples of a prompt are compared by them. The same
-        number for all samples of a prompt whose outcomes differ by rounding alone (`advantages.inputs.settled`).
-    rounding_B: how far apart two outcomes may be by rounding alone.
+        number for all samples of a prompt whose outcomes are all alike (`advantages.inputs.settled`).
     parts: each reward by its name, and a function's further values as NAME/KEY; NaN where it gave none.
     """
 
     scores_B: torch.Tensor
     outcomes_B: torch.Tensor
-    rounding_B: torch.Tensor
     parts: dict[str, torch.Tensor]
 
 

@@ -146,7 +146,6 @@ def _picked(parts: Sequence[Samples], groups: Sequence[int], settings: Experienc
     scored = Scored(
         scores_B=torch.cat([own.scores_B for own in every])[taken_B],
         outcomes_B=torch.cat([own.outcomes_B for own in every])[taken_B],
-        rounding_B=torch.cat([own.rounding_B for own in every])[taken_B],
         parts={name: reward(name) for name in dict.fromkeys(name for own in every for name in own.parts)},
     )
     rollout = joined_rollouts([part.rollout for part in parts], taken_B, settings.layout.pad_token_id)

@@ -18,12 +18,14 @@ from training.step3_ppo.advantages.inputs import AdvantageInputs
 from training.step3_ppo.advantages.whiten import moments, whiten
 from training.step3_ppo.contracts.records import Experience, Forward, Readings, Reused, sequence_number
 from training.step3_ppo.experience.exchange import LearnValues, read_balanced, targets_of
+from training.step3_ppo.experience.reward_shaping import shaped_rewards
 from training.step3_ppo.experience.scoring import beside
-from training.step3_ppo.experience.token_rewards import kl_in_reward, token_rewards
 from training.step3_ppo.mismatch.weights import NOT_CORRECTED, corrected, old_policy
 from training.utils.base.transfer import moved
+from training.utils.contracts.documents import first_alike
 from training.utils.engine.ranks.collectives import summed
 from training.utils.models.target_head import Readout
+from training.utils.rewards.weighted import environment_weight
 
 if TYPE_CHECKING:
     from training.step3_ppo.contracts.records import Samples
@@ -59,9 +61,7 @@ def make_experience(
     with clock.phase("5_rewards"):
         scored = samples.scored
         group_B = torch.arange(len(counts_B), device=counts_B.device) // settings.samples_per_prompt
-        in_loss, estimator, dtype = settings.kl.in_loss, settings.kl.estimator, roles.actor_model.dtype
-        kl = None if in_loss else kl_in_reward(rollout, old_BR, read, estimator, dtype=dtype)
-        rewards_BR = token_rewards(samples, group_B, kl, kl_coef, settings=settings)
+        rewards_BR = token_rewards(samples, old_BR, read, kl_coef, settings=settings)
     if learn_values is not None:
         with clock.phase("7_learn"):
             learnt = learn_values(rollout, rewards_BR, counts_B)
@@ -90,6 +90,21 @@ def make_experience(
     return Experience(
         rollout, scored, counts_B, rewards_BR, advantages_BR, returns_BR, read, old_BR, correction, reused
     )
+
+
+def token_rewards(
+    samples: Samples, old_BR: torch.Tensor | None, read: Readings, kl_coef: float, *, settings: ExperienceSettings
+) -> torch.Tensor:
+    """Return rewards_BR of an Experience: the outcomes at the responses' ends, what turns earned at theirs, and the KL
+    to the reference where it is part of the reward. Waits for the scores."""
+    drawn, kl, turns_BR = samples.rollout.drawn, settings.kl, samples.rollout.drawn.turn_rewards_BR
+    kl_BR = torch.zeros(drawn.mask_BR.shape, device=drawn.mask_BR.device)
+    if not kl.in_loss and old_BR is not None and read.ref_logprobs_BR is not None:
+        kl_BR = kl.estimator.estimate(old_BR, read.ref_logprobs_BR) if read.kl_BR is None else read.kl_BR
+        kl_BR = kl_BR[first_alike(samples.rollout.sequences())]  # equal responses differ in their forwards' rounding
+    if turns_BR is not None:
+        turns_BR = environment_weight(settings.scoring.rewards.named) * turns_BR
+    return shaped_rewards(samples.scored.outcomes_B, kl_BR, drawn.lengths_B, kl_coef, turns_BR=turns_BR)
 
 
 def read_tokens(

@@ -1,7 +1,7 @@
 """Part 3 of the loop: a response's score is the weighted sum of its rewards. Functions run in threads meanwhile.
 
-A reward model reads equal responses to a prompt once. Two samples of a prompt score the same if their scores differ by
-no more than rounding, which depends on a forward's other rows.
+A reward model reads equal responses to a prompt once. A prompt's samples whose outcomes are all alike (`ALIKE` of
+`advantages.inputs`) have one.
 
 B sequences of this rank.
 """
@@ -12,15 +12,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.step3_ppo.advantages.inputs import settled
+from training.step3_ppo.advantages.inputs import alike, settled
 from training.step3_ppo.contracts.records import Samples, Scored
 from training.step3_ppo.experience.exchange import read_balanced
 from training.step3_ppo.experience.reward_shaping import missing_eos_punishment, overlong_punishment
-from training.step3_ppo.experience.rounding import share
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.base.transfer import moved
@@ -57,16 +56,15 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
 
     def collect() -> Scored:
         if model is not None:
-            _check_finite(model.values_B, rows, partial(_diverged, rows, rollout))
+            _check_finite(model, rows, partial(_diverged, rows, rollout))
         answers = wait()
         nothing_B = torch.zeros(len(rollout.response_lengths_B), device=device)
-        summands, rounding_B, parts = list[torch.Tensor](), nothing_B, dict[str, torch.Tensor]()
+        summands, parts = list[torch.Tensor](), dict[str, torch.Tensor]()
         for reward in rewards.named:
             if reward.rule is None:
                 found = _of_environments(rollout) if reward.name == ENVIRONMENT else model
                 assert found is not None
-                parts[reward.name] = found.values_B
-                rounding_B = rounding_B + abs(reward.weight) * found.rounding_B
+                parts[reward.name] = found
             else:
                 own, values = answers[reward.name]
                 parts[reward.name] = torch.tensor(own, device=device)
@@ -78,13 +76,11 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
             applies_BK = torch.stack([~parts[each.name].isnan() for each in rewards.named], dim=1)
             applies_BK = applies_BK & torch.tensor(members, device=device)
             scores_B = combined(torch.stack(summands, dim=1), applies_BK, rewards.combination)
-            rounding_B = rounding_B * rewards.combination.spread
         _warn_of_none(rewards, rows, answers)
         outcomes_B = outcome_scores(rollout, scores_B, settings.scoring.length)
-        rounding_B = rounding_B + rounding_of_sums(torch.stack([*summands, outcomes_B - scores_B], dim=1))
         _check_finite(outcomes_B, rows, partial(_overflowing, rewards, parts))
         group_B = torch.arange(len(scores_B), device=device) // max(len(scores_B) // len(rows), 1)
-        return Scored(scores_B, settled(outcomes_B, rounding_B, group_B), rounding_B, parts)
+        return Scored(scores_B, settled(outcomes_B, group_B), parts)
 
     return Samples(tuple(rows), rollout, collect)
 
@@ -108,26 +104,11 @@ def further_columns(rows: Sequence[PromptRow], rollout: Rollout, rewards: Reward
     return found
 
 
-class Rounded(NamedTuple):
-    """float32 [B] each: scores, and the largest difference of two that rounding alone can make."""
-
-    values_B: torch.Tensor
-    rounding_B: torch.Tensor
-
-
-def rounding_of_sums(summands_BK: torch.Tensor) -> torch.Tensor:
-    """Return [B], the largest error of each row's sum: n - 1 additions of n numbers, none of which is 0."""
-    additions_B = ((summands_BK != 0).sum(dim=1) - 1).clamp(min=0)
-    return torch.finfo(summands_BK.dtype).eps * additions_B * summands_BK.abs().sum(dim=1)
-
-
-def _of_environments(rollout: Rollout) -> Rounded:
-    """The sum of environments' rewards over each response's turns."""
-    if rollout.conversations is not None:
-        turns_BR = rollout.conversations.turn_rewards_BR
-    else:  # no row has an environment
-        turns_BR = torch.zeros(len(rollout.response_lengths_B), 1, device=rollout.response_lengths_B.device)
-    return Rounded(turns_BR.sum(dim=1), rounding_of_sums(turns_BR))
+def _of_environments(rollout: Rollout) -> torch.Tensor:
+    """float32 [B], the sum of environments' rewards over each response's turns."""
+    if rollout.conversations is None:  # no row has an environment
+        return torch.zeros(len(rollout.response_lengths_B), device=rollout.response_lengths_B.device)
+    return rollout.conversations.turn_rewards_BR.sum(dim=1)
 
 
 def outcome_scores(rollout: Rollout, scores_B: torch.Tensor, length: LengthSettings) -> torch.Tensor:
@@ -138,10 +119,10 @@ def outcome_scores(rollout: Rollout, scores_B: torch.Tensor, length: LengthSetti
 
 
 @torch.no_grad()
-def score(rollout: Rollout, roles: Roles, settings: ExperienceSettings) -> Rounded:
-    """Return the reward model's score at each response's last real token, normalised with a score_scale, clipped to +-
-    clip_reward; equal responses to a prompt are read once. Of a conversation that forks it reads the last part, which
-    is all of it as the chat template writes it by then."""
+def score(rollout: Rollout, roles: Roles, settings: ExperienceSettings) -> torch.Tensor:
+    """Return float32 [B], the reward model's score at each response's last real token, normalised with a score_scale,
+    clipped to +- clip_reward; equal responses to a prompt are read once. Of a conversation that forks it reads the last
+    part, which is all of it as the chat template writes it by then."""
     assert roles.reward_model is not None  # loaded wherever --reward has the model
     model, device, scoring = roles.reward_model, rollout.response_lengths_B.device, settings.scoring
     read_B = [replace(sequence.parts[-1], experts=None) for sequence in rollout.sequences()]  # not the actor's
@@ -156,23 +137,17 @@ def score(rollout: Rollout, roles: Roles, settings: ExperienceSettings) -> Round
     )
     places = {place: at for at, place in enumerate(once)}
     scores_B = read["score"][[places[first] for first in first_B]]
-    rounding_B = share(torch.float32 if roles.scorer is None else roles.scorer.dtype) * scores_B.abs()
     if scoring.score_scale is not None:
         scores_B = (scores_B - scoring.score_scale.mean) / scoring.score_scale.std
-        rounding_B = rounding_B / scoring.score_scale.std
     clipped_B = scores_B.clamp(-scoring.clip_reward, scoring.clip_reward)
-    rounding_B = torch.where(clipped_B == scores_B, rounding_B, 0.0)  # the limit is exact
-    return Rounded(torch.where(scores_B.isfinite(), clipped_B, scores_B), rounding_B)  # infinite is reported later
+    return torch.where(scores_B.isfinite(), clipped_B, scores_B)  # infinite is reported later
 
 
 def beside(scored: Scored, greedy: Scored, samples_per_prompt: int) -> torch.Tensor:
-    """Return the score of the greedy response to each sample's prompt: the sample's score if the two differ by rounding
-    alone, as those of one text do that two forwards scored."""
-    greedy_B, rounding_B = (
-        each_G.repeat_interleave(samples_per_prompt) for each_G in (greedy.outcomes_B, greedy.rounding_B)
-    )
-    own_B = scored.outcomes_B
-    return torch.where((own_B - greedy_B).abs() <= torch.maximum(rounding_B, scored.rounding_B), own_B, greedy_B)
+    """Return the score of the greedy response to each sample's prompt: the sample's own if they are alike, as those of
+    one text are that two forwards scored."""
+    greedy_B = greedy.outcomes_B.repeat_interleave(samples_per_prompt)
+    return torch.where(alike(scored.outcomes_B, greedy_B), scored.outcomes_B, greedy_B)
 
 
 def _check_finite(values_B: torch.Tensor, rows: Sequence[PromptRow], problem_of: Callable[[int, str], str]) -> None:

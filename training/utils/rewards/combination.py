@@ -13,8 +13,3 @@ class Combination(NamedTuple):
 
     kind: str = SUM
     deviations: float = 1.0
-
-    @property
-    def spread(self) -> float:
-        """A bound on how much a score changes where the sum of |changes| of its members is 1."""
-        return 1.0 + self.deviations if self.kind == LESS_DEVIATIONS else 1.0

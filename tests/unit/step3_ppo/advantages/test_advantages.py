@@ -363,29 +363,25 @@ def test_what_is_missing_is_said(name, needs):
 # --- rounding
 
 
-def test_what_differs_by_rounding_alone_is_one_number():
-    """Groups, in any order: 1 and 1.25 within 0.25, of either; 2 and 2.5 beyond; what is not finite stays."""
-    values_B = torch.tensor([1.0, 2.0, 1.25, 2.5, torch.inf, torch.inf, 3.0], dtype=torch.float64)
-    rounding_B = torch.tensor([0.0, 0.25, 0.25, 0.25, 9.0, 9.0, 0.0], dtype=torch.float64)
-    group_B = torch.tensor([4, 1, 4, 1, 0, 0, 2])
-    assert settled(values_B, rounding_B, group_B).tolist() == [1.125, 2.0, 1.125, 2.5, torch.inf, torch.inf, 3.0]
-    third = torch.tensor([1 / 3, 1 / 3 + 1e-16], dtype=torch.float64)
-    one, two = settled(third, torch.full_like(third, 1e-15), torch.zeros(2, dtype=torch.int64)).tolist()
-    assert one == two == float(torch.tensor(1 / 3))  # of float32, whose mean is exact
+def test_outcomes_that_are_alike_are_one_number():
+    """Groups in any order; what is not finite stays. The mean of equal numbers is exact."""
+    near = 1.0 + 0.9e-5
+    values_B = torch.tensor([1.0, 2e5, near, 2e5 + 3, torch.inf, torch.inf, 0.0, 9e-6, 3.0], dtype=torch.float64)
+    group_B = torch.tensor([4, 1, 4, 1, 0, 0, 3, 3, 2])
+    want = torch.tensor([near, 2e5, near, 2e5 + 3, torch.inf, torch.inf, 9e-6, 9e-6, 3.0]).tolist()
+    assert settled(values_B, group_B).tolist() == want
+    third = torch.tensor([1 / 3, 1 / 3 + 1e-16, 1 / 3], dtype=torch.float64)
+    found = settled(third, torch.zeros(3, dtype=torch.int64))
+    assert (found - found.mean()).eq(0.0).all()
 
 
-def test_sums_of_rewards_differ_by_the_rounding_of_their_summands():
-    """0.1 + 0.2 and 0.3 as float32 differ by 1e-8; two scores that were given differ, however little."""
-
-    def outcomes(rewards: list[list[float]]) -> list[float]:
-        return AdvantageInputs(torch.tensor(rewards), torch.tensor([2, 2]), torch.tensor([0, 0])).outcomes_B.tolist()
-
-    one, two = outcomes([[0.1, 0.2], [0.0, 0.3]])
-    assert one == two
-    one, two = outcomes([[0.0, 0.3], [0.0, 0.3 + 1e-7]])
-    assert one != two
-    one, two = outcomes([[0.1, 0.2], [0.1, 0.2 + 1e-6]])
-    assert one != two
+def test_scores_of_two_layouts_of_one_text_teach_nothing():
+    """They differ in their last bits: the group's deviation is of that size, and would make advantages near 1."""
+    for rewards in ([[0.1, 0.2], [0.0, 0.3]], [[0.0, 7.0], [0.0, 7.0 + 4e-6]]):
+        inputs = AdvantageInputs(torch.tensor(rewards), torch.tensor([2, 2]), torch.tensor([0, 0]))
+        assert not ESTIMATORS["grpo"].estimate(inputs, HOW)[0].any()
+    inputs = AdvantageInputs(torch.tensor([[0.0, 7.0], [0.0, 7.001]]), torch.tensor([2, 2]), torch.tensor([0, 0]))
+    assert ESTIMATORS["grpo"].estimate(inputs, HOW)[0].all()
 
 
 @pytest.mark.parametrize("name", [name for name, each in ESTIMATORS.items() if each.needs_groups])

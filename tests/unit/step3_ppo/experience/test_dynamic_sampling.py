@@ -57,7 +57,7 @@ def samples(
     rows = tuple(PromptRow(first + g, np.array([first + g]), f"prompt {first + g}", None) for g in range(len(outcomes)))
     flat_B = torch.tensor(outcomes).flatten().float()
     # Each batch has a value of its own beside the one that all have.
-    scored = Scored(flat_B + 10, flat_B, flat_B / 8, {"rule": flat_B + 20, f"rule/{first}": flat_B})
+    scored = Scored(flat_B + 10, flat_B, {"rule": flat_B + 20, f"rule/{first}": flat_B})
     return Samples(rows, rollout, lambda: scored)
 
 

@@ -98,7 +98,7 @@ def made(rollout: Rollout, settings: ExperienceSettings, kl_coef: float = 0.1):
     greedy = None
     if settings.estimator.needs_greedy:
         scores_B = torch.tensor([0.25, 0.5])
-        greedy = Samples((), rollout, lambda: Scored(scores_B, scores_B, torch.zeros(2), {}))
+        greedy = Samples((), rollout, lambda: Scored(scores_B, scores_B, {}))
     return make_experience(samples, ROLES, settings, kl_coef, clock=PhaseClock(), greedy=greedy)
 
 
@@ -172,7 +172,7 @@ def test_the_reward_model_reads_the_last_sequence_of_a_conversation_that_forks()
         read.append(rows.input_ids_NT.shape)
         return rows.end_B.float()
 
-    found, _ = score(
+    found = score(
         rollout,
         SimpleNamespace(reward_model=widths, scorer=None),
         how(plan=PlanSettings(1, max_rows_per_micro_batch=1)),

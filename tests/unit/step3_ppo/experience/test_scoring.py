@@ -49,7 +49,7 @@ def model(monkeypatch):
 
     def score(*given):
         calls.append(given)
-        return scoring.Rounded(torch.tensor([1.0, -1.0, 0.5, 2.0]), torch.zeros(4))
+        return torch.tensor([1.0, -1.0, 0.5, 2.0])
 
     monkeypatch.setattr(scoring, "score", score)
     return calls
@@ -77,32 +77,17 @@ def test_the_weighted_sum_by_hand(model):
     assert samples.rows == tuple(ROWS) and len(model) == 1 and samples.scored is samples.scored
 
 
-def test_samples_of_a_prompt_that_differ_by_rounding_have_one_outcome(monkeypatch):
-    """The model's scores by as much as it may be off; sums of rewards by float32's unit; one rule's not at all."""
-    off_B = torch.tensor([0.0, 0.25, 0.0, 0.0])
-    monkeypatch.setattr(scoring, "score", lambda *given: scoring.Rounded(torch.tensor([1.0, 1.5, 3.0, 4.0]), off_B))
-    found = start_scoring(ROWS, rollout(), None, settings(Reward("model", -2.0, None))).scored
-    assert found.outcomes_B.tolist() == [-2.0, -3.0, -6.0, -8.0]  # -2 x 0.25 is less than their difference
-    off_B[1] = 0.5
-    found = start_scoring(ROWS, rollout(), None, settings(Reward("model", -2.0, None))).scored
-    assert found.outcomes_B.tolist() == [-2.5, -2.5, -6.0, -8.0]
-    assert found.scores_B.tolist() == [-2.0, -3.0, -6.0, -8.0]  # reported as they are
-
-    def one(prompts, responses, **columns):
-        return [1.0, 0.0, 1.0, 1.0 + 2.0**-23]
-
-    def other(prompts, responses, **columns):
-        return [1.0, 7.0, 0.0, 0.0]
-
-    sums = start_scoring(ROWS, rollout(), None, settings(Reward("one", 0.6, one), Reward("other", 0.1, other))).scored
-    assert sums.scores_B[0] != sums.scores_B[1] and sums.outcomes_B[0] == sums.outcomes_B[1]
-    alone = start_scoring(ROWS, rollout(), None, settings(Reward("one", 1.0, one))).scored
-    assert alone.outcomes_B[2] != alone.outcomes_B[3]
+def test_samples_of_a_prompt_that_are_alike_have_one_outcome(monkeypatch):
+    scores_B = torch.tensor([2.0, 2.0 + 1.5e-5, 3.0, 3.001])
+    monkeypatch.setattr(scoring, "score", lambda *given: scores_B)
+    found = start_scoring(ROWS, rollout(), None, settings(Reward("model", 1.0, None))).scored
+    assert found.outcomes_B.tolist() == scores_B[[1, 1, 2, 3]].tolist()
+    assert found.scores_B.equal(scores_B)  # reported as they are
 
 
 def test_the_model_alone_is_as_it_was_to_the_bit(model):
     samples = start_scoring(ROWS, rollout(), None, how(samples_per_prompt=2))
-    assert torch.equal(samples.scored.scores_B, scoring.score().values_B) and list(samples.scored.parts) == ["model"]
+    assert torch.equal(samples.scored.scores_B, scoring.score()) and list(samples.scored.parts) == ["model"]
 
 
 def test_without_the_model_it_is_not_asked(model):
@@ -149,7 +134,7 @@ def test_the_time_limit():
 @pytest.mark.parametrize("strange", [float("nan"), float("-inf")])
 def test_a_score_that_is_no_number_names_its_sample(model, monkeypatch, strange):
     strange_B = torch.tensor([1.0, 0.0, strange, 2.0])
-    monkeypatch.setattr(scoring, "score", lambda *given: scoring.Rounded(strange_B, torch.zeros(4)))
+    monkeypatch.setattr(scoring, "score", lambda *given: strange_B)
     samples = start_scoring(ROWS, rollout(), SimpleNamespace(), settings(Reward("model", 1.0, None)))
     with pytest.raises(ThreestepError) as error:
         samples.scored  # noqa: B018
@@ -195,7 +180,7 @@ def test_a_reward_that_does_not_apply_to_a_response(capsys):
 
     how_to = settings(Reward("some", 2.0, some), Reward("more", 0.5, others))
     scored = start_scoring(ROWS, rollout(), None, how_to).scored
-    assert scored.scores_B.tolist() == [2.5, 2.0, 3.5, 10.0] and scored.rounding_B.isfinite().all()
+    assert scored.scores_B.tolist() == [2.5, 2.0, 3.5, 10.0]
     assert scored.parts["some"].isnan().tolist() == [True, False, True, False]
     assert not capsys.readouterr().out
     scored = start_scoring(ROWS, rollout(), None, settings(Reward("some", 2.0, some))).scored

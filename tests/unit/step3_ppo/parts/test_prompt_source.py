@@ -55,7 +55,7 @@ def seen(rows, scores, responses=None):
         ended_B=torch.tensor([ids[-1] == END for ids in responses]),
     )
     scores_B = torch.tensor(scores)
-    return Samples(tuple(rows), rollout, lambda: Scored(scores_B, scores_B, scores_B, {}))
+    return Samples(tuple(rows), rollout, lambda: Scored(scores_B, scores_B, {}))
 
 
 def texts_of(rollout):

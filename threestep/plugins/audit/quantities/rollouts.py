@@ -52,7 +52,7 @@ def _rewards(step: AuditedStep) -> np.ndarray:
 
 
 def _reward_rounding(step: AuditedStep, right: np.ndarray) -> np.ndarray:
-    """Float32's, and that of the log-probabilities of which the KL is the difference: below it a KL may count as 0."""
+    """Float32's, and that of the log-probabilities of which the KL is the difference."""
     nats = float(step.settings.get("logprob_rounding", 1e-5))
     if step.setting("kl_in") != "reward":
         return 1e-6 * (1.0 + np.abs(right))
@@ -507,6 +507,9 @@ _WHITEN_CAUSES = (
 )
 
 
+_ALIKE = 2e-5  # twice the share by which outcomes count as equal (`step3_ppo.advantages.inputs.ALIKE`)
+
+
 def _advantage_rounding(step: AuditedStep, right: np.ndarray) -> np.ndarray:
     """Float32's; and where the outcomes of a group differ by rounding alone, any advantage is one of rounding."""
     plain_R = 3e-5 * (1.0 + np.abs(right))
@@ -529,7 +532,8 @@ def _advantage_rounding(step: AuditedStep, right: np.ndarray) -> np.ndarray:
         scale = float(np.std(raw_advantages(step)[step.counts_R])) if step.settings.get("whiten") else 1.0
         return plain_R + 2.0 * widest_B[step.response_R] / max(scale, 1e-6)
     std_B = _std(step, str(over), _outcomes(step), 1.0) + float(step.settings.get("std_epsilon", 0.0))
-    free_B = np.where(std_B <= 8.0 * widest_B, np.inf, 4.0 * widest_B / std_B)
+    least_B = np.maximum(8.0 * widest_B, _ALIKE * np.maximum(1.0, np.abs(_outcomes(step))))
+    free_B = np.where(std_B <= least_B, np.inf, 4.0 * widest_B / std_B)
     return plain_R + free_B[step.response_R]
 
 

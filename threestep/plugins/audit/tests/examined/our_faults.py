@@ -414,7 +414,7 @@ OUR_FAULTS = [
         quantity="rollout_advantages", cause="advantages are whitened with padding", names="whitened with padding",
     ),
     _fault(
-        "ppo: score on the first token", f"{_EXPERIENCE}.token_rewards:shaped_rewards", _on_first_token,
+        "ppo: score on the first token", f"{_EXPERIENCE}.experience:shaped_rewards", _on_first_token,
         "scores stand on column 0", quantity="rollout_rewards", cause="the score is on the first token",
         names="on the first token",
     ),
