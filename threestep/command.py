@@ -14,9 +14,8 @@ from collections.abc import Sequence
 
 from threestep.apart import is_apart, run_module
 from training import __version__
-from training.utils.base.console import ends_with_its_reader
+from training.utils.base.console import COMMAND_VARIABLE, ends_with_its_reader
 from training.utils.base.errors import ThreestepError, nearest_names
-from training.utils.base.typed import COMMAND_VARIABLE
 from training.utils.plugins.plugin import ALONE, HANDED_ON, LAUNCHED, Command
 from training.utils.plugins.registry import added, owner_sentence
 

@@ -341,7 +341,7 @@ def _other_loss(model: Any) -> list[str]:
     import torch
 
     from training.utils.models.own_forward import in_eval_mode
-    from training.utils.models.tensors.probes import make_probes
+    from training.utils.models.tensors.rounding import make_probes
 
     ids_1T = make_probes(model.config, 0).alone[0].segments[0].tokens.input_ids.unsqueeze(0).to(model.device)
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]

@@ -213,8 +213,8 @@ def _models_as_flags(
 def _resumes(folder: Path, settings: Mapping[str, Any]) -> bool:
     """True if the call resumes a run that has checkpoints. ThreestepError if it would overwrite a run."""
     from training.utils.checkpoints.arguments import CheckpointArguments
-    from training.utils.checkpoints.earlier_run import check_earlier_run
     from training.utils.checkpoints.folder import CheckpointFolder
+    from training.utils.checkpoints.other_runs import check_earlier_run
 
     resume = settings.get("resume")
     wanted = CheckpointArguments(resume=None if resume in (None, False) else str(resume)).resume is not None

@@ -61,7 +61,7 @@ def scaled_model(name: str) -> Any:
 
 
 def limits_now(name: str) -> dict[str, int]:
-    from training.utils.engine.zero3_limits import ModelSizes, model_sizes, zero3_limits
+    from training.utils.engine.zero3 import ModelSizes, model_sizes, zero3_limits
 
     sizes = {key: size * ELEMENTS for key, size in vars(model_sizes(scaled_model(name))).items()}
     return zero3_limits(ModelSizes(**sizes), 2, 80 * 10**9, on_gpu=True)
@@ -74,7 +74,7 @@ def counted(name: str, limits: Mapping[str, int]) -> dict[str, float]:
     from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 
     from threestep.plugins.plan.dry_run.engine_memory import gathered_elements
-    from training.utils.engine.zero3_limits import model_sizes
+    from training.utils.engine.zero3 import model_sizes
 
     model = scaled_model(name)
     model.gradient_checkpointing_enable()

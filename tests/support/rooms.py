@@ -76,7 +76,6 @@ MATHS = {
     "training.step1_sft.loss": (),
     "training.step1_sft.neftune": (),
     "training.step2_reward.loss": (),
-    "training.step2_reward.first_difference": (),
     "training.step2_dpo.losses": (),
     "training.step3_ppo.losses": (),
     "training.step3_ppo.kl": (),

@@ -30,7 +30,7 @@ from training.utils.engine.ranks.collectives import DeviceSums, gathered
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.planner import DocumentSize, PlanSettings, plain_size, plan_step
 from training.utils.layout.ranked import sequence_sums
-from training.utils.layout.with_media import lacks_media, laid_out
+from training.utils.layout.rows import lacks_media, laid_out
 from training.utils.setup.training_run import NextStep, TrainingLoop, TrainingRun
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 
-from training.step2_reward.first_difference import compared_tokens
-from training.step2_reward.loss import LossOptions, ranking_loss
+from training.step2_reward.loss import LossOptions, compared_tokens, ranking_loss
 from training.utils.contracts.step_observers import StepTaken
 from training.utils.divergence.signs import EQUAL_PAIRS
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device

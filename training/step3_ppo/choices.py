@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from training.step3_ppo.flags.reuse import ROLES, VALUES, chosen_by_flags, why_apart, with_reuse
 from training.step3_ppo.parts.assembly import why_not_reused
-from training.utils.base.planned_memory import PlannedDevice
+from training.utils.base.memory import PlannedDevice
 from training.utils.flags.auto import AS_BEGUN, AutoChoice
 from training.utils.setup.step_program import CheckedStep, chosen_by_plugin
 

@@ -9,7 +9,7 @@ from training.step3_ppo import STEP
 from training.step3_ppo.choices import settled
 from training.step3_ppo.contracts.rollout_events import RolloutEvents
 from training.step3_ppo.flags.checks import check_beside_media, check_models
-from training.step3_ppo.flags.source import source_of
+from training.step3_ppo.flags.rollout_choices import source_of
 from training.step3_ppo.learning.learning import Updates
 from training.step3_ppo.parts.assembly import open_roles, open_rollout_engine
 from training.step3_ppo.parts.evaluation import Evaluator, HeldOut, closing_sentence
@@ -21,7 +21,7 @@ from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.data.chat.chat import adopt_style
 from training.utils.engine.ranks.startup import sharing_rows
 from training.utils.loading.tokenizers import tokenizer_digest
-from training.utils.rewards.opened import RunPlace, open_rules
+from training.utils.rewards.table import RunPlace, open_rules
 from training.utils.run.run_folder import ROLLOUTS
 from training.utils.setup.evaluations import open_evaluation_observer
 from training.utils.setup.flags import RunFlags

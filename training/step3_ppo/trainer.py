@@ -27,9 +27,8 @@ from training.utils.data.rows.collate import PromptBatch, collate_prompts
 from training.utils.engine.out_of_memory import memory_explained
 from training.utils.engine.ranks.collectives import gathered
 from training.utils.engine.ranks.host_memory import give_back_freed_memory
-from training.utils.run.phase_clock import PhaseClock, gpu_wait, timed
+from training.utils.run.profiling import PhaseClock, gpu_wait, timed, traced
 from training.utils.run.progress import progress_bar
-from training.utils.run.traces import traced
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from training.step3_ppo.contracts.rollout_events import RolloutEvents
     from training.step3_ppo.contracts.rollout_queue import RolloutQueue
     from training.step3_ppo.contracts.settings import PpoSettings
-    from training.step3_ppo.flags.scheduler import RolloutScheduler
+    from training.step3_ppo.flags.rollout_choices import RolloutScheduler
     from training.step3_ppo.learning.learning import Updates
     from training.step3_ppo.parts.prompt_source import PromptSource
     from training.step3_ppo.roles.roles import Roles

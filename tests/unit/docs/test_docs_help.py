@@ -5,9 +5,8 @@ from __future__ import annotations
 import typing
 
 from tests.unit.utils.flags.test_help_page import PROGRAMS, UNITS, parts_of
-from training.utils.flags.flags import UNIT
+from training.utils.flags.flags import TOPICS, UNIT
 from training.utils.flags.help_page import entries_of
-from training.utils.flags.topics import TOPICS
 from training.utils.plugins.registry import topics
 
 

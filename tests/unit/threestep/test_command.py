@@ -13,7 +13,7 @@ import pytest
 from tests.support.heavy import heavy_modules_after
 from threestep import command
 from training import __version__
-from training.utils.base.typed import COMMAND_VARIABLE
+from training.utils.base.console import COMMAND_VARIABLE
 from training.utils.flags.step import known_steps
 from training.utils.plugins.plugin import HANDED_ON, LAUNCHED, Command
 from training.utils.run import launch

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.ahead.arguments import AheadArguments
-from training.step3_ppo.flags.scheduler import RolloutScheduler
-from training.step3_ppo.flags.source import source_of
+from training.step3_ppo.flags.rollout_choices import RolloutScheduler, source_of
 from training.utils.base.errors import ThreestepError
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import ProgramParser
 from training.utils.run.program import run_program
-from training.utils.run.run_paths import check_place
+from training.utils.run.run_folder import check_place
 
 if TYPE_CHECKING:
     import argparse

@@ -24,8 +24,7 @@ from threestep.plugins.audit.recording.schema import CRITIC, DIGESTS
 from threestep.plugins.audit.recording.sequences import sequences_of
 from threestep.plugins.audit.recording.states import StateWatch
 from training.utils.base.console import log
-from training.utils.base.disk_errors import disk_errors, in_words
-from training.utils.base.errors import ThreestepError
+from training.utils.base.errors import ThreestepError, disk_errors, in_words
 from training.utils.contracts.step_observers import NOT_OBSERVED, ObservedStep, StepObserver
 from training.utils.data.chat.chat import own_prompt
 

@@ -20,7 +20,7 @@ from training.utils.loading.models import load_causal_lm
 from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
 from training.utils.models.layout_check import check_padded, why_not_packed
 from training.utils.models.settings import ModelSettings
-from training.utils.models.tensors.sharding import whole_shape
+from training.utils.models.tensors.weights import whole_shape
 from training.utils.models.token_model import PolicyModel
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from training.utils.models.arguments import ModelArguments
 from training.utils.plugins.registry import plugin_module
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
-from training.utils.run.run_paths import check_place
+from training.utils.run.run_folder import check_place
 
 if TYPE_CHECKING:
     from threestep.plugins.environments.loading import Environments

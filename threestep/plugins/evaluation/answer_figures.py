@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from training.utils.rewards.intervals import Figure, mean
-from training.utils.rewards.sample_figures import Sample, by_source, of_each_prompt, several_of, value_names
+from training.utils.rewards.figures import Figure, Sample, by_source, mean, of_each_prompt, several_of, value_names
 
 if TYPE_CHECKING:
     from threestep.plugins.evaluation.answers import Scores

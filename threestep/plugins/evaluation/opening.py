@@ -21,7 +21,7 @@ from training.utils.data.build.build import build_phase
 from training.utils.data.kinds.table import KINDS
 from training.utils.generation.table import engine_class
 from training.utils.loading.tokenizers import tokenizer_digest
-from training.utils.rewards.opened import RunPlace, open_rules
+from training.utils.rewards.table import RunPlace, open_rules
 from training.utils.rewards.weighted import Reward, named_rewards, reads_model
 from training.utils.setup.media import run_media, why_unread
 

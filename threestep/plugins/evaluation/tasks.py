@@ -38,11 +38,9 @@ from training.utils.data.rows.documents import sentence_document
 from training.utils.flags.arguments import defaults_of, resolved_settings
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.loading.folder_kinds import check_model_folder
-from training.utils.rewards.intervals import Figure, ratio
-from training.utils.rewards.sample_figures import Sample, value_names
+from training.utils.rewards.figures import Figure, Sample, ratio, value_names
 from training.utils.rewards.weighted import Reward, check_comparisons, comparing, reads_messages, reads_model
-from training.utils.run.run_folder import RunFolder
-from training.utils.run.run_paths import check_place
+from training.utils.run.run_folder import RunFolder, check_place
 from training.utils.setup.media import keep_media
 
 if TYPE_CHECKING:

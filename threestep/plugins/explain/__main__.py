@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from training.utils.flags.arguments import ProgramParser
 from training.utils.run.program import run_program
-from training.utils.run.run_paths import check_place
+from training.utils.run.run_folder import check_place
 
 if TYPE_CHECKING:
     import argparse
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> None:
 
 def _write(found: Explanation, out: Path) -> None:
     from threestep.plugins.explain.page import page
-    from training.utils.base.disk_errors import disk_errors
+    from training.utils.base.errors import disk_errors
 
     with disk_errors(out):
         out.mkdir(parents=True, exist_ok=True)

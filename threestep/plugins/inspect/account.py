@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from training.utils.data.build.arguments import DataArguments, SplitArguments
     from training.utils.data.rows.arguments import RowArguments
     from training.utils.data.rows.tokenize import TextTokenizer
-    from training.utils.data.sources.formats.recognition import Recognition
+    from training.utils.data.sources.formats.formats import Recognition
 
 Run = tuple[str, bool]  # a text, and whether it carries loss
 

@@ -27,7 +27,7 @@ from training.utils.generation.arguments import SamplingArguments
 from training.utils.models.arguments import ModelArguments
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
-from training.utils.run.run_paths import check_place
+from training.utils.run.run_folder import check_place
 
 if TYPE_CHECKING:
     from training.utils.contracts.media import MediaReader, SeenMedia, ShownMedium

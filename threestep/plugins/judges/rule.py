@@ -10,7 +10,7 @@ from threestep.plugins.judges.service import AskedService, Send
 from threestep.plugins.judges.verdicts import folder_of_replay
 from threestep.plugins.serving.keys import given_key
 from training.utils.base.errors import ThreestepError
-from training.utils.rewards.opened import OpenedRule, RunPlace
+from training.utils.rewards.table import OpenedRule, RunPlace
 
 if TYPE_CHECKING:
     from threestep.plugins.serving.asking.settings import AskSettings

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from threestep.plugins.judges.verdicts import AskedQuestion, Spent, Verdict, Verdicts
 from threestep.plugins.serving.asking.failures import LONGEST_PAUSE_SECONDS, FailedRequest, cut_fault, not_within
 from training.utils.base.errors import ThreestepError
-from training.utils.rewards.opened import RunPlace
+from training.utils.rewards.table import RunPlace
 
 if TYPE_CHECKING:
     from threestep.plugins.serving.asking.settings import AskSettings

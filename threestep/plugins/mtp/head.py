@@ -188,7 +188,7 @@ def _check_fits(model: PreTrainedModel) -> None:
 
 def _check_same_block(model: PreTrainedModel, trunk: PreTrainedModel) -> None:
     """ThreestepError unless the one layer of `trunk` is of the kind of the model's last."""
-    from training.utils.models.tensors.sharding import whole_shape
+    from training.utils.models.tensors.weights import whole_shape
 
     prefix, count = _layers(model.base_model)
     theirs = {

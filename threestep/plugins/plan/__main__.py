@@ -37,7 +37,7 @@ from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.models.arguments import ModelArguments
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
-from training.utils.run.run_paths import make_output_dir
+from training.utils.run.run_folder import make_output_dir
 
 if TYPE_CHECKING:
     from threestep.plugins.plan.choices import Settings, Wanted

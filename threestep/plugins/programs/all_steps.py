@@ -24,12 +24,12 @@ from typing import Any
 
 import yaml
 
+from training.utils.base.console import COMMAND_VARIABLE, OWN_WORDS_VARIABLE, WHOLE_RUN_VARIABLE, typed_command
 from training.utils.base.credentials import lend, redacted, redacted_value
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.base.storage import remove
-from training.utils.base.typed import COMMAND_VARIABLE, OWN_WORDS_VARIABLE, WHOLE_RUN_VARIABLE, typed_command
-from training.utils.checkpoints.earlier_run import refuse_earlier_run
 from training.utils.checkpoints.folder import CheckpointFolder
+from training.utils.checkpoints.other_runs import refuse_earlier_run
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.sources.first_look import look_at_data
 from training.utils.flags.arguments import ProgramParser, parse_arguments, read_yaml, words_of
@@ -40,8 +40,7 @@ from training.utils.plugins.registry import added, foreign_runs, hooks, owner_se
 from training.utils.reading.files import checked_json, checked_value, read_text
 from training.utils.run.launch import choose_ranks, launch, visible_gpus
 from training.utils.run.program import run_program
-from training.utils.run.run_folder import RunFolder
-from training.utils.run.run_paths import check_place
+from training.utils.run.run_folder import RunFolder, check_place
 
 DRAWING = "best_of"  # the section of what rounds draw, as its program is called
 ROUND_STEP = "step2_dpo"  # that rounds train

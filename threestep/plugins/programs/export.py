@@ -22,7 +22,7 @@ from training.utils.flags.arguments import ProgramParser
 from training.utils.generation.table import WITH_HEAD_WRITERS, head_writer_of
 from training.utils.plugins.registry import hooks
 from training.utils.run.program import run_program
-from training.utils.run.run_paths import check_place
+from training.utils.run.run_folder import check_place
 
 PARTS = ("model", "critic", "average")
 

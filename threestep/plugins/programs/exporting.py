@@ -18,7 +18,7 @@ from training.utils.engine.checkpoint_files import engine_state
 from training.utils.engine.training_engine import full_tensors
 from training.utils.models.adapters.description import DescribedModel, read_description
 from training.utils.models.adapters.saving import save_adapter, save_model
-from training.utils.models.families.processors import copy_files, processor_files
+from training.utils.models.families.parts import copy_files, processor_files
 
 if TYPE_CHECKING:
     from training.utils.plugins.exports import WriteBeside

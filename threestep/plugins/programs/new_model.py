@@ -22,7 +22,7 @@ from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import flag, flag_of
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
-from training.utils.run.run_paths import check_place
+from training.utils.run.run_folder import check_place
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast, Qwen2VLConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from training.step3_ppo.flags.source import RolloutSource
+from training.step3_ppo.flags.rollout_choices import RolloutSource
 
 if TYPE_CHECKING:
     from training.utils.contracts.rollout_engine import RolloutEngine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from threestep.plugins.routers.arguments import NO_REPLAY, ReplayArguments
-from training.step3_ppo.flags.source import source_of
+from training.step3_ppo.flags.rollout_choices import source_of
 from training.utils.base.errors import Mistakes
 from training.utils.base.tables import either
 from training.utils.generation.partners import partners_of

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.speculation.arguments import BY_HEAD
-from training.step3_ppo.flags.source import source_of
+from training.step3_ppo.flags.rollout_choices import source_of
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.flags import AUTO
 

@@ -24,7 +24,7 @@ from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError
 from training.utils.models.families.parts import language_part
 from training.utils.models.own_forward import IN_PIECES, WITHOUT_CACHE, current_difference, own_forward_of
-from training.utils.models.tensors.sharding import whole_shape
+from training.utils.models.tensors.weights import whole_shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

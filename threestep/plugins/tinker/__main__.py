@@ -105,7 +105,7 @@ def main(argv: Sequence[str]) -> None:
     check_port("--port", flags.port, flags.host)
     key, is_new = training_key(flags.api_key_file)
 
-    from training.utils.checkpoints.run_lock import only_run
+    from training.utils.checkpoints.other_runs import only_run
 
     with only_run(flags.output_dir):
         _serve(flags, key, is_new)

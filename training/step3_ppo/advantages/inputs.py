@@ -16,7 +16,8 @@ import torch
 
 # Outcomes that differ by no more than this share of the larger one (of 1, if both are smaller) count as equal. Divided
 # by a group's deviation that is rounding, they would have advantages as large as any other. A float32 model's scores of
-# one text in packed and in padded rows differ by at most 4e-6 of them (720 scores of Llama, GPT-2, OPT, random weights).
+# one text in packed and in padded rows differ by at most 4e-6 of them (720 scores of Llama, GPT-2, OPT, random
+# weights).
 ALIKE = 1e-5
 
 

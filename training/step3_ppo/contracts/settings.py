@@ -9,7 +9,7 @@ from training.utils.base.console import LogPace
 from training.utils.contracts.step_observers import StepObservers
 from training.utils.layout.order import completes_epochs
 from training.utils.rewards.weighted import MODEL_ALONE, Rewards
-from training.utils.run.traces import Traces
+from training.utils.run.profiling import Traces
 
 if TYPE_CHECKING:
     from training.step3_ppo.advantages import Estimator

@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from training.step3_ppo.advantages import NO_ADVANTAGE, WITH_CRITIC
 from training.step3_ppo.flags.algorithm import Algorithm, selected_algorithm
-from training.step3_ppo.flags.loops import asked_loop, check_loop
 from training.step3_ppo.flags.reuse import check_reuse
-from training.step3_ppo.flags.scheduler import RolloutScheduler, scheduler_of
-from training.step3_ppo.flags.source import source_of
+from training.step3_ppo.flags.rollout_choices import RolloutScheduler, asked_loop, check_loop, scheduler_of, source_of
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.tables import either
 from training.utils.contracts.rollout_engine import Drawing, RolloutEngine

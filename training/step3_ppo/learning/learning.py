@@ -42,7 +42,7 @@ from training.utils.models.target_head import Readout
 if TYPE_CHECKING:
     from training.step3_ppo.contracts.records import LearntValues
     from training.step3_ppo.contracts.settings import ExperienceSettings, LearningSettings, PpoSettings
-    from training.step3_ppo.learning.outcomes import PromptOutcome
+    from training.step3_ppo.learning.notes import PromptOutcome
     from training.step3_ppo.roles.roles import Roles
     from training.utils.contracts.rows import PromptRow, TextBlock
     from training.utils.contracts.step_observers import ObservedStep

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from training.step3_ppo.flags.reuse import ROLES
-from training.step3_ppo.flags.source import source_of
+from training.step3_ppo.flags.rollout_choices import source_of
 from training.step3_ppo.roles.loading import RolesNeeded, load_roles
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError

@@ -17,7 +17,7 @@ from training.utils.contracts.evaluations import EvaluationObserver
 from training.utils.contracts.media_names import MEDIA_COLUMN
 from training.utils.data.rows.collate import collate_prompts
 from training.utils.engine.ranks.collectives import gathered
-from training.utils.rewards.sample_figures import by_source, of_each_prompt, several_of, value_names
+from training.utils.rewards.figures import by_source, of_each_prompt, several_of, value_names
 from training.utils.setup.media import keep_media
 
 if TYPE_CHECKING:

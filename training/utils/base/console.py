@@ -1,8 +1,5 @@
-"""Console output of a run, from rank 0 alone. Cheap to import: `--help` reaches this module.
-
-A terminal that is gone, or a log on a full disk, ends no run: what cannot be printed is lost. A character that the
-output's encoding lacks (ASCII, GBK, ...) is written as JSON escapes it, so that results in JSON stay the same.
-"""
+"""Console output of a run, from rank 0 alone, and the command that the user typed, for messages that tell them to type
+it again. Cheap to import: `--help` reaches this module."""
 
 from __future__ import annotations
 
@@ -170,3 +167,27 @@ class LogPace:
     steps: int = 1
     seconds: float = 60.0
     waits: bool = False
+
+
+# Set by the console command `threestep` and by scripts/*.sh, also for the ranks that they start.
+COMMAND_VARIABLE = "THREESTEP_COMMAND"
+# How many of a program's first words such a script put there itself.
+OWN_WORDS_VARIABLE = "THREESTEP_OWN_WORDS"
+# In the environment of a step that a program runs together with the others on the same data.
+WHOLE_RUN_VARIABLE = "THREESTEP_WHOLE_RUN"
+
+
+def typed_command() -> str | None:
+    """E.g. `threestep sft` or `bash scripts/step1_sft.sh`; None if the program was started by neither."""
+    return os.environ.get(COMMAND_VARIABLE) or None
+
+
+def resuming_command(program: str, ranks: int) -> str:
+    """The command that starts `program` again on as many ranks, without its flags: the one that was typed where that
+    is known. program: the module, as `python -m` takes it."""
+    typed = typed_command()
+    if typed is not None:
+        return f"{typed} --num_ranks {ranks}"
+    if "THREESTEP_RANKS" not in os.environ and ranks == 1:
+        return f"python -m {program}"
+    return f"THREESTEP_RANKS={ranks} python -m training.utils.run.launch {program}"

@@ -16,25 +16,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.utils.base.console import log
-from training.utils.base.disk_errors import disk_errors
-from training.utils.base.errors import ThreestepError
+from training.utils.base.console import WHOLE_RUN_VARIABLE, log, resuming_command
+from training.utils.base.errors import ThreestepError, disk_errors
 from training.utils.base.seeds import derived_seed
 from training.utils.base.storage import flush_to_disk, new_rescue_folder
-from training.utils.base.typed import WHOLE_RUN_VARIABLE, resuming_command
-from training.utils.checkpoints.best import Best, is_better, metric_in
-from training.utils.checkpoints.early_end import EarlyEnd
-from training.utils.checkpoints.expiry import Deadline, expiry_of
+from training.utils.checkpoints.best import Best, EarlyEnd, is_better, metric_in
 from training.utils.checkpoints.folder import CheckpointFolder, damage, read_manifest, stranger
-from training.utils.checkpoints.interrupts import SIGNALS, Interrupts, seconds_since_start
+from training.utils.checkpoints.interrupts import SIGNALS, Deadline, Interrupts, expiry_of, seconds_since_start
 from training.utils.checkpoints.parts import CheckpointParts, disk_error_of
 from training.utils.checkpoints.plan import CheckpointPlan, check_settings, describe_placement, placement
 from training.utils.checkpoints.records import as_written, check_keys, read_record, record_of
 from training.utils.contracts.checkpoints import Checkpoints
 from training.utils.engine.ranks.collectives import from_main, largest, on_main
 from training.utils.layout.order import completes_epochs
-from training.utils.run.judged import greater_wins
-from training.utils.run.metrics import MetricsWriter
+from training.utils.run.metrics import MetricsWriter, greater_wins
 from training.utils.run.step_callback import StepCallback, load_callback
 from training.utils.trackers.arguments import trackers_in
 from training.utils.trackers.opening import open_trackers

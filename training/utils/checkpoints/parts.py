@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.utils.base.disk_errors import disk_errors
+from training.utils.base.errors import disk_errors
 from training.utils.base.seeds import random_state, seed_everything, set_random_state
 from training.utils.checkpoints import universal
 from training.utils.checkpoints.records import as_written, check_keys, read_record
 from training.utils.engine.checkpoint_files import load_engine
 from training.utils.engine.ranks.collectives import barrier, gathered, on_main, wait_for_main
 from training.utils.models.adapters.description import write_description
-from training.utils.models.families.processors import copy_files
+from training.utils.models.families.parts import copy_files
 
 if TYPE_CHECKING:
     import torch

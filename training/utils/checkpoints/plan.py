@@ -22,9 +22,9 @@ from training.utils.checkpoints.arguments import (
     SHARING_ROWS,
     CheckpointArguments,
 )
-from training.utils.checkpoints.earlier_run import refuse_earlier_run, refuse_without_checkpoints
-from training.utils.checkpoints.expiry import expiry_of
 from training.utils.checkpoints.folder import MANIFEST, CheckpointFolder, damage, read_manifest, stranger
+from training.utils.checkpoints.interrupts import expiry_of
+from training.utils.checkpoints.other_runs import refuse_earlier_run, refuse_without_checkpoints
 from training.utils.checkpoints.records import check_keys
 from training.utils.engine.ranks.collectives import on_main
 

@@ -31,7 +31,7 @@ from training.utils.engine.checkpoint_files import (
 )
 from training.utils.engine.config.optimizers import ADAMW
 from training.utils.engine.state_files import file_of, read_state, write_state
-from training.utils.models.tensors.sharding import whole_shape
+from training.utils.models.tensors.weights import whole_shape
 
 if TYPE_CHECKING:
     from training.utils.engine.training_engine import TrainingEngine

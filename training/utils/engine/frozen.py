@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from training.utils.engine.config.config import deepspeed_config
-from training.utils.engine.gathered import release_gathered
 from training.utils.engine.out_of_memory import memory_explained, rows_in_words
-from training.utils.engine.zero3_limits import limits_of
-from training.utils.models.tensors.buffers import buffers_kept
+from training.utils.engine.zero3 import limits_of, release_gathered
+from training.utils.models.tensors.weights import buffers_kept
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

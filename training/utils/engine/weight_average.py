@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from training.utils.engine.gathered import release_gathered
-from training.utils.models.tensors.sharding import count_elements, whole_shape
+from training.utils.engine.zero3 import release_gathered
+from training.utils.models.tensors.weights import count_elements, whole_shape
 
 if TYPE_CHECKING:
     from training.utils.engine.training_engine import TrainingEngine

@@ -19,8 +19,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from training.utils.base.errors import ThreestepError, nearest_names
-from training.utils.flags.flags import AUTO, TAKES_AUTO, TOPIC, UNIT, VALUES, Range
-from training.utils.flags.topics import OTHER, TOPICS
+from training.utils.flags.flags import AUTO, OTHER, TAKES_AUTO, TOPIC, TOPICS, UNIT, VALUES, Range
 from training.utils.plugins.registry import topics
 
 HELP_FLAGS = ("-h", "--help")

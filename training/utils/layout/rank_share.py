@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from training.utils.base.transfer import pinned
 from training.utils.contracts.documents import Document, TokenSequence, plain
 from training.utils.layout.planner import DocumentSize, PlanSettings, plan_step
+from training.utils.layout.rows import lacks_media, laid_out
 from training.utils.layout.trie import NEVER, joined, prompt_groups, prompt_tokens, trie_document, trie_size
-from training.utils.layout.with_media import lacks_media, laid_out
 
 if TYPE_CHECKING:
     import torch

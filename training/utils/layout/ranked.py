@@ -14,7 +14,7 @@ import torch
 
 from training.utils.contracts.documents import Document, unshared
 from training.utils.layout.planner import DocumentSize, plain_size
-from training.utils.layout.with_media import laid_out
+from training.utils.layout.rows import laid_out
 
 if TYPE_CHECKING:
     from training.utils.contracts.media import RunMedia

@@ -1,12 +1,16 @@
 """Documents laid out as rows of tokens, the form in which every step feeds a model (`TokenRows`): a row holds one
 document, padded on the right (`padded_rows`), or several (`packed_rows`).
 
-N rows, T tokens in a row, B sequences, M tokens to be predicted, S segments of a row (padding is one more).
-"""
+Documents may hold more than text. A run has one `RunMedia`, which gives rows what its media have for them, or None
+where its rows are text alone; a step hands it on as it is.
+
+N rows, T tokens in a row, B sequences, M tokens to be predicted, S segments of a row (padding is one more)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,6 +19,12 @@ from training.utils.contracts.documents import UNKNOWN, Document, TokenSequence,
 from training.utils.contracts.row_media import MediaRun, media_of_rows
 from training.utils.contracts.runs import PAD_SEGMENT
 from training.utils.contracts.token_rows import RepeatedTargets, SegmentMap, Slots, TokenRows
+
+if TYPE_CHECKING:
+    from training.utils.contracts.documents import Document
+    from training.utils.contracts.media import RunMedia
+    from training.utils.contracts.token_rows import TokenRows
+    from training.utils.layout.planner import MicroBatch
 
 
 def padded_rows(sequences: Sequence[TokenSequence], pad_token_id: int, min_width: int = 1) -> TokenRows:
@@ -136,3 +146,39 @@ def _repeats(rows: Sequence[Sequence[Document]], place_M: torch.Tensor) -> Repea
         return None
     _, first_U, read_M = np.unique(place_M.numpy(), return_index=True, return_inverse=True)
     return RepeatedTargets(read_M=torch.from_numpy(read_M), first_U=torch.from_numpy(first_U))
+
+
+def lacks_media(step: Sequence[Sequence[MicroBatch]], rank: int, held: Sequence[bool]) -> list[bool]:
+    """Return for each of a rank's micro-batches whether it has no media where that of another rank has some.
+
+    Under ZeRO-3 the ranks gather a module's weights together, and below it they add up its gradients together: what
+    reads media must run on all ranks or on none.
+
+    step: of `plan_step`. held: for each document of the step, whether it holds media.
+    """
+    found = [[any(held[index] for row in rows for index in row) for rows in mine] for mine in step]
+    return [any(column) and not column[rank] for column in zip(*found, strict=True)]
+
+
+def laid_out(
+    documents: Sequence[Sequence[Document]],
+    pad_token_id: int,
+    media: RunMedia | None,
+    lacks: bool = False,
+    *,
+    with_before: bool = False,
+) -> TokenRows:
+    """Return `packed_rows` with what a model reads of their media.
+
+    lacks: of `lacks_media`. The document that is then added is no sequence, and nothing sees it; it stands at the end
+        of the last row where rows hold several documents, and else in a row of its own.
+    """
+    if media is None:
+        return packed_rows(documents, pad_token_id, with_before=with_before)
+    rows = [list(row) for row in documents]
+    if lacks and any(len(row) > 1 for row in rows):
+        rows[-1].append(media.alone)
+    elif lacks:
+        rows.append([media.alone])
+    made = packed_rows(rows, pad_token_id, with_before=with_before)
+    return media.loaded(replace(made, end_B=made.end_B[:-1]) if lacks else made)

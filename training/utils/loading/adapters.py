@@ -24,7 +24,7 @@ from training.utils.loading.judgement import HEAD, OUTPUT_HEADS, counted
 from training.utils.loading.stored_forms import stored_form
 from training.utils.loading.weight_files import StoredTensor, read_header
 from training.utils.models.adapters.lora import ADAPTER, add_lora
-from training.utils.models.tensors.sharding import whole_to_change
+from training.utils.models.tensors.weights import whole_to_change
 
 if TYPE_CHECKING:
     import torch

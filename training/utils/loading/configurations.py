@@ -13,7 +13,7 @@ from training.utils.loading.adapter_folders import CONFIG as ADAPTER_CONFIG
 from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.folder_kinds import check_base, check_model_folder, nearest_folders, resaving_command
 from training.utils.loading.stored_forms import check_form, stored_form
-from training.utils.models.families.checks import check_reads_text
+from training.utils.models.families.parts import check_reads_text
 from training.utils.models.rope_scaling import scaled, scaled_positions, steady_positions
 from training.utils.models.stop_tokens import stop_tokens_in
 

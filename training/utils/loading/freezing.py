@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from training.utils.models.adapters.lora import is_adapter_tensor
-from training.utils.models.families.checks import refuse_without_projector
-from training.utils.models.families.parts import is_beside_language, is_of_projector
+from training.utils.models.families.parts import is_beside_language, is_of_projector, refuse_without_projector
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

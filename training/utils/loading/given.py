@@ -235,7 +235,7 @@ def _check_score(model: PreTrainedModel, what: str) -> None:
     import torch
 
     from training.utils.models.own_forward import in_eval_mode
-    from training.utils.models.tensors.probes import make_probes
+    from training.utils.models.tensors.rounding import make_probes
 
     outputs: list[torch.Tensor] = []
     (segment,) = make_probes(model.config, 0).alone[0].segments
@@ -282,9 +282,8 @@ def read_numbers(model: PreTrainedModel) -> Numbers:
     import torch
 
     from training.utils.models.own_forward import in_eval_mode
-    from training.utils.models.tensors.probes import make_probes
-    from training.utils.models.tensors.rounding import rms, rounded_once_more
-    from training.utils.models.tensors.sharding import whole_where_used
+    from training.utils.models.tensors.rounding import make_probes, rms, rounded_once_more
+    from training.utils.models.tensors.weights import whole_where_used
 
     kind = type(model).__name__
     (segment,) = make_probes(model.config, 0).alone[0].segments

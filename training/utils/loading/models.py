@@ -26,8 +26,7 @@ from training.utils.loading.stored_forms import stored_form
 from training.utils.models.adapters.lora import add_lora
 from training.utils.models.attention.attention import AUTO, SDPA, VARLEN
 from training.utils.models.dropout import SwitchedOff, set_dropout
-from training.utils.models.families.checks import check_reads_media, check_reads_text
-from training.utils.models.families.parts import language_model_class
+from training.utils.models.families.parts import check_reads_media, check_reads_text, language_model_class
 from training.utils.models.families.scalar_class import scalar_model_class
 
 if TYPE_CHECKING:
@@ -282,8 +281,7 @@ def _measure(
     """
     from training.utils.models.attention_choice import settle_attention
     from training.utils.models.own_forward import read_own_forward
-    from training.utils.models.tensors.aligned import align_weights
-    from training.utils.models.tensors.sharding import send_from_first_rank
+    from training.utils.models.tensors.weights import align_weights, send_from_first_rank
 
     align_weights(_on(device, model))
     if drew_weights:

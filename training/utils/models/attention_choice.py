@@ -34,7 +34,7 @@ from training.utils.models.attention.varlen_attention import (
     why_no_kernel,
 )
 from training.utils.models.own_forward import OwnForward, current_difference
-from training.utils.models.tensors.sharding import whole_where_used
+from training.utils.models.tensors.weights import whole_where_used
 
 _NOTING = "noted_attention"
 _ANOTHER_NAME = "the family computes something else under another name"

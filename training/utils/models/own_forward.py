@@ -19,9 +19,8 @@ import torch
 from torch import nn
 
 from training.utils.base.errors import ThreestepError, first_line
-from training.utils.models.tensors.probes import MOST_LONG_TOKENS, Probes, make_probes
-from training.utils.models.tensors.rounding import rms, rounded_once_more
-from training.utils.models.tensors.sharding import whole_where_used
+from training.utils.models.tensors.rounding import MOST_LONG_TOKENS, Probes, make_probes, rms, rounded_once_more
+from training.utils.models.tensors.weights import whole_where_used
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

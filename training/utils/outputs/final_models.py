@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.utils.base.console import log
-from training.utils.base.disk_errors import in_words
-from training.utils.base.errors import ThreestepError
+from training.utils.base.errors import ThreestepError, in_words
 from training.utils.base.storage import new_rescue_folder
 from training.utils.checkpoints.interrupts import Interrupts
 from training.utils.engine.ranks.collectives import on_main

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.engine.ranks.collectives import on_main
-from training.utils.models.tensors.sharding import whole_shape
+from training.utils.models.tensors.weights import whole_shape
 
 if TYPE_CHECKING:
     from torch import nn

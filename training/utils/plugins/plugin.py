@@ -64,7 +64,7 @@ class RewardEntry(NamedTuple):
     """A kind of reward, by the beginning of its addresses in --reward. Places are MODULE:NAME.
 
     make: of a function (address, name in the log, flag) -> the rule (`training.utils.rewards.table`), which may be an
-        `OpenedRule` (`training.utils.rewards.opened`).
+        `OpenedRule` (`training.utils.rewards.table`).
     name: of a function (address) -> its name in the log, in a module that is cheap to import.
     check: of a function (entry) that raises ThreestepError for mistaken files, before anything loads; "" for none.
     form: of an address, as messages show it, such as `http:URL`.

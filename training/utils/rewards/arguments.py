@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from training.utils.base.user_files import check_address, named_object
 from training.utils.flags.flags import flag
 from training.utils.rewards.combination import COMBINATIONS, LESS_DEVIATIONS, SUM, Combination
-from training.utils.rewards.entries import FORMS, kind_of
-from training.utils.rewards.table import RULES
+from training.utils.rewards.table import FORMS, RULES, kind_of
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes

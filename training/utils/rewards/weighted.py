@@ -12,9 +12,16 @@ from training.utils.plugins.registry import owner_sentence
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.rewards.combination import Combination
 from training.utils.rewards.completions import CompletionsRule, takes_completions
-from training.utils.rewards.entries import FORMS, kind_of, reward_name, split_weight
-from training.utils.rewards.opened import OpenedRule, opened_of
-from training.utils.rewards.table import RULES, RuleFlags
+from training.utils.rewards.table import (
+    FORMS,
+    RULES,
+    OpenedRule,
+    RuleFlags,
+    kind_of,
+    opened_of,
+    reward_name,
+    split_weight,
+)
 
 if TYPE_CHECKING:
     from training.utils.contracts.rollout import Rollout

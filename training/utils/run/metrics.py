@@ -1,11 +1,13 @@
-"""Metrics of a run: metrics.jsonl, and trackers under the same names. Rank 0 alone writes. Knows no tracker by name."""
+"""Metrics of a run: metrics.jsonl, and trackers under the same names; and the figure of evaluations that a run is
+judged by. Rank 0 alone writes. Knows no tracker by name."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,3 +111,32 @@ class MetricsWriter:
                 name = type(tracker).__name__
                 self._dropped[name] = self._last_step
                 log(f"warning: {name} stops receiving this run's metrics ({type(problem).__name__}: {problem})")
+
+
+# What a run is judged by unless --metric_for_best_model names another, the first that it has.
+JUDGED = ("eval/reward", "eval/loss")
+_LESS_IS_BETTER = ("loss", "perplexity")
+
+
+def greater_wins(metric: str, given: bool | None = None) -> bool:
+    """True if a greater value of `metric` is better: as the flag says, otherwise unless it is a loss."""
+    return not metric.endswith(_LESS_IS_BETTER) if given is None else given
+
+
+def judged_metric(names: Collection[str], given: str | None) -> str | None:
+    """The metric that a run is judged by, of an evaluation's `names`: the one that the flag gives, which may be written
+    as transformers does (eval_loss); by default the first of `JUDGED`. None if it is not there."""
+    if given is None:
+        return next((name for name in JUDGED if name in names), None)
+    for name in (given, f"eval/{given}", f"eval/{given.removeprefix('eval_')}"):
+        # Until November 2026 the best of k was named pass@k where all values were 0 or 1.
+        for known in (name, name.replace("_pass@", "_best@")):
+            if known in names:
+                return known
+    return None
+
+
+def may_be_evaluated(given: str, declared: Sequence[str]) -> bool:
+    """False for a metric that no evaluation of a step has. declared: as of `StepFigures.evaluates`"""
+    name = given.removeprefix("eval/").removeprefix("eval_")
+    return not declared or any(fnmatchcase(name, pattern) for pattern in declared)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from training.utils.flags.added import in_place_of_run
 from training.utils.flags.flags import flag
 from training.utils.plugins.registry import added
-from training.utils.run.traces import Traces
+from training.utils.run.profiling import Traces
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

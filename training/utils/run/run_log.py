@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from training.utils.base.console import log
-from training.utils.base.disk_errors import disk_errors
+from training.utils.base.errors import disk_errors
 
 _MOST_WAITING_BYTES = 64 * 2**20  # a line of metrics has about one kilobyte
 

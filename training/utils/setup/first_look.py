@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from training.utils.base.errors import ThreestepError, nearest_names
-from training.utils.checkpoints.earlier_run import check_earlier_run
 from training.utils.checkpoints.folder import CheckpointFolder
+from training.utils.checkpoints.other_runs import check_earlier_run
 from training.utils.data.sources.first_look import look_at_data
 from training.utils.plugins.registry import added
-from training.utils.run.judged import may_be_evaluated
+from training.utils.run.metrics import may_be_evaluated
 
 if TYPE_CHECKING:
     from training.utils.checkpoints.arguments import CheckpointArguments

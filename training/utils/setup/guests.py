@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from training.utils.base.planned_memory import MemoryLine, Moment, PlannedDevice
+    from training.utils.base.memory import MemoryLine, Moment, PlannedDevice
     from training.utils.contracts.guests import Guests
     from training.utils.contracts.rollout_engine import ExpertRecord
     from training.utils.contracts.token_rows import TokenRows

@@ -17,8 +17,7 @@ from training.utils.data.rows.media_store import HeldMedia
 from training.utils.data.sources.formats.media import ONLY_TEXT
 from training.utils.loading.adapter_folders import model_of
 from training.utils.loading.configurations import load_config
-from training.utils.models.families.parts import is_media_config
-from training.utils.models.families.processors import processor_files
+from training.utils.models.families.parts import is_media_config, processor_files
 from training.utils.plugins.registry import added, missing_plugin
 
 if TYPE_CHECKING:

@@ -9,12 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from training.utils.base.console import log
-from training.utils.base.typed import WHOLE_RUN_VARIABLE
-from training.utils.checkpoints.earlier_run import remove_earlier_run, remove_figures
+from training.utils.base.console import WHOLE_RUN_VARIABLE, log
 from training.utils.checkpoints.loop import checkpointed_run
+from training.utils.checkpoints.other_runs import only_run_in, remove_earlier_run, remove_figures
 from training.utils.checkpoints.plan import CheckpointPlan, plan_checkpoints
-from training.utils.checkpoints.run_lock import only_run_in
 from training.utils.data.files.digests import digest_files
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.ranks.collectives import on_main
@@ -24,7 +22,7 @@ from training.utils.flags.auto import AutoChoice, sentence
 from training.utils.flags.flags import AUTO
 from training.utils.loading.configurations import model_files
 from training.utils.models.adapters.saving import save_model
-from training.utils.models.families.processors import write_beside
+from training.utils.models.families.parts import write_beside
 from training.utils.outputs.final_models import FinalModels
 from training.utils.outputs.room import check_room
 from training.utils.plugins.registry import hooks

@@ -11,7 +11,7 @@ from training.utils.flags.added import in_place_of_run
 from training.utils.plugins.registry import added
 
 if TYPE_CHECKING:
-    from training.utils.base.planned_memory import PlannedDevice
+    from training.utils.base.memory import PlannedDevice
     from training.utils.data.kinds.kind import RowKind
     from training.utils.flags.auto import AutoChoice
 

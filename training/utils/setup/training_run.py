@@ -17,8 +17,8 @@ from training.utils.divergence.watch import DivergenceWatch
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.layout.order import ShuffledStream, completes_epochs, evaluates_by_default
 from training.utils.run.ahead import Ahead
+from training.utils.run.profiling import Traces, traced
 from training.utils.run.progress import ShownFigure, progress_bar, show
-from training.utils.run.traces import Traces, traced
 from training.utils.setup.result import TrainingResult
 from training.utils.setup.samples import EvaluationSamples
 

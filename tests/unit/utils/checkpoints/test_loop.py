@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 import torch
 
+from training.utils.base.console import WHOLE_RUN_VARIABLE
 from training.utils.base.errors import ThreestepError
-from training.utils.base.typed import WHOLE_RUN_VARIABLE
-from training.utils.checkpoints import expiry, loop
+from training.utils.checkpoints import interrupts, loop
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.checkpoints.folder import CheckpointFolder
 from training.utils.checkpoints.loop import Checkpoints, checkpointed_run
+from training.utils.checkpoints.other_runs import only_run_in
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.checkpoints.plan import CheckpointPlan, plan_checkpoints
-from training.utils.checkpoints.run_lock import only_run_in
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.run.run_folder import RunFolder
 
@@ -293,7 +293,7 @@ def test_before_a_reservation_ends(tmp_path, monkeypatch, capsys, steps, stopped
     """It ends 100 seconds after the start; the run goes on from the checkpoint of the stop, in a longer one."""
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    monkeypatch.setattr(expiry, "time", SimpleNamespace(time=lambda: 2e9 + clock.now))
+    monkeypatch.setattr(interrupts, "time", SimpleNamespace(time=lambda: 2e9 + clock.now))
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(2e9 + 100.0))
     with opened(plan(tmp_path, stop_at="auto"), tmp_path) as (_, kept):
         for number, seconds in enumerate(steps, start=1):

@@ -11,10 +11,9 @@ import pytest
 from tests.support import boundary
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import _parts
-from training.utils.flags.flags import UNIT, flag
+from training.utils.flags.flags import OTHER, TOPICS, UNIT, flag
 from training.utils.flags.help_page import as_typed, entries_of, help_page, requested_topic
 from training.utils.flags.step import known_steps
-from training.utils.flags.topics import OTHER, TOPICS
 from training.utils.plugins.registry import plugins, topics
 
 # What a number counts, as `--help` shows it behind the flag; for a text or a path, what it names.

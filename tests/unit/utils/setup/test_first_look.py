@@ -14,7 +14,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.data.sources.arguments import SourceArguments
 from training.utils.flags.step import Step, known_steps
-from training.utils.run.judged import may_be_evaluated
+from training.utils.run.metrics import may_be_evaluated
 from training.utils.setup.first_look import look_first
 
 

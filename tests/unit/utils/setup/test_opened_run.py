@@ -17,8 +17,8 @@ from training.step1_sft import STEP as SFT
 from training.step2_dpo import STEP as DPO
 from training.step2_reward import STEP as REWARD
 from training.step3_ppo import STEP as PPO
+from training.utils.base.console import WHOLE_RUN_VARIABLE
 from training.utils.base.errors import ThreestepError
-from training.utils.base.typed import WHOLE_RUN_VARIABLE
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.checkpoints.folder import MANIFEST, CheckpointFolder
 from training.utils.checkpoints.parts import CheckpointParts

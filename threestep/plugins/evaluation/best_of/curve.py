@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from training.utils.rewards.intervals import Figure, mean
-from training.utils.rewards.several import best_of, sizes
+from training.utils.rewards.figures import Figure, best_of, mean, sizes
 
 REWARD, CHECK = "reward", "check"
 

@@ -33,7 +33,7 @@ from threestep.plugins.evaluation.scorer import Scorer, load_answer_scorer
 from threestep.plugins.evaluation.sharing import Sharers, sharers
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.storage import sha256_of_object
-from training.utils.checkpoints.run_lock import only_run
+from training.utils.checkpoints.other_runs import only_run
 from training.utils.data.build.prompts import PromptMaker
 from training.utils.data.chat.arguments import HUMAN_ASSISTANT
 from training.utils.data.files.digests import digest_files

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from threestep.plugins.evaluation.best_of.arguments import BestOfArguments
     from threestep.plugins.evaluation.best_of.store import Drawn
     from threestep.plugins.evaluation.opening import Evaluated
-    from training.utils.rewards.intervals import Figure
+    from training.utils.rewards.figures import Figure
 
 ROWS, PAGE, FIGURES = "rows.jsonl", "best_of.html", "best_of.json"
 HEAD = ("n", "KL at most", "reward (95 %)", "checker, of the pick", "checker, at best")

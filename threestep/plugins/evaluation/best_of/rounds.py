@@ -16,7 +16,7 @@ from threestep.plugins.evaluation.best_of.arguments import BEST_OF_GROUPS
 from training.utils.data.build.arguments import SHARED_SPLIT, whole_split
 from training.utils.data.sources.arguments import SourceArguments
 from training.utils.flags.arguments import defaults_of, list_defaults_of
-from training.utils.rewards.entries import reward_name
+from training.utils.rewards.table import reward_name
 
 if TYPE_CHECKING:
     from training.utils.flags.step import Step

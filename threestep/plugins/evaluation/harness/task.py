@@ -24,8 +24,7 @@ from training.utils.base.storage import parse_json, replace_file
 from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.loading.folder_kinds import check_model_folder
-from training.utils.run.run_folder import METRICS, RunFolder
-from training.utils.run.run_paths import check_place
+from training.utils.run.run_folder import METRICS, RunFolder, check_place
 
 if TYPE_CHECKING:
     from threestep.plugins.evaluation.harness.arguments import HarnessArguments

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.rewards.calling.calling import MESSAGES
-from training.utils.rewards.entries import kind_of
-from training.utils.rewards.opened import GROUPS, OpenedRule
+from training.utils.rewards.table import GROUPS, OpenedRule, kind_of
 from training.utils.rewards.weighted import rule_named
 
 if TYPE_CHECKING:

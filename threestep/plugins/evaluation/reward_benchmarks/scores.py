@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from training.utils.rewards.intervals import Figure, resamples
+from training.utils.rewards.figures import Figure, resamples
 
 # Rows of each subset as RewardBench weighs them: of math-prm there are 447, which count as much as code's six subsets.
 WEIGHTS = {

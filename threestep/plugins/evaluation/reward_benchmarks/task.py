@@ -29,10 +29,9 @@ from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.storage import replace_file
 from training.utils.loading.configurations import load_config, positions_of
 from training.utils.loading.folder_kinds import check_model_folder
-from training.utils.rewards.opened import RunPlace, open_rules
+from training.utils.rewards.table import RunPlace, open_rules
 from training.utils.run.progress import progress_bar
-from training.utils.run.run_folder import RunFolder
-from training.utils.run.run_paths import check_place
+from training.utils.run.run_folder import RunFolder, check_place
 
 if TYPE_CHECKING:
     from threestep.plugins.evaluation.opening import Evaluated

@@ -13,8 +13,7 @@ from threestep.plugins.judges.http_reward import http_reward
 from threestep.plugins.judges.names import server_name
 from training.utils.base.credentials import redacted
 from training.utils.base.errors import ThreestepError
-from training.utils.rewards.entries import kind_of
-from training.utils.rewards.opened import RunPlace
+from training.utils.rewards.table import RunPlace, kind_of
 
 PROMPTS = [f"prompt {number // 2}" for number in range(40)]
 RESPONSES = ["a" * number for number in range(40)]

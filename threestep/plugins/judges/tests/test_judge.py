@@ -12,7 +12,7 @@ from threestep.plugins.judges import service
 from threestep.plugins.judges.judge import judge_reward, pairs_of
 from threestep.plugins.judges.names import judge_name
 from training.utils.base.errors import ThreestepError
-from training.utils.rewards.opened import RunPlace
+from training.utils.rewards.table import RunPlace
 
 KEY = "sk-of-the-tests-of-judges"
 

@@ -6,7 +6,7 @@ import pytest
 
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.rewards.arguments import ScoringArguments
-from training.utils.rewards.entries import kind_of, reward_name, split_weight
+from training.utils.rewards.table import kind_of, reward_name, split_weight
 from training.utils.rewards.weighted import check_comparisons, comparing, named_rewards, reads_ids, reads_messages
 
 

@@ -13,7 +13,7 @@ from threestep.plugins.judges.verdicts import AskedQuestion, Verdict, folder_of_
 from threestep.plugins.serving.asking.failures import FailedRequest
 from threestep.plugins.serving.asking.settings import AskSettings
 from training.utils.base.errors import ThreestepError
-from training.utils.rewards.opened import RunPlace
+from training.utils.rewards.table import RunPlace
 
 QUICK = AskSettings(pause=0.001)
 

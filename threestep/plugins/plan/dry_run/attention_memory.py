@@ -5,7 +5,7 @@ N rows, T tokens in a row.
 
 from __future__ import annotations
 
-from training.utils.base.planned_memory import MemoryLine
+from training.utils.base.memory import MemoryLine
 from training.utils.models.attention.attention import FLEX, SDPA, VARLEN
 
 _BLOCK = 128  # tokens; of FlexAttention's block masks (torch 2.13, flex_attention.py: _DEFAULT_SPARSE_BLOCK_SIZE)

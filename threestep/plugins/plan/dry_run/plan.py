@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from threestep.plugins.plan.dry_run.activations import SavedActivations, head_bytes, saved_activations
 from threestep.plugins.plan.dry_run.attention_memory import mask_lines
 from threestep.plugins.plan.dry_run.engine_memory import EngineMemory, power_of_two, trained_memory
-from training.utils.base.planned_memory import MemoryLine, Moment
+from training.utils.base.memory import MemoryLine, Moment
 from training.utils.engine.config.config import deepspeed_config
 from training.utils.engine.ranks.startup import DTYPES
-from training.utils.engine.zero3_limits import ModelSizes, host_share, model_sizes, zero3_limits
+from training.utils.engine.zero3 import ModelSizes, host_share, model_sizes, zero3_limits
 from training.utils.layout.bounds import forward_bound
 from training.utils.models.attention.attention import SDPA
 from training.utils.models.attention_choice import planned_attention
@@ -21,7 +21,7 @@ from training.utils.models.target_head import CHUNK_MB, chunk_mb_for
 from training.utils.models.tensors.packed import count_weights, packed_layers
 
 if TYPE_CHECKING:
-    from training.utils.base.planned_memory import PlannedDevice
+    from training.utils.base.memory import PlannedDevice
     from training.utils.contracts.media import PlannedMedia
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.models.settings import ModelSettings

@@ -28,12 +28,12 @@ from threestep.plugins.plan.dry_run.table import ranks_of_dry_run
 from training.step3_ppo.flags.checks import Components, check_models
 from training.step3_ppo.flags.reuse import FORWARDS, VALUES, chosen_by_flags, with_reuse
 from training.utils.base.errors import ThreestepError
-from training.utils.base.planned_memory import MemoryLine, Moment, PlannedDevice
+from training.utils.base.memory import MemoryLine, Moment, PlannedDevice
 from training.utils.contracts.rollout_engine import PlannedActor, RolloutEngine
 from training.utils.engine.config.config import deepspeed_config
 from training.utils.engine.ranks.startup import DTYPES
 from training.utils.engine.training_engine import GATHER_ELEMENTS
-from training.utils.engine.zero3_limits import model_sizes
+from training.utils.engine.zero3 import model_sizes
 from training.utils.flags.auto import AutoChoice, sentence
 from training.utils.models.tensors.packed import packed_elements
 from training.utils.sequence_parallel.checks import check_model, sizes_for

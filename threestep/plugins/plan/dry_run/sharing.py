@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from threestep.plugins.plan.dry_run.table import most_at_once
 from training.utils.base.console import log_on_main
-from training.utils.base.planned_memory import MemoryLine, Moment
+from training.utils.base.memory import MemoryLine, Moment
 from training.utils.sequence_parallel.checks import FLAG
 
 if TYPE_CHECKING:
     from threestep.plugins.plan.dry_run.estimate import Estimate
-    from training.utils.base.planned_memory import PlannedDevice
+    from training.utils.base.memory import PlannedDevice
 
 # Of so many ranks that share a row: what is held, and what is held for a while.
 Memory = Callable[[int], tuple[Sequence[MemoryLine], Sequence[Moment]]]

@@ -9,7 +9,7 @@ from threestep.plugins.plan.dry_run.estimate import kept_counts
 
 if TYPE_CHECKING:
     from threestep.plugins.plan.dry_run.estimate import Estimate, ModelCounts
-    from training.utils.base.planned_memory import PlannedDevice
+    from training.utils.base.memory import PlannedDevice
     from training.utils.flags.auto import AutoChoice
     from training.utils.setup.step_program import CheckedStep
 

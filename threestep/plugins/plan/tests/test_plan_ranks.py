@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from threestep import command
-from training.utils.base.typed import COMMAND_VARIABLE
+from training.utils.base.console import COMMAND_VARIABLE
 
 
 def test_a_plan_starts_no_ranks(monkeypatch):

@@ -12,8 +12,8 @@ import yaml
 
 from threestep.plugins.programs import all_steps
 from threestep.plugins.programs.new_model import GROUPS
+from training.utils.base.console import COMMAND_VARIABLE, OWN_WORDS_VARIABLE, WHOLE_RUN_VARIABLE
 from training.utils.base.errors import ThreestepError
-from training.utils.base.typed import COMMAND_VARIABLE, OWN_WORDS_VARIABLE, WHOLE_RUN_VARIABLE
 from training.utils.flags.arguments import parse_arguments, read_yaml, words_of
 
 VALUES = {

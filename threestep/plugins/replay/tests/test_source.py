@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.ppo_flags import ppo_flags
 from threestep.plugins.replay.files import DumpingRollout, ReplayRollout
-from training.step3_ppo.flags.source import source_of
+from training.step3_ppo.flags.rollout_choices import source_of
 from training.utils.base.errors import ThreestepError
 from training.utils.generation.engines.hf import TransformersRollout
 

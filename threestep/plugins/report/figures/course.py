@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from training.utils.run.judged import greater_wins
+from training.utils.run.metrics import greater_wins
 
 # A run got worse if it lost more than both of these shares: of what its best had gained on the first, and of the best
 # itself. Evaluations differ by less from one optimizer step to the next.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from threestep.plugins.report.figures.course import Course, course_of, when
 from threestep.plugins.report.figures.numbers import shown
 from threestep.plugins.report.figures.reading import finite
-from training.utils.run.judged import greater_wins, judged_metric
+from training.utils.run.metrics import greater_wins, judged_metric
 
 if TYPE_CHECKING:
     from threestep.plugins.report.figures.reading import StepRun

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from training.utils.rewards.entries import reward_name, split_weight
+from training.utils.rewards.table import reward_name, split_weight
 
 SCORE, CHECK = "reward", "check"  # as samples.jsonl has them
 

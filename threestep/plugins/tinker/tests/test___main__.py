@@ -13,7 +13,7 @@ from tests.support.tiny_models import tiny_causal_lm
 from threestep.plugins.tinker import __main__ as program
 from threestep.plugins.tinker import opening
 from training.utils.base.errors import ThreestepError
-from training.utils.checkpoints import run_lock
+from training.utils.checkpoints import other_runs
 
 
 @pytest.fixture(autouse=True)
@@ -62,9 +62,9 @@ def test_mistakes_are_sentences(words, monkeypatch, tmp_path):
 
 
 def test_a_folder_serves_one_at_a_time_and_no_empty_address_opens_it_to_all(words, monkeypatch, tmp_path):
-    monkeypatch.setattr(run_lock, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(other_runs, "_PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr(opening, "open_service", lambda *given, **more: pytest.fail("it was opened"))
-    with run_lock.only_run(tmp_path / "state"):
+    with other_runs.only_run(tmp_path / "state"):
         with pytest.raises(ThreestepError, match="--output_dir .*state is in use by a run: process"):
             program.main(words)
     for host in ("", " "):

@@ -41,10 +41,10 @@ from training.utils.data.rows.duplicates import count_duplicates
 from training.utils.data.rows.tokenize import TextTokenizer, named_tokenizer, require_pad_token
 from training.utils.data.sources import fingerprint
 from training.utils.data.sources.create import columns_for
+from training.utils.data.sources.fingerprint import ROWS
 from training.utils.data.sources.first_look import POINTER
+from training.utils.data.sources.formats.formats import NOT_READ
 from training.utils.data.sources.formats.media import ONLY_TEXT
-from training.utils.data.sources.formats.recognition import NOT_READ
-from training.utils.data.sources.row_versions import ROWS
 
 if TYPE_CHECKING:
     from training.utils.contracts.media import MediaReader, SeenMedia

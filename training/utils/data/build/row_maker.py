@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from training.utils.base.errors import ThreestepError
 from training.utils.data.chat.chat import ChatTokenizer
 from training.utils.data.kinds.kind import Making, RowKind, Waiting
+from training.utils.data.kinds.samples import PARTS_TAKEN, has_sentences, parts_are_taken
 from training.utils.data.kinds.strategies import (
     CROSSED,
     GLUED,
@@ -22,7 +23,6 @@ from training.utils.data.kinds.strategies import (
     check_media_are_read,
     is_glued,
 )
-from training.utils.data.kinds.whole_sentences import PARTS_TAKEN, has_sentences, parts_are_taken
 from training.utils.data.rows.tokenize import Dropped, TooLong
 from training.utils.data.sources.formats.messages import BadConversation
 

@@ -23,8 +23,8 @@ from training.utils.data.files.stored import stored_rows
 from training.utils.data.rows.dataset import CachedSplit, token_runs, write_rows
 from training.utils.data.rows.tokenize import TextTokenizer, end_of_conversation_id
 from training.utils.data.sources import fingerprint
+from training.utils.data.sources.fingerprint import ROWS
 from training.utils.data.sources.raw_dataset import load_by_name
-from training.utils.data.sources.row_versions import ROWS
 
 if TYPE_CHECKING:
     from training.utils.data.build.arguments import DataArguments

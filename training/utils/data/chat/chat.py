@@ -19,8 +19,7 @@ from typing import Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT, OMIT, ChatArguments
-from training.utils.data.chat.beginning import template_prompt
-from training.utils.data.chat.named import template_text
+from training.utils.data.chat.habits import template_prompt
 from training.utils.data.chat.rendering import ChatTemplate, TemplateRefused
 from training.utils.data.chat.spans import ReadConversation, TurnFinder
 from training.utils.data.chat.style import (
@@ -30,6 +29,7 @@ from training.utils.data.chat.style import (
     resolved_chat,
     save_style,
     saved_beside,
+    template_text,
 )
 from training.utils.data.chat.unread import UnreadParts
 from training.utils.data.files.digests import hash_text

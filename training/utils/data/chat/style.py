@@ -1,8 +1,8 @@
-"""The prompt style that a run uses, and why: the flags', the one saved with the model, or the tokenizer's.
+"""The prompt style that a run uses, and why: the flags', the one saved with the model, or the tokenizer's; and the chat
+template of a tokenizer that has several by name.
 
 A trained model's style is saved in its tokenizer_config.json, under a name of ours that transformers keeps and ignores,
-so it goes wherever the tokenizer goes: the model folder, checkpoints, exports, the hub. Knows nothing of token ids.
-"""
+so it goes wherever the tokenizer goes: the model folder, checkpoints, exports, the hub. Knows nothing of token ids."""
 
 from __future__ import annotations
 
@@ -162,3 +162,27 @@ def _is_same(chat: ChatArguments, saved: SavedStyle | None, tokenizer: Any) -> b
     if saved is None or saved.prompt_style != chat.prompt_style:
         return False
     return chat.chat_template is None or Path(chat.chat_template).read_text("utf-8") == tokenizer.chat_template
+
+
+_DEFAULT, _FOR_TOOLS = "default", "tool_use"  # transformers' names
+
+
+def template_text(tokenizer: Any, tools: Any, whose: str) -> str:
+    """The template for a conversation: the one for tools where there are some, otherwise the default, or the only one.
+
+    whose: the tokenizer, for the error. Raises ThreestepError where several have other names.
+    """
+    templates = tokenizer.chat_template
+    if not isinstance(templates, dict):
+        return templates
+    if tools and _FOR_TOOLS in templates:
+        return templates[_FOR_TOOLS]
+    if _DEFAULT in templates:
+        return templates[_DEFAULT]
+    others = [name for name in templates if name != _FOR_TOOLS] or list(templates)
+    if len(others) == 1:
+        return templates[others[0]]
+    raise ThreestepError(
+        f"{whose} has the chat templates {', '.join(map(repr, templates))} and none named '{_DEFAULT}'; give one as "
+        "--chat_template FILE"
+    )

@@ -21,8 +21,8 @@ from training.utils.data.sources.formats.messages import (
     checked_messages,
     messages_of_text,
     response_message,
+    split_weights,
 )
-from training.utils.data.sources.formats.weights import split_weights
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document

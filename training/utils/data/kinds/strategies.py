@@ -17,13 +17,15 @@ from training.utils.data.sources.formats.messages import (
     BadConversation,
     Conversation,
     Message,
+    check_weights,
     checked_messages,
     checked_tools,
+    has_weights,
     messages_of_text,
     prompt_text,
     response_text,
+    split_weights,
 )
-from training.utils.data.sources.formats.weights import check_weights, has_weights, split_weights
 
 if TYPE_CHECKING:
     from training.utils.contracts.media import ReadsMedia, RowMedium

@@ -16,8 +16,15 @@ from training.utils.base.errors import ThreestepError
 from training.utils.data.files.columns import FileRow, column_names, kind_of
 from training.utils.data.files.padding import nulls_sentence
 from training.utils.data.files.stored import stored_rows
-from training.utils.data.sources.formats.formats import FileColumns, Format, has_column, missing_column, recognise
-from training.utils.data.sources.formats.marks import read_mark
+from training.utils.data.sources.formats.formats import (
+    FileColumns,
+    Format,
+    Recognition,
+    has_column,
+    missing_column,
+    recognise,
+    recognition_of,
+)
 from training.utils.data.sources.formats.media import IMAGE_COLUMNS, check_media, check_text_parts, media_columns
 from training.utils.data.sources.formats.messages import (
     Message,
@@ -27,8 +34,7 @@ from training.utils.data.sources.formats.messages import (
     read_tools,
     response_text,
 )
-from training.utils.data.sources.formats.recognition import Recognition, recognition_of
-from training.utils.data.sources.formats.records import Record, value_of
+from training.utils.data.sources.formats.records import Record, read_mark, value_of
 from training.utils.data.sources.formats.trees import TreeRows, holds_trees
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 

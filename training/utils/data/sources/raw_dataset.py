@@ -14,7 +14,7 @@ from training.utils.data.sources.formats.media import ONLY_TEXT
 from training.utils.data.sources.formats.messages import response_begins
 
 if TYPE_CHECKING:
-    from training.utils.data.sources.formats.recognition import Recognition
+    from training.utils.data.sources.formats.formats import Recognition
 
 ALL_PHASES = (1, 2, 3)
 

@@ -21,9 +21,8 @@ from typing import TypeVar
 
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.base.user_files import load_module, loaded_name, named_object
-from training.utils.data.files.readers import READERS, is_saved_dataset, split_reader
+from training.utils.data.files.readers import READERS, is_saved_dataset, split_reader, why_no_dataset
 from training.utils.data.files.stored import check_stored
-from training.utils.data.files.strangers import why_no_dataset
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.plugins.registry import added, owner_of
 

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from training.utils.base.disk_errors import disk_error_in, disk_sentence
-from training.utils.base.errors import ThreestepError
+from training.utils.base.errors import ThreestepError, disk_error_in, disk_sentence
 
 Given = TypeVar("Given")
 _LONGEST_WAIT_SECONDS = 24 * 3600.0

@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from training.utils.models.own_forward import current_difference, own_forward_of
 from training.utils.models.tensors.packed import PackedLinear
 from training.utils.models.tensors.rounding import rms
-from training.utils.models.tensors.sharding import whole_shape
+from training.utils.models.tensors.weights import whole_shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.utils.base.disk_errors import disk_error_in
-from training.utils.base.errors import ThreestepError, first_line
+from training.utils.base.errors import ThreestepError, disk_error_in, first_line
 from training.utils.base.memory import is_out_of_memory
 from training.utils.base.storage import parse_json
 from training.utils.base.user_files import named_object

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import log
-from training.utils.base.disk_errors import disk_errors
-from training.utils.base.errors import ThreestepError, first_line
+from training.utils.base.errors import ThreestepError, disk_errors, first_line
 from training.utils.base.storage import publish_folder, remove
 from training.utils.models.adapters.lora import ADAPTER
 

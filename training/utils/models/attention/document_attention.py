@@ -24,8 +24,13 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from training.utils.models.attention.attention import BY_DOCUMENT, SDPA, set_text_attention, text_attention
-from training.utils.models.attention.attention_precision import attention_dtype
+from training.utils.models.attention.attention import (
+    BY_DOCUMENT,
+    SDPA,
+    attention_dtype,
+    set_text_attention,
+    text_attention,
+)
 
 if TYPE_CHECKING:
     from training.utils.contracts.runs import AttentionRun

@@ -1,4 +1,5 @@
-"""Models of images and text: which class loads them, and which of their parts are language, tower and projector.
+"""Models of images and text: which class loads them, which of their parts are language, tower and projector, the files
+of their image processor, and checks of what a model reads.
 
 Names of the parts (transformers 5.19):
 
@@ -7,18 +8,20 @@ Names of the parts (transformers 5.19):
 | Qwen2-VL, 2.5-VL, 3-VL | `language_model` | `visual` | `visual.merger`, `visual.deepstack_merger_list` |
 | LLaVA, Gemma 3, InternVL | `language_model` | `vision_tower` | `multi_modal_projector` |
 | LLaVA-NeXT, LLaVA-OneVision | `language_model` | `vision_tower` | `multi_modal_projector`, `image_newline` |
-| Idefics 3, SmolVLM | `text_model` | `vision_model` | `connector` |
-"""
+| Idefics 3, SmolVLM | `text_model` | `vision_model` | `connector` |"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from training.utils.base.errors import ThreestepError
 
 if TYPE_CHECKING:
     from torch import nn
-
 
 _PROJECTOR = re.compile(r"(^|[._])(merger|projector|connector|resampler|aligner|image_newline)([._]|$)")
 
@@ -91,3 +94,67 @@ def _language_name(model: nn.Module) -> str:
     text_config = config.get_text_config()
     parts = (name for name, part in model.named_modules() if name and getattr(part, "config", None) is text_config)
     return next(parts, "") if text_config is not config else ""
+
+
+# As transformers 5.19 names them. A chat template is the tokenizer's.
+_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+
+
+def processor_files(name_or_path: str | Path) -> list[Path]:
+    """Return those that a model's folder has; of a hub name, those in its local snapshot, downloaded where they are not
+    there yet."""
+    folder = Path(name_or_path)
+    if folder.is_dir():
+        return [folder / name for name in _FILES if (folder / name).is_file()]
+    from transformers.utils import cached_file
+
+    found = [cached_file(str(name_or_path), name, _raise_exceptions_for_missing_entries=False) for name in _FILES]
+    return [Path(path) for path in found if path is not None]
+
+
+def copy_files(files: Iterable[Path], folder: Path) -> None:
+    for file in files:
+        shutil.copyfile(file, folder / file.name)
+
+
+def write_beside(write_more: Callable[[Path], None] | None, files: Iterable[Path], folder: Path) -> None:
+    """Write what belongs into a model folder besides the model: files of its image processor, and what `write_more`
+    writes."""
+    copy_files(files, folder)
+    if write_more is not None:
+        write_more(folder)
+
+
+def check_reads_text(config: Any, name_or_path: str, takes_media: bool = False) -> None:
+    """ThreestepError for a model of images and text, unless transformers also takes it for a causal language model, and
+    for one that writes no text.
+
+    takes_media: what reads it trains such models too
+    """
+    if is_media_config(config) and not is_text_config(config) and not takes_media:
+        raise ThreestepError(
+            f"'{name_or_path}': expected a causal language model of text, got a model of images and text "
+            f"({config.model_type}), which is neither trained nor read here yet; give a language model"
+        )
+    if is_media_config(config) and not hasattr(config.get_text_config(), "vocab_size"):
+        raise ThreestepError(
+            f"'{name_or_path}': expected a model that writes text, got one of the family {config.model_type}, whose "
+            "config.json has no vocabulary; give a language model"
+        )
+
+
+def check_reads_media(config: Any, name_or_path: str) -> None:
+    """ThreestepError if a model reads text alone, for rows with images."""
+    if not is_media_config(config):
+        raise ThreestepError(
+            f"'{name_or_path}': expected a model of images and text, as rows of the data have images, got "
+            f"{config.model_type}, which reads text alone; give another model, or data without images"
+        )
+
+
+def refuse_without_projector(model: Any) -> NoReturn:
+    """ThreestepError for a model without a projector."""
+    raise ThreestepError(
+        f"--freeze_projector expects a model of images and text with a projector that is known by its name, got "
+        f"{type(model).__name__}; leave it out"
+    )

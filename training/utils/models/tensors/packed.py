@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
 
-from training.utils.models.tensors.sharding import count_elements
+from training.utils.models.tensors.weights import count_elements
 
 if TYPE_CHECKING:
     import torch

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from training.utils.contracts.runs import AttentionRun, RunSpan
-from training.utils.models.attention.attention_precision import attention_dtype
+from training.utils.models.attention.attention import attention_dtype
 from training.utils.models.attention.document_attention import attention_by_document
 
 SIZE = 80  # of a head: bfloat16 from 384 queries

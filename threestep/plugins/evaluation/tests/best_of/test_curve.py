@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from threestep.plugins.evaluation.best_of.curve import curve_of, divergence_of_best, over_optimised, picked_of
-from training.utils.rewards.several import best_of
+from training.utils.rewards.figures import best_of
 
 
 def test_by_hand():

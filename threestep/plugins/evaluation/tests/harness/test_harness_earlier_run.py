@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from training.utils.checkpoints.earlier_run import remove_earlier_run
 from training.utils.checkpoints.folder import CheckpointFolder
+from training.utils.checkpoints.other_runs import remove_earlier_run
 
 
 def test_figures_of_an_earlier_harness_are_removed(tmp_path):

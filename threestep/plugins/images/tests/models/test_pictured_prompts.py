@@ -23,7 +23,7 @@ from training.utils.generation.decoding.decode_check import fitting_way, why_not
 from training.utils.generation.decoding.decoding import FIXED, MASKED, WAYS, DecodeWay, of_one_length
 from training.utils.generation.decoding.prompt_inputs import prompt_inputs
 from training.utils.generation.engines.hf import TransformersRollout
-from training.utils.layout.with_media import laid_out
+from training.utils.layout.rows import laid_out
 from training.utils.models.attention_choice import settle_attention
 from training.utils.models.own_forward import OwnForward, read_own_forward
 from training.utils.models.token_model import PolicyModel

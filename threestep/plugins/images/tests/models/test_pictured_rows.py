@@ -8,8 +8,7 @@ from threestep.plugins.images.models.pictured import RowImages
 from threestep.plugins.images.pixels import ImagePixels
 from training.utils.contracts.documents import TokenSequence, plain
 from training.utils.contracts.media_spans import MediaSpan
-from training.utils.layout.rows import packed_rows
-from training.utils.layout.with_media import lacks_media, laid_out
+from training.utils.layout.rows import lacks_media, laid_out, packed_rows
 
 IMAGE = 90
 

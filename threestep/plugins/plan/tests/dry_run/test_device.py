@@ -7,7 +7,7 @@ import torch
 
 from threestep.plugins.plan.arguments import DryRunArguments
 from threestep.plugins.plan.dry_run.device import planned_device, verdict
-from training.utils.base.planned_memory import PlannedDevice
+from training.utils.base.memory import PlannedDevice
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from training.utils.contracts.documents import plain
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling, rolled_out
 from training.utils.generation.engines.hf import TransformersRollout
-from training.utils.layout.with_media import laid_out
+from training.utils.layout.rows import laid_out
 from training.utils.models.own_forward import read_own_forward
 from training.utils.models.token_model import PolicyModel
 

@@ -1,19 +1,20 @@
-"""Formats of rows: which columns a file needs for each, and which of them a file has.
+"""Formats of rows: which columns a file needs for each, which of them a file has, and which format a source is taken
+for.
 
 A file's format is recognised by its columns; flags name columns, or the format itself. Where two formats fit, the error
-names the flags that decide. Knows nothing of files or tokens.
-"""
+names the flags that decide. Columns whose names nearly fit, in capitals or with blanks around them, are read; misspelt
+ones are named in errors. Knows nothing of files or tokens, nor of how rows are read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from training.utils.base.errors import ThreestepError, nearest_names
-from training.utils.data.files.columns import Kinds, column_names, nearest_column
-from training.utils.data.sources.formats.marks import COLUMNS as MARK_COLUMNS
-from training.utils.data.sources.formats.marks import reader_of_marked
+from training.utils.data.files.columns import Kinds, column_names, folded, nearest_column
+from training.utils.data.sources.formats.records import COLUMNS as MARK_COLUMNS
 from training.utils.data.sources.formats.records import (
     Record,
     Roles,
@@ -22,8 +23,46 @@ from training.utils.data.sources.formats.records import (
     read_pair,
     read_ranked,
     read_text,
+    reader_of_marked,
 )
-from training.utils.data.sources.formats.spelling import as_formats_spell, check_numbers, nearest_format
+
+_CHOICES = ("choices", "options")  # beside which a number is an answer's place, not the answer
+_NEAR = 0.7  # of difflib: `questoin` is near `question`, `title` is near nothing
+
+
+def as_formats_spell(kinds: Kinds, fits: Callable[[Kinds], bool]) -> dict[str, str]:
+    """A column's name as formats spell it -> the file's: `question` -> `Question`, where `fits` takes those alone;
+    otherwise each name is its own."""
+    plain = {folded(column): column for column in kinds}
+    if len(plain) == len(kinds) and not fits(kinds) and fits({name: kinds[plain[name]] for name in plain}):
+        return plain
+    return {column: column for column in kinds}
+
+
+def nearest_format(kinds: Iterable[str], needs: Mapping[str, str]) -> str:
+    """A remark on the format whose columns the file nearly has; "" if there is none. needs: the columns of each."""
+    by_folded = {folded(column): column for column in kinds}
+    for name, columns in needs.items():
+        near = {
+            column: difflib.get_close_matches(column, by_folded, 1, _NEAR)
+            for column in columns.split(", ")
+            if column not in by_folded
+        }
+        if len(near) < len(columns.split(", ")) and all(near.values()):
+            meant = " and ".join(f"'{by_folded[given[0]]}' is its '{column}'" for column, given in near.items())
+            return f"; the nearest is {name}, if {meant}"
+    return ""
+
+
+def check_numbers(kinds: Kinds, column: str) -> None:
+    """ThreestepError if a column of answers holds numbers that may be places in a list of choices."""
+    where = kinds.get(column, {}).get("a number")
+    beside = next((name for name in kinds if folded(name) in _CHOICES), None)
+    if where and beside:
+        raise ThreestepError(
+            f"{where}: column '{column}' holds numbers beside '{beside}', so they may be places in it; write each "
+            "answer as text into a column, and name that with --chosen_column"
+        )
 
 
 @dataclass(frozen=True)
@@ -320,3 +359,48 @@ def _check_kinds(kinds: Kinds, roles: Roles, allowed: Mapping[str, tuple[str, ..
                 raise ThreestepError(
                     f"{where}: column '{column}': expected {' or '.join(accepted)}, got {kind}{remedy}"
                 )
+
+
+NOT_READ = "; not read: "  # before the columns, in a sentence
+_MAY_HOLD_TEXT = ("text", "a list", "an object")
+
+
+@dataclass(frozen=True)
+class Recognition:
+    """One source's format and columns.
+
+    format: a name of `--data_format`.
+    why: the columns or the flags that decided on it.
+    read: column -> its role, such as "prompt"; "extra_info.answer" is a part of a column.
+    texts_not_read: columns that hold text, lists or objects and are not read.
+    others_not_read: all further columns, of numbers and truth values.
+    notes: sentences on files, or values in them, that are passed over.
+    """
+
+    format: str
+    why: str
+    read: dict[str, str]
+    texts_not_read: tuple[str, ...] = ()
+    others_not_read: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """One line for a log. Columns of text alone are named as not read: an id or a score is no text to learn."""
+        columns = ", ".join(f"{role} '{column}'" for column, role in self.read.items())
+        unread = f"{NOT_READ}{column_names(self.texts_not_read)}" if self.texts_not_read else ""
+        return f"read as {self.format} because of {self.why}: {columns}{unread}"
+
+    def as_json(self) -> dict[str, Any]:
+        """All fields and the sentence as JSON values."""
+        lists = {name: list(getattr(self, name)) for name in ("texts_not_read", "others_not_read", "notes")}
+        return {**asdict(self), **lists, "sentence": self.sentence}
+
+
+def recognition_of(kinds: Kinds, name: str, why: str, read: Iterable[tuple[str, str]]) -> Recognition:
+    """The record of a file with these columns, of which `read` names some, or parts of some: (column, role)."""
+    by_column = dict(read)
+    heads = {*by_column, *(column.partition(".")[0] for column in by_column)}
+    unread = [column for column in kinds if column not in heads]
+    texts = tuple(column for column in unread if any(kind in _MAY_HOLD_TEXT for kind in kinds[column]))
+    return Recognition(name, why, by_column, texts, tuple(column for column in unread if column not in texts))

@@ -1,0 +1,104 @@
+"""The source of a run's rollouts: the engine of --rollout_engine or what a plugin puts around it or in its place; the
+decode loop and the scheduler, which a plugin may have. Without one, engines draw by their own loop, and the newest
+weights draw each step's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from training.utils.base.errors import ThreestepError
+from training.utils.base.user_files import named_object
+from training.utils.plugins.registry import added, hooks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from training.step3_ppo.contracts.rollout_queue import Asking, RolloutQueue
+    from training.step3_ppo.flags.algorithm import Algorithm
+    from training.step3_ppo.flags.ppo_flags import PpoFlags
+    from training.utils.base.errors import Mistakes
+    from training.utils.contracts.decode_loops import AskedLoop
+    from training.utils.contracts.media import RunMedia
+    from training.utils.contracts.rollout_engine import RolloutEngine
+
+
+def asked_loop(flags: PpoFlags, mistakes: Mistakes) -> AskedLoop | None:
+    """Return the loop; None where engines draw by their own. Note values of flags that ask for none that there is.
+    ThreestepError where two plugins would draw."""
+    made = (named_object(place)(flags, mistakes) for place in added("decode_loops", ()).values())
+    found = [loop for loop in made if loop is not None]
+    if len(found) > 1:
+        names = " and ".join(loop.name for loop in found)
+        raise ThreestepError(f"responses are drawn in one way, and {names} would each draw them; leave one out")
+    return next(iter(found), None)
+
+
+def check_loop(loop: AskedLoop | None, given: str, engine: type[RolloutEngine] | None, mistakes: Mistakes) -> None:
+    """Note what the loop does not go with. given: the engine's name; engine: None where it is unknown, which was
+    noted."""
+    if loop is None:
+        return
+    mistakes.require(
+        engine is None or loop.fits(engine),
+        f"--rollout_engine {given} does not support {loop.name}, got {loop.value}; leave it out or use another engine",
+    )
+    loop.check(mistakes)
+
+
+class RolloutSource:
+    """The engine itself. name, value: of the flag that asks for another source. draws: this run's own weights draw."""
+
+    draws = True
+
+    def __init__(self, name: str = "", value: Any = None) -> None:
+        self.name, self.value = name, value
+
+    def engine(self, create: Callable[[], RolloutEngine], *, rank: int, decides: Mapping[str, Any]) -> RolloutEngine:
+        """Return what draws, or has drawn. create: makes the engine. decides: what else than the sampling decides the
+        responses, by name, as JSON holds it."""
+        return create()
+
+
+def source_of(flags: PpoFlags) -> RolloutSource:
+    """Return the source of a run's rollouts (`rollout_sources` of plugins). ThreestepError for two flags that name
+    one."""
+    settings, kinds = flags.settings, added("rollout_sources", ())
+    found = [name for name in kinds if settings.get(name) is not None]
+    if len(found) > 1:
+        raise ThreestepError(f"rollouts have one source, and --{' and --'.join(found)} each name one; leave one out")
+    return named_object(kinds[found[0]])(found[0], settings[found[0]]) if found else RolloutSource()
+
+
+class RolloutScheduler:
+    """The settings of a queue, as `Hooks.rollout_scheduler` makes them of a run's flags."""
+
+    def check(self, algorithm: Algorithm, mistakes: Mistakes) -> None:
+        """Note flags that need the newest weights to draw."""
+
+    def check_run(
+        self, engine: type[RolloutEngine], media: RunMedia | None, *, rollouts: int, prompts_of_step: int, ranks: int
+    ) -> None:
+        """Raise ThreestepError for a run that cannot draw so. media: of its prompts. rollouts: of the run.
+        prompts_of_step: of all ranks."""
+
+    def kept_versions(self, engine: type[RolloutEngine], beside_training: bool) -> int:
+        """Return how many versions of the weights are kept for drawing, at most. beside_training: False where a step's
+        rollouts are drawn before it trains."""
+        return 0
+
+    def wanted(self) -> dict[str, Any]:
+        """Return flags with their values that an engine must support (`supports_NAME`)."""
+        return {}
+
+    def open(self, asking: Asking) -> RolloutQueue:
+        """Return the queue of a run. A collective."""
+        raise NotImplementedError
+
+
+def scheduler_of(flags: PpoFlags) -> RolloutScheduler | None:
+    """Return what decides which weights draw; None where the newest do. ThreestepError where two plugins would."""
+    found = [scheduler for make in hooks("rollout_scheduler") if (scheduler := make(flags)) is not None]
+    if len(found) > 1:
+        kinds = " and ".join(type(each).__name__ for each in found)
+        raise ThreestepError(f"rollouts are drawn in one order, and {kinds} would each decide about it; leave one out")
+    return next(iter(found), None)

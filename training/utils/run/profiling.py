@@ -1,0 +1,104 @@
+"""The time that each named phase of a loop takes, and profiler traces of single steps (`--profile_steps`), for Perfetto
+(ui.perfetto.dev), chrome://tracing and TensorBoard's profiler plugin."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+OTHER = "other"
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+class PhaseClock:
+    """Seconds by phase since the last `read`; time outside all phases is `other`. A nested phase does not count in the
+    outer one, so that all of them add up to the time that has passed. Profiler traces show the phases' names too.
+
+    wait: called when a phase begins and ends, so that a GPU's work counts in the phase that started it
+    """
+
+    def __init__(self, wait: Callable[[], object] | None = None) -> None:
+        self._wait = wait
+        self._open = [OTHER]
+        self._seconds: dict[str, float] = {}
+        self._since = time.monotonic()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self._charge()
+        self._open.append(name)
+        try:
+            with torch.profiler.record_function(name):
+                yield
+        finally:
+            self._charge()
+            self._open.pop()
+
+    def read(self) -> dict[str, float]:
+        """The seconds; then start again from 0."""
+        self._charge()
+        seconds, self._seconds = self._seconds, {}
+        return seconds
+
+    def _charge(self) -> None:
+        if self._wait is not None:
+            self._wait()
+        now = time.monotonic()
+        name = self._open[-1]
+        self._seconds[name] = self._seconds.get(name, 0.0) + now - self._since
+        self._since = now
+
+
+def gpu_wait(device: torch.device) -> Callable[[], object] | None:
+    """A clock's `wait`: until the GPU has finished its work; None on a CPU."""
+    return functools.partial(torch.cuda.synchronize, device) if device.type == "cuda" else None
+
+
+def timed(name: str) -> Callable[[Method], Method]:
+    """Make a method a phase of `self.clock`."""
+
+    def decorate(method: Any) -> Any:
+        @functools.wraps(method)
+        def clocked(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with self.clock.phase(name):
+                return method(self, *args, **kwargs)
+
+        return clocked
+
+    return decorate
+
+
+@dataclass(frozen=True)
+class Traces:
+    """steps: those to trace, counted as in metrics.jsonl. folder: for the files, one a step and rank."""
+
+    steps: frozenset[int] = frozenset()
+    folder: Path = Path()
+
+    def path(self, step: int, rank: int) -> Path:
+        return self.folder / f"step{step}_rank{rank}.pt.trace.json.gz"
+
+
+def traced(steps: Iterable[int], traces: Traces, rank: int) -> Iterator[int]:
+    """Yield the same steps; the profiler runs from where a step to trace is yielded until the next is requested."""
+    for step in steps:
+        if step not in traces.steps:
+            yield step
+            continue
+        from torch.profiler import profile  # of all the machine's activities: CPU and GPU
+
+        profiler = profile()
+        profiler.start()
+        try:
+            yield step
+        finally:  # also if the loop ends with this step
+            profiler.stop()
+            traces.folder.mkdir(parents=True, exist_ok=True)
+            profiler.export_chrome_trace(str(traces.path(step, rank)))
