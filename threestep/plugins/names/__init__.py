@@ -1,5 +1,6 @@
 """Flags of other programs (DeepSpeed-Chat, transformers, TRL) and their counterparts here, as tables."""
 
+from threestep.plugins.names.meant_flags import MEANT
 from training.utils.plugins.plugin import OtherNames, Plugin
 
 _TABLES = f"{__name__}.deepspeed_chat_flags"
@@ -19,4 +20,5 @@ PLUGIN = Plugin(
         defaults=f"{_TABLES}:old_defaults",
         run=f"{__name__}.e2e_flags",
     ),
+    tables={"meant_flags": MEANT},
 )

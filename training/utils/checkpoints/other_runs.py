@@ -1,5 +1,5 @@
 """Other runs in a run's folder: an earlier one is refused, or removed by `--overwrite_output_dir`, and one at a time
-writes there. The system releases the lock when its holder is killed."""
+writes there. The system releases the lock when its holder is killed. Cheap to import."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import read_json_object, try_lock
-from training.utils.engine.ranks.collectives import on_main
 from training.utils.plugins.registry import added
 from training.utils.run.run_folder import make_output_dir
 from training.utils.trackers.table import WRITTEN
@@ -116,6 +115,8 @@ def only_run(output_dir: str | Path) -> Iterator[None]:
 @contextlib.contextmanager
 def only_run_in(output_dir: str, ranks: Ranks) -> Iterator[None]:
     """As `only_run`, held by rank 0; the ThreestepError is raised on every rank. A collective."""
+    from training.utils.engine.ranks.collectives import on_main
+
     with contextlib.ExitStack() as held:
         on_main(lambda: held.enter_context(only_run(output_dir)), ranks.is_main)
         yield

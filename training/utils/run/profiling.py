@@ -1,5 +1,5 @@
 """The time that each named phase of a loop takes, and profiler traces of single steps (`--profile_steps`), for Perfetto
-(ui.perfetto.dev), chrome://tracing and TensorBoard's profiler plugin."""
+(ui.perfetto.dev), chrome://tracing and TensorBoard's profiler plugin. Cheap to import: flags are read as `Traces`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 OTHER = "other"
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -25,7 +26,9 @@ class PhaseClock:
     """
 
     def __init__(self, wait: Callable[[], object] | None = None) -> None:
-        self._wait = wait
+        from torch.profiler import record_function
+
+        self._wait, self._named = wait, record_function
         self._open = [OTHER]
         self._seconds: dict[str, float] = {}
         self._since = time.monotonic()
@@ -35,7 +38,7 @@ class PhaseClock:
         self._charge()
         self._open.append(name)
         try:
-            with torch.profiler.record_function(name):
+            with self._named(name):
                 yield
         finally:
             self._charge()
@@ -58,6 +61,8 @@ class PhaseClock:
 
 def gpu_wait(device: torch.device) -> Callable[[], object] | None:
     """A clock's `wait`: until the GPU has finished its work; None on a CPU."""
+    import torch
+
     return functools.partial(torch.cuda.synchronize, device) if device.type == "cuda" else None
 
 

@@ -1,4 +1,4 @@
-"""The arguments that each attention implementation takes for a token layout, and the precision in which a CPU computes.
+"""The arguments that each attention implementation takes for a token layout.
 
 | --attn_implementation | argument | where |
 | --- | --- | --- |
@@ -9,22 +9,13 @@
 | flex_attention | a block mask: masked blocks are skipped, also between responses | CUDA (no backward on a CPU) |
 | flash_attention_2, _3 | cumulative lengths of the documents, all rows as one | CUDA; no shared prompts |
 
-torch's SDPA kernel for a CPU cuts queries into blocks of 32, 64 (from 192 queries) or 256 (from 768), and multiplies
-block by block. Each of these small products costs more to set up in bfloat16, and more again for a length that it has
-not met before, so that forward and backward of a run are faster in float32, casts included, and closer to float64's:
-1.1 to 5 times as fast below 768 queries of a head of 64 (docs/lab_book.md: measured on one CPU with AVX512-BF16). A
-lone query of a head, of a decoded token, is too; of 2 to 9 queries both take as long, and these stay in bfloat16.
-The choice reads a run's length alone: its result does not depend on its neighbours, on the machine's load, or on
-whether gradients are wanted.
-
-Knows no engine and no loss. N rows, T tokens in a row."""
+Knows no engine and no loss. N rows, T tokens in a row.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 if TYPE_CHECKING:
     from training.utils.contracts.token_rows import TokenRows
@@ -124,16 +115,3 @@ def model_inputs(rows: TokenRows, implementation: str, window: int | None = None
             ends_TT = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).triu(1 - window)
             inputs["attention_mask"] = {"full_attention": mask, "sliding_attention": mask & ends_TT}
     return inputs
-
-
-# Head size at most, and the number of queries from which bfloat16 is as fast.
-_FLOAT32_BELOW = ((32, 1400), (64, 768))
-_OTHERWISE = 384
-
-
-def attention_dtype(queries: int, part: torch.Tensor) -> torch.dtype:
-    """Return the dtype to compute attention of `queries` tokens in. part: queries or keys, [..., head size]."""
-    if part.dtype != torch.bfloat16 or part.device.type != "cpu":
-        return part.dtype
-    most = next((most for size, most in _FLOAT32_BELOW if part.shape[-1] <= size), _OTHERWISE)
-    return torch.float32 if queries < most else part.dtype

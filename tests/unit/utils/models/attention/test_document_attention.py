@@ -10,10 +10,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from training.utils.contracts.documents import TokenSequence, plain, shared_prompt
 from training.utils.layout.rows import packed_rows
 from training.utils.models.attention import document_attention
-from training.utils.models.attention.attention import attention_dtype
 from training.utils.models.attention.document_attention import (
     BY_DOCUMENT,
     attention_by_document,
+    attention_dtype,
     comparisons_with_sdpa,
     share_keys_of_few_tokens,
     use_document_attention,
