@@ -5,7 +5,8 @@
 
 One constant was chosen by looking at rows, the share of their rates that kernels reach in a training step. Each row is
 judged with the median of the rows of all other sources, not with its own. Prints every ratio, how many are within 30 %,
-and how often the faster of two settings is the faster one; then seconds of steps of RL. docs/clock.md explains misses.
+and how often the faster of two settings is the faster one; then seconds of steps of RL.
+The lab book explains misses.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 
 Each family is judged in a process of its own, forked from this one, which has imported everything once; a hang or a
 crash of one is its result. --json: the answers as they come. --out: the page of all families, docs/models.md;
---from: of answers that were kept, without asking again. --vision: families of models of images and text instead, which
-have a part of the page.
+--from: of answers that were kept, without asking again. --vision: families of models of images and text instead, whose
+page is threestep/plugins/images/families.md.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, help="families judged at a time")
     parser.add_argument("--limit_seconds", type=float, default=180.0, help="for one family")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the answers go, family by family")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the page of all families, docs/models.md")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the page of all families")
     parser.add_argument("--from", nargs="+", type=Path, dest="kept", metavar="FILE", help="later files count")
     flags = parser.parse_args()
     names = flags.only or (vision_families() if flags.vision else families())
@@ -76,15 +76,11 @@ def families() -> list[str]:
 
 
 def write_page(file: Path, results: list[dict[str, Any]], vision: bool) -> None:
-    """Write the part of the page that the results are of; what the file has of the other stays."""
-    from tests.families.page import page, vision_part, whole_page
+    """Write the page that the results are of."""
+    from tests.families.page import page, vision_page
 
-    old = file.read_text(encoding="utf-8") if file.is_file() else ""
-    if vision:
-        new = whole_page(old, None, vision_part(results, "python -m tests.families --vision --out docs/models.md"))
-    else:
-        new = whole_page(old, page(results, "python -m tests.families --out docs/models.md"), None)
-    file.write_text(new, encoding="utf-8")
+    command = f"python -m tests.families {'--vision ' if vision else ''}--out {file.as_posix()}"
+    file.write_text((vision_page if vision else page)(results, command), encoding="utf-8")
 
 
 def vision_families() -> list[str]:

@@ -1,5 +1,5 @@
-"""docs/models.md: what the sweep found of every family, a row each: of language models, then of those of images and
-text."""
+"""What the sweep found of every family, a row each: docs/models.md of language models, and families.md of the plugin
+`images` of those of images and text."""
 
 from __future__ import annotations
 
@@ -42,20 +42,19 @@ padded, at every stage are compared for a dozen families by `tests/invariants` (
 """  # noqa: E501
 
 
-VISION_HEADING = "## Models of images and text"
 _VISION_COLUMNS = ("family", "class", "rows of texts", "rollouts of texts", "rows with images")
-_VISION_HEAD = """{heading}
+_VISION_HEAD = """# Families of models of images and text
 
 Every family that transformers loads by `AutoModelForImageTextToText`, at its smallest, with random weights, loaded as a run loads it.
-`{command}` runs the comparison again and writes this part.
+`{command}` runs the comparison again and writes this page.
 
 {summary}
 
 | column | meaning |
 | --- | --- |
-| rows of texts | as above, of rows without images |
-| rollouts of texts | as above |
-| rows with images | of the [families that are known](images.md): prompts of one image and of two that responses share, images in two turns and a text give the log-probabilities of the model's own forward of each sequence, padded, packed and shared; the negative of a picture moves the sequences that have it, and no others. *refused*: a row with an image ends the run before a model loads, by a sentence that names the family and those that are known |
+| rows of texts | as of [language models](../../../docs/models.md), of rows without images |
+| rollouts of texts | as there |
+| rows with images | of the [families that are known](README.md): prompts of one image and of two that responses share, images in two turns and a text give the log-probabilities of the model's own forward of each sequence, padded, packed and shared; the negative of a picture moves the sequences that have it, and no others. *refused*: a row with an image ends the run before a model loads, by a sentence that names the family and those that are known |
 
 Gradients, all stages of ZeRO, one rank and two, reward models and step 3 with images are compared with plain PyTorch by
 `tests/invariants/test_images_exact.py`.
@@ -63,9 +62,9 @@ Gradients, all stages of ZeRO, one rank and two, reward models and step 3 with i
 """  # noqa: E501
 
 
-def vision_part(results: list[Result], command: str) -> str:
-    """The part of the page on models of images and text."""
-    head = _VISION_HEAD.format(heading=VISION_HEADING, command=command, summary=_vision_summary(results))
+def vision_page(results: list[Result], command: str) -> str:
+    """The page of models of images and text."""
+    head = _VISION_HEAD.format(command=command, summary=_vision_summary(results))
     lines = [head.rstrip(), "", _line(_VISION_COLUMNS), _line(["---"] * len(_VISION_COLUMNS))]
     lines += [_line(_vision_cells(result)) for result in results if not result["built"]]
     not_built = [result for result in results if result["built"]]
@@ -98,13 +97,6 @@ def _vision_cells(result: Result) -> list[str]:
         "" if refused else _of_rollouts(answers),
         images,
     ]
-
-
-def whole_page(old: str, texts: str | None, vision: str | None) -> str:
-    """The page `old` with new parts, where there are some."""
-    kept, _, kept_vision = old.partition(VISION_HEADING)
-    last = vision if vision is not None else VISION_HEADING + kept_vision if kept_vision else ""
-    return "\n\n".join(filter(None, [(kept if texts is None else texts).rstrip("\n"), last.rstrip("\n")])) + "\n"
 
 
 def page(results: list[Result], command: str) -> str:

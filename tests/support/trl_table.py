@@ -1,4 +1,4 @@
-"""The tables of Hugging Face's and TRL's flags, fields and command lines, as docs/from_trl.md shows them.
+"""The tables of Hugging Face's and TRL's flags, fields and command lines, for threestep/plugins/names/from_trl.md.
 
 python -m tests.support.trl_table
 """

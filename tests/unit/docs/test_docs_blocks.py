@@ -24,7 +24,7 @@ RUN_ELSEWHERE = {
     ("docs/add_a_step.md", "main.py"),
     *(("docs/write_a_plugin.md", f"{name}.py") for name in ("__init__", "engine", "loss", "tracker", "command")),
     ("docs/after_training.md", "answer.py"),  # threestep/plugins/serve/tests/end_to_end/test_serve.py
-    ("docs/after_training.md", "ask.py"),
+    ("threestep/plugins/serve/README.md", "ask.py"),
     (
         "threestep/plugins/environments/README.md",
         "my_maze.py",

@@ -42,6 +42,15 @@ def test_every_page_has_its_place_in_the_order_of_reading():
     assert missing == []
 
 
+def test_each_plugin_has_a_page_and_the_index_lists_them_by_name_behind_the_core():
+    text = (ROOT / "docs" / "index.md").read_text()
+    core, section = text.split("\n## Plugins\n")
+    listed = re.findall(r"^- \[(\w+)\]\(\.\./threestep/plugins/(\w+)/README\.md\)", section, re.MULTILINE)
+    plugins = sorted(path.parent.name for path in ROOT.glob("threestep/plugins/*/__init__.py"))
+    assert listed == [(name, name) for name in plugins]
+    assert "threestep/plugins" not in core
+
+
 def test_what_the_modules_import_is_installed_or_mocked():
     """Autodoc imports every module of training: a package of no extra that one needs would fail the build."""
     mocked = re.search(r"^autodoc_mock_imports = \[(.*)\]$", (SITE / "conf.py").read_text(), re.MULTILINE).group(1)

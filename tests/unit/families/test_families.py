@@ -11,7 +11,7 @@ import pytest
 
 from tests.families.answers import REFUSED, RIGHT, WRONG, Answer, asked, compared
 from tests.families.configs import OVERRIDES, OVERRIDES_OF_VISION, VARIANTS, VOCABULARY, WINDOW, tiny_config
-from tests.families.page import page, whole_page
+from tests.families.page import page
 from tests.support.forked_programs import run_python
 from training.utils.base.errors import ThreestepError
 
@@ -102,15 +102,6 @@ def test_no_family_of_images_is_wrong(of_vision):
         if answer["verdict"] not in (RIGHT, REFUSED)
     ]
     assert len(of_vision) > 80 and not wrong
-
-
-def test_a_part_of_the_page_stays_where_the_other_is_written_anew():
-    heading = "## Models of images and text"
-    assert whole_page("", "# Models\n", None) == "# Models\n"
-    both = whole_page("# Models\n", None, f"{heading}\n\nvision\n")
-    assert both == f"# Models\n\n{heading}\n\nvision\n"
-    assert whole_page(both, "# New\n", None) == f"# New\n\n{heading}\n\nvision\n"
-    assert whole_page(both, None, f"{heading}\n\nnew\n") == f"# Models\n\n{heading}\n\nnew\n"
 
 
 def test_a_crash_and_a_hang_are_results(tmp_path, monkeypatch, capsys):

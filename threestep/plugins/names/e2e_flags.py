@@ -1,7 +1,7 @@
 """DeepSpeed-Chat's e2e_rlhf.py: its flags, and the settings of the scripts that it runs, as all_steps reads a file.
 
 It runs one script a step, by the size of the model and the kind of machines. What the scripts leave out is a default of
-ours (docs/from_deepspeed_chat.md).
+ours (from_deepspeed_chat.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fields of TRL's and transformers' settings that no flag of ours stands for: why each is not needed, or is refused.
 
-With the tables of `hf_flags` and `hf_ppo_flags` these are every field that TRL's commands take. docs/from_trl.md shows
-them.
+With the tables of `hf_flags` and `hf_ppo_flags` these are every field that TRL's commands take. from_trl.md beside it
+shows them.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class SpeedArguments:
     use_liger_kernel: bool | None = flag(
         None,
         "Fused norms, gates and rotations of Liger Kernel, on CUDA. auto: where it is installed and gives the model's "
-        "own numbers (docs/performance.md).",
+        "own numbers (threestep/plugins/speed/README.md).",
         takes_auto=True,
     )
 
@@ -65,7 +65,7 @@ class PpoSpeedArguments(SpeedArguments):
     use_liger_kernel: bool | None = flag_of(
         SpeedArguments,
         "Fused norms, gates and rotations of Liger Kernel in all four models, on CUDA. auto: none, as a step of step 3 "
-        "has not been faster by them (docs/performance.md).",
+        "has not been faster by them (threestep/plugins/speed/README.md).",
     )
 
     @property

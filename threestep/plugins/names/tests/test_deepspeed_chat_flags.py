@@ -21,7 +21,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import parse_arguments, resolved_settings
 from training.utils.flags.other_names import DEEPSPEED_CHAT, Same, translated
 
-DOCUMENT = Path(__file__).parents[4] / "docs" / "from_deepspeed_chat.md"
+DOCUMENT = Path(__file__).parents[1] / "from_deepspeed_chat.md"
 
 # The flags of DeepSpeed-Chat's four programs, as it spells them, and what they are to become: a setting's value; SAID
 # where the line says that it is not needed; or (setting, value) where it has another name here.

@@ -25,7 +25,7 @@ from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.other_names import Refused, translated
 from training.utils.flags.step import known_steps
 
-DOCUMENT = Path(__file__).parents[4] / "docs" / "from_trl.md"
+DOCUMENT = Path(__file__).parents[1] / "from_trl.md"
 # Of the lines that TRL prints, those that name no data (two of them of scripts that name it themselves), and one whose
 # batch is less than a group.
 NO_DATA, LESS_THAN_A_GROUP = "--data_path expects at least one dataset", "a rank draws 2 x 1 completions"

@@ -24,7 +24,7 @@ from training.utils.flags.arguments import parse_arguments, resolved_settings
 from training.utils.flags.other_names import HUGGING_FACE
 from training.utils.flags.step import known_steps
 
-DOCUMENT = Path(__file__).parents[4] / "docs" / "from_trl.md"
+DOCUMENT = Path(__file__).parents[1] / "from_trl.md"
 
 # What is typed, and what becomes of it: settings; SAID, where a line says that it is not needed; or the words of the
 # sentence that refuses it.

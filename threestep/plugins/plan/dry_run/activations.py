@@ -3,7 +3,7 @@
 Activations are counted, not guessed: the model runs on the meta device, where a tensor has a shape and no memory, and
 the tensors that autograd saves for the backward are added up. For a GPT layer in half precision that gives the terms of
 Korthikanti et al. 2022 ("Reducing Activation Recomputation in Large Transformer Models", section 4) without the
-attention matrix, which no kernel used here saves; for other families, whatever their layers save (docs/scale.md).
+attention matrix, which no kernel used here saves; for other families, whatever their layers save (plan/memory.md).
 
 N rows, T tokens in a row, H hidden size, V vocabulary, A heads, K key-value heads, D head size.
 """

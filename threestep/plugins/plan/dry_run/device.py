@@ -22,7 +22,7 @@ def verdict(device: PlannedDevice, most_bytes: int) -> str | None:
     size = f"a GPU of {device.memory_bytes / 1e9:g} GB ({device.memory_bytes / _GIB:.1f} GiB)"
     share = f"{most_bytes / device.memory_bytes:.0%} of it"
     if most_bytes > device.memory_bytes:
-        return f"this does not fit {size}: {share}; the flags that help are in docs/scale.md"
+        return f"this does not fit {size}: {share}; the flags that help are in threestep/plugins/plan/memory.md"
     if not device.leaves_room(most_bytes):
         return (
             f"this hardly fits {size}: {share}, and CUDA's context, the collectives' buffers and fragmentation "

@@ -2,7 +2,7 @@
 
 The formulas are ZeRO's (Rajbhandari et al. 2020, section 3: 2 + 2 + 12 bytes a weight in half precision, each divided
 by the ranks from the stage on that shards it), with DeepSpeed 0.19's deviations; a test compares them with the memory
-of its engines (docs/scale.md).
+of its engines (plan/memory.md).
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def print_memory(
     width = max(len(line.name) for line in table if line is not None)
     rule = "  " + "-" * (width + 22)
     rows = [rule if line is None else _row(line, width) for line in table]
-    title = "memory of one rank, estimated, in GiB (docs/scale.md):"
+    title = "memory of one rank, estimated, in GiB (threestep/plugins/plan/memory.md):"
     log_on_main("\n".join([title, f"  {'':{width}} {'device':>10} {'host':>10}", *rows]))
     sentence = verdict(largest.device_bytes)
     if sentence is not None:

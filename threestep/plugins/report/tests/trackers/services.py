@@ -1,6 +1,6 @@
 """Packages of services, stood in for by modules that record the calls.
 
-The services were tried with their own packages by hand (docs/watching.md); what is held here is the shape of the calls.
+The services were tried with their own packages by hand; what is held here is the shape of the calls.
 """
 
 from __future__ import annotations

@@ -134,11 +134,13 @@ def test_texts(client):
     assert [choice.index for choice in answer.choices] == [0, 1]
 
 
-@pytest.mark.parametrize("name", ["answer.py", "ask.py"])
-def test_the_pages_programs_run(server, folder, name, tmp_path):
+@pytest.mark.parametrize(
+    ("page", "name"), [("docs/after_training.md", "answer.py"), ("threestep/plugins/serve/README.md", "ask.py")]
+)
+def test_the_pages_programs_run(server, folder, page, name, tmp_path):
     (tmp_path / "runs" / "ppo").mkdir(parents=True)
     (tmp_path / "runs" / "ppo" / "model").symlink_to(folder)
-    text = (ROOT / "docs" / "after_training.md").read_text()
+    text = (ROOT / page).read_text()
     program = next(block.content for block in blocks(text) if block.label == name)
     environment = {**os.environ, "OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": server.key}
     done = subprocess.run(
