@@ -1,5 +1,5 @@
 """Figures of the best of k responses for k up to n: its expected reward and, of a checker, the score of the response
-that the reward picks. Sources: `utils.rewards.several`."""
+that the reward picks. Sources: `utils.rewards.figures`."""
 
 from __future__ import annotations
 
