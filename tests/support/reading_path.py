@@ -1,146 +1,113 @@
-"""The code that one reads to understand one PPO step: `python -m tests.support.reading_path [CHECKOUT]`.
+"""The code that one follows from a step's `main` through a short run: `python -m tests.support.reading_path [CHECKOUT]`.
 
-A listed path from step 3's program to the doors of generate, forward and backward: functions and records by their
-names, in the order of reading. All lines of each are counted, from decorators to end, docstrings too; of a class that
-has methods, its head, docstring and fields. Left out, since their names say enough: the opening of models and engines;
-checks, clocks, figures and guards against rounding; and what lies behind the doors: rollout engines, models, the
-training engine, the planner of rows.
-
-A test keeps the list whole (tests/test_reading_path.py): every function of step 3 that a plain step runs
-is on the path or in ASIDE.
+Each step is run once on a tiny model with a profile hook. Whole functions of `training/` that are called count, from
+decorators to end; plugins and third parties do not. The loop is what is called while the trainer's `train` runs.
 """
 
 from __future__ import annotations
 
 import ast
+import json
+import os
+import runpy
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import tempfile
+import threading
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from tests.support.sources import modules, tree
-
-# module, below `training`: names
-PATH = """
-step3_ppo.main: train
-step3_ppo.run: run
-step3_ppo.parts.settings: loop_settings
-step3_ppo.roles.roles: Roles
-step3_ppo.contracts.settings: PpoSettings DrawingSettings ExperienceSettings ReadingSettings KlSettings UpdateSettings
-    LearningSettings ScoringSettings
-step3_ppo.trainer: PpoTrainer PpoTrainer.train PpoTrainer.samples PpoTrainer.rollouts PpoTrainer.next_prompts
-    PpoTrainer._own PpoTrainer.roll_out PpoTrainer._sample_seeds PpoTrainer._drawn PpoTrainer.score
-    PpoTrainer.experience_of PpoTrainer.learn PpoTrainer.steer_kl
-step3_ppo.parts.prompt_source: PromptSource.take
-utils.data.rows.collate: PromptBatch collate_prompts
-step3_ppo.experience.drawing: draw_responses request_for
-utils.contracts.rollout_engine: RolloutRequest
-utils.contracts.rollout: Rollout Rollout.drawn Rollout.sequences
-step3_ppo.contracts.records: Scored Samples Samples.scored Forward Readings Experience sequence_number
-step3_ppo.experience.scoring: start_scoring score outcome_scores
-step3_ppo.experience.reward_shaping: shaped_rewards missing_eos_punishment
-step3_ppo.experience.experience: make_experience token_rewards read_tokens _read
-step3_ppo.experience.exchange: read_balanced
-step3_ppo.mismatch.weights: old_policy
-step3_ppo.kl.estimators: k1
-step3_ppo.advantages.inputs: AdvantageInputs AdvantageInputs.inside_BR discounted_sums
-step3_ppo.advantages.returns: gae
-step3_ppo.advantages.whiten: moments whiten
-step3_ppo.kl.control: KlControl KlControl.update
-step3_ppo.learning.learning: Updates Updates.learn Updates._minibatches Learner Learner.learn Learner._totals
-    Learner.forwards Learner._read Learner._actor_loss Learner._critic_loss
-step3_ppo.learning.values: critic_loss
-step3_ppo.learning.notes: LearntRollout LearntRollout.laid_out Minibatch
-step3_ppo.experience.sequences: TrainingSequence TokenColumns TokenColumns.__init__ training_sequences
-    sequences_of_all_ranks
-step3_ppo.losses.tokens: PolicyTokens PolicyTokens.log_ratio_M
-step3_ppo.losses.policy: ppo
-step3_ppo.losses.added: value_loss
-step3_ppo.losses.aggregation: StepTotals token_mean
-utils.layout.order: ShuffledStream ShuffledStream.take
-utils.layout.rank_share: SequenceLayout rank_share
-utils.contracts.documents: TokenSequence
-utils.contracts.token_rows: TokenRows
-utils.contracts.guests: GuestSteps
-utils.models.target_head: TokenLogprobs
-utils.engine.accumulate: MicroLoss MicroBatch Trainee Trainee.begin Trainee.learn TakenStep accumulate
-"""
-
-# Functions of step 3 that a plain step runs too, and that a reader passes by: what each name says is enough.
-ASIDE = {
-    "keep rounding from deciding": """
-step3_ppo.advantages.inputs: settled alike _of_group
-""",
-    "check and warn": """
-step3_ppo.experience.scoring: _check_finite _warn_of_none
-""",
-    "do nothing without the flag of their name": """
-step3_ppo.learning.notes: LearntRollout.learnt
-step3_ppo.experience.reward_shaping: overlong_punishment
-step3_ppo.experience.scoring: further_columns
-step3_ppo.learning.learning: Learner._selected Learner._text_batches Learner._added Learner._has_kl Updates._next_texts
-    Updates.value_learner
-step3_ppo.learning.selection: selected_tokens
-step3_ppo.parts.prompt_source: PromptSource.observe
-""",
-    "note, record and report": """
-step3_ppo.learning.notes: StepNotes.__post_init__ StepNotes.begun StepNotes._next StepNotes.taken StepNotes.outcomes
-    StepNotes.figures rank_token_figures row_ids_of_all_ranks
-step3_ppo.learning.outcomes: prompt_outcomes
-step3_ppo.measures.measures: spread moments figures_of _row
-""",
-    "are short, and say what they return": """
-step3_ppo.experience.exchange: targets_of
-step3_ppo.experience.sequences: _parts counted_by_the_actor
-step3_ppo.roles.roles: Roles.actor_model Roles.scorer Roles.reading Roles.whole_actor Reference.__call__
-""",
+SHORT = "--max_eval_rows 2 --eval_interval 0 --dtype fp32 --max_train_steps 1"
+OF_ROWS = "--per_device_train_batch_size 2 --max_seq_len 48"
+STEPS = {
+    **dict.fromkeys(("step1_sft", "step2_reward", "step2_dpo"), f"--model_name_or_path START {SHORT} {OF_ROWS}"),
+    "step3_ppo": f"--actor_model_name_or_path START --critic_model_name_or_path step2_reward/model {SHORT} "
+    "--per_device_generation_batch_size 2 --max_answer_seq_len 4 --max_prompt_seq_len 40",
 }
 
 
-def listed(path: str = PATH) -> dict[str, list[str]]:
-    """Return the names of each module."""
-    lines = path.strip().replace("\n    ", " ").splitlines()
-    return {f"training.{module}": names.split() for module, _, names in (line.partition(":") for line in lines)}
+class Followed(NamedTuple):
+    """Lines of functions, and files that hold some."""
+
+    lines: int
+    files: int
 
 
-def lines_of(source: str) -> dict[str, int]:
-    """Return the lines of each function and class by its name, as they are counted."""
-
-    def visit(node: ast.AST, name: str) -> Iterator[tuple[str, int]]:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                first = min([child.lineno, *(decorator.lineno for decorator in child.decorator_list)])
-                inner = [each for each in child.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
-                last = child.end_lineno or child.lineno
-                if isinstance(child, ast.ClassDef) and inner:
-                    own = [each for each in child.body if each not in inner]
-                    last = max([child.lineno, *(each.end_lineno or each.lineno for each in own)])
-                yield f"{name}{child.name}", last - first + 1
-                yield from visit(child, f"{name}{child.name}.")
-
-    return dict(visit(tree(source), ""))
-
-
-def counted(sources: Mapping[str, str]) -> dict[str, dict[str, int]]:
-    """Return the lines of each listed name, by module. KeyError for a name that its module lacks."""
-    return {module: {name: lines_of(sources[module])[name] for name in names} for module, names in listed().items()}
+def followed(place: Path, checkout: Path = Path()) -> dict[str, dict[str, Followed]]:
+    """Run each step in the folder `place`, which has a model folder START and pairs.jsonl; return for each the whole
+    program and its loop."""
+    found = {}
+    environment = {
+        **os.environ, "PYTHONPATH": str(checkout.resolve()), "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    for step, flags in STEPS.items():
+        data = f"--data_path jsonl:pairs.jsonl --data_output_path cache --output_dir {step}"
+        command = [sys.executable, str(Path(__file__).resolve()), str(checkout.resolve()), step, *flags.split()]
+        subprocess.run([*command, *data.split()], cwd=place, env=environment, check=True, stdout=subprocess.DEVNULL)
+        told = json.loads((place / f"{step}.json").read_text())
+        found[step] = {part: Followed(*numbers) for part, numbers in told.items()}
+    return found
 
 
-def is_class(name: str) -> bool:
-    return name.rpartition(".")[2].lstrip("_")[0].isupper()
+def run_and_count(package: Path, step: str, argv: list[str]) -> dict[str, tuple[int, int]]:
+    """Run a step's main in this process; return lines and files of the whole program, and of its loop."""
+    called: dict[str, set[tuple[str, int]]] = {"program": set(), "loop": set()}
+    trainer, open_loops = str(package / step / "trainer.py"), 0
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        nonlocal open_loops
+        code = frame.f_code
+        if event not in ("call", "return") or not code.co_filename.startswith(str(package)):
+            return
+        is_loop = code.co_filename == trainer and code.co_name == "train"
+        open_loops += is_loop * (1 if event == "call" else -1)
+        for part in ("program", *(["loop"] if open_loops or is_loop else [])):
+            called[part].add((code.co_filename, code.co_firstlineno))
+
+    sys.argv = [step, *argv]
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        runpy.run_module(f"training.{step}.main", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code:
+            raise
+    finally:
+        sys.setprofile(None)
+    return {part: _counted(functions) for part, functions in called.items()}
+
+
+def _counted(called: set[tuple[str, int]]) -> tuple[int, int]:
+    lines = set()
+    for file in {file for file, _ in called}:
+        for node in ast.walk(ast.parse(Path(file).read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+                if (file, first) in called:
+                    lines |= {(file, line) for line in range(first, (node.end_lineno or first) + 1)}
+    return len(lines), len({file for file, _ in lines})
 
 
 def main() -> None:
+    from tests.end_to_end.conftest import pair_rows, save_start
+
     checkout = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
-    found = counted(modules(checkout / "training"))
-    print("| module | lines | of which |\n| --- | --- | --- |")
-    for module, names in found.items():
-        of_which = ", ".join(f"{name} {count}" for name, count in names.items())
-        print(f"| {module} | {sum(names.values())} | {of_which} |")
-    every = [(name, count) for names in found.values() for name, count in names.items()]
-    of_classes = sum(count for name, count in every if is_class(name))
-    total = sum(count for _, count in every)
-    print(f"| {len(found)} files | {total} | functions {total - of_classes}, records and settings {of_classes} |")
+    with tempfile.TemporaryDirectory() as folder:
+        save_start(Path(folder) / "START")
+        rows = "".join(json.dumps(row) + "\n" for row in pair_rows(40))
+        (Path(folder) / "pairs.jsonl").write_text(rows, encoding="utf-8")
+        print("| step | whole run: lines, files | the loop: lines, files |\n| --- | --- | --- |")
+        for step, parts in followed(Path(folder), checkout).items():
+            program, loop = parts["program"], parts["loop"]
+            print(f"| {step} | {program.lines}, {program.files} | {loop.lines}, {loop.files} |")
 
 
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) > 2:  # a step's process
+        where, step_run, *flags_of_step = sys.argv[1:]
+        sys.path[0] = where
+        told_of_step = run_and_count(Path(where, "training"), step_run, flags_of_step)
+        Path(f"{step_run}.json").write_text(json.dumps(told_of_step), encoding="utf-8")
+    else:
+        main()

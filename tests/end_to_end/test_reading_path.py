@@ -1,0 +1,24 @@
+"""What one reads to follow a run does not grow."""
+
+from __future__ import annotations
+
+import json
+
+from tests.end_to_end.conftest import pair_rows, save_start
+from tests.support.reading_path import followed
+
+# Lines of functions from `main` on, and of the loop; they only shrink.
+MOST = {
+    "step1_sft": (1, 1),
+    "step2_reward": (1, 1),
+    "step2_dpo": (1, 1),
+    "step3_ppo": (1, 1),
+}
+
+
+def test_following_a_run_takes_no_more_lines(tmp_path):
+    save_start(tmp_path / "START")
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pair_rows(40)))
+    found = {step: (parts["program"].lines, parts["loop"].lines) for step, parts in followed(tmp_path).items()}
+    longer = {step: lines for step, lines in found.items() if lines[0] > MOST[step][0] or lines[1] > MOST[step][1]}
+    assert not longer, "following a run takes more lines (whole program, loop): shorten it"
