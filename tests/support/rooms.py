@@ -45,7 +45,7 @@ generation.decoding: models models.tensors contracts base
 models.adapters: models models.tensors plugins models.families contracts base
 data.build: data.kinds data.chat data.cache data.sources data.rows flags data.sources.formats plugins data.files
     contracts base
-engine.ranks: models.adapters run sequence_parallel base
+engine.ranks: models.adapters run sequence_parallel plugins base
 generation.engines: generation.decoding models models.attention flags contracts
 loading: models.adapters models models.attention models.tensors plugins models.families contracts base
 engine: engine.ranks models.adapters run engine.config models.tensors flags contracts base
