@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.media import PromptMedia
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.text_forms import OpenedForm, TextForm
-    from training.utils.contracts.turns import Turns
+    from training.utils.contracts.turns import TurnDrawing, Turns
 
 # Token ids -> text, as samples and rewards see it. Engines need it only for stop strings.
 Decode = Callable[[Sequence[int]], str]
@@ -209,9 +209,10 @@ def joined_shares(parts: Iterable[Mapping[str, ServerShare]]) -> dict[str, Serve
 
 @dataclass(frozen=True)
 class Drawing:
-    """More than responses in one piece that an engine will draw. turns: of conversations. form: None without one."""
+    """More than responses in one piece that an engine will draw. turns: of conversations; how a model in this process
+    draws them. form: of responses. None: without."""
 
-    turns: bool = False
+    turns: TurnDrawing | None = None
     form: TextForm | None = None
 
 
