@@ -26,14 +26,8 @@ _ADDED = (Path(__file__).parents[2] / "training/utils/plugins/known_plugins.txt"
 _KINDS = ("flags", "rollout_engines", "trackers")
 # Names that are words of the language, or of the core, too.
 _PLAIN_WORDS = frozenset(("device", "digests", "environment", "report", "row", "tools"))
-# Modules of the core that name what a plugin adds: a key of DeepSpeed's own, and experts that rollouts record. The
-# list only shrinks.
-NAMES_A_PLUGIN = frozenset(
-    """
-training.utils.engine.config.deepspeed_keys
-training.utils.generation.decoding.decode_check
-""".split()
-)
+# Modules of the core that name what a plugin adds: a key of DeepSpeed's own. The list only shrinks.
+NAMES_A_PLUGIN = frozenset(("training.utils.engine.config.deepspeed_keys",))
 
 
 def plugin_of(module: str) -> str | None:

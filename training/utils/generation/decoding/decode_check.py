@@ -21,7 +21,6 @@ from training.utils.generation.decoding.cache import roomy_cache
 from training.utils.generation.decoding.decoding import (
     FIXED,
     MASKED,
-    NONE,
     OURS,
     WAYS,
     DecodeWay,
@@ -73,17 +72,6 @@ def fitting_way(model: PreTrainedModel, own: OwnForward) -> tuple[DecodeWay, lis
             "--dtype or --zero_stage 2"
         )
     raise ThreestepError(f"{notes[-1]}, nor in a faster way; use another family, --dtype or --rollout_engine")
-
-
-def recording_way(way: DecodeWay, name: str) -> DecodeWay:
-    """Return how the model `name`, which decodes in `way`, does so while its experts are recorded: captured graphs run
-    no code of ours. ThreestepError where it decodes prompts of one length at a time."""
-    if not way.padded or way.cache == NONE:
-        raise ThreestepError(
-            f"--replay_routers needs prompts of different lengths in one batch, and {name} rolls out {way.words}; "
-            "leave it out, or use another --rollout_engine"
-        )
-    return MASKED if way.fixed else way
 
 
 def why_not_decoded(model: PreTrainedModel, own: OwnForward, way: DecodeWay) -> str | None:

@@ -31,15 +31,14 @@ from training.utils.contracts.rollout_engine import (
     RolloutRequest,
     RolloutSettings,
     Sampling,
+    TokenLog,
 )
 from training.utils.generation.decoding.decode_check import (
     fitting_way,
-    recording_way,
     why_not_in_parts,
 )
 from training.utils.generation.decoding.decoding import WAYS, DecodeWay, Decoding, of_one_length
 from training.utils.generation.decoding.drawn import DrawnResponses, uniform_streams
-from training.utils.generation.decoding.expert_log import ExpertLog
 from training.utils.generation.decoding.sampling import draw
 from training.utils.generation.decoding.stop_strings import stop_strings
 from training.utils.generation.engines.arguments import PREFILL_TOKENS, HfArguments
@@ -112,7 +111,7 @@ class TransformersRollout(RolloutEngine):
         with lent as model:
             self._way, notes = fitting_way(model, own)
             if self._experts is not None:
-                self._way = recording_way(self._way, type(model).__name__)
+                self._way = self._experts.way(self._way, type(model).__name__)
             notes = [*notes, *self._check_parts(model, own)]
             with self._loop.lent():
                 notes = [*notes, *self._loop.check(model, own, self._way)]
@@ -166,13 +165,11 @@ class TransformersRollout(RolloutEngine):
     def _drawn(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         if self._experts is None:
             return self._drawn_by(self._decoding(model, request), request)
-        with self._experts.recorded(model) as last:
-            experts = ExpertLog(last, request)
-            rollout = self._drawn_by(self._decoding(model, request, experts), request)
-        return replace(rollout, experts=experts.drawn(rollout))
+        with self._experts.logged(model, request) as log:
+            return log.added_to(self._drawn_by(self._decoding(model, request, log), request))
 
-    def _decoding(self, model: PreTrainedModel, request: RolloutRequest, experts: ExpertLog | None = None) -> Decoding:
-        return Decoding(model, request, self._way, experts, prefill_tokens=self._prefill_tokens)
+    def _decoding(self, model: PreTrainedModel, request: RolloutRequest, log: TokenLog | None = None) -> Decoding:
+        return Decoding(model, request, self._way, log, prefill_tokens=self._prefill_tokens)
 
     def _drawn_by(self, decoding: Decoding, request: RolloutRequest) -> Rollout:
         sampling, device = request.sampling, request.prompt_ids_BP.device
