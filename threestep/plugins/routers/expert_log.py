@@ -50,7 +50,7 @@ class ExpertLog(TokenLog):
         return self._prompt_BPLK.new_full((len(self._mask_BP), self._most, *self._prompt_BPLK.shape[2:]), UNKNOWN)
 
     def added_to(self, rollout: Rollout) -> Rollout:
-        """Whether a last token was read depends on others: it counts as not read."""
+        """Return it with `experts`. Whether a last token was read depends on others: it counts as not read."""
         width = rollout.response_ids_BR.shape[1]
         columns_R = torch.arange(width, device=rollout.response_lengths_B.device)
         is_unread_BR = columns_R >= rollout.response_lengths_B.unsqueeze(1) - 1

@@ -75,7 +75,7 @@ class Turns(ABC):
 
 
 class TurnDrawing(ABC):
-    """How a transformers model in this process draws turns, where an engine has no way of its own."""
+    """Draws turns by a transformers model in this process, where an engine has no way of its own."""
 
     @abstractmethod
     def check(self, model: PreTrainedModel, own: Any, way: Any, obstacle: str | None) -> list[str]:
