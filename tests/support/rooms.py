@@ -104,7 +104,7 @@ MOST_FILES_OF_A_CONTRACT = 5
 # of a room) than these. Everybody else hands `media` on, which `setup.media` has from a plugin. The list may only
 # shrink.
 IMAGE_WORDS = re.compile(r"(?<![a-z])(image|picture|pixel|vision)|Image|Picture|Pixel|(?<![A-Z])(IMAGE|PICTURE|PIXEL)")
-IMAGE_FLAGS = re.compile(r"freeze_vision_tower|allow_image_urls")
+IMAGE_FLAGS = re.compile(r"freeze_vision_tower")
 FLAG_MODULES = re.compile(r"\.flags(\.|$)|\.arguments$")
 PLACES_WITH_IMAGES = frozenset(
     """
