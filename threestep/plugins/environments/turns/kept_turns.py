@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from threestep.plugins.ragged.check import why_not_in_turns
+from threestep.plugins.ragged.ragged_rows import RaggedRows, arranged
 from training.utils.contracts.rollout import check_numbers
 from training.utils.contracts.turns import DrawnTurn, NextTurn, TurnDrawing, Turns
 from training.utils.generation.decoding.bad_words import BadWords
-from training.utils.generation.decoding.decode_check import why_not_in_turns
 from training.utils.generation.decoding.drawn import draw_several, uniform_streams
-from training.utils.generation.decoding.ragged_rows import RaggedRows, arranged
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

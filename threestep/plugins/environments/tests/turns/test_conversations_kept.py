@@ -22,11 +22,11 @@ from threestep.plugins.environments.tests.turns.test_conversations import (
     model_that_turns,
 )
 from threestep.plugins.environments.turns.kept_turns import KeptTurns, TurnsKept
+from threestep.plugins.ragged.ragged_rows import RaggedRows
 from training.utils.contracts.decode_loops import DecodeLoop
 from training.utils.contracts.rollout_engine import Drawing, Ends, RolloutRequest
 from training.utils.contracts.turns import NextTurn
 from training.utils.generation.decoding.decoding import FIXED, MASKED
-from training.utils.generation.decoding.ragged_rows import RaggedRows
 from training.utils.generation.engines.hf import TransformersRollout
 
 LENGTHS = (3, 11, 1, 7, 5) * 2
