@@ -87,6 +87,7 @@ _ROLLOUTS = (
 )
 _CRITIC = "--critic_model_name_or_path start/scorer --critic_learning_rate 1e-3"
 _FP32 = "--dtype fp32"
+_LARGER = "--data_split 1,0,0 --per_device_train_batch_size 12"
 _LETTERS = "--reward data/own.py:letters:2.0,length:0.5 --reward_length_characters 20 --num_samples_per_prompt 3"
 _CHAT = "--data_path jsonl:data/chats.jsonl --prompt_style chat_template --data_split 1,1,1 --eval_fraction 0.2 \
     --max_prompt_seq_len 100 --max_seq_len 120 --num_workers 1"
@@ -236,6 +237,12 @@ RUNS = (
         model="start/mixture",
     ),
     _sft("sft_mixture_zero2", f"{_FP32} --zero_stage 2 --router_aux_loss_coef 0.1", model="start/mixture", ranks=2),
+    _sft("sft_products", f"{_FP32} --cpu_products onednn {_LARGER} --save_every 1 --keep_last 0"),
+    _sft(
+        "sft_products_resumed",
+        f"{_FP32} {_LARGER} --save_every 1 --keep_last 0 --resume out/sft_products_resumed/checkpoints/step_000001",
+        copies="sft_products",
+    ),
     _sft("sft_saved_zero3", "--zero_stage 3 --save_every 2", ranks=2),
     _sft("sft_resumed_zero3", "--zero_stage 3 --save_every 2 --resume", ranks=2, copies="sft_saved_zero3"),
     # step 2
@@ -319,6 +326,14 @@ RUNS = (
         "0.1 --unsupervised_dataset_name jsonl:data/texts.jsonl --max_tokens_per_micro_batch 100 --mtp_num_layers 1 "
         "--actor_dropout 0.1",
         model="start/mixture",
+    ),
+    _ppo("ppo_experts", f"{_FP32} {_LETTERS} --advantage grpo --replay_routers follow", model="start/mixture"),
+    _ppo(
+        "ppo_turns",
+        f"{_FP32} --advantage grpo --num_samples_per_prompt 2 --environment data/own.py:Counts --reward environment "
+        "--stop e i --max_answer_seq_len 40",
+        data=_CHAT,
+        model="start/chat",
     ),
     _ppo("ppo_saved", f"{_CRITIC} --actor_zero_stage 2 --save_every 1", ranks=2),
     _ppo("ppo_resumed", f"{_CRITIC} --actor_zero_stage 2 --save_every 1 --resume", ranks=2, copies="ppo_saved"),
@@ -641,6 +656,19 @@ def letters(prompts, responses, *, ground_truth, data_source, **columns):
 def leveled(prompts, responses, *, ground_truth, level, raw_prompt, raw_prompt_ids, full_prompts, **columns):
     lengths = [float(len(ids)) for ids in raw_prompt_ids]
     return [own / 10 + len(text) for own, text in zip(level, responses)], {"length": lengths}
+
+class Counts:
+    turns = 0
+
+    def reset(self, row):
+        return row["messages"], None
+
+    def step(self, message):
+        self.turns += 1
+        return [{"role": "user", "content": "more"}], sum(map(ord, message.text)) % 7 / 3, self.turns == 2
+
+    def close(self):
+        pass
 """
 CHATML = (
     "{%- for message in messages %}{%- if message.role == 'assistant' %}{{ '<|im_start|>assistant\\n' + "

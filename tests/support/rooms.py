@@ -45,7 +45,7 @@ generation.decoding: models models.tensors contracts base
 models.adapters: models models.tensors plugins models.families contracts base
 data.build: data.kinds data.chat data.cache data.sources data.rows flags data.sources.formats plugins data.files
     contracts base
-engine.ranks: models.adapters run sequence_parallel base
+engine.ranks: models.adapters run sequence_parallel plugins base
 generation.engines: generation.decoding models models.attention flags contracts
 loading: models.adapters models models.attention models.tensors plugins models.families contracts base
 engine: engine.ranks models.adapters run engine.config models.tensors flags contracts base
@@ -103,7 +103,7 @@ MOST_FILES_OF_A_CONTRACT = 5
 # of a room) than these. Everybody else hands `media` on, which `setup.media` has from a plugin. The list may only
 # shrink.
 IMAGE_WORDS = re.compile(r"(?<![a-z])(image|picture|pixel|vision)|Image|Picture|Pixel|(?<![A-Z])(IMAGE|PICTURE|PIXEL)")
-IMAGE_FLAGS = re.compile(r"freeze_vision_tower|allow_image_urls")
+IMAGE_FLAGS = re.compile(r"freeze_vision_tower")
 FLAG_MODULES = re.compile(r"\.flags(\.|$)|\.arguments$")
 PLACES_WITH_IMAGES = frozenset(
     """

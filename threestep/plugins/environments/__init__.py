@@ -8,7 +8,7 @@ _FLAGS = (f"{__name__}.arguments:EnvironmentArguments", f"{__name__}.conversatio
 PLUGIN = Plugin(
     "environments",
     "environments and tools that answer the model",
-    needs=("report", "serving"),
+    needs=("ragged", "report", "serving"),
     commands={
         "env": Command(__name__, "environments: a list, one conversation in the terminal, a check before a run"),
     },

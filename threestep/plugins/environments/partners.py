@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from threestep.plugins.environments.loading import Environments
     from threestep.plugins.environments.turns.conversations import ActingRollout
     from training.utils.base.errors import Mistakes
-    from training.utils.contracts.rollout_engine import RolloutEngine
+    from training.utils.contracts.rollout_engine import Drawing, RolloutEngine
     from training.utils.contracts.rows import PromptRow
     from training.utils.data.chat.arguments import ChatArguments
     from training.utils.data.rows.dataset import CachedSplit
@@ -45,6 +45,13 @@ class EnvironmentPartners(Partners):
     def environments(self) -> Environments | None:
         """The environments by name; None before they are loaded."""
         return self._environments
+
+    @property
+    def drawing(self) -> Drawing:
+        from threestep.plugins.environments.turns.kept_turns import TurnsKept
+        from training.utils.contracts.rollout_engine import Drawing
+
+        return Drawing(turns=TurnsKept())
 
     @property
     def engine_flags(self) -> dict[str, Any]:

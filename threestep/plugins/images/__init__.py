@@ -6,7 +6,10 @@ PLUGIN = Plugin(
     "images",
     "rows with images",
     needs=("serving",),
-    flags={EVERY_STEP: (f"{__name__}.flags:ImageArguments",)},
+    flags={
+        EVERY_STEP: (f"{__name__}.flags:ImageArguments",),
+        **dict.fromkeys(("rows", "rollouts", "answers"), (f"{__name__}.flags:ImageRowArguments",)),
+    },
     tables={
         "media": {"images": f"{__name__}.kind:Images"},
         "data_sources": {"shapes": f"{__name__}.data.shapes:ShapesDataset"},

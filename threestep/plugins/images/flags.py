@@ -1,8 +1,9 @@
-"""Flags of images, which every step has."""
+"""Flags of images: of steps, and of every program that reads rows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from training.utils.flags.flags import flag
 
@@ -17,4 +18,17 @@ class ImageArguments:
         "runs once for a picture and not in every epoch; 0 keeps nothing.",
         "mib >= 0",
         topic="memory",
+    )
+
+
+@dataclass
+class ImageRowArguments:
+    """Flags of what rows name as images."""
+
+    topic: ClassVar[str] = "data"
+
+    allow_image_urls: bool = flag(
+        False,
+        "Fetch the pictures of rows that name https addresses, of public hosts alone; without it only paths and bytes "
+        "are read.",
     )

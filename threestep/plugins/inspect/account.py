@@ -323,7 +323,7 @@ class _PhaseLook:
         self._look = look
         self._tokenizer = tokenizer
         self._has_ids = has_ids
-        self._media = None if reader is None else held_media(reader, data.source)
+        self._media = None if reader is None else held_media(reader, data.forms)
         self.rows: Sequence[Row] = ()  # that training would have, after `account`
 
     def account(self, sources: Sequence[DataSource]) -> PhaseAccount:

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from threestep.plugins.ragged.ragged_rows import Held, RaggedRows, arranged
 from training.utils.base.errors import ThreestepError
 from training.utils.base.seeds import derived_seed
 from training.utils.contracts.rollout import FormedResponses, Response, Rollout, right_padded
-from training.utils.generation.decoding.ragged_rows import Held, RaggedRows, arranged
 from training.utils.generation.decoding.sampling import draw
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from training.step3_ppo.flags.rollout_choices import source_of
 from training.utils.base.errors import Mistakes
 from training.utils.base.tables import either
 from training.utils.generation.partners import partners_of
-from training.utils.generation.table import engine_class, recording_experts
+from training.utils.generation.table import ENGINES, engine_class
 from training.utils.plugins.plugin import StepNeeds
 from training.utils.setup.flags import OneModelFlags
 
@@ -33,10 +33,11 @@ def _check_replay(flags: Any, mistakes: Mistakes) -> None:
     speculate = flags.settings.get("speculate", "0")  # of a plugin, which may not be there
     if how == NO_REPLAY or engine is None:  # whose name is unknown, which is noted elsewhere
         return
+    recording = [name for name in ENGINES if engine_class(name).records_experts]
     mistakes.require(
         engine.records_experts or not source_of(flags).draws,
         f"--replay_routers {how} needs the experts of each token of a rollout, and --rollout_engine "
-        f"{ppo.rollout_engine} does not record them; give {either(recording_experts())}",
+        f"{ppo.rollout_engine} does not record them; give {either(recording)}",
     )
     for name, given, why in (
         (partners.flag.removeprefix("--"), partners.is_there, "draw turn by turn, and turns record no experts"),

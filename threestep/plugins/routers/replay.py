@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn.functional import pad
 from torch.overrides import TorchFunctionMode
 
+from threestep.plugins.routers.expert_log import ExpertLog, recording_way
 from threestep.plugins.routers.routers import experts_per_token, has_routers
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import UNKNOWN
@@ -35,7 +36,9 @@ from training.utils.sequence_parallel.slices import ROW_SLICE, RowSlice
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from training.utils.contracts.rollout_engine import RolloutRequest
     from training.utils.contracts.token_rows import TokenRows
+    from training.utils.generation.decoding.decoding import DecodeWay
 
 _SEAT = "_threestep_experts"  # of a layer
 
@@ -118,7 +121,8 @@ class RouterReplay:
 
     @contextlib.contextmanager
     def recorded(self, model: PreTrainedModel) -> Iterator[Callable[[], torch.Tensor]]:
-        """See `ExpertRecord`."""
+        """Inside, each forward of `model`, the trained one or a copy of it, is recorded. Yield what returns that of the
+        last, int16 [T, L, K]: of all slots of its rows, one row after the other."""
         seats = _seats(model, self.follows)
         for seat in seats:
             seat.keeps = True
@@ -127,6 +131,16 @@ class RouterReplay:
         finally:
             for seat in seats:
                 seat.keeps, seat.own = False, None
+
+    def way(self, way: DecodeWay, name: str) -> DecodeWay:
+        """See `ExpertRecord`."""
+        return recording_way(way, name)
+
+    @contextlib.contextmanager
+    def logged(self, model: PreTrainedModel, request: RolloutRequest) -> Iterator[ExpertLog]:
+        """See `ExpertRecord`."""
+        with self.recorded(model) as last:
+            yield ExpertLog(last, request)
 
     def differing(self) -> torch.Tensor | None:
         """See `ExpertRecord`."""

@@ -5,7 +5,7 @@ from training.utils.plugins.plugin import Command, Plugin
 PLUGIN = Plugin(
     "serve",
     "finished models for programs, over HTTP",
-    needs=("evaluation", "serving"),
+    needs=("evaluation", "ragged", "serving"),
     commands={
         "serve": Command(f"{__name__}.serve", "one model for programs, as an endpoint in OpenAI's form"),
         "serve-reward": Command(f"{__name__}.serve_reward", "a reward model for programs, over HTTP"),

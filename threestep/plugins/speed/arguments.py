@@ -7,6 +7,8 @@ from typing import ClassVar
 
 from training.utils.flags.flags import flag, flag_of
 
+TORCH, ONEDNN = "torch", "onednn"  # libraries of products
+
 
 @dataclass
 class SpeedArguments:
@@ -35,6 +37,22 @@ class SpeedArguments:
     def fuses(self) -> bool | None:
         """--use_liger_kernel; None: where it can be had."""
         return self.use_liger_kernel
+
+
+@dataclass
+class ProductsArguments:
+    """The library of products on a CPU."""
+
+    topic: ClassVar[str] = "run"
+
+    cpu_products: str | None = flag(
+        None,
+        f"CPU: the library of float32 matrix products, {TORCH} (PyTorch's choice) or {ONEDNN}; auto: {ONEDNN} on an "
+        "AMD processor with AVX-512, where it takes half of the time. Their sums differ by rounding.",
+        choices=(TORCH, ONEDNN),
+        may_change=True,
+        takes_auto=True,
+    )
 
 
 @dataclass

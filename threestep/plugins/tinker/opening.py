@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from threestep.plugins.evaluation.model import load_chat_folder, open_chat_folder, start_alone
+from threestep.plugins.ragged.check import why_no_media_in_turns, why_not_in_turns
 from threestep.plugins.tinker.adapters import AdaptedModel
 from threestep.plugins.tinker.forward import Forwards
 from threestep.plugins.tinker.sampling import DrawnMedia, Sampler
@@ -22,7 +23,6 @@ from threestep.plugins.tinker.trainer import Trainer
 from threestep.plugins.tinker.wire import RequestBounds, forward_answer, messages
 from training.utils.base.console import note
 from training.utils.data.build.arguments import DataArguments
-from training.utils.generation.decoding.decode_check import why_no_media_in_turns, why_not_in_turns
 from training.utils.models.layout_check import check_padded
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.token_model import PolicyModel

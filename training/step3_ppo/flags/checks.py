@@ -10,7 +10,6 @@ from training.step3_ppo.flags.reuse import check_reuse
 from training.step3_ppo.flags.rollout_choices import RolloutScheduler, asked_loop, check_loop, scheduler_of, source_of
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.tables import either
-from training.utils.contracts.rollout_engine import Drawing, RolloutEngine
 from training.utils.flags.added import advice, in_place_of_run
 from training.utils.generation.partners import Partners, all_partners, partners_of
 from training.utils.generation.table import checked_engine, supporting
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from training.step3_ppo.flags.roles_arguments import RolesArguments
     from training.utils.contracts.decode_loops import AskedLoop
     from training.utils.contracts.media import RunMedia
+    from training.utils.contracts.rollout_engine import RolloutEngine
     from training.utils.rewards.calling.calling import Rule
 
 
@@ -153,8 +153,7 @@ def _check_partners(
     for each in all_partners(flags.added):
         each.check(mistakes)
     if engine is not None:
-        drawing = Drawing(turns=partners.is_there)
-        mistakes.sentences += engine.refusals(flags.settings_of_engine(engine), drawing)
+        mistakes.sentences += engine.refusals(flags.settings_of_engine(engine), partners.drawing)
     if partners.is_there and source_of(flags).draws:
         partners.load(mistakes)
 

@@ -21,7 +21,7 @@ PLACEMENT = frozenset({"ranks", "zero_stage", "actor_zero_stage", "critic_zero_s
 # A resumed run that is given this value of a flag keeps what the run began with.
 KEPT_AS_BEGUN = {
     **{"prompt_style": AUTO, "data_split": AUTO, "head_chunk_mb": 0},
-    **dict.fromkeys(("reuse_forwards", "reuse_values", "share_beginnings", "cpu_products")),
+    **dict.fromkeys(("reuse_forwards", "reuse_values", "share_beginnings")),
 }
 KEPT_AS_BEGUN |= added("kept_as_begun", KEPT_AS_BEGUN)
 # Of these, what decides memory, speed and rounding alone: chosen again where it cannot be kept.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.media import PromptMedia
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.text_forms import OpenedForm, TextForm
-    from training.utils.contracts.turns import Turns
+    from training.utils.contracts.turns import TurnDrawing, Turns
 
 # Token ids -> text, as samples and rewards see it. Engines need it only for stop strings.
 Decode = Callable[[Sequence[int]], str]
@@ -75,12 +75,28 @@ class Lender(Protocol):
         """As `send`, the adapters by themselves. with_base: behind the weights that they are added to."""
 
 
+class TokenLog(Protocol):
+    """Notes of the tokens of one rollout, while they are drawn."""
+
+    def note_prompt_tokens(self) -> None:
+        """The last forward was of the next tokens of all prompts."""
+
+    def note_tokens(self, rows_A: torch.Tensor, place: int) -> None:
+        """The last forward was that of one response token of each of these rows, at `place` of the response."""
+
+    def added_to(self, rollout: Rollout) -> Rollout:
+        """Return the rollout with what was noted."""
+
+
 class ExpertRecord(Protocol):
     """The choices of the experts of one model, in its forwards."""
 
-    def recorded(self, model: PreTrainedModel) -> AbstractContextManager[Callable[[], torch.Tensor]]:
-        """Inside, each forward of `model`, the trained one or a copy of it, is recorded. Yield what returns that of the
-        last, int16 [T, L, K]: of all slots of its rows, one row after the other."""
+    def way(self, way: Any, name: str) -> Any:
+        """Return how the model `name`, which is decoded in a `DecodeWay`, is while it is recorded. ThreestepError where
+        it cannot be."""
+
+    def logged(self, model: PreTrainedModel, request: RolloutRequest) -> AbstractContextManager[TokenLog]:
+        """Inside, each forward of `model`, the trained one or a copy of it, is recorded. Yield the log of a rollout."""
 
     def differing(self) -> torch.Tensor | None:
         """Return bool [T], of the last forward of rows with given experts: True where the model's own experts are
@@ -209,9 +225,10 @@ def joined_shares(parts: Iterable[Mapping[str, ServerShare]]) -> dict[str, Serve
 
 @dataclass(frozen=True)
 class Drawing:
-    """More than responses in one piece that an engine will draw. turns: of conversations. form: None without one."""
+    """More than responses in one piece that an engine will draw. turns: of conversations; how a model in this process
+    draws them. form: of responses. None: without."""
 
-    turns: bool = False
+    turns: TurnDrawing | None = None
     form: TextForm | None = None
 
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -69,3 +72,17 @@ class Turns(ABC):
 
     def close(self) -> None:  # noqa: B027
         """No turn is drawn any more, also where some were added that are not over."""
+
+
+class TurnDrawing(ABC):
+    """Draws turns by a transformers model in this process, where an engine has no way of its own."""
+
+    @abstractmethod
+    def check(self, model: PreTrainedModel, own: Any, way: Any, obstacle: str | None) -> list[str]:
+        """Choose how to draw; return sentences on what that costs. own, way: as of `DecodeLoop.check`. obstacle: why
+        the engine's own `roll_out` has to draw them"""
+
+    @abstractmethod
+    def open(self, model: PreTrainedModel, sampling: Any, stop: Any, end_check_tokens: int) -> Turns | None:
+        """Return what draws the turns of a rollout, after `check`; None where `roll_out` does. sampling: a `Sampling`.
+        stop: as of `DecodeLoop.drawn`. end_check_tokens: between two looks at which turns are over"""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from training.utils.base.errors import Mistakes
-    from training.utils.contracts.rollout_engine import RolloutEngine
+    from training.utils.contracts.rollout_engine import Drawing, RolloutEngine
     from training.utils.data.chat.arguments import ChatArguments
     from training.utils.data.rows.dataset import CachedSplit
     from training.utils.flags.added import AddedFlags
@@ -47,6 +47,13 @@ class Partners:
     is_there: bool = False
     gives_rewards: bool = False
     columns: Mapping[str, Any] = {}
+
+    @property
+    def drawing(self) -> Drawing:
+        """Return what an engine then draws besides responses in one piece."""
+        from training.utils.contracts.rollout_engine import IN_ONE_PIECE  # torch, which --help does without
+
+        return IN_ONE_PIECE
 
     @property
     def engine_flags(self) -> dict[str, Any]:

@@ -114,11 +114,6 @@ def supporting(what: str) -> list[str]:
     return [name for name in ENGINES if getattr(engine_class(name), f"supports_{what}")]
 
 
-def recording_experts() -> list[str]:
-    """Return the names of the engines whose class field `records_experts` is True."""
-    return [name for name in ENGINES if engine_class(name).records_experts]
-
-
 def checked_engine(
     given: str, wanted: Mapping[str, Any], mistakes: Mistakes, form: TextForm | None = None, *, draws: bool = True
 ) -> type[RolloutEngine] | None:

@@ -205,7 +205,7 @@ TABLES = frozenset(
     """
 rollout_engines decode_loops rollout_sources trackers data_sources row_forms rewards media optimizers policy_losses
 evaluated_figures model_losses meant_flags kept_as_begun logs run_files in_place_of_run auto_choices advice curves
-evaluation_flags whole_run_switches stored_forms packed_layers
+evaluation_flags whole_run_switches stored_forms packed_layers backends
 """.split()
 )
 
@@ -262,6 +262,8 @@ class Plugin(NamedTuple):
             says that a model's files hold its weights in such a form
         `packed_layers`: addresses of functions (model on meta, facts) -> None, by the kind of a `PackedLinear`
             (`models.tensors.packed`): makes the layers that its `described` wrote into a checkpoint's facts
+        `backends`: addresses of functions (settings, torch.device, began_with) -> Backend, by the flags that decide
+            them: settings of PyTorch's own that hold while a run trains (`engine.ranks.backends`)
         `whole_run_switches`: by flags of every step that are true or false, and that the file of `threestep all` has at
             its top, by default true: a line on each for `--help`
         `row_forms`: RowFormEntry, by the names of the columns of cached rows that hold their numbers

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
 
 DEFAULT_OUTPUT_DIR = "runs/last"
-TORCH, ONEDNN = "torch", "onednn"  # libraries of products
 RANK_TIMEOUT_SECONDS = 1800.0  # torch.distributed's own for gloo; DeepSpeed's 10 minutes are short for a slow disk
 
 
@@ -48,14 +47,6 @@ class RunArguments:
     )
     deterministic: bool = flag(
         False, "CUDA: use slower operations that always give the same bits (docs/resume.md); a CPU needs no such flag."
-    )
-    cpu_products: str | None = flag(
-        None,
-        f"CPU: the library of float32 matrix products, {TORCH} (PyTorch's choice) or {ONEDNN}; auto: {ONEDNN} on an "
-        "AMD processor with AVX-512, where it takes half of the time. Their sums differ by rounding.",
-        choices=(TORCH, ONEDNN),
-        may_change=True,
-        takes_auto=True,
     )
     profile_steps: list[int] = flag(
         [],

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     )
     from training.utils.data.build.build import PhaseData
     from training.utils.data.kinds.kind import RowKind
-    from training.utils.data.sources.arguments import SourceArguments
     from training.utils.flags.added import AddedFlags
     from training.utils.run.run_folder import RunFolder
     from training.utils.setup.flags import OneModelFlags
@@ -109,9 +108,9 @@ def reader_of_start(flags: OneModelFlags, tokenizer: Any) -> dict[str, Any]:
     return {"media": reader, "unread": why_unread(*start)}
 
 
-def held_media(reader: MediaReader, source: SourceArguments) -> ReadsMedia:
-    """Return what reads media of rows, and holds them in memory."""
-    return reader.of_rows(HeldMedia(), source.allow_image_urls)
+def held_media(reader: MediaReader, flags: AddedFlags) -> ReadsMedia:
+    """Return what reads media of rows, and holds them in memory. flags: of plugins, of a program's rows"""
+    return reader.of_rows(HeldMedia(), flags)
 
 
 def run_media(rows: Iterable[Any], seen: SeenMedia | None, document_of: Callable[[Any], Document]) -> RunMedia | None:

@@ -15,8 +15,8 @@ from training.utils.checkpoints.other_runs import only_run_in, remove_earlier_ru
 from training.utils.checkpoints.plan import CheckpointPlan, plan_checkpoints
 from training.utils.data.files.digests import digest_files
 from training.utils.engine.bad_steps import BadSteps
+from training.utils.engine.ranks.backends import backends_of
 from training.utils.engine.ranks.collectives import on_main
-from training.utils.engine.ranks.cpu_products import float32_products, products_of_all
 from training.utils.engine.ranks.startup import Ranks, started_process_group
 from training.utils.flags.auto import AutoChoice, sentence
 from training.utils.flags.flags import AUTO
@@ -26,7 +26,6 @@ from training.utils.models.families.parts import write_beside
 from training.utils.outputs.final_models import FinalModels
 from training.utils.outputs.room import check_room
 from training.utils.plugins.registry import hooks
-from training.utils.run.run_arguments import TORCH
 from training.utils.run.run_folder import BAD_STEPS, EndedRun, RunFolder
 from training.utils.setup.saving_check import SavedModel, check_saving
 from training.utils.setup.setup import start_run, with_head_chunk, write_settings
@@ -58,19 +57,12 @@ def planned_run(flags: RunFlags, shares_gpu: bool = False) -> Iterator[PlannedRu
             defaults=step.defaults,
             may_change=step.may_change,
         )
-        begun = None
-        if run.cpu_products is None and plan.resume_from is not None:  # before this flag, runs had PyTorch's
-            begun = plan.began_with("cpu_products") or TORCH
-        ranks = replace(ranks, products=products_of_all(run.cpu_products, ranks.device, begun))
-        if begun not in (None, ranks.products):
-            choice = AutoChoice("cpu_products", ranks.products, f"{begun}, as the run began, cannot be had here")
-            log(sentence([choice]), ranks.is_main)
+        began_with = None if plan.resume_from is None else plan.began_with
+        ranks = replace(ranks, backends=backends_of(flags.settings, ranks.device, began_with))
         split = flags.data.split.of_phase(int(step.number), WHOLE_RUN_VARIABLE in os.environ)
         if flags.data.split.data_split == AUTO and (began := plan.began_with("data_split")) is not None:
             split = replace(split, data_split=began)
-        decided = {"data_split": split.data_split}
-        if ranks.device.type == "cpu":
-            decided["cpu_products"] = ranks.products
+        decided = {"data_split": split.data_split, **ranks.backends.decided}
         flags = flags._replace(data=replace(flags.data, split=split), settings={**flags.settings, **decided})
         yield PlannedRun(flags, ranks, plan.decided(decided))
 
@@ -146,7 +138,7 @@ class OpenedRun:
         self, parts: CheckpointParts, data: RunData, digests: Mapping[str, Callable[[], str]]
     ) -> Iterator[tuple[MetricsWriter, Checkpoints, BadSteps]]:
         """Check that the models can be saved, and give what records the loop; inside, signals wait for the end of a
-        step, and float32 products are those of --cpu_products. A collective.
+        step, and the backends of the ranks hold. A collective.
 
         parts: what is trained and saved. digests: `start_digests` of the models that a resumed run loads again
         """
@@ -159,7 +151,7 @@ class OpenedRun:
         run = checkpointed_run(
             self.plan, folder, parts, data.fingerprint, model_digests=digests, steps_per_epoch=data.steps_per_epoch
         )
-        with run as records, float32_products(self.ranks.products):
+        with run as records, self.ranks.backends.held():
             yield *records, BadSteps(flags.faults.max_bad_steps, folder.run_log(BAD_STEPS), is_main, self.dtype)
 
     def finish(

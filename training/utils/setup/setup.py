@@ -31,7 +31,6 @@ from training.utils.models.attention.attention import text_attention
 from training.utils.models.flops import ComputeMeter, model_shape
 from training.utils.models.target_head import CHUNK_MB, chunk_mb_for
 from training.utils.plugins.registry import hooks
-from training.utils.run.run_arguments import TORCH
 from training.utils.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -62,9 +61,7 @@ def start_run(run: RunArguments, settings: dict[str, Any], ranks: Ranks, chosen:
     if run.deterministic:
         make_deterministic(ranks.device, os.environ)
     device = device_sentence(ranks.device, ranks.world_size, run.deterministic, os.environ)
-    if ranks.products != TORCH:
-        device += f"; float32 products by {ranks.products} (--cpu_products {TORCH} turns that off)"
-    log(device, ranks.is_main)
+    log("; ".join((device, *ranks.backends.words)), ranks.is_main)
     if ranks.is_main:
         folder.write_json("environment.json", environment_of(device.partition("; ")[0]))
     return folder

@@ -109,12 +109,12 @@ def test_what_the_program_chose_is_no_setting_of_the_users():
     begun = {
         **SFT,
         "reuse_forwards": True,
-        "cpu_products": "onednn",
+        "reuse_values": True,
         "data_split": "2,4,4",
         "prompt_style": "as_stored",
     }
-    other = {**begun, "reuse_forwards": False, "cpu_products": "torch"}
-    for chosen, refused in (([], True), (["cpu_products"], True), (["cpu_products", "reuse_forwards"], False)):
+    other = {**begun, "reuse_forwards": False, "reuse_values": False}
+    for chosen, refused in (([], True), (["reuse_values"], True), (["reuse_values", "reuse_forwards"], False)):
         manifest = {"settings": begun, "chosen": chosen}
         with pytest.raises(ThreestepError) if refused else nullcontext() as mistake:
             check_settings(Path("c"), manifest, other, {})

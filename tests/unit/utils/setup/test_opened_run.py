@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,9 +24,10 @@ from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.checkpoints.folder import MANIFEST, CheckpointFolder
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.checkpoints.plan import CheckpointPlan, check_settings
+from training.utils.engine.ranks import backends
+from training.utils.engine.ranks.backends import Backend, Backends
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.models.settings import ModelSettings
-from training.utils.run.run_arguments import ONEDNN, TORCH
 from training.utils.run.run_folder import EndedRun, RunFolder
 from training.utils.setup import opened_run
 from training.utils.setup.flags import RunFlags
@@ -144,10 +146,7 @@ def planned(tmp_path, monkeypatch, step=SFT, began=None, **split):
     monkeypatch.setattr(opened_run, "started_process_group", lambda *given: alone)
     monkeypatch.setattr(opened_run, "only_run_in", lambda *given: contextlib.nullcontext())
     monkeypatch.setattr(CheckpointPlan, "began_with", lambda self, name: (began or {}).get(name))
-    data, run = (
-        data_flags(data_path=["embedded"], **split),
-        SimpleNamespace(output_dir=str(tmp_path), cpu_products=None),
-    )
+    data, run = data_flags(data_path=["embedded"], **split), SimpleNamespace(output_dir=str(tmp_path))
     faults: Any = SimpleNamespace(rank_timeout=1.0)
     settings = {"data_split": data.split.data_split, "prompt_style": "auto"}
     flags = RunFlags(step, run, CheckpointArguments(), faults, data, settings)  # type: ignore[arg-type]
@@ -180,36 +179,29 @@ def test_a_resumed_run_keeps_the_share_that_it_began_with(tmp_path, monkeypatch)
         check_settings(Path("step_1"), {"settings": begun}, {**begun, "data_split": "1,0,0"}, {})
 
 
-def products_of_run(monkeypatch, tmp_path, given=None, resumes=None):
-    """The library of the ranks and of the settings of a run that is given one, or none, and resumes one that began with
-    `resumes`. Ranks without a wish take ONEDNN."""
-    flags: Any = CheckpointArguments()
-    plan = CheckpointPlan(flags, None, {}, tmp_path if resumes is not None else None)  # type: ignore[arg-type]
-    monkeypatch.setattr(opened_run, "products_of_all", lambda wanted, device, begun: wanted or begun or ONEDNN)
-    monkeypatch.setattr(opened_run, "plan_checkpoints", lambda *given, **named: plan)
-    monkeypatch.setattr(CheckpointPlan, "began_with", lambda self, name: (resumes or {}).get(name))
+def test_backends_are_decided_with_what_the_run_began_with(monkeypatch, tmp_path):
+    """What plugins decide is in the settings of the run and of its checkpoints; a run that resumes none has begun with
+    nothing."""
+
+    def decide(settings, device, began_with):
+        return Backend(decided={"own": [settings["own"], began_with and began_with("own")]})
+
+    monkeypatch.setattr(backends, "added", lambda table, known: {"own": "decide"} if table == "backends" else {})
+    monkeypatch.setattr(backends, "named_object", {"decide": decide}.get)
+    monkeypatch.setattr(CheckpointPlan, "began_with", lambda self, name: {"own": "earlier"}.get(name))
     monkeypatch.setattr(opened_run, "only_run_in", lambda *given: contextlib.nullcontext())
     alone = contextlib.nullcontext(Ranks(0, 0, 1, torch.device("cpu")))
     monkeypatch.setattr(opened_run, "started_process_group", lambda *given: alone)
-    run: Any = SimpleNamespace(output_dir=str(tmp_path), cpu_products=given)
-    faults: Any = SimpleNamespace(rank_timeout=1.0)
-    data = data_flags(data_path=["embedded"])
-    with opened_run.planned_run(RunFlags(SFT, run, flags, faults, data, {})) as found:
-        assert found.flags.settings["cpu_products"] == found.plan.settings["cpu_products"] == found.ranks.products
-        return found.ranks.products
+    run: Any = SimpleNamespace(output_dir=str(tmp_path))
+    flags, faults, data = CheckpointArguments(), SimpleNamespace(rank_timeout=1.0), data_flags(data_path=["embedded"])
+    for resumes, began in ((None, None), (tmp_path, "earlier")):
+        plan = CheckpointPlan(flags, None, {}, resumes)  # type: ignore[arg-type]
+        monkeypatch.setattr(opened_run, "plan_checkpoints", lambda *given, plan=plan, **named: plan)
+        with opened_run.planned_run(RunFlags(SFT, run, flags, faults, data, {"own": 1})) as found:  # type: ignore[arg-type]
+            assert found.flags.settings["own"] == found.plan.settings["own"] == [1, began]
 
 
-def test_float32_products_are_as_the_run_began(monkeypatch, tmp_path):
-    assert products_of_run(monkeypatch, tmp_path) == ONEDNN
-    assert products_of_run(monkeypatch, tmp_path, given=TORCH) == TORCH
-    for began in (TORCH, ONEDNN):
-        assert products_of_run(monkeypatch, tmp_path, resumes={"cpu_products": began}) == began
-    assert products_of_run(monkeypatch, tmp_path, resumes={}) == TORCH  # from before the flag
-    assert products_of_run(monkeypatch, tmp_path, given=ONEDNN, resumes={"cpu_products": TORCH}) == ONEDNN
-
-
-@pytest.mark.parametrize("library", [TORCH, ONEDNN])
-def test_the_loop_multiplies_by_the_library_of_the_ranks(monkeypatch, tmp_path, library):
+def test_the_backends_of_the_ranks_hold_in_the_loop_alone(monkeypatch, tmp_path):
     taken: list[str] = []
 
     @contextlib.contextmanager
@@ -218,18 +210,18 @@ def test_the_loop_multiplies_by_the_library_of_the_ranks(monkeypatch, tmp_path, 
         yield
         taken.append("out")
 
-    monkeypatch.setattr(opened_run, "float32_products", noted)
     records = contextlib.nullcontext(("metrics", "checkpoints"))
     monkeypatch.setattr(opened_run, "checkpointed_run", lambda *given, **named: records)
     nothing: Any = None
     flags: Any = SimpleNamespace(trains=False, faults=SimpleNamespace(max_bad_steps=1))
-    ranks = Ranks(0, 0, 1, torch.device("cpu"), products=library)
+    own = Backends([Backend(partial(noted, "one")), Backend(partial(noted, "other"), words="other words"), Backend()])
+    ranks = Ranks(0, 0, 1, torch.device("cpu"), backends=own)
     run = OpenedRun(flags, ranks, nothing, RunFolder(str(tmp_path), True), nothing, "fp32")
     report: Any = ModelSettings("any dataclass")
     data = opened_run.RunData(report, "rows", 1.0)
     with run.recorded(nothing, data, {}):
         taken.append("the loop")
-    assert taken == [f"in {library}", "the loop", "out"]
+    assert taken == ["in one", "in other", "the loop", "out", "out"] and own.words == ["other words"]
 
 
 def test_the_style_that_rows_have_is_written_to_the_settings(tmp_path):

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from threestep.plugins.environments.turns.kept_turns import TurnsKept
 from threestep.plugins.environments.turns.rounds import Rounds
 from training.utils.base.errors import ThreestepError
 from training.utils.base.seeds import derived_seed
@@ -154,7 +155,7 @@ class ActingRollout(EngineWrapper):
     def check(
         self, lent: AbstractContextManager[PreTrainedModel], own: OwnForward, drawing: Drawing = IN_ONE_PIECE
     ) -> list[str]:
-        return self._habits + super().check(lent, own, replace(drawing, turns=True))
+        return self._habits + super().check(lent, own, replace(drawing, turns=TurnsKept()))
 
     def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         """ThreestepError for environments that begin otherwise for two samples of a prompt, or with too many tokens."""

@@ -150,4 +150,5 @@ def _known(settings: Mapping[str, Any], groups: tuple[type, ...]) -> dict[str, A
     return {name: value for name, value in settings.items() if name in flags}
 
 
-_OF_SOURCES = frozenset(defaults_of((SourceArguments,))) - {"dataset_module"}  # of the prompts' files
+# Of the prompts' files.
+_OF_SOURCES = frozenset(defaults_of((SourceArguments,))) - {"dataset_module"} | {"allow_image_urls"}

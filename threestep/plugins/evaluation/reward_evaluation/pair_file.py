@@ -56,7 +56,7 @@ def read_pairs(path: str, data: DataArguments, tokenizer: Any, reader: MediaRead
     """
     raw = create_raw_dataset(f"jsonl:{path}", data.source, data.cache.cache_dir, seed=0)
     texts = text_maker(data.chat, tokenizer)
-    media = None if reader is None else held_media(reader, data.source)
+    media = None if reader is None else held_media(reader, data.forms)
     encoded: Iterator[_Encoded | Dropped]
     if isinstance(texts, ChatTokenizer):
         raw.expect_media(reader is not None)

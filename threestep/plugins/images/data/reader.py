@@ -25,6 +25,7 @@ from threestep.plugins.images.data.families import (
 )
 from threestep.plugins.images.data.row_pictures import RowPictures
 from threestep.plugins.images.data.shown import ShownImage, counting_placeholders, shown_images
+from threestep.plugins.images.flags import ImageRowArguments
 from threestep.plugins.images.pixels import ImagePixels, joined_pixels
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.data.files.digests import hash_text
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.media import ReadsMedia
     from training.utils.contracts.media_spans import MediaSpan
     from training.utils.data.rows.media_store import GrowingStore
+    from training.utils.flags.added import AddedFlags
 
 _SETTINGS = ("preprocessor_config.json", "processor_config.json")
 _SIZES_KEPT = 4096  # whose texts are not measured anew
@@ -57,13 +59,13 @@ class ImageReader:
             compared = f"their tokens are compared with those of {type(self._own).__name__}"
         return f"images: prepared by {type(self._processor).__name__}; {compared}"
 
-    def parts_of_rows(self, allow_urls: bool) -> dict[str, str]:
+    def parts_of_rows(self, flags: AddedFlags) -> dict[str, str]:
         """Settings that rows depend on, for the cache's fingerprint."""
-        return {**self.parts(), "image urls": str(allow_urls)}
+        return {**self.parts(), "image urls": str(flags.of(ImageRowArguments).allow_image_urls)}
 
-    def of_rows(self, store: GrowingStore, allow_urls: bool) -> ReadsMedia:
+    def of_rows(self, store: GrowingStore, flags: AddedFlags) -> ReadsMedia:
         """A reader of the images of rows that stores their pictures."""
-        return RowPictures(self, store, allow_urls)
+        return RowPictures(self, store, flags.of(ImageRowArguments).allow_image_urls)
 
     def of_stored(self, pictures: EncodedPictures) -> PixelReader:
         """The pixels of stored pictures."""

@@ -13,6 +13,7 @@ from training.utils.contracts.media_names import MOST_FILE_BYTES
 from training.utils.data.build.prompts import PromptMaker
 from training.utils.data.rows.documents import prompt_document
 from training.utils.data.rows.media_store import HeldMedia
+from training.utils.flags.added import NO_FLAGS
 
 if TYPE_CHECKING:
     from threestep.plugins.images.data.reader import ImageReader
@@ -69,7 +70,7 @@ def open_picture(given: str) -> Picture:
 def chat_media(reader: ImageReader, data: DataArguments, tokenizer: Any) -> ChatImages:
     """For a model whose images `reader` reads. data: with the prompt style of the model."""
     held = HeldMedia()
-    rows = reader.of_rows(held, allow_urls=False)
+    rows = reader.of_rows(held, NO_FLAGS)
     maker = PromptMaker(data, tokenizer, rows)
     examples = tuple(_example(maker, place) for place in range(PLAIN_PICTURES))
     return ChatImages(rows, RowImages(reader.of_stored(held), examples))

@@ -13,11 +13,11 @@ from tests.unit.utils.generation.engines.test_hf import PAD, prompts, responses,
 from threestep.plugins.parallel_thinking.arguments import ParallelRolloutArguments
 from threestep.plugins.parallel_thinking.form import ParallelPaths, ParallelThinking
 from threestep.plugins.parallel_thinking.layout import ParallelTags, PathSampling, drawn_blocks, drawn_document
+from threestep.plugins.ragged.ragged_rows import arranged
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import Document, TokenSequence
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import Drawing, RolloutEngine, RolloutRequest, Sampling
-from training.utils.generation.decoding.ragged_rows import arranged
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.layout.rows import packed_rows
 from training.utils.models.own_forward import own_forward_of, read_own_forward

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.plan.clock.devices import DEVICES, FILE_SUFFIX, Device, read_device
@@ -21,17 +23,22 @@ if TYPE_CHECKING:
 
 
 def clock_device(
-    name: str | None, dtype: str, sharing: int = 1, *, products: str | None = None, ranks: int = 1
+    name: str | None,
+    dtype: str,
+    sharing: int = 1,
+    *,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    ranks: int = 1,
 ) -> Device | None:
-    """The device of --device: of the table; for `cpu` this one, measured in seconds with `products` of --cpu_products
-    and the threads that a rank has of it, if `ranks` share it. None: not known, and for rows that `sharing` ranks
-    share, whose traffic is not counted yet."""
+    """The device of --device: of the table; for `cpu` this one, measured in seconds as a run of these
+    settings computes, with the threads that a rank has of it, if `ranks` share it. None: not known, and for rows that
+    `sharing` ranks share, whose traffic is not counted yet."""
     if sharing > 1 and name not in (None, "cuda"):
         log_on_main(f"seconds: not known yet for --sequence_parallel_size {sharing}; leave it out to see them")
         return None
     if name is not None and name.endswith(FILE_SUFFIX):
         return device_of_file(name)
-    return measured_cpu(DTYPES[dtype], products, ranks) if name == "cpu" else DEVICES.get(name or "")
+    return measured_cpu(DTYPES[dtype], settings, ranks) if name == "cpu" else DEVICES.get(name or "")
 
 
 def device_of_file(path: str) -> Device:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,7 +17,7 @@ from torch import nn
 from threestep.plugins.plan.clock.devices import AttentionShares, Device, Links, Measured, Rates, Tiles
 from threestep.plugins.plan.dry_run.in_a_model import now, product_flops, product_rate, rates_in_a_model
 from threestep.plugins.plan.dry_run.operators import OperatorCount
-from training.utils.engine.ranks.cpu_products import chosen_products, float32_products
+from training.utils.engine.ranks.backends import backends_of
 from training.utils.engine.ranks.devices import set_threads
 from training.utils.engine.ranks.host_memory import keep_freed_memory
 from training.utils.models.attention.document_attention import attention_by_document
@@ -36,12 +38,15 @@ _CACHES = 8  # sequences whose attention to a cache is measured
 _NUMBERS = (1_000_000, 10_000_000)  # that a cache holds with all that belongs to them, and that none does
 
 
-def measured_cpu(dtype: torch.dtype = torch.float32, products: str | None = None, ranks: int = 1) -> Device:
-    """The rates of this CPU, in a few seconds, for one of `ranks` that share it. products: as of `chosen_products`."""
+def measured_cpu(
+    dtype: torch.dtype = torch.float32, settings: Mapping[str, Any] = MappingProxyType({}), ranks: int = 1
+) -> Device:
+    """The rates of this CPU, in a few seconds, for one of `ranks` that share it. settings: of a run, by the flags'
+    names, which may choose the library of its products."""
     threads = torch.get_num_threads()
     set_threads(os.environ, ranks)
     try:
-        with float32_products(chosen_products(products, torch.device("cpu"))):
+        with backends_of(settings, torch.device("cpu")).held():
             return _measured(dtype)
     finally:
         torch.set_num_threads(threads)

@@ -93,7 +93,7 @@ def _estimated_as_given(flags: OneModelFlags, scalar: bool, responses: int, coun
             flags.added.of(DryRunArguments).device,
             settings.dtype,
             sharing,
-            products=flags.run.cpu_products,
+            settings=flags.settings,
             ranks=ranks,
         )
         if timed is None:

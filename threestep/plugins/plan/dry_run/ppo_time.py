@@ -37,9 +37,7 @@ def rollout_parts(
     """Seconds of one rollout with its updates; None on a device of unknown speed. roles: models on meta that read every
     sequence, or None. count: a model's work. engine: that draws."""
     ppo, name = flags.ppo, flags.added.of(DryRunArguments).device
-    device = clock_device(
-        name, flags.roles.dtype, ppo.sequence_parallel_size, products=flags.run.cpu_products, ranks=ranks
-    )
+    device = clock_device(name, flags.roles.dtype, ppo.sequence_parallel_size, settings=flags.settings, ranks=ranks)
     if device is None:
         return None
     forwards = -(-ppo.sequences_per_rollout // forward.rows)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from threestep.plugins.ragged.ragged_rows import RaggedRows, arranged
 from training.utils.base.errors import ThreestepError
 from training.utils.generation.decoding.drawn import uniform_streams
-from training.utils.generation.decoding.ragged_rows import RaggedRows, arranged
 from training.utils.generation.decoding.sampling import draw
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from threestep.plugins.evaluation.model import (
     prompt_of,
     start_alone,
 )
+from threestep.plugins.ragged.check import why_not_in_turns
 from threestep.plugins.serve.endpoint.lines import AloneRows, Order, Rows, TogetherRows
 from threestep.plugins.serving.refusals import RefusedRequest
 from training.utils.base.console import note
@@ -29,7 +30,6 @@ from training.utils.data.build.arguments import DataArguments
 from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT
 from training.utils.data.chat.style import template_text
 from training.utils.data.rows.tokenize import TextTokenizer
-from training.utils.generation.decoding.decode_check import why_not_in_turns
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.configurations import saved_stop_tokens

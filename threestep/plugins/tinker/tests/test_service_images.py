@@ -12,10 +12,10 @@ from tests.support.sent_pictures import WORDS, photo, seeing
 from tests.support.training_orders import written_out
 from tests.support.training_server import KEY, Running
 from tests.support.vision_models import IMAGE_ID
+from threestep.plugins.ragged import ragged_rows
 from threestep.plugins.tinker.opening import ServerSettings, service_of
 from threestep.plugins.tinker.store import Store, load_weights
 from threestep.plugins.tinker.wire import RequestBounds
-from training.utils.generation.decoding import ragged_rows
 from training.utils.models.own_forward import read_own_forward
 
 tinker = pytest.importorskip("tinker", reason="the package tinker is not installed")

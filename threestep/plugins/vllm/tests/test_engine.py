@@ -55,7 +55,7 @@ def settings(**others) -> RolloutSettings:
 
 
 def test_what_its_settings_refuse():
-    turns = Drawing(turns=True)
+    turns = Drawing(turns=object())  # type: ignore[arg-type]  # how a model in this process draws them
     assert VllmRollout.refusals(settings(), turns) == []
     assert VllmRollout.refusals(settings(vllm_tensor_parallel_size=2), Drawing()) == []
     (refusal,) = VllmRollout.refusals(settings(vllm_tensor_parallel_size=2), turns)

@@ -114,7 +114,7 @@ def build_phase(
         parts = _parts_of_rows(kind, data, tokenizer, plain, sources=sources, seed=seed)
         parts |= {} if form is None else form.parts
         if media is not None:
-            parts |= media.parts_of_rows(data.source.allow_image_urls)
+            parts |= media.parts_of_rows(data.forms)
         name = f"phase{kind.key}"
         if kind.weighs_messages and texts is plain and _is_new_to_cache(name, parts, data.cache, sources):
             parts |= _ANSWERS_KEPT
@@ -267,7 +267,7 @@ def _build_splits(
 
     def maker_of(portions: Sequence[Portion]) -> Callable[[int, int, Counts, GrowingStore], Iterator[Row]]:
         def make(begin: int, end: int, counts: Counts, store: GrowingStore) -> Iterator[Row]:
-            read = None if media is None else media.of_rows(store, data.source.allow_image_urls)
+            read = None if media is None else media.of_rows(store, data.forms)
             for portion in part_of(portions, begin, end):
                 made = maker(portion.source, counts=counts, media=read)
                 yield from made.rows(portion.rows, portion.indices, portion.first_row_id)

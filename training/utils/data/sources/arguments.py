@@ -46,12 +46,6 @@ class SourceArguments:
     dataset_dir: str | None = flag(
         None, "Folder for dataset classes that read local files, as self.dataset_dir.", "folder", topic="data"
     )
-    allow_image_urls: bool = flag(
-        False,
-        "Fetch the pictures of rows that name https addresses, of public hosts alone; without it only paths and bytes "
-        "are read.",
-        topic="data",
-    )
     data_format: str | None = flag(
         None,
         "Format of the files in data_path: preference, prompt_completion, prompt_only, messages, "

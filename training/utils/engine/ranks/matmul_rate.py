@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from training.utils.engine.ranks.collectives import barrier, summed_numbers
-from training.utils.engine.ranks.cpu_products import float32_products
 
 if TYPE_CHECKING:
     from training.utils.engine.ranks.startup import Ranks
@@ -22,7 +21,7 @@ def peak_of_all_ranks(dtype: torch.dtype, ranks: Ranks) -> float:
     """Return the sum of the ranks' matmul rates in FLOPs per second. A collective: ranks on one CPU share it, so all
     measure at the same time."""
     barrier()
-    with float32_products(ranks.products):
+    with ranks.backends.held():
         rate = measured_matmul_rate(dtype, ranks.device)
     return summed_numbers({"rate": rate}, ranks.device)["rate"]
 

@@ -16,6 +16,7 @@ import torch
 
 from training.utils.base.errors import ThreestepError
 from training.utils.base.quick_imports import quick_imports
+from training.utils.engine.ranks.backends import Backends
 from training.utils.engine.ranks.collectives import barrier, wait_for_main
 from training.utils.engine.ranks.devices import (
     bound_kept_products,
@@ -28,7 +29,7 @@ from training.utils.engine.ranks.host_memory import keep_freed_memory
 from training.utils.engine.ranks.rank_watch import leave_process_group, started_watch
 from training.utils.models.adapters.one_precision import ROUNDED
 from training.utils.run.launch import free_port
-from training.utils.run.run_arguments import RANK_TIMEOUT_SECONDS, TORCH
+from training.utils.run.run_arguments import RANK_TIMEOUT_SECONDS
 from training.utils.sequence_parallel.group import ALONE, SequenceGroup, sequence_group
 
 QUIETED_LOGGERS = ("DeepSpeed", "deepspeed", "torch.distributed", "transformers.trainer_utils")
@@ -42,7 +43,7 @@ class Ranks:
     leaving: releases engines when the process leaves the group, so that another run may follow in this process
     timeout_seconds: of a collective
     sequence: the ranks that share rows with this one; rows are dealt to groups
-    products: the library of `float32_products` in the loop
+    backends: hold while the loop trains
     """
 
     rank: int
@@ -52,7 +53,7 @@ class Ranks:
     leaving: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, compare=False, repr=False)
     timeout_seconds: float = RANK_TIMEOUT_SECONDS
     sequence: SequenceGroup = ALONE
-    products: str = TORCH
+    backends: Backends = Backends()
 
     @property
     def is_main(self) -> bool:

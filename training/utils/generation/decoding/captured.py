@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+# Of a mask: torch's memory-efficient kernel copies one of another width, in every layer (torch 2.13).
+ALIGNED_COLUMNS = 16
+
 
 class CapturedStep:
     """Calls `function`, which reads and writes tensors in fixed places, and returns one.

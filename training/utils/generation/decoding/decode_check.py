@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,14 +20,12 @@ from training.utils.generation.decoding.cache import roomy_cache
 from training.utils.generation.decoding.decoding import (
     FIXED,
     MASKED,
-    NONE,
     OURS,
     WAYS,
     DecodeWay,
     Decoding,
     of_one_length,
 )
-from training.utils.generation.decoding.ragged_rows import RaggedRows
 from training.utils.generation.decoding.step_masks import windows_of
 from training.utils.models.own_forward import OwnForward, current_difference
 from training.utils.models.tensors.rounding import rms
@@ -75,27 +72,15 @@ def fitting_way(model: PreTrainedModel, own: OwnForward) -> tuple[DecodeWay, lis
     raise ThreestepError(f"{notes[-1]}, nor in a faster way; use another family, --dtype or --rollout_engine")
 
 
-def recording_way(way: DecodeWay, name: str) -> DecodeWay:
-    """Return how the model `name`, which decodes in `way`, does so while its experts are recorded: captured graphs run
-    no code of ours. ThreestepError where it decodes prompts of one length at a time."""
-    if not way.padded or way.cache == NONE:
-        raise ThreestepError(
-            f"--replay_routers needs prompts of different lengths in one batch, and {name} rolls out {way.words}; "
-            "leave it out, or use another --rollout_engine"
-        )
-    return MASKED if way.fixed else way
-
-
 def why_not_decoded(model: PreTrainedModel, own: OwnForward, way: DecodeWay) -> str | None:
     """Return None if log-probabilities decoded in `way` are those of `own`, else the reason why not."""
-    reason = _why_other(*_known(own), own.tolerance, lambda cases: _decoded(model, cases, way))
+    reason = why_not_read(own, lambda cases: _decoded(model, cases, way))
     if reason is not None or own.with_media is None:
         return reason
+    media = own.with_media.media
     if not way.padded:
-        return f"it is not given positions, which prompts with {own.with_media.media.name} need"
-    cases, numbers_M = _media_cases(own, own.with_media)
-    media, tolerance = own.with_media.media, own.with_media.tolerance
-    reason = _why_other(cases, numbers_M, tolerance, lambda cases: _decoded(model, cases, way, media))
+        return f"it is not given positions, which prompts with {media.name} need"
+    reason = why_not_read(own, lambda cases: _decoded(model, cases, way, media), of_media=True)
     return None if reason is None else f"of prompts with {media.name} {reason}"
 
 
@@ -112,26 +97,15 @@ def why_not_in_parts(model: PreTrainedModel, own: OwnForward, way: DecodeWay) ->
     return _why_other(*_short(own), own.tolerance, lambda cases: _decoded(model, cases, way, prefill_tokens=_PART))
 
 
-def why_not_read(own: OwnForward, read: Callable[[Sequence[ProbeCase]], list[list[torch.Tensor]]]) -> str | None:
+def why_not_read(
+    own: OwnForward, read: Callable[[Sequence[ProbeCase]], list[list[torch.Tensor]]], of_media: bool = False
+) -> str | None:
     """Return None if log-probabilities are those of `own`, else the reason why not. read: for each case, the numbers of
-    its response's tokens; it may fail as the family does."""
-    return _why_other(*_known(own), own.tolerance, read)
-
-
-def why_not_in_turns(model: PreTrainedModel, own: OwnForward, fixed: bool) -> str | None:
-    """Return None if log-probabilities of tokens that are given one by one and several at once, each behind what its
-    row holds (`RaggedRows`), are those of `own`, else the reason why not."""
-    return _why_other(*_known(own), own.tolerance, lambda cases: _in_turns(model, cases, fixed))
-
-
-def why_no_media_in_turns(model: PreTrainedModel, own: OwnForward) -> str | None:
-    """Return None if log-probabilities of tokens that are given so behind prompts with media (`RaggedRows.begin`) are
-    those of `own`, else the reason why not."""
-    measured = own.with_media
-    assert measured is not None, "it was loaded for media"
-    cases, numbers_M = _media_cases(own, measured)
-    read = partial(_in_turns, model, fixed=False, media=measured.media)
-    return _why_other(cases, numbers_M, measured.tolerance, read)
+    its response's tokens; it may fail as the family does. of_media: behind prompts with media"""
+    if not of_media:
+        return _why_other(*_known(own), own.tolerance, read)
+    assert own.with_media is not None, "it was loaded for media"
+    return _why_other(*_media_cases(own, own.with_media), own.with_media.tolerance, read)
 
 
 def _why_other(
@@ -260,34 +234,6 @@ def _decoded(
                 break
             logits_AV = decoding.step(decoding.drop(token_A, over))
     return read
-
-
-def _in_turns(
-    model: PreTrainedModel, cases: Sequence[ProbeCase], fixed: bool, media: RunMedia | None = None
-) -> list[list[torch.Tensor]]:
-    """Return what `_decoded` does. Every second token is given with the two before it, which are computed again."""
-    rows = RaggedRows(model, fixed)
-    rows.add(len(cases))
-    of_prompts = [None if media is None else media.of_prompts([case.media]) for case in cases]
-    logits_AV = rows.begin(0, [case.prompt_ids_P.tolist() for case in cases], of_prompts)
-    most = max(len(case.response_ids) for case in cases)
-    # What follows a response may be any token.
-    wanted = [[*case.response_ids, *[case.response_ids[-1]] * (most - len(case.response_ids))] for case in cases]
-    read: list[list[torch.Tensor]] = [[] for _ in cases]
-    for place in range(most):
-        token_A = torch.tensor([ids[place] for ids in wanted], device=logits_AV.device)
-        logprobs_AV = torch.log_softmax(logits_AV.double(), dim=-1)
-        for found, logprob in zip(read, logprobs_AV.gather(-1, token_A.unsqueeze(1)).squeeze(1), strict=True):
-            found.append(logprob)
-        if place % 2:
-            # One row less of these tokens than the next has: chunks of different lengths.
-            again = [min(place, 2 - row % 2) for row in range(len(cases))]
-            rows.filled = [filled - count for filled, count in zip(rows.filled, again, strict=True)]
-            given = [ids[place - count : place + 1] for ids, count in zip(wanted, again, strict=True)]
-            logits_AV = rows.give(0, given)
-        else:
-            logits_AV = rows.append(token_A.tolist(), rows.positions)
-    return [found[: len(case.response_ids)] for found, case in zip(read, cases, strict=True)]
 
 
 def request_of(cases: Sequence[ProbeCase], device: torch.device) -> RolloutRequest:

@@ -31,8 +31,7 @@ from training.utils.generation.decoding.step_masks import StepMasks, windows_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.utils.contracts.rollout_engine import RolloutRequest
-    from training.utils.generation.decoding.expert_log import ExpertLog
+    from training.utils.contracts.rollout_engine import RolloutRequest, TokenLog
 
 OURS, OWN, NONE = "ours", "own", "none"
 
@@ -77,11 +76,11 @@ class Decoding:
         model: PreTrainedModel,
         request: RolloutRequest,
         way: DecodeWay = WAYS[0],
-        experts: ExpertLog | None = None,
+        log: TokenLog | None = None,
         *,
         prefill_tokens: int | None = None,
     ) -> None:
-        """experts: gets those of each token that is read. prefill_tokens: of the prompts that one forward reads, where
+        """log: is told of each token that is read. prefill_tokens: of the prompts that one forward reads, where
         the cache can be continued and no prompt has media; None: all."""
         self._most, prompt_mask_BP = request.sampling.max_new_tokens, request.prompt_mask_BP
         count, self.length = prompt_mask_BP.shape
@@ -96,7 +95,7 @@ class Decoding:
         self._prompts = prompt_inputs(model, request, self._accepted)
         self.position_ids = self._prompts.last_B1
         self.rows_A = torch.arange(count, device=prompt_mask_BP.device)
-        self._experts, self._prompt_tokens = experts, self.length
+        self._log, self._prompt_tokens = log, self.length
         self._part_tokens = self.length
         if prefill_tokens is not None and can_read_in_parts(way, self.cache) and not self._prompts.of_media:
             self._part_tokens = prefill_tokens
@@ -106,8 +105,6 @@ class Decoding:
     def prefill(self, samples_per_prompt: int) -> torch.Tensor:
         """Compute each prompt once, then give each sample a row; return the logits [A, V] of the first tokens."""
         logits_BV = self._read_prompts()
-        if self._experts is not None:
-            self._experts.note_prompts(samples_per_prompt)
         if samples_per_prompt > 1:
             order = self.rows_A.repeat_interleave(samples_per_prompt)
             if self.way.cache == NONE:
@@ -127,8 +124,8 @@ class Decoding:
             end = min(start + self._part_tokens, self.length)
             positions = prompts.position_ids[..., start:end]
             logits_BV = self.forward(ids_BP[:, start:end], self.mask[:, :end], positions, prompts.of_media)
-            if self._experts is not None:
-                self._experts.note_prompt_tokens()
+            if self._log is not None:
+                self._log.note_prompt_tokens()
         return logits_BV
 
     def _prepare_steps(self) -> None:
@@ -173,8 +170,8 @@ class Decoding:
         mask = self.mask[:, : self.length] if self._masks is None else self._masks.at(self.length)
         # Their state holds the past; they would multiply the whole mask with the single new token.
         logits_AV = self.forward(self.input_ids, None if self.is_state_space else mask, self.position_ids)
-        if self._experts is not None:
-            self._experts.note_tokens(self.rows_A, self.length - 1 - self._prompt_tokens)
+        if self._log is not None:
+            self._log.note_tokens(self.rows_A, self.length - 1 - self._prompt_tokens)
         return logits_AV
 
     def forward(

@@ -17,7 +17,7 @@ import torch
 from transformers.cache_utils import DynamicLayer
 
 from training.utils.generation.decoding.cache import Moves, compacted, roomier_tokens
-from training.utils.generation.decoding.captured import CapturedStep
+from training.utils.generation.decoding.captured import ALIGNED_COLUMNS, CapturedStep
 from training.utils.generation.decoding.step_masks import additive, for_attention, window_of
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ Forward = Callable[[torch.Tensor, Any, torch.Tensor], torch.Tensor]
 
 # Rows that are over stay until no more than this share goes on.
 _GOING_SHARE = 0.5
-# torch's memory-efficient kernel copies a mask of another width, in every layer (torch 2.13).
-ALIGNED_COLUMNS = 16
 
 
 class _Columns:

@@ -31,31 +31,27 @@ from training.utils.contracts.rollout_engine import (
     RolloutRequest,
     RolloutSettings,
     Sampling,
+    TokenLog,
 )
 from training.utils.generation.decoding.decode_check import (
     fitting_way,
-    recording_way,
     why_not_in_parts,
-    why_not_in_turns,
 )
 from training.utils.generation.decoding.decoding import WAYS, DecodeWay, Decoding, of_one_length
 from training.utils.generation.decoding.drawn import DrawnResponses, uniform_streams
-from training.utils.generation.decoding.expert_log import ExpertLog
 from training.utils.generation.decoding.sampling import draw
 from training.utils.generation.decoding.stop_strings import stop_strings
 from training.utils.generation.engines.arguments import PREFILL_TOKENS, HfArguments
-from training.utils.generation.engines.kept_turns import KeptTurns
 from training.utils.models.attention.document_attention import share_keys_of_few_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.utils.contracts.turns import Turns
+    from training.utils.contracts.turns import TurnDrawing, Turns
     from training.utils.models.own_forward import OwnForward
 
 # On a GPU. A row computes up to this many tokens, less one, beyond its end.
 _END_CHECK_TOKENS = 8
-_IN_ROUNDS = "reads each conversation so far again in every turn, and all wait for the slowest answer"
 
 
 class TransformersRollout(RolloutEngine):
@@ -73,7 +69,7 @@ class TransformersRollout(RolloutEngine):
     _longest_tokens: int | None = None  # of a prompt with its response
     _way: DecodeWay = WAYS[0]
     _experts: ExpertRecord | None = None
-    _keeps_turns = False
+    _turns: TurnDrawing | None = None
 
     @classmethod
     def create(cls, decode: Decode | None, settings: RolloutSettings) -> TransformersRollout:
@@ -115,15 +111,13 @@ class TransformersRollout(RolloutEngine):
         with lent as model:
             self._way, notes = fitting_way(model, own)
             if self._experts is not None:
-                self._way = recording_way(self._way, type(model).__name__)
+                self._way = self._experts.way(self._way, type(model).__name__)
             notes = [*notes, *self._check_parts(model, own)]
             with self._loop.lent():
                 notes = [*notes, *self._loop.check(model, own, self._way)]
-            if drawing.turns:
-                reason = self._why_in_rounds(model, own)
-                self._keeps_turns = reason is None
-                if reason is not None:
-                    notes = [*notes, f"warning: {type(model).__name__} {_IN_ROUNDS}: {reason}"]
+            if drawing.turns is not None:
+                self._turns = drawing.turns
+                notes = [*notes, *drawing.turns.check(model, own, self._way, self._why_by_roll_out())]
             if drawing.form is not None:
                 drawing.form.check_model(model, self._way.masks_are_ours)
             return notes
@@ -142,21 +136,17 @@ class TransformersRollout(RolloutEngine):
         name = type(model).__name__
         return [f"warning: {name} reads each prompt in one forward, not --prefill_tokens {most} at a time: {reason}"]
 
-    def _why_in_rounds(self, model: PreTrainedModel, own: OwnForward) -> str | None:
+    def _why_by_roll_out(self) -> str | None:
         """Return why turns are drawn by `roll_out`; None where they need not be."""
         if type(self).roll_out is not TransformersRollout.roll_out:
             return f"{type(self).__name__} draws by a roll_out of its own"
-        if self._loop.name:
-            return f"{self._loop.name} draws whole responses"
-        if not self._way.masks_are_ours:
-            return "the family makes its masks itself"
-        return why_not_in_turns(model, own, self._way.fixed)
+        return f"{self._loop.name} draws whole responses" if self._loop.name else None
 
     def turns_of(self, model: PreTrainedModel, sampling: Sampling) -> Turns | None:
-        if not self._keeps_turns:
+        if self._turns is None:
             return None
         every = sampling.ends.check_tokens or end_check_tokens(model.device)
-        return KeptTurns(model, sampling, stop_strings(sampling, self._decode), every, fixed=self._way.fixed)
+        return self._turns.open(model, sampling, stop_strings(sampling, self._decode), every)
 
     @torch.no_grad()
     def roll_out(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
@@ -175,13 +165,11 @@ class TransformersRollout(RolloutEngine):
     def _drawn(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         if self._experts is None:
             return self._drawn_by(self._decoding(model, request), request)
-        with self._experts.recorded(model) as last:
-            experts = ExpertLog(last, request)
-            rollout = self._drawn_by(self._decoding(model, request, experts), request)
-        return replace(rollout, experts=experts.drawn(rollout))
+        with self._experts.logged(model, request) as log:
+            return log.added_to(self._drawn_by(self._decoding(model, request, log), request))
 
-    def _decoding(self, model: PreTrainedModel, request: RolloutRequest, experts: ExpertLog | None = None) -> Decoding:
-        return Decoding(model, request, self._way, experts, prefill_tokens=self._prefill_tokens)
+    def _decoding(self, model: PreTrainedModel, request: RolloutRequest, log: TokenLog | None = None) -> Decoding:
+        return Decoding(model, request, self._way, log, prefill_tokens=self._prefill_tokens)
 
     def _drawn_by(self, decoding: Decoding, request: RolloutRequest) -> Rollout:
         sampling, device = request.sampling, request.prompt_ids_BP.device

@@ -9,6 +9,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.engine.out_of_memory import memory_explained
 from training.utils.engine.ranks import devices
 from training.utils.engine.ranks.devices import (
+    bound_kept_products,
     chosen_accelerator,
     device_of,
     set_allocator,
@@ -126,3 +127,9 @@ def test_what_has_no_deterministic_form_is_one_sentence():
         memory_explained("a forward", 0, lambda: "rows"),
     ):
         raise RuntimeError("cumsum_cuda does not have a deterministic implementation, but you set ...")
+
+
+def test_a_users_own_bounds_stay():
+    environment = {"LRU_CACHE_CAPACITY": "77"}
+    bound_kept_products(environment)
+    assert environment == {"LRU_CACHE_CAPACITY": "77", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16"}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 
 from training.utils.engine.ranks import matmul_rate
+from training.utils.engine.ranks.backends import Backend, Backends
 from training.utils.engine.ranks.matmul_rate import measured_matmul_rate, peak_of_all_ranks
 from training.utils.engine.ranks.startup import Ranks
 
@@ -33,6 +36,15 @@ def test_measuring_leaves_the_random_state_alone(dtype, monkeypatch):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_one_rank_is_all_ranks(monkeypatch):
-    monkeypatch.setattr(matmul_rate, "measured_matmul_rate", lambda dtype, device: 5.0)
-    assert peak_of_all_ranks(torch.float32, Ranks(0, 0, 1, CPU)) == 5.0
+def test_one_rank_is_all_ranks_and_multiplies_as_the_run_does(monkeypatch):
+    held = []
+
+    @contextlib.contextmanager
+    def inside():
+        held.append(True)
+        yield
+        held.pop()
+
+    monkeypatch.setattr(matmul_rate, "measured_matmul_rate", lambda dtype, device: 5.0 * len(held))
+    assert peak_of_all_ranks(torch.float32, Ranks(0, 0, 1, CPU, backends=Backends([Backend(inside)]))) == 5.0
+    assert not held

@@ -21,13 +21,13 @@ from threestep.plugins.environments.tests.turns.test_conversations import (
     converse,
     model_that_turns,
 )
+from threestep.plugins.environments.turns.kept_turns import KeptTurns, TurnsKept
+from threestep.plugins.ragged.ragged_rows import RaggedRows
 from training.utils.contracts.decode_loops import DecodeLoop
 from training.utils.contracts.rollout_engine import Drawing, Ends, RolloutRequest
 from training.utils.contracts.turns import NextTurn
 from training.utils.generation.decoding.decoding import FIXED, MASKED
-from training.utils.generation.decoding.ragged_rows import RaggedRows
 from training.utils.generation.engines.hf import TransformersRollout
-from training.utils.generation.engines.kept_turns import KeptTurns
 
 LENGTHS = (3, 11, 1, 7, 5) * 2
 CUT = replace(
@@ -38,14 +38,14 @@ CUT = replace(
 class Keeping(TransformersRollout):
     """As `check` leaves it for a family that fits."""
 
-    _keeps_turns, _way = True, MASKED
+    _turns, _way = TurnsKept(fixed=False), MASKED
 
 
 class Captured(Keeping):
-    _way = FIXED
+    _turns, _way = TurnsKept(fixed=True), FIXED
 
 
-TURNS = Drawing(turns=True)
+TURNS = Drawing(turns=TurnsKept())
 
 
 @pytest.fixture(scope="module")

@@ -12,16 +12,16 @@ import torch
 from torch.nn.functional import linear
 
 from tests.support.forked_programs import run_python
-from training.utils.base.errors import ThreestepError
-from training.utils.engine.ranks import cpu_products
-from training.utils.engine.ranks.cpu_products import (
+from threestep.plugins.speed import cpu_products
+from threestep.plugins.speed.arguments import ONEDNN, TORCH
+from threestep.plugins.speed.cpu_products import (
     LEAST_MULTIPLICATIONS,
+    backend,
     chosen_products,
     float32_products,
     products_of_all,
 )
-from training.utils.engine.ranks.devices import bound_kept_products
-from training.utils.run.run_arguments import ONEDNN, TORCH
+from training.utils.base.errors import ThreestepError
 
 CPU = torch.device("cpu")
 ROWS, COLUMNS, INNER = 32, 72, 1025
@@ -188,9 +188,27 @@ def test_ranks_take_what_all_of_them_choose(monkeypatch):
     assert products_of_all(ONEDNN, torch.device("cuda")) == TORCH
 
 
+def test_a_run_has_what_it_is_given_or_began_with(monkeypatch, capsys):
+    """Ranks without a wish take ONEDNN here. Runs from before the flag had PyTorch's."""
+    monkeypatch.setattr(cpu_products, "_is_slow_for_mkl", lambda: True)
+    for given, began, library in (
+        (None, None, ONEDNN), (TORCH, None, TORCH), (None, {"cpu_products": TORCH}, TORCH), (None, {}, TORCH),
+        (None, {"cpu_products": ONEDNN}, ONEDNN), (ONEDNN, {"cpu_products": TORCH}, ONEDNN),
+    ):  # fmt: skip
+        found = backend({"cpu_products": given}, CPU, None if began is None else began.get)
+        assert found.decided == {"cpu_products": library} and library in (found.words or TORCH)
+        with found.held():
+            pass
+    assert backend({}, torch.device("cuda"), None).decided == {} and not capsys.readouterr().out
+    monkeypatch.setattr(cpu_products, "_product", lambda left, right, bias=None: 2 * (left @ right))
+    backend({}, CPU, {"cpu_products": ONEDNN}.get)
+    said = "auto: --cpu_products torch (onednn, as the run began, cannot be had here)\n"
+    assert capsys.readouterr().out == said
+
+
 LENGTHS = """
 import os, sys, torch
-from training.utils.engine.ranks.cpu_products import float32_products
+from threestep.plugins.speed.cpu_products import float32_products
 from training.utils.engine.ranks.devices import bound_kept_products
 if sys.argv[1] == "bound":
     bound_kept_products(os.environ)
@@ -215,9 +233,3 @@ def test_rows_of_ever_new_lengths_take_no_ever_more_memory():
         assert done.returncode == 0, done.stderr
         grown[words] = int(done.stdout)
     assert grown["bound"] < grown["not"] / 3 and grown["bound"] < 80e6
-
-
-def test_a_users_own_bounds_stay():
-    environment = {"LRU_CACHE_CAPACITY": "77"}
-    bound_kept_products(environment)
-    assert environment == {"LRU_CACHE_CAPACITY": "77", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16"}

@@ -17,17 +17,46 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from threestep.plugins.ragged.check import why_not_in_turns
+from threestep.plugins.ragged.ragged_rows import RaggedRows, arranged
 from training.utils.contracts.rollout import check_numbers
-from training.utils.contracts.turns import DrawnTurn, NextTurn, Turns
+from training.utils.contracts.turns import DrawnTurn, NextTurn, TurnDrawing, Turns
 from training.utils.generation.decoding.bad_words import BadWords
 from training.utils.generation.decoding.drawn import draw_several, uniform_streams
-from training.utils.generation.decoding.ragged_rows import RaggedRows, arranged
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from training.utils.contracts.rollout_engine import Sampling
+    from training.utils.generation.decoding.decoding import DecodeWay
     from training.utils.generation.decoding.stop_strings import StopStrings
+    from training.utils.models.own_forward import OwnForward
+
+_IN_ROUNDS = "reads each conversation so far again in every turn, and all wait for the slowest answer"
+
+
+class TurnsKept(TurnDrawing):
+    """Turns that keep what they have computed. fixed: see `RaggedRows`; None where the model cannot keep it."""
+
+    def __init__(self, fixed: bool | None = None) -> None:
+        self._fixed = fixed
+
+    def check(self, model: PreTrainedModel, own: OwnForward, way: DecodeWay, obstacle: str | None) -> list[str]:
+        """See `TurnDrawing`."""
+        reason = obstacle
+        if reason is None and not way.masks_are_ours:
+            reason = "the family makes its masks itself"
+        reason = reason or why_not_in_turns(model, own, way.fixed)
+        self._fixed = way.fixed if reason is None else None
+        return [] if reason is None else [f"warning: {type(model).__name__} {_IN_ROUNDS}: {reason}"]
+
+    def open(
+        self, model: PreTrainedModel, sampling: Sampling, stop: StopStrings | None, end_check_tokens: int
+    ) -> KeptTurns | None:
+        """See `TurnDrawing`."""
+        if self._fixed is None:
+            return None
+        return KeptTurns(model, sampling, stop, end_check_tokens, fixed=self._fixed)
 
 
 @dataclass(eq=False)

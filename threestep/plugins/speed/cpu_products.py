@@ -11,21 +11,38 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from threestep.plugins.speed.arguments import ONEDNN, TORCH
+from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError, first_line
+from training.utils.engine.ranks.backends import Backend
 from training.utils.engine.ranks.collectives import gathered
-from training.utils.run.run_arguments import ONEDNN, TORCH
+from training.utils.flags.auto import AutoChoice, sentence
 
 # Multiplications from which on oneDNN's product is faster, though it is called from Python: 15 microseconds a call
 # beside 2, on one thread and two (docs/lab_book.md).
 LEAST_MULTIPLICATIONS = 2**21
 _VENDOR = "AuthenticAMD"
 _TRIED = ((24, 48, 65), (1, 33, 70))  # rows, columns, inner
+
+
+def backend(settings: Mapping[str, Any], device: torch.device, began_with: Callable[[str], Any] | None) -> Backend:
+    """Return the library as --cpu_products asks, which on a CPU is a setting of the run. A collective there."""
+    wanted, begun = settings.get("cpu_products"), None
+    if wanted is None and began_with is not None:  # before this flag, runs had PyTorch's
+        begun = began_with("cpu_products") or TORCH
+    found = products_of_all(wanted, device, begun)
+    if begun not in (None, found):
+        choice = AutoChoice("cpu_products", found, f"{begun}, as the run began, cannot be had here")
+        log_on_main(sentence([choice]))
+    words = "" if found == TORCH else f"float32 products by {found} (--cpu_products {TORCH} turns that off)"
+    return Backend(partial(float32_products, found), {"cpu_products": found} if device.type == "cpu" else {}, words)
 
 
 def chosen_products(wanted: str | None, device: torch.device, begun: str | None = None) -> str:

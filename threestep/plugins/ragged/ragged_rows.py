@@ -20,8 +20,7 @@ import torch
 from transformers.cache_utils import DynamicLayer
 
 from training.utils.generation.decoding.cache import roomier_tokens, roomy_cache
-from training.utils.generation.decoding.captured import CapturedStep
-from training.utils.generation.decoding.fixed_steps import ALIGNED_COLUMNS
+from training.utils.generation.decoding.captured import ALIGNED_COLUMNS, CapturedStep
 from training.utils.generation.decoding.step_masks import additive, for_attention, windows_of
 
 if TYPE_CHECKING:
