@@ -1,4 +1,4 @@
-"""The code that one follows from a step's `main` through a short run: `python -m tests.support.reading_path [CHECKOUT]`.
+"""The code that one follows from a step's `main` on: `python -m tests.support.reading_path [CHECKOUT]`.
 
 Each step is run once on a tiny model with a profile hook. Whole functions of `training/` that are called count, from
 decorators to end; plugins and third parties do not. The loop is what is called while the trainer's `train` runs.

@@ -255,7 +255,8 @@ class Plugin(NamedTuple):
             key of DeepSpeed's configuration, what to do in its place
         `curves`: by the group of their figures, curves of a step's page: the step, a title, a note, figures by the
             names of their lines
-        `rollout_sources`: addresses of RolloutSource classes (`step3_ppo.flags.rollout_choices`), by the flags that ask for them
+        `rollout_sources`: addresses of RolloutSource classes (`step3_ppo.flags.rollout_choices`), by the flags that ask
+            for them
         `evaluation_flags`: by flags that give evaluations figures of other data than the held-out rows, `eval/NAME`:
             advice that names the flag, for who has no such rows
         `stored_forms`: addresses of `StoredForm` classes (`loading.stored_forms`), by the field of configurations that
