@@ -20,7 +20,7 @@ if _HERE is not None and os.path.realpath(_HERE) != os.path.dirname(os.path.dirn
 import importlib  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
-from threestep.apart import keep_apart, loaded_name  # noqa: E402
+from threestep.own_package import keep_apart, loaded_name  # noqa: E402
 
 if TYPE_CHECKING:
     from threestep import audit

@@ -17,7 +17,7 @@ if __name__ == "__main__":
         del sys.path[0]
     if ROOT not in sys.path:
         sys.path.insert(0, ROOT)
-    from threestep.apart import RUN, run_module
+    from threestep.own_package import RUN, run_module
 
     if sys.argv[1:2] == [RUN]:
         run_module(sys.argv[2], sys.argv[3:])

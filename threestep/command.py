@@ -12,7 +12,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 
-from threestep.apart import is_apart, run_module
+from threestep.own_package import is_apart, run_module
 from training import __version__
 from training.utils.base.console import COMMAND_VARIABLE, ends_with_its_reader
 from training.utils.base.errors import ThreestepError, nearest_names

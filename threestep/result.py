@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from threestep.given_back import silent_bars
+from threestep.process_state import silent_bars
 from training.utils.base.errors import ThreestepError
 from training.utils.plugins.registry import plugin_module
 

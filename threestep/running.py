@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from threestep.apart import VARIABLE, is_apart, loaded_name
-from threestep.given_back import callers_state
+from threestep.own_package import VARIABLE, is_apart, loaded_name
+from threestep.process_state import callers_state
 from training.utils.base.console import output_may_be_lost, write_to
 from training.utils.base.credentials import lend, redacted
 from training.utils.base.errors import ThreestepError, disk_error_in, disk_sentence

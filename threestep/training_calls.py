@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from threestep.adapter_settings import flags_of_adapters
-from threestep.given_back import silent_bars
+from threestep.process_state import silent_bars
 from threestep.inputs import address_of_rows, with_addresses
 from threestep.mistakes import mistakes_in_python
 from threestep.new_models import new_model

@@ -26,7 +26,7 @@ from threestep.plugins.explain.tests.explained_steps import conversations
 from threestep.plugins.report.live import LivePage, make_server
 from threestep.plugins.report.pages.rows_page import PageRow, rows_page
 from threestep.plugins.report.writing import write_report
-from threestep.plugins.serving.door import Door
+from threestep.plugins.serving.access import Door
 from training.utils.run.run_folder import RunFolder
 
 pytestmark = [

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from threestep.plugins.ahead.held import HeldWeights
+from threestep.plugins.ahead.held_weights import HeldWeights
 from threestep.plugins.ahead.saved import loaded_rollout, saved_rollouts
 from training.step3_ppo.contracts.records import Asked, RolloutsOfStep, Times
 from training.step3_ppo.contracts.rollout_queue import RolloutQueue

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from threestep.plugins.serving.door import SAFE_HEADERS, Door, Refusal
+from threestep.plugins.serving.access import SAFE_HEADERS, Door, Refusal
 
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[_Scope]]

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.evaluation.asgi import GuardedApp, server_of
-from threestep.plugins.serving.door import Door
+from threestep.plugins.serving.access import Door
 from threestep.plugins.serving.ports import check_port, listening, taking_port
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.media_names import MOST_FILE_BYTES

@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
     options = _parse(argv)
     out = Path(options.out)
     check_place("--out", str(out / PAGE))
-    from threestep.plugins.explain.asked import AskedRules, AskedStep, explanation_of
+    from threestep.plugins.explain.asked_step import AskedRules, AskedStep, explanation_of
 
     rules = AskedRules(tuple(options.rules), tuple(options.without_row), tuple(options.with_mask), options.run_rules)
     asked = AskedStep(

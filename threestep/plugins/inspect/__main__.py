@@ -77,7 +77,7 @@ def look(inspect: InspectArguments, data: DataArguments) -> Any:
     """The account that the flags ask for."""
     from threestep.plugins.inspect.account import Look, account_of
     from threestep.plugins.inspect.characters import Characters
-    from training.utils.data.build.asked import settle_style
+    from training.utils.data.build.row_style import settle_style
     from training.utils.data.chat.chat import adopt_style
     from training.utils.setup.media import reader_of_folder, why_unread
 

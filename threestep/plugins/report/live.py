@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from threestep.plugins.report.figures.reading import RunReader
 from threestep.plugins.report.pages.page import page, parts_of
-from threestep.plugins.serving.door import SAFE_HEADERS, Door
+from threestep.plugins.serving.access import SAFE_HEADERS, Door
 from threestep.plugins.serving.threaded import BoundedHandler, BoundedServer
 from training.utils.base.errors import ThreestepError
 

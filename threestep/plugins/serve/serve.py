@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from threestep.plugins.evaluation.arguments import END_OF_ANSWER_TEXT, PROMPT_STYLE_TEXT, TEMPLATE_KWARGS_TEXT
 from threestep.plugins.serve.endpoint.arguments import EndpointArguments, ServedModelFlags, key_of, serve_until_asked
-from threestep.plugins.serving.door import ADDRESS
+from threestep.plugins.serving.access import ADDRESS
 from threestep.plugins.serving.keys import KEY_VARIABLE
 from threestep.plugins.serving.ports import check_port, free_port, taking_port
 from training.utils.base.console import note

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from threestep.plugins.serving.door import ADDRESS
+from threestep.plugins.serving.access import ADDRESS
 from threestep.plugins.serving.refusals import RefusedRequest
 from threestep.plugins.serving.threaded import BoundedHandler, BoundedServer
 from training.utils.base.storage import parse_json

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from threestep.plugins.serving.door import ADDRESS
+from threestep.plugins.serving.access import ADDRESS
 from training.utils.base.errors import ThreestepError
 
 

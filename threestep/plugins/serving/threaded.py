@@ -16,7 +16,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from threestep.plugins.serving.door import ADDRESS
+from threestep.plugins.serving.access import ADDRESS
 
 MOST_CONNECTIONS = 32  # that are let in, at once; a browser opens six
 MOST_STRANGERS = 256  # at once; their requests arrive within milliseconds

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from threestep.plugins.serve.endpoint.arguments import EndpointArguments, key_of, serve_until_asked
-from threestep.plugins.serving.door import ADDRESS
+from threestep.plugins.serving.access import ADDRESS
 from threestep.plugins.serving.keys import KEY_VARIABLE
 from threestep.plugins.serving.ports import check_port, taking_port
 from training.utils.base.console import note

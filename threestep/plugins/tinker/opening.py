@@ -29,7 +29,7 @@ from training.utils.models.token_model import PolicyModel
 from training.utils.setup.media import media_kind, reader_of_model, why_unread
 
 if TYPE_CHECKING:
-    from threestep.plugins.tinker.desk import Desk
+    from threestep.plugins.tinker.request_queue import Desk
 
 _DRAWING_SECONDS = 0.05  # between two looks for training requests
 _GATHERING_SECONDS = 0.002

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from threestep.plugins.serving.door import ADDRESS
+from threestep.plugins.serving.access import ADDRESS
 from threestep.plugins.serving.keyed import KeyedHandler, KeyedServer, parsed
 from threestep.plugins.serving.refusals import RefusedRequest
 from threestep.plugins.tinker.service import HOLD_SECONDS

@@ -13,7 +13,7 @@ from training.step3_ppo.roles.roles import Tokenizers
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.media_names import MEDIA_COLUMN
-from training.utils.data.build.asked import settle_style
+from training.utils.data.build.row_style import settle_style
 from training.utils.data.build.build import build_phase
 from training.utils.data.build.prompts import PromptMaker
 from training.utils.data.build.unsupervised import build_unsupervised

@@ -28,7 +28,7 @@ _given: contextvars.ContextVar[Mapping[str, Callable[..., Any]] | None] = contex
 
 def loaded_name(address: str) -> str:
     """The address of a module, or of a name in one: of this package by the name under which it is loaded, which is
-    another one beside a `training` of the user's (threestep/apart.py)."""
+    another one beside a `training` of the user's (threestep/own_package.py)."""
     package = _HOME.rpartition(".")[2]
     is_ours = address.partition(".")[0] == package
     return f"{_HOME}{address.removeprefix(package)}" if is_ours else address

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from threestep.plugins.serving.door import ADDRESS
+from threestep.plugins.serving.access import ADDRESS
 from threestep.plugins.serving.keyed import KeyedHandler, KeyedServer, parsed
 from threestep.plugins.serving.refusals import RefusedRequest
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from threestep.plugins.evaluation.answers import batches_of
 from threestep.plugins.evaluation.arguments import BENCHMARKS, EvaluateArguments
 from threestep.plugins.evaluation.model import start_alone
-from threestep.plugins.evaluation.reward_benchmarks.asked import asked_model, asked_scores, asks
+from threestep.plugins.evaluation.reward_benchmarks.services import asked_model, asked_scores, asks
 from threestep.plugins.evaluation.reward_benchmarks.reading import Question, counts_that_differ, read_questions
 from threestep.plugins.evaluation.reward_benchmarks.scores import (
     BenchmarkScore,

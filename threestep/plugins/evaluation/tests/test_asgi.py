@@ -11,7 +11,7 @@ import pytest
 from tests.support.hostile import attack
 from threestep.plugins.evaluation import asgi
 from threestep.plugins.evaluation.asgi import GuardedApp, server_of
-from threestep.plugins.serving.door import Door
+from threestep.plugins.serving.access import Door
 from threestep.plugins.serving.ports import listening
 
 TOKEN = "f" * 48

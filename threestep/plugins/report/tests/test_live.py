@@ -11,7 +11,7 @@ import pytest
 from threestep.plugins.report import live
 from threestep.plugins.report.live import LivePage, answer_to, make_server
 from threestep.plugins.report.pages import page as page_module
-from threestep.plugins.serving.door import Door
+from threestep.plugins.serving.access import Door
 from training.utils.base.errors import ThreestepError
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from threestep.plugins.serving.door import ADDRESS
+from threestep.plugins.serving.access import ADDRESS
 from threestep.plugins.serving.keys import KEY_VARIABLE, given_key
 from training.utils.data.chat.arguments import ChatArguments
 from training.utils.flags.flags import flag, settings_of

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.evaluation.model import start_alone
 from threestep.plugins.evaluation.scorer import Scorer, load_answer_scorer
-from threestep.plugins.serving.door import ADDRESS
+from threestep.plugins.serving.access import ADDRESS
 from threestep.plugins.serving.keyed import KeyedHandler, KeyedServer, parsed
 from threestep.plugins.serving.refusals import RefusedRequest
 from training.utils.base.errors import ThreestepError

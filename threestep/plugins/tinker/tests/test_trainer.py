@@ -9,10 +9,10 @@ import torch
 
 from tests.support.tiny_models import tiny_causal_lm
 from tests.support.training_orders import order_of
-from threestep.plugins.tinker import desk as desk_module
+from threestep.plugins.tinker import request_queue as desk
 from threestep.plugins.tinker.adapters import AdaptedModel
 from threestep.plugins.tinker.client_state import ClientState
-from threestep.plugins.tinker.desk import Desk
+from threestep.plugins.tinker.request_queue import Desk
 from threestep.plugins.tinker.forward import Forwards
 from threestep.plugins.tinker.records import AdamOrder, LoadOrder, LoraSpec, SaveOrder, UnknownRequest, WrongRequest
 from threestep.plugins.tinker.store import ClientFolder, Store, StoredMessage

@@ -19,7 +19,7 @@ from threestep.plugins.evaluation import asgi, web
 from threestep.plugins.evaluation.asgi import server_of
 from threestep.plugins.evaluation.model import Answer
 from threestep.plugins.evaluation.talk import Talk
-from threestep.plugins.serving.door import Door
+from threestep.plugins.serving.access import Door
 from threestep.plugins.serving.ports import listening
 from training.utils.generation.arguments import SamplingArguments
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.end_to_end.conftest import run_step
-from threestep.plugins.explain.asked import AskedRules, AskedStep, explanation_of
+from threestep.plugins.explain.asked_step import AskedRules, AskedStep, explanation_of
 from threestep.plugins.explain.records import whole_record
 from threestep.plugins.explain.rules import counterfactual, rule_of
 from threestep.plugins.explain.updates import cosine, dot, update_of

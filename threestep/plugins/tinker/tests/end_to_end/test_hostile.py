@@ -23,7 +23,7 @@ from threestep.plugins.evaluation.asgi import GuardedApp, server_of
 from threestep.plugins.report.live import LivePage, make_server
 from threestep.plugins.serve.endpoint.reward_server import SCORES, RewardServer, load_served_reward
 from threestep.plugins.serve.endpoint.web_server import CHAT
-from threestep.plugins.serving.door import Door
+from threestep.plugins.serving.access import Door
 from threestep.plugins.serving.ports import listening
 from threestep.plugins.serving.threaded import MOST_STRANGERS
 from training.utils.data.chat.arguments import ChatArguments

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 TOLD = (
-    "import importlib, threestep, sys\nfrom threestep.apart import is_apart, loaded_name\n"
+    "import importlib, threestep, sys\nfrom threestep.own_package import is_apart, loaded_name\n"
     "found = importlib.import_module(loaded_name('training.utils.base.errors')).ThreestepError.__module__\n"
     "print(is_apart(), loaded_name('training.step1_sft.main'), found, threestep.__version__)\n"
 )

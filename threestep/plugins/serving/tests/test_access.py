@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from threestep.plugins.serving.door import Door
+from threestep.plugins.serving.access import Door
 
 TOKEN = "f" * 48
 HOST = ("Host", "127.0.0.1:8900")

@@ -11,7 +11,7 @@ import threading
 import pytest
 import torch
 
-from threestep.given_back import callers_state, silent_bars
+from threestep.process_state import callers_state, silent_bars
 
 
 def set_everything():
