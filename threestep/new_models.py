@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from threestep.process_state import silent_bars
 from threestep.inputs import address_of_rows
 from threestep.mistakes import mistakes_in_python
+from threestep.process_state import silent_bars
 from threestep.running import flags_of, run_here
 from training.utils.plugins.registry import check_plugin
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from threestep.adapter_settings import flags_of_adapters
-from threestep.process_state import silent_bars
 from threestep.inputs import address_of_rows, with_addresses
 from threestep.mistakes import mistakes_in_python
 from threestep.new_models import new_model
+from threestep.process_state import silent_bars
 from threestep.result import Result, result_of
 from threestep.row_forms import is_in_memory
 from threestep.running import flags_of, run_here, run_on_ranks

@@ -444,7 +444,7 @@ def make_trainer(case: Case, run: Any, model: Any) -> Any:
     from training.step2_dpo.trainer import DpoTrainer, Mismatch
     from training.step2_reward.loss import LossOptions
     from training.step2_reward.trainer import RewardTrainer
-    from training.utils.preference.mismatched import mismatched
+    from training.utils.preference.batches import mismatched
     from training.utils.preference.reference import References, adapter_off_references, known_references, no_reference
 
     if case.kind in PREFERENCES:

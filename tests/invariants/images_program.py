@@ -283,7 +283,7 @@ def make_trainer(case: Case, run: Any) -> Any:
     from training.step2_dpo.trainer import DpoTrainer, Mismatch
     from training.step2_reward.loss import LossOptions
     from training.step2_reward.trainer import RewardTrainer
-    from training.utils.preference.mismatched import mismatched
+    from training.utils.preference.batches import mismatched
     from training.utils.preference.reference import known_references
 
     if case.kind == "sft":

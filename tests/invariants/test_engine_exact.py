@@ -20,7 +20,7 @@ import torch
 
 from tests.invariants import engine_program, plain, tiny
 from tests.invariants.engine_program import PER_STEP, SEED, Case, Spread
-from training.utils.preference.mismatched import MismatchedRows
+from training.utils.preference.batches import MismatchedRows
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]  # on a busy machine
 

@@ -20,7 +20,7 @@ from training.utils.setup.one_model import OpenedModel, TrainingResult, one_mode
 def train(opened: OpenedModel, dpo: DpoArguments) -> TrainingResult:
     """Read the reference, train on pairs."""
     from training.step2_dpo.trainer import DpoTrainer, Mismatch
-    from training.utils.preference.mismatched import mismatched
+    from training.utils.preference.batches import mismatched
     from training.utils.preference.reference import open_references
 
     reference, objectives = dpo.reference if needs_reference(dpo) else None, objectives_of(dpo)

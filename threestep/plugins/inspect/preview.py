@@ -130,8 +130,8 @@ def load(preview: PreviewArguments, data: DataArguments) -> tuple[Any, PromptSty
 
 def open_split(preview: PreviewArguments, data: DataArguments, tokenizer: Any, style: PromptStyle) -> Shown:
     """Build the phase, or open it in the cache."""
-    from training.utils.data.build.row_style import settle_style
     from training.utils.data.build.build import build_phase
+    from training.utils.data.build.row_style import settle_style
     from training.utils.data.build.unsupervised import build_unsupervised
     from training.utils.data.cache.reports import SplitReport, split_sentence
     from training.utils.setup.media import reader_of_folder, why_unread

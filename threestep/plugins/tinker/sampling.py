@@ -23,8 +23,8 @@ import torch
 from threestep.plugins.serve.endpoint.lines import STOP, Event, Line, TogetherRows
 from threestep.plugins.serve.endpoint.lines import Order as DrawOrder
 from threestep.plugins.serve.endpoint.text import AnswerText
-from threestep.plugins.tinker.request_queue import SERVER, USER
 from threestep.plugins.tinker.records import SampledPrompt, SampledSequence, SampleOrder, SamplePrompt
+from threestep.plugins.tinker.request_queue import SERVER, USER
 from training.utils.base.errors import ThreestepError
 from training.utils.base.memory import is_out_of_memory
 from training.utils.contracts.rollout_engine import Sampling

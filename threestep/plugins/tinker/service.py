@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from threestep.plugins.serving.refusals import RefusedRequest
 from threestep.plugins.tinker.client_state import ClientState
-from threestep.plugins.tinker.request_queue import USER, Desk, error_answer, json_message
 from threestep.plugins.tinker.records import PARTS, LoraSpec, SampleOrder, UnknownRequest, WrongRequest
+from threestep.plugins.tinker.request_queue import USER, Desk, error_answer, json_message
 from threestep.plugins.tinker.sampling import SampleJob, Sampler, SamplerWeights
 from threestep.plugins.tinker.store import (
     ClientFolder,

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from threestep.plugins.tinker.client_state import ClientState
-from threestep.plugins.tinker.request_queue import SERVER, USER, Desk, Job, TrainingClient, error_answer, json_message
 from threestep.plugins.tinker.forward import ForwardJob, Forwards
 from threestep.plugins.tinker.records import AdamOrder, ForwardOrder, ForwardResult, LoadOrder, SaveOrder, WrongRequest
+from threestep.plugins.tinker.request_queue import SERVER, USER, Desk, Job, TrainingClient, error_answer, json_message
 from threestep.plugins.tinker.store import Store, StoredMessage, load_checkpoint
 from training.utils.base.console import note
 from training.utils.base.errors import ThreestepError

@@ -72,7 +72,7 @@ class FirstPass:
 
     sums: (responses) -> sums over them, by name.
     point: (the sums over the step) -> `Responses.reference_point`.
-    reads_mismatched: the responses are those of other rows (`preference.mismatched`); otherwise the rows' own.
+    reads_mismatched: the responses are those of other rows (`preference.batches`); otherwise the rows' own.
     """
 
     sums: Callable[[Responses], dict[str, float | torch.Tensor]]

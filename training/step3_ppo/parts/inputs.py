@@ -13,9 +13,9 @@ from training.step3_ppo.roles.roles import Tokenizers
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.media_names import MEDIA_COLUMN
-from training.utils.data.build.row_style import settle_style
 from training.utils.data.build.build import build_phase
 from training.utils.data.build.prompts import PromptMaker
+from training.utils.data.build.row_style import settle_style
 from training.utils.data.build.unsupervised import build_unsupervised
 from training.utils.data.cache.cache import silent
 from training.utils.data.chat.chat import conversation_end

@@ -24,8 +24,7 @@ from training.utils.layout.order import ShuffledStream
 from training.utils.layout.ranked import beyond_shortest, sequence_sums
 from training.utils.loading.given import is_copy_of_object
 from training.utils.models.adapters.lora import adapters_off, is_adapter_tensor
-from training.utils.preference.batches import PreferenceBatch, preference_batches
-from training.utils.preference.mismatched import mismatched
+from training.utils.preference.batches import PreferenceBatch, mismatched, preference_batches
 from training.utils.preference.reference_file import ReferenceFile, RowLogprobs, reference_file
 from training.utils.run.progress import progress_bar
 

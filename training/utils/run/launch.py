@@ -32,7 +32,8 @@ from training.utils.run.program import FOR_THE_LAUNCHER, SAFE_PATH_VARIABLE, run
 
 _TERMINATION_SECONDS = 60.0
 _PACKAGE = Path(__file__).resolve().parents[2]
-# Loaded as a part of `threestep`, beside a `training` of the user's (threestep/own_package.py): so are the ranks' modules.
+# Loaded as a part of `threestep`, beside a `training` of the user's (threestep/own_package.py): so are the ranks'
+# modules.
 _IS_APART = not __name__.startswith(f"{_PACKAGE.name}.") and __name__ != "__main__"
 
 

@@ -12,8 +12,8 @@ from training.utils.base.errors import ThreestepError
 from training.utils.base.memory import PlannedDevice
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.contracts.step_observers import ObservedRun
-from training.utils.data.build.row_style import settle_style
 from training.utils.data.build.build import PhaseData, build_phase
+from training.utils.data.build.row_style import settle_style
 from training.utils.data.chat.chat import PromptStyle, adopt_style
 from training.utils.data.rows.documents import shared_share
 from training.utils.data.rows.tokenize import end_of_conversation_id

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from threestep.plugins.evaluation.answers import batches_of
 from threestep.plugins.evaluation.arguments import BENCHMARKS, EvaluateArguments
 from threestep.plugins.evaluation.model import start_alone
-from threestep.plugins.evaluation.reward_benchmarks.services import asked_model, asked_scores, asks
 from threestep.plugins.evaluation.reward_benchmarks.reading import Question, counts_that_differ, read_questions
 from threestep.plugins.evaluation.reward_benchmarks.scores import (
     BenchmarkScore,
@@ -22,6 +21,7 @@ from threestep.plugins.evaluation.reward_benchmarks.scores import (
     rewardbench2_scores,
     rewardbench_scores,
 )
+from threestep.plugins.evaluation.reward_benchmarks.services import asked_model, asked_scores, asks
 from threestep.plugins.evaluation.scorer import Scorer, load_answer_scorer
 from threestep.plugins.evaluation.sharing import Sharers, sharers
 from training.utils.base.console import note

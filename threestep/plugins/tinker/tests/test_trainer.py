@@ -9,12 +9,11 @@ import torch
 
 from tests.support.tiny_models import tiny_causal_lm
 from tests.support.training_orders import order_of
-from threestep.plugins.tinker import request_queue as desk
 from threestep.plugins.tinker.adapters import AdaptedModel
 from threestep.plugins.tinker.client_state import ClientState
-from threestep.plugins.tinker.request_queue import Desk
 from threestep.plugins.tinker.forward import Forwards
 from threestep.plugins.tinker.records import AdamOrder, LoadOrder, LoraSpec, SaveOrder, UnknownRequest, WrongRequest
+from threestep.plugins.tinker.request_queue import Desk
 from threestep.plugins.tinker.store import ClientFolder, Store, StoredMessage
 from threestep.plugins.tinker.trainer import Trainer
 from training.utils.base.errors import ThreestepError
@@ -212,7 +211,7 @@ def test_a_kill_between_the_state_and_its_answer_keeps_the_answer(tmp_path, monk
     first.desk.client(client)
     first.run()  # the forward's answer was lost with the server, so it is computed once more
     assert first.answer(client, 2)["metrics"]["grad_norm"] > 0
-    monkeypatch.setattr(desk_module.Desk, "finish", state_alone)
+    monkeypatch.setattr(request_queue.Desk, "finish", state_alone)
     first.submit(client, 3, order_of(3, "cross_entropy", [5]))
     with pytest.raises(KeyboardInterrupt):
         first.submit(client, 4, STEP)
@@ -290,7 +289,7 @@ def test_a_request_that_never_comes_fails_those_behind_it(server, monkeypatch):
     server.submit(client, 2, STEP)
     server.desk.fail_gaps()
     assert server.answer(client, 2) is None
-    monkeypatch.setattr(desk_module, "GAP_SECONDS", -1.0)
+    monkeypatch.setattr(request_queue, "GAP_SECONDS", -1.0)
     server.desk.fail_gaps()
     assert "request 1 of this client never came" in server.answer(client, 2)["error"]
     monkeypatch.undo()
@@ -302,7 +301,7 @@ def test_a_request_that_never_comes_fails_those_behind_it(server, monkeypatch):
 
 
 def test_clients_that_do_nothing_leave_memory_and_come_back(server, monkeypatch):
-    monkeypatch.setattr(desk_module, "MOST_RESIDENT", 2)
+    monkeypatch.setattr(request_queue, "MOST_RESIDENT", 2)
     clients = [server.create(number) for number in range(4)]
     for client in clients:
         server.submit(client, 1, order_of(1, "cross_entropy", [4]))

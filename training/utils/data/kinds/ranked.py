@@ -1,4 +1,5 @@
-"""Ranked responses: a prompt with two or more responses to it, best first."""
+"""Ranked responses, a prompt with two or more responses to it, best first; and responses that are marked one by one,
+good or bad."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from training.utils.contracts.rows import ResponsesRow, Row
+from training.utils.contracts.rows import MarkedRow, ResponsesRow, Row
 from training.utils.data.kinds.kind import Making, RowKind, Waiting
 from training.utils.data.kinds.samples import read_margins, read_texts
 from training.utils.data.kinds.strategies import ReadSample
@@ -26,7 +27,7 @@ from training.utils.data.sources.formats.messages import (
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
-    from training.utils.data.kinds.strategies import ChatText
+    from training.utils.data.kinds.strategies import ChatText, ReadSample
     from training.utils.data.sources.raw_dataset import PromptRawDataset
 
 
@@ -120,3 +121,25 @@ def _with_reasoning(
     answered = [unread.of_answer(replace(prompt, messages=[*prompt.messages, answer])) for answer in answers]
     notes = dict.fromkeys([*noted, *(note for _, of_answer in answered for note in of_answer)])
     return read, [conversation.messages[-1] for conversation, _ in answered], tuple(notes)
+
+
+class Marked(Ranked):
+    """`MarkedRow`s, for preference losses on unpaired responses."""
+
+    name = "marked"
+    key = "2_marked"
+    record = MarkedRow
+    responses: ClassVar[tuple[str, ...]] = ("chosen",)
+    dropped_marks = {None: "unmarked"}
+    columns: ClassVar[tuple[str, ...]] = ()
+    hints = {
+        "unmarked": "each response needs a mark of its own, good or bad (of files, --label_column names the column); a "
+        "pair is written as two rows"
+    }
+    loss = "the responses, good ones and bad ones"
+
+    def responses_of(self, mark: bool | None) -> tuple[str, ...]:
+        return ("chosen",) if mark else ("rejected",)
+
+    def carried(self, raw: PromptRawDataset, sample: Any, read: ReadSample, source: str) -> dict[str, Any]:
+        return {"is_good": raw.get_mark(sample)}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from training.utils.data.kinds.marked import Marked
 from training.utils.data.kinds.prompts import Prompts
-from training.utils.data.kinds.ranked import Ranked
+from training.utils.data.kinds.ranked import Marked, Ranked
 from training.utils.data.kinds.sentences import Sentences
 
 if TYPE_CHECKING:

@@ -1,17 +1,17 @@
-"""The rows that a rollout decodes: which are active, and how each gets the logits of its next token.
+"""The rows that a rollout decodes: the inputs of their prompts, which rows are active, and how each gets the logits of
+its next token.
 
 Most families decode prompts of different lengths in one batch, padded on the left, with our cache. Those that cannot
 (their positions or states count the padding, their cache is of another kind, or they have none) do it in another way;
 `decode_check` finds out which.
 
-B sequences (prompts, until they are repeated), of which A are still active; P prompt tokens, T tokens, V vocabulary.
-"""
+B sequences (prompts, until they are repeated), of which A are still active; P prompt tokens, T tokens, V vocabulary."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,13 +25,37 @@ from training.utils.generation.decoding.cache import (
     roomy_cache,
 )
 from training.utils.generation.decoding.fixed_steps import FixedSteps, leave_now
-from training.utils.generation.decoding.prompt_inputs import prompt_inputs
 from training.utils.generation.decoding.step_masks import StepMasks, windows_of
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
 
     from training.utils.contracts.rollout_engine import RolloutRequest, TokenLog
+
+
+@dataclass(frozen=True)
+class PromptInputs:
+    """position_ids: int64 [B, P], or [3, B, P] where a medium counts by its sides (M-RoPE).
+    last_B1: int64, one less than the position of the token behind each prompt.
+    of_media: further arguments of the forward.
+    """
+
+    position_ids: torch.Tensor
+    last_B1: torch.Tensor
+    of_media: dict[str, Any] = field(default_factory=dict)
+
+
+def prompt_inputs(model: Any, request: RolloutRequest, accepted: Container[str]) -> PromptInputs:
+    """accepted: names of the arguments of the model's forward."""
+    mask_BP, media = request.prompt_mask_BP, request.media
+    position_ids_BP = (mask_BP.long().cumsum(-1) - 1).clamp(min=0)
+    if media is None or not any(media.spans):
+        return PromptInputs(position_ids_BP, position_ids_BP[:, -1:])
+    taken_B1, by_sides = media.positions(mask_BP)
+    of_media = media.forward_kwargs(model, mask_BP, accepted)
+    return PromptInputs(position_ids_BP if by_sides is None else by_sides, taken_B1 - 1, of_media)
+
 
 OURS, OWN, NONE = "ours", "own", "none"
 

@@ -20,8 +20,7 @@ from training.utils.contracts.documents import TokenSequence, plain, together
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling, rolled_out
 from training.utils.generation.decoding import decoding
 from training.utils.generation.decoding.decode_check import fitting_way, why_not_decoded
-from training.utils.generation.decoding.decoding import FIXED, MASKED, WAYS, DecodeWay, of_one_length
-from training.utils.generation.decoding.prompt_inputs import prompt_inputs
+from training.utils.generation.decoding.decoding import FIXED, MASKED, WAYS, DecodeWay, of_one_length, prompt_inputs
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.layout.rows import laid_out
 from training.utils.models.attention_choice import settle_attention

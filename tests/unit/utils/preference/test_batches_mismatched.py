@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from training.utils.contracts.rows import MarkedRow
-from training.utils.preference.mismatched import MismatchedRows, mismatched
+from training.utils.preference.batches import MismatchedRows, mismatched
 from training.utils.setup.training_run import TrainingRun
 
 
