@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from threestep.given_back import silent_bars
 from training.utils.base.errors import ThreestepError
+from training.utils.base.storage import parse_yaml
 from training.utils.plugins.registry import plugin_module
 
 if TYPE_CHECKING:
@@ -118,8 +119,9 @@ class Result:
             raise ThreestepError(f"the run in {self.folder} left no model: dry_run and val_only train none")
 
 
-def result_of(kind: str, folder: Path, trusts_code: bool = False) -> Result:
-    """Read the files of a run. trusts_code: see `Result`."""
-    path = folder / "summary.json"
+def result_of(kind: str, folder: Path) -> Result:
+    """Read the files of a run."""
+    path, config = folder / "summary.json", folder / "config.yaml"
     figures = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return Result(kind, folder, figures, trusts_code)
+    settings = parse_yaml(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    return Result(kind, folder, figures, settings.get("trust_remote_code") is True)

@@ -161,7 +161,7 @@ def _trained(kind: str, models: Mapping[str, tuple[Any, Any]], call: _Call) -> R
     except BaseException:
         _clear(folder, is_new)
         raise
-    return result_of(kind, folder, plain.get("trust_remote_code") in (True, "true"))
+    return result_of(kind, folder)
 
 
 def _models_as_flags(models: Mapping[str, tuple[Any, Any]], given: Path, resumes: bool) -> dict[str, Any]:
