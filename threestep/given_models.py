@@ -1,202 +1,169 @@
-"""Loaded models and their tokenizers, written as folders that a run reads, with a record of the rest of the object.
-Nothing of the object is changed."""
+"""Loaded models and their tokenizers, written as folders that a run reads as any other. A model for which no folder can
+stand is refused. Nothing of the object is changed."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
+import functools
+import itertools
 import shutil
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.base.storage import sha256_of
-from training.utils.loading.given import GivenModel, GivenObject, given_in, read_numbers, write_given
+from training.utils.loading.freezing import FROZEN
 
 _CRITIC = "critic_model_name_or_path"
 _SHOWN = 3  # reasons in a sentence
-_LOSS_EPS = 16  # two orders of one short sum differ by a few roundings
-# What wraps a model: an attribute that it has, and what to give in its place.
-_WRAPPERS = {
-    "peft_config": "one with adapters; merge them first (model.merge_and_unload()), or save the adapter and give its "
-    "folder",
-    "_orig_mod": "one that torch.compile wrapped; give the model itself (model._orig_mod), and torch_compile=True",
-    "pretrained_model": "one with a value head around it; give model.pretrained_model",
-    "module": "one that an engine or DistributedDataParallel wrapped; give its .module before it is wrapped",
+# What to give in place of an object that has this attribute.
+_INSTEAD = {
+    "peft_config": "it with its adapters merged (merge_and_unload()), or the adapter's folder",
+    "_orig_mod": "its _orig_mod, and torch_compile=True",
+    "pretrained_model": "its pretrained_model",
+    "module": "its module",
 }
+_FILES = ("*.safetensors", "config.json", FROZEN)  # that make a model
 # Attributes of modules that change nothing of what they compute in a run: settings of memory, bookkeeping.
 _BOOKKEEPING = ("training", "gradient_checkpointing", "name_or_path")
 _PLAIN = (bool, int, float, str, type(None), types.FunctionType)
-_HOOKS = {
-    "_forward_hooks": "a forward hook", "_forward_pre_hooks": "a forward hook",
-    "_backward_hooks": "a backward hook", "_backward_pre_hooks": "a backward hook",
-}  # fmt: skip
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GRADIENT_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")  # of weights
+# transformers' own hooks, of recomputation and of further outputs
+_WITHOUT_EFFECT = ("make_inputs_require_grads", "output_capturing_hook")
 _PROBE = "Hello, world! 12 + 7 = 19\n\n  naïve café: 你好, Привет 🙂 <|x|> [INST] </s>\tEnd."
 
 
-def folder_of_model(
-    model: Any, tokenizer: Any, folder: Path, name: str, *, kind: str, resumes: bool
-) -> tuple[str, GivenModel]:
-    """Write a loaded model with its tokenizer to `folder` / `name`; return that path, and the facts of the object
-    besides its weights, which stand in the folder's given.json.
+def folder_of_model(model: Any, tokenizer: Any, folder: Path, name: str, *, resumes: bool) -> str:
+    """Write a loaded model with its tokenizer to `folder` / `name`; return that path.
 
     name: the flag that takes the model
-    kind: of the step: sft, reward, dpo or ppo
     resumes: the run began with the folder that is there; ThreestepError if the model is another one
 
-    Raises ThreestepError for another object, for a model that cannot be saved whole, and for a tokenizer that its files
-    do not hold.
+    Raises ThreestepError for another object, for a model that its folder does not stand for, and for a tokenizer that
+    its files do not hold.
     """
     _check_kind(model, name)
     if tokenizer is None:
-        raise ThreestepError(f"{name} is a loaded model, and tokenizer expects its tokenizer, got None")
-    _check_weights(model, name)
-    skeleton = _skeleton(model)
-    _check_saved_again(model, skeleton)
-    _check_ties(model, skeleton)
+        raise ThreestepError(f"--{name} is a loaded model, and tokenizer expects its tokenizer, got None")
+    _refuse(model, name, _differences(model))
+    if getattr(model, "is_gradient_checkpointing", False):
+        log("model: it was given with gradient checkpointing, which a run turns on by gradient_checkpointing=True")
+    if "_loss_function" in vars(model):
+        log("warning: the model's own loss_function is not called: each step has its loss")
     path, fresh = folder / name, folder / f".{name}.new"
     try:
-        mended = _save(model, tokenizer, fresh, name)
+        _save(model, tokenizer, fresh, name)
         _check_tokenizer(tokenizer, fresh)
-        described = _described(model, fresh, skeleton, name, kind=kind, mended=mended)
-        write_given(fresh, described)
+        _refuse(model, name, _differences_of_numbers(model, fresh))
+        _write_frozen(model, fresh, name)
         if resumes and path.is_dir():
             _check_same(fresh, path, name)
         shutil.rmtree(path, ignore_errors=True)
         fresh.rename(path)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-    return str(path), described
-
-
-def _save(model: Any, tokenizer: Any, folder: Path, name: str) -> list[str]:
-    """Save; return a sentence for each kind of settings that the folder lacks, as transformers does not save them."""
-    from training.utils.models.adapters.saving import mend_settings
-
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with _configs_restored(model):
-        sentences = mend_settings(model)
-        try:
-            model.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
-        except (OSError, ValueError, RuntimeError, NotImplementedError) as problem:
-            raise ThreestepError(
-                f"{name} expects a model that can be saved, and saving this {_kind(model)} fails: {first_line(problem)}"
-            ) from problem
-    return sentences
+    return str(path)
 
 
 def _check_kind(model: Any, name: str) -> None:
+    """ThreestepError for what is no plain model whose weights are here."""
     from transformers import PreTrainedModel
 
-    for attribute, advice in _WRAPPERS.items():
-        if hasattr(model, attribute) and (attribute == "peft_config" or not isinstance(model, PreTrainedModel)):
-            raise ThreestepError(f"{name} expects a whole model, got {advice} (a {_kind(model)})")
-    if not isinstance(model, PreTrainedModel):
-        raise ThreestepError(f"{name} expects a path, a hub name or a loaded transformers model, got {_kind(model)}")
+    is_model = isinstance(model, PreTrainedModel)
+    for attribute, instead in _INSTEAD.items():
+        if hasattr(model, attribute) and (attribute == "peft_config" or not is_model):
+            raise ThreestepError(f"--{name} expects a plain model, got a wrapped {_kind(model)}; give {instead}")
+    if not is_model:
+        raise ThreestepError(f"--{name} expects a path, a hub name or a loaded transformers model, got {_kind(model)}")
+    forms = ["quantized"] if getattr(model, "is_quantized", False) else []
+    for weight in model.parameters():
+        is_sharded = hasattr(weight, "ds_id") or type(weight).__name__ == "DTensor"
+        forms += ["on the meta device"] * weight.is_meta + ["in shards"] * is_sharded
+    if forms:
+        raise ThreestepError(
+            f"--{name} expects whole weights in memory, and those of this {_kind(model)} are {forms[0]}; give its "
+            "folder"
+        )
 
 
-def _check_weights(model: Any, name: str) -> None:
-    """ThreestepError for weights that are not here as a whole, and a loop of another trainer on them."""
-    if getattr(model, "is_quantized", False):
-        raise ThreestepError(f"{name} expects unquantized weights, got a quantized {_kind(model)}; give its path")
-    for where, weight in model.named_parameters():
-        if weight.is_meta:
-            raise ThreestepError(
-                f"{name} expects weights, got a {_kind(model)} on the meta device; load it, or give a path"
-            )
-        if hasattr(weight, "ds_id") or type(weight).__name__ == "DTensor":
-            raise ThreestepError(
-                f"{name} expects whole weights, got a {_kind(model)} in shards ({where}); save it as a whole, and give "
-                "its path: runs shard it by --zero_stage 3"
-            )
-        if getattr(weight, "_post_accumulate_grad_hooks", None):
-            raise ThreestepError(
-                f"{name}: {where} has a hook behind its gradient's accumulation, which is of another training loop (as "
-                "an optimizer in the backward is); remove it"
-            )
+def _refuse(model: Any, name: str, reasons: list[str]) -> None:
+    if reasons:
+        more = f", and {len(reasons) - _SHOWN} more" if len(reasons) > _SHOWN else ""
+        raise ThreestepError(
+            f"--{name}: a run trains what a folder holds, and none stands for this {_kind(model)}: "
+            f"{'; '.join(reasons[:_SHOWN])}{more}. Undo that, or save it as a class with its code "
+            "(register_for_auto_class, save_pretrained) and give that folder with --trust_remote_code true"
+        )
 
 
-def _described(model: Any, folder: Path, skeleton: Any, name: str, *, kind: str, mended: Sequence[str]) -> GivenModel:
-    """The facts of the object that its folder lacks. mended: sentences on settings that are not saved"""
-    plain = _plain_model(model, folder)
-    is_plain = type(plain) is type(model)
-    reasons = [] if is_plain else [f"its class is {type(model).__module__}.{_kind(model)}"]
-    reasons += _differences(model, plain if is_plain else skeleton)
-    frozen = [name for name, weight in model.named_parameters() if not weight.requires_grad]
-    notes = [f"warning: {sentence}" for sentence in mended]
-    if name == _CRITIC and len(frozen) == len(list(model.parameters())):
-        frozen = []
-        notes.append("all weights of the reward model were given frozen; the critic that starts from it trains")
-    if getattr(model, "is_gradient_checkpointing", False):
-        notes.append("it was given with gradient checkpointing, which a run turns on by gradient_checkpointing=True")
-    if reasons and kind == "sft":
-        notes += _other_loss(model)
-    more = f", and {len(reasons) - _SHOWN} more" if len(reasons) > _SHOWN else ""
-    only_object = "; ".join(reasons[:_SHOWN]) + more if reasons else None
-    return GivenModel(_kind(model), tuple(frozen), only_object, tuple(notes), read_numbers(model))
+def _differences(model: Any) -> list[str]:
+    """The parts of the object that a model of its configuration lacks, or has otherwise."""
+    plain = _plain_model(model)
+    if plain is None:
+        kind = f"{type(model).__module__}.{_kind(model)}"
+        return [f"its class is {kind}, which is not what transformers loads by its configuration"]
+    others = dict(plain.named_modules())
+    reasons = []
+    for name, module in model.named_modules():
+        where, other = name or "the model", others.pop(name, None)
+        if type(other) is not type(module):
+            reasons.append(f"{where} is a {_kind(module)}" + (f", not a {_kind(other)}" if other is not None else ""))
+            continue
+        hooks = itertools.chain.from_iterable((getattr(module, kind, None) or {}).values() for kind in _HOOKS)
+        if any(getattr(hook, "__name__", "") not in _WITHOUT_EFFECT for hook in hooks):
+            reasons.append(f"{where} has a hook")
+        # accelerate replaces forwards to move tensors between devices.
+        own = [] if hasattr(module, "_hf_hook") else sorted(vars(module).keys() - vars(other).keys())
+        methods = (each for each in own if isinstance(getattr(type(module), each, None), types.FunctionType))
+        reasons += [f"{where}.{method} is replaced" for method in methods]
+    for name, weight in model.named_parameters():
+        if any(getattr(weight, kind, None) for kind in _GRADIENT_HOOKS):
+            reasons.append(f"{name} has a gradient hook")
+    names, known = model.state_dict().keys(), plain.state_dict().keys()
+    reasons += [f"{name} is no weight of its configuration" for name in sorted(names - known)]
+    reasons += [f"it lacks {name}" for name in sorted(others.keys() | (known - names))]
+    tied = _tied(model)
+    for group in sorted(map(sorted, tied ^ _tied(plain))):
+        how = "one tensor" if frozenset(group) in tied else "two tensors"
+        reasons.append(f"{' and '.join(group)} are {how}, unlike in its configuration")
+    return reasons
 
 
-def _plain_model(model: Any, folder: Path) -> Any:
-    """The model that transformers makes of the folder's configuration, without weights: of the object's kind, or a
-    language model."""
-    from training.utils.loading.configurations import load_config
+def _plain_model(model: Any) -> Any:
+    """The model of the object's class that transformers makes of its configuration, without weights; None if it makes
+    none."""
     from training.utils.loading.rehearsal import empty_model
     from training.utils.models.families.parts import language_model_class
     from training.utils.models.families.scalar_class import scalar_model_class
 
-    config = load_config(str(folder))
-    kinds = [lambda: language_model_class(config, False), lambda: language_model_class(config, True)]
-    made = None
-    for auto_class in (*kinds, lambda: scalar_model_class(config)):
-        with contextlib.suppress(ValueError):  # the family has no such class
-            made = empty_model(auto_class(), config)
+    config = model.config
+    classes = (language_model_class(config, False), language_model_class(config, True), scalar_model_class(config))
+    for auto_class in classes:
+        with suppress(ValueError):  # the family has no such class
+            made = empty_model(auto_class, config, trust_remote_code=False)
             if type(made) is type(model):
                 return made
-    return made
+    return None
 
 
-def _skeleton(model: Any) -> Any:
-    """The model that the object's class makes of its configuration, without weights."""
-    from training.utils.models.adapters.saving import plain_skeleton
-
-    try:
-        skeleton = plain_skeleton(model)
-    except Exception as problem:  # noqa: BLE001 (a user's class may fail by any error)
-        raise ThreestepError(
-            f"{_kind(model)}(config) fails ({type(problem).__name__}: {first_line(problem)}), by which its trained "
-            "weights are saved; let its constructor take the configuration alone"
-        ) from problem
-    skeleton.tie_weights()
-    return skeleton
+def _attributes(module: Any, other: Any) -> Iterator[str]:
+    """The plain attributes of a module that are not those of `other`."""
+    for name, value in vars(other).items():
+        if name.startswith("_") or name in _BOOKKEEPING or name.endswith("_cached") or not isinstance(value, _PLAIN):
+            continue
+        now = getattr(module, name, None)
+        if _told(now) != _told(value) and not (isinstance(now, _PLAIN) and now == value):
+            yield f"{name} is {_told(now):.60}, and {_told(value):.60} by its configuration"
 
 
-def _check_saved_again(model: Any, skeleton: Any) -> None:
-    """ThreestepError if the names of the weights are not those of the class: trained ones could not be saved."""
-    odd = sorted(model.state_dict().keys() ^ skeleton.state_dict().keys())
-    if odd:
-        raise ThreestepError(
-            f"{len(odd)} weights of the model ({odd[0]}) are not those of {_kind(model)}(config), so that no folder "
-            "could hold what was trained: take parametrizations off "
-            "(torch.nn.utils.parametrize.remove_parametrizations), save pruned or normalised weights as plain ones, "
-            "and make modules of your own in the class's constructor"
-        )
-
-
-def _check_ties(model: Any, skeleton: Any) -> None:
-    """ThreestepError if other weights are one tensor than the class ties."""
-    own, plain = (_tied(each) for each in (model, skeleton))
-    odd = sorted(own ^ plain, key=sorted)
-    if odd:
-        names = " and ".join(sorted(odd[0]))
-        how = "are one tensor in the model and two" if odd[0] in own else "are two tensors in the model and one"
-        raise ThreestepError(
-            f"{names} {how} in {_kind(model)}(config), so that no folder could hold what was trained: tie them as "
-            "model.config.tie_word_embeddings says, or change that"
-        )
+def _told(value: Any) -> str:
+    """A plain value as text; a function by its name, as constructors make functions anew."""
+    return value.__qualname__ if isinstance(value, types.FunctionType) else repr(value)
 
 
 def _tied(model: Any) -> set[frozenset[str]]:
@@ -206,50 +173,69 @@ def _tied(model: Any) -> set[frozenset[str]]:
     return {frozenset(names) for names in owners.values() if len(names) > 1}
 
 
-def _differences(model: Any, plain: Any) -> list[str]:
-    """Modules, hooks and attributes of the object that `plain`, made of the configuration, lacks."""
-    others = dict(plain.named_modules())
-    reasons = []
-    for name, module in model.named_modules():
-        where = name or "the model"
-        other = others.get(name)
-        if other is None or type(other) is not type(module):
-            reasons.append(f"{where} is a {_kind(module)}" + (f", not a {_kind(other)}" if other is not None else ""))
-            continue
-        reasons += [f"{where} has {hooks}" for hooks in _hooks_of(module)]
-        reasons += [f"{where}.{what}" for what in _attributes(module, other)]
-    for name, weight in model.named_parameters():
-        if getattr(weight, "_backward_hooks", None):
-            reasons.append(f"{name} has a gradient hook")
-    return list(dict.fromkeys(reasons))
+def _save(model: Any, tokenizer: Any, folder: Path, name: str) -> None:
+    from training.utils.models.adapters.saving import mend_settings
+
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    saved = copy.copy(model)  # saving writes class and precision into the configuration, and settings are mended
+    saved.config, saved.generation_config = (
+        copy.deepcopy(getattr(model, part, None)) for part in ("config", "generation_config")
+    )
+    for sentence in mend_settings(saved):
+        log(f"warning: {sentence}")
+    try:
+        saved.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    except (OSError, ValueError, RuntimeError, NotImplementedError) as problem:
+        raise ThreestepError(
+            f"--{name} expects a model that can be saved, and saving this {_kind(model)} fails: {first_line(problem)}"
+        ) from problem
 
 
-def _hooks_of(module: Any) -> list[str]:
-    sentences = []
-    for attribute, words in _HOOKS.items():
-        hooks = (getattr(module, attribute, None) or {}).values()
-        # transformers' enable_input_require_grads, which is of recomputation alone
-        if any("make_inputs_require_grad" not in getattr(hook, "__qualname__", "") for hook in hooks):
-            sentences.append(words)
-    return sentences
+def _write_frozen(model: Any, folder: Path, name: str) -> None:
+    """Name the weights that do not train."""
+    frozen = [weight for weight, part in model.named_parameters() if not part.requires_grad]
+    if name == _CRITIC and len(frozen) == len(list(model.parameters())):
+        log("model: all weights of the reward model were given frozen; the critic that starts from it trains")
+    elif frozen:
+        (folder / FROZEN).write_text("\n".join(frozen) + "\n", encoding="utf-8")
 
 
-def _attributes(module: Any, other: Any) -> list[str]:
-    """The attributes of a module that are not as its constructor makes them."""
-    own, plain = vars(module), vars(other)
-    differences = [f"{name} is replaced" for name in own if callable(own[name]) and _is_method(type(module), name, own)]
-    for name, value in plain.items():
-        counts = not name.startswith("_") and name not in _BOOKKEEPING and not name.endswith("_cached")
-        if counts and isinstance(value, _PLAIN):
-            now = own.get(name)
-            if now != value and not (now != now and value != value):  # NaN
-                differences.append(f"{name} is {now!r}, and {value!r} by its configuration")
-    return differences
+def _differences_of_numbers(model: Any, folder: Path) -> list[str]:
+    """Attributes and tensors that the folder's model has otherwise than the object, and how far apart they compute."""
+    import torch
 
+    from training.utils.loading.configurations import errors_explained
+    from training.utils.loading.rehearsal import without_report
+    from training.utils.models.own_forward import current_difference, read_own_forward
 
-def _is_method(kind: type, name: str, own: Mapping[str, Any]) -> bool:
-    """True if an attribute hides a method of the class; not for accelerate's, which moves tensors between devices."""
-    return isinstance(getattr(kind, name, None), types.FunctionType) and "_hf_hook" not in own
+    def tensors(one: Any) -> dict[str, Any]:
+        return {**dict(one.named_parameters()), **dict(one.named_buffers(remove_duplicate=False))}
+
+    widest = functools.reduce(torch.promote_types, {weight.dtype for weight in model.parameters()})
+    with errors_explained("model", str(folder), Exception), without_report():
+        loaded = type(model).from_pretrained(folder, dtype=widest).to(model.device)
+    own = tensors(model)
+    for name, tensor in tensors(loaded).items():
+        tensor.data = tensor.data.to(own[name].dtype if name in own else tensor.dtype)
+    read = read_own_forward(loaded)
+    apart = current_difference(model, read)
+    # Both have computed the same: families keep what they did last, and buffers as long as a row.
+    own, theirs, others = tensors(model), tensors(loaded), dict(loaded.named_modules())
+    reasons = [
+        f"{name or 'the model'}.{what}"
+        for name, module in model.named_modules()
+        for what in _attributes(module, others.get(name, module))
+    ]
+    reasons += [
+        f"{name} is in none of its files, or is another there"
+        for name, tensor in own.items()
+        if name not in theirs or not torch.equal(theirs[name].to(tensor.device), tensor)
+    ]
+    if not apart <= read.tolerance:
+        reasons.append(f"its files give other numbers (by {apart:.2g}; rounding explains {read.tolerance:.2g})")
+    return reasons
 
 
 def _check_tokenizer(tokenizer: Any, folder: Path) -> None:
@@ -305,81 +291,14 @@ def _check_origin(given: Any) -> None:
 
 def _check_same(fresh: Path, began: Path, name: str) -> None:
     """ThreestepError if a model that was just written differs from the one that the run began with."""
-    now_files, then_files = (
-        {path.name: sha256_of(path) for path in (*folder.glob("*.safetensors"), folder / "config.json")}
-        for folder in (fresh, began)
+    now, then = (
+        {(path.name, sha256_of(path)) for kind in _FILES for path in folder.glob(kind)} for folder in (fresh, began)
     )
-    odd = sorted({name for name, _ in now_files.items() ^ then_files.items()})
-    now, then = given_in(str(fresh)), given_in(str(began))
-    if then is not None and now is not None and (now.frozen, now.only_object) != (then.frozen, then.only_object):
-        odd.append("what is frozen or of the object alone")
-    if odd:
+    if odd := sorted({file for file, _ in now ^ then}):
         raise ThreestepError(
-            f"{name} is another model than the run in {began.parent.parent} began with ({', '.join(odd[:_SHOWN])}); "
+            f"--{name} is another model than the run in {began.parent.parent} began with ({', '.join(odd[:_SHOWN])}); "
             "give that one to resume it, or another output_dir"
         )
-
-
-@contextlib.contextmanager
-def _configs_restored(model: Any) -> Iterator[None]:
-    """Restore configurations at the end: save_pretrained writes the class and the precision into them, and refused
-    settings are mended."""
-    configs = [getattr(module, "config", None) for module in model.modules()]
-    configs += [model.config.get_text_config(), getattr(model, "generation_config", None)]
-    were = {id(one): (one, dict(vars(one))) for one in configs if one is not None and hasattr(one, "__dict__")}
-    try:
-        yield
-    finally:
-        for one, was in were.values():
-            vars(one).clear()
-            vars(one).update(was)
-
-
-def _other_loss(model: Any) -> list[str]:
-    """A sentence if the model's forward has another loss of labels than the mean negative log-likelihood of its logits,
-    which step 1 trains."""
-    import torch
-
-    from training.utils.models.own_forward import in_eval_mode
-    from training.utils.models.tensors.rounding import make_probes
-
-    ids_1T = make_probes(model.config, 0).alone[0].segments[0].tokens.input_ids.unsqueeze(0).to(model.device)
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    with torch.no_grad(), in_eval_mode(model):
-        try:
-            answer = model(input_ids=ids_1T, labels=ids_1T)
-        except Exception:  # noqa: BLE001 (it makes no loss of labels)
-            return []
-        finally:
-            for buffer, was in buffers:
-                buffer.copy_(was)
-    loss = getattr(answer, "loss", None)
-    if loss is None or getattr(answer, "aux_loss", None) is not None:  # a mixture's balancing loss is trained too
-        return []
-    plain = torch.nn.functional.cross_entropy(answer.logits[0, :-1].float(), ids_1T[0, 1:])
-    most = _LOSS_EPS * torch.finfo(model.dtype).eps
-    if torch.isclose(loss.float(), plain, rtol=most, atol=most):
-        return []
-    return [
-        f"warning: its forward makes a loss of {float(loss):.4f} of labels for which the mean negative log-likelihood "
-        f"of its logits is {float(plain):.4f}; the run trains the latter, and does not call the former"
-    ]
-
-
-def trained_object(held: GivenObject, folder: Path) -> Any:
-    """A copy of the object with the trained weights of a run's model folder, in their precision."""
-    import torch
-
-    read = type(held.model).from_pretrained(folder, dtype="auto")
-    model = copy.deepcopy(held.model).cpu().eval()
-    rows = read.get_input_embeddings().weight.shape[0]
-    if model.get_input_embeddings().weight.shape[0] != rows:
-        model.resize_token_embeddings(rows)
-    with torch.no_grad():
-        for name, weight in read.named_parameters():
-            mine = model.get_parameter(name)
-            mine.data = weight.detach().clone()
-    return model
 
 
 def _kind(value: Any) -> str:

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from threestep.process_state import silent_bars
 from training.utils.base.errors import ThreestepError
+from training.utils.base.storage import parse_yaml
 from training.utils.plugins.registry import plugin_module
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from training.utils.loading.given import GivenObject
 
 REWARD = "reward"
 
@@ -32,13 +31,13 @@ class Result:
     folder: the run's --output_dir: config.yaml, metrics.jsonl, report.html, model/ and more
     figures: those of summary.json: evaluations before and after, seconds; None where there were no evaluation rows;
         empty after a dry run
-    given: the object whose copy was trained, if a model folder alone does not stand for it
+    trusts_code: the run had trust_remote_code, and so have its model and tokenizer
     """
 
     kind: str
     folder: Path
     figures: dict[str, float | None]
-    given: GivenObject | None = None
+    trusts_code: bool = False
 
     @property
     def model_folder(self) -> Path:
@@ -54,20 +53,15 @@ class Result:
     @functools.cached_property
     def model(self) -> PreTrainedModel:
         """The trained model in the precision that it was saved in, on the CPU; loaded at the first use. A reward model
-        is an AutoModelForSequenceClassification; an object that no folder can stand for is copied, with its class and
-        hooks. ThreestepError if the run left none."""
+        is an AutoModelForSequenceClassification. ThreestepError if the run left none."""
         import transformers
 
         self._check_model()
         with silent_bars():
-            if self.given is not None:
-                from threestep.given_models import trained_object
-
-                return trained_object(self.given, self.model_folder)
             kind: Any = transformers.AutoModelForCausalLM
             if self.kind == REWARD:
                 kind = transformers.AutoModelForSequenceClassification
-            return kind.from_pretrained(self.model_folder, dtype="auto")
+            return kind.from_pretrained(self.model_folder, dtype="auto", trust_remote_code=self.trusts_code)
 
     @functools.cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -75,7 +69,7 @@ class Result:
         from training.utils.models.families.tokenizer_files import read_tokenizer
 
         self._check_model()
-        return read_tokenizer(self.model_folder)[0]
+        return read_tokenizer(self.model_folder, self.trusts_code)[0]
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -125,8 +119,9 @@ class Result:
             raise ThreestepError(f"the run in {self.folder} left no model: dry_run and val_only train none")
 
 
-def result_of(kind: str, folder: Path, given: GivenObject | None = None) -> Result:
-    """Read the files of a run. given: see `Result`."""
-    path = folder / "summary.json"
+def result_of(kind: str, folder: Path) -> Result:
+    """Read the files of a run."""
+    path, config = folder / "summary.json", folder / "config.yaml"
     figures = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return Result(kind, folder, figures, given)
+    settings = parse_yaml(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    return Result(kind, folder, figures, settings.get("trust_remote_code") is True)

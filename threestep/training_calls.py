@@ -27,8 +27,6 @@ from threestep.running import flags_of, run_here, run_on_ranks
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.data.build.arguments import whole_split
 from training.utils.flags.step import known_steps
-from training.utils.generation.table import WITH_OTHER_LOGPROBS
-from training.utils.loading.given import GivenObject, objects_given
 
 _GIVEN_FOLDER = "given"
 _RUNS = "runs"
@@ -58,8 +56,8 @@ def sft(
 ) -> Result:
     """Fine-tune on the chosen responses of `rows`.
 
-    model: a folder, a hub name, or a loaded transformers model, of which a copy is trained as it is: its class's
-        forward, hooks, frozen weights. The object itself is not changed
+    model: a folder, a hub name, or a loaded transformers model, which is written to a folder that is trained; weights
+        that are frozen stay as they are. The object itself is not changed
     rows: dicts in a list or an iterable, a datasets.Dataset or DatasetDict, a pandas or polars frame, of which all are
         this step's; or a path or an address as --data_path takes it, which --data_split shares. Columns: docs/data.md
     eval_rows: held-out rows in such a form, for the evaluations; by default a share of `rows` (eval_fraction)
@@ -149,7 +147,7 @@ def _trained(kind: str, models: Mapping[str, tuple[Any, Any]], call: _Call) -> R
     try:
         resumes = _resumes(folder, plain)
         with silent_bars():
-            flags, objects = _models_as_flags(kind, models, given, resumes, on_ranks=on_ranks, settings=plain)
+            flags = _models_as_flags(models, given, resumes)
             flags["data_path"] = address_of_rows(rows, given, resumes, eval_rows=call.eval_rows)
         if is_in_memory(rows):
             flags["data_split"] = whole_split(int(step.number))
@@ -159,30 +157,16 @@ def _trained(kind: str, models: Mapping[str, tuple[Any, Any]], call: _Call) -> R
         if on_ranks:
             run_on_ranks(kind, words, num_ranks or 1, folder)
         else:
-            with objects_given(objects):
-                run_here(step.program, words, functions, folder)
+            run_here(step.program, words, functions, folder)
     except BaseException:
         _clear(folder, is_new)
         raise
-    trained = objects.get(flags[next(iter(models))])
-    return result_of(kind, folder, trained if trained is not None and trained.is_loaded else None)
+    return result_of(kind, folder)
 
 
-def _models_as_flags(
-    kind: str,
-    models: Mapping[str, tuple[Any, Any]],
-    given: Path,
-    resumes: bool,
-    *,
-    on_ranks: bool,
-    settings: Mapping[str, Any],
-) -> tuple[dict[str, Any], dict[str, GivenObject]]:
-    """The models' paths by flag, and by path the objects that were written there.
-
-    on_ranks: other processes read them; ThreestepError for one that its folder cannot stand for
-    """
+def _models_as_flags(models: Mapping[str, tuple[Any, Any]], given: Path, resumes: bool) -> dict[str, Any]:
+    """The models' paths by flag; loaded ones are written to `given`."""
     flags: dict[str, Any] = {}
-    objects: dict[str, GivenObject] = {}
     for name, (model, tokenizer) in models.items():
         if isinstance(model, (str, os.PathLike)):
             if tokenizer is not None:
@@ -193,21 +177,8 @@ def _models_as_flags(
             continue
         from threestep.given_models import folder_of_model
 
-        flags[name], described = folder_of_model(model, tokenizer, given, name, kind=kind, resumes=resumes)
-        only_object = described.only_object
-        if only_object is not None and on_ranks:
-            raise ThreestepError(
-                f"--{name}: with num_ranks other processes read the model from its folder, which cannot stand for this "
-                f"{type(model).__name__}: {only_object}; leave num_ranks out, or save what a folder holds"
-            )
-        engine = settings.get("rollout_engine")
-        if only_object is not None and engine in WITH_OTHER_LOGPROBS:
-            raise ThreestepError(
-                f"--{name}: rollout_engine='{engine}' draws by code of its own for the family, not by this "
-                f"{type(model).__name__} ({only_object}); use rollout_engine='hf'"
-            )
-        objects[flags[name]] = GivenObject(model)
-    return flags, objects
+        flags[name] = folder_of_model(model, tokenizer, given, name, resumes=resumes)
+    return flags
 
 
 def _resumes(folder: Path, settings: Mapping[str, Any]) -> bool:

@@ -27,39 +27,23 @@ DRAWN = {
     "max_prompt_seq_len": 30, "actor_learning_rate": 1e-3, "reward": lengths, "advantage": "grpo",
     "num_samples_per_prompt": 2,
 }  # fmt: skip
+CALLS: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "sft": (ROWS, "training.step1_sft.main", TRAINED),
+    "reward": (PAIRS, "training.step2_reward.main", TRAINED),
+    "dpo": (PAIRS, "training.step2_dpo.main", TRAINED),
+    "ppo": (PROMPTS, "training.step3_ppo.main", {**DRAWN, "reward": "length", "reward_length_characters": 5}),
+}
+# A class in a file, for a folder with its code.
+CODE = """
+from transformers import LlamaForCausalLM
 
 
 class Halved(LlamaForCausalLM):
-    """Computes what a plain model with half the output layer does, to the bit."""
-
-    def forward(self, input_ids: Any = None, labels: Any = None, **others: Any) -> Any:
-        output = super().forward(input_ids=input_ids, **others)
+    def forward(self, *arguments, **others):
+        output = super().forward(*arguments, **others)
         output.logits = output.logits / 2
         return output
-
-
-def halve(module: Any, inputs: Any, output: Any) -> Any:
-    return output / 2
-
-
-def language_model(place: Path, kind: Any = LlamaForCausalLM, hooked: bool = False, half_head: bool = False) -> Any:
-    model = kind.from_pretrained(place / "start")
-    if hooked:
-        model.lm_head.register_forward_hook(halve)
-    if half_head:
-        model.lm_head.weight.data.div_(2)
-    return model
-
-
-def scalar_model(place: Path, hooked: bool = False, half_head: bool = False) -> Any:
-    torch.manual_seed(0)
-    model = LlamaForSequenceClassification.from_pretrained(place / "start", num_labels=1)
-    torch.nn.init.normal_(model.score.weight)
-    if hooked:
-        model.score.register_forward_hook(halve)
-    if half_head:
-        model.score.weight.data.div_(2)
-    return model
+"""
 
 
 def digest(model: torch.nn.Module) -> str:
@@ -72,54 +56,85 @@ def digest(model: torch.nn.Module) -> str:
 
 
 def given(place: Path) -> dict[str, Any]:
-    """Each step with an object and with the plain model that computes the same."""
-    shared = {"tokenizer": AutoTokenizer.from_pretrained(place / "start")}
-    cache = {"data_output_path": str(place / "cache")}
+    """Each step with an object of which weights are frozen."""
+    shared = {"tokenizer": AutoTokenizer.from_pretrained(place / "start"), "data_output_path": str(place / "cache")}
     told: dict[str, Any] = {}
 
     def called(name: str, call: Callable[..., Any], model: Any, rows: Any, **settings: Any) -> None:
         for part in ("model.layers.0.mlp.up_proj", "model.norm"):
             model.get_submodule(part).requires_grad_(False)
         before = digest(model)
-        result = call(model, rows, **shared, **cache, **settings, output_dir=place / name)
+        call = functools.partial(call, model, rows, **shared, **settings, output_dir=place / name)
+        if "stopped" in name:
+            try:
+                call(stop_before="1s")  # time is always short
+            except threestep.ThreestepError:
+                result = call(resume=True)
+        else:
+            result = call()
         own = dict(model.named_parameters())
         trained = {part: weight for part, weight in result.model.named_parameters() if part in own}
         told[name] = {
-            "kind": type(result.model).__name__,
             "as it was": digest(model) == before,
             "moved": sorted(part for part, weight in trained.items() if not weight.equal(own[part])),
             "frozen": sorted(part for part, weight in own.items() if not weight.requires_grad),
-            "figures": {**result.figures, "first": next(line for line in result.metrics if line["step"] == 1)},
+            "steps": [line["step"] for line in result.metrics],
         }
 
-    lm, scalar = functools.partial(language_model, place), functools.partial(scalar_model, place)
-    called("sft plain", threestep.sft, lm(half_head=True), ROWS, **TRAINED)
-    called("sft class", threestep.sft, lm(Halved), ROWS, **TRAINED)
-    hooked = lm(hooked=True).train()
-    hooked.generation_config.temperature, hooked.generation_config.top_p = 0.9, 0.6  # as Vicuna's, without do_sample
-    called("sft hook", threestep.sft, hooked, ROWS, **TRAINED)
-    halves = {**TRAINED, "per_device_train_batch_size": 2, "zero_stage": 3, "num_ranks": 2}
-    called("sft ranks", threestep.sft, lm(), ROWS, **halves)
-    called("dpo other", threestep.dpo, lm(), PAIRS, **TRAINED)  # whose reference the next must not take from the cache
-    called("dpo class", threestep.dpo, lm(Halved), PAIRS, **TRAINED)
-    called("dpo plain", threestep.dpo, lm(half_head=True), PAIRS, **TRAINED)
-    called("reward plain", threestep.reward, scalar(half_head=True), PAIRS, **TRAINED)
-    called("reward hook", threestep.reward, scalar(hooked=True), PAIRS, **TRAINED)
-    called("ppo plain", threestep.ppo, lm(half_head=True), PROMPTS, **DRAWN)
-    called("ppo class", threestep.ppo, lm(Halved), PROMPTS, **DRAWN)
+    def scalar() -> Any:
+        torch.manual_seed(0)
+        model = LlamaForSequenceClassification.from_pretrained(place / "start", num_labels=1)
+        torch.nn.init.normal_(model.score.weight)
+        return model
+
+    language = functools.partial(LlamaForCausalLM.from_pretrained, place / "start")
+    called("sft at ZeRO 3", threestep.sft, language(), ROWS, **TRAINED, zero_stage=3)
+    shards = {**TRAINED, "per_device_train_batch_size": 2, "zero_stage": 3, "num_ranks": 2}
+    called("sft on ranks", threestep.sft, language().train(), ROWS, **shards)
+    called("sft stopped", threestep.sft, language(), ROWS, **TRAINED)
+    called("dpo", threestep.dpo, language(), PAIRS, **TRAINED)
+    called("reward", threestep.reward, scalar(), PAIRS, **TRAINED)
     scored = {name: value for name, value in DRAWN.items() if name != "reward"} | {"advantage": "gae"}
-    for name, judge in (("scored plain", scalar(half_head=True)), ("scored hook", scalar(hooked=True))):
-        judge.requires_grad_(False)  # as one that was loaded to score
-        called(name, functools.partial(threestep.ppo, reward_model=judge), lm(), PROMPTS, **scored)
+    judge = scalar().requires_grad_(False)  # as one that was loaded to score
+    called("ppo", functools.partial(threestep.ppo, reward_model=judge), language(), PROMPTS, **scored)
     return told
 
 
-CALLS: dict[str, tuple[Any, str, dict[str, Any]]] = {
-    "sft": (ROWS, "training.step1_sft.main", TRAINED),
-    "reward": (PAIRS, "training.step2_reward.main", TRAINED),
-    "dpo": (PAIRS, "training.step2_dpo.main", TRAINED),
-    "ppo": (PROMPTS, "training.step3_ppo.main", {**DRAWN, "reward": "length", "reward_length_characters": 5}),
-}
+def same(place: Path) -> dict[str, bool]:
+    """Whether each step makes the model of an object that it makes of the object's folder (`stopped` has run)."""
+    told = {}
+    tokenizer = AutoTokenizer.from_pretrained(place / "start")
+    for kind, (rows, _, settings) in CALLS.items():
+        model = LlamaForCausalLM.from_pretrained(place / "start")
+        places = {"data_output_path": str(place / "cache"), "output_dir": place / f"{kind} of an object"}
+        result = getattr(threestep, kind)(model, rows, tokenizer=tokenizer, **settings, **places)
+        mine, folders = (one / "model" / "model.safetensors" for one in (result.folder, place / f"{kind} unbroken"))
+        told[kind] = mine.read_bytes() == folders.read_bytes()
+    return told
+
+
+def with_code(place: Path) -> dict[str, Any]:
+    """A class of one's own: the object, and its folder with its code."""
+    (place / "halved.py").write_text(CODE)
+    sys.path.insert(0, str(place))
+    kind = importlib.import_module("halved").Halved
+    kind.register_for_auto_class("AutoModelForCausalLM")
+    model, tokenizer = kind.from_pretrained(place / "start"), AutoTokenizer.from_pretrained(place / "start")
+    settings = {**TRAINED, "data_output_path": str(place / "cache"), "output_dir": place / "halved"}
+    said = ""
+    try:
+        threestep.sft(model, ROWS, tokenizer=tokenizer, **settings)
+    except threestep.ThreestepError as mistake:
+        said = str(mistake)
+    model.save_pretrained(place / "code")
+    tokenizer.save_pretrained(place / "code")
+    result = threestep.sft(place / "code", ROWS, trust_remote_code=True, **settings)
+    logits = [one.eval()(input_ids=torch.arange(5, 9)[None]).logits for one in (result.model, _plain(result))]
+    return {"said": said, "kind": type(result.model).__name__, "half": logits[0].equal(logits[1] / 2)}
+
+
+def _plain(result: Any) -> Any:
+    return LlamaForCausalLM.from_pretrained(result.model_folder)
 
 
 # How a stopped call is made again. Step 1 in every form, the others in some, but for the long form.
@@ -159,9 +174,8 @@ def stopped(place: Path, is_long: bool) -> dict[str, Any]:
 def main() -> None:
     place = Path(sys.argv[1])
     os.chdir(place)
-    (place / "told.json").write_text(
-        json.dumps({"given": given(place), "stopped": stopped(place, sys.argv[2:] == ["long"])})
-    )
+    told = {"stopped": stopped(place, sys.argv[2:] == ["long"]), "given": given(place), "same": same(place)}
+    (place / "told.json").write_text(json.dumps({**told, "with code": with_code(place)}))
 
 
 if __name__ == "__main__":

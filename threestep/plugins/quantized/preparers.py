@@ -33,7 +33,6 @@ class RoundedWeights(ModelPreparer):
     quantization: Quantization
     of_counted: ClassVar[bool] = True
     places_parts: ClassVar[bool] = True
-    not_of_objects: ClassVar[str] = "rounding its layers would replace them: leave --load_in_4bit and 8bit out"
 
     @property
     def weights_form(self) -> str:

@@ -18,8 +18,7 @@ from training.utils.base.errors import ThreestepError, first_line
 from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.adapters import AdapterPlan, plan_adapter, put_on
 from training.utils.loading.configurations import config_of, errors_explained, set_pad_token
-from training.utils.loading.freezing import freeze_parts
-from training.utils.loading.given import copy_of_object, only_as_object, proven, train_as_given
+from training.utils.loading.freezing import freeze_named, freeze_parts
 from training.utils.loading.judgement import HEAD, RequestedModel
 from training.utils.loading.merged_weights import merged_when_copied
 from training.utils.loading.stored_forms import stored_form
@@ -125,7 +124,7 @@ def load_scalar_model(
     auto_class = scalar_model_class(changed)
     plan = _adapter_plan(auto_class, settings, changed)
     supplied = _supplied_by(plan)
-    if must_have_head and f"{HEAD}weight" not in supplied and not only_as_object(settings.name_or_path):
+    if must_have_head and f"{HEAD}weight" not in supplied:
         _refuse_headless(config, settings)
     wanted = RequestedModel(
         _model_in(settings, plan),
@@ -208,14 +207,6 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: 
     for preparer in settings.preparers:
         preparer.check_device(has_cuda)
         preparer.check_machine()
-    given = copy_of_object(wanted.where, dtype, settings, wanted.is_scalar)
-    if given is not None and settings.rope_scaling is not None:
-        raise ThreestepError(
-            f"--rope_scaling {settings.rope_scaling} is of a model that is loaded from a folder, and this one is an "
-            "object; set its configuration, or give a folder"
-        )
-    if given is not None:
-        return given
     # Without it, transformers asks at the terminal.
     trust = {"trust_remote_code": settings.trust_remote_code}
     with errors_explained("model", wanted.where, Exception):  # each value of config.json has an error of its own
@@ -234,7 +225,7 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: 
             )
     rehearsal.judge_loaded(wanted, model, report, stored, rehearsed=rehearsed)
     stored_form(model.config).forget(model.config)
-    return proven(model, wanted.where, dtype, settings, is_scalar=wanted.is_scalar)
+    return model
 
 
 @contextlib.contextmanager
@@ -399,7 +390,7 @@ def prepared(model: PreTrainedModel, settings: ModelSettings, embeddings_train: 
         preparer.before_adapters(model, settings.forward_form)
     model = add_lora(model, settings)
     freeze_parts(model, settings)
-    train_as_given(model, settings, embeddings_train)
+    freeze_named(model, settings, embeddings_train)
     if embeddings_train:
         _train_embeddings(model)
     for preparer in settings.preparers:

@@ -33,8 +33,6 @@ _NOISE_SEEDS = (1, 2)
 _MIDDLE_TOKENS = 4  # before the middle of a sequence, to see whether the second half moves their logits
 _SHORT_TOKENS = 64  # up to this many, all logits of a sequence are computed: 33 MB in float64 at a vocabulary of 64,000
 _ATTRIBUTE = "_threestep_own_forward"  # of a model, where its OwnForward is kept
-# An attribute of models whose forward may do more than is seen of it in eval mode: it is always called as a whole.
-WHOLE_FORWARD = "_threestep_whole_forward"
 # An attribute of models that compute otherwise behind a cache: none is made when they are read.
 WITHOUT_CACHE = "_threestep_without_cache"
 # An attribute of models that compute parts of their layers piece by piece along the row: the flag that has them do so.
@@ -248,7 +246,6 @@ def _called(model: PreTrainedModel, ids_T: torch.Tensor, **others: Any) -> tuple
         logits = model(input_ids=ids_1T, **others).logits
     is_linear = (
         not others
-        and not hasattr(model, WHOLE_FORWARD)
         and type(head) is nn.Linear
         and model.base_model is not model
         and _is_hidden(kept.get("head_input"), kept.get("hidden"), model.base_model, ids_1T)

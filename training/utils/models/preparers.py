@@ -39,7 +39,6 @@ class ModelPreparer:
     inputs_on_host: inputs of recomputed layers wait in the host's memory for the backward.
     in_pieces: `parts_in_pieces` are computed piece by piece along the row, and once more in the backward.
     places_parts: `before_device` puts a model on the device part by part, as it may not fit there as a whole.
-    not_of_objects: why it changes no copy of a Python object, as the end of a sentence; "": it does.
     planned: what a dry run says behind the memory of activations.
     untimed: what a dry run's seconds leave out.
     """
@@ -50,7 +49,6 @@ class ModelPreparer:
     inputs_on_host: ClassVar[bool] = False
     in_pieces: ClassVar[bool] = False
     places_parts: ClassVar[bool] = False
-    not_of_objects: ClassVar[str] = ""
     untimed: ClassVar[str] = ""
 
     @property

@@ -22,7 +22,6 @@ from training.utils.base.transfer import moved, pinned
 from training.utils.engine.ranks.collectives import from_main, summed
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.ranked import beyond_shortest, sequence_sums
-from training.utils.loading.given import is_copy_of_object
 from training.utils.models.adapters.lora import adapters_off, is_adapter_tensor
 from training.utils.preference.batches import PreferenceBatch, mismatched, preference_batches
 from training.utils.preference.reference_file import ReferenceFile, RowLogprobs, reference_file
@@ -116,8 +115,8 @@ def open_references(
         return adapter_off_references(opened.training.engine, opened.model, ld_alpha)
     flags, file = opened.flags, None
     run = mismatched(opened.training, most_tokens) if most_tokens else opened.training
-    # Drawn embeddings differ in each run, and no file knows what an object computes: none would match.
-    if run.ranks.is_main and not opened.added_tokens and not is_copy_of_object(opened.model):
+    # Drawn embeddings differ in each run: none would match.
+    if run.ranks.is_main and not opened.added_tokens:
         name, precision = (
             flags.model.model_name_or_path,
             precision_of(flags.engine.dtype, flags.start),

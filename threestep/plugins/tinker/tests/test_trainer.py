@@ -9,6 +9,7 @@ import torch
 
 from tests.support.tiny_models import tiny_causal_lm
 from tests.support.training_orders import order_of
+from threestep.plugins.tinker import request_queue
 from threestep.plugins.tinker.adapters import AdaptedModel
 from threestep.plugins.tinker.client_state import ClientState
 from threestep.plugins.tinker.forward import Forwards
