@@ -12,6 +12,7 @@ from threestep.plugins.plan.dry_run.activations import decoder_layers
 from threestep.plugins.plan.dry_run.cpu_rates import measured_cpu
 from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError
+from training.utils.contracts.row_sharing import ALONE, RowSharing
 from training.utils.engine.ranks.startup import DTYPES
 
 if TYPE_CHECKING:
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def clock_device(
-    name: str | None, dtype: str, sharing: int = 1, *, products: str | None = None, ranks: int = 1
+    name: str | None, dtype: str, sharing: RowSharing = ALONE, *, products: str | None = None, ranks: int = 1
 ) -> Device | None:
     """The device of --device: of the table; for `cpu` this one, measured in seconds with `products` of --cpu_products
-    and the threads that a rank has of it, if `ranks` share it. None: not known, and for rows that `sharing` ranks
-    share, whose traffic is not counted yet."""
-    if sharing > 1 and name not in (None, "cuda"):
-        log_on_main(f"seconds: not known yet for --sequence_parallel_size {sharing}; leave it out to see them")
+    and the threads that a rank has of it, if `ranks` share it. None: not known, and for rows that
+    ranks share, whose traffic is not counted yet."""
+    if sharing.size > 1 and name not in (None, "cuda"):
+        log_on_main(f"seconds: not known yet for {sharing.flag} {sharing.size}; leave it out to see them")
         return None
     if name is not None and name.endswith(FILE_SUFFIX):
         return device_of_file(name)

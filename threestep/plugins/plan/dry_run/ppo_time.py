@@ -15,6 +15,7 @@ from threestep.plugins.plan.clock.work import TrainingWork
 from threestep.plugins.plan.dry_run.activations import cache_bytes, decoder_layers
 from threestep.plugins.plan.dry_run.clock import clock_device, step_plan
 from threestep.plugins.plan.dry_run.engine_memory import ELEMENT_BYTES
+from training.utils.flags.added import row_sharing
 
 if TYPE_CHECKING:
     from threestep.plugins.plan.clock.devices import Device
@@ -38,7 +39,7 @@ def rollout_parts(
     sequence, or None. count: a model's work. engine: that draws."""
     ppo, name = flags.ppo, flags.added.of(DryRunArguments).device
     device = clock_device(
-        name, flags.roles.dtype, ppo.sequence_parallel_size, products=flags.run.cpu_products, ranks=ranks
+        name, flags.roles.dtype, row_sharing(flags.added), products=flags.run.cpu_products, ranks=ranks
     )
     if device is None:
         return None
