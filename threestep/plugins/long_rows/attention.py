@@ -16,7 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from threestep.plugins.long_rows.exchange import rows_of_heads, shareable, slices_of_rows
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.row_sharing import ROW_PART
+from training.utils.models.row_sharing import ROW_PART
 
 if TYPE_CHECKING:
     import torch

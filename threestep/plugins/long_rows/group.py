@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from threestep.plugins.long_rows.arguments import FLAG
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.row_sharing import ALONE, RowSharing
+from training.utils.models.row_sharing import ALONE, RowSharing
 
 
 @dataclass(frozen=True)

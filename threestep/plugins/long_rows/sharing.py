@@ -1,4 +1,4 @@
-"""Rows shared by a group of ranks, as the core asks for them (`contracts.row_sharing`)."""
+"""Rows shared by a group of ranks, as the core asks for them (`models.row_sharing`)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from threestep.plugins.long_rows.arguments import LongRowsArguments
 from threestep.plugins.long_rows.attention import slice_attention
 from threestep.plugins.long_rows.group import SequenceGroup
 from threestep.plugins.long_rows.slices import RowSlice, cut_by, sliced_inputs
-from training.utils.contracts.row_sharing import ROW_PART, RowPart
 from training.utils.models.attention.attention import text_attention
 from training.utils.models.families.parts import language_part
+from training.utils.models.row_sharing import ROW_PART, RowPart
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

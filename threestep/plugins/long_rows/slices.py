@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from threestep.plugins.long_rows.exchange import brought_to_group, summed_over_group
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.row_sharing import ROW_PART, OwnPositions, RowPart
+from training.utils.models.row_sharing import ROW_PART, OwnPositions, RowPart
 
 if TYPE_CHECKING:
     from threestep.plugins.long_rows.group import SequenceGroup

@@ -22,10 +22,10 @@ from torch import nn
 from torch.nn import functional
 
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.row_sharing import WHOLE_ROWS, RowPart
 from training.utils.models.attention.attention import model_inputs
 from training.utils.models.dropout import set_dropout
 from training.utils.models.own_forward import head_is_linear
+from training.utils.models.row_sharing import WHOLE_ROWS, RowPart
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

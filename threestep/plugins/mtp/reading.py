@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from training.utils.contracts.row_sharing import WHOLE_ROWS, RowPart
+from training.utils.models.row_sharing import WHOLE_ROWS, RowPart
 from training.utils.models.token_model import of_group
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from torch.overrides import TorchFunctionMode
 from threestep.plugins.routers.routers import experts_per_token, has_routers
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import UNKNOWN
-from training.utils.contracts.row_sharing import ROW_PART, WHOLE_ROWS, RowPart
 from training.utils.models.families.parts import language_part
+from training.utils.models.row_sharing import ROW_PART, WHOLE_ROWS, RowPart
 from training.utils.models.tensors.rounding import rms
 from training.utils.models.token_model import EXPERTS, TAKES_EXPERTS
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.row_sharing import ROW_PART, WHOLE_ROWS, RowPart
+from training.utils.models.row_sharing import ROW_PART, WHOLE_ROWS, RowPart
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from training.utils.base.user_files import named_object
-from training.utils.contracts.row_sharing import ALONE, RowSharing
 from training.utils.plugins.registry import added, flag_groups
 
 if TYPE_CHECKING:
@@ -47,12 +45,6 @@ def in_place_of_run(settings: Mapping[str, Any]) -> InPlaceOfRun | None:
     names"""
     found: dict[str, InPlaceOfRun] = added("in_place_of_run", ())
     return next((entry for name, entry in found.items() if settings.get(name)), None)
-
-
-def row_sharing(flags: AddedFlags) -> RowSharing:
-    """Return who shares each row, as a plugin's flag asks."""
-    found = next(iter(added("row_sharing", ()).values()), None)
-    return ALONE if found is None else named_object(found)(flags)
 
 
 def advice(place: str) -> list[str]:

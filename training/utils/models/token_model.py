@@ -20,16 +20,16 @@ from torch import nn
 from torch.nn import functional
 
 from training.utils.contracts.documents import UNKNOWN
-from training.utils.contracts.row_sharing import ALONE
 from training.utils.models.attention.attention import model_inputs, sliding_window, text_attention
 from training.utils.models.own_forward import head_is_linear
+from training.utils.models.row_sharing import ALONE
 from training.utils.models.target_head import CHUNK_MB, PLAIN, AtHead, Readout, TargetHead, TokenLogprobs, read_logits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.utils.contracts.row_sharing import OwnPositions, RowPart, RowSharing
     from training.utils.contracts.token_rows import TokenRows
+    from training.utils.models.row_sharing import OwnPositions, RowPart, RowSharing
 
 
 # True as an attribute of a model whose layers take `rows.experts_NTLK` by this name.
@@ -44,7 +44,7 @@ class PolicyModel(nn.Module):
 
     chunk_mb: MiB of float32 logits that are computed at a time (`target_head`); 0 for the default of a CPU
     beside: further modules that are trained with the model, by one loss and under these names
-    sharing: who shares rows
+    sharing: the ranks that share rows
     """
 
     def __init__(

@@ -265,8 +265,8 @@ class Plugin(NamedTuple):
         `whole_run_switches`: by flags of every step that are true or false, and that the file of `threestep all` has at
             its top, by default true: a line on each for `--help`
         `row_forms`: RowFormEntry, by the names of the columns of cached rows that hold their numbers
-        `row_sharing`: the address of a function (AddedFlags) -> RowSharing (`contracts.row_sharing`), who shares each
-            row; by the name of the flag that says how many ranks do; one at most in all plugins
+        `row_sharing`: the address of a function (AddedFlags) -> RowSharing (`models.row_sharing`), the ranks that
+            share each row; by the name of the flag that says how many; one at most in all plugins
     """
 
     name: str

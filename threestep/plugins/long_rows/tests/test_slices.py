@@ -9,7 +9,7 @@ from threestep.plugins.long_rows.exchange import shareable
 from threestep.plugins.long_rows.group import SequenceGroup
 from threestep.plugins.long_rows.slices import RowSlice, sliced_inputs
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.row_sharing import ALONE, ROW_PART
+from training.utils.models.row_sharing import ALONE, ROW_PART
 
 
 def test_seven_tokens_on_three_ranks():

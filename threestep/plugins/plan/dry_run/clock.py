@@ -12,8 +12,8 @@ from threestep.plugins.plan.dry_run.activations import decoder_layers
 from threestep.plugins.plan.dry_run.cpu_rates import measured_cpu
 from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.row_sharing import ALONE, RowSharing
 from training.utils.engine.ranks.startup import DTYPES
+from training.utils.models.row_sharing import ALONE, RowSharing
 
 if TYPE_CHECKING:
     from threestep.plugins.plan.arguments import DryRunArguments

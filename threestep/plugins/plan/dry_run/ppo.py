@@ -34,8 +34,8 @@ from training.utils.engine.config.config import deepspeed_config
 from training.utils.engine.ranks.startup import DTYPES
 from training.utils.engine.training_engine import GATHER_ELEMENTS
 from training.utils.engine.zero3_limits import model_sizes
-from training.utils.flags.added import row_sharing
 from training.utils.flags.auto import AutoChoice, sentence
+from training.utils.models.row_sharing import row_sharing
 from training.utils.models.tensors.packed import packed_elements
 from training.utils.setup.media import planned_media
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from training.step3_ppo.flags.ppo_flags import PpoFlags
     from training.step3_ppo.flags.roles_arguments import RolesArguments
     from training.utils.contracts.media import PlannedMedia
-    from training.utils.contracts.row_sharing import RowSharing
+    from training.utils.models.row_sharing import RowSharing
 
 _DRAWING_COPIES = 4  # of a step's logits in float32: themselves, their exponentials, and copies of a cut
 # On a CPU, how many times the memory of a step kept graphs may take it to: a GPU's free memory is the run's own, a

@@ -15,7 +15,7 @@ from threestep.plugins.plan.clock.work import TrainingWork
 from threestep.plugins.plan.dry_run.activations import cache_bytes, decoder_layers
 from threestep.plugins.plan.dry_run.clock import clock_device, step_plan
 from threestep.plugins.plan.dry_run.engine_memory import ELEMENT_BYTES
-from training.utils.flags.added import row_sharing
+from training.utils.models.row_sharing import row_sharing
 
 if TYPE_CHECKING:
     from threestep.plugins.plan.clock.devices import Device

@@ -13,8 +13,8 @@ from training.utils.base.planned_memory import MemoryLine, Moment
 if TYPE_CHECKING:
     from threestep.plugins.plan.dry_run.estimate import Estimate
     from training.utils.base.planned_memory import PlannedDevice
-    from training.utils.contracts.row_sharing import RowSharing
     from training.utils.flags.added import AddedFlags
+    from training.utils.models.row_sharing import RowSharing
 
 # Of so many ranks that share a row: what is held, and what is held for a while.
 Memory = Callable[[int], tuple[Sequence[MemoryLine], Sequence[Moment]]]

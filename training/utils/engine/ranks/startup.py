@@ -10,13 +10,12 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from training.utils.base.errors import ThreestepError
 from training.utils.base.quick_imports import quick_imports
-from training.utils.contracts.row_sharing import ALONE, RowSharing
 from training.utils.engine.ranks.collectives import barrier, wait_for_main
 from training.utils.engine.ranks.devices import (
     bound_kept_products,
@@ -27,10 +26,13 @@ from training.utils.engine.ranks.devices import (
 )
 from training.utils.engine.ranks.host_memory import keep_freed_memory
 from training.utils.engine.ranks.rank_watch import leave_process_group, started_watch
-from training.utils.flags.added import AddedFlags, row_sharing
 from training.utils.models.adapters.one_precision import ROUNDED
+from training.utils.models.row_sharing import ALONE, RowSharing, row_sharing
 from training.utils.run.launch import free_port
 from training.utils.run.run_arguments import RANK_TIMEOUT_SECONDS, TORCH
+
+if TYPE_CHECKING:
+    from training.utils.flags.added import AddedFlags
 
 QUIETED_LOGGERS = ("DeepSpeed", "deepspeed", "torch.distributed", "transformers.trainer_utils")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -42,7 +44,7 @@ class Ranks:
 
     leaving: releases engines when the process leaves the group, so that another run may follow in this process
     timeout_seconds: of a collective
-    sharing: who shares rows; these are dealt to groups
+    sharing: the ranks that share rows with this one; rows are dealt to groups
     products: the library of `float32_products` in the loop
     """
 

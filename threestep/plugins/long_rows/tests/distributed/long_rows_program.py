@@ -25,7 +25,7 @@ def main(argv: list[str]) -> None:
     from tests.distributed.launch import report
     from tests.invariants.peak_program import COLLECTIVES, held_for_gloo
     from threestep.plugins.long_rows.sharing import SharedRows
-    from training.utils.contracts.row_sharing import ALONE
+    from training.utils.models.row_sharing import ALONE
 
     lengths = [int(each) for each in argv[0].split(",")]
     sizes = {**SIZES, **{name: int(n) for name, n in (word.split("=") for word in argv[1:])}}

@@ -22,7 +22,7 @@ WHOLE, SHARED = ["--per_device_train_batch_size", 4], ["--per_device_train_batch
 
 @pytest.fixture(scope="module")
 def start(place: Path) -> Path:
-    return save_new_model(place / "long_context_start", vocab_size=353)
+    return save_new_model(place / "shared_rows_start", vocab_size=353)
 
 
 def weights(folder: Path) -> torch.Tensor:
@@ -93,19 +93,6 @@ def test_step_3(place: Path, start: Path):
     for name in ("actor/policy_loss", "actor/kl_loss", "rollout/reward"):
         figures = [[line[name] for line in metrics(folder) if name in line] for folder in folders]
         assert figures[1] == pytest.approx(figures[0], rel=1e-3, abs=1e-6), name
-
-
-def test_more_positions_than_the_model_has(place: Path, start: Path):
-    """The trained model has them in its config.json, and reads rows that the start model was refused for."""
-    config = json.loads((start / "config.json").read_text())
-    flags = [*SFT, "--max_seq_len", config["max_position_embeddings"] + 1, "--output_dir", place / "long_positions"]
-    ran = run_step(1, ["--model_name_or_path", start, *flags])
-    assert ran.code != 0 and "steps 1 and 2 give one more by --rope_scaling" in ran.stderr + ran.stdout
-    ran = run_step(1, ["--model_name_or_path", start, *flags, "--rope_scaling", "yarn:2"])
-    assert ran.code == 0, ran.words
-    saved = json.loads((place / "long_positions" / "model" / "config.json").read_text())
-    assert saved["max_position_embeddings"] == 2 * config["max_position_embeddings"]
-    assert saved["rope_parameters"]["rope_type"] == "yarn" and saved["rope_parameters"]["factor"] == 2
 
 
 def test_a_dry_run_counts_a_slice(start: Path):

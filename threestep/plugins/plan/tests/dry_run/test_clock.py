@@ -17,7 +17,7 @@ from threestep.plugins.plan.dry_run.device import planned_device
 from training.step1_sft.main import main
 from training.step2_dpo.main import main as step2_dpo
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.row_sharing import RowSharing
+from training.utils.models.row_sharing import RowSharing
 
 SHAPE = dict(model_type="llama", hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
              vocab_size=512, max_position_embeddings=128)  # fmt: skip

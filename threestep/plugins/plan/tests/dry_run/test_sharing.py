@@ -12,8 +12,8 @@ from threestep.plugins.plan.dry_run.sharing import advised_sharing, print_advice
 from threestep.plugins.plan.dry_run.table import most_at_once
 from threestep.plugins.speed.lean.forwards import keep_less
 from training.utils.base.planned_memory import MemoryLine, Moment, PlannedDevice
-from training.utils.contracts.row_sharing import RowSharing
 from training.utils.engine.config.arguments import EngineSettings
+from training.utils.models.row_sharing import RowSharing
 from training.utils.models.settings import ModelSettings
 
 SHARING = [RowSharing(size, flag="--ranks_of_a_row") for size in range(9)]  # by how many ranks share a row

@@ -1,7 +1,7 @@
-"""Ranks that share rows: who they are, and what those who read a model ask of a rank's part of the rows.
+"""Ranks that share rows: which they are, and what readers of a model ask of a rank's part of the rows.
 
 Here each rank has its rows for itself, and its part is the whole. A plugin overrides both (`row_sharing` of
-`Plugin.tables`). Cheap to import.
+`Plugin.tables`).
 
 N rows, T tokens in a row, L slots of all rows (N x T), l of them this rank's; M positions, m of them this rank's.
 """
@@ -11,19 +11,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from training.utils.base.user_files import named_object
+from training.utils.plugins.registry import added
+
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
     from training.utils.contracts.token_rows import TokenRows
+    from training.utils.flags.added import AddedFlags
 
 ROW_PART = "row_part"  # the keyword that hands a RowPart through a model, where ranks share rows
 
 
 @dataclass(frozen=True)
 class RowSharing:
-    """Who shares each row. size: so many ranks, with neighbouring numbers. place: this rank's among them. flag: that
-    asks for it, such as --NAME."""
+    """The ranks that share each row. size: so many, with neighbouring numbers. place: this rank's among them. flag: by
+    which they do, such as --NAME."""
 
     size: int = 1
     place: int = 0
@@ -57,7 +61,8 @@ ALONE = RowSharing()
 
 
 class OwnPositions:
-    """Of some positions in whole rows those in this rank's part: here all. local_m: int64, flat positions in it."""
+    """Those of some positions in whole rows that are in this rank's part: here all. local_m: int64, flat, in the
+    part."""
 
     def __init__(self, local_m: torch.Tensor) -> None:
         self.local_m = local_m
@@ -77,7 +82,7 @@ class RowPart:
 
     @property
     def sharing(self) -> RowSharing:
-        """Who has the other parts."""
+        """The ranks that have the other parts."""
         return ALONE
 
     def cut_slots(self, slots_L: torch.Tensor, filling: int = 0) -> torch.Tensor:
@@ -99,3 +104,10 @@ class RowPart:
 
 
 WHOLE_ROWS = RowPart()
+
+
+def row_sharing(flags: AddedFlags) -> RowSharing:
+    """Return the ranks that share each row, as a plugin's flag asks."""
+    found = next(iter(added("row_sharing", ()).values()), None)
+    sharing: RowSharing = ALONE if found is None else named_object(found)(flags)
+    return sharing
