@@ -88,6 +88,7 @@ _ROLLOUTS = (
 _CRITIC = "--critic_model_name_or_path start/scorer --critic_learning_rate 1e-3"
 _FP32 = "--dtype fp32"
 _LARGER = "--data_split 1,0,0 --per_device_train_batch_size 12"
+_ROWS = "--sequence_parallel_size 2"
 _LETTERS = "--reward data/own.py:letters:2.0,length:0.5 --reward_length_characters 20 --num_samples_per_prompt 3"
 _CHAT = "--data_path jsonl:data/chats.jsonl --prompt_style chat_template --data_split 1,1,1 --eval_fraction 0.2 \
     --max_prompt_seq_len 100 --max_seq_len 120 --num_workers 1"
@@ -245,7 +246,22 @@ RUNS = (
     ),
     _sft("sft_saved_zero3", "--zero_stage 3 --save_every 2", ranks=2),
     _sft("sft_resumed_zero3", "--zero_stage 3 --save_every 2 --resume", ranks=2, copies="sft_saved_zero3"),
+    _sft("sft_rows", f"{_FP32} {_ROWS} --zero_stage 3 --share_beginnings 2 --dropout 0.1 --save_every 2", ranks=2),
+    _sft(
+        "sft_rows_resumed",
+        f"{_FP32} --per_device_train_batch_size 1 --zero_stage 3 --share_beginnings 2 --dropout 0.1 --save_every 2 "
+        "--resume",
+        ranks=2,
+        copies="sft_rows",
+    ),
+    _sft(
+        "sft_rows_mixture",
+        f"{_FP32} {_ROWS} --mtp_num_layers 2 --router_aux_loss_coef 0.1 --neftune_alpha 5 --zero_stage 2",
+        model="start/mixture",
+        ranks=2,
+    ),
     # step 2
+    _reward("reward_rows", f"{_ROWS} --zero_stage 2 --padded true --gradient_checkpointing true", ranks=2),
     _reward("reward_fp32", f"{_FP32} --eval_interval 2 --normalization_rows 8"),
     _reward("reward_zero2", "--zero_stage 2 --gradient_checkpointing true", ranks=2),
     _reward("reward_zero3_lora", "--zero_stage 3 --lora_dim 4 --save_at_end true", ranks=2),
@@ -262,6 +278,7 @@ RUNS = (
     _reward("reward_resumed", f"{_FP32} --save_every 2 --dropout 0.1 --resume", copies="reward_saved"),
     # DPO
     _dpo("dpo_fp32", f"{_FP32} --eval_interval 1 --beta 0.2"),
+    _dpo("dpo_rows", f"{_FP32} {_ROWS} --zero_stage 1", ranks=2),
     _dpo("dpo_zero3", f"{_FP32} --zero_stage 3 --label_smoothing 0.1 --sft_coef 0.5", ranks=2),
     _dpo("dpo_adapter_off", f"{_FP32} --reference adapter_off --lora_dim 4 --learning_rate 1e-2"),
     _dpo("dpo_mixture", f"{_FP32} --max_tokens_per_micro_batch 150", model="start/mixture"),
@@ -337,6 +354,14 @@ RUNS = (
     ),
     _ppo("ppo_saved", f"{_CRITIC} --actor_zero_stage 2 --save_every 1", ranks=2),
     _ppo("ppo_resumed", f"{_CRITIC} --actor_zero_stage 2 --save_every 1 --resume", ranks=2, copies="ppo_saved"),
+    _ppo("ppo_rows", f"{_FP32} {_CRITIC} {_ROWS} --actor_zero_stage 3 --critic_zero_stage 2", ranks=2),
+    _ppo(
+        "grpo_rows",
+        f"{_FP32} {_LETTERS} {_ROWS} --advantage grpo --replay_routers follow --router_aux_loss_coef 0.1 "
+        "--mtp_num_layers 1",
+        model="start/mixture",
+        ranks=2,
+    ),
     _ppo("ppo_val_only", f"{_FP32} {_CRITIC} --val_only true --checker regex --reward_regex fig"),
     Run(
         "ppo_chat",

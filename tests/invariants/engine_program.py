@@ -333,8 +333,8 @@ def make_engine(case: Case, models: Path, ranks: Any, head_of: Any = None) -> tu
         model.set_attn_implementation("sdpa")  # as --torch_compile leaves it: runs in turn would be compiled row by row
         compile_blocks(model, backend="eager")
     if case.kind == "ranking":
-        return TrainingEngine(ScalarModel(model, sequence=ranks.sequence), settings, ranks, STEPS), model
-    policy = PolicyModel(model, beside=head_of and head_of(model), sequence=ranks.sequence)
+        return TrainingEngine(ScalarModel(model, sharing=ranks.sharing), settings, ranks, STEPS), model
+    policy = PolicyModel(model, beside=head_of and head_of(model), sharing=ranks.sharing)
     return TrainingEngine(policy, settings, ranks, STEPS), model
 
 

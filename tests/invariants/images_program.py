@@ -170,7 +170,8 @@ ORDINARY: dict[int, tuple[str, ...]] = {
 
 def main(models: Path, out: Path, names: list[str]) -> None:
     from tests.distributed.launch import report
-    from training.utils.engine.ranks.startup import sharing_rows, started_process_group
+    from tests.support.shared_rows import sharing_rows
+    from training.utils.engine.ranks.startup import started_process_group
 
     with started_process_group() as ranks:
         shared = sharing_rows(ranks, ranks.world_size)
@@ -338,7 +339,7 @@ def make_engine(case: Case, models: Path, ranks: Any, images: Any) -> tuple[Any,
     )
     seed_everything(SEED, ranks.rank)
     model = load_under(settings, ranks, lambda dtype: load(case, models, dtype, images))
-    wrapped = (ScalarModel if case.kind == "reward" else PolicyModel)(model, sequence=ranks.sequence)
+    wrapped = (ScalarModel if case.kind == "reward" else PolicyModel)(model, sharing=ranks.sharing)
     return TrainingEngine(wrapped, settings, ranks, STEPS), model
 
 

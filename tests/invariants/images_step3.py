@@ -198,7 +198,7 @@ def settings_of(case: Any, rows: list[Any], images: Any, ranks: Any) -> Any:
         mismatch=None,
         reads_old_logprobs=True,
         rank=ranks.rank,
-        sharing=ranks.sequence.size,
+        sharing=ranks.sharing.size,
         plan=PlanSettings(ranks.world_size, None, case.micro, case.packed, longest if case.packed else 0),
         pad_token_id=0,
         rewards=Rewards(

@@ -34,7 +34,8 @@ ORDINARY = {1: ("z3_parts", "padded", "joint"), 2: ("z0_parts", "z3", "joint_z3"
 
 def main(models: Path, out: Path, is_long: bool) -> None:
     from tests.distributed.launch import report
-    from training.utils.engine.ranks.startup import sharing_rows, started_process_group
+    from tests.support.shared_rows import sharing_rows
+    from training.utils.engine.ranks.startup import started_process_group
 
     with started_process_group() as ranks:
         size = ranks.world_size

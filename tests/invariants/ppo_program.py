@@ -177,7 +177,7 @@ def make_trainer(
         mismatch=None,
         reads_old_logprobs=not grpo or epochs > 1,
         rank=ranks.rank,
-        sharing=ranks.sequence.size,
+        sharing=ranks.sharing.size,
         plan=PlanSettings(ranks.world_size, max_tokens, micro, packed, LONGEST if packed else 0),
         pad_token_id=tiny.PAD,
     )

@@ -28,7 +28,8 @@ CASES = {(2, 2): EVERY, (4, 4): OF_FOUR, (4, 2): {"iterations": ("3_packed",), "
 def main(models: Path, out: Path, is_long: bool) -> None:
     from tests.distributed.launch import report
     from tests.invariants.ppo_program import SECTIONS
-    from training.utils.engine.ranks.startup import sharing_rows, started_process_group
+    from tests.support.shared_rows import sharing_rows
+    from training.utils.engine.ranks.startup import started_process_group
 
     found: dict[str, dict[str, Any]] = {}
     with started_process_group() as ranks:

@@ -85,7 +85,8 @@ def wanted(world_size: int, is_long: bool) -> list[SlicedCase]:
 def main(models: Path, out: Path, is_long: bool) -> None:
     from tests.distributed.launch import report
     from tests.invariants.engine_program import run_case
-    from training.utils.engine.ranks.startup import sharing_rows, started_process_group
+    from tests.support.shared_rows import sharing_rows
+    from training.utils.engine.ranks.startup import started_process_group
 
     found = {}
     with started_process_group() as ranks:
@@ -98,8 +99,8 @@ def main(models: Path, out: Path, is_long: bool) -> None:
 def refused(models: Path, ranks: Any) -> str:
     """Return the sentence of a run in which the output of each head is taken for the next one's."""
     from tests.invariants.engine_program import LONGEST, make_engine
+    from threestep.plugins.long_rows import attention
     from training.utils.base.errors import ThreestepError
-    from training.utils.sequence_parallel import attention
     from training.utils.setup.setup import may_pack
 
     engine, model = make_engine(Case("refused"), models, ranks)

@@ -101,7 +101,7 @@ def test_one_rank_alone_knows_no_groups(models):
     """The name of an attention function means what it did, unless rows are shared out."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    from training.utils.sequence_parallel.attention import SlicedAttention, slice_attention
+    from threestep.plugins.long_rows.attention import SlicedAttention, slice_attention
 
     assert not isinstance(ALL_ATTENTION_FUNCTIONS["sdpa"], SlicedAttention)
     before = ALL_ATTENTION_FUNCTIONS["sdpa"]

@@ -61,7 +61,7 @@ CALLED_BY_LIBRARIES = (
     "training.utils.models.attention.flex_attention _attend",
     "training.utils.models.attention.flex_attention _attend.capped",
     "training.utils.models.attention.varlen_attention VarlenAttention.__call__",
-    "training.utils.sequence_parallel.attention SlicedAttention.__call__",
+    "threestep.plugins.long_rows.attention SlicedAttention.__call__",
     "training.utils.models.attention_choice _call_of.noting",
     "training.utils.models.target_head _TargetLogprobs.forward",
     "threestep.plugins.distillation.head_loss _HeadDivergence.forward",

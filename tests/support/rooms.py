@@ -26,7 +26,6 @@ data.sources.formats: data.files base
 flags: plugins base
 layout: contracts base
 models.tensors: contracts
-sequence_parallel: models.families contracts base
 data.rows: layout flags plugins contracts base
 data.sources: flags data.sources.formats plugins data.files base
 engine.config: layout flags plugins base
@@ -37,7 +36,7 @@ data.cache: run data.rows flags data.files contracts base
 data.chat: data.rows flags data.sources.formats data.files base
 data.sources.made: data.sources base
 divergence: run base
-models: models.attention sequence_parallel models.tensors layout flags plugins models.families contracts base
+models: models.attention models.tensors layout flags plugins models.families contracts base
 trackers: run flags plugins contracts base
 data.kinds: data.chat data.cache data.sources data.rows data.sources.formats contracts base
 generation: data.chat engine.config data.rows flags plugins contracts base
@@ -45,7 +44,7 @@ generation.decoding: models models.tensors contracts base
 models.adapters: models models.tensors plugins models.families contracts base
 data.build: data.kinds data.chat data.cache data.sources data.rows flags data.sources.formats plugins data.files
     contracts base
-engine.ranks: models.adapters run sequence_parallel plugins base
+engine.ranks: models.adapters models run flags plugins base
 generation.engines: generation.decoding models models.attention flags contracts
 loading: models.adapters models models.attention models.tensors plugins models.families contracts base
 engine: engine.ranks models.adapters run engine.config models.tensors flags contracts base
@@ -56,8 +55,8 @@ rewards.rules: rewards.calling data.sources.made base
 outputs: checkpoints engine.ranks models.tensors base
 rewards: rewards.rules rewards.calling flags plugins contracts base
 setup: outputs checkpoints engine loading engine.ranks data.build models.adapters data.kinds trackers models
-    divergence data.chat data.cache run models.attention engine.config data.sources data.rows sequence_parallel
-    models.tensors layout flags data.sources.formats plugins models.families data.files contracts base
+    divergence data.chat data.cache run models.attention engine.config data.sources data.rows models.tensors layout
+    flags data.sources.formats plugins models.families data.files contracts base
 preference: setup engine loading engine.ranks data.build models.adapters models run data.rows layout flags data.files
     contracts base
 """

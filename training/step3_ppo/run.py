@@ -72,7 +72,7 @@ def open_inputs(
 ) -> tuple[OpenedRun, PpoOpening, ScoreScale | None]:
     """Open the run's folder, tokenizers and prompts, checked before a model loads; return them with the scale of
     --normalize_reward_scores. A collective."""
-    ranks = sharing_rows(planned.ranks, flags.ppo.sequence_parallel_size)
+    ranks = sharing_rows(planned.ranks, flags.added)
     check_models(flags, components.with_critic_tokenizer)
     tokenizers = load_tokenizers(flags, components.with_critic_tokenizer)
     flags.guests.check_words(tokenizers.actor)

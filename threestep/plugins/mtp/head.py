@@ -25,14 +25,12 @@ from training.utils.base.errors import ThreestepError
 from training.utils.models.attention.attention import model_inputs
 from training.utils.models.dropout import set_dropout
 from training.utils.models.own_forward import head_is_linear
-from training.utils.sequence_parallel.attention import slice_attention
-from training.utils.sequence_parallel.slices import sliced_inputs
+from training.utils.models.row_sharing import WHOLE_ROWS, RowPart
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from threestep.plugins.mtp.layout.entries import MtpEntries
-    from training.utils.sequence_parallel.slices import RowSlice
 
 _ONE_LAYER = {"num_hidden_layers": 1}
 # Of configurations that describe each layer: which of them the one layer is.
@@ -52,16 +50,13 @@ class MtpModule(nn.Module):
         self.trunk = trunk
 
     def forward(
-        self, embeddings_LH: torch.Tensor, before_LH: torch.Tensor, rows: Any, part: RowSlice | None = None
+        self, embeddings_LH: torch.Tensor, before_LH: torch.Tensor, rows: Any, part: RowPart = WHOLE_ROWS
     ) -> torch.Tensor:
-        """Return the states [L, H]. before_LH: of the depth before, at the token before each. part: the slices that
-        all of these are of; None of whole rows."""
+        """Return the states [L, H]. before_LH: of the depth before, at the token before each. part: of the rows, which
+        all of these are of."""
         joined_LH = self.joined(embeddings_LH, before_LH)
-        attention = self.trunk.config._attn_implementation
-        inputs = model_inputs(rows, attention)
-        if part is not None:
-            slice_attention(attention)
-            inputs, _ = sliced_inputs(inputs, part.group)
+        inputs = model_inputs(rows, self.trunk.config._attn_implementation)
+        inputs, _ = part.sharing.part_of(self.trunk, rows, inputs)
         shape = inputs.pop("input_ids").shape
         filled_LH = functional.pad(joined_LH, (0, 0, 0, shape.numel() - len(joined_LH)))
         return self.trunk(inputs_embeds=filled_LH.view(*shape, -1), **inputs)[0].flatten(0, 1)
@@ -83,22 +78,18 @@ class MtpHead(nn.Module):
         hidden_LH: torch.Tensor,
         embeddings_LH: torch.Tensor,
         entries: Sequence[MtpEntries],
-        part: RowSlice | None = None,
+        part: RowPart = WHOLE_ROWS,
     ) -> tuple[torch.Tensor, ...]:
         """Return, for each depth, the states [M, H] that predict its targets.
 
         hidden_LH: the model's last states. embeddings_LH: its input embeddings of the rows' tokens, without noise.
-        part: the slices that both are of, and the states for the targets in these; None of whole rows.
+        part: of the rows, which both are of, and the states for the targets in it.
         """
         found, states_LH = [], hidden_LH
         for module, entry in zip(self.depths, entries, strict=True):
-            predictor_M = entry.rows.predictor_M
-            if part is None:
-                before_LH = states_LH.index_select(0, entry.before_L)
-            else:
-                before_LH, predictor_M = part.moved(states_LH, entry.before_L), part.owned(predictor_M).local_m
+            before_LH, own = part.moved(states_LH, entry.before_L), part.owned(entry.rows.predictor_M)
             states_LH = module(embeddings_LH, before_LH, entry.rows, part)
-            found.append(states_LH.index_select(0, predictor_M))
+            found.append(states_LH.index_select(0, own.local_m))
         return tuple(found)
 
 

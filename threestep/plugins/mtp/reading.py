@@ -1,8 +1,8 @@
 """Reads for a head, in a model's own forward: states for a head beside it, log-probabilities of a head inside it.
 
-Where ranks share rows, a head reads this rank's slices, and log-probabilities are of all targets as the model's are.
+Where ranks share rows, a head reads this rank's part, and log-probabilities are of all targets as the model's are.
 
-M targets of one depth, L slots of all rows (and what fills the last block), or of slices of them, H hidden size.
+M targets of one depth, L slots of all rows (and what fills the last block), or of a part of them, H hidden size.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from training.utils.models.row_sharing import WHOLE_ROWS, RowPart
 from training.utils.models.token_model import of_group
 
 if TYPE_CHECKING:
@@ -19,21 +20,20 @@ if TYPE_CHECKING:
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.models.target_head import TokenLogprobs
     from training.utils.models.token_model import PolicyModel
-    from training.utils.sequence_parallel.slices import RowSlice
 
 INSIDE = "mtp_head"  # the head's name inside a PolicyModel, and so in its checkpoints
 
 
 class TrunkStates(NamedTuple):
     """A model's last states of every slot (and what fills the rows), and its input embeddings of the rows' tokens,
-    without noise; detached. part: the slices that they are of; None of whole rows."""
+    without noise; detached. part: of the rows, which they are of."""
 
     hidden_LH: torch.Tensor
     embeddings_LH: torch.Tensor
-    part: RowSlice | None = None
+    part: RowPart = WHOLE_ROWS
 
 
-def read_states(policy: PolicyModel, rows: TokenRows, hidden_LH: torch.Tensor, part: RowSlice | None) -> TrunkStates:
+def read_states(policy: PolicyModel, rows: TokenRows, hidden_LH: torch.Tensor, part: RowPart) -> TrunkStates:
     """Return what a head beside the model reads."""
     with torch.no_grad():
         embeddings_LH = policy.model.get_input_embeddings()(_ids(rows, part))
@@ -44,7 +44,7 @@ def read_ahead(
     policy: PolicyModel,
     rows: TokenRows,
     hidden_LH: torch.Tensor,
-    part: RowSlice | None,
+    part: RowPart,
     *,
     entries: Sequence[MtpEntries],
 ) -> tuple[TokenLogprobs, ...]:
@@ -60,19 +60,17 @@ def read_ahead(
 def read_depths(
     states: Sequence[torch.Tensor],
     entries: Sequence[MtpEntries],
-    part: RowSlice | None,
+    part: RowPart,
     read: Callable[[torch.Tensor, torch.Tensor], TokenLogprobs],
 ) -> list[TokenLogprobs]:
     """Return the log-probabilities of each depth. states: [M, H], those of `MtpHead.forward`. read: the output layer,
     given states and the ids of their targets."""
     found = []
     for hidden_MH, entry in zip(states, entries, strict=True):
-        own = None if part is None else part.owned(entry.rows.predictor_M)
-        ids_M = entry.rows.target_ids_M if own is None else entry.rows.target_ids_M[own.which_m]
-        found.append(of_group(read(hidden_MH, ids_M), own))
+        own = part.owned(entry.rows.predictor_M)
+        found.append(of_group(read(hidden_MH, own.of(entry.rows.target_ids_M)), own))
     return found
 
 
-def _ids(rows: TokenRows, part: RowSlice | None) -> torch.Tensor:
-    ids_L = rows.input_ids_NT.flatten()
-    return ids_L if part is None else part.cut_slots(ids_L)
+def _ids(rows: TokenRows, part: RowPart) -> torch.Tensor:
+    return part.cut_slots(rows.input_ids_NT.flatten())

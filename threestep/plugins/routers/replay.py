@@ -29,9 +29,9 @@ from threestep.plugins.routers.routers import experts_per_token, has_routers
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import UNKNOWN
 from training.utils.models.families.parts import language_part
+from training.utils.models.row_sharing import ROW_PART, WHOLE_ROWS, RowPart
 from training.utils.models.tensors.rounding import rms
 from training.utils.models.token_model import EXPERTS, TAKES_EXPERTS
-from training.utils.sequence_parallel.slices import ROW_SLICE, RowSlice
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,7 +49,7 @@ class _Seat(TorchFunctionMode):
     follows: a choice that is given is taken. keeps: one's own is kept. calls: of topk, so far, for one of `experts`.
     wanted: int16 [t, K] of this forward; None where none is given.
     own: int64 [t, K], the last; differs: bool [t], True where its set is not the given one.
-    part: the slices that the last forward was of, where ranks share rows.
+    part: of the rows, which the last forward was of.
     """
 
     def __init__(self, place: int, top_k: int, follows: bool) -> None:
@@ -59,7 +59,7 @@ class _Seat(TorchFunctionMode):
         self.wanted: torch.Tensor | None = None
         self.own: torch.Tensor | None = None
         self.differs: torch.Tensor | None = None
-        self.part: RowSlice | None = None
+        self.part: RowPart = WHOLE_ROWS
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -82,7 +82,7 @@ class _Seat(TorchFunctionMode):
 
 def _enter(layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     seat: _Seat = layer.__dict__[_SEAT]
-    given, seat.part = kwargs.pop(EXPERTS, None), kwargs.get(ROW_SLICE)
+    given, seat.part = kwargs.pop(EXPERTS, None), kwargs.get(ROW_PART, WHOLE_ROWS)
     seat.wanted = None if given is None else given.flatten(0, 1)[:, seat.place]
     seat.__enter__()
     return args, kwargs
@@ -144,13 +144,13 @@ class RouterReplay:
 
     def differing(self) -> torch.Tensor | None:
         """See `ExpertRecord`."""
-        found, part = list[torch.Tensor](), None
+        found, part = list[torch.Tensor](), WHOLE_ROWS
         for seat in _seats(self.model, self.follows):
             if seat.differs is not None:
                 found.append(seat.differs)
                 part = seat.part
             seat.differs = None
-        return _of_rows(torch.stack(found).any(dim=0), part) if found else None
+        return part.whole_slots(torch.stack(found).any(dim=0)) if found else None
 
 
 def _taken(seats: Sequence[_Seat]) -> torch.Tensor:
@@ -160,12 +160,7 @@ def _taken(seats: Sequence[_Seat]) -> torch.Tensor:
     own_tLK = torch.stack(
         [torch.full_like(known[0], UNKNOWN) if seat.own is None else seat.own for seat in seats], dim=1
     )
-    return _of_rows(own_tLK.to(torch.int16), seats[0].part)
-
-
-def _of_rows(own_t: torch.Tensor, part: RowSlice | None) -> torch.Tensor:
-    """[t, ...] of all slots, where a rank has those of its slices. A collective of the ranks that share rows."""
-    return own_t if part is None else part.whole_slots(own_t).to(own_t.dtype)
+    return seats[0].part.whole_slots(own_tLK.to(torch.int16))
 
 
 def open_replay(model: PreTrainedModel, how: str) -> RouterReplay | None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from training.utils.base.errors import ThreestepError
-from training.utils.sequence_parallel.slices import ROW_SLICE, RowSlice
+from training.utils.models.row_sharing import ROW_PART, WHOLE_ROWS, RowPart
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -159,7 +159,7 @@ def _named(config: Any, names: Sequence[str]) -> Any:
 
 class RouterRecord:
     """The router logits of the last forward of a model's trunk that had gradients, or that ran inside
-    `without_gradients`. part: the slices that they are of; None of whole rows.
+    `without_gradients`. part: of the rows, which they are of.
 
     The trunk is asked for them by `output_router_logits`; it is the model's `base_model`, so that no other output
     changes, and gradient checkpointing does not run it twice.
@@ -168,7 +168,7 @@ class RouterRecord:
     def __init__(self, model: PreTrainedModel) -> None:
         self._always = False
         self._last: tuple[torch.Tensor, ...] | None = None
-        self.part: RowSlice | None = None
+        self.part: RowPart = WHOLE_ROWS
         model.base_model.register_forward_pre_hook(self._ask, with_kwargs=True)
         model.base_model.register_forward_hook(self._keep)
 
@@ -193,7 +193,7 @@ class RouterRecord:
     def _ask(self, module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         if not self._is_on():
             return None
-        self.part = kwargs.get(ROW_SLICE)
+        self.part = kwargs.get(ROW_PART, WHOLE_ROWS)
         return args, {**kwargs, "output_router_logits": True}
 
     def _keep(self, module: Any, args: Any, output: Any) -> None:

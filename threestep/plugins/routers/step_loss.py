@@ -53,9 +53,8 @@ class RouterLoss(Guest):
         return StepRouterLoss(self, self.load(rows, forward) if len(rows) > 1 else None)
 
     def sums(self, rows: TokenRows) -> RouterSums:
-        """Sums of the last forward, which was that of `rows`; where ranks share these, of this rank's slices."""
-        copies_t, part = rows.copies_NT().flatten(), self.record.part
-        own_t = copies_t if part is None else part.cut_slots(copies_t)
+        """Sums of the last forward, which was that of `rows`; where ranks share these, of this rank's part."""
+        own_t = self.record.part.cut_slots(rows.copies_NT().flatten())
         return router_sums(self.record.take(), own_t, self.balance.top_k)
 
     def load(self, rows: Sequence[TokenRows], forward: Callable[[int, TokenRows], Any]) -> RouterSums:

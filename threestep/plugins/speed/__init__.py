@@ -20,5 +20,9 @@ PLUGIN = Plugin(
             "torch_compile": {"other_forward": "--torch_compile false", "compile": " and use --torch_compile"},
         },
     },
-    hooks=Hooks(check=f"{__name__}.checks:check", preparers=f"{__name__}.preparers:preparers"),
+    hooks=Hooks(
+        check=f"{__name__}.checks:check",
+        step_needs=f"{__name__}.checks:step_needs",
+        preparers=f"{__name__}.preparers:preparers",
+    ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.speed.arguments import CompilingArguments, SpeedArguments
+from training.utils.plugins.plugin import StepNeeds
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
@@ -36,15 +37,14 @@ def check(flags: Any, mistakes: Mistakes) -> None:
         f"--mlp_tiles {own.mlp_tiles} computes routers tile by tile, and --replay_routers {replayed} replays those of "
         "whole rows; leave one of the two out",
     )
-    sharing = settings.get("sequence_parallel_size", 1)
-    mistakes.require(
-        sharing == 1 or not compiles,
-        f"--sequence_parallel_size {sharing} cannot go with --torch_compile yet, which reads whole rows on one rank; "
-        "leave one of them out",
-    )
     rounding = next((name for name in ("load_in_4bit", "load_in_8bit") if settings.get(name)), None)
     mistakes.require(
         rounding is None or not compiles,
         f"--{rounding} cannot go with --torch_compile, which compiles the layers that it replaces; leave one of the "
         "two out",
     )
+
+
+def step_needs(flags: Any) -> StepNeeds:
+    """The needs of compiled models (`Hooks.step_needs`)."""
+    return StepNeeds({"--torch_compile": flags.added.of(CompilingArguments).torch_compile})

@@ -47,12 +47,6 @@ class PpoArguments:
         default=64,
         takes_auto=False,
     )
-    sequence_parallel_size: int = flag_of(
-        EngineArguments,
-        "Ranks that share rows when models read and learn: each computes a slice of every row and, in attention, a "
-        "share of the heads. It divides the ranks and the heads of every model; each rank draws rollouts of its own "
-        "(docs/long_context.md).",
-    )
     num_train_epochs: float = flag_of(EngineArguments, "Passes over the prompts; inf goes on until --max_train_steps.")
     least_micro_batches: int = flag(
         1, "Minimum forwards of a rank in each optimizer step.", "forwards >= 1", topic="batch"

@@ -14,10 +14,9 @@ from training.utils.flags.added import advice, in_place_of_run
 from training.utils.generation.partners import Partners, all_partners, partners_of
 from training.utils.generation.table import checked_engine, supporting
 from training.utils.loading.configurations import check_positions, check_trains
-from training.utils.plugins.registry import check_by_plugins, reading_whole_rows
+from training.utils.plugins.registry import check_by_plugins
 from training.utils.rewards.table import RULES
 from training.utils.rewards.weighted import Reward, check_comparisons, named_rewards, reads_model, rule_named
-from training.utils.sequence_parallel.checks import check_beside
 
 if TYPE_CHECKING:
     from training.step3_ppo.flags.arguments import PpoArguments
@@ -78,15 +77,6 @@ def checked_components(flags: PpoFlags) -> Components:
     check_comparisons(rewards, _responses_of_a_prompt(flags), mistakes)
     _check_partners(flags, partners, engine, mistakes)
     algorithm = _checked_algorithm(flags, scheduler, rewards, mistakes)
-    check_beside(
-        mistakes,
-        ppo.sequence_parallel_size,
-        {
-            "--reuse_forwards": bool(ppo.reuse_forwards),
-            "--reuse_values": bool(ppo.reuse_values),
-            **reading_whole_rows(flags),
-        },
-    )
     check_by_plugins(flags, mistakes)
     mistakes.raise_if_any()
     assert algorithm is not None and engine is not None  # an unknown name was noted as a mistake

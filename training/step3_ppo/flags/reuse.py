@@ -85,7 +85,6 @@ def why_apart(name: str, flags: PpoFlags, algorithm: Algorithm) -> str | None:
         "nothing is trained (--val_only)": ppo.val_only,
         f"a rollout has {steps} optimizer steps": steps != 1,
         f"a step learns from {of_rollouts} rollouts": of_rollouts != 1,
-        f"ranks share rows (--sequence_parallel_size {ppo.sequence_parallel_size})": ppo.sequence_parallel_size > 1,
         "actor and critic share a trunk (--share_trunk)": roles.share_trunk,
         **dict.fromkeys(own_forwards(flags), True),
         **_nothing_spared(name, flags, algorithm),

@@ -49,7 +49,7 @@ def loop_settings(opening: PpoOpening, roles: Roles, scale: ScoreScale | None) -
     plan = _plan(flags, roles.actor_model, roles.packs, ranks)
     plan = replace(plan, form=None if sampling.form is None else sampling.form.layout)
     media = with_kept_media(inputs.media, kept_mb(inputs.media, flags.added), roles, log)
-    layout = SequenceLayout(plan, sampling.pad_token_id, ranks.rank, media, ranks.sequence.size)
+    layout = SequenceLayout(plan, sampling.pad_token_id, ranks.rank, media, ranks.sharing.size)
     experience = experience_settings(components.algorithm, ppo, layout, _rewards(opening), scale=scale)
     length = replace(experience.scoring.length, max_prompt_tokens=flags.data.rows.max_prompt_seq_len)
     experience = replace(experience, scoring=replace(experience.scoring, length=length))
@@ -131,7 +131,7 @@ def _plan(flags: PpoFlags, actor: PreTrainedModel, packed: bool, ranks: Ranks) -
         packed=packed,
         ranks=ranks.world_size,
         max_tokens_per_micro_batch=ppo.max_tokens_per_micro_batch,
-        keeps_small=flags.guests.keep_forwards_small(actor, ranks.device.type == "cpu", ppo.sequence_parallel_size),
+        keeps_small=flags.guests.keep_forwards_small(actor, ranks.device.type == "cpu", ranks.sharing.size),
     )
     return replace(
         plan,

@@ -15,7 +15,6 @@ from training.utils.loading.models import load_causal_lm, load_scalar_model, pre
 from training.utils.loading.score_scale import set_score_scale
 from training.utils.loading.shared_trunk import scalar_model_on_trunk
 from training.utils.models.token_model import PolicyModel, ScalarModel
-from training.utils.sequence_parallel.checks import check_model
 from training.utils.setup.media import check_read_alike, processor_of
 from training.utils.setup.setup import load_under
 
@@ -84,11 +83,11 @@ def load_roles(
 
     reward_model = frozen_actor = critic_model = critic = None
     if needed.reward_model:
-        scorer = ScalarModel(scalar_model(critic_settings.as_it_is()), sequence=ranks.sequence)
+        scorer = ScalarModel(scalar_model(critic_settings.as_it_is()), sharing=ranks.sharing)
         reward_model = FrozenModel(scorer, flags.frozen_engine("critic"), ranks)
     adapter_is_all = flags.actor_lora_dim > 0 and flags.only_optimize_lora
     if needed.reference and not adapter_is_all:
-        plain = PolicyModel(language_model(actor_settings.as_it_is()), flags.head_chunk_mb, sequence=ranks.sequence)
+        plain = PolicyModel(language_model(actor_settings.as_it_is()), flags.head_chunk_mb, sharing=ranks.sharing)
         frozen_actor = FrozenModel(plain, flags.frozen_engine("actor"), ranks)
 
     if flags.share_trunk:
@@ -107,11 +106,11 @@ def load_roles(
     if needed.critic and critic_model is None:
         critic_model = scalar_model(critic_settings)
         set_score_scale(critic_model.config, None)  # its values are on the scale of returns
-    policy = PolicyModel(actor_model, flags.head_chunk_mb, sequence=ranks.sequence)
+    policy = PolicyModel(actor_model, flags.head_chunk_mb, sharing=ranks.sharing)
     actor = TrainingEngine(policy, flags.engine("actor"), ranks, total_steps - warmup_steps)
     if critic_model is not None:
         critic = TrainingEngine(
-            ScalarModel(critic_model, sequence=ranks.sequence), flags.engine("critic"), ranks, total_steps
+            ScalarModel(critic_model, sharing=ranks.sharing), flags.engine("critic"), ranks, total_steps
         )
     processor = processor_of(flags.actor_model_name_or_path, actor_model)
     return Roles(
@@ -129,5 +128,5 @@ def _loaded(
 ) -> PreTrainedModel:
     """A model whose rows the ranks can share, where they do."""
     model: PreTrainedModel = load_under(engine, ranks, loaded)
-    check_model(model, ranks.sequence.size, longest_tokens)
+    ranks.sharing.check_model(model, longest_tokens)
     return model

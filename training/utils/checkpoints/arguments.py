@@ -26,7 +26,7 @@ KEPT_AS_BEGUN = {
 KEPT_AS_BEGUN |= added("kept_as_begun", KEPT_AS_BEGUN)
 # Of these, what decides memory, speed and rounding alone: chosen again where it cannot be kept.
 CHOSEN_AGAIN = KEPT_AS_BEGUN.keys() - {"prompt_style", "data_split"}
-SHARING_ROWS = "sequence_parallel_size"  # so many ranks take the rows of one
+SHARING_ROWS = tuple(added("row_sharing", ()))  # so many ranks take the rows of one
 # Totals over all ranks, which must stay the same: name -> the flags whose product, times the ranks, gives it.
 PER_STEP = {
     "sequences of an optimizer step": ("per_device_train_batch_size", "gradient_accumulation_steps"),

@@ -213,7 +213,7 @@ def check_settings(
     for what, flags in batches.items():
         was, now = (
             math.prod(settings[name] for name in (*flags, "ranks"))
-            // (settings.get(SHARING_ROWS, 1) if what in DEALT_TO_GROUPS else 1)
+            // (math.prod(settings.get(name, 1) for name in SHARING_ROWS) if what in DEALT_TO_GROUPS else 1)
             for settings in (saved, mine)
         )
         if was != now:

@@ -3,8 +3,8 @@
 Both are modules whose forward takes a `TokenRows`, so that ZeRO-3 gathers each weight where it is used. Logits are
 computed only at predicting positions, in chunks if they are many (`target_head`).
 
-With a sequence group the ranks of it are given the same rows, compute a slice of each, and return the numbers of all;
-gradients of those of its own slice reach a rank's weights.
+Ranks that share rows are given the same ones, compute a part of them, and return the numbers of all; gradients of those
+of its own part reach a rank's weights.
 
 N rows, T tokens in a row, M tokens to be predicted, U different ones of these, B sequences,
 H hidden size, V vocabulary, E width of the input embeddings.
@@ -21,17 +21,15 @@ from torch.nn import functional
 
 from training.utils.contracts.documents import UNKNOWN
 from training.utils.models.attention.attention import model_inputs, sliding_window, text_attention
-from training.utils.models.families.parts import language_part
 from training.utils.models.own_forward import head_is_linear
+from training.utils.models.row_sharing import ALONE
 from training.utils.models.target_head import CHUNK_MB, PLAIN, AtHead, Readout, TargetHead, TokenLogprobs, read_logits
-from training.utils.sequence_parallel.attention import slice_attention
-from training.utils.sequence_parallel.group import ALONE, SequenceGroup
-from training.utils.sequence_parallel.slices import ROW_SLICE, OwnedPositions, RowSlice, cut_by, sliced_inputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from training.utils.contracts.token_rows import TokenRows
+    from training.utils.models.row_sharing import OwnPositions, RowPart, RowSharing
 
 
 # True as an attribute of a model whose layers take `rows.experts_NTLK` by this name.
@@ -46,7 +44,7 @@ class PolicyModel(nn.Module):
 
     chunk_mb: MiB of float32 logits that are computed at a time (`target_head`); 0 for the default of a CPU
     beside: further modules that are trained with the model, by one loss and under these names
-    sequence: the ranks that share rows
+    sharing: the ranks that share rows
     """
 
     def __init__(
@@ -55,11 +53,11 @@ class PolicyModel(nn.Module):
         chunk_mb: int = CHUNK_MB,
         beside: Mapping[str, nn.Module] | None = None,
         *,
-        sequence: SequenceGroup = ALONE,
+        sharing: RowSharing = ALONE,
     ) -> None:
         super().__init__()
         self.model = model
-        self._sequence = sequence
+        self._sharing = sharing
         head: Any = model.get_output_embeddings()
         self._target_head = TargetHead(head, (chunk_mb or CHUNK_MB) * 2**20) if head_is_linear(model) else None
         for name, module in (beside or {}).items():
@@ -81,19 +79,18 @@ class PolicyModel(nn.Module):
         readout: Readout = PLAIN,
         noise_NTE: torch.Tensor | None = None,
         *,
-        after_trunk: Callable[[PolicyModel, TokenRows, torch.Tensor, RowSlice | None], Any] | None = None,
+        after_trunk: Callable[[PolicyModel, TokenRows, torch.Tensor, RowPart], Any] | None = None,
         compare: Callable[[TokenRows, float], AtHead] | None = None,
     ) -> TokenLogprobs:
         """noise_NTE: added to the input embeddings.
-        after_trunk: makes `beside` of this model, the rows, the trunk's states [L, H] and the slices that these are of,
-        None of whole rows; not called where the output layer is not linear. compare: given the rows and the
-        temperature, before the trunk; what it returns makes `compared` where the output layer is whole."""
+        after_trunk: makes `beside` of this model, the rows, the trunk's states [L, H] and the part of the rows that
+        these are of; not called where the output layer is not linear. compare: given the rows and the temperature,
+        before the trunk; what it returns makes `compared` where the output layer is whole."""
         at_head = None if compare is None else compare(rows, readout.temperature)
         target_ids_U, predictor_U, read_M = rows.reads()  # what several sequences share is read once
-        inputs, part = _inputs(self.model, rows, noise_NTE, self._sequence)
-        own = None if part is None else part.owned(predictor_U)
-        if own is not None:
-            target_ids_U, predictor_U = target_ids_U[own.which_m], own.local_m
+        inputs, part = _inputs(self.model, rows, noise_NTE, self._sharing)
+        own = part.owned(predictor_U)
+        target_ids_U, predictor_U = own.of(target_ids_U), own.local_m
         if self._target_head is not None:
             hidden_LH = _hidden(self.model, inputs)
             hidden_UH = hidden_LH.index_select(0, predictor_U)
@@ -112,12 +109,12 @@ class PolicyModel(nn.Module):
 
 class ScalarModel(nn.Module):
     """A sequence-classification model with one label that returns a score per sequence or a value per position.
-    sequence: as in PolicyModel."""
+    sharing: as in PolicyModel."""
 
-    def __init__(self, model: PreTrainedModel, *, sequence: SequenceGroup = ALONE) -> None:
+    def __init__(self, model: PreTrainedModel, *, sharing: RowSharing = ALONE) -> None:
         super().__init__()
         self.model = model
-        self._sequence = sequence
+        self._sharing = sharing
         self._head_is_linear = head_is_linear(model)
 
     def forward(self, rows: TokenRows, at: str = "end") -> torch.Tensor:
@@ -125,10 +122,9 @@ class ScalarModel(nn.Module):
         each target for `at="targets"`."""
         positions = {"end": rows.end_B, "targets": rows.predictor_M}[at]
         head: nn.Module = self.model.score  # type: ignore[assignment]
-        inputs, part = _inputs(self.model, rows, None, self._sequence)
-        own = None if part is None else part.owned(positions)
-        if own is not None:
-            positions = own.local_m
+        inputs, part = _inputs(self.model, rows, None, self._sharing)
+        own = part.owned(positions)
+        positions = own.local_m
         if self._head_is_linear:
             scores_m1 = head(_hidden(self.model, inputs).index_select(0, positions))
         else:
@@ -139,19 +135,16 @@ class ScalarModel(nn.Module):
             finally:
                 hook.remove()
             scores_m1 = found[0].flatten(0, 1).index_select(0, positions)
-        scores_m: torch.Tensor = scores_m1.squeeze(-1).float()
-        return scores_m if own is None else own.whole(scores_m)
+        return own.whole(scores_m1.squeeze(-1).float())
 
 
 def _inputs(
-    model: PreTrainedModel, rows: TokenRows, noise_NTE: torch.Tensor | None, sequence: SequenceGroup
-) -> tuple[dict[str, Any], RowSlice | None]:
-    """The arguments of the model's forward, and the slices that they are of; None if the rows are whole."""
+    model: PreTrainedModel, rows: TokenRows, noise_NTE: torch.Tensor | None, sharing: RowSharing
+) -> tuple[dict[str, Any], RowPart]:
+    """The arguments of the model's forward, and the part of the rows that they are of."""
     inputs = model_inputs(rows, text_attention(model), sliding_window(model))
     if rows.media is not None:
         inputs |= rows.media.inputs(model, rows.input_ids_NT.device)
-    if rows.experts_NTLK is not None and getattr(model, TAKES_EXPERTS, False):
-        inputs[EXPERTS] = rows.experts_NTLK
     if noise_NTE is not None:  # called as a module, so that ZeRO-3 gathers it
         if rows.media is not None:
             rows.media.refuse_noise()
@@ -159,25 +152,9 @@ def _inputs(
         noise = noise_NTE.to(embeddings.dtype).reshape(len(embeddings), -1, embeddings.shape[-1])
         filling = embeddings.shape[1] - noise.shape[1]  # of a row of whole blocks
         inputs["inputs_embeds"] = embeddings + functional.pad(noise, (0, 0, 0, filling))
-    if sequence.size == 1:
-        return inputs, None
-    return _sliced(model, rows, inputs, sequence)
-
-
-def _sliced(
-    model: PreTrainedModel, rows: TokenRows, inputs: dict[str, Any], sequence: SequenceGroup
-) -> tuple[dict[str, Any], RowSlice]:
-    """The arguments for this rank's slices of `rows`, of those for whole rows."""
-    slice_attention(text_attention(model))
-    experts_NTLK = inputs.pop(EXPERTS, None)
-    if rows.media is None:
-        inputs, part = sliced_inputs(inputs, sequence)
-    else:
-        cut_by(language_part(model))
-        part = RowSlice(sequence, inputs["input_ids"].shape[1], inputs["attention_mask"], at_language=True)
-        inputs[ROW_SLICE] = part
-    if experts_NTLK is not None:
-        inputs[EXPERTS] = part.cut_slots(experts_NTLK.flatten(0, 1), UNKNOWN).unsqueeze(0)
+    inputs, part = sharing.part_of(model, rows, inputs)
+    if rows.experts_NTLK is not None and getattr(model, TAKES_EXPERTS, False):
+        inputs[EXPERTS] = part.cut_slots(rows.experts_NTLK.flatten(0, 1), UNKNOWN).unsqueeze(0)
     return inputs, part
 
 
@@ -186,14 +163,9 @@ def _hidden(model: PreTrainedModel, inputs: Mapping[str, Any]) -> torch.Tensor:
     return model.base_model(**inputs)[0].flatten(0, 1)
 
 
-def of_group(read: TokenLogprobs, own: OwnedPositions | None) -> TokenLogprobs:
-    """The numbers of all targets, from those of this rank's slices; `own` None: they are all."""
-    if own is None:
-        return read
-    is_greedy_M = own.whole(read.is_greedy_M.float()) > 0
-    floats = {
-        name: own.whole(values)
-        for name in ("logprobs_M", "log_normalizers_M", "entropies_M", "logits_MV", "collisions_M")
-        if (values := getattr(read, name)) is not None
-    }
-    return read._replace(is_greedy_M=is_greedy_M, **floats)
+def of_group(read: TokenLogprobs, own: OwnPositions) -> TokenLogprobs:
+    """The numbers of all targets, from those of this rank's part of the rows."""
+    names = ("is_greedy_M", "logprobs_M", "log_normalizers_M", "entropies_M", "logits_MV", "collisions_M")
+    return read._replace(
+        **{name: own.whole(values) for name in names if (values := getattr(read, name)) is not None}  # type: ignore[arg-type]
+    )

@@ -140,7 +140,7 @@ class OtherNames(NamedTuple):
 
 
 class StepNeeds(NamedTuple):
-    """The needs of a plugin in optimizer steps, which it looks at, or to whose loss it adds.
+    """The needs of a plugin in optimizer steps: which it looks at, or whose forwards and loss it changes.
 
     whole_rows: flags as they were given that read whole rows on one rank, and whether they ask for that
     own_forwards: why a step must read and learn in forwards of their own, as the begin of a sentence; "": it need not
@@ -156,7 +156,7 @@ class Hooks(NamedTuple):
 
     check: (flags, mistakes) -> None: notes settings that do not go together, before a model loads. flags: the step's
         `OneModelFlags` or `PpoFlags`
-    step_needs: (flags) -> StepNeeds: what the core's own checks ask of a plugin in optimizer steps; flags: as of check
+    step_needs: (flags) -> StepNeeds: what checks ask of a plugin in optimizer steps; flags: as of check
     at_start: (settings) -> None: on the main rank, before the run writes to its folder; a ThreestepError ends the run.
         settings: by the flags' names
     preparers: (AddedFlags) -> Iterable[ModelPreparer]: changes to models as they are loaded (`models.preparers`);
@@ -206,6 +206,7 @@ TABLES = frozenset(
 rollout_engines decode_loops rollout_sources trackers data_sources row_forms rewards media optimizers policy_losses
 evaluated_figures model_losses meant_flags kept_as_begun logs run_files in_place_of_run auto_choices advice curves
 evaluation_flags whole_run_switches stored_forms packed_layers backends
+evaluation_flags whole_run_switches stored_forms packed_layers row_sharing
 """.split()
 )
 
@@ -268,6 +269,8 @@ class Plugin(NamedTuple):
         `whole_run_switches`: by flags of every step that are true or false, and that the file of `threestep all` has at
             its top, by default true: a line on each for `--help`
         `row_forms`: RowFormEntry, by the names of the columns of cached rows that hold their numbers
+        `row_sharing`: the address of a function (AddedFlags) -> RowSharing (`models.row_sharing`), the ranks that
+            share each row; by the name of the flag that says how many; one at most in all plugins
     """
 
     name: str

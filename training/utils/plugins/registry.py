@@ -109,11 +109,6 @@ def check_by_plugins(flags: Any, mistakes: Mistakes) -> None:
         check(flags, mistakes)
 
 
-def reading_whole_rows(flags: Any) -> dict[str, bool]:
-    """Return the flags of plugins that read whole rows on one rank, and whether they ask for that (`StepNeeds`)."""
-    return {flag: asks for needs in hooks("step_needs") for flag, asks in needs(flags).whole_rows.items()}
-
-
 def own_forwards(flags: Any) -> list[str]:
     """Return why steps must read and learn in forwards of their own, by plugins (`StepNeeds`)."""
     return [why for needs in hooks("step_needs") if (why := needs(flags).own_forwards)]

@@ -14,9 +14,8 @@ from training.utils.base.quick_imports import quick_imports
 from training.utils.flags.added import figures_of_others, in_place_of_run
 from training.utils.flags.arguments import parse_arguments
 from training.utils.loading.folder_kinds import check_model_folder
-from training.utils.plugins.registry import check_by_plugins, reading_whole_rows
+from training.utils.plugins.registry import check_by_plugins
 from training.utils.run.program import run_program
-from training.utils.sequence_parallel.checks import check_beside
 from training.utils.setup.first_look import look_first
 from training.utils.setup.flags import OneModelFlags
 from training.utils.setup.opened_model import OpenedModel
@@ -57,7 +56,9 @@ def one_model_program(
     def checked(argv: Sequence[str]) -> CheckedStep:
         groups = parse_arguments(step.groups, argv, description, step.old_flags, first_flags=step.first_flags)
         flags = OneModelFlags(step, groups, *groups)
-        _check_model_flags(flags)
+        mistakes = Mistakes()
+        check_by_plugins(flags, mistakes)
+        mistakes.raise_if_any()
         if check is not None:
             check(flags)
         if scores and flags.model.head_chunk_mb:
@@ -84,11 +85,3 @@ def one_model_program(
     if module == "__main__":
         run_program(main, output_is_log=True)
     return main
-
-
-def _check_model_flags(flags: OneModelFlags) -> None:
-    """ThreestepError if rows are shared out beside what reads them whole, or for what plugins know of."""
-    mistakes = Mistakes()
-    check_beside(mistakes, flags.engine.sequence_parallel_size, reading_whole_rows(flags))
-    check_by_plugins(flags, mistakes)
-    mistakes.raise_if_any()

@@ -31,7 +31,6 @@ from training.utils.models.attention.attention import plan_for
 from training.utils.models.stop_tokens import set_stop_tokens, stop_tokens, unused_stop_tokens
 from training.utils.models.tensors.packed import count_weights
 from training.utils.models.token_model import PolicyModel, ScalarModel
-from training.utils.sequence_parallel.checks import check_model
 from training.utils.setup.evaluations import open_evaluation_observer
 from training.utils.setup.media import checked_media, media_keeper, processor_of, reader_of_start, with_kept_features
 from training.utils.setup.opened_model import OpenedModel
@@ -78,7 +77,7 @@ def run_one_model(
     kind, scores = step.kind, step.scores
     assert kind is not None, "a step that trains one model has rows of one kind"
     with planned_run(step.flags.of_run) as planned:
-        ranks, data = sharing_rows(planned.ranks, step.flags.engine.sequence_parallel_size), planned.flags.data
+        ranks, data = sharing_rows(planned.ranks, step.flags.added), planned.flags.data
         flags, chosen = _with_forwards(replace(step, flags=replace(step.flags, data=data)), planned)
         check_positions(flags.start, data.rows.max_seq_len, "--max_seq_len")
         check_trains(flags.start, generates=not scores)
@@ -314,11 +313,11 @@ def _engine(
         return load_causal_lm(start, dtype, len(tokenizer), added.tokens, added_pad=added.pad, **reading)
 
     model = load_under(settings, ranks, load)
-    check_model(model, ranks.sequence.size, flags.data.rows.max_seq_len)
+    ranks.sharing.check_model(model, flags.data.rows.max_seq_len)
     if scores:
-        return model, TrainingEngine(ScalarModel(model, sequence=ranks.sequence), settings, ranks, total_steps)
+        return model, TrainingEngine(ScalarModel(model, sharing=ranks.sharing), settings, ranks, total_steps)
     beside = flags.guests.inside(start.name_or_path, model, settings.zero_stage, flags.run.seed, ranks=ranks)
-    policy = PolicyModel(model, start.head_chunk_mb, beside, sequence=ranks.sequence)
+    policy = PolicyModel(model, start.head_chunk_mb, beside, sharing=ranks.sharing)
     return model, TrainingEngine(policy, settings, ranks, total_steps)
 
 
@@ -337,7 +336,7 @@ def loop_settings(
     weights = count_weights(model)
     overhead = forward_overhead_tokens(weights, ranks.device.type == "cuda")
     on_cpu = ranks.device.type == "cpu"
-    keeps_small = flags.guests.keep_forwards_small(model, on_cpu, engine.sequence_parallel_size)
+    keeps_small = flags.guests.keep_forwards_small(model, on_cpu, ranks.sharing.size)
     if engine.share_beginnings and not packed:
         log("--share_beginnings: padded rows have one sequence each, and share nothing", ranks.is_main)
 

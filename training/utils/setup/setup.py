@@ -101,7 +101,7 @@ def whole_steps(engine: EngineArguments, rows: int, ranks: Ranks) -> tuple[int, 
     sequences = engine.per_device_train_batch_size * ranks.groups * engine.gradient_accumulation_steps
     steps = steps_in(rows, engine.num_train_epochs, sequences)
     if steps == 0:
-        dealt = ranks_in_words(ranks.world_size, ranks.sequence.size)
+        dealt = ranks_in_words(ranks.world_size, ranks.sharing.size)
         raise ThreestepError(
             f"an optimizer step takes {sequences} sequences (--per_device_train_batch_size "
             f"{engine.per_device_train_batch_size} x {dealt} x --gradient_accumulation_steps "
@@ -140,7 +140,6 @@ def may_pack(
 
     name, device, was_training = type(model).__name__, engine.ranks.device, engine.module.training
     engine.eval()
-    sharing_rows = engine.ranks.sequence.size
     try:
         check_padded(model, read, device)
         reason = None
@@ -148,9 +147,9 @@ def may_pack(
             sharing = sharing or needs_segments is not None
             reason = why_not_packed(model, read, longest_tokens, device, sharing=sharing)
     except ThreestepError as problem:
-        if sharing_rows == 1:
+        if (together := engine.ranks.sharing).size == 1:
             raise
-        raise ThreestepError(f"--sequence_parallel_size {sharing_rows}: {problem}; one rank a row may do") from problem
+        raise ThreestepError(f"{together.flag} {together.size}: {problem}; one rank a row may do") from problem
     finally:
         engine.train(was_training)
     for note in notes_on(model):

@@ -16,6 +16,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.planner import PlanSettings
 from training.utils.loading.score_scale import ScoreScale, set_score_scale
+from training.utils.models.row_sharing import RowSharing
 from training.utils.setup.guests import GuestFeatures
 
 
@@ -37,10 +38,10 @@ def test_a_rank_lays_out_its_own_sequences(bound, packed, expected):
 )
 def test_forwards_on_a_cpu_are_small_but_where_rows_are_shared(device, reuses, shared_by, most):
     """60 sequences of 50 tokens are 3,000."""
-    sizes: Any = {"per_device_training_batch_size": 60, "sequence_parallel_size": shared_by}
-    ppo = PpoArguments(**sizes, reuse_forwards=reuses)
+    ppo = PpoArguments(per_device_training_batch_size=60, reuse_forwards=reuses)
     flags: Any = SimpleNamespace(ppo=ppo, longest_tokens=50, guests=GuestFeatures())
-    plan = _plan(flags, tiny_causal_lm("llama"), True, Ranks(0, 0, 1, torch.device(device)))
+    ranks = Ranks(0, 0, 1, torch.device(device), sharing=RowSharing(shared_by))
+    plan = _plan(flags, tiny_causal_lm("llama"), True, ranks)
     assert plan.max_tokens_per_micro_batch == most
 
 

@@ -48,22 +48,23 @@ def test_ranks_and_stages_may_change_where_a_step_takes_as_much():
     assert "the sequences of a minibatch (--per_device_training_batch_size x --gradient_accumulation_steps" in both
 
 
-def test_ranks_that_share_rows_take_one_share_of_a_step_and_draw_as_many_rollouts():
+def test_ranks_that_share_rows_take_one_share_of_a_step_and_draw_as_many_rollouts(monkeypatch):
     """4 ranks in groups of 2 take 2 x 2 sequences, as 2 ranks do; a rollout and its minibatches are dealt to ranks."""
-    may_change = (*MAY_CHANGE, "sequence_parallel_size")
+    monkeypatch.setattr("training.utils.checkpoints.plan.SHARING_ROWS", ("ranks_of_a_row",))
+    may_change = (*MAY_CHANGE, "ranks_of_a_row")
 
     def resumed(saved: dict, **changes: object) -> None:
-        saved = {**saved, "sequence_parallel_size": 1}
+        saved = {**saved, "ranks_of_a_row": 1}
         check_settings(Path("c"), {"settings": saved}, {**saved, **changes}, {}, may_change=may_change)
 
-    resumed(SFT, ranks=4, sequence_parallel_size=2)
+    resumed(SFT, ranks=4, ranks_of_a_row=2)
     with pytest.raises(
         ThreestepError, match="sequences of an optimizer step .* were 4 on 2 ranks and are 2 on 2 ranks"
     ):
-        resumed(SFT, sequence_parallel_size=2)
-    resumed(PPO, sequence_parallel_size=2)
+        resumed(SFT, ranks_of_a_row=2)
+    resumed(PPO, ranks_of_a_row=2)
     with pytest.raises(ThreestepError, match="prompts of a rollout .* were 8 on 2 ranks and are 16 on 4 ranks"):
-        resumed(PPO, ranks=4, sequence_parallel_size=2)
+        resumed(PPO, ranks=4, ranks_of_a_row=2)
 
 
 def test_what_has_no_flag_is_named_in_words():

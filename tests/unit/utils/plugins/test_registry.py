@@ -33,7 +33,6 @@ PLUGIN = Plugin(
     tables={"logs": {"seen.txt": "the steps that were seen"}},
     hooks=Hooks(
         check="cheering.hello:check",
-        step_needs="cheering.hello:step_needs",
         step_observer="cheering.hello:Seeing",
         at_end="cheering.hello:cheer",
     ),
@@ -43,7 +42,6 @@ CHEERS_CODE = """
 from dataclasses import dataclass
 from training.utils.contracts.step_observers import ObservedStep, StepObserver
 from training.utils.flags.flags import flag
-from training.utils.plugins.plugin import StepNeeds
 
 class Seeing(StepObserver):
     def __init__(self, run):
@@ -71,9 +69,6 @@ class Cheers:
 
 def check(flags, mistakes):
     mistakes.require(flags.added.of(Cheers).cheers < 3, "--cheers expects fewer than 3; give fewer")
-
-def step_needs(flags):
-    return StepNeeds({"--cheers": flags.added.of(Cheers).cheers > 1}, "steps are cheered")
 
 def cheer(ended):
     print("hurrah " * ended.settings["cheers"], ended.folder.path.name)
@@ -200,8 +195,6 @@ def test_a_package_adds_flags_a_check_an_observer_and_an_end_to_a_step(tmp_path)
     ]  # fmt: skip
     refused = told(tmp_path, *words, "--cheers", "3")
     assert refused.returncode == 2 and "--cheers expects fewer than 3" in refused.stderr
-    refused = told(tmp_path, *words, "--cheers", "2", "--sequence_parallel_size", "2")
-    assert "--sequence_parallel_size 2 cannot go with --cheers yet" in refused.stderr
     done = told(tmp_path, *words, "--cheers", "2")
     assert done.returncode == 0, done.stderr
     assert "hurrah hurrah  run" in done.stdout

@@ -15,6 +15,7 @@ from threestep.plugins.plan.dry_run.cpu_rates import measured_cpu
 from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError
 from training.utils.engine.ranks.startup import DTYPES
+from training.utils.models.row_sharing import ALONE, RowSharing
 
 if TYPE_CHECKING:
     from threestep.plugins.plan.arguments import DryRunArguments
@@ -25,16 +26,16 @@ if TYPE_CHECKING:
 def clock_device(
     name: str | None,
     dtype: str,
-    sharing: int = 1,
+    sharing: RowSharing = ALONE,
     *,
     settings: Mapping[str, Any] = MappingProxyType({}),
     ranks: int = 1,
 ) -> Device | None:
     """The device of --device: of the table; for `cpu` this one, measured in seconds as a run of these
     settings computes, with the threads that a rank has of it, if `ranks` share it. None: not known, and for rows that
-    `sharing` ranks share, whose traffic is not counted yet."""
-    if sharing > 1 and name not in (None, "cuda"):
-        log_on_main(f"seconds: not known yet for --sequence_parallel_size {sharing}; leave it out to see them")
+    ranks share, whose traffic is not counted yet."""
+    if sharing.size > 1 and name not in (None, "cuda"):
+        log_on_main(f"seconds: not known yet for {sharing.flag} {sharing.size}; leave it out to see them")
         return None
     if name is not None and name.endswith(FILE_SUFFIX):
         return device_of_file(name)

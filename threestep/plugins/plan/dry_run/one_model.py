@@ -12,14 +12,13 @@ from threestep.plugins.plan.dry_run.clock import clock_device, step_plan
 from threestep.plugins.plan.dry_run.device import planned_device
 from threestep.plugins.plan.dry_run.estimate import Estimate, ModelCounts, kept_counts, print_estimate
 from threestep.plugins.plan.dry_run.plan import LargestForward, plan_training, rows_at_most
-from threestep.plugins.plan.dry_run.sharing import print_advice
+from threestep.plugins.plan.dry_run.sharing import print_advice, with_sharing
 from threestep.plugins.plan.dry_run.table import ranks_of_dry_run
 from training.utils.engine.config.arguments import SEQUENCES_OF_A_FORWARD
 from training.utils.engine.ranks.startup import DTYPES
 from training.utils.flags.auto import AutoChoice, sentence
 from training.utils.loading.configurations import check_positions, check_trains
-from training.utils.sequence_parallel.checks import check_model, sizes_for
-from training.utils.sequence_parallel.group import check_divides
+from training.utils.models.row_sharing import row_sharing
 from training.utils.setup.media import planned_media
 from training.utils.setup.setup import ranks_in_words
 
@@ -30,15 +29,14 @@ if TYPE_CHECKING:
 
 def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
     """Print what a step's run would be. responses: of one prompt, 2 for pairs."""
-    ranks, counts = ranks_of_dry_run(flags.run.num_ranks), kept_counts()
+    ranks, counts, sharing = ranks_of_dry_run(flags.run.num_ranks), kept_counts(), row_sharing(flags.added)
     estimate = estimated(flags, scalar, responses, counts)
     print_estimate(estimate, flags.step.program, flags.added.of(DryRunArguments), flags.settings, ranks=ranks)
 
     def shared_by(size: int) -> Estimate:
-        engine = replace(flags.engine, sequence_parallel_size=size)
-        return estimated(replace(flags, engine=engine), scalar, responses, counts)
+        return estimated(replace(flags, added=with_sharing(flags.added, sharing, size)), scalar, responses, counts)
 
-    print_advice(flags.engine.sequence_parallel_size, estimate, shared_by)
+    print_advice(sharing, estimate, shared_by)
 
 
 def chosen_forward(
@@ -73,16 +71,16 @@ def _estimated_as_given(flags: OneModelFlags, scalar: bool, responses: int, coun
     engine, model, max_seq_len = flags.engine, flags.start, flags.data.rows.max_seq_len
     ranks = ranks_of_dry_run(flags.run.num_ranks)
     device = planned_device(flags.added.of(DryRunArguments))
-    sharing = engine.sequence_parallel_size
-    check_divides(ranks, sharing)
+    sharing = row_sharing(flags.added)
+    sharing.check_ranks(ranks)
     settings = engine.settings(flags.of_step.learning_rate)
     check_positions(model, max_seq_len, "--max_seq_len")
     check_trains(model, generates=not scalar)
     built = counts.model(model, DTYPES[settings.dtype], scalar)
-    check_model(built, sharing, max_seq_len)
+    sharing.check_model(built, max_seq_len)
     sequences = engine.per_device_train_batch_size
     assert sequences is not None, "chosen before"
-    small = flags.guests.keep_forwards_small(built, not device.is_cuda, sharing)
+    small = flags.guests.keep_forwards_small(built, not device.is_cuda, sharing.size)
     forward = _forward(flags, sequences, responses, small)
     planned = plan_training(built, forward, model, settings, ranks=ranks, device=device, count=counts.activations)
     sentences, held, moments = flags.guests.planned(built, settings, ranks, device)
@@ -110,7 +108,7 @@ def _estimated_as_given(flags: OneModelFlags, scalar: bool, responses: int, coun
         device,
         parts,
         engine.max_train_steps,
-        sizes_for(built, ranks, max_seq_len),
+        sharing.sizes_for(built, ranks, max_seq_len),
     )
 
 
@@ -122,7 +120,7 @@ def _forward(flags: OneModelFlags, sequences: int, responses: int, keeps_small: 
     tokens = rows * longest
     together = sequences * (1 if packed else responses) * longest * engine.gradient_accumulation_steps
     media = planned_media(model.name_or_path, model.trust_remote_code, tokens, together)
-    return LargestForward(rows, longest, tokens, masked=packed, media=media, sharing=engine.sequence_parallel_size)
+    return LargestForward(rows, longest, tokens, masked=packed, media=media, sharing=row_sharing(flags.added).size)
 
 
 def _batches(flags: OneModelFlags, sequences: int, responses: int, forward: LargestForward, *, ranks: int) -> str:

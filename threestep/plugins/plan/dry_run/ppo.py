@@ -23,7 +23,7 @@ from threestep.plugins.plan.dry_run.plan import (
     rows_at_most,
 )
 from threestep.plugins.plan.dry_run.ppo_time import rollout_parts
-from threestep.plugins.plan.dry_run.sharing import print_advice
+from threestep.plugins.plan.dry_run.sharing import print_advice, with_sharing
 from threestep.plugins.plan.dry_run.table import ranks_of_dry_run
 from training.step3_ppo.flags.checks import Components, check_models
 from training.step3_ppo.flags.reuse import FORWARDS, VALUES, chosen_by_flags, with_reuse
@@ -35,9 +35,8 @@ from training.utils.engine.ranks.startup import DTYPES
 from training.utils.engine.training_engine import GATHER_ELEMENTS
 from training.utils.engine.zero3 import model_sizes
 from training.utils.flags.auto import AutoChoice, sentence
+from training.utils.models.row_sharing import row_sharing
 from training.utils.models.tensors.packed import packed_elements
-from training.utils.sequence_parallel.checks import check_model, sizes_for
-from training.utils.sequence_parallel.group import check_divides
 from training.utils.setup.media import planned_media
 
 if TYPE_CHECKING:
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from training.step3_ppo.flags.ppo_flags import PpoFlags
     from training.step3_ppo.flags.roles_arguments import RolesArguments
     from training.utils.contracts.media import PlannedMedia
+    from training.utils.models.row_sharing import RowSharing
 
 _DRAWING_COPIES = 4  # of a step's logits in float32: themselves, their exponentials, and copies of a cut
 # On a CPU, how many times the memory of a step kept graphs may take it to: a GPU's free memory is the run's own, a
@@ -56,14 +56,14 @@ _UNCOUNTED = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, 
 
 def dry_run(flags: PpoFlags, components: Components) -> None:
     """Print what a run of step 3 would be."""
-    ranks, counts = ranks_of_dry_run(flags.run.num_ranks), kept_counts()
+    ranks, counts, sharing = ranks_of_dry_run(flags.run.num_ranks), kept_counts(), row_sharing(flags.added)
     estimate = estimated(flags, components, counts)
     print_estimate(estimate, "training.step3_ppo.main", flags.added.of(DryRunArguments), flags.settings, ranks=ranks)
 
     def shared_by(size: int) -> Estimate:
-        return estimated(flags._replace(ppo=replace(flags.ppo, sequence_parallel_size=size)), components, counts)
+        return estimated(flags._replace(added=with_sharing(flags.added, sharing, size)), components, counts)
 
-    print_advice(flags.ppo.sequence_parallel_size, estimate, shared_by)
+    print_advice(sharing, estimate, shared_by)
 
 
 def estimated(flags: PpoFlags, components: Components, counts: ModelCounts) -> Estimate:
@@ -119,13 +119,14 @@ def estimated_as_given(flags: PpoFlags, components: Components, counts: ModelCou
     """Return the estimate with --reuse_forwards and --reuse_values as they are."""
     roles, ppo, longest = flags.roles, flags.ppo, flags.longest_tokens
     ranks = ranks_of_dry_run(flags.run.num_ranks)
-    check_divides(ranks, ppo.sequence_parallel_size)
+    sharing = row_sharing(flags.added)
+    sharing.check_ranks(ranks)
     device = planned_device(flags.added.of(DryRunArguments))
     check_models(flags, components.with_critic_tokenizer)
     actor, critic, scorer = _models_on_meta(flags, components, counts)
-    sharing = _sharing((actor, critic, scorer), ranks, longest, ppo.sequence_parallel_size)
+    sizes = _sizes_for((actor, critic, scorer), ranks, longest, sharing)
 
-    keeps_small = flags.guests.keep_forwards_small(actor, not device.is_cuda, ppo.sequence_parallel_size)
+    keeps_small = flags.guests.keep_forwards_small(actor, not device.is_cuda, sharing.size)
     forward = _forward(flags, components, keeps_small)
     whole_logits = _whole_logits(actor, forward, components)
     planned_role = partial(_trained, flags=flags, ranks=ranks, device=device, count=counts.activations)
@@ -164,7 +165,7 @@ def estimated_as_given(flags: PpoFlags, components: Components, counts: ModelCou
         device,
         partial(rollout_parts, flags, readers, forward, counts.work, ranks=ranks, engine=components.rollout_engine),
         ppo.max_train_steps,
-        sharing,
+        sizes,
         unit="rollout",
     )
 
@@ -185,12 +186,13 @@ def _models_on_meta(flags: PpoFlags, components: Components, counts: ModelCounts
     return actor, critic, scorer
 
 
-def _sharing(models: tuple[Any, Any, Any], ranks: int, longest_tokens: int, given: int) -> list[int]:
-    """Return how many ranks could share a row of all models that there are; ThreestepError if `given` cannot."""
+def _sizes_for(models: tuple[Any, Any, Any], ranks: int, longest_tokens: int, sharing: RowSharing) -> list[int]:
+    """Return how many ranks could share a row of all models that there are; ThreestepError if those of `sharing`
+    cannot."""
     sizes = set(range(1, ranks + 1))
     for model in filter(None, models):
-        check_model(model, given, longest_tokens)
-        sizes &= {*sizes_for(model, ranks, longest_tokens)}
+        sharing.check_model(model, longest_tokens)
+        sizes &= {*sharing.sizes_for(model, ranks, longest_tokens)}
     return sorted(sizes)
 
 
@@ -226,7 +228,7 @@ def _forward(flags: PpoFlags, components: Components, keeps_small: bool) -> Larg
     model, longest_prompt = flags.roles.actor_model_name_or_path, flags.data.rows.max_prompt_seq_len
     most, at_once = rows * longest_prompt, prompts * longest_prompt
     media = planned_media(model, flags.roles.trust_remote_code, most, at_once)
-    return LargestForward(rows, longest, targets, not ppo.padded, with_entropy, media, ppo.sequence_parallel_size)
+    return LargestForward(rows, longest, targets, not ppo.padded, with_entropy, media, row_sharing(flags.added).size)
 
 
 def _trained(

@@ -15,6 +15,7 @@ from threestep.plugins.plan.clock.work import TrainingWork
 from threestep.plugins.plan.dry_run.activations import cache_bytes, decoder_layers
 from threestep.plugins.plan.dry_run.clock import clock_device, step_plan
 from threestep.plugins.plan.dry_run.engine_memory import ELEMENT_BYTES
+from training.utils.models.row_sharing import row_sharing
 
 if TYPE_CHECKING:
     from threestep.plugins.plan.clock.devices import Device
@@ -37,7 +38,7 @@ def rollout_parts(
     """Seconds of one rollout with its updates; None on a device of unknown speed. roles: models on meta that read every
     sequence, or None. count: a model's work. engine: that draws."""
     ppo, name = flags.ppo, flags.added.of(DryRunArguments).device
-    device = clock_device(name, flags.roles.dtype, ppo.sequence_parallel_size, settings=flags.settings, ranks=ranks)
+    device = clock_device(name, flags.roles.dtype, row_sharing(flags.added), settings=flags.settings, ranks=ranks)
     if device is None:
         return None
     forwards = -(-ppo.sequences_per_rollout // forward.rows)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.ppo_flags import ppo_flags
 from threestep.plugins.speed.arguments import CompilingArguments, PpoSpeedArguments, SpeedArguments
-from threestep.plugins.speed.checks import check
+from threestep.plugins.speed.checks import check, step_needs
 from threestep.plugins.speed.preparers import FusedKernels, LeanParts
 from threestep.plugins.speed.tests.fast_settings import fast
 from training.step3_ppo.flags.checks import checked_components
@@ -45,11 +45,6 @@ def mistakes_of(compiles: bool = False, *, settings: Any = None, **given: Any) -
             "(in step 3 --actor_gradient_checkpointing or --critic_gradient_checkpointing), or leave it out",
         ),
         (
-            {"compiles": True, "settings": {"sequence_parallel_size": 2}},
-            "--sequence_parallel_size 2 cannot go with --torch_compile yet, which reads whole rows on one rank; leave "
-            "one of them out",
-        ),
-        (
             {"compiles": True, "settings": {"load_in_8bit": True}},
             "--load_in_8bit cannot go with --torch_compile, which compiles the layers that it replaces; leave one of "
             "the two out",
@@ -63,6 +58,12 @@ def test_mistakes(given, sentence):
 def test_what_goes_together():
     assert mistakes_of() == mistakes_of(True) == []
     assert mistakes_of(activation_offload=True, settings={"critic_gradient_checkpointing": True}, mlp_tiles=2) == []
+
+
+def test_compiled_models_read_whole_rows():
+    for compiles in (False, True):
+        flags = SimpleNamespace(added=SimpleNamespace(of={CompilingArguments: CompilingArguments(compiles)}.get))
+        assert step_needs(flags).whole_rows == {"--torch_compile": compiles}
 
 
 def test_replayed_routers_are_those_of_whole_rows():

@@ -113,14 +113,6 @@ class EngineArguments:
         topic="batch",
         takes_auto=True,
     )
-    sequence_parallel_size: int = flag(
-        1,
-        "Ranks that share rows: each computes a slice of every row and, in attention, a share of the heads. It divides "
-        "the ranks and the heads; rows are dealt to ranks / this many groups (docs/long_context.md).",
-        "ranks >= 1",
-        topic="memory",
-        may_change=True,
-    )
     num_train_epochs: float = flag(
         1.0,
         "Passes over the training rows; inf goes on until --max_train_steps.",

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,9 +28,12 @@ from training.utils.engine.ranks.devices import (
 from training.utils.engine.ranks.host_memory import keep_freed_memory
 from training.utils.engine.ranks.rank_watch import leave_process_group, started_watch
 from training.utils.models.adapters.one_precision import ROUNDED
+from training.utils.models.row_sharing import ALONE, RowSharing, row_sharing
 from training.utils.run.launch import free_port
 from training.utils.run.run_arguments import RANK_TIMEOUT_SECONDS
-from training.utils.sequence_parallel.group import ALONE, SequenceGroup, sequence_group
+
+if TYPE_CHECKING:
+    from training.utils.flags.added import AddedFlags
 
 QUIETED_LOGGERS = ("DeepSpeed", "deepspeed", "torch.distributed", "transformers.trainer_utils")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -42,7 +45,7 @@ class Ranks:
 
     leaving: releases engines when the process leaves the group, so that another run may follow in this process
     timeout_seconds: of a collective
-    sequence: the ranks that share rows with this one; rows are dealt to groups
+    sharing: the ranks that share rows with this one; rows are dealt to groups
     backends: hold while the loop trains
     """
 
@@ -52,7 +55,7 @@ class Ranks:
     device: torch.device
     leaving: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, compare=False, repr=False)
     timeout_seconds: float = RANK_TIMEOUT_SECONDS
-    sequence: SequenceGroup = ALONE
+    sharing: RowSharing = ALONE
     backends: Backends = Backends()
 
     @property
@@ -62,22 +65,22 @@ class Ranks:
     @property
     def groups(self) -> int:
         """Among how many rows are dealt: one for each rank, unless ranks share rows."""
-        return self.world_size // self.sequence.size
+        return self.world_size // self.sharing.size
 
     @property
     def group(self) -> int:
         """The number of this rank's group."""
-        return self.rank // self.sequence.size
+        return self.rank // self.sharing.size
 
     @property
     def leads(self) -> bool:
         """True for one rank of each group: the others compute the same figures."""
-        return self.sequence.place == 0
+        return self.sharing.place == 0
 
 
-def sharing_rows(ranks: Ranks, size: int) -> Ranks:
-    """Return the ranks in groups of `size` that share rows. A collective."""
-    return replace(ranks, sequence=sequence_group(ranks.rank, ranks.world_size, size, ranks.timeout_seconds))
+def sharing_rows(ranks: Ranks, flags: AddedFlags) -> Ranks:
+    """Return the ranks in the groups that share rows, as flags ask. A collective."""
+    return replace(ranks, sharing=row_sharing(flags).joined(ranks.rank, ranks.world_size, ranks.timeout_seconds))
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from threestep.plugins.plan.dry_run.device import planned_device
 from training.step1_sft.main import main
 from training.step2_dpo.main import main as step2_dpo
 from training.utils.base.errors import ThreestepError
+from training.utils.models.row_sharing import RowSharing
 
 SHAPE = dict(model_type="llama", hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
              vocab_size=512, max_position_embeddings=128)  # fmt: skip
@@ -61,8 +62,8 @@ def test_a_kind_alone_gives_none(said):
 
 
 def test_rows_that_ranks_share_have_no_seconds_yet(capsys):
-    assert clock_device("h100", "bf16", sharing=2) is None
-    assert "not known yet for --sequence_parallel_size 2" in capsys.readouterr().out
+    assert clock_device("h100", "bf16", sharing=RowSharing(2, flag="--ranks_of_a_row")) is None
+    assert "not known yet for --ranks_of_a_row 2" in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -13,9 +13,10 @@ from threestep.plugins.plan.dry_run.table import most_at_once
 from threestep.plugins.speed.lean.forwards import keep_less
 from training.utils.base.memory import MemoryLine, Moment, PlannedDevice
 from training.utils.engine.config.arguments import EngineSettings
+from training.utils.models.row_sharing import RowSharing
 from training.utils.models.settings import ModelSettings
-from training.utils.sequence_parallel.checks import sizes_for
 
+SHARING = [RowSharing(size, flag="--ranks_of_a_row") for size in range(9)]  # by how many ranks share a row
 GPU = PlannedDevice(True, 80 * 10**9)
 TOKENS, RANKS, LAYERS, HIDDEN, INNER, KEYS, VOCABULARY = 131_072, 8, 32, 4096, 14_336, 1024, 128_256
 
@@ -39,23 +40,23 @@ def estimate_of(size: int, each: tuple[float, ...]) -> Estimate:
 @pytest.mark.parametrize(
     ("given", "each", "sentence"),
     [
-        (1, (100, 60, 40, 30), "--sequence_parallel_size 2 is the least that fits: 55.9 GiB, 75% of it"),
-        (8, (100, 60, 40, 30), "--sequence_parallel_size 2 is the least that fits: 55.9 GiB, 75% of it"),
+        (1, (100, 60, 40, 30), "--ranks_of_a_row 2 is the least that fits: 55.9 GiB, 75% of it"),
+        (8, (100, 60, 40, 30), "--ranks_of_a_row 2 is the least that fits: 55.9 GiB, 75% of it"),
         (2, (100, 60, 40, 30), None),
-        (1, (75, 71, 40, 30), "--sequence_parallel_size 2 is the least that fits: 66.1 GiB, 89% of it"),
+        (1, (75, 71, 40, 30), "--ranks_of_a_row 2 is the least that fits: 66.1 GiB, 89% of it"),
         (1, (70, 60, 40, 30), None),
-        (1, (900, 500, 400, 300), "no --sequence_parallel_size up to 8 fits, which leaves 279.4 GiB on a rank"),
+        (1, (900, 500, 400, 300), "no --ranks_of_a_row up to 8 fits, which leaves 279.4 GiB on a rank"),
     ],
 )
 def test_the_least_that_leaves_a_tenth_is_advised(given, each, sentence, capsys):
-    assert advised_sharing(given, [1, 2, 4, 8], of_gigabytes(*each), GPU) == sentence
-    print_advice(given, estimate_of(given, each), lambda size: estimate_of(size, each))
+    assert advised_sharing(SHARING[given], [1, 2, 4, 8], of_gigabytes(*each), GPU) == sentence
+    print_advice(SHARING[given], estimate_of(given, each), lambda size: estimate_of(size, each))
     assert (sentence or "") in capsys.readouterr().out
 
 
 def test_nothing_is_advised_where_there_is_no_choice_or_no_known_memory():
-    assert advised_sharing(1, [1], of_gigabytes(900), GPU) is None
-    assert advised_sharing(1, [1, 2], of_gigabytes(900, 500), PlannedDevice(True)) is None
+    assert advised_sharing(SHARING[1], [1], of_gigabytes(900), GPU) is None
+    assert advised_sharing(SHARING[1], [1, 2], of_gigabytes(900, 500), PlannedDevice(True)) is None
 
 
 def eight_billion(key_value_heads: int = 8):
@@ -115,7 +116,5 @@ def test_the_least_for_an_8_billion_model_is_2():
         plan = planned(model, size)
         return plan.engine.held, plan.moments
 
-    assert sizes_for(model, RANKS, TOKENS) == [1, 2, 4, 8]
-    said = advised_sharing(1, sizes_for(model, RANKS, TOKENS), memory_of, GPU)
-    assert said == "--sequence_parallel_size 2 is the least that fits: 58.3 GiB, 78% of it"
-    assert sizes_for(model, 6, TOKENS) == [1, 2]
+    said = advised_sharing(SHARING[1], [1, 2, 4, 8], memory_of, GPU)
+    assert said == "--ranks_of_a_row 2 is the least that fits: 58.3 GiB, 78% of it"

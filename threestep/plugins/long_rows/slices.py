@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
+from threestep.plugins.long_rows.exchange import brought_to_group, summed_over_group
 from training.utils.base.errors import ThreestepError
-from training.utils.sequence_parallel.exchange import brought_to_group, summed_over_group
+from training.utils.models.row_sharing import ROW_PART, OwnPositions, RowPart
 
 if TYPE_CHECKING:
-    from training.utils.sequence_parallel.group import SequenceGroup
+    from threestep.plugins.long_rows.group import SequenceGroup
 
-ROW_SLICE = "row_slice"  # the keyword that hands a RowSlice through a model to its attention
 _CUTS = "_threestep_cuts_rows"  # of a language model
 _CUT_ARGUMENTS = ("inputs_embeds", "position_ids", "attention_mask", "visual_pos_masks")
 
 
 @dataclass(frozen=True)
-class RowSlice:
+class RowSlice(RowPart):
     """This rank's slices of a micro-batch. width: T. mask: what attention of whole rows takes as one, or None.
     at_language: a model of media beside text gets whole rows, and its language model cuts them (`cut_by`)."""
 
@@ -35,6 +35,10 @@ class RowSlice:
     width: int
     mask: Any = None
     at_language: bool = False
+
+    @property
+    def sharing(self) -> SequenceGroup:
+        return self.group
 
     @property
     def length(self) -> int:
@@ -64,12 +68,12 @@ class RowSlice:
         return self.cut(slots_L.unflatten(0, (count, -1)), filling).flatten(0, 1)
 
     def whole_slots(self, slots_l: torch.Tensor) -> torch.Tensor:
-        """Return [N * T] or [N * T, ...] of the slots of all rows, the same on every rank of the group, of this rank's
-        [N * t]; without gradients. A collective."""
+        """Return whole numbers [N * T] or [N * T, ...] of the slots of all rows, the same on every rank of the group,
+        of this rank's [N * t]; without gradients. A collective."""
         own_Nt = slots_l.detach().unflatten(0, (-1, self.length))
         all_NT = own_Nt.new_zeros(len(own_Nt), self.group.size * self.length, *own_Nt.shape[2:], dtype=torch.int64)
         all_NT.narrow(1, self.group.place * self.length, self.length).copy_(own_Nt)
-        return summed_over_group(all_NT, self.group)[:, : self.width].flatten(0, 1)
+        return summed_over_group(all_NT, self.group)[:, : self.width].flatten(0, 1).to(slots_l.dtype)
 
     def moved(self, states_lH: torch.Tensor, from_L: torch.Tensor) -> torch.Tensor:
         """Return [N * t, H], for each of this rank's slots the states of the slot that `from_L`, int64 [N * T], names
@@ -99,7 +103,7 @@ class RowSlice:
 
 
 @dataclass(frozen=True)
-class OwnedPositions:
+class OwnedPositions(OwnPositions):
     """Positions in this rank's slices. which_m: int64, which of all `count` they are. local_m: int64, flat positions
     n*t+i in the slices."""
 
@@ -108,9 +112,14 @@ class OwnedPositions:
     local_m: torch.Tensor
     count: int
 
+    def of(self, values_M: torch.Tensor) -> torch.Tensor:
+        """See `OwnPositions.of`."""
+        return values_M[self.which_m]
+
     def whole(self, values_m: torch.Tensor) -> torch.Tensor:
-        """Return [M] or [M, ...] of all positions, the same on every rank of the group, of this rank's numbers at its
-        own. The gradient reaches these alone."""
+        """See `OwnPositions.whole`."""
+        if values_m.dtype == torch.bool:
+            return self.whole(values_m.float()) > 0
         nothing = values_m.new_zeros(self.count, *values_m.shape[1:])
         return summed_over_group(nothing.index_copy(0, self.which_m, values_m), self.group)
 
@@ -122,7 +131,7 @@ def sliced_inputs(inputs: Mapping[str, Any], group: SequenceGroup) -> tuple[dict
     count, width = inputs[names[0]].shape[:2]
     part = RowSlice(group, width, inputs["attention_mask"])
     cut = {name: part.cut(inputs[name]) for name in names}
-    return {**inputs, **cut, "attention_mask": _unread(part, count, cut[names[0]].device), ROW_SLICE: part}, part
+    return {**inputs, **cut, "attention_mask": _unread(part, count, cut[names[0]].device), ROW_PART: part}, part
 
 
 def _unread(part: RowSlice, count: int, device: torch.device) -> torch.Tensor:
@@ -138,7 +147,7 @@ def cut_by(language_model: torch.nn.Module) -> None:
 
 
 def _cut_rows(language_model: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-    part: RowSlice | None = kwargs.get(ROW_SLICE)
+    part: RowSlice | None = kwargs.get(ROW_PART)
     if part is None or not part.at_language:
         return None
     embeddings_NTH, given = kwargs["inputs_embeds"], dict(kwargs)

@@ -9,9 +9,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.families.configs import tiny_config
+from tests.support.ppo_flags import ppo_flags
+from threestep.plugins.long_rows.attention import slice_attention
+from threestep.plugins.long_rows.checks import check, check_beside, check_model, sizes_for
+from training.step3_ppo.flags.checks import checked_components
+from training.step3_ppo.flags.reuse import ROLES, why_apart
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.sequence_parallel.attention import slice_attention
-from training.utils.sequence_parallel.checks import check_beside, check_model, sizes_for
+from training.utils.plugins.plugin import StepNeeds
 
 TINY: dict[str, Any] = {"vocab_size": 11, "hidden_size": 12, "num_hidden_layers": 2, "intermediate_size": 8}
 
@@ -31,6 +35,7 @@ def test_heads_that_cannot():
     with pytest.raises(ThreestepError, match=r"divisor of the 6 attention heads of LlamaForCausalLM \(1, 2, 3, 6\), g"):
         check_model(model, 4, 32)
     check_model(model, 1, 32)
+    assert sizes_for(model, 6, 32) == [1, 2, 3, 6] and sizes_for(model, 8, 32) == [1, 2]
 
 
 OF_STATES = """mamba mamba2 falcon_mamba jamba bamba lfm2 lfm2_moe falcon_h1 rwkv recurrent_gemma zamba zamba2
@@ -77,6 +82,26 @@ def test_flags_that_do_not_go_with_it():
     check_beside(mistakes, 2, {"--torch_compile": True, "--record_steps": False})
     with pytest.raises(ThreestepError, match=r"--sequence_parallel_size 2 cannot go with --torch_compile yet"):
         mistakes.raise_if_any()
+
+
+def test_what_a_plugin_reads_whole(monkeypatch):
+    needs = StepNeeds({"--cheers": True, "--waves": False})
+    monkeypatch.setattr("threestep.plugins.long_rows.checks.hooks", lambda name: [lambda flags: needs])
+    mistakes = Mistakes()
+    check(ppo_flags(sequence_parallel_size=2, reuse_forwards=True), mistakes)
+    check(ppo_flags(reuse_forwards=True), mistakes)
+    assert [sentence.partition(" yet")[0] for sentence in mistakes.sentences] == [
+        "--sequence_parallel_size 2 cannot go with --reuse_forwards",
+        "--sequence_parallel_size 2 cannot go with --cheers",
+    ]
+
+
+def test_forwards_that_read_are_of_their_own():
+    given = {"actor_model_name_or_path": "a", "critic_model_name_or_path": "c", "reward": "model:1.0"}
+    flags = ppo_flags(**given, sequence_parallel_size=2)
+    algorithm = checked_components(flags).algorithm
+    for name in ROLES:
+        assert why_apart(name, flags, algorithm) == "ranks share rows (--sequence_parallel_size 2)"
 
 
 def test_attention_of_the_familys_own():

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from training.utils.sequence_parallel.group import SequenceGroup
+    from threestep.plugins.long_rows.group import SequenceGroup
 
 
 def rows_of_heads(parts_NKtD: Sequence[torch.Tensor], tokens: int, group: SequenceGroup) -> list[torch.Tensor]:

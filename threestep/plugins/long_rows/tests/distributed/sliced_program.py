@@ -21,8 +21,8 @@ def main() -> None:
     import torch.distributed as dist
 
     from tests.distributed.launch import report
-    from training.utils.sequence_parallel import exchange
-    from training.utils.sequence_parallel.group import sequence_group
+    from threestep.plugins.long_rows import exchange
+    from threestep.plugins.long_rows.sharing import SharedRows
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -30,7 +30,7 @@ def main() -> None:
     found: dict[str, dict[str, float]] = {}
     try:
         for size in {2, ranks}:
-            group = sequence_group(rank, ranks, size)
+            group = SharedRows(size).joined(rank, ranks)
             for attention in ("sdpa", "sdpa_by_document"):
                 for key_heads in (12, 3, 1):
                     model = model_of(key_heads, attention)
@@ -152,9 +152,9 @@ def with_head(attention: str, joint: bool, group: Any) -> dict[str, float]:
     rows = forms()["packed"]
     entries = mtp_entries(rows, 2)
 
-    def read(sequence: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(shared: Any) -> tuple[torch.Tensor, torch.Tensor]:
         own, beside = copy.deepcopy(model), copy.deepcopy(head)
-        policy = PolicyModel(own, beside={INSIDE: beside} if joint else None, **sequence)
+        policy = PolicyModel(own, beside={INSIDE: beside} if joint else None, **shared)
         if joint:
             depths = policy(rows, after_trunk=partial(read_ahead, entries=entries)).beside
         else:
@@ -166,7 +166,7 @@ def with_head(attention: str, joint: bool, group: Any) -> dict[str, float]:
         loss_of(torch.stack([numbers, numbers])).backward()
         return numbers.detach(), gradient_of([*own.parameters(), *beside.parameters()])
 
-    return difference(read({}), read({"sequence": group}), group)
+    return difference(read({}), read({"sharing": group}), group)
 
 
 def with_routers(group: Any) -> dict[str, float]:
@@ -200,14 +200,14 @@ def with_routers(group: Any) -> dict[str, float]:
     # Every rank reads all rows.
     alone = mock.patch("threestep.plugins.routers.step_loss._of_all_ranks", lambda own: own)
 
-    def read(sequence: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(shared: Any) -> tuple[torch.Tensor, torch.Tensor]:
         own: Any = copy.deepcopy(model)
-        policy, replay = PolicyModel(own, **sequence), RouterReplay(own, follows=True)
+        policy, replay = PolicyModel(own, **shared), RouterReplay(own, follows=True)
         check_replay(replay, lambda read: policy(read).logprobs_M, rows, 1e-9)
         routers = RouterLoss(None, Balance(0.5, 2, ""), RouterRecord(own))  # type: ignore[arg-type]
         found = policy(given).logprobs_M
         step = StepRouterLoss(routers, None)
-        with contextlib.nullcontext() if sequence else alone:
+        with contextlib.nullcontext() if shared else alone:
             part = step.loss_part(rows)
         (loss_of(torch.stack([found, found])) + part).backward()
         figures = torch.tensor(list(step.end("train").values()))
@@ -215,7 +215,7 @@ def with_routers(group: Any) -> dict[str, float]:
         assert differs_L is not None and 0 < differs_L.sum() < differs_L.numel()
         return torch.cat([found.detach(), figures, differs_L]), gradient_of(own.parameters())
 
-    return difference(read({}), read({"sequence": group}), group)
+    return difference(read({}), read({"sharing": group}), group)
 
 
 def forms() -> dict[str, Any]:
@@ -252,18 +252,18 @@ def compared(model: Any, rows: Any, group: Any) -> dict[str, float]:
     from training.utils.models.target_head import Readout
     from training.utils.models.token_model import PolicyModel, ScalarModel
 
-    def read(sequence: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(shared: Any) -> tuple[torch.Tensor, torch.Tensor]:
         own = copy.deepcopy(model)
         if hasattr(own, "score"):
-            numbers = ScalarModel(own, **sequence)(rows).double()
+            numbers = ScalarModel(own, **shared)(rows).double()
             numbers = torch.stack([numbers, numbers])
         else:
-            found = PolicyModel(own, **sequence)(rows, Readout(entropies=True))
+            found = PolicyModel(own, **shared)(rows, Readout(entropies=True))
             numbers = torch.stack([found.logprobs_M, found.log_normalizers_M, found.entropies_M])
         loss_of(numbers).backward()
         return numbers.detach(), gradient_of(own.parameters())
 
-    return difference(read({}), read({"sequence": group}), group)
+    return difference(read({}), read({"sharing": group}), group)
 
 
 def gradient_of(weights: Any) -> Any:

@@ -1,6 +1,7 @@
 """By hand, on two or more ranks: the seconds of an optimizer step on long rows, shared by all ranks and one on each.
 
-    THREESTEP_RANKS=2 python -m training.utils.run.launch tests.distributed.long_rows_clock 16384 steps=5 width=128
+    M=threestep.plugins.long_rows.tests.distributed.long_rows_clock
+    THREESTEP_RANKS=2 python -m training.utils.run.launch $M 16384 steps=5 width=128
 
 Arguments: tokens, then name=number for other sizes than SIZES'. Both are trained under ZeRO-3 in bfloat16 on as many
 rows a step as there are ranks, in turns in one process group: the ranks of a group compute a slice of each row, one row
@@ -15,7 +16,7 @@ import sys
 import time
 from typing import Any
 
-from tests.distributed.long_rows_program import SIZES, model_of, row_of
+from threestep.plugins.long_rows.tests.distributed.long_rows_program import SIZES, model_of, row_of
 
 EXCHANGE = ("_Exchange", "_ExchangeBackward")
 
@@ -24,7 +25,8 @@ def main(argv: list[str]) -> None:
     import torch
     import torch.distributed as dist
 
-    from training.utils.engine.ranks.startup import sharing_rows, started_process_group
+    from tests.support.shared_rows import sharing_rows
+    from training.utils.engine.ranks.startup import started_process_group
 
     tokens = int(argv[0])
     sizes = {**SIZES, "steps": 3, "width": 128, "inner": 384, "heads": 2, "vocabulary": 1000}
@@ -65,9 +67,9 @@ def step_of(tokens: int, sizes: dict[str, int], ranks: Any) -> Any:
 
     settings = EngineSettings(dtype="bf16", zero_stage=3, learning_rate=1e-4)
     model = load_under(settings, ranks, lambda dtype: model_of(tokens, sizes).to(dtype))
-    engine = TrainingEngine(PolicyModel(model, sequence=ranks.sequence), settings, ranks, 1000)
+    engine = TrainingEngine(PolicyModel(model, sharing=ranks.sharing), settings, ranks, 1000)
     whole = [row_of(tokens, sizes["vocabulary"]) for _ in range(ranks.world_size)]
-    rows = whole if ranks.sequence.size > 1 else whole[:1]
+    rows = whole if ranks.sharing.size > 1 else whole[:1]
     targets = len(whole) * len(whole[0].target_ids_M)
 
     def loss_of(row: Any) -> MicroLoss:

@@ -4,7 +4,8 @@ Arguments: tokens (several lengths by hand: 8192,16384), then name=number for ot
 {"whole" or "sliced": {"peak", "largest", "seconds"}}, bytes held at once beside weights and gradients, and of the
 largest tensor. By hand, for a table:
 
-    THREESTEP_RANKS=2 python -m training.utils.run.launch tests.distributed.long_rows_program 8192,16384 whole=0
+    M=threestep.plugins.long_rows.tests.distributed.long_rows_program
+    THREESTEP_RANKS=2 python -m training.utils.run.launch $M 8192,16384 whole=0
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def main(argv: list[str]) -> None:
 
     from tests.distributed.launch import report
     from tests.invariants.peak_program import COLLECTIVES, held_for_gloo
-    from training.utils.sequence_parallel.group import ALONE, sequence_group
+    from threestep.plugins.long_rows.sharing import SharedRows
+    from training.utils.models.row_sharing import ALONE
 
     lengths = [int(each) for each in argv[0].split(",")]
     sizes = {**SIZES, **{name: int(n) for name, n in (word.split("=") for word in argv[1:])}}
@@ -33,7 +35,7 @@ def main(argv: list[str]) -> None:
         for name in COLLECTIVES:
             setattr(dist, name, held_for_gloo(getattr(dist, name)))
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        groups = {"sliced": sequence_group(rank, ranks, ranks), **({"whole": ALONE} if sizes["whole"] else {})}
+        groups = {"sliced": SharedRows(ranks).joined(rank, ranks), **({"whole": ALONE} if sizes["whole"] else {})}
         for tokens in lengths:
             found = {name: of_a_step(tokens, sizes, group) for name, group in groups.items()}
             if "THREESTEP_TEST_RESULT" in os.environ:
@@ -52,7 +54,7 @@ def of_a_step(tokens: int, sizes: dict[str, int], group: Any) -> dict[str, float
     from training.utils.models.token_model import PolicyModel
 
     rows = row_of(tokens, sizes["vocabulary"])
-    model = PolicyModel(model_of(tokens, sizes), chunk_mb=1, sequence=group)
+    model = PolicyModel(model_of(tokens, sizes), chunk_mb=1, sharing=group)
     started = time.perf_counter()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         model(rows).logprobs_M.sum().backward()

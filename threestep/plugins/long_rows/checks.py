@@ -6,15 +6,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from threestep.plugins.long_rows.arguments import FLAG, LongRowsArguments
 from training.utils.base.errors import ThreestepError
+from training.utils.plugins.plugin import StepNeeds
+from training.utils.plugins.registry import hooks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from training.utils.base.errors import Mistakes
 
-FLAG = "--sequence_parallel_size"
 _ATTENTION = ("full_attention", "sliding_attention")  # kinds of layers, as configurations of transformers name them
+
+
+def check(flags: Any, mistakes: Mistakes) -> None:
+    """Note what reads whole rows on one rank, where ranks share them (`Hooks.check`)."""
+    settings = flags.settings
+    others = {f"--{name}": bool(settings.get(name)) for name in ("reuse_forwards", "reuse_values")}
+    others |= {flag: asks for needs in hooks("step_needs") for flag, asks in needs(flags).whole_rows.items()}
+    check_beside(mistakes, flags.added.of(LongRowsArguments).sequence_parallel_size, others)
+
+
+def step_needs(flags: Any) -> StepNeeds:
+    """The needs of shared rows (`Hooks.step_needs`)."""
+    size = flags.added.of(LongRowsArguments).sequence_parallel_size
+    return StepNeeds(own_forwards=f"ranks share rows ({FLAG} {size})" if size > 1 else "")
 
 
 def check_beside(mistakes: Mistakes, size: int, others: Mapping[str, bool]) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed import sliced_program
 from tests.distributed.launch import run_ranks
+from threestep.plugins.long_rows.tests.distributed import sliced_program
 
 pytestmark = pytest.mark.distributed
 

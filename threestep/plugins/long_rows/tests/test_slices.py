@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from threestep.plugins.long_rows.exchange import shareable
+from threestep.plugins.long_rows.group import SequenceGroup
+from threestep.plugins.long_rows.slices import RowSlice, sliced_inputs
 from training.utils.base.errors import ThreestepError
-from training.utils.sequence_parallel.exchange import shareable
-from training.utils.sequence_parallel.group import ALONE, SequenceGroup, check_divides, sequence_group
-from training.utils.sequence_parallel.slices import ROW_SLICE, RowSlice, sliced_inputs
+from training.utils.models.row_sharing import ALONE, ROW_PART
 
 
 def test_seven_tokens_on_three_ranks():
@@ -51,7 +52,7 @@ def test_a_model_gets_a_slice_and_attention_the_row():
     given, part = sliced_inputs(inputs, SequenceGroup(2, 1))
     assert given["input_ids"].tolist() == [[3, 4, 0]] and given["position_ids"].tolist() == [[13, 14, 0]]
     assert given["attention_mask"].shape == (1, 1, 3, 3) and given["runs"] == ("a run",)
-    assert given[ROW_SLICE] is part and part.mask is mask and part.width == 5
+    assert given[ROW_PART] is part and part.mask is mask and part.width == 5
 
 
 @pytest.mark.parametrize("heads, size, copies", [(4, 2, 1), (1, 2, 2), (3, 2, 2), (2, 8, 4), (6, 4, 2)])
@@ -63,5 +64,5 @@ def test_key_heads_are_repeated_until_they_can_be_shared_out(heads: int, size: i
 
 def test_groups_that_do_not_share_out_the_ranks():
     with pytest.raises(ThreestepError, match=r"expects a divisor of the 6 ranks \(1, 2, 3, 6\), got 4"):
-        check_divides(6, 4)
-    assert sequence_group(rank=3, world_size=4, size=1) is ALONE
+        SequenceGroup(4).joined(0, 6)
+    assert SequenceGroup(1).joined(3, 4) is ALONE

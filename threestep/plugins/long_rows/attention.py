@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from threestep.plugins.long_rows.exchange import rows_of_heads, shareable, slices_of_rows
 from training.utils.base.errors import ThreestepError
-from training.utils.sequence_parallel.exchange import rows_of_heads, shareable, slices_of_rows
-from training.utils.sequence_parallel.slices import ROW_SLICE, RowSlice
+from training.utils.models.row_sharing import ROW_PART
 
 if TYPE_CHECKING:
     import torch
+
+    from threestep.plugins.long_rows.slices import RowSlice
 
 # Arguments of transformers' attention functions (5.19) that are of all heads and tokens, and are not cut here.
 _NOT_CUT = ("position_bias", "indices", "block_indices", "head_mask", "cache")
@@ -54,7 +56,7 @@ class SlicedAttention:
         attention_mask: Any,
         **others: Any,
     ) -> tuple[torch.Tensor, Any]:
-        part: RowSlice | None = others.pop(ROW_SLICE, None)
+        part: RowSlice | None = others.pop(ROW_PART, None)
         if part is None:
             return self.whole(module, query_NAtD, key_NKtD, value_NKtD, attention_mask, **others)
         group = part.group
