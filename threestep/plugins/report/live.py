@@ -3,7 +3,7 @@
     GET /                the page, and the version of what is on it
     GET /update?have=N   the parts and charts that changed after version N, as JSON; 204 where none did
 
-Both are answered to whoever has the token of the printed address (`serving.door`), and to nobody else.
+Both are answered to whoever has the token of the printed address (`serving.access`), and to nobody else.
 
 The files are looked at when a page asks, at most every `_LOOK_SECONDS`, and for at most a tenth of the time, however
 long the runs are; only what was appended is read. A curve is thinned, so an answer's size does not grow with the run.
