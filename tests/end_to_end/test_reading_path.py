@@ -7,12 +7,13 @@ import json
 from tests.end_to_end.conftest import pair_rows, save_start
 from tests.support.reading_path import followed
 
-# Lines of functions from `main` on, and of the loop; they only shrink.
+# Lines of functions from `main` on, and of the loop; they only shrink. Above what is counted by less than 25: what a clock
+# decides, such as a line of progress, is called or not.
 MOST = {
-    "step1_sft": (1, 1),
-    "step2_reward": (1, 1),
-    "step2_dpo": (1, 1),
-    "step3_ppo": (1, 1),
+    "step1_sft": (11_150, 2_725),
+    "step2_reward": (10_450, 2_225),
+    "step2_dpo": (9_875, 2_325),
+    "step3_ppo": (14_150, 4_400),
 }
 
 

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from tests.support.data_flags import raw_dataset_of
-from tests.unit.utils.data.sources.test_row_versions import digest, texts_of
+from tests.unit.utils.data.sources.test_fingerprint_row_versions import digest, texts_of
 from threestep.plugins.images.data.shapes import (
     BACKGROUND,
     CELL_PIXELS,
