@@ -7,8 +7,8 @@ import json
 from tests.end_to_end.conftest import pair_rows, save_start
 from tests.support.reading_path import followed
 
-# Lines of functions from `main` on, and of the loop; they only shrink. Above what is counted by less than 25: what a clock
-# decides, such as a line of progress, is called or not.
+# Lines of functions from `main` on, and of the loop; they only shrink. Less than 25 above what is counted: a clock
+# decides about some, such as a line of progress.
 MOST = {
     "step1_sft": (11_150, 2_725),
     "step2_reward": (10_450, 2_225),
