@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from training.utils.base.errors import ThreestepError
 from training.utils.base.user_files import named_object
 from training.utils.plugins.registry import added
 
@@ -107,7 +108,10 @@ WHOLE_ROWS = RowPart()
 
 
 def row_sharing(flags: AddedFlags) -> RowSharing:
-    """Return the ranks that share each row, as a plugin's flag asks."""
-    found = next(iter(added("row_sharing", ()).values()), None)
-    sharing: RowSharing = ALONE if found is None else named_object(found)(flags)
-    return sharing
+    """Return the ranks that share each row, as a plugin's flag asks. ThreestepError for two flags that do."""
+    known: list[RowSharing] = [named_object(place)(flags) for place in added("row_sharing", ()).values()]
+    sharing = [each for each in known if each.size > 1]
+    if len(sharing) > 1:
+        names = " and ".join(each.flag for each in sharing)
+        raise ThreestepError(f"rows are shared in one way, and {names} would each share them; leave one out")
+    return next(iter([*sharing, *known]), ALONE)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from training.utils.base.errors import ThreestepError
 from training.utils.flags.added import NO_FLAGS
 from training.utils.models.row_sharing import ALONE, WHOLE_ROWS, RowSharing, row_sharing
 
@@ -33,3 +35,6 @@ def test_a_plugin_says_which_ranks_share_rows(monkeypatch):
     assert row_sharing(NO_FLAGS) is ALONE
     tables["ranks_of_a_row"] = f"{__name__}:shared_by_two"
     assert row_sharing(NO_FLAGS).size == 2
+    tables["slices"] = f"{__name__}:shared_by_two"
+    with pytest.raises(ThreestepError, match="shared in one way, and --ranks_of_a_row and --ranks_of_a_row would each"):
+        row_sharing(NO_FLAGS)
