@@ -111,6 +111,7 @@ STATES = {
 CRITIC = "critic_"  # begins what a record has of the critic as of the actor
 STATES |= {f"{CRITIC}{name}": f"the same of the critic: {meaning}" for name, meaning in STATES.items()}
 # Values: the type, or the words that are possible.
+SCHEDULES = ("constant", "linear", "cosine", "wsd", "cosine_with_restarts", "polynomial", "inverse_sqrt")
 SETTINGS: dict[str, tuple[type | tuple[str, ...], str]] = {
     "reduction": (
         ("token mean", "sequence mean", "sequence sum", "sequence sum norm"),
@@ -196,10 +197,7 @@ SETTINGS: dict[str, tuple[type | tuple[str, ...], str]] = {
     "adam_epsilon": (float, "of AdamW"),
     "weight_decay": (float, "of AdamW, on matrices"),
     "updates_before": (float, "AdamW's updates before this one"),
-    "schedule": (
-        ("constant", "linear", "cosine", "wsd", "cosine_with_restarts", "polynomial", "inverse_sqrt"),
-        "of the learning rate after the warm-up",
-    ),
+    "schedule": (SCHEDULES, "of the learning rate after the warm-up"),
     "peak_learning_rate": (float, "its largest value"),
     "adapter_learning_rate": (float, "the same of LoRA's adapters; absent: the same value"),
     "init_lr_ratio": (float, "share of the peak that warm-up begins at"),

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from threestep.plugins.audit.recording.schema import SCHEDULES
 from threestep.plugins.audit.recording.whole_states import at_next_step, whole_states
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
+from training.utils.engine.config.optimizers import ADAMW
 from training.utils.engine.training_engine import whole_weights
 from training.utils.models.adapters.lora import is_adapter_tensor
 
@@ -75,7 +77,7 @@ class StateWatch:
             return
         try:
             for kind, prefix in kinds.items():
-                if kind in _MOMENTS and not self.keeps:
+                if kind in _MOMENTS and not (self.keeps and self._is_adamw):
                     continue
                 for name, value in whole_states(self.engine, kind):
                     self._keep(prefix + name, value, with_digest=kind not in _MOMENTS)
@@ -100,15 +102,12 @@ class StateWatch:
         trained = [name for name, weight in self.engine.module.named_parameters() if weight.requires_grad]
         if adapter_rate is not None and all(map(is_adapter_tensor, trained)):
             adapter_rate, rate = None, adapter_rate
+        schedule = "constant" if own.lr_scheduler_type.startswith("constant") else own.lr_scheduler_type
         warmup = own.num_warmup_steps or math.ceil(own.warmup_ratio * self.engine.total_steps)
         found = {
             "max_grad_norm": float(engine.gradient_clipping()),
-            "beta1": own.adam_beta1,
-            "beta2": own.adam_beta2,
-            "adam_epsilon": own.adam_epsilon,
-            "weight_decay": own.weight_decay,
             "updates_before": float(self.updates_before),
-            "schedule": "constant" if own.lr_scheduler_type.startswith("constant") else own.lr_scheduler_type,
+            "schedule": schedule if schedule in SCHEDULES else None,  # of a schedule that it knows
             "peak_learning_rate": rate,
             "adapter_learning_rate": adapter_rate,
             "warmup_steps": float(warmup),
@@ -118,7 +117,15 @@ class StateWatch:
             "master_dtype": "bf16" if own.bf16_optimizer_states else "fp32",
             "dropout": _dropout(self.engine.module),
         }
+        if self._is_adamw:
+            adamw = {"beta1": own.adam_beta1, "beta2": own.adam_beta2, "adam_epsilon": own.adam_epsilon}
+            found |= {**adamw, "weight_decay": own.weight_decay}
         return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def _is_adamw(self) -> bool:
+        """False of a plugin's optimizer: a record has no settings and no states of others."""
+        return self.engine.settings.optimizer == ADAMW
 
     def model(self) -> dict[str, Any]:
         """The configuration of the model, and the scale of its adapters."""

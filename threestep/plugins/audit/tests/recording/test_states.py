@@ -50,10 +50,16 @@ class Engine:
         return self.engine.updates
 
 
-def stepped(keeps: bool, is_applied: bool = True) -> tuple[StateWatch, torch.Tensor]:
+def stepped(
+    keeps: bool,
+    is_applied: bool = True,
+    *,
+    settings: EngineSettings | None = None,
+    optimizer: Any = torch.optim.AdamW,
+) -> tuple[StateWatch, torch.Tensor]:
     module = nn.Linear(2, 1)
     module.bias.requires_grad_(False)
-    engine = Engine(module, Deep(torch.optim.AdamW([module.weight], lr=0.1), is_applied))
+    engine = Engine(module, Deep(optimizer([module.weight], lr=0.1), is_applied), settings or EngineSettings())
     watch = StateWatch(engine, keeps)  # type: ignore[arg-type]
     watch.start()
     (3.0 * module(torch.ones(1, 2))).sum().backward()
@@ -102,3 +108,12 @@ def test_the_settings_of_the_optimizer():
     found = watch.settings()
     assert (found["max_grad_norm"], found["total_steps"], found["updates_before"]) == (0.5, 10.0, 0.0)
     assert "adapter_learning_rate" not in found and found["schedule"] == "cosine"
+
+
+def test_another_optimizer_and_schedule_are_left_out():
+    """A record holds what its reader knows: without them the update is not judged."""
+    settings = EngineSettings(optimizer="sign_sgd", lr_scheduler_type="inverse_time")
+    watch, _ = stepped(keeps=True, settings=settings, optimizer=torch.optim.SGD)
+    assert {"gradients.weight", "weights_before.weight", "weights_after.weight"} <= set(watch.values)
+    assert not [name for name in watch.values if name.startswith("exp_avg")]
+    assert {"schedule", "beta1", "beta2", "adam_epsilon", "weight_decay"}.isdisjoint(watch.settings())
