@@ -23,7 +23,7 @@ def new_model(rows: Any, folder: str | os.PathLike[str], **settings: Any) -> Pat
 
     rows: as of `sft`, in memory or a path
     folder: to write; a model in it is replaced
-    settings: flags of `threestep new-model --help`, e.g. vocab_size=300, hidden_size=64, num_hidden_layers=2
+    settings: flags of `threestep new-model --help all`, e.g. vocab_size=300, hidden_size=64, num_hidden_layers=2
     """
     check_plugin("programs", "threestep.new_model")
     place = Path(folder).expanduser().absolute()

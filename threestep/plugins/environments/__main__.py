@@ -108,11 +108,16 @@ GROUPS = (
     EnvArguments, EnvironmentArguments, ConversationArguments, SamplingArguments, RolloutEngineFlags,
     AnswerDataArguments,
 )  # fmt: skip
+# What a first run needs, in the order of `--help`.
+FIRST_FLAGS = (
+    *("environment", "tools", "data_path", "model_name_or_path", "by_hand", "row", "rows", "reward_range", "max_turns"),
+    *("max_new_tokens", "temperature", "seed", "html", "json", "config"),
+)
 
 
 def main(argv: Sequence[str]) -> None:
     """Parse, then list, play or check."""
-    flags = EnvFlags(*parse_arguments(GROUPS, with_flags(argv), __doc__ or ""))
+    flags = EnvFlags(*parse_arguments(GROUPS, with_flags(argv), __doc__ or "", first_flags=FIRST_FLAGS))
     if flags.env.task == LIST:
         return show_list(flags.env.places or ["."])
     from threestep.plugins.environments.rows import rows_of

@@ -32,13 +32,18 @@ from training.utils.run.program import run_program
 HARNESS = "harness"
 TASKS = ("win_rate", "reward", "gsm8k", "perplexity", "reward_model", HARNESS)
 GROUPS = (*EVALUATE_GROUPS, HarnessArguments)
+# What a first run needs, in the order of `--help`.
+FIRST_FLAGS = (
+    *("model_name_or_path", "data_path", "output_dir", "reward", "reward_model", "baseline", "tasks", "benchmark"),
+    *("max_eval_rows", "val_samples", "max_new_tokens", "temperature", "rollout_engine", "num_ranks", "config"),
+)
 
 
 def main(argv: Sequence[str]) -> None:
     """Parse, evaluate, print."""
     task, flags = task_of(argv)
     others = flag_names("evaluate") | flags_of_training("evaluate")
-    *groups, harness = parse_arguments(GROUPS, flags, __doc__ or "", others)
+    *groups, harness = parse_arguments(GROUPS, flags, __doc__ or "", others, first_flags=FIRST_FLAGS)
     if task != HARNESS and harness.tasks:
         raise ThreestepError(f"--tasks is only for {HARNESS}, and {task} takes none; leave it out")
 

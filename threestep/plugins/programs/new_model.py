@@ -103,11 +103,16 @@ class NewModelArguments:
 
 
 GROUPS = (DataArguments, NewModelArguments)
+# What a first run needs, in the order of `--help`.
+FIRST_FLAGS = (
+    *("data_path", "out", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+    *("max_position_embeddings", "vision", "seed", "config"),
+)
 
 
 def main(argv: Sequence[str]) -> None:
     """Parse, train the tokenizer, make the model, save both."""
-    data, new = parse_arguments(GROUPS, argv, __doc__ or "")
+    data, new = parse_arguments(GROUPS, argv, __doc__ or "", first_flags=FIRST_FLAGS)
     folder = Path(new.out).expanduser()
     _check_replaceable(folder)
 

@@ -90,6 +90,19 @@ def test_the_first_page_of_a_step_fits_a_screen(name, columns, most_lines, monke
     assert "python -m" not in page
 
 
+@pytest.mark.parametrize(
+    "program", [each for each in PROGRAMS if hasattr(importlib.import_module(each), "FIRST_FLAGS")]
+)
+def test_the_first_page_of_another_program_has_what_a_first_run_needs(program, capsys):
+    """And no more: these programs have 60 to 100 flags."""
+    module = importlib.import_module(program)
+    with pytest.raises(SystemExit):
+        module.main(["--help"])
+    said = capsys.readouterr().out
+    assert re.findall(r"^  --(\w+)", said, re.M) == list(module.FIRST_FLAGS) and len(module.FIRST_FLAGS) <= 16
+    assert " --help all shows every flag" in said
+
+
 def test_a_page_of_one_topic():
     parts = parts_of("training.step1_sft.main")
     page = help_page(parts, "threestep sft", "", "checkpoints")

@@ -23,11 +23,17 @@ from training.utils.flags.flags import settings_of
 from training.utils.run.program import run_program
 
 GROUPS = BEST_OF_GROUPS
+# What a first run needs, in the order of `--help`.
+FIRST_FLAGS = (
+    *("model_name_or_path", "data_path", "output_dir", "reward", "reward_model", "num_samples_per_prompt", "keep_best"),
+    *("max_train_rows", "max_new_tokens", "temperature", "rollout_engine", "num_ranks", "config"),
+)
 
 
 def main(argv: Sequence[str]) -> None:
     """Parse, draw, print."""
-    run, data, wanted, *others = groups = parse_arguments(GROUPS, argv, __doc__ or "", flags_of_training("best-of"))
+    groups = parse_arguments(GROUPS, argv, __doc__ or "", flags_of_training("best-of"), first_flags=FIRST_FLAGS)
+    run, data, wanted, *others = groups
     free = may_change_in(GROUPS)
     fixed = {f"--{name}": value for name, value in resolved_settings(groups).items() if name not in free}
 
