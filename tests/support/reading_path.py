@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,9 +34,11 @@ class Followed(NamedTuple):
     files: int
 
 
-def followed(place: Path, checkout: Path = Path()) -> dict[str, dict[str, Followed]]:
+def followed(
+    place: Path, run: Callable[[list[str], dict[str, str], Path], Any], checkout: Path = Path()
+) -> dict[str, dict[str, Followed]]:
     """Run each step in the folder `place`, which has a model folder START and pairs.jsonl; return for each the whole
-    program and its loop."""
+    program and its loop. run: a file with its arguments, an environment, a folder -> as subprocess.run does"""
     found = {}
     environment = {
         **os.environ, "PYTHONPATH": str(checkout.resolve()), "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "",
@@ -43,8 +46,9 @@ def followed(place: Path, checkout: Path = Path()) -> dict[str, dict[str, Follow
     }  # fmt: skip
     for step, flags in STEPS.items():
         data = f"--data_path jsonl:pairs.jsonl --data_output_path cache --output_dir {step}"
-        command = [sys.executable, str(Path(__file__).resolve()), str(checkout.resolve()), step, *flags.split()]
-        subprocess.run([*command, *data.split()], cwd=place, env=environment, check=True, stdout=subprocess.DEVNULL)
+        words = [str(Path(__file__).resolve()), str(checkout.resolve()), step, *flags.split(), *data.split()]
+        done = run(words, environment, place)
+        assert done.returncode == 0, done.stderr
         told = json.loads((place / f"{step}.json").read_text())
         found[step] = {part: Followed(*numbers) for part, numbers in told.items()}
     return found
@@ -53,15 +57,21 @@ def followed(place: Path, checkout: Path = Path()) -> dict[str, dict[str, Follow
 def run_and_count(package: Path, step: str, argv: list[str]) -> dict[str, tuple[int, int]]:
     """Run a step's main in this process; return lines and files of the whole program, and of its loop."""
     called: dict[str, set[tuple[str, int]]] = {"program": set(), "loop": set()}
-    trainer, open_loops = str(package / step / "trainer.py"), 0
+    trainer, main_file = str(package / step / "trainer.py"), str(package / step / "main.py")
+    open_loops = open_modules = 0
 
     def note(frame: Any, event: str, _: Any) -> None:
-        nonlocal open_loops
+        nonlocal open_loops, open_modules
         code = frame.f_code
         if event not in ("call", "return") or not code.co_filename.startswith(str(package)):
             return
+        way = 1 if event == "call" else -1
+        if code.co_name == "<module>" and code.co_filename != main_file:
+            open_modules += way
+        if open_modules:  # what an import calls is no part of the run
+            return
         is_loop = code.co_filename == trainer and code.co_name == "train"
-        open_loops += is_loop * (1 if event == "call" else -1)
+        open_loops += is_loop * way
         for part in ("program", *(["loop"] if open_loops or is_loop else [])):
             called[part].add((code.co_filename, code.co_firstlineno))
 
@@ -89,6 +99,10 @@ def _counted(called: set[tuple[str, int]]) -> tuple[int, int]:
     return len(lines), len({file for file, _ in lines})
 
 
+def _run(words: list[str], environment: dict[str, str], place: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], env=environment, cwd=place, capture_output=True, text=True)
+
+
 def main() -> None:
     from tests.end_to_end.conftest import pair_rows, save_start
 
@@ -98,7 +112,7 @@ def main() -> None:
         rows = "".join(json.dumps(row) + "\n" for row in pair_rows(40))
         (Path(folder) / "pairs.jsonl").write_text(rows, encoding="utf-8")
         print("| step | whole run: lines, files | the loop: lines, files |\n| --- | --- | --- |")
-        for step, parts in followed(Path(folder), checkout).items():
+        for step, parts in followed(Path(folder), _run, checkout).items():
             program, loop = parts["program"], parts["loop"]
             print(f"| {step} | {program.lines}, {program.files} | {loop.lines}, {loop.files} |")
 
