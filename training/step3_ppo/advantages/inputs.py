@@ -96,8 +96,9 @@ def group_sizes(group_B: torch.Tensor) -> torch.Tensor:
 
 
 def group_centred(values_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-    """Return value - mean of its group; 0 in a group of one."""
-    return values_B - group_sums(values_B, group_B) / group_sizes(group_B)
+    """Return value - mean of its group: exactly 0 where all of a group are equal, and in a group of one."""
+    above_B = values_B - _of_group(values_B, group_B, "amin")  # 0, whose mean no sum has rounded, where all are equal
+    return above_B - group_sums(above_B, group_B) / group_sizes(group_B)
 
 
 def group_std(values_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
@@ -107,10 +108,9 @@ def group_std(values_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
 
 
 def settled(values_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-    """Return the values; the largest for all of a group whose values are all `alike`, in float32's 24 bits, of which
-    float64 computes the mean of equal numbers exactly."""
+    """Return the values; the largest for all of a group whose values are all `alike`."""
     low_B, high_B = (_of_group(values_B, group_B, reduction) for reduction in ("amin", "amax"))
-    return torch.where(alike(low_B, high_B), high_B.float().to(values_B.dtype), values_B)
+    return torch.where(alike(low_B, high_B), high_B, values_B)
 
 
 def alike(some_B: torch.Tensor, others_B: torch.Tensor) -> torch.Tensor:
