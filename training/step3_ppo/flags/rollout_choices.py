@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from training.utils.base.errors import ThreestepError
 from training.utils.base.user_files import named_object
-from training.utils.plugins.registry import added, hooks
+from training.utils.plugins.registry import added, hooks, one_at_most
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,11 +25,8 @@ def asked_loop(flags: PpoFlags, mistakes: Mistakes) -> AskedLoop | None:
     """Return the loop; None where engines draw by their own. Note values of flags that ask for none that there is.
     ThreestepError where two plugins would draw."""
     made = (named_object(place)(flags, mistakes) for place in added("decode_loops", ()).values())
-    found = [loop for loop in made if loop is not None]
-    if len(found) > 1:
-        names = " and ".join(loop.name for loop in found)
-        raise ThreestepError(f"responses are drawn in one way, and {names} would each draw them; leave one out")
-    return next(iter(found), None)
+    found = ((loop.name, loop) for loop in made if loop is not None)
+    return one_at_most(found, "responses are drawn in one way", "would each draw them")
 
 
 def check_loop(loop: AskedLoop | None, given: str, engine: type[RolloutEngine] | None, mistakes: Mistakes) -> None:
@@ -63,10 +59,9 @@ def source_of(flags: PpoFlags) -> RolloutSource:
     """Return the source of a run's rollouts (`rollout_sources` of plugins). ThreestepError for two flags that name
     one."""
     settings, kinds = flags.settings, added("rollout_sources", ())
-    found = [name for name in kinds if settings.get(name) is not None]
-    if len(found) > 1:
-        raise ThreestepError(f"rollouts have one source, and --{' and --'.join(found)} each name one; leave one out")
-    return named_object(kinds[found[0]])(found[0], settings[found[0]]) if found else RolloutSource()
+    named = ((f"--{name}", name) for name in kinds if settings.get(name) is not None)
+    name = one_at_most(named, "rollouts have one source", "each name one")
+    return RolloutSource() if name is None else named_object(kinds[name])(name, settings[name])
 
 
 class RolloutScheduler:
@@ -97,8 +92,6 @@ class RolloutScheduler:
 
 def scheduler_of(flags: PpoFlags) -> RolloutScheduler | None:
     """Return what decides which weights draw; None where the newest do. ThreestepError where two plugins would."""
-    found = [scheduler for make in hooks("rollout_scheduler") if (scheduler := make(flags)) is not None]
-    if len(found) > 1:
-        kinds = " and ".join(type(each).__name__ for each in found)
-        raise ThreestepError(f"rollouts are drawn in one order, and {kinds} would each decide about it; leave one out")
-    return next(iter(found), None)
+    made = (make(flags) for make in hooks("rollout_scheduler"))
+    found = ((type(scheduler).__name__, scheduler) for scheduler in made if scheduler is not None)
+    return one_at_most(found, "rollouts are drawn in one order", "would each decide about it")

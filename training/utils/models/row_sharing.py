@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from training.utils.base.errors import ThreestepError
 from training.utils.base.user_files import named_object
-from training.utils.plugins.registry import added
+from training.utils.plugins.registry import added, one_at_most
 
 if TYPE_CHECKING:
     import torch
@@ -110,8 +109,6 @@ WHOLE_ROWS = RowPart()
 def row_sharing(flags: AddedFlags) -> RowSharing:
     """Return the ranks that share each row, as a plugin's flag asks. ThreestepError for two flags that do."""
     known: list[RowSharing] = [named_object(place)(flags) for place in added("row_sharing", ()).values()]
-    sharing = [each for each in known if each.size > 1]
-    if len(sharing) > 1:
-        names = " and ".join(each.flag for each in sharing)
-        raise ThreestepError(f"rows are shared in one way, and {names} would each share them; leave one out")
-    return next(iter([*sharing, *known]), ALONE)
+    sharing = ((each.flag, each) for each in known if each.size > 1)
+    found = one_at_most(sharing, "rows are shared in one way", "would each share them")
+    return found or next(iter(known), ALONE)

@@ -13,7 +13,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from training.utils.base.console import note
 from training.utils.base.errors import ThreestepError
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from training.utils.base.errors import Mistakes
 
+Given = TypeVar("Given")
 GROUP = "threestep.plugins"
 _HERE = Path(__file__).resolve().parent
 _FOLDER = _HERE.parents[2].joinpath(*GROUP.split("."))
@@ -76,6 +77,15 @@ def added(table: str, known: Iterable[str]) -> dict[str, Any]:
                 )
             owners[name], found[name] = f"the plugin '{plugin.name}'", entry
     return found
+
+
+def one_at_most(found: Iterable[tuple[str, Given]], what: str, each: str) -> Given | None:
+    """Return the only one of what plugins would each do, found with its name in errors; None without any.
+    ThreestepError for several: `what`, and their names `each`; leave one out."""
+    pairs = list(found)
+    if len(pairs) > 1:
+        raise ThreestepError(f"{what}, and {' and '.join(name for name, _ in pairs)} {each}; leave one out")
+    return pairs[0][1] if pairs else None
 
 
 def flag_groups(step: str) -> dict[str, type]:
