@@ -68,7 +68,7 @@ def of_a_step(tokens: int, sizes: dict[str, int], group: Any) -> dict[str, float
 
 
 def row_of(tokens: int, vocabulary: int) -> Any:
-    """Two documents in one row, every token a target; a rank's targets are as many as its tokens."""
+    """Two documents in one row, every token a target, so that a rank has one target for each of its tokens."""
     import torch
 
     from training.utils.contracts.documents import TokenSequence, plain
