@@ -15,10 +15,10 @@ import time
 import torch
 from torch.nn import functional
 
+from threestep.plugins.kernels.flex import FlexAttention, block_mask
 from training.utils.contracts.documents import Document, TokenSequence, plain, shared_prompt
 from training.utils.contracts.token_rows import TokenRows
 from training.utils.layout.rows import packed_rows
-from training.utils.models.attention.flex_attention import FlexAttention, block_mask
 
 MODELS = ((4, 2, 16), (6, 2, 32))  # heads, heads of keys, head size
 

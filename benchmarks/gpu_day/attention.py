@@ -18,10 +18,10 @@ from benchmarks.gpu_day.record import NotHere, Report
 from training.utils.contracts.documents import Document, plain, shared_prompt, unshared
 from training.utils.contracts.token_rows import TokenRows
 from training.utils.layout.rows import packed_rows
-from training.utils.models.attention.attention import FLASH, FLEX, IMPLEMENTATIONS, SDPA
+from training.utils.models.attention.kernels import KERNELS, SDPA
 from training.utils.models.token_model import PolicyModel
 
-PADDED, VARLEN = "padded sdpa", "varlen"
+PADDED, VARLEN, FLEX, FLASH = "padded sdpa", "varlen", "flex_attention", ("flash_attention_2", "flash_attention_3")
 FORMS = (PADDED, SDPA, VARLEN, FLEX, FLASH[0])  # sdpa: packed, with a dense mask
 KINDS = ("plain", "shared prompts")
 
@@ -122,18 +122,18 @@ def form_case(
 
 def give(model: Any, form: str) -> None:
     """Let the model compute its rows by this form. NotHere where it cannot."""
-    if form not in (PADDED, *IMPLEMENTATIONS):
+    if form not in (PADDED, SDPA, *KERNELS):
         raise NotHere(f"this version trains with no '{form}' attention; its kernel's own table is above")
     if form != PADDED and form != SDPA and not torch.cuda.is_available():
         raise NotHere(f"'{form}' trains on CUDA alone")
     if form in FLASH and importlib.util.find_spec("flash_attn") is None:
         raise NotHere("flash_attn is not installed")
     if form == VARLEN:
-        importlib.import_module("training.utils.models.attention.varlen_attention").use_varlen_attention(model)
+        importlib.import_module("threestep.plugins.kernels.varlen").use_varlen_attention(model)
         return
     model.set_attn_implementation(SDPA if form == PADDED else form)
     if form == FLEX:
-        from training.utils.models.attention.flex_attention import use_flex_attention
+        from threestep.plugins.kernels.flex import use_flex_attention
 
         use_flex_attention(model)
 

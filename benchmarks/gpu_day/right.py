@@ -17,7 +17,8 @@ from benchmarks.gpu_day.models import SHAPES, random_model
 from benchmarks.gpu_day.programs import ON_CPU, Trained, ran, train, training_case
 from benchmarks.gpu_day.record import NotHere, Report
 from training.utils.base.errors import ThreestepError
-from training.utils.models.attention.attention import BY_DOCUMENT, IMPLEMENTATIONS, SDPA
+from training.utils.models.attention.attention import BY_DOCUMENT
+from training.utils.models.attention.kernels import KERNELS, SDPA
 
 # A step's module, and the metrics whose curves are compared.
 PROGRAMS = {
@@ -53,7 +54,7 @@ def measure(report: Report) -> None:
     report.case("resumed", "SFT, stopped half-way, fp32", lambda: _resumed(report, done))
     report.case("one response in a batch", "batch 1 and 64", lambda: _alone_and_among(report))
     for family in FAMILIES:
-        for form in (SDPA, *(form for form in IMPLEMENTATIONS if form != SDPA)):
+        for form in (SDPA, *KERNELS):
             report.case("the start-up check", f"{family}, {form}", lambda f=family, a=form: verdict(f, a))
     for deterministic in (False, True):
         name = "deterministic kernels alone" if deterministic else "as it comes"

@@ -11,7 +11,7 @@ import torch
 from benchmarks.gpu_day import machine
 from benchmarks.gpu_day.programs import flags_of, made_up_workload, median_rate, ran, train, trained_by_trl
 from benchmarks.gpu_day.record import Report
-from training.utils.models.attention.attention import IMPLEMENTATIONS
+from training.utils.models.attention.kernels import KERNELS
 
 TRL_WEIGHTS = ("float32", "bfloat16")
 WANTED_MFU, WANTED_OVER_PEERS, WANTED_OF_RATIO = 0.5, 1.3, 0.85
@@ -49,9 +49,7 @@ def measure(report: Report) -> None:
 
 def _forms(report: Report) -> list[str]:
     """A dense mask, and what this version has beside it on CUDA."""
-    return (
-        [form for form in ("varlen", "sdpa", "flex_attention") if form in IMPLEMENTATIONS] if report.full else ["sdpa"]
-    )
+    return ["sdpa", *(name for name, entry in KERNELS.items() if entry.by_auto)] if report.full else ["sdpa"]
 
 
 def _trl_ways(sequences: int) -> dict[str, list[str]]:

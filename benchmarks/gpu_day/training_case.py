@@ -92,10 +92,10 @@ def _steps(arguments: argparse.Namespace, ranks: Any) -> Any:
 def engine_of(arguments: argparse.Namespace, ranks: Any) -> Any:
     """Return a TrainingEngine of the random model that the flags describe."""
     from benchmarks.gpu_day.models import random_model
+    from threestep.plugins.kernels.flex import use_flex_attention
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.loading.models import prepared
-    from training.utils.models.attention.flex_attention import use_flex_attention
     from training.utils.models.own_forward import read_own_forward
     from training.utils.models.settings import ModelSettings
     from training.utils.models.token_model import PolicyModel

@@ -190,7 +190,7 @@ def counts_of(on_cuda, place: Path, module: str, name: str, more: str) -> list[d
 # Before the update nothing waits: the host must stay ahead of the GPU. transformers looks once whether the positions of
 # one packed row restart (masking_utils.py); that line is not ours.
 # The first step of a run times attention on its rows, for the log.
-TIMED = "synchronize at training/utils/models/attention/attention_forms.py"
+TIMED = "synchronize at threestep/plugins/kernels/forms.py"
 THEIRS = "_local_scalar_dense at training/utils/models/token_model.py"
 # From the update on: two copies and a number in DeepSpeed's clipping and our look at the norm, of each model that is
 # updated, by which a bad step is skipped; and one for all figures.

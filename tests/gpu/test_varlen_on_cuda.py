@@ -9,11 +9,11 @@ from torch.nn import functional
 
 from tests.support.random_rows import parallel_row, random_rows
 from tests.support.varlen_reference import varlen_attn as reference
+from threestep.plugins.kernels.forms import FORMS, attention_of
+from threestep.plugins.kernels.varlen import torch_kernel
 from training.utils.contracts.documents import TokenSequence, plain, shared_prompt
 from training.utils.contracts.token_rows import TokenRows
 from training.utils.layout.rows import packed_rows
-from training.utils.models.attention.attention_forms import FORMS, attention_of
-from training.utils.models.attention.varlen_attention import torch_kernel
 
 pytestmark = pytest.mark.gpu
 

@@ -29,7 +29,7 @@ models.tensors: contracts
 data.rows: layout flags plugins contracts base
 data.sources: flags data.sources.formats plugins data.files base
 engine.config: layout flags plugins base
-models.attention: layout contracts base
+models.attention: layout plugins contracts base
 run: flags reading plugins contracts base
 data: data.sources base
 data.cache: run data.rows flags data.files contracts base

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn import functional
 
 from training.utils.base.errors import ThreestepError
 from training.utils.base.transfer import moved
@@ -182,8 +181,8 @@ class TokenRows:
         if count * width**2 > MOST_MASK_BYTES:
             raise ThreestepError(
                 f"a mask of {width:,} x {width:,} tokens for {count} row{'s' if count > 1 else ''} takes "
-                f"{count * width**2 / 1e9:.0f} GB, at most {MOST_MASK_BYTES / 1e9:.0f} are made; use attention without "
-                "one (--attn_implementation varlen or flex_attention on CUDA), or --max_tokens_per_micro_batch"
+                f"{count * width**2 / 1e9:.0f} GB, at most {MOST_MASK_BYTES / 1e9:.0f} are made; use an "
+                "--attn_implementation that makes none (on CUDA), or a smaller --max_tokens_per_micro_batch"
             )
         causal_TT = torch.ones(width, width, dtype=torch.bool, device=self.segment_ids_NT.device).tril()
         mask_NTT = causal_TT if self.segments is None else self._seen(self.segments.visible_NSS) & causal_TT
@@ -197,22 +196,3 @@ class TokenRows:
         looking_NT = self.segment_ids_NT % visible_NSS.shape[1]  # -1, padding, is the last segment
         rows_N11 = torch.arange(len(looking_NT), device=looking_NT.device).view(-1, 1, 1)
         return visible_NSS[rows_N11, looking_NT.unsqueeze(2), looking_NT.unsqueeze(1)]
-
-    def cumulative_lengths(self) -> tuple[torch.Tensor, int]:
-        """Return what FlashAttention takes instead of a mask: where each document begins in the flattened rows, and the
-        end, int32 [documents + 1], with a row's padding as one document; and the longest in tokens.
-
-        ThreestepError if a segment sees another, which lengths cannot express.
-        """
-        if self.segments is not None:
-            visible_NSS = self.segments.visible_NSS
-            own = torch.eye(visible_NSS.shape[1], dtype=torch.bool, device=visible_NSS.device)
-            if bool((visible_NSS & ~own).any()):
-                raise ThreestepError(
-                    "cumulative lengths cannot express that responses share a prompt; use the attention implementation "
-                    "sdpa or flex_attention"
-                )
-        begins_NT = functional.pad(self.segment_ids_NT.diff(dim=1) != 0, (1, 0), value=True)
-        begins = functional.pad(begins_NT.flatten(), (0, 1), value=True)
-        lengths = torch.nonzero(begins).flatten().to(torch.int32)
-        return lengths, int(lengths.diff().max())

@@ -23,7 +23,7 @@ from training.utils.loading.judgement import HEAD, RequestedModel
 from training.utils.loading.merged_weights import merged_when_copied
 from training.utils.loading.stored_forms import stored_form
 from training.utils.models.adapters.lora import add_lora
-from training.utils.models.attention.attention import AUTO, SDPA, VARLEN
+from training.utils.models.attention.kernels import AUTO, SDPA, kernel_of
 from training.utils.models.dropout import SwitchedOff, set_dropout
 from training.utils.models.families.parts import check_reads_media, check_reads_text, language_model_class
 from training.utils.models.families.scalar_class import scalar_model_class
@@ -198,7 +198,8 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: 
     attention = {}
     # sdpa is transformers' default. Given explicitly, it would fail for families that lack it; the default falls back.
     if implementation not in (AUTO, SDPA):
-        if implementation != VARLEN:  # which is ours, and given once the model has been measured
+        kernel = kernel_of(implementation)
+        if kernel is None or kernel.of_transformers:  # another is given once the model has been measured
             attention["attn_implementation"] = implementation
         if not has_cuda:
             raise ThreestepError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from training.utils.flags.added import NO_FLAGS, AddedFlags
 from training.utils.flags.flags import flag, settings_of
-from training.utils.models.attention.attention import CHOICES
+from training.utils.models.attention.kernels import AUTO, KERNELS, SDPA
 from training.utils.models.preparers import preparers_of
 from training.utils.models.rope_scaling import check_scaling
 from training.utils.models.settings import ModelSettings
@@ -38,11 +38,12 @@ class ModelArguments:
     )
     attn_implementation: str = flag(
         ModelSettings.attn_implementation,
-        "Attention: 'auto' takes, on CUDA, the first of these that gives the model's own numbers: 'varlen' "
-        "(torch's kernel for packed sequences, bf16 and fp16), 'flex_attention', 'sdpa' (runs everywhere; on CUDA"
-        " with a dense mask). 'flash_attention_2' and '_3', if installed, pack but cannot share prompts.",
+        "Attention: 'auto' takes, on CUDA, the first of these that gives the model's own numbers: "
+        + "".join(f"'{name}'{entry.note}, " for name, entry in KERNELS.items() if entry.by_auto)
+        + "'sdpa' (runs everywhere; on CUDA with a dense mask)."
+        + "".join(f" '{name}'{entry.note}." for name, entry in KERNELS.items() if not entry.by_auto),
         "name",
-        choices=CHOICES,
+        choices=(AUTO, SDPA, *KERNELS),
         topic="memory",
     )
     rope_scaling: str | None = flag(

@@ -1,8 +1,8 @@
 """The choice of attention for a model's rows if the user names none: by the model's calls of attention and by its
 results with it, never by speed, so that every rank and a resumed run choose the same.
 
-On CUDA the order is varlen, flex_attention, sdpa; on a CPU runs in turn, sdpa. `layout_check` then checks the results
-of a packed row, and takes the next of the order if they are wrong.
+On CUDA the order is that of the plugins' kernels, then sdpa; on a CPU runs in turn, sdpa. `layout_check` then checks
+the results of a packed row, and takes the next of the order if they are wrong.
 
 A heads, K key-value heads, D head size.
 """
@@ -10,7 +10,6 @@ A heads, K key-value heads, D head size.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,41 +18,19 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from training.utils.base.errors import ThreestepError, first_line
-from training.utils.models.attention.attention import AUTO, FLEX, SDPA, VARLEN, set_text_attention, text_attention
-from training.utils.models.attention.attention_forms import heads_of
+from training.utils.models.attention.attention import heads_of, set_text_attention, text_attention
 from training.utils.models.attention.document_attention import (
     attention_by_document,
     comparisons_with_sdpa,
     use_document_attention,
 )
-from training.utils.models.attention.flex_attention import use_flex_attention
-from training.utils.models.attention.varlen_attention import (
-    CHANGES_SCORES,
-    LARGEST_HEAD,
-    use_varlen_attention,
-    why_no_kernel,
-)
+from training.utils.models.attention.kernels import AUTO, CHANGES_SCORES, KERNELS, SDPA, AttentionCall, kernel_of
 from training.utils.models.own_forward import OwnForward, current_difference
 from training.utils.models.tensors.weights import whole_where_used
 
 _NOTING = "noted_attention"
 _ANOTHER_NAME = "the family computes something else under another name"
-_WHY = {
-    VARLEN: "torch's kernel for runs of several lengths, without a mask",
-    FLEX: "compiled, masked blocks are skipped",
-    SDPA: "with a dense mask where rows hold several documents",
-}
-
-
-@dataclass(frozen=True)
-class AttentionCall:
-    """A model's calls of its attention. head_sizes: of keys and of values, the largest and the smallest of all
-    layers, 0 if none uses transformers' interface. dropout: the largest, in train mode. changes: arguments that
-    change the scores."""
-
-    head_sizes: tuple[int, int]
-    dropout: float
-    changes: tuple[str, ...]
+_BY_SDPA = "with a dense mask where rows hold several documents"
 
 
 def settle_attention(
@@ -65,15 +42,15 @@ def settle_attention(
     compiled, each with the runs of every row anew where attention computes them in turn.
     Raises ThreestepError where what is wanted by name cannot be. Notes what was chosen on CUDA, and each that was not.
     """
-    on_cuda = model.device.type == "cuda"
-    if wanted == VARLEN:
-        reason = _try_varlen(model, own, _call_of(model, own, dropout))
+    on_cuda, kernel = model.device.type == "cuda", kernel_of(wanted)
+    if kernel is not None and kernel.of_transformers:
+        kernel.use(model)
+    elif kernel is not None:
+        reason = kernel.why_not(model, _call_of(model, own, dropout)) or _unless_other(model, own, kernel.use)
         if reason is not None:
-            raise ThreestepError(f"--attn_implementation {VARLEN}: {reason}; use auto or sdpa")
+            raise ThreestepError(f"--attn_implementation {wanted}: {reason}; use auto or sdpa")
     elif wanted == AUTO and on_cuda:
         choose_on_cuda(model, own, dropout)
-    elif wanted == FLEX:
-        use_flex_attention(model)
     elif wanted in (AUTO, SDPA) and not on_cuda and not compiled:
         reason = _unless_other(model, own, use_document_attention)
         if reason is not None:
@@ -86,26 +63,25 @@ def choose_on_cuda(model: PreTrainedModel, own: OwnForward, dropout: float | Non
     if loaded != SDPA:
         own.notes.append(f"attention is '{loaded}': transformers gives the family no other")
         return
-    from torch.utils._triton import has_triton
-
-    call = _call_of(model, own, dropout)
-    reason = _try_varlen(model, own, call)
-    flex = _why_not_flex(model, call)
-    if flex is None and not has_triton():
-        flex = "Triton, which compiles it, cannot be used here"
-    if flex is None and own.with_media is not None:
-        flex = f"it takes all rows as one, and {own.with_media.media.name} do not"
-    if reason is None:
-        own.others.extend([*([FLEX] if flex is None else []), SDPA])
-        own.notes.append(f"attention is {VARLEN}: {_WHY[VARLEN]}")
-        return
-    own.notes.append(f"attention is not {VARLEN}: {reason}")
-    if flex is None:
+    call, chosen = _call_of(model, own, dropout), ""
+    media = None if own.with_media is None else own.with_media.media.name
+    for name in (name for name, entry in KERNELS.items() if entry.by_auto):
+        kernel = kernel_of(name)
+        assert kernel is not None
+        reason = kernel.why_not(model, call) or kernel.why_not_here(media)
+        if chosen:
+            own.others.extend([name] if reason is None else [])
+            continue
+        if reason is None and kernel.of_transformers:
+            switch_attention(model, name)
+        elif reason is None:
+            reason = _unless_other(model, own, kernel.use)
+        chosen = name if reason is None else ""
+        own.notes.append(f"attention is not {name}: {reason}" if reason else f"attention is {name}: {kernel.why}")
+    if chosen:
         own.others.append(SDPA)
-        switch_attention(model, FLEX)
-        own.notes.append(f"attention is {FLEX}: {_WHY[FLEX]}")
-        return
-    own.notes.extend([f"attention is not {FLEX}: {flex}", f"attention is {SDPA}: {_WHY[SDPA]}"])
+    else:
+        own.notes.append(f"attention is {SDPA}: {_BY_SDPA}")
 
 
 def planned_attention(model: PreTrainedModel, wanted: str, on_cuda: bool, dropout: float | None) -> str:
@@ -120,15 +96,18 @@ def planned_attention(model: PreTrainedModel, wanted: str, on_cuda: bool, dropou
     rate = float(getattr(config, "attention_dropout", None) or 0.0) if dropout is None else dropout
     capped = getattr(config, "attn_logit_softcapping", None) is not None
     call = AttentionCall((size, size), rate, ("softcap",) if capped else ())
-    if _why_not_varlen(model, call) is None:
-        return VARLEN
-    return FLEX if _why_not_flex(model, call) is None else SDPA
+    kernels = {name: kernel_of(name) for name, entry in KERNELS.items() if entry.by_auto}
+    fitting = (name for name, kernel in kernels.items() if kernel is not None and kernel.why_not(model, call) is None)
+    return next(fitting, SDPA)
 
 
 def switch_attention(model: PreTrainedModel, name: str) -> None:
     """Give `model` the attention `name`, which `choose_on_cuda` tried."""
-    set_text_attention(model, name)
-    use_flex_attention(model, attention_by_document)
+    kernel = kernel_of(name)
+    if kernel is None:
+        set_text_attention(model, name)
+    else:
+        kernel.use(model, attention_by_document)
 
 
 def take_next(model: PreTrainedModel, own: OwnForward, reason: str) -> bool:
@@ -137,43 +116,10 @@ def take_next(model: PreTrainedModel, own: OwnForward, reason: str) -> bool:
         return False
     before, name = text_attention(model), own.others.pop(0)
     switch_attention(model, name)
-    own.notes.append(f"attention is {name}, {_WHY[name]}, and not {before}: {reason}")
+    kernel = kernel_of(name)
+    why = _BY_SDPA if kernel is None else kernel.why
+    own.notes.append(f"attention is {name}, {why}, and not {before}: {reason}")
     return True
-
-
-def _try_varlen(model: PreTrainedModel, own: OwnForward, call: AttentionCall) -> str | None:
-    return _why_not_varlen(model, call) or _unless_other(model, own, use_varlen_attention)
-
-
-def _why_not_varlen(model: PreTrainedModel, call: AttentionCall) -> str | None:
-    """Return None if torch's kernel can compute the model's attention, else the reason why not."""
-    missing = why_no_kernel()
-    if missing is not None or torch.version.hip is not None:
-        return missing or "its kernel was not tried on ROCm"
-    if not getattr(model, "_supports_attention_backend", False):
-        return "the family hands no keyword arguments on to attention"
-    if model.dtype not in (torch.bfloat16, torch.float16):
-        return f"its kernel computes in bf16 and fp16, and the model is in {str(model.dtype).removeprefix('torch.')}"
-    if model.device.type == "cuda" and torch.cuda.get_device_capability(model.device) < (8, 0):
-        return "its kernel needs a GPU of compute capability 8.0 or newer (Ampere)"
-    if call.head_sizes[0] > LARGEST_HEAD:
-        return f"its kernel takes heads of {LARGEST_HEAD} at most, and the model's have {call.head_sizes[0]}"
-    if call.dropout:
-        return f"its kernel has no dropout, and the model's attention has {call.dropout:g}"
-    return f"its kernel takes no {call.changes[0]}, which the family gives it" if call.changes else None
-
-
-def _why_not_flex(model: PreTrainedModel, call: AttentionCall) -> str | None:
-    if not getattr(model, "_supports_flex_attn", False):
-        return "transformers gives the family no FlexAttention"
-    if call.head_sizes[1] == 0:
-        return "the family does not ask for attention by transformers' interface"
-    if call.head_sizes[1] < 16:
-        return f"its kernel takes heads of 16 at least, and the model's have {call.head_sizes[1]}"
-    if call.dropout:
-        return f"it has no dropout, and the model's attention has {call.dropout:g}"
-    # transformers' SDPA, by which the model was measured, leaves a soft cap out; FlexAttention would bring it back.
-    return f"with it {call.changes[0]}, which the family gives, would count" if call.changes else None
 
 
 def _unless_other(model: PreTrainedModel, own: OwnForward, use: Callable[[PreTrainedModel], None]) -> str | None:

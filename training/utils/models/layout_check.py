@@ -18,8 +18,8 @@ from training.utils.contracts.documents import Document, unshared
 from training.utils.contracts.token_rows import TokenRows
 from training.utils.flags.added import advice
 from training.utils.layout.rows import packed_rows
-from training.utils.models.attention.attention import BY_DOCUMENT, FLASH, IMPLEMENTATIONS, text_attention
-from training.utils.models.attention.attention_forms import KERNELS, heads_of, why_not_the_mask
+from training.utils.models.attention.attention import BY_DOCUMENT, text_attention
+from training.utils.models.attention.kernels import SDPA, kernel_of
 from training.utils.models.attention_choice import take_next
 from training.utils.models.own_forward import OwnForward, own_forward_of
 from training.utils.models.tensors.rounding import rms
@@ -104,10 +104,11 @@ def check_segments(reason: str | None, needed_by: str | None, name: str) -> None
 def _why_not_by_this(model: PreTrainedModel, read: Read, device: torch.device, sharing: bool) -> str | None:
     """`why_not_packed` by the attention that the model has now."""
     implementation = text_attention(model)
-    if implementation not in (*IMPLEMENTATIONS, BY_DOCUMENT):
+    kernel = kernel_of(implementation)
+    if kernel is None and implementation not in (SDPA, BY_DOCUMENT):
         return f"its attention implementation '{implementation}' takes no mask of segments here"
-    if sharing and implementation in FLASH:
-        return f"its attention implementation '{implementation}' cannot share a prompt; sdpa and flex_attention can"
+    if sharing and kernel is not None and not kernel.shares_prompts:
+        return f"its attention implementation '{implementation}' cannot share a prompt; sdpa can"
     own = _measured(model)
     first, second, other = (_shared(part, sharing) for part in (own.probes.first, own.probes.second, own.probes.other))
     rows = [[*first, *second], [*second, *([own.probes.long] if own.probes.long else [])]]
@@ -126,8 +127,8 @@ def _why_not_by_this(model: PreTrainedModel, read: Read, device: torch.device, s
     difference = _largest_difference(own, packed_M, beside_long_M if own.probes.long else None, at=tail.start)
     if not difference <= own.tolerance:
         return f"a packed row and separate sequences differ by {difference:.2g}"
-    if implementation in KERNELS and device.type == "cuda":
-        wrong = why_not_the_mask(implementation, heads_of(model), model.dtype, device)
+    if kernel is not None and device.type == "cuda":
+        wrong = kernel.why_wrong(model, device)
         if wrong is not None and not own.others:
             raise ThreestepError(f"--attn_implementation {implementation}: {wrong}; use sdpa")
         if wrong is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from training.utils.models.attention.attention import AUTO
+from training.utils.models.attention.kernels import AUTO
 from training.utils.models.preparers import ForwardForm, ModelPreparer, preparers_of
 
 

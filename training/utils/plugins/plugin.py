@@ -78,6 +78,19 @@ class RewardEntry(NamedTuple):
     note: str = ""
 
 
+class AttentionEntry(NamedTuple):
+    """An attention kernel.
+
+    place: of its `AttentionKernel`'s class (`models.attention.kernels`), MODULE:NAME.
+    note: on it, for `--help`, behind its name.
+    by_auto: --attn_implementation auto tries it, in the order of the table.
+    """
+
+    place: str
+    note: str = ""
+    by_auto: bool = False
+
+
 class OptimizerEntry(NamedTuple):
     """An optimizer.
 
@@ -205,8 +218,7 @@ TABLES = frozenset(
     """
 rollout_engines decode_loops rollout_sources trackers data_sources row_forms rewards media optimizers policy_losses
 evaluated_figures model_losses meant_flags kept_as_begun logs run_files in_place_of_run auto_choices advice curves
-evaluation_flags whole_run_switches stored_forms packed_layers backends
-evaluation_flags whole_run_switches stored_forms packed_layers row_sharing
+evaluation_flags whole_run_switches stored_forms packed_layers backends row_sharing attention_kernels
 """.split()
 )
 
@@ -234,6 +246,7 @@ class Plugin(NamedTuple):
         `media`: the address of the `MediaKind` of a class, by the name of the column of rows that holds such media;
             one at most in all plugins
         `optimizers`: OptimizerEntry, by the names that --optimizer takes
+        `attention_kernels`: AttentionEntry, by the names that --attn_implementation takes
         `policy_losses`: addresses of functions, as FILE.py:NAME takes them, by the names that --policy_loss takes
         `evaluated_figures`: steps, such as ("step1_sft",), by the figures that their evaluations then have too, as
             `StepFigures.evaluates` names them

@@ -28,6 +28,7 @@ from training.utils.loading.configurations import load_config
 from training.utils.loading.models import check_no_dropout
 from training.utils.models.adapters.one_precision import to_one_precision
 from training.utils.models.attention.attention import text_attention
+from training.utils.models.attention.kernels import kernel_of
 from training.utils.models.flops import ComputeMeter, model_shape
 from training.utils.models.target_head import CHUNK_MB, chunk_mb_for
 from training.utils.plugins.registry import hooks
@@ -192,10 +193,9 @@ def differs_in_training(model: PreTrainedModel, ranks: Ranks) -> bool:
 
 
 def _time_attention(reader: Any, model: Any, say: Callable[[str], None]) -> None:
-    from training.utils.models.attention.attention_forms import FORMS, time_on_first_rows
-
-    if text_attention(model) in FORMS and getattr(reader, "model", None) is model:
-        time_on_first_rows(reader, model, say)
+    kernel = kernel_of(text_attention(model))
+    if kernel is not None and getattr(reader, "model", None) is model:
+        kernel.time_first_rows(reader, model, say)
 
 
 def compute_meter(model: Any, ranks: Ranks) -> ComputeMeter:

@@ -205,20 +205,6 @@ def test_rows_of_several_widths_keep_flat_positions(packed):
     assert flat[rows.predictor_M].tolist() == [6, 8, 2]
 
 
-def test_cumulative_lengths_by_hand():
-    """Row 0: documents of 3 and 2 tokens. Row 1: one of 4, then 1 of padding, which counts as a document."""
-    rows = packed_rows([[plain(run([5, 6, 7])), plain(run([8, 9]))], [plain(run([1, 2, 3, 4]))]], pad_token_id=0)
-    lengths, longest = rows.cumulative_lengths()
-    assert lengths.tolist() == [0, 3, 5, 9, 10] and lengths.dtype == torch.int32
-    assert longest == 4
-
-
-def test_cumulative_lengths_cannot_share_a_prompt():
-    rows = packed_rows([[shared_prompt(run([5, 6]), [run([7]), run([9])])]], pad_token_id=0)
-    with pytest.raises(ThreestepError, match="use the attention implementation sdpa or flex_attention"):
-        rows.cumulative_lengths()
-
-
 def test_how_often_a_token_stands_in_separate_sequences():
     """A prompt of two tokens with three responses, then a sequence, then padding; and padded rows."""
 

@@ -22,7 +22,7 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from training.utils.models.attention.attention import SDPA
+from training.utils.models.attention.kernels import SDPA
 from training.utils.models.preparers import ModelPreparer, keeping_all
 from training.utils.models.target_head import CHUNK_MB
 

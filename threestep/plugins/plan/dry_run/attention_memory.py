@@ -6,9 +6,7 @@ N rows, T tokens in a row.
 from __future__ import annotations
 
 from training.utils.base.memory import MemoryLine
-from training.utils.models.attention.attention import FLEX, SDPA, VARLEN
-
-_BLOCK = 128  # tokens; of FlexAttention's block masks (torch 2.13, flex_attention.py: _DEFAULT_SPARSE_BLOCK_SIZE)
+from training.utils.models.attention.kernels import SDPA, kernel_of
 
 
 def mask_lines(
@@ -22,9 +20,7 @@ def mask_lines(
 
     sdpa: one boolean mask [N, 1, T, T]; each call converts it to the scores' dtype, in rows of whole multiples of 16
     bytes, and keeps the result for its backward (torch 2.13, ATen/native/transformers/attention.cpp:
-    convert_boolean_attn_mask, pad_bias). flex_attention: four tables of blocks, and their transposes. varlen: where the
-    runs begin and which token each key is, 16 bytes a token at most; keys and values that several responses see are
-    copied for each, which no length here shows. Others: none.
+    convert_boolean_attn_mask, pad_bias). Kernels say what they take in its place. Others: none.
     """
     if implementation == SDPA:
         mask = rows * tokens**2
@@ -35,9 +31,5 @@ def mask_lines(
         saved = layers * rows * tokens * width * element_bytes
         what = f"attention masks that sdpa keeps, of {layers} layer{'s' if layers > 1 else ''}"
         return [MemoryLine("attention mask", mask), MemoryLine(what, saved)]
-    if implementation == FLEX:
-        blocks = -(-rows * tokens // _BLOCK)
-        return [MemoryLine("block mask", 4 * 4 * (blocks**2 + blocks))]
-    if implementation == VARLEN:
-        return [MemoryLine("lengths of runs", 16 * rows * tokens)]
-    return []
+    kernel = kernel_of(implementation)
+    return [] if kernel is None else kernel.mask_memory(rows, tokens)

@@ -15,7 +15,7 @@ from training.utils.engine.config.config import deepspeed_config
 from training.utils.engine.ranks.startup import DTYPES
 from training.utils.engine.zero3 import ModelSizes, host_share, model_sizes, zero3_limits
 from training.utils.layout.bounds import forward_bound
-from training.utils.models.attention.attention import SDPA
+from training.utils.models.attention.kernels import SDPA
 from training.utils.models.attention_choice import planned_attention
 from training.utils.models.target_head import CHUNK_MB, chunk_mb_for
 from training.utils.models.tensors.packed import count_weights, packed_layers

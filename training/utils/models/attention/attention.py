@@ -2,36 +2,34 @@
 
 | --attn_implementation | argument | where |
 | --- | --- | --- |
-| auto | of varlen, flex_attention and sdpa the first that gives the model's own numbers (`attention_choice`) | |
+| auto | of the plugins' kernels and sdpa the first that gives the model's own numbers (`attention_choice`) | |
 | sdpa | a boolean mask, None where causal attention is enough | everywhere; quadratic in the row |
 | sdpa, on a CPU | the runs that make up the rows (`document_attention`) | families that pass keyword arguments on |
-| varlen | lengths of the runs, and their keys (`varlen_attention`) | CUDA, half precision; such families |
-| flex_attention | a block mask: masked blocks are skipped, also between responses | CUDA (no backward on a CPU) |
-| flash_attention_2, _3 | cumulative lengths of the documents, all rows as one | CUDA; no shared prompts |
+| a kernel of a plugin | its own form of them (`kernels`) | CUDA |
 
 Knows no engine and no loss. N rows, T tokens in a row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from training.utils.models.attention.kernels import KERNELS, kernel_of
+
 if TYPE_CHECKING:
+    from training.utils.contracts.runs import AttentionRun, RunLengths
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.layout.planner import PlanSettings
 
-AUTO, SDPA, VARLEN, FLEX = "auto", "sdpa", "varlen", "flex_attention"
-FLASH = ("flash_attention_2", "flash_attention_3")  # cannot hide responses that share a prompt from each other
-IMPLEMENTATIONS = (SDPA, VARLEN, FLEX, *FLASH)
-CHOICES = (AUTO, *IMPLEMENTATIONS)  # of the flag
 _FULL = "full_attention"  # of a layer, in configurations
 BY_DOCUMENT = "sdpa_by_document"  # what sdpa becomes on a CPU
 
 
 def long_rows_are_free(implementation: str) -> bool:
     """True if the cost of attention depends on document lengths alone (with a dense mask, on the row's)."""
-    return implementation in (BY_DOCUMENT, VARLEN, FLEX, *FLASH)
+    return implementation == BY_DOCUMENT or implementation in KERNELS
 
 
 def text_attention(model: Any) -> str:
@@ -75,37 +73,14 @@ def model_inputs(rows: TokenRows, implementation: str, window: int | None = None
         "use_cache": False,
     }
     if rows.media is not None:
-        if implementation in (FLEX, *FLASH):
-            rows.media.refuse_attention(implementation, (AUTO, SDPA, VARLEN))
         inputs.update(rows.media.positions)
-    if implementation in FLASH:
-        lengths, longest = rows.cumulative_lengths()
-        inputs["input_ids"] = rows.input_ids_NT.view(1, -1)
-        inputs["position_ids"] = rows.position_ids_NT.view(1, -1)
-        inputs.update(cu_seq_lens_q=lengths, cu_seq_lens_k=lengths, max_length_q=longest, max_length_k=longest)
-    elif implementation == FLEX:
-        from torch.nn import functional
-
-        from training.utils.layout.blocks import width_in_blocks
-        from training.utils.models.attention.flex_attention import block_mask
-
-        tokens = rows.input_ids_NT.numel()
-        extra = width_in_blocks(tokens) - tokens
-        for name in ("input_ids", "position_ids"):
-            inputs[name] = functional.pad(inputs[name].view(1, -1), (0, extra))  # id 0, which nothing sees
-        inputs["attention_mask"] = block_mask(rows)
-    elif implementation in (BY_DOCUMENT, VARLEN) and rows.segments is not None and rows.is_causal:
-        import torch
-
+    kernel = kernel_of(implementation)
+    if kernel is not None and kernel.lay_out(rows, inputs):
+        return inputs
+    if implementation == BY_DOCUMENT and rows.segments is not None and rows.is_causal:
         from training.utils.contracts.runs import runs_of
 
-        in_turn = implementation == BY_DOCUMENT
-        runs = runs_of(rows.segment_ids_NT, rows.segments.visible_NSS) if in_turn else rows.lengths()
-        # transformers passes a given mask through, and nothing reads this one, of one byte. A family that does read it
-        # gets NaN, so the start-up check rejects it for packed rows.
-        unread = torch.zeros((), dtype=torch.bool, device=rows.input_ids_NT.device)
-        count, width = rows.input_ids_NT.shape
-        inputs.update(attention_mask=unread.expand(count, 1, width, width), runs=runs)
+        give_runs(rows, inputs, runs_of(rows.segment_ids_NT, rows.segments.visible_NSS))
     else:
         inputs["attention_mask"] = mask = rows.dense_mask()
         # A mask that is given replaces the family's own, in layers with a window too. Packed rows are within it.
@@ -115,3 +90,22 @@ def model_inputs(rows: TokenRows, implementation: str, window: int | None = None
             ends_TT = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).triu(1 - window)
             inputs["attention_mask"] = {"full_attention": mask, "sliding_attention": mask & ends_TT}
     return inputs
+
+
+def give_runs(rows: TokenRows, inputs: dict[str, Any], runs: Sequence[AttentionRun] | RunLengths | None) -> None:
+    """Give a model's attention function the runs of packed rows, in the place of a mask."""
+    import torch
+
+    # transformers passes a given mask through, and nothing reads this one, of one byte. A family that does read it
+    # gets NaN, so the start-up check rejects it for packed rows.
+    unread = torch.zeros((), dtype=torch.bool, device=rows.input_ids_NT.device)
+    count, width = rows.input_ids_NT.shape
+    inputs.update(attention_mask=unread.expand(count, 1, width, width), runs=runs)
+
+
+def heads_of(model: Any) -> tuple[int, int, int]:
+    """Return heads, key-value heads and head size by a transformers model's configuration."""
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return heads, getattr(config, "num_key_value_heads", None) or heads, size

@@ -24,15 +24,15 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import sdpa_mask
 
 from training.utils.base.errors import ThreestepError
-from training.utils.models.attention.attention import VARLEN, set_text_attention
+from training.utils.models.attention.attention import set_text_attention
 from training.utils.models.attention.document_attention import attention_by_document
+from training.utils.models.attention.kernels import CHANGES_SCORES
 
 if TYPE_CHECKING:
     from training.utils.contracts.runs import RunLengths
 
+VARLEN = "varlen"
 LARGEST_HEAD = 256  # of FlashAttention 2 in torch 2.11 to 2.13
-# Arguments of transformers' attention functions that change the scores, which the kernel cannot (transformers 5.19).
-CHANGES_SCORES = ("position_bias", "s_aux", "softcap", "indices", "block_indices", "head_mask")
 
 
 def use_varlen_attention(model: PreTrainedModel) -> None:

@@ -12,8 +12,8 @@ from transformers import AttentionInterface
 
 from tests.support.random_rows import parallel_row, random_rows
 from tests.support.tiny_models import tiny_causal_lm
+from threestep.plugins.kernels.flex import FlexAttention, block_mask, use_flex_attention
 from training.utils.contracts.token_rows import TokenRows
-from training.utils.models.attention.flex_attention import FlexAttention, block_mask, use_flex_attention
 from training.utils.models.token_model import PolicyModel
 
 

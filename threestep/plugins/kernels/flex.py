@@ -20,12 +20,13 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from threestep.plugins.kernels.blocks import BLOCK_TOKENS, SegmentTable, blocks_seen, segment_table
 from training.utils.base.console import log_on_main
-from training.utils.layout.blocks import BLOCK_TOKENS, SegmentTable, blocks_seen, segment_table
 
 if TYPE_CHECKING:
     from training.utils.contracts.token_rows import TokenRows
 
+FLEX = "flex_attention"  # transformers' name
 _BLOCKS = (
     "kv_num_blocks",
     "kv_indices",
@@ -43,10 +44,10 @@ def use_flex_attention(model: PreTrainedModel, by_dense_mask: Callable[..., Any]
 
     by_dense_mask: an attention function for SDPA's masks, which rollouts then get: it compiles nothing
     """
-    if model.config.get_text_config()._attn_implementation == "flex_attention":
-        AttentionInterface.register("flex_attention", FlexAttention(by_dense_mask=by_dense_mask))
+    if model.config.get_text_config()._attn_implementation == FLEX:
+        AttentionInterface.register(FLEX, FlexAttention(by_dense_mask=by_dense_mask))
         if by_dense_mask is not None:
-            AttentionMaskInterface.register("flex_attention", sdpa_mask)
+            AttentionMaskInterface.register(FLEX, sdpa_mask)
 
 
 class SegmentBlockMask(BlockMask):

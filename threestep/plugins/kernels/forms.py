@@ -21,11 +21,12 @@ from torch.nn import functional
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from threestep.plugins.kernels.flex import FLEX, FlexAttention
+from threestep.plugins.kernels.varlen import VARLEN, VarlenAttention, torch_kernel
 from training.utils.contracts.documents import TokenSequence, plain, shared_prompt
 from training.utils.layout.rows import packed_rows
-from training.utils.models.attention.attention import FLEX, SDPA, VARLEN, model_inputs, text_attention
-from training.utils.models.attention.flex_attention import FlexAttention
-from training.utils.models.attention.varlen_attention import VarlenAttention, torch_kernel
+from training.utils.models.attention.attention import heads_of, model_inputs, text_attention
+from training.utils.models.attention.kernels import SDPA
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from training.utils.contracts.token_rows import TokenRows
 
 FORMS = (VARLEN, FLEX, SDPA)
-KERNELS = (VARLEN, FLEX)  # whose backward no CPU has
 # Of the largest number, in any output or gradient. On an H200 in bfloat16 varlen's are 0.005 off at most; gradients of
 # the wrong keys were off by more than the whole.
 LARGEST_SHARE = 0.05
@@ -146,14 +146,6 @@ def _rows_of_many_blocks() -> TokenRows:
 
     prompt = shared_prompt(part(_PROMPT, False), [part(length, True) for length in _RESPONSES])
     return packed_rows([[prompt, plain(part(_TEXT, False))]], 0)
-
-
-def heads_of(model: PreTrainedModel) -> tuple[int, int, int]:
-    """Return heads, key-value heads and head size by a model's configuration."""
-    config = model.config.get_text_config()
-    heads = config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return heads, getattr(config, "num_key_value_heads", None) or heads, size
 
 
 def time_on_first_rows(reader: nn.Module, model: PreTrainedModel, log: Callable[[str], None]) -> None:

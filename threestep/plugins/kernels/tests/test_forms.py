@@ -12,16 +12,16 @@ from transformers import AttentionInterface
 from tests.support.random_rows import random_rows
 from tests.support.tiny_models import tiny_causal_lm
 from tests.support.varlen_reference import varlen_attn
+from threestep.plugins.kernels import forms, varlen
+from threestep.plugins.kernels.forms import FORMS, attention_of, seconds_of_forms, time_on_first_rows
 from training.utils.contracts.documents import TokenSequence, plain
 from training.utils.layout.rows import packed_rows
-from training.utils.models.attention import attention_forms, varlen_attention
-from training.utils.models.attention.attention_forms import FORMS, attention_of, seconds_of_forms, time_on_first_rows
 from training.utils.models.token_model import PolicyModel
 
 
 @pytest.fixture(autouse=True)
 def a_kernel(monkeypatch):
-    monkeypatch.setattr(attention_forms, "torch_kernel", lambda: varlen_attn)
+    monkeypatch.setattr(forms, "torch_kernel", lambda: varlen_attn)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -53,23 +53,23 @@ def test_seconds_are_of_a_forward_and_backward():
 
 def test_a_kernel_is_held_against_the_mask(monkeypatch):
     shape, device = (4, 2, 8), torch.device("cpu")
-    assert attention_forms.why_not_the_mask("varlen", shape, torch.float32, device) is None
-    assert attention_forms.why_not_the_mask("varlen", shape, torch.bfloat16, device) is None
+    assert forms.why_not_the_mask("varlen", shape, torch.float32, device) is None
+    assert forms.why_not_the_mask("varlen", shape, torch.bfloat16, device) is None
 
     def of_other_keys(query, key, value, *given, **named):  # right forward, gradients of the keys one place on
         moved = key.roll(1, 0)
         return varlen_attn(query, key.detach() + moved - moved.detach(), value, *given, **named)
 
-    monkeypatch.setattr(attention_forms, "torch_kernel", lambda: of_other_keys)
-    reason = attention_forms.why_not_the_mask("varlen", shape, torch.float32, device)
+    monkeypatch.setattr(forms, "torch_kernel", lambda: of_other_keys)
+    reason = forms.why_not_the_mask("varlen", shape, torch.float32, device)
     assert re.fullmatch(r"its gradients of keys here are off by [\d.]+ of the largest that a dense mask gives", reason)
 
 
 def test_the_first_packed_rows_are_timed_once_and_nothing_else_changes(monkeypatch):
     monkeypatch.setattr(AttentionInterface, "_global_mapping", dict(AttentionInterface._global_mapping))
-    monkeypatch.setattr(varlen_attention, "torch_kernel", lambda: varlen_attn)
+    monkeypatch.setattr(varlen, "torch_kernel", lambda: varlen_attn)
     model, said = tiny_causal_lm("llama"), []
-    varlen_attention.use_varlen_attention(model)
+    varlen.use_varlen_attention(model)
     reader = PolicyModel(model)
     rows = random_rows(torch.Generator().manual_seed(2), 2, 8)
     one = packed_rows([[plain(TokenSequence(torch.arange(5), torch.zeros(5, dtype=torch.bool)))]], 0)
@@ -86,7 +86,7 @@ def test_the_first_packed_rows_are_timed_once_and_nothing_else_changes(monkeypat
     times = r"varlen [\d.]+ ms, sdpa [\d.]+ ms(; --attn_implementation sdpa is the faster one here)?"
     width = rows.input_ids_NT.shape[1]
     assert re.fullmatch(rf"attention of 2 x {width} tokens, forward and backward of one layer: {times}", sentence)
-    monkeypatch.setattr(attention_forms, "_MOST_MASK_BYTES", 10)
+    monkeypatch.setattr(forms, "_MOST_MASK_BYTES", 10)
     time_on_first_rows(reader, model, said.append)
     reader(rows)
     assert re.search(r"varlen [\d.]+ ms; sdpa was not timed: its dense mask has [\d.e-]+ billion pairs$", said[1])

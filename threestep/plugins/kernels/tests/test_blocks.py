@@ -7,9 +7,9 @@ import torch
 
 from tests.support.random_rows import parallel_row, random_rows
 from tests.support.tries import trie_row
+from threestep.plugins.kernels.blocks import BLOCK_TOKENS, blocks_seen, segment_table, width_in_blocks
 from training.utils.contracts.documents import TokenSequence
 from training.utils.contracts.token_rows import TokenRows
-from training.utils.layout.blocks import BLOCK_TOKENS, blocks_seen, segment_table, width_in_blocks
 from training.utils.layout.rows import padded_rows
 
 

@@ -16,18 +16,18 @@ from tests.support.random_rows import parallel_row, random_rows
 from tests.support.tiny_models import tiny_causal_lm
 from tests.support.tries import trie_row
 from tests.support.varlen_reference import varlen_attn
-from training.utils.base.errors import ThreestepError
-from training.utils.contracts.documents import Document, TokenSequence, plain, shared_prompt
-from training.utils.contracts.token_rows import TokenRows
-from training.utils.layout.rows import packed_rows
-from training.utils.models.attention import varlen_attention
-from training.utils.models.attention.attention import VARLEN
-from training.utils.models.attention.varlen_attention import (
+from threestep.plugins.kernels import varlen
+from threestep.plugins.kernels.varlen import (
+    VARLEN,
     VarlenAttention,
     torch_kernel,
     use_varlen_attention,
     why_no_kernel,
 )
+from training.utils.base.errors import ThreestepError
+from training.utils.contracts.documents import Document, TokenSequence, plain, shared_prompt
+from training.utils.contracts.token_rows import TokenRows
+from training.utils.layout.rows import packed_rows
 from training.utils.models.token_model import PolicyModel
 
 
@@ -107,7 +107,7 @@ def test_gradients_of_shared_keys_are_added_in_float32():
                 added.append(args[0].dtype)
             return function(*args, **(kwargs or {}))
 
-    read = varlen_attention._Seen.apply(key, torch.tensor([0, 0, 1, 0])).sum()
+    read = varlen._Seen.apply(key, torch.tensor([0, 0, 1, 0])).sum()
     with Noting():
         read.backward()
     assert key.grad.flatten().tolist() == [3, 1] and key.grad.dtype == torch.bfloat16 and added == [torch.float32]
@@ -116,7 +116,7 @@ def test_gradients_of_shared_keys_are_added_in_float32():
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "opt", "gemma3_text"])
 def test_a_model_reads_and_learns_the_same(family, monkeypatch):
     monkeypatch.setattr(AttentionInterface, "_global_mapping", dict(AttentionInterface._global_mapping))
-    monkeypatch.setattr(varlen_attention, "torch_kernel", lambda: varlen_attn)
+    monkeypatch.setattr(varlen, "torch_kernel", lambda: varlen_attn)
     model, rows = tiny_causal_lm(family, torch.float64), LAYOUTS["random"]()
     if family == "gemma3_text":
         model = tiny_causal_lm(family, torch.float64, sliding_window=64)
