@@ -12,13 +12,9 @@ from training.utils.setup.one_model import OpenedModel, TrainingResult, one_mode
 
 def train(opened: OpenedModel, sft: SftArguments) -> TrainingResult:
     """Train on sentences."""
-    from training.step1_sft.samples import open_drawing
     from training.step1_sft.trainer import SftTrainer
 
-    draw = open_drawing(opened)
-    return SftTrainer(
-        opened.training, sft.neftune_alpha, sft.z_loss_coef, draw, likelihood_coef=sft.likelihood_coef
-    ).train()
+    return SftTrainer(opened.training, sft.neftune_alpha, sft.z_loss_coef, likelihood_coef=sft.likelihood_coef).train()
 
 
 main = one_model_program(__name__, STEP, train, rows="sentences", check=check_flags)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,16 +18,13 @@ import torch
 
 from training.step1_sft.loss import sft_loss, z_loss
 from training.step1_sft.neftune import embedding_noise
-from training.step1_sft.samples import Drawn, sentence_samples
 from training.utils.base.seeds import derived_seed
 from training.utils.base.transfer import moved, pinned
-from training.utils.contracts.rows import SentenceRow
 from training.utils.contracts.step_observers import StepTaken
 from training.utils.data.rows.documents import group_document, group_size, row_groups, sentence_document
 from training.utils.divergence.signs import Uniform
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.engine.ranks.collectives import DeviceSums, gathered
-from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.planner import DocumentSize, PlanSettings, plain_size, plan_step
 from training.utils.layout.ranked import sequence_sums
 from training.utils.layout.rows import lacks_media, laid_out
@@ -35,6 +32,7 @@ from training.utils.setup.training_run import NextStep, TrainingLoop, TrainingRu
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
+    from training.utils.contracts.rows import SentenceRow
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.models.target_head import TokenLogprobs
     from training.utils.setup.result import TrainingResult
@@ -79,10 +77,6 @@ def closing_sentence(before: SftEvaluation, after: SftEvaluation) -> str:
     )
 
 
-# Responses of the model to some rows' prompts, by row, shared out over the ranks.
-Draw = Callable[[Mapping[int, SentenceRow], Ranks], dict[int, Drawn]]
-
-
 @dataclass(frozen=True)
 class SentenceBatch:
     """rows: one forward. taken: each sequence's place in the step's batch, in the order of the rows; documents: as
@@ -121,11 +115,11 @@ class _SampledLosses:
     """The loss of each of `rows` in an evaluation (indices into the evaluation rows)."""
 
     def __init__(self, rows: Sequence[int]) -> None:
-        self.rows = rows
+        self._rows = frozenset(rows)
         self._read: list[tuple[tuple[int, ...], torch.Tensor]] = []
 
     def add(self, micro_batch: SentenceBatch, logprobs_M: torch.Tensor) -> None:
-        if set(self.rows).isdisjoint(micro_batch.taken):
+        if self._rows.isdisjoint(micro_batch.taken):
             return
         sequence_M, count = micro_batch.rows.sequence_M, len(micro_batch.taken)
         sums_B, targets_B = (
@@ -133,13 +127,13 @@ class _SampledLosses:
         )
         self._read.append((micro_batch.taken, -sums_B / targets_B))
 
-    def losses(self) -> dict[int, float]:
-        """Nats a token, by row, of all ranks."""
+    def losses(self) -> dict[int, list[float]]:
+        """Nats a token, one by row, of all ranks."""
         mine = {
-            index: loss
+            index: [loss]
             for taken, losses_B in self._read
             for index, loss in zip(taken, losses_B.tolist(), strict=True)
-            if index in self.rows
+            if index in self._rows
         }
         return {index: loss for part in gathered(mine) for index, loss in part.items()}
 
@@ -150,7 +144,6 @@ class SftTrainer:
     neftune_alpha: size of the noise on input embeddings in training (`neftune`)
     z_loss_coef: weight of the z-loss (`loss.z_loss`); 0 leaves either out
     likelihood_coef: weight of the loss beside those of guests
-    draw: makes the responses of an evaluation's samples; None: they have none
     """
 
     def __init__(
@@ -158,12 +151,10 @@ class SftTrainer:
         run: TrainingRun[SentenceRow],
         neftune_alpha: float = 0.0,
         z_loss_coef: float = 0.0,
-        draw: Draw | None = None,
         *,
         likelihood_coef: float = 1.0,
     ) -> None:
         self.run = run
-        self.draw = draw
         self.neftune_alpha = neftune_alpha
         self.z_loss_coef = z_loss_coef
         self.likelihood_coef = likelihood_coef
@@ -194,7 +185,8 @@ class SftTrainer:
             return None
         run.engine.eval()
         sums = DeviceSums()
-        sampled = _SampledLosses(run.samples.rows(len(run.eval_rows), run.settings.seed))
+        wanted = run.sampled_rows(step)
+        sampled = _SampledLosses(wanted)
         with torch.no_grad():
             for on_host in self._micro_batches(run.eval_rows, run.settings.eval_plan):
                 [micro_batch] = on_device([on_host], run.ranks.device)
@@ -208,15 +200,9 @@ class SftTrainer:
         result = SftEvaluation(mean, math.exp(min(mean, 50.0)), totals["right"] / totals["targets"])
         figures = {f"eval/{name}": value for name, value in vars(result).items()}
         run.metrics.write(step, figures | run.guests.evaluated("eval", totals))
-        if sampled.rows:
-            self._write_samples(step, sampled)
+        if wanted:
+            run.write_samples(step, sampled.losses())
         return result
-
-    def _write_samples(self, step: int, sampled: _SampledLosses) -> None:
-        run = self.run
-        rows = {index: run.eval_rows[index] for index in sampled.rows}
-        drawn = self.draw(rows, run.ranks) if self.draw is not None else {}
-        run.samples.write(run.metrics, step, sentence_samples(rows, sampled.losses(), drawn, run.samples))
 
     def _prepared(self, taken: Sequence[int]) -> SentenceStep:
         run = self.run

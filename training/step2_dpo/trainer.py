@@ -26,7 +26,6 @@ from training.utils.engine.ranks.collectives import DeviceSums
 from training.utils.layout.ranked import sequence_sums
 from training.utils.preference.batches import PreferenceBatch, PreferenceStep, eval_batches, train_batches
 from training.utils.preference.reference import Reference, References, read_reference, response_sums
-from training.utils.preference.samples import write_ranked_samples
 from training.utils.preference.scoring import gathered_scores
 from training.utils.setup.training_run import NextStep, TrainingLoop, TrainingRun
 
@@ -153,8 +152,9 @@ class DpoTrainer:
                 read.append((np.column_stack([batch.row_B, batch.place_B, batch.tokens_B]), found.read))
         result = DpoEvaluation(**_means(sums.totals(run.ranks.device, run.ranks.leads)))
         run.metrics.write(step, {f"eval/{name}": value for name, value in vars(result).items()})
-        if run.samples.count:
-            write_ranked_samples(run, step, _gathered_rewards(read if run.ranks.leads else []))
+        wanted = run.sampled_rows(step)
+        if wanted:
+            run.write_samples(step, _gathered_rewards(read if run.ranks.leads else []).of_prompts(wanted))
         return result
 
     def _prepared(self, taken: Sequence[int]) -> Prepared:

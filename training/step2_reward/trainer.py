@@ -28,7 +28,6 @@ from training.utils.preference.evaluation import (
     gain_sentence,
     spread,
 )
-from training.utils.preference.samples import write_ranked_samples
 from training.utils.preference.scoring import chosen_alone, score_responses
 from training.utils.setup.training_run import NextStep, TrainingLoop, TrainingRun
 
@@ -121,7 +120,9 @@ class RewardTrainer:
         scored = self._scored(self.run.eval_rows)
         result = evaluate(scored)
         self.run.metrics.write(step, {f"eval/{name}": value for name, value in result.figures().items()})
-        write_ranked_samples(self.run, step, scored)
+        wanted = self.run.sampled_rows(step)
+        if wanted:
+            self.run.write_samples(step, scored.of_prompts(wanted))
         return result
 
     def chosen_scores(self, most_rows: int) -> Spread | None:

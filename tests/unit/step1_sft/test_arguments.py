@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from training.step1_sft import main, samples, trainer
+from training.step1_sft import main, trainer
 from training.step1_sft.arguments import SftArguments, check_flags
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.engine.config.arguments import EngineArguments
@@ -32,10 +32,9 @@ def test_what_is_added_to_the_loss_is_off_and_never_negative(flag):
 
 def test_every_setting_is_passed_on(monkeypatch):
     monkeypatch.setattr(trainer, "SftTrainer", lambda *given, **_: SimpleNamespace(train=lambda: given))
-    monkeypatch.setattr(samples, "open_drawing", lambda opened: "draw")
     opened: Any = SimpleNamespace(training="run")
-    assert main.train(opened, SftArguments(neftune_alpha=5.0, z_loss_coef=1e-4)) == ("run", 5.0, 1e-4, "draw")
-    assert main.train(opened, SftArguments()) == ("run", 0.0, 0.0, "draw")
+    assert main.train(opened, SftArguments(neftune_alpha=5.0, z_loss_coef=1e-4)) == ("run", 5.0, 1e-4)
+    assert main.train(opened, SftArguments()) == ("run", 0.0, 0.0)
 
 
 def test_the_likelihood_may_be_left_out_where_something_else_trains():

@@ -14,6 +14,17 @@ class EvaluationObserver:
         a run can be judged by them. A collective."""
         return {}
 
+    def wanted(self, *, around_training: bool) -> Sequence[int]:
+        """Return the held-out rows of steps 1 and 2 whose scores `scored` takes, the same on all ranks.
+
+        around_training: the evaluation is the one before training, or the one after it"""
+        return ()
+
+    def scored(self, scores: Mapping[int, Sequence[float]]) -> list[dict[str, Any]]:
+        """Return samples of an evaluation, lines of samples.jsonl. A collective. scores: by the rows that are wanted,
+        the loss of a sentence in nats a token, or those of ranked responses, best first"""
+        return []
+
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Take an evaluation's samples, which samples.jsonl has."""
 
@@ -29,6 +40,13 @@ class EvaluationObservers(EvaluationObserver):
 
     def figures(self, step: int) -> Mapping[str, float]:
         return {name: value for each in self._observers for name, value in each.figures(step).items()}
+
+    def wanted(self, *, around_training: bool) -> Sequence[int]:
+        found = (each.wanted(around_training=around_training) for each in self._observers)
+        return list(dict.fromkeys(row for rows in found for row in rows))
+
+    def scored(self, scores: Mapping[int, Sequence[float]]) -> list[dict[str, Any]]:
+        return [sample for each in self._observers for sample in each.scored(scores)]
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         for each in self._observers:

@@ -6,6 +6,7 @@ values is None, never NaN.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,11 @@ class ScoredResponses:
     prompt_R: np.ndarray
     score_R: np.ndarray
     tokens_R: np.ndarray
+
+    def of_prompts(self, prompts: Sequence[int]) -> dict[int, list[float]]:
+        """Return the scores of some prompts' responses, by the prompt's number."""
+        first, end = (np.searchsorted(self.prompt_R, prompts, side=side).tolist() for side in ("left", "right"))
+        return {prompt: self.score_R[a:b].tolist() for prompt, a, b in zip(prompts, first, end, strict=True)}
 
 
 @dataclass(frozen=True)

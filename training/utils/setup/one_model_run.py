@@ -31,11 +31,10 @@ from training.utils.models.attention.attention import plan_for
 from training.utils.models.stop_tokens import set_stop_tokens, stop_tokens, unused_stop_tokens
 from training.utils.models.tensors.packed import count_weights
 from training.utils.models.token_model import PolicyModel, ScalarModel
-from training.utils.setup.evaluations import open_evaluation_observer
-from training.utils.setup.media import checked_media, media_keeper, processor_of, reader_of_start, with_kept_features
+from training.utils.setup.evaluations import HeldOutRows, open_evaluation_observer
+from training.utils.setup.media import checked_media, processor_of, reader_of_start, with_kept_features
 from training.utils.setup.opened_model import OpenedModel
 from training.utils.setup.opened_run import RunData, planned_run, start_digests
-from training.utils.setup.samples import EvaluationSamples
 from training.utils.setup.setup import (
     compute_meter,
     least_free_bytes,
@@ -55,7 +54,6 @@ if TYPE_CHECKING:
     from training.utils.contracts.media import RunMedia
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.models.settings import ModelSettings
-    from training.utils.run.run_folder import RunFolder
     from training.utils.setup.flags import OneModelFlags
     from training.utils.setup.opened_run import OpenedRun, PlannedRun
     from training.utils.setup.result import TrainingResult
@@ -118,7 +116,10 @@ def run_one_model(
         run, loop = _settled(
             flags, run, loop, chosen, rows=rows.train, check=check, may=partial(may_share, model, engine, read, most)
         )
-        loop = _observed(loop, flags, run, WholeModel(engine, model), style=style, tokenizer=tokenizer)
+        held_out = HeldOutRows(rows, ends, media)
+        loop = _observed(
+            loop, flags, run, WholeModel(engine, model), held_out=held_out, style=style, tokenizer=tokenizer
+        )
         processor = processor_of(start.name_or_path, model)
         parts = CheckpointParts({"model": engine, **guests.engines}, ranks, None, {"model": tokenizer}, processor)
         read_data = RunData(rows.report, rows.train.manifest["fingerprint"], len(rows.train) / steps[1])
@@ -130,7 +131,7 @@ def run_one_model(
                 loop,
                 *files,
                 guests,
-                replace(_samples(flags, run.folder, rows, tokenizer, ends=ends), observer=loop.evaluation_observer),
+                run.folder,
                 media,
             )
             result = train(OpenedModel(flags, run.folder, rows, sum(added), model, training), flags.of_step)
@@ -147,6 +148,7 @@ def _observed(
     run: OpenedRun,
     model: WholeModel,
     *,
+    held_out: HeldOutRows,
     style: PromptStyle,
     tokenizer: PreTrainedTokenizerBase,
 ) -> LoopSettings:
@@ -159,7 +161,7 @@ def _observed(
     return replace(
         loop,
         eval_interval=run.plan.settings["eval_interval"],
-        evaluation_observer=open_evaluation_observer(run, model, tokenizer, batch=batch),
+        evaluation_observer=open_evaluation_observer(run, model, tokenizer, batch=batch, held_out=held_out),
         name=flags.step.label,
         step_observers=open_step_observers(observed),
     )
@@ -252,15 +254,6 @@ def _ends(rows: PhaseData, tokenizer: PreTrainedTokenizerBase, style: PromptStyl
     """The tokens that end a response, and those of them that stand inside responses too."""
     ends, inside = (list(map(tokenizer.convert_tokens_to_ids, found)) for found in rows.report.stops)
     return [end_of_conversation_id(tokenizer, style.end_token), *ends], set(inside)
-
-
-def _samples(
-    flags: OneModelFlags, folder: RunFolder, rows: PhaseData, tokenizer: PreTrainedTokenizerBase, *, ends: Sequence[int]
-) -> EvaluationSamples:
-    """Settings of the samples of held-out rows. ends: tokens that end a response."""
-    decode = tokenizer.decode if rows.seen is None else rows.seen.reader.counting(tokenizer.decode)
-    keeper = media_keeper(folder, rows)
-    return EvaluationSamples(flags.reporting.report_samples, folder, decode, frozenset(ends), keeper)
 
 
 class _Added(NamedTuple):

@@ -20,7 +20,6 @@ from training.utils.run.ahead import Ahead
 from training.utils.run.profiling import Traces, traced
 from training.utils.run.progress import ShownFigure, progress_bar, show
 from training.utils.setup.result import TrainingResult
-from training.utils.setup.samples import EvaluationSamples
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from training.utils.layout.planner import PlanSettings
     from training.utils.models.flops import ComputeMeter
     from training.utils.run.metrics import MetricsWriter
+    from training.utils.run.run_folder import RunFolder
 
 _EVAL_LOSS = "eval/loss"
 
@@ -80,6 +80,7 @@ class LoopSettings:
 class TrainingRun(Generic[Row]):
     """One model in training.
 
+    folder: for samples; None: they are not written
     media: of the rows; None if no row has any
     """
 
@@ -91,7 +92,7 @@ class TrainingRun(Generic[Row]):
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     bad_steps: BadSteps = field(default_factory=BadSteps)
     guests: Guests = Guests()
-    samples: EvaluationSamples = EvaluationSamples()
+    folder: RunFolder | None = None
     media: RunMedia | None = None
 
     @property
@@ -107,6 +108,22 @@ class TrainingRun(Generic[Row]):
         """True if a thread lays out the next step while one runs. Not on a CPU: it would take the cores that the step
         computes on."""
         return self.ranks.device.type == "cuda"
+
+    def sampled_rows(self, step: int) -> Sequence[int]:
+        """Return indices of the held-out rows whose scores `write_samples` takes after `step`."""
+        is_first_or_last = step in (0, self.settings.total_steps)
+        return self.settings.evaluation_observer.wanted(around_training=is_first_or_last)
+
+    def write_samples(self, step: int, scores: Mapping[int, Sequence[float]]) -> None:
+        """Write the samples of an evaluation, if plugins make some. A collective. scores: see
+        `EvaluationObserver.scored`."""
+        observer = self.settings.evaluation_observer
+        samples = [{"step": step, **sample} for sample in observer.scored(scores)]
+        if self.folder is None or not samples:
+            return
+        self.folder.append_samples(samples)
+        self.metrics.write_samples(step, samples)
+        observer.samples(step, samples)
 
     def row_ids(self, taken: Sequence[int]) -> list[int]:
         """The rows of the dataset at these indices of the training rows."""

@@ -12,10 +12,10 @@ from tests.support.image_readers import picture, reader_of, tokenizer_of
 from threestep.plugins.images.data.reader import PixelReader
 from threestep.plugins.images.run import sample_pictures
 from threestep.plugins.images.run.sample_pictures import SamplePictures
+from threestep.plugins.samples.samples import SampleTexts
 from training.utils.contracts.media_spans import MediaSpan
 from training.utils.data.rows.media_store import HeldMedia
 from training.utils.run.run_folder import RunFolder
-from training.utils.setup.samples import EvaluationSamples
 
 LARGE, SMALL = picture(560, 280), picture(56, 28, (0, 0, 200))
 
@@ -41,12 +41,12 @@ def files(folder) -> dict[str, bytes]:
 
 
 def test_pictures_are_kept_small_and_named_by_their_bytes(tmp_path, pixels):
-    samples = EvaluationSamples(keeper=SamplePictures(RunFolder(tmp_path, True), pixels))
+    samples = SampleTexts(keeper=SamplePictures(RunFolder(tmp_path, True), pixels))
     assert samples.media([span(0), span(1), span(0)]).names == [name_of(LARGE), name_of(SMALL), name_of(LARGE)]
     kept = files(tmp_path)
     sizes = {name: Image.open(io.BytesIO(data)).size for name, data in kept.items()}
     assert sizes == {f"{name_of(LARGE)}.png": (128, 64), f"{name_of(SMALL)}.png": (56, 28)}
-    assert samples.media([]).names == [] == EvaluationSamples().media([span(0)]).names
+    assert samples.media([]).names == [] == SampleTexts().media([span(0)]).names
 
 
 def test_a_run_that_goes_on_keeps_what_is_there_and_no_more_than_the_bound(tmp_path, pixels, monkeypatch):

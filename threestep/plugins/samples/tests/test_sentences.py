@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
-from training.step1_sft import samples as sft_samples
-from training.step1_sft.samples import Drawn, GreedyDrawing, Parts, open_drawing, parts_of, sentence_samples
+from threestep.plugins.samples import sentences
+from threestep.plugins.samples.observer import open_samples
+from threestep.plugins.samples.samples import SampleTexts, sample_uid
+from threestep.plugins.samples.sentences import Drawn, GreedyDrawing, Parts, parts_of, sentence_samples
 from training.utils.base.seeds import random_state
 from training.utils.contracts.media_spans import MediaSpan
 from training.utils.contracts.rollout_engine import Sampling
@@ -20,7 +22,7 @@ from training.utils.contracts.rows import SentenceRow
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.engine.whole_model import WholeModel
 from training.utils.generation.engines.hf import TransformersRollout
-from training.utils.setup.samples import EvaluationSamples, sample_uid
+from training.utils.setup.evaluations import EvaluatedRun, HeldOutRows
 
 CPU = torch.device("cpu")
 NEVER = VOCABULARY + 1
@@ -66,7 +68,7 @@ def test_ranks_share_the_rows(model, monkeypatch):
     rows = {index: row(index, 3 + index) for index in range(5)}
     alone = drawing(model)(rows, Ranks(0, 0, 1, CPU))
     parts: list = []
-    monkeypatch.setattr(sft_samples, "gathered", lambda part: parts.append(part) or [part])
+    monkeypatch.setattr(sentences, "gathered", lambda part: parts.append(part) or [part])
     for rank in (0, 1):
         drawing(model)(rows, Ranks(rank, rank, 2, CPU))
     assert [sorted(part) for part in parts] == [[0, 2, 4], [1, 3]]
@@ -75,8 +77,8 @@ def test_ranks_share_the_rows(model, monkeypatch):
 
 def test_lines_of_a_drawn_row_and_of_one_that_was_not():
     rows = {2: row(2, 2, 2), 5: row(5, 3, 2)}
-    samples = EvaluationSamples(8, decode=lambda ids: " ".join(map(str, ids)), end_token_ids=frozenset({1}))
-    drawn, other = sentence_samples(rows, {2: 0.5, 5: 1.5}, {2: Drawn([6, 1], True)}, samples)
+    samples = SampleTexts(decode=lambda ids: " ".join(map(str, ids)), end_token_ids=frozenset({1}))
+    drawn, other = sentence_samples(rows, {2: [0.5], 5: [1.5]}, {2: Drawn([6, 1], True)}, samples)
     prompt, truth = (" ".join(map(str, rows[2].input_ids[part])) for part in (slice(2), slice(2, 4)))
     assert drawn == {
         "prompt_index": 2, "uid": sample_uid(prompt, truth), "prompt": prompt, "ground_truth": truth, "loss": 0.5,
@@ -87,29 +89,32 @@ def test_lines_of_a_drawn_row_and_of_one_that_was_not():
 
 def test_rows_with_the_same_texts_and_other_pictures_are_told_apart():
     pictures: Any = SimpleNamespace(names=lambda spans: [f"sha {span.key}" for span in spans])
-    samples = EvaluationSamples(8, decode=lambda ids: "text", keeper=pictures)
+    samples = SampleTexts(decode=lambda ids: "text", keeper=pictures)
     rows = {key: replace(row(2, 2, 2), media=(MediaSpan(0, 1, key=key),)) for key in (4, 7)}
-    one, other = sentence_samples(rows, {4: 0.5, 7: 0.5}, {}, samples)
+    one, other = sentence_samples(rows, {4: [0.5], 7: [0.5]}, {}, samples)
     assert (one["images"], other["images"]) == (["sha 4"], ["sha 7"]) and one["uid"] != other["uid"]
     assert one["prompt"] == other["prompt"]
 
 
-def opened(model, zero_stage: int = 0, loss_on: str = "response", count: int = 8, images: Any = None) -> Any:
-    engine = SimpleNamespace(settings=SimpleNamespace(zero_stage=zero_stage))
-    run = SimpleNamespace(
-        samples=EvaluationSamples(count), eval_rows=[row(0, 3)], engine=engine, ranks=Ranks(0, 0, 1, CPU),
-        settings=SimpleNamespace(pad_token_id=0), media=images,
-    )  # fmt: skip
-    data = SimpleNamespace(rows=SimpleNamespace(loss_on=loss_on, max_seq_len=100))
-    flags = SimpleNamespace(data=data, engine=SimpleNamespace(per_device_eval_batch_size=4))
-    return SimpleNamespace(flags=flags, training=run, model=model)
+def samples_of(model, zero_stage: int = 0, loss_on: str = "response", count: int = 8) -> Any:
+    engine = SimpleNamespace(settings=SimpleNamespace(zero_stage=zero_stage), ranks=Ranks(0, 0, 1, CPU))
+    settings = {"report_samples": count, "seed": 1, "max_seq_len": 100, "loss_on": loss_on}
+    tokenizer = SimpleNamespace(decode=str, pad_token_id=0)
+    held_out = HeldOutRows(SimpleNamespace(eval=[row(0, 3)], seen=None), [2], None)
+    return open_samples(EvaluatedRun(settings, None, WholeModel(engine, model), tokenizer, None, 4, held_out))
 
 
 def test_what_can_be_drawn_is(model):
-    made = open_drawing(opened(model))
+    made = samples_of(model)._draw
     assert made is not None and made.sampling.max_new_tokens == 50 and made.sampling.end_token_id == 2
     assert made.sampling.temperature == 0 and made.rows_at_a_time == 4
-    assert open_drawing(opened(model, count=0)) is None
+    assert samples_of(model, count=0) is None
+
+
+def test_a_run_of_step_3_is_left_alone():
+    nothing: Any = None
+    run = EvaluatedRun({"report_samples": 8}, nothing, nothing, nothing, None, 4, None)
+    assert open_samples(run) is None
 
 
 @pytest.mark.parametrize(
@@ -121,6 +126,8 @@ def test_what_can_be_drawn_is(model):
     ],
 )
 def test_what_cannot_be_drawn_is_named(model, changes, reason, capsys, monkeypatch):
-    monkeypatch.setattr(sft_samples, "why_not_decoded", lambda model, own, way: "it counts its padding")
-    assert open_drawing(opened(model, **changes)) is None
+    monkeypatch.setattr(sentences, "why_not_decoded", lambda model, own, way: "it counts its padding")
+    made = samples_of(model, **changes)
     assert f"samples show the loss of each row and draw no responses: {reason}" in capsys.readouterr().out
+    [line] = made.scored({0: [0.5]})
+    assert line["loss"] == 0.5 and "response" not in line

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from threestep.plugins.samples import observer
+from threestep.plugins.samples.observer import RankedSamples
+from threestep.plugins.samples.ranked import least_margin, ranked_samples
+from threestep.plugins.samples.samples import SampleTexts
 from training.utils.contracts.media_spans import MediaSpan
 from training.utils.contracts.rows import ResponsesRow
-from training.utils.preference import samples as ranked
 from training.utils.preference.evaluation import ScoredResponses
-from training.utils.preference.samples import least_margin, ranked_samples, write_ranked_samples
-from training.utils.setup.samples import EvaluationSamples
 
-TEXT = EvaluationSamples(2, decode=lambda ids: "-".join(map(str, ids)), end_token_ids=frozenset({1}))
+TEXT = SampleTexts(decode=lambda ids: "-".join(map(str, ids)), end_token_ids=frozenset({1}))
 
 
 def rows(*responses: int) -> list[ResponsesRow]:
@@ -42,7 +43,7 @@ def test_the_least_margin_is_that_of_the_worst_pair():
 
 
 def test_each_row_has_its_own_scores():
-    found = ranked_samples(rows(2, 3, 2), [2, 1], scored(2, 3, 2), TEXT)
+    found = ranked_samples(rows(2, 3, 2), scored(2, 3, 2).of_prompts([2, 1]), TEXT)
     assert [sample["scores"] for sample in found] == [[25.0, 36.0], [4.0, 9.0, 16.0]]
     assert [sample["margin"] for sample in found] == [-11.0, -12.0]
     assert [sample["prompt_index"] for sample in found] == [2, 1] and len({sample["uid"] for sample in found}) == 2
@@ -50,26 +51,23 @@ def test_each_row_has_its_own_scores():
 
 
 def test_a_single_response_has_no_margin():
-    (sample,) = ranked_samples(rows(1), [0], scored(1), TEXT)
+    (sample,) = ranked_samples(rows(1), scored(1).of_prompts([0]), TEXT)
     assert sample["scores"] == [0.0] and "margin" not in sample
 
 
 def test_pairs_with_the_same_texts_and_other_pictures_are_told_apart():
     pictures: Any = SimpleNamespace(names=lambda spans: [f"sha {span.key}" for span in spans])
-    samples = EvaluationSamples(2, decode=lambda ids: "text", keeper=pictures)
+    samples = SampleTexts(lambda ids: "text", keeper=pictures)
     seen = [replace(pair, media=(MediaSpan(0, 1, key=key),)) for key, pair in enumerate(rows(2, 2))]
-    one, other = ranked_samples(seen, [0, 1], scored(2, 2), samples)
+    one, other = ranked_samples(seen, scored(2, 2).of_prompts([0, 1]), samples)
     assert (one["images"], other["images"]) == (["sha 0"], ["sha 1"]) and one["uid"] != other["uid"]
 
 
-@pytest.mark.parametrize(("step", "most", "written"), [(0, 1000, 9), (5, 1000, 2), (10, 1000, 9), (10, 4, 5)])
-def test_many_before_and_after_training_and_some_between(step, most, written, monkeypatch):
-    monkeypatch.setattr(ranked, "MOST_ROWS", most)
-    lines: list[Any] = []
-    samples = SimpleNamespace(rows=lambda total, seed: [3, 7], write=lambda metrics, step, own: lines.extend(own))
-    samples.text, samples.media = TEXT.text, TEXT.media
-    settings = SimpleNamespace(seed=1, total_steps=10)
-    run: Any = SimpleNamespace(samples=samples, eval_rows=rows(*[2] * 9), settings=settings, metrics=None)
-    write_ranked_samples(run, step, scored(*[2] * 9))
-    indices = [line["prompt_index"] for line in lines]
-    assert indices[:2] == [3, 7] and len(indices) == len(set(indices)) == written
+@pytest.mark.parametrize(("around", "most", "written"), [(True, 1000, 9), (False, 1000, 2), (True, 4, 5)])
+def test_many_before_and_after_training_and_some_between(around, most, written, monkeypatch):
+    monkeypatch.setattr(observer, "MOST_ROWS", most)
+    samples = RankedSamples(rows(*[2] * 9), [3, 7], TEXT)
+    wanted = samples.wanted(around_training=around)
+    assert [*wanted[:2]] == [3, 7] and len(wanted) == len(set(wanted)) == written
+    lines = samples.scored(scored(*[2] * 9).of_prompts(wanted))
+    assert [line["prompt_index"] for line in lines] == wanted

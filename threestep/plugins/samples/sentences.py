@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from threestep.plugins.samples.samples import SampleTexts, sample_uid
 from training.utils.base.console import log
 from training.utils.contracts.media_spans import media_between
 from training.utils.contracts.rollout_engine import Ends, RolloutEngine, RolloutRequest, Sampling, rolled_out
 from training.utils.contracts.rows import PromptRow, SentenceRow
 from training.utils.data.rows.collate import collate_prompts
 from training.utils.engine.ranks.collectives import gathered
-from training.utils.engine.whole_model import WholeModel
 from training.utils.generation.decoding.decode_check import why_not_decoded
 from training.utils.generation.decoding.decoding import WAYS
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.stop_tokens import stop_tokens
-from training.utils.setup.samples import EvaluationSamples, sample_uid
 
 if TYPE_CHECKING:
     from training.utils.contracts.media import RunMedia
     from training.utils.engine.ranks.startup import Ranks
-    from training.utils.setup.opened_model import OpenedModel
+    from training.utils.engine.whole_model import WholeModel
+    from training.utils.setup.evaluations import EvaluatedRun, HeldOutRows
 
 MOST_TOKENS = 64  # of a drawn response: enough to see, and as cheap as a few forwards
 
@@ -99,50 +99,47 @@ class GreedyDrawing:
         return [Drawn(rollout.response_of(row).tolist(), ended[row]) for row in range(len(parts))]
 
 
-def open_drawing(opened: OpenedModel) -> GreedyDrawing | None:
+def open_drawing(run: EvaluatedRun, held_out: HeldOutRows) -> GreedyDrawing | None:
     """Open the sampler of the model in training; None, with the reason logged, if it draws no responses."""
-    flags, run = opened.flags, opened.training
-    if not run.samples.count or not len(run.eval_rows):
-        return None
-    whole = WholeModel(run.engine, opened.model)
-    reason = _why_not_drawn(opened, whole)
+    reason = _why_not_drawn(run)
     if reason is not None:
-        log(f"samples show the loss of each row and draw no responses: {reason}", run.ranks.is_main)
+        log(f"samples show the loss of each row and draw no responses: {reason}", run.model.engine.ranks.is_main)
         return None
-    longest = flags.data.rows.max_seq_len
-    first, *more = stop_tokens(opened.model) or [-1]
+    longest = run.settings["max_seq_len"]
+    first, *more = stop_tokens(run.model.model) or [-1]
     sampling = Sampling(
         max_new_tokens=max(1, min(MOST_TOKENS, longest // 2)),
         temperature=0.0,
         top_k=0,
         top_p=1.0,
         end_token_id=first,
-        pad_token_id=run.settings.pad_token_id,
+        pad_token_id=run.tokenizer.pad_token_id,
         ends=Ends(token_ids=tuple(more)),
     )
-    at_a_time = flags.engine.per_device_eval_batch_size
-    return GreedyDrawing(TransformersRollout(), whole, sampling, longest, at_a_time, run.media)
+    return GreedyDrawing(TransformersRollout(), run.model, sampling, longest, run.rows_per_batch, held_out.media)
 
 
-def _why_not_drawn(opened: OpenedModel, whole: WholeModel) -> str | None:
-    flags = opened.flags
-    if flags.data.rows.loss_on == "conversation":
+def _why_not_drawn(run: EvaluatedRun) -> str | None:
+    if run.settings["loss_on"] == "conversation":
         return "with --loss_on conversation a row has no prompt apart from its response"
-    if whole.is_sharded:
+    if run.model.is_sharded:
         return "under --zero_stage 3 no rank has whole weights, and to gather them may not fit into memory"
-    measured = own_forward_of(opened.model)
-    name = type(opened.model).__name__
+    measured = own_forward_of(run.model.model)
+    name = type(run.model.model).__name__
     if measured is None:
         return f"{name} was not read when it was loaded"
-    with whole.lent() as model:
+    with run.model.lent() as model:
         reason = why_not_decoded(model, measured, WAYS[0])
     return None if reason is None else f"{name} cannot be decoded {WAYS[0].words}: {reason}"
 
 
 def sentence_samples(
-    rows: Mapping[int, SentenceRow], losses: Mapping[int, float], drawn: Mapping[int, Drawn], samples: EvaluationSamples
+    rows: Mapping[int, SentenceRow],
+    losses: Mapping[int, Sequence[float]],
+    drawn: Mapping[int, Drawn],
+    samples: SampleTexts,
 ) -> list[dict[str, Any]]:
-    """The lines of samples.jsonl. losses: nats a token, by row; a row that was not drawn has no response."""
+    """The lines of samples.jsonl. losses: nats a token, one by row; a row that was not drawn has no response."""
     written = []
     for index, row in rows.items():
         parts = parts_of(row)
@@ -154,7 +151,7 @@ def sentence_samples(
             "prompt": prompt,
             **media.columns,
             "ground_truth": truth,
-            "loss": losses[index],
+            "loss": losses[index][0],
         }
         if index in drawn:
             response = drawn[index]
