@@ -41,6 +41,7 @@ class ModelPreparer:
     places_parts: `before_device` puts a model on the device part by part, as it may not fit there as a whole.
     planned: what a dry run says behind the memory of activations.
     untimed: what a dry run's seconds leave out.
+    adapts: `add_adapters` adds some.
     """
 
     compiles: ClassVar[bool] = False
@@ -50,6 +51,7 @@ class ModelPreparer:
     in_pieces: ClassVar[bool] = False
     places_parts: ClassVar[bool] = False
     untimed: ClassVar[str] = ""
+    adapts: ClassVar[bool] = False
 
     @property
     def planned(self) -> str:
@@ -59,6 +61,16 @@ class ModelPreparer:
     def weights_form(self) -> str:
         """The form in which weights are kept from then on, in words; "": as they are."""
         return ""
+
+    @property
+    def trained_form(self) -> str:
+        """What trains in the place of the model's own weights, in words, such as `LoRA of rank 4`."""
+        return ""
+
+    @property
+    def keeps_weights(self) -> bool:
+        """The model's own weights stay as they are: without its adapters it is the start model."""
+        return False
 
     def check_device(self, on_cuda: bool) -> None:
         """ThreestepError where a model on such a device cannot be changed, in a dry run too."""
@@ -79,6 +91,9 @@ class ModelPreparer:
     def before_adapters(self, model: PreTrainedModel, form: ForwardForm) -> None:
         """Change a model that is to get its adapters next."""
 
+    def add_adapters(self, model: PreTrainedModel) -> None:
+        """Put on what trains beside the model's own weights (`models.tensors.adapters`)."""
+
     def after_adapters(self, model: nn.Module, form: ForwardForm) -> None:
         """Change a model that has its adapters, last of all."""
 
@@ -94,9 +109,9 @@ class ModelPreparer:
         return {}
 
 
-def preparers_of(added: AddedFlags = NO_FLAGS) -> tuple[ModelPreparer, ...]:
-    """Return what plugins change in models that are loaded with these flags of theirs."""
-    return tuple(preparer for of_plugin in hooks("preparers") for preparer in of_plugin(added))
+def preparers_of(added: AddedFlags = NO_FLAGS, role: str = "") -> tuple[ModelPreparer, ...]:
+    """Return what plugins change in models that are loaded with these flags of theirs. role: in step 3, the model's"""
+    return tuple(preparer for of_plugin in hooks("preparers") for preparer in of_plugin(added, role))
 
 
 class KeepsLess:

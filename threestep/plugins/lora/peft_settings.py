@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from threestep.plugins.lora.adding import END_OF_NAME
 from training.utils.base.errors import ThreestepError
-from training.utils.models.adapters.lora import END_OF_NAME
 
 _NAME = "peft_config"
 _FLAGS = ("lora_dim", "lora_alpha", "lora_dropout", "lora_module_name", "use_dora")
