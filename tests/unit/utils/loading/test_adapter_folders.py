@@ -22,9 +22,7 @@ def without_plugin(monkeypatch):
 def test_the_plugin_is_named(without_plugin, tmp_path):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "x"}))
     for read in (find_adapter, model_of, load_config):
-        with pytest.raises(
-            ThreestepError, match="holds adapter_config.json, .*get the plugin of adapters in adapter_co"
-        ):
+        with pytest.raises(ThreestepError, match="holds adapter_config.json, .*the plugin of adapters in adapter_conf"):
             read(str(tmp_path))
 
 
