@@ -57,7 +57,7 @@ rewards: rewards.rules rewards.calling flags plugins contracts base
 setup: outputs checkpoints engine loading engine.ranks data.build models.adapters data.kinds trackers models
     divergence data.chat data.cache run models.attention engine.config data.sources data.rows models.tensors layout
     flags data.sources.formats plugins models.families data.files contracts base
-preference: setup engine loading engine.ranks data.build models run data.rows layout flags data.files
+preference: setup engine loading engine.ranks data.build models run data.rows models.tensors layout flags data.files
     contracts base
 """
 ROOMS_BELOW: dict[str, tuple[str, ...]] = {

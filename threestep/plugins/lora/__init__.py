@@ -15,7 +15,7 @@ PLUGIN = Plugin(
     },
     topics={"lora": "LoRA adapters"},
     tables={
-        "adapters": {"adapter_config.json": AdapterEntry(f"{__name__}.folders:find", f"{__name__}.adding:described")},
+        "adapters": {"adapter_config.json": AdapterEntry(f"{__name__}.given:find", f"{__name__}.adding:described")},
         "critics": {"share_trunk": f"{__name__}.shared_trunk:scalar_model_on_trunk"},
         "advice": {"lora_dim": {"own_reference": "--lora_dim above 0 and --only_optimize_lora true"}},
     },

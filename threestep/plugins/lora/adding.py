@@ -12,12 +12,12 @@ from training.utils.base.errors import ThreestepError, first_line
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from threestep.plugins.lora.preparers import Lora
+    from threestep.plugins.lora.settings import LoraSettings
 
 END_OF_NAME = "$"  # behind a part: the layer's name is it, or ends with a dot and it
 
 
-def add_lora(model: PreTrainedModel, settings: Lora) -> PreTrainedModel:
+def add_lora(model: PreTrainedModel, settings: LoraSettings) -> PreTrainedModel:
     """Add adapters to `model` in place and return it. Adapters that it has already are these, trained on, but for their
     dropout.
 
@@ -45,7 +45,7 @@ def described(model: PreTrainedModel, folder: Path) -> None:
     mark_layers(model)
 
 
-def _add_adapters(model: PreTrainedModel, settings: Lora) -> None:
+def _add_adapters(model: PreTrainedModel, settings: LoraSettings) -> None:
     from peft import LoraConfig
 
     part = settings.lora_module_name

@@ -71,7 +71,7 @@ def _check_trunk(own: RolesLoraArguments, flags: Any, mistakes: Mistakes) -> Non
         f"--critic_zero_stage {stages[1]}; give 3 to both or to neither",
     )
     mistakes.require(
-        flags.trains_critic,
+        flags.trains_critic is not False,
         f"--share_trunk puts actor and critic on one trunk, and --advantage {flags.algorithm.advantage} has no critic; "
         f"leave it out or use {WITH_CRITIC}",
     )

@@ -7,18 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import parse_json
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from transformers import PreTrainedModel
-
-    from threestep.plugins.lora.merging import PeftPlan
-    from training.utils.models.settings import ModelSettings
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"  # PEFT's names
 _DESCRIPTION = "weights.json"  # beside CONFIG in a checkpoint, which describes a model and holds no weights
@@ -26,7 +18,7 @@ _DESCRIPTION = "weights.json"  # beside CONFIG in a checkpoint, which describes 
 
 @dataclass(frozen=True)
 class AdapterFolder:
-    """A `GivenAdapter`. settings: its adapter_config."""
+    """name: as it was given. base: the folder or hub name of the model that it adapts. settings: its adapter_config."""
 
     name: str
     folder: Path
@@ -46,14 +38,8 @@ class AdapterFolder:
         where = "" if Path(self.base).is_dir() else " (neither a folder here nor in the adapter's)"
         return f"base of the adapter '{self.name}'{where}"
 
-    def planned(self, make_empty: Callable[[], PreTrainedModel], settings: ModelSettings) -> PeftPlan:
-        """See `plan_adapter`."""
-        from threestep.plugins.lora.merging import plan_adapter
 
-        return plan_adapter(self, make_empty, settings)
-
-
-def find(name_or_path: str) -> AdapterFolder | None:
+def find_folder(name_or_path: str) -> AdapterFolder | None:
     """Return the adapter in a folder or under a hub name; None if it is a model. ThreestepError if its settings name no
     base that there may be, or its weights are not safetensors."""
     if Path(name_or_path).is_dir():
@@ -72,7 +58,7 @@ def find(name_or_path: str) -> AdapterFolder | None:
 
 
 def adapter_in(folder: Path, name: str | None = None) -> AdapterFolder | None:
-    """See `find`; of a folder. name: that it goes by, its path by default."""
+    """See `find_folder`; of a folder. name: that it goes by, its path by default."""
     if not (folder / CONFIG).is_file() or (folder / _DESCRIPTION).is_file():
         return None
     name = name or str(folder)

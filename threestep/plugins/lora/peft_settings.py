@@ -1,4 +1,5 @@
-"""PEFT's LoraConfig as flags of a run: each of its fields is honoured, or refused by name with what to write."""
+"""PEFT's LoraConfig as flags of a run: each of its fields is honoured, or refused by name with what to write. Serves
+`peft_config` of the steps as Python functions."""
 
 from __future__ import annotations
 

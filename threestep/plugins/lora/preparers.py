@@ -1,4 +1,4 @@
-"""The settings of a model's adapters, which are added as it is loaded. Cheap to import."""
+"""The adapters of a model, which are added as it is loaded. Cheap to import."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from threestep.plugins.lora.arguments import LoraArguments, RolesLoraArguments
+from threestep.plugins.lora.settings import LoraSettings
 from training.utils.flags.flags import settings_of
 from training.utils.models.preparers import ModelPreparer
 
@@ -28,20 +29,9 @@ def preparers(added: AddedFlags, role: str) -> Iterator[ModelPreparer]:
 
 
 @dataclass(frozen=True)
-class Lora(ModelPreparer):
-    """Adapters of a rank of 1 or more. The fields are the flags' but for `lora_alpha`: the scale is alpha / rank, also
-    with rsLoRA.
+class Lora(LoraSettings, ModelPreparer):
+    """These adapters, added as a model is loaded."""
 
-    use_dora: adapters have a magnitude for each output of their layer (Liu et al. 2024, arXiv:2402.09353).
-    """
-
-    lora_dim: int
-    lora_alpha: float = 16.0
-    lora_dropout: float = 0.0
-    lora_module_name: str = "all-linear"
-    use_dora: bool = False
-    only_optimize_lora: bool = True
-    lora_learning_rate: float | None = None
     of_counted: ClassVar[bool] = True
     adapts: ClassVar[bool] = True
 

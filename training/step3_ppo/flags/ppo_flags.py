@@ -51,14 +51,14 @@ class PpoFlags(NamedTuple):
         return self.roles.model(role, self.added)
 
     @property
-    def trains_critic(self) -> bool:
-        """False where --advantage is unknown."""
+    def trains_critic(self) -> bool | None:
+        """None where --advantage is unknown."""
         from training.step3_ppo.flags.extensions import estimator_named
 
         try:
             return estimator_named(self.algorithm.advantage).needs_critic
         except ThreestepError:
-            return False
+            return None
 
     @property
     def longest_tokens(self) -> int:

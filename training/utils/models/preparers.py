@@ -64,7 +64,7 @@ class ModelPreparer:
 
     @property
     def trained_form(self) -> str:
-        """What trains in the place of the model's own weights, in words, such as `LoRA of rank 4`."""
+        """The adapters in words, such as `LoRA of rank 4`; "": it adds none."""
         return ""
 
     @property
