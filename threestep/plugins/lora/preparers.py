@@ -33,10 +33,9 @@ class Lora(LoraSettings, ModelPreparer):
     """These adapters, added as a model is loaded."""
 
     of_counted: ClassVar[bool] = True
-    adapts: ClassVar[bool] = True
 
     @property
-    def trained_form(self) -> str:
+    def adapters(self) -> str:
         return f"LoRA of rank {self.lora_dim}"
 
     @property

@@ -41,7 +41,6 @@ class ModelPreparer:
     places_parts: `before_device` puts a model on the device part by part, as it may not fit there as a whole.
     planned: what a dry run says behind the memory of activations.
     untimed: what a dry run's seconds leave out.
-    adapts: `add_adapters` adds some.
     """
 
     compiles: ClassVar[bool] = False
@@ -51,7 +50,6 @@ class ModelPreparer:
     in_pieces: ClassVar[bool] = False
     places_parts: ClassVar[bool] = False
     untimed: ClassVar[str] = ""
-    adapts: ClassVar[bool] = False
 
     @property
     def planned(self) -> str:
@@ -63,8 +61,8 @@ class ModelPreparer:
         return ""
 
     @property
-    def trained_form(self) -> str:
-        """The adapters in words, such as `LoRA of rank 4`; "": it adds none."""
+    def adapters(self) -> str:
+        """The adapters that it adds, in words such as `LoRA of rank 4`; "": none."""
         return ""
 
     @property

@@ -66,7 +66,7 @@ class ModelSettings:
     @property
     def has_adapters(self) -> bool:
         """The model gets adapters."""
-        return any(each.adapts for each in self.preparers)
+        return any(each.adapters for each in self.preparers)
 
     @property
     def is_own_reference(self) -> bool:
