@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from threestep.adapter_settings import flags_of_adapters
 from threestep.inputs import address_of_rows, with_addresses
 from threestep.mistakes import mistakes_in_python
 from threestep.new_models import new_model
@@ -27,6 +26,7 @@ from threestep.running import flags_of, run_here, run_on_ranks
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.data.build.arguments import whole_split
 from training.utils.flags.step import known_steps
+from training.utils.plugins.registry import check_plugin, plugin_module
 
 _GIVEN_FOLDER = "given"
 _RUNS = "runs"
@@ -141,7 +141,8 @@ def _trained(kind: str, models: Mapping[str, tuple[Any, Any]], call: _Call) -> R
     on_ranks = _check(num_ranks, models, call.settings, in_memory=is_in_memory(rows))
     plain, functions = with_addresses(call.settings, on_ranks)
     if call.peft_config is not None:
-        plain |= flags_of_adapters(call.peft_config, kind, plain)
+        check_plugin("lora", "peft_config")
+        plain |= plugin_module("lora", "peft_settings").flags_of_adapters(call.peft_config, kind, plain)
     folder, is_new = _folder_of(plain.get("run_name") or kind, plain.pop("output_dir", None))
     given = folder / _GIVEN_FOLDER
     try:

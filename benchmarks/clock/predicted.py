@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from threestep.plugins.lora.adding import add_lora
+from threestep.plugins.lora.preparers import Lora
 from threestep.plugins.plan.clock.devices import DEVICES, AttentionShares, Device
 from threestep.plugins.plan.clock.traffic import gather_seconds
 from threestep.plugins.plan.clock.training_step import Parts, StepPlan, step_parts
 from threestep.plugins.plan.clock.work import Matmul, TrainingWork, Work
 from threestep.plugins.plan.dry_run.operators import training_work
-from training.utils.models.adapters.lora import add_lora
-from training.utils.models.settings import ModelSettings
 
 if TYPE_CHECKING:
     from benchmarks.clock.rows import Row
@@ -111,7 +111,7 @@ def model_of(name: str, adapters: bool) -> Any:
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).train()
         if adapters:
-            model = add_lora(model, ModelSettings(name, lora_dim=LORA_RANK))
+            model = add_lora(model, Lora(lora_dim=LORA_RANK))
             for part in model.parameters():
                 part.data = part.data.to(torch.bfloat16)
     return model

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from tests.support.lora_settings import lora_settings
 from training.utils.run.program import run_program
 
 
@@ -97,7 +98,6 @@ def engine_of(arguments: argparse.Namespace, ranks: Any) -> Any:
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.loading.models import prepared
     from training.utils.models.own_forward import read_own_forward
-    from training.utils.models.settings import ModelSettings
     from training.utils.models.token_model import PolicyModel
     from training.utils.setup.setup import load_under
 
@@ -106,7 +106,7 @@ def engine_of(arguments: argparse.Namespace, ranks: Any) -> Any:
     model = load_under(settings, ranks, lambda dtype: random_model(arguments.shape, dtype, where, arguments.attention))
     read_own_forward(model, 0)
     use_flex_attention(model)
-    wanted = ModelSettings(
+    wanted = lora_settings(
         name_or_path="", gradient_checkpointing=arguments.gradient_checkpointing, lora_dim=arguments.lora_dim
     )
     model = prepared(model, wanted)

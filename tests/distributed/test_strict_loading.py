@@ -40,6 +40,7 @@ WORDS = {
 SCRIPT = """
     import sys, torch, deepspeed
     from tests.distributed.launch import report
+    from tests.support.lora_settings import lora_settings
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.ranks.startup import started_process_group
     from training.utils.loading.models import load_causal_lm, load_scalar_model
@@ -53,7 +54,7 @@ SCRIPT = """
         tokenizer = load_tokenizer(folder)
         settings = ModelSettings(folder)
         if "going_on" in folder:
-            settings = ModelSettings(folder, lora_dim=2, lora_module_name="q_proj", trains_adapter_on=True)
+            settings = lora_settings(folder, lora_dim=2, lora_module_name="q_proj", trains_adapter_on=True)
         scores = "/reward" in folder
 
         def load(dtype):

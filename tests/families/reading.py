@@ -30,6 +30,7 @@ from tests.families.subjects import (
     one_by_one,
     true_logprobs,
 )
+from tests.support.lora_settings import lora_settings
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.contracts.token_rows import TokenRows
@@ -40,7 +41,6 @@ from training.utils.loading.models import load_causal_lm
 from training.utils.models.adapters.saving import save_model
 from training.utils.models.layout_check import check_padded, why_not_packed
 from training.utils.models.own_forward import own_forward_of
-from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
 
 CPU = torch.device("cpu")
@@ -50,7 +50,7 @@ PROMPTS, RESPONSE = (3, 11, 7), 14  # tokens of the prompts of rollouts, and the
 def load(folder: Path, dtype: torch.dtype, **settings: Any) -> Any:
     """Load by our code, for sequences as long as the longest that are asked, in rows or rollouts."""
     longest = max(longest_tokens(documents(LONG)), max(PROMPTS) + RESPONSE)
-    return load_causal_lm(ModelSettings(str(folder), **settings), dtype, VOCABULARY, longest_tokens=longest).eval()
+    return load_causal_lm(lora_settings(str(folder), **settings), dtype, VOCABULARY, longest_tokens=longest).eval()
 
 
 def saved(model: Any, tensors: dict[str, torch.Tensor], folder: Path) -> Path:

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tests.support.lora_settings import lora_settings
+
 SEED = 5
 STEPS = 4
 PER_STEP = 6
@@ -342,14 +344,13 @@ def model_settings(case: Case, models: Path) -> Any:
     from threestep.plugins.speed.arguments import SpeedArguments
     from threestep.plugins.speed.preparers import preparers
     from training.utils.flags.added import added_flags
-    from training.utils.models.settings import ModelSettings
 
     added = added_flags("step1_sft")()
     added.of(SpeedArguments).mlp_tiles = case.tiles
-    return ModelSettings(
+    return lora_settings(
         str(models / case.model),
         gradient_checkpointing=case.checkpointing,
-        preparers=tuple(preparers(added)),
+        preparers=tuple(preparers(added, "")),
         lora_dim=case.lora_dim,
         lora_alpha=LORA_ALPHA,
         lora_module_name=case.lora_part,

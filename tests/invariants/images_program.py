@@ -16,6 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tests.support.lora_settings import lora_settings
+
 SEED, STEPS, PER_STEP = 5, 3, 4
 LONGEST = 40
 VOCAB = 96
@@ -345,11 +347,10 @@ def make_engine(case: Case, models: Path, ranks: Any, images: Any) -> tuple[Any,
 
 def load(case: Case, models: Path, dtype: Any, images: Any) -> Any:
     from training.utils.loading.models import load_causal_lm, load_scalar_model
-    from training.utils.models.settings import ModelSettings
 
     named = ("freeze_vision_tower", "freeze_projector", "lora_dim", "gradient_checkpointing")
     flags = {name: getattr(case, name) for name in named}
-    start = ModelSettings(str(models / case.start), takes_media=True, lora_alpha=LORA_ALPHA, **flags)
+    start = lora_settings(str(models / case.start), takes_media=True, lora_alpha=LORA_ALPHA, **flags)
     if case.kind == "reward":
         return load_scalar_model(start, dtype, Vocabulary(), must_have_head=True, media=images)
     return load_causal_lm(start, dtype, VOCAB, media=images)

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from threestep.plugins.lora.preparers import Lora
+
 # name: dtype, ZeRO stage, offload, rank of LoRA
 CASES = {
     f"{dtype}_z{stage}{'_offload' if offload else ''}": (dtype, stage, offload, 0)
@@ -52,12 +54,11 @@ def main(is_long: bool) -> None:
 def compared(dtype: str, stage: int, offload: bool, lora_dim: int, ranks: Any, states: bool) -> dict[str, list[int]]:
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from threestep.plugins.lora.adding import add_lora
     from threestep.plugins.plan.dry_run.engine_memory import trained_memory
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.config.config import deepspeed_config
     from training.utils.engine.training_engine import TrainingEngine
-    from training.utils.models.adapters.lora import add_lora
-    from training.utils.models.settings import ModelSettings
     from training.utils.setup.setup import load_under
 
     # Sizes that two ranks divide, so that DeepSpeed pads nothing.
@@ -68,7 +69,7 @@ def compared(dtype: str, stage: int, offload: bool, lora_dim: int, ranks: Any, s
 
     def load(torch_dtype: torch.dtype) -> Any:
         model = AutoModelForCausalLM.from_config(config, dtype=torch_dtype)
-        return add_lora(model, ModelSettings("", lora_dim=lora_dim)).to(torch_dtype)
+        return add_lora(model, Lora(lora_dim=lora_dim)).to(torch_dtype)
 
     model = load_under(settings, ranks, load)
     sizes = [(getattr(part, "ds_numel", part.numel()), part.requires_grad) for part in model.parameters()]

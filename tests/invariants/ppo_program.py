@@ -93,7 +93,7 @@ def make_trainer(
     ranks: Any,
     stage: int,
     *,
-    lora_dim: int = 0,
+    lora: dict[str, Any] | None = None,
     decay: float = DECAY,
     epochs: int = EPOCHS,
     micro: int = 3,
@@ -110,6 +110,7 @@ def make_trainer(
     """A PpoTrainer on fresh models, by the same parts as the program's own assembly; the one before is released.
     changed: of the models' flags."""
     from tests.invariants import tiny
+    from tests.support.data_flags import with_flags
     from tests.support.guests import balancing
     from tests.support.step3_records import made
     from training.step3_ppo.advantages import ESTIMATORS
@@ -133,6 +134,7 @@ def make_trainer(
     from training.step3_ppo.roles.roles import Tokenizers
     from training.step3_ppo.trainer import PpoTrainer
     from training.utils.contracts.rollout_engine import Sampling
+    from training.utils.flags.added import added_flags
     from training.utils.generation.engines.hf import TransformersRollout
     from training.utils.layout.planner import PlanSettings
     from training.utils.run.metrics import MetricsWriter
@@ -150,7 +152,6 @@ def make_trainer(
         critic_zero_stage=stage,
         actor_dropout=None,
         critic_dropout=None,
-        actor_lora_dim=lora_dim,
         dtype=dtype,
         max_grad_norm=CLIP_NORM,
     )
@@ -159,7 +160,7 @@ def make_trainer(
         Tokenizers(tiny.StandInTokenizer(), tiny.StandInTokenizer()),
         ranks,
         total_steps=ITERATIONS * epochs * minibatches,
-        needed=RolesNeeded(critic=not grpo),
+        needed=RolesNeeded(critic=not grpo, added=with_flags(added_flags("step3_ppo")(), **(lora or {}))),
     )
     roles = with_guests(roles, balancing(), path="", total_steps=1, seed=0)
     sampling = Sampling(MAX_NEW_TOKENS, TEMPERATURE, 0, 1.0, tiny.END, tiny.PAD)
@@ -596,7 +597,7 @@ def lora(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[st
     rows = padded_rows([join(torch.tensor(LORA_PROMPT), torch.tensor(LORA_RESPONSE))], 1)
     for stage in cases:
         seed_everything(SEED, ranks.rank)  # as every program does: ranks differ
-        trainer = make_trainer(models, out, ranks, int(stage), lora_dim=4)
+        trainer = make_trainer(models, out, ranks, int(stage), lora={"actor_lora_dim": 4})
         trainer.learn([experienced(trainer, 1)], 1)
         experience = experienced(trainer, 2)
         apart = experience.rollout.sampled_logprobs_BR - experience.old_logprobs_BR

@@ -61,23 +61,23 @@ def drawn_alike() -> Iterator[None]:
     """Inside, what trains is drawn from a seed of its role, also what would start with 0."""
     import deepspeed
 
-    from training.utils.loading import models as loading
+    from threestep.plugins.lora import adding
 
-    own = loading.add_lora
+    own = adding.add_lora
 
     def drawn(model: Any, settings: Any) -> Any:
         model = own(model, settings)
         generator = torch.Generator().manual_seed(settings.lora_dim)
-        for weight in model.parameters() if settings.lora_dim else ():
+        for weight in model.parameters():
             if weight.requires_grad:
                 values = 0.1 * torch.randn(getattr(weight, "ds_shape", weight.shape), generator=generator)
                 with deepspeed.zero.GatheredParameters([weight], modifier_rank=0):  # whole ones as they are
                     weight.data.copy_(values)
         return model
 
-    loading.add_lora = drawn
+    adding.add_lora = drawn
     yield
-    loading.add_lora = own
+    adding.add_lora = own
 
 
 def save_critic_apart(models: Path, folder: Path) -> None:
@@ -100,12 +100,11 @@ def make_trainer(kind: str, case: Case, models: Path, critic: Path, out: Path, r
             critic_zero_stage=case.critic_stage,
             offload=case.offload,
             critic_model_name_or_path=str(critic),
-            critic_lora_dim=CRITIC_DIM,
-            share_trunk=kind == "shared",
         )
 
+    lora = {"actor_lora_dim": ACTOR_DIM, "critic_lora_dim": CRITIC_DIM, "share_trunk": kind == "shared"}
     return ppo_program.make_trainer(
-        models, out, ranks, 0, lora_dim=ACTOR_DIM, packed=case.packed, dtype=case.dtype, changed=changed
+        models, out, ranks, 0, lora=lora, packed=case.packed, dtype=case.dtype, changed=changed
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from training.utils.contracts.token_rows import TokenRows
-from training.utils.models.adapters.lora import adapters_off
+from training.utils.models.tensors.adapters import adapters_off
 from training.utils.models.token_model import PolicyModel, ScalarModel
 
 

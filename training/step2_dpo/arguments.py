@@ -12,6 +12,7 @@ from training.step2_dpo.objectives import BETA_SCHEDULES, BetaSchedule, weighted
 from training.utils.base.console import log_on_main
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.engine.config.arguments import RateArguments
+from training.utils.flags.added import advice
 from training.utils.flags.flags import flag, flag_of, settings_of
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class DpoArguments(OwnFlags, _LossArguments):
     reference: str = flag(
         "cached",
         "Where the reference's log-probabilities come from: 'cached' computes them once with the start model and "
-        "stores them with the data; 'adapter_off' (LoRA only) computes them in each step with the adapters off.",
+        "stores them with the data; 'adapter_off' (with adapters) computes them in each step with the adapters off.",
         choices=REFERENCES,
     )
 
@@ -155,9 +156,9 @@ def check_marks(rows: Sequence[Any], dpo: DpoArguments) -> None:
 
 def check_reference(flags: OneModelFlags) -> None:
     """Raise ThreestepError if the reference is to be read from a model whose own weights train."""
-    model = flags.model
-    if flags.of_step.reference == "adapter_off" and not (model.lora_dim > 0 and model.only_optimize_lora):
+    if flags.of_step.reference == "adapter_off" and not flags.start.is_own_reference:
+        ways = " or ".join(advice("own_reference")) or "a plugin that adds adapters"
         raise ThreestepError(
-            "--reference adapter_off needs --lora_dim above 0 and --only_optimize_lora true: without its adapters a "
-            "model is its own reference only if nothing but they train; use --reference cached"
+            f"--reference adapter_off needs {ways}: without its adapters a model is its own reference only if nothing "
+            "but they train; use --reference cached"
         )

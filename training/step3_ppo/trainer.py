@@ -1,7 +1,7 @@
 """Step 3's loop: roll out, score, advantages, epochs of minibatches.
 
 Deviations from InstructGPT's PPO: advantages are whitened over all ranks; rewards are not; the critic is a model of its
-own, except with --share_trunk; a response that is cut by its length limit is scored at its last token, and its value
+own, or on the actor's trunk; a response that is cut by its length limit is scored at its last token, and its value
 after the end is 0. Knows neither flags nor files; what it needs is passed in.
 """
 

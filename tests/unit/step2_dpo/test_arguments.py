@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.lora_settings import lora_settings
 from training.step2_dpo.arguments import DpoArguments, check_marks, check_reference, kind_of_rows, needs_reference
 from training.step2_dpo.losses import LOSSES
 from training.step2_dpo.losses.pairs import PreferenceLoss
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.flags.flags import note_mistakes
-from training.utils.models.arguments import ModelArguments
 
 
 def sentences(**given) -> list[str]:
@@ -115,7 +115,7 @@ def test_mistakes(given, said):
 
 
 def flags(reference: str, **model) -> SimpleNamespace:
-    return SimpleNamespace(of_step=SimpleNamespace(reference=reference), model=ModelArguments(**model))
+    return SimpleNamespace(of_step=SimpleNamespace(reference=reference), start=lora_settings("m", **model))
 
 
 def marked_rows(marks: str) -> list[SimpleNamespace]:

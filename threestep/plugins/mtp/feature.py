@@ -81,4 +81,4 @@ def head_of(flags: Any) -> HeadFeature:
 def check_head(flags: Any, mistakes: Mistakes) -> None:
     """Note a head that does not go with adapters, in a step that can train it with the model."""
     if isinstance(flags, OneModelFlags):
-        check_beside_adapters(mistakes, head_of(flags).settings, flags.model.lora_dim)
+        check_beside_adapters(mistakes, head_of(flags).settings, flags.settings.get("lora_dim", 0))

@@ -26,6 +26,7 @@ from training.utils.models.attention.attention import model_inputs
 from training.utils.models.dropout import set_dropout
 from training.utils.models.own_forward import head_is_linear
 from training.utils.models.row_sharing import WHOLE_ROWS, RowPart
+from training.utils.models.tensors.adapters import adapters_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -202,11 +203,10 @@ def _check_same_block(model: PreTrainedModel, trunk: PreTrainedModel) -> None:
 
 def _plain_parameters(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
     """Weights under the names of the model without adapters."""
-    from training.utils.models.adapters.lora import is_adapter_tensor, merged_name
-
+    adapters = adapters_of(model)
     for name, weight in model.named_parameters():
-        if not is_adapter_tensor(name):
-            yield merged_name(name), weight
+        if not adapters.holds(name):
+            yield adapters.plain_name(name), weight
 
 
 def _layers(trunk: nn.Module) -> Any:

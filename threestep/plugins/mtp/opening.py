@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -49,8 +48,7 @@ def open_head(
         head = _made_head(settings, path, model, seed, ranks=policy.ranks, tensors=partial(policy.full_tensors, model))
         if policy.settings.zero_stage != 3:
             head.to(policy.ranks.device)
-        own_settings = replace(policy.settings, lora_learning_rate=None)
-        engine = TrainingEngine(head, own_settings, policy.ranks, total_steps)
+        engine = TrainingEngine(head, policy.settings, policy.ranks, total_steps)
     return MultiTokenPrediction(HeadTraining(engine, policy, settings.loss_coef, settings.layers))
 
 

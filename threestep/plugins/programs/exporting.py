@@ -17,8 +17,9 @@ from training.utils.checkpoints.parts import DESCRIPTIONS, average_shares
 from training.utils.engine.checkpoint_files import engine_state
 from training.utils.engine.training_engine import full_tensors
 from training.utils.models.adapters.description import DescribedModel, read_description
-from training.utils.models.adapters.saving import save_adapter, save_model
+from training.utils.models.adapters.saving import save_model
 from training.utils.models.families.parts import copy_files, processor_files
+from training.utils.models.tensors.adapters import adapters_of
 
 if TYPE_CHECKING:
     from training.utils.plugins.exports import WriteBeside
@@ -48,7 +49,7 @@ def export_model(
     Raises ThreestepError if the checkpoint lacks any of it.
     """
     described = read_description(checkpoint / DESCRIPTIONS / name)
-    if keep_lora and not described.has_lora:
+    if keep_lora and not described.has_adapters:
         raise ThreestepError(f"--keep_lora: '{name}' of {checkpoint} was trained without LoRA; leave the flag out")
     state = engine_state(checkpoint / name)
     weights = {key.removeprefix(_INSIDE): tensor for key, tensor in state.items() if key.startswith(_INSIDE)}
@@ -62,7 +63,7 @@ def export_model(
     for write in write_beside:
         write(checkpoint, name, state, described.dtype, out=out)
     if keep_lora:
-        save_adapter(out / "adapter", model, base=out)
+        adapters_of(model).save(model, out / "adapter", base=out)
 
 
 def average_weights(

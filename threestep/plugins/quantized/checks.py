@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from threestep.plugins.lora.checks import adapter_ranks
 from threestep.plugins.quantized.arguments import QuantizationArguments
 from threestep.plugins.quantized.quantization import FOUR_BIT_KINDS
 from training.utils.flags.added import in_place_of_run
@@ -39,7 +40,7 @@ def check(flags: Any, mistakes: Mistakes) -> None:
         f"{given} freezes the weights that it rounds, and --only_optimize_lora false trains them; leave one of them "
         "out",
     )
-    for name, rank in flags.adapter_ranks.items():
+    for name, rank in adapter_ranks(flags).items():
         mistakes.require(
             rank > 0,
             f"{given} freezes the weights that it rounds, and {name} is {rank}; give {name} a rank, such as 16, so "

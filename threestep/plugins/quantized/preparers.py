@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from training.utils.flags.added import AddedFlags
 
 
-def preparers(added: AddedFlags) -> Iterator[ModelPreparer]:
+def preparers(added: AddedFlags, role: str) -> Iterator[ModelPreparer]:
     """Yield what these flags change in models (`Hooks.preparers`)."""
     quantization = added.of(QuantizationArguments).quantization
     if quantization is not None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _UNTIMED = "what --mlp_tiles computes again and what --activation_offload copies"
 
 
-def preparers(added: AddedFlags) -> Iterator[ModelPreparer]:
+def preparers(added: AddedFlags, role: str) -> Iterator[ModelPreparer]:
     """Yield what these flags change in models (`Hooks.preparers`)."""
     flags = added.of(SpeedArguments)
     if flags.activation_offload:

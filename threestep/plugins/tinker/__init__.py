@@ -5,6 +5,6 @@ from training.utils.plugins.plugin import Command, Plugin
 PLUGIN = Plugin(
     "tinker",
     "training loops of others, by the Tinker API",
-    needs=("evaluation", "ragged", "serve", "serving"),
+    needs=("evaluation", "lora", "ragged", "serve", "serving"),
     commands={"serve-training": Command(__name__, "LoRA for loops of others: a server of the Tinker API")},
 )

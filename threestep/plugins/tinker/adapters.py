@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from safetensors.torch import save_file
 
+from threestep.plugins.lora.adaptable import why_no_adapters
 from threestep.plugins.tinker.full_weights import FullLayout, full_layout, vector_in, vector_of, weights_of
 from threestep.plugins.tinker.records import ATTENTION, HEAD, MLP, LoraSpec
 from training.utils.base.console import note
 from training.utils.base.errors import ThreestepError
-from training.utils.models.adapters.adaptable import why_no_adapters
 from training.utils.models.families.parts import is_beside_language
 
 if TYPE_CHECKING:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from training.step3_ppo.advantages import NO_ADVANTAGE, WITH_CRITIC
+from training.step3_ppo.advantages import NO_ADVANTAGE
 from training.step3_ppo.flags.algorithm import Algorithm, selected_algorithm
 from training.step3_ppo.flags.reuse import check_reuse
+from training.step3_ppo.flags.roles_arguments import critic_on_trunk
 from training.step3_ppo.flags.rollout_choices import RolloutScheduler, asked_loop, check_loop, scheduler_of, source_of
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.tables import either
@@ -19,9 +20,7 @@ from training.utils.rewards.table import RULES
 from training.utils.rewards.weighted import Reward, check_comparisons, named_rewards, reads_model, rule_named
 
 if TYPE_CHECKING:
-    from training.step3_ppo.flags.arguments import PpoArguments
     from training.step3_ppo.flags.ppo_flags import PpoFlags
-    from training.step3_ppo.flags.roles_arguments import RolesArguments
     from training.utils.contracts.decode_loops import AskedLoop
     from training.utils.contracts.media import RunMedia
     from training.utils.contracts.rollout_engine import RolloutEngine
@@ -35,7 +34,7 @@ class Components(NamedTuple):
     checker: Rule | None
     algorithm: Algorithm
     rewards: tuple[Reward, ...]
-    share_trunk: bool = False
+    shares_trunk: bool = False
     loop: AskedLoop | None = None
     partners: Partners = Partners()
     scheduler: RolloutScheduler | None = None
@@ -53,13 +52,13 @@ class Components(NamedTuple):
     @property
     def with_critic_tokenizer(self) -> bool:
         """Something is loaded from --critic_model_name_or_path."""
-        return self.with_reward_model or (self.algorithm.estimator.needs_critic and not self.share_trunk)
+        return self.with_reward_model or (self.algorithm.estimator.needs_critic and not self.shares_trunk)
 
 
 def checked_components(flags: PpoFlags) -> Components:
     """Run every check that needs no model, and return what the names select; ThreestepError, with suggestions, for
     unknown names and for flags that do not go together."""
-    roles, ppo, mistakes, partners = flags.roles, flags.ppo, Mistakes(), partners_of(flags.added)
+    ppo, mistakes, partners = flags.ppo, Mistakes(), partners_of(flags.added)
     runs = in_place_of_run(flags.settings) is None
     wanted = {"min_p": ppo.min_p, "bad_words": ppo.bad_words, "stop": ppo.stop}
     loop = asked_loop(flags, mistakes)
@@ -86,7 +85,8 @@ def checked_components(flags: PpoFlags) -> Components:
             f"{flags.faults.rank_timeout:g}, the seconds that ranks wait for one whose reward function is running; "
             "lower the first or raise the second"
         )
-    return Components(engine, checker, algorithm, rewards, roles.share_trunk, loop, partners, scheduler)
+    shares_trunk = bool(critic_on_trunk(flags.added))
+    return Components(engine, checker, algorithm, rewards, shares_trunk, loop, partners, scheduler)
 
 
 def _checked_algorithm(
@@ -96,7 +96,7 @@ def _checked_algorithm(
     on_policy = scheduler is None
     algorithm = selected_algorithm(flags.algorithm, flags.mismatch, flags.ppo, mistakes, on_policy=on_policy)
     if algorithm is not None:
-        _check_critic(flags.roles, flags.ppo, algorithm, rewards, mistakes=mistakes)
+        _check_critic(flags, algorithm, rewards, mistakes)
         check_reuse(flags, algorithm, mistakes)
         if scheduler is not None:
             scheduler.check(algorithm, mistakes)
@@ -148,11 +148,9 @@ def _check_partners(
         partners.load(mistakes)
 
 
-def _check_critic(
-    roles: RolesArguments, ppo: PpoArguments, algorithm: Algorithm, rewards: tuple[Reward, ...], *, mistakes: Mistakes
-) -> None:
-    advantage, needs_critic = algorithm.flags.advantage, algorithm.estimator.needs_critic
-    has_critic = needs_critic and not roles.share_trunk
+def _check_critic(flags: PpoFlags, algorithm: Algorithm, rewards: tuple[Reward, ...], mistakes: Mistakes) -> None:
+    roles, ppo, advantage = flags.roles, flags.ppo, algorithm.flags.advantage
+    has_critic = algorithm.estimator.needs_critic and not critic_on_trunk(flags.added)
     if not roles.critic_model_name_or_path and reads_model(rewards):
         also = f"; the critic of --advantage {advantage} starts from the latter" if has_critic else ""
         mistakes.add(
@@ -168,11 +166,6 @@ def _check_critic(
     mistakes.require(
         reads_model(rewards) or not ppo.normalize_reward_scores,
         "--normalize_reward_scores needs the reward model's scores, and --reward has no model; leave it out",
-    )
-    mistakes.require(
-        needs_critic or not roles.share_trunk,
-        f"--share_trunk puts actor and critic on one trunk, and --advantage {advantage} has no critic; leave it out or "
-        f"use {WITH_CRITIC}",
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.step3_ppo.advantages import NO_ADVANTAGE
@@ -52,16 +51,14 @@ class PpoFlags(NamedTuple):
         return self.roles.model(role, self.added)
 
     @property
-    def adapter_ranks(self) -> dict[str, int]:
-        """Ranks of the adapters of the models that train, by flag; without the critic's where --advantage is
-        unknown."""
+    def trains_critic(self) -> bool | None:
+        """None where --advantage is unknown."""
         from training.step3_ppo.flags.extensions import estimator_named
 
-        ranks = {"--actor_lora_dim": self.roles.actor_lora_dim}
-        with contextlib.suppress(ThreestepError):
-            if estimator_named(self.algorithm.advantage).needs_critic:
-                ranks["--critic_lora_dim"] = self.roles.critic_lora_dim
-        return ranks
+        try:
+            return estimator_named(self.algorithm.advantage).needs_critic
+        except ThreestepError:
+            return None
 
     @property
     def longest_tokens(self) -> int:

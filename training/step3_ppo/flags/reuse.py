@@ -30,15 +30,14 @@ class Obstacle(NamedTuple):
 
 def obstacles(name: str, flags: PpoFlags, algorithm: Algorithm) -> Iterator[Obstacle]:
     """Yield what keeps forwards that read from learning too. name: FORWARDS or VALUES."""
-    roles = flags.roles
-    for flag in (f"{ROLES[name]}_dropout", "lora_dropout"):
-        rate = getattr(roles, flag)
-        if rate:  # None: the model's own, which is judged once it is loaded
-            yield Obstacle(
-                f"reads and learns in one forward, and --{flag} {rate} would change the log-probabilities and values "
-                "that are read",
-                "give 0",
-            )
+    flag = f"{ROLES[name]}_dropout"
+    rate = getattr(flags.roles, flag)
+    if rate:  # None: the model's own, which is judged once it is loaded
+        yield Obstacle(
+            f"reads and learns in one forward, and --{flag} {rate} would change the log-probabilities and values "
+            "that are read",
+            "give 0",
+        )
     yield from _obstacles_of_the_actor(flags, algorithm) if name == FORWARDS else _obstacles_of_the_critic(algorithm)
 
 
@@ -79,13 +78,12 @@ def why_apart(name: str, flags: PpoFlags, algorithm: Algorithm) -> str | None:
     """Return why the flag's auto reads and learns in forwards of their own, whatever the memory; None if nothing keeps
     it from reuse. Besides the obstacles that is anything whose numbers were not compared to the bit. name: FORWARDS or
     VALUES."""
-    ppo, roles = flags.ppo, flags.roles
+    ppo = flags.ppo
     steps, of_rollouts = ppo.steps_per_rollout, ppo.generation_batches
     others = {
         "nothing is trained (--val_only)": ppo.val_only,
         f"a rollout has {steps} optimizer steps": steps != 1,
         f"a step learns from {of_rollouts} rollouts": of_rollouts != 1,
-        "actor and critic share a trunk (--share_trunk)": roles.share_trunk,
         **dict.fromkeys(own_forwards(flags), True),
         **_nothing_spared(name, flags, algorithm),
     }

@@ -17,9 +17,10 @@ from training.utils.engine.config.arguments import (
 )
 from training.utils.flags.added import NO_FLAGS, AddedFlags
 from training.utils.flags.flags import flag, flags_of, settings_of
-from training.utils.models.arguments import ModelArguments, check_kinds, scaled_alpha
+from training.utils.models.arguments import ModelArguments
 from training.utils.models.preparers import preparers_of
 from training.utils.models.settings import ModelSettings
+from training.utils.plugins.registry import added
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
@@ -58,7 +59,6 @@ _FLAGS = (
     *flags_of(
         EngineArguments,
         {
-            "lora_learning_rate": "Peak learning rate of the ROLE's adapters; default: the ROLE's.",
             "zero_stage": {
                 "actor": "ZeRO stage of the actor, 0 to 3; 3 also shards the reference.",
                 "critic": "ZeRO stage of the critic, 0 to 3; 3 also shards the reward model.",
@@ -82,12 +82,6 @@ _FLAGS = (
                 "Needed if one of them is used.",
             },
             "gradient_checkpointing": "Recompute the ROLE's activations in the backward pass: less memory, more time.",
-            "lora_dim": {
-                "actor": "Rank of the actor's LoRA adapters; the actor without them is the reference. 0 trains without "
-                "adapters.",
-                "critic": "Rank of the critic's LoRA adapters; 0 trains without adapters.",
-            },
-            "lora_module_name": "Linear layers of the ROLE that get adapters, as step 1's --lora_module_name.",
         },
         ROLES,
     ),
@@ -109,24 +103,9 @@ _FLAGS = (
         ROLES,
         default=0.0,
     ),
-    (
-        "share_trunk",
-        bool,
-        flag(
-            False,
-            "With LoRA of both: the critic is adapters and a new scalar head on the actor's frozen trunk, so "
-            "that actor, reference and critic take one model's memory.",
-            topic="lora",
-        ),
-    ),
     *flags_of(
         ModelArguments,
         {
-            "lora_alpha": "",
-            "use_rslora": "",
-            "use_dora": "",
-            "lora_dropout": "",
-            "only_optimize_lora": "With LoRA: freeze all other weights.",
             "freeze_vision_tower": "",
             "freeze_projector": "",
         },
@@ -172,40 +151,12 @@ class RolesArguments(make_dataclass("RoleFlags", _FLAGS)):  # type: ignore[misc]
         check_optimizer(mistakes, self.optimizer, "--actor_zero_stage", self.actor_zero_stage)
         check_optimizer(mistakes, self.optimizer, "--critic_zero_stage", self.critic_zero_stage)
         check_schedule(mistakes, self)
-        check_kinds(mistakes, self, self.actor_lora_dim, self.critic_lora_dim)
-        if self.share_trunk:
-            self._validate_shared_trunk(mistakes)
 
-    def _validate_shared_trunk(self, mistakes: Mistakes) -> None:
-        for role in ROLES:
-            dim = getattr(self, f"{role}_lora_dim")
-            mistakes.require(
-                dim > 0,
-                "--share_trunk trains adapters of actor and critic on one frozen trunk, and "
-                f"--{role}_lora_dim is {dim}; give it 1 or more",
-            )
-        mistakes.require(
-            self.only_optimize_lora,
-            "--share_trunk keeps the trunk frozen, and --only_optimize_lora false trains it; leave out one of them",
-        )
-        mistakes.require(
-            not self.use_dora,
-            "--share_trunk lends the trunk's weights to two models, and --use_dora takes their norms in each; that was "
-            "never compared with two models of their own; leave out one of them",
-        )
-        stages = self.actor_zero_stage, self.critic_zero_stage
-        mistakes.require(
-            (stages[0] == 3) == (stages[1] == 3),
-            f"--share_trunk: ZeRO 3 shards the trunk for both, and --actor_zero_stage is {stages[0]}, "
-            f"--critic_zero_stage {stages[1]}; give 3 to both or to neither",
-        )
-
-    def model(self, role: str, added: AddedFlags = NO_FLAGS) -> ModelSettings:
-        """role: actor or critic. added: flags of plugins, which may change the models."""
+    def model(self, role: str, added_flags: AddedFlags = NO_FLAGS) -> ModelSettings:
+        """role: actor or critic. added_flags: flags of plugins, which may change the models."""
         path = getattr(self, f"{role}_model_name_or_path")
         others = ("attn_implementation", "trains_adapter_on", "new_head", "rope_scaling")
-        alpha = scaled_alpha(self.lora_alpha, getattr(self, f"{role}_lora_dim"), self.use_rslora)
-        own = {"name_or_path": path, "takes_media": True, "lora_alpha": alpha, "preparers": preparers_of(added)}
+        own = {"name_or_path": path, "takes_media": True, "preparers": preparers_of(added_flags, role)}
         return settings_of(ModelSettings, self, role, **own, defaults=others)
 
     def engine(self, role: str) -> EngineSettings:
@@ -216,3 +167,9 @@ class RolesArguments(make_dataclass("RoleFlags", _FLAGS)):  # type: ignore[misc]
         starts."""
         offloads = self.offload_reference_model if role == "actor" else self.offload_reward_model
         return replace(self.engine(role), offload=self.offload or offloads)
+
+
+def critic_on_trunk(added_flags: AddedFlags) -> str:
+    """Return the address of what makes the critic on the actor's trunk, as a plugin's flag asks (`critics` of
+    `Plugin.tables`); "" where the critic is a model of its own."""
+    return next((place for name, place in added("critics", ()).items() if added_flags.value(name)), "")

@@ -6,14 +6,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from training.step3_ppo.flags.roles_arguments import critic_on_trunk
 from training.step3_ppo.roles.roles import Reference, Roles, SavedBeside, Tokenizers
+from training.utils.base.user_files import named_object
 from training.utils.engine.frozen import FrozenModel
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.weight_average import WeightAverage
 from training.utils.flags.added import NO_FLAGS, AddedFlags
 from training.utils.loading.models import load_causal_lm, load_scalar_model, prepared
 from training.utils.loading.score_scale import set_score_scale
-from training.utils.loading.shared_trunk import scalar_model_on_trunk
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.setup.media import check_read_alike, processor_of
 from training.utils.setup.setup import load_under
@@ -85,15 +86,15 @@ def load_roles(
     if needed.reward_model:
         scorer = ScalarModel(scalar_model(critic_settings.as_it_is()), sharing=ranks.sharing)
         reward_model = FrozenModel(scorer, flags.frozen_engine("critic"), ranks)
-    adapter_is_all = flags.actor_lora_dim > 0 and flags.only_optimize_lora
-    if needed.reference and not adapter_is_all:
+    if needed.reference and not actor_settings.is_own_reference:
         plain = PolicyModel(language_model(actor_settings.as_it_is()), flags.head_chunk_mb, sharing=ranks.sharing)
         frozen_actor = FrozenModel(plain, flags.frozen_engine("actor"), ranks)
 
-    if flags.share_trunk:
+    maker = critic_on_trunk(needed.added)
+    if maker:
         # The shared weights are loaded once, from the actor's name_or_path; the critic's is not read.
         trunk = language_model(actor_settings.as_it_is())
-        critic_model = scalar_model_on_trunk(
+        critic_model = named_object(maker)(
             trunk,
             replace(critic_settings, name_or_path=actor_settings.name_or_path),
             tokenizers.actor.pad_token_id,
@@ -119,7 +120,7 @@ def load_roles(
         reference=Reference(frozen_actor, actor) if needed.reference else None,
         reward_model=reward_model,
         average=WeightAverage(actor, flags.ema_decay) if flags.enable_ema else None,
-        saved=SavedBeside(tokenizers.saved_with(flags.share_trunk), processor),
+        saved=SavedBeside(tokenizers.saved_with(bool(maker)), processor),
     )
 
 

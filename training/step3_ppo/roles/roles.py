@@ -13,7 +13,7 @@ import torch
 
 from training.utils.contracts.guests import Guests
 from training.utils.engine.whole_model import WholeModel
-from training.utils.models.adapters.lora import adapters_off
+from training.utils.models.tensors.adapters import adapters_off
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reference:
-    """The policy at the start: a frozen copy, or the actor with its LoRA adapters off."""
+    """The policy at the start: a frozen copy, or the actor with its adapters off."""
 
     frozen: FrozenModel | None
     actor: TrainingEngine
@@ -143,6 +143,6 @@ class Tokenizers(NamedTuple):
     actor: PreTrainedTokenizerBase
     critic: PreTrainedTokenizerBase | None
 
-    def saved_with(self, share_trunk: bool) -> dict[str, PreTrainedTokenizerBase | None]:
+    def saved_with(self, shares_trunk: bool) -> dict[str, PreTrainedTokenizerBase | None]:
         """Return tokenizers by engine: a critic on the actor's trunk is saved with the actor's."""
-        return {"actor": self.actor, "critic": self.actor if share_trunk else self.critic}
+        return {"actor": self.actor, "critic": self.actor if shares_trunk else self.critic}

@@ -34,7 +34,7 @@ Tensors = Iterator[tuple[str, torch.Tensor]]
 
 
 class LowRank(NamedTuple):
-    """LoRA's addition to a weight: scale * up_OR @ down_RI, transposed where `transposed`."""
+    """Adapters' addition to a weight: scale * up_OR @ down_RI, transposed where `transposed`."""
 
     down_RI: torch.Tensor
     up_OR: torch.Tensor

@@ -11,6 +11,7 @@ import torch
 from training.utils.base.errors import ThreestepError
 from training.utils.base.user_files import named_object
 from training.utils.engine.config.optimizers import OPTIMIZERS, OptimizerSettings
+from training.utils.models.tensors.adapters import adapters_of
 from training.utils.models.tensors.weights import whole_shape
 
 if TYPE_CHECKING:
@@ -22,20 +23,19 @@ if TYPE_CHECKING:
 def make_optimizer(module: nn.Module, settings: EngineSettings) -> torch.optim.Optimizer:
     """Return the optimizer of the weights of `module` that train, without decay on vectors (biases, norms), as GPT-3
     and its successors train."""
-    from training.utils.models.adapters.lora import is_adapter_tensor
-
-    decay, adapter_rate = settings.weight_decay, settings.lora_learning_rate
+    adapters = adapters_of(module)
+    decay, adapter_rate = settings.weight_decay, adapters.learning_rate
     decayed: dict[str, Any] = {"params": [], "weight_decay": decay}
     plain: dict[str, Any] = {"params": [], "weight_decay": 0.0}
-    adapters: dict[str, Any] = {"params": [], "weight_decay": decay, "lr": adapter_rate}  # if they have a rate
+    adapted: dict[str, Any] = {"params": [], "weight_decay": decay, "lr": adapter_rate}  # if they have a rate
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             group = decayed if len(whole_shape(parameter)) >= 2 else plain
-            group = adapters if adapter_rate is not None and is_adapter_tensor(name) else group
+            group = adapted if adapter_rate is not None and adapters.holds(name) else group
             group["params"].append(parameter)
     place = OPTIMIZERS[settings.optimizer].make
     made = named_object(place)(
-        [group for group in (decayed, plain, adapters) if group["params"]],
+        [group for group in (decayed, plain, adapted) if group["params"]],
         OptimizerSettings(settings.learning_rate, (settings.adam_beta1, settings.adam_beta2), settings.adam_epsilon),
     )
     if not isinstance(made, torch.optim.Optimizer):

@@ -29,6 +29,7 @@ from training.utils.engine.ranks.collectives import wait_for_main
 from training.utils.engine.state_files import plain_checkpoint_engine
 from training.utils.engine.zero3 import limits_of, release_gathered
 from training.utils.flags.flags import settings_of
+from training.utils.models.tensors.adapters import adapters_of
 from training.utils.models.tensors.packed import packed_layers
 from training.utils.models.tensors.weights import buffers_kept, count_elements
 
@@ -71,7 +72,7 @@ class TrainingEngine:
         trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if not trainable:
             raise ThreestepError(
-                "nothing to train: every weight of the model is frozen; unfreeze some, or train adapters (--lora_dim)"
+                "nothing to train: every weight of the model is frozen; unfreeze some, or train adapters beside them"
             )
         on_gpu, limits = ranks.device.type == "cuda", limits_of(module, settings, ranks)
         config = deepspeed_config(settings, ranks.world_size, count_elements(trainable), on_gpu, limits=limits)
@@ -160,8 +161,8 @@ class TrainingEngine:
         return memory_explained(doing, self.ranks.rank, lambda: rows_in_words(self._rows))
 
     def full_tensors(self, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (name, whole weight) for every weight of `model`, the module or a part of it, with LoRA merged and the
-        plain model's names. A collective under ZeRO-3. A tensor is valid until the next one is yielded."""
+        """Yield (name, whole weight) for every weight of `model`, the module or a part of it, with adapters merged and
+        the plain model's names. A collective under ZeRO-3. A tensor is valid until the next one is yielded."""
         release_gathered(self.engine)
         yield from full_tensors(model, self.settings.zero_stage)
 
@@ -196,37 +197,33 @@ class TrainingEngine:
 
 
 def full_tensors(model: nn.Module, zero_stage: int, merged: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-    """See TrainingEngine.full_tensors. merged: False yields the weights without the LoRA adapters. Packed
+    """See TrainingEngine.full_tensors. merged: False yields the weights without the adapters. Packed
     weights are yielded as they are read, with which the model computes."""
-    from training.utils.models.adapters.lora import is_adapter_tensor, layer_parameters, merged_name, with_adapter
-
-    names = [name for name, _ in model.named_parameters() if not is_adapter_tensor(name)]
+    adapters = adapters_of(model)
+    names = [name for name, _ in model.named_parameters() if not adapters.holds(name)]
     for bucket in _buckets(model, names):
-        parameters = [part for name in bucket for part in layer_parameters(model, name)]
+        parameters = [part for name in bucket for part in adapters.parameters_of(model, name)]
         with _gathered(parameters, zero_stage), torch.no_grad():
             for name in bucket:
                 tensor = model.get_parameter(name).detach()
-                yield merged_name(name), with_adapter(model, name, tensor) if merged else tensor
+                yield adapters.plain_name(name), adapters.merged(model, name, tensor) if merged else tensor
     seen = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for layer_name, layer in packed_layers(model):
         seen |= {f"{layer_name}.{part}" for part, _ in layer.named_buffers()}
         name = f"{layer_name}.weight"
-        whole_OI = with_adapter(model, name, layer.weight) if merged else layer.weight
-        yield merged_name(name), whole_OI.t() if layer.transposed else whole_OI
+        whole_OI = adapters.merged(model, name, layer.weight) if merged else layer.weight
+        yield adapters.plain_name(name), whole_OI.t() if layer.transposed else whole_OI
     for name, tensor in model.state_dict().items():
-        if name not in seen and not is_adapter_tensor(name):
-            yield merged_name(name), tensor
+        if name not in seen and not adapters.holds(name):
+            yield adapters.plain_name(name), tensor
 
 
 def adapter_parts(model: nn.Module, zero_stage: int) -> Iterator[tuple[str, LowRank]]:
-    """Yield (name of the weight in the plain model, what LoRA adds to it), valid until the next one is yielded. A
+    """Yield (name of the weight in the plain model, what adapters add to it), valid until the next one is yielded. A
     collective under ZeRO-3."""
-    from training.utils.models.adapters.lora import adapter_layers, low_rank
-
-    for name, layer in adapter_layers(model):
-        own = [part for part_name, part in layer.named_parameters() if ".base_layer" not in f".{part_name}"]
+    for name, own, low_rank in adapters_of(model).low_rank(model):
         with _gathered(own, zero_stage):
-            yield f"{name}.weight", low_rank(layer)
+            yield name, low_rank()
 
 
 def _buckets(model: nn.Module, names: list[str]) -> Iterator[list[str]]:

@@ -19,7 +19,7 @@ from transformers.initialization import no_init_weights
 
 from training.utils.engine.ranks.collectives import barrier
 from training.utils.engine.training_engine import adapter_parts, full_tensors
-from training.utils.models.adapters.lora import is_adapter_tensor, merged_name, trains_adapters_alone
+from training.utils.models.tensors.adapters import adapters_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -59,7 +59,7 @@ class WholeModel:
 
     @property
     def trains_adapters_alone(self) -> bool:
-        return trains_adapters_alone(self.model)
+        return adapters_of(self.model).train_alone(self.model)
 
     def send_parts(self, take: Callable[[Iterator[tuple[str, Any]]], None], with_base: bool) -> None:
         """As `send`, the adapters by themselves. with_base: behind the weights that they are added to."""
@@ -171,9 +171,10 @@ def _empty_copy(model: PreTrainedModel, engine: TrainingEngine) -> PreTrainedMod
         plain = type(model)._from_config(copy.deepcopy(model.config), dtype=model.dtype)
     plain.eval()
     _put_empty_weights(plain, engine.ranks.device)
+    adapters = adapters_of(model)
     for name, buffer in model.named_buffers():
-        if not is_adapter_tensor(name):
-            owner, _, leaf = merged_name(name).rpartition(".")
+        if not adapters.holds(name):
+            owner, _, leaf = adapters.plain_name(name).rpartition(".")
             plain.get_submodule(owner)._buffers[leaf] = buffer.detach().clone()
     return plain
 

@@ -23,6 +23,11 @@ class AddedFlags:
         groups = (getattr(self, field.name) for field in dataclasses.fields(self))
         return next((group for group in groups if isinstance(group, kind)), kind())
 
+    def value(self, name: str) -> Any:
+        """Return the value of a flag; None where the step has none of this name."""
+        groups = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return next((getattr(group, name) for group in groups if hasattr(group, name)), None)
+
 
 NO_FLAGS = AddedFlags()
 

@@ -32,7 +32,6 @@ TOPICS = {
     "policy": "Losses of the policy and the critic",
     "mismatch": "Correction where rollout and training differ",
     "evaluation": "Evaluation",
-    "lora": "LoRA adapters",
     "memory": "Precision, memory and speed",
     "checkpoints": "Checkpoints and resuming",
     "log": "Log, report and trackers",

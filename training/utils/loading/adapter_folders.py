@@ -1,116 +1,71 @@
-"""Adapters in PEFT's format: which folder or hub name is one, and of which base model.
-
-Imports no library and reads no weight; `adapters` puts them on a model.
-"""
+"""Adapters in folders: which folder or hub name holds some, and of which base model. Plugins read them
+(`AdapterEntry`); without one such a folder is refused by name."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 from training.utils.base.errors import ThreestepError
-from training.utils.base.storage import parse_json
+from training.utils.base.user_files import named_object
+from training.utils.plugins.registry import added, missing, missing_plugin
 
-CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"  # PEFT's names
-_DESCRIPTION = "weights.json"  # beside CONFIG in a checkpoint, which describes a model and holds no weights
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from transformers import PreTrainedModel
+
+    from training.utils.models.settings import ModelSettings
+    from training.utils.plugins.plugin import AdapterEntry
+
+_TABLE = "adapters"
 
 
-@dataclass(frozen=True)
-class AdapterFolder:
-    """name: as it was given. base: the folder or hub name of the model that it adapts. settings: its adapter_config."""
-
-    name: str
-    folder: Path
-    base: str
-    settings: dict[str, Any]
-
-    @property
-    def weights(self) -> Path:
-        return self.folder / WEIGHTS
+class AdapterPlan(Protocol):
+    """Adapters that fit their base. supplied: names of the base's tensors that they bring."""
 
     @property
-    def base_in_words(self) -> str:
-        where = "" if Path(self.base).is_dir() else " (neither a folder here nor in the adapter's)"
-        return f"base of the adapter '{self.name}'{where}"
+    def supplied(self) -> Collection[str]: ...
+
+    def put_on(self, model: PreTrainedModel, settings: ModelSettings) -> None:
+        """Merge them into `model`, or have it train them on. A collective under ZeRO-3."""
 
 
-def find_adapter(name_or_path: str) -> AdapterFolder | None:
-    """Return the adapter in a folder or under a hub name; None if it is a model. ThreestepError if its settings name no
-    base that there may be, or its weights are not safetensors."""
-    if Path(name_or_path).is_dir():
-        return adapter_in(Path(name_or_path))
-    from transformers.utils import cached_file
+class GivenAdapter(Protocol):
+    """Adapters that are given as a model.
 
-    quiet = ("missing_entries", "connection_errors", "gated_repo")  # the loader of the model explains errors
-    try:
-        for file in (CONFIG, WEIGHTS):
-            cached = cached_file(name_or_path, file, **{f"_raise_exceptions_for_{what}": False for what in quiet})
-            if cached is None and file == CONFIG:
-                return None
-    except OSError:
-        return None
-    return adapter_in(Path(str(cached or "")).parent, name_or_path)
+    name: as they were given. base: the folder or hub name of the model that they adapt. base_in_words: that, for errors
+    settings_file: it names the base. weights: a safetensors file
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def base(self) -> str: ...
+    @property
+    def base_in_words(self) -> str: ...
+    @property
+    def settings_file(self) -> Path: ...
+    @property
+    def weights(self) -> Path: ...
+
+    def planned(self, make_empty: Callable[[], PreTrainedModel], settings: ModelSettings) -> AdapterPlan:
+        """Compare them with their base, before a weight is read. make_empty: returns the base on the meta device.
+        ThreestepError if they do not fit."""
 
 
-def adapter_in(folder: Path, name: str | None = None) -> AdapterFolder | None:
-    """See `find_adapter`; of a folder. name: that it goes by, its path by default."""
-    if not (folder / CONFIG).is_file() or (folder / _DESCRIPTION).is_file():
-        return None
-    name = name or str(folder)
-    try:
-        settings = dict(parse_json((folder / CONFIG).read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as problem:
-        raise ThreestepError(
-            f"'{folder / CONFIG}' is no JSON object ({problem}); download or copy the adapter again"
-        ) from problem
-    if not (folder / WEIGHTS).is_file():
-        raise ThreestepError(_without_weights(folder, name))
-    return AdapterFolder(name, folder, _base(folder, name, settings), settings)
+def find_adapter(name_or_path: str) -> GivenAdapter | None:
+    """Return the adapters in a folder or under a hub name; None if it is a model. ThreestepError if they cannot be
+    read."""
+    for file in missing(_TABLE):
+        if Path(name_or_path, file).is_file() and not Path(name_or_path, "weights.json").is_file():
+            raise ThreestepError(f"'{name_or_path}' holds {file}, and no model; {missing_plugin(_TABLE, file)}")
+    entries: dict[str, AdapterEntry] = added(_TABLE, ())
+    found = (named_object(entry.find)(name_or_path) for entry in entries.values())
+    return next((adapter for adapter in found if adapter is not None), None)
 
 
 def model_of(name_or_path: str) -> str:
     """Return the base of an adapter, or the name or path of a model."""
     adapter = find_adapter(name_or_path)
     return name_or_path if adapter is None else adapter.base
-
-
-def _without_weights(folder: Path, name: str) -> str:
-    if not (folder / PICKLE).is_file():
-        return f"'{name}' holds PEFT's {CONFIG} and no {WEIGHTS}; save or download the adapter again"
-    convert = (
-        f"import torch, safetensors.torch as s; s.save_file({{name: tensor.contiguous() for name, tensor in torch.load("
-        f"'{folder / PICKLE}', map_location='cpu', weights_only=True).items()}}, '{folder / WEIGHTS}')"
-    )
-    return (
-        f"'{name}' holds pickled adapter weights ({PICKLE}), which may run code when they are read; expected "
-        f'{WEIGHTS}; if you trust them, convert them: python -c "{convert}"'
-    )
-
-
-def _base(folder: Path, name: str, settings: dict[str, Any]) -> str:
-    """The base's folder, as seen from the working directory (PEFT's way) or from the adapter's; else its hub name."""
-    base = settings.get("base_model_name_or_path")
-    write = f"write the one that it was trained on to base_model_name_or_path in '{folder / CONFIG}'"
-    if not isinstance(base, str) or not base:
-        raise ThreestepError(f"'{name}' is an adapter and names no base model, got {base!r}; {write}")
-    for place in (Path(base).expanduser(), (folder / base).resolve()):
-        if place.is_dir():
-            if (place / CONFIG).is_file():
-                raise ThreestepError(
-                    f"'{name}' is an adapter of '{place}', which holds an adapter itself; merge that one first (PEFT: "
-                    f"merge_and_unload) into a folder of its own, and {write}"
-                )
-            return str(place)
-    if Path(base).is_absolute() or base.startswith((".", "~")) or base.count("/") > 1:
-        raise ThreestepError(
-            f"'{name}' is an adapter of the model '{base}', and there is no such folder, neither from the working "
-            f"directory ({Path.cwd()}) nor from the adapter's; {write}"
-        )
-    if settings.get("revision") not in (None, "", "main"):
-        raise ThreestepError(
-            f"'{name}' is an adapter of revision '{settings['revision']}' of '{base}', and hub names are read in their "
-            f"main revision here; download that revision, and write its folder to base_model_name_or_path in "
-            f"'{folder / CONFIG}'"
-        )
-    return base

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.base.memory import is_out_of_memory
-from training.utils.loading.adapter_folders import CONFIG as ADAPTER_CONFIG
 from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.folder_kinds import check_base, check_model_folder, nearest_folders, resaving_command
 from training.utils.loading.stored_forms import check_form, stored_form
@@ -93,7 +92,7 @@ def check_trains(settings: ModelSettings, generates: bool) -> None:
             raise
         raise ThreestepError(
             f"of the adapter '{adapter.name}' the base: {mistake}, and write it to base_model_name_or_path in "
-            f"'{adapter.folder / ADAPTER_CONFIG}'"
+            f"'{adapter.settings_file}'"
         ) from mistake
     if generates:
         saved_stop_tokens(settings.name_or_path, settings.trust_remote_code)
@@ -174,7 +173,7 @@ def model_files(name_or_path: str) -> list[str]:
 
     adapter = find_adapter(name_or_path)
     if adapter is not None:
-        return [str(adapter.folder / ADAPTER_CONFIG), str(adapter.weights), *model_files(adapter.base)]
+        return [str(adapter.settings_file), str(adapter.weights), *model_files(adapter.base)]
     folder = Path(name_or_path)
     if not folder.is_dir():  # a hub name: its local snapshot
         folder = Path(str(cached_file(name_or_path, "config.json", local_files_only=True))).parent

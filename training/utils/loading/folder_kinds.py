@@ -15,10 +15,10 @@ from typing import Any
 from training.utils.base.errors import ThreestepError
 from training.utils.base.hub import check_hub
 from training.utils.base.storage import parse_json
-from training.utils.loading.adapter_folders import CONFIG as ADAPTER
-from training.utils.loading.adapter_folders import AdapterFolder, adapter_in
+from training.utils.loading.adapter_folders import GivenAdapter, find_adapter
 from training.utils.loading.stored_forms import check_entries
 from training.utils.loading.weight_files import read_header, weight_files
+from training.utils.plugins.registry import added
 
 _GENERATION = "generation_config.json"
 _MOST_LEVELS = 100  # of a configuration's JSON; Python copies and compares some three times as many
@@ -39,7 +39,7 @@ def check_model_folder(name_or_path: str) -> None:
         return _check_hub_name(name_or_path)
     _check_levels(path)
     _check_generation(path / _GENERATION)
-    adapter = adapter_in(path)
+    adapter = find_adapter(str(path))
     if adapter is not None:
         read_header(adapter.weights)
         return check_base(adapter)
@@ -54,7 +54,7 @@ def check_model_folder(name_or_path: str) -> None:
         raise ThreestepError(other)
 
 
-def check_base(adapter: AdapterFolder) -> None:
+def check_base(adapter: GivenAdapter) -> None:
     """See `check_model_folder`; for the base that an adapter names."""
     try:
         check_model_folder(adapter.base)
@@ -99,8 +99,13 @@ def nearest_folders(name_or_path: str) -> str:
     for part in path.parts[len(near[0].parts) :]:
         near = [folder for parent in near for folder in _children_like(parent, part)][:_MOST_NEAR]
     models = [folder / "model" if (folder / "model").is_dir() else folder for folder in near if folder != Path()]
-    models.sort(key=lambda folder: not any((folder / name).is_file() for name in ("config.json", ADAPTER)))
+    models.sort(key=lambda folder: not any((folder / name).is_file() for name in _settings_files()))
     return f"; did you mean {' or '.join(map(repr, map(str, models)))}" if models else ""
+
+
+def _settings_files() -> tuple[str, ...]:
+    """The names of files by which a folder is a model or an adapter."""
+    return ("config.json", *added("adapters", ()))
 
 
 def _children_like(parent: Path, part: str) -> list[Path]:
@@ -215,7 +220,7 @@ def _without_config(folder: Path) -> str:
         return f"{why}: {weights[0].name} alone does not say of which architecture it is; add the model's config.json"
     if (folder / "tokenizer_config.json").is_file() or (folder / "tokenizer.json").is_file():
         return f"{why}: it holds a tokenizer alone; add the model's config.json and safetensors"
-    inside = sorted(path.parent for name in ("config.json", ADAPTER) for path in folder.glob(f"*/{name}"))
+    inside = sorted(path.parent for name in _settings_files() for path in folder.glob(f"*/{name}"))
     if inside:
         return f"{why}; did you mean '{inside[0]}'?"
     held = sorted(f"{path.name}/" if path.is_dir() else path.name for path in folder.iterdir())

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError
 from training.utils.loading.judgement import HEAD, OUTPUT_HEADS
-from training.utils.models.adapters.lora import is_adapter_tensor, merged_name
 from training.utils.models.families.parts import is_beside_language, is_of_projector, refuse_without_projector
+from training.utils.models.tensors.adapters import adapters_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,13 +24,13 @@ def freeze_parts(model: PreTrainedModel, settings: ModelSettings) -> None:
 
     ThreestepError for `--freeze_projector` where there is none.
     """
-    is_beside = is_beside_language(model)
+    is_beside, adapters = is_beside_language(model), adapters_of(model)
     weights = {name: part for name, part in model.named_parameters() if is_beside(name)}
     if settings.freeze_projector and not any(map(is_of_projector, weights)):
         refuse_without_projector(model)
     for name, weight in weights.items():
         frozen = settings.freeze_projector if is_of_projector(name) else settings.freeze_vision_tower
-        if frozen and not is_adapter_tensor(name):
+        if frozen and not adapters.holds(name):
             weight.requires_grad_(False)
 
 
@@ -45,21 +45,23 @@ def freeze_named(model: PreTrainedModel, settings: ModelSettings, embeddings_tra
     if not path.is_file():
         return
     named = dict.fromkeys(path.read_text(encoding="utf-8").split())
-    weights = {merged_name(name): weight for name, weight in model.named_parameters() if not is_adapter_tensor(name)}
+    adapters = adapters_of(model)
+    own = {name: weight for name, weight in model.named_parameters() if not adapters.holds(name)}
+    weights = {adapters.plain_name(name): weight for name, weight in own.items()}
     unknown = [name for name in named if name not in weights and not name.startswith(OUTPUT_HEADS)]
     if unknown:
         raise ThreestepError(
             f"{path} names {unknown[0]}, which {type(model).__name__} lacks, the model that is trained; start from "
             "one of that class, or freeze no such weight"
         )
-    adapted = {name.partition(".lora_")[0] for name, _ in model.named_parameters() if is_adapter_tensor(name)}
-    moved = [name for name in named if name.rpartition(".")[0] in adapted]
+    adapted = [adapters.plain_name(name) for name in own if len(adapters.parameters_of(model, name)) > 1]
+    layers = {name.rpartition(".")[0] for name in adapted}
+    moved = [name for name in named if name.rpartition(".")[0] in layers]
     is_whole = all(name in named or name.startswith(HEAD) for name in weights)
     if moved and not is_whole:
         raise ThreestepError(
-            f"--lora_dim {settings.lora_dim} trains adapters on {moved[0]} and {len(moved) - 1} other weights "
-            f"that are frozen ({path}), which would move them as saved; name the layers with --lora_module_name, "
-            "unfreeze them, or freeze the model as a whole"
+            f"adapters train on {moved[0]} and {len(moved) - 1} other weights that are frozen ({path}), which would "
+            "move them as saved; have adapters on other layers, unfreeze them, or freeze the model as a whole"
         )
     frozen = [weights[name] for name in named if name in weights]
     if embeddings_train and any(weight is model.get_input_embeddings().weight for weight in frozen):

@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError, first_line
-from training.utils.loading.adapter_folders import find_adapter
-from training.utils.loading.adapters import AdapterPlan, plan_adapter, put_on
+from training.utils.loading.adapter_folders import AdapterPlan, find_adapter, model_of
 from training.utils.loading.configurations import config_of, errors_explained, set_pad_token
 from training.utils.loading.freezing import freeze_named, freeze_parts
 from training.utils.loading.judgement import HEAD, RequestedModel
 from training.utils.loading.merged_weights import merged_when_copied
 from training.utils.loading.stored_forms import stored_form
-from training.utils.models.adapters.lora import add_lora
 from training.utils.models.attention.kernels import AUTO, SDPA, kernel_of
 from training.utils.models.dropout import SwitchedOff, set_dropout
 from training.utils.models.families.parts import check_reads_media, check_reads_text, language_model_class
@@ -66,10 +64,10 @@ def load_causal_lm(
         check_reads_media(config, settings.name_or_path)
     auto_class = language_model_class(config, with_media=media is not None)
     plan = _adapter_plan(auto_class, settings, config)
-    wanted = RequestedModel(_model_in(settings, plan), config, is_scalar=False, supplied=_supplied_by(plan))
+    wanted = RequestedModel(model_of(settings.name_or_path), config, is_scalar=False, supplied=_supplied_by(plan))
     model = _load(auto_class, settings, dtype, wanted)
     if plan is not None:
-        put_on(_on(None if settings.waits_for_device else device, model), plan, settings)
+        plan.put_on(_on(None if settings.waits_for_device else device, model), settings)
     _check_vocabulary(model, settings, tokenizer_size - added_tokens - added_pad)
     if added_tokens or added_pad:
         _grow_embeddings(model, tokenizer_size)
@@ -127,7 +125,7 @@ def load_scalar_model(
     if must_have_head and f"{HEAD}weight" not in supplied:
         _refuse_headless(config, settings)
     wanted = RequestedModel(
-        _model_in(settings, plan),
+        model_of(settings.name_or_path),
         changed,
         is_scalar=True,
         new_head=not must_have_head,
@@ -136,7 +134,7 @@ def load_scalar_model(
     )
     model = _load(auto_class, settings, dtype, wanted)
     if plan is not None:
-        put_on(_on(None if settings.waits_for_device else device, model), plan, settings)
+        plan.put_on(_on(None if settings.waits_for_device else device, model), settings)
     if not must_have_head:
         _grow_embeddings(model, len(tokenizer), pad_to_multiple_of=8)
     _check_vocabulary(model, settings, len(tokenizer))
@@ -170,15 +168,11 @@ def _adapter_plan(auto_class: Any, settings: ModelSettings, config: Any) -> Adap
     trust = {"trust_remote_code": settings.trust_remote_code}
     if adapter is None:
         return None
-    return plan_adapter(adapter, lambda: empty_model(auto_class, config, **trust), settings)
-
-
-def _model_in(settings: ModelSettings, plan: AdapterPlan | None) -> str:
-    return settings.name_or_path if plan is None else plan.adapter.base
+    return adapter.planned(lambda: empty_model(auto_class, config, **trust), settings)
 
 
 def _supplied_by(plan: AdapterPlan | None) -> frozenset[str]:
-    return frozenset() if plan is None else frozenset(plan.whole)
+    return frozenset() if plan is None else frozenset(plan.supplied)
 
 
 def _on(device: torch.device | None, model: PreTrainedModel) -> PreTrainedModel:
@@ -389,7 +383,8 @@ def prepared(model: PreTrainedModel, settings: ModelSettings, embeddings_train: 
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for preparer in settings.preparers:
         preparer.before_adapters(model, settings.forward_form)
-    model = add_lora(model, settings)
+    for preparer in settings.preparers:
+        preparer.add_adapters(model)
     freeze_parts(model, settings)
     freeze_named(model, settings, embeddings_train)
     if embeddings_train:

@@ -1,1 +1,1 @@
-"""Loading, saving, the scalar head, log-probabilities and LoRA."""
+"""Loading, saving, the scalar head, log-probabilities."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.utils.flags.added import NO_FLAGS, AddedFlags
 from training.utils.flags.flags import flag, settings_of
@@ -16,13 +15,6 @@ from training.utils.models.settings import ModelSettings
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
-
-
-class AdapterFlags(Protocol):
-    """Flags of the kind of adapters."""
-
-    use_rslora: bool
-    use_dora: bool
 
 
 @dataclass
@@ -69,30 +61,6 @@ class ModelArguments:
         "mib >= 0",
         topic="memory",
     )
-    lora_dim: int = flag(0, "Rank of LoRA adapters; 0 trains all weights instead.", "rank >= 0", topic="lora")
-    lora_alpha: float = flag(16.0, "LoRA's scale is alpha / rank.", "number", topic="lora")
-    use_rslora: bool = flag(
-        False,
-        "LoRA's scale is alpha / sqrt(rank), which higher ranks need to learn as fast (rsLoRA, Kalajdzievski 2023).",
-        topic="lora",
-    )
-    use_dora: bool = flag(
-        ModelSettings.use_dora,
-        "Adapters of weights' directions, with a trained magnitude for each output of a layer beside (DoRA, Liu et al. "
-        "2024); slower than LoRA.",
-        topic="lora",
-    )
-    lora_dropout: float = flag(0.0, "Dropout before the adapters.", "0 <= probability < 1", topic="lora")
-    lora_module_name: str = flag(
-        "all-linear",
-        "'all-linear', or parts of the names of the linear layers that get adapters, separated by commas; q_proj$ is "
-        "the end of a name.",
-        "names",
-        topic="lora",
-    )
-    only_optimize_lora: bool = flag(
-        True, "With LoRA: freeze all other weights (a new scalar head still trains).", topic="lora"
-    )
     freeze_vision_tower: bool = flag(
         ModelSettings.freeze_vision_tower,
         "Models of images and text: do not train the vision tower, apart from its projector.",
@@ -110,32 +78,13 @@ class ModelArguments:
             "`threestep new-model --out DIR` makes one with random weights",
         )
         check_scaling(mistakes, self.rope_scaling)
-        check_kinds(mistakes, self, self.lora_dim)
 
     def settings(self, added: AddedFlags = NO_FLAGS) -> ModelSettings:
         """added: flags of plugins, which may change the model."""
         own: dict[str, Any] = {"name_or_path": self.model_name_or_path, "preparers": preparers_of(added)}
-        own["lora_alpha"] = scaled_alpha(self.lora_alpha, self.lora_dim, self.use_rslora)
         return settings_of(ModelSettings, self, **own, defaults=("trains_adapter_on", "new_head", "takes_media"))
 
 
 def with_flag(argv: Sequence[str]) -> list[str]:
     """Give the words before the first flag, which are models, their flag."""
     return ["--model_name_or_path", *argv] if argv and not argv[0].startswith("-") else list(argv)
-
-
-def scaled_alpha(alpha: float, dim: int, is_by_root: bool) -> float:
-    """Return the alpha whose alpha / rank is the scale. is_by_root: that of rsLoRA, alpha / sqrt(rank)."""
-    return alpha * math.sqrt(dim) if is_by_root else alpha
-
-
-def check_kinds(mistakes: Mistakes, flags: AdapterFlags, *dims: int) -> None:
-    """Note kinds of adapters where there are none. dims: ranks of the models' adapters."""
-    for flag_name, does, is_given in (
-        ("--use_rslora", "scales LoRA's adapters", flags.use_rslora),
-        ("--use_dora", "adds magnitudes to LoRA's adapters", flags.use_dora),
-    ):
-        mistakes.require(
-            not is_given or any(dims),
-            f"{flag_name} {does}, and there are none; give --lora_dim, in step 3 --actor_lora_dim, or leave it out",
-        )

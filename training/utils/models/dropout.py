@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from training.utils.models.tensors.adapters import adapters_of
+
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
@@ -23,7 +25,6 @@ _COUNT = re.compile(r"^(n|num)_")
 _OTHER_NOISE = re.compile(r"layer_?drop|drop_?path|stochastic_?depth|jitter|classifier|summary", re.IGNORECASE)
 _OF_CLASS = re.compile(r"dropout|drop_?path|stochastic_?depth", re.IGNORECASE)
 _RATES_OF_CLASS = ("p", "drop_prob", "prob", "rate", "drop_rate")
-_OF_LORA = "lora_dropout"  # of adapters, which have another setting
 
 
 class SwitchedOff(NamedTuple):
@@ -42,8 +43,9 @@ def set_dropout(model: PreTrainedModel, rate: float) -> list[SwitchedOff]:
     """
     configs: dict[int, Any] = {}
     others: list[SwitchedOff] = []
+    adapters = adapters_of(model)  # which have another setting
     for name, module in model.named_modules():
-        if _OF_LORA not in name:
+        if not adapters.holds(name):
             others += _set_rates(module, rate, _rate_names(module))
             for config in _with_nested(getattr(module, "config", None)):
                 configs[id(config)] = config

@@ -60,6 +60,16 @@ class ModelPreparer:
         """The form in which weights are kept from then on, in words; "": as they are."""
         return ""
 
+    @property
+    def adapters(self) -> str:
+        """The adapters that it adds, in words such as `LoRA of rank 4`; "": none."""
+        return ""
+
+    @property
+    def keeps_weights(self) -> bool:
+        """The model's own weights stay as they are: without its adapters it is the start model."""
+        return False
+
     def check_device(self, on_cuda: bool) -> None:
         """ThreestepError where a model on such a device cannot be changed, in a dry run too."""
 
@@ -79,6 +89,9 @@ class ModelPreparer:
     def before_adapters(self, model: PreTrainedModel, form: ForwardForm) -> None:
         """Change a model that is to get its adapters next."""
 
+    def add_adapters(self, model: PreTrainedModel) -> None:
+        """Put on what trains beside the model's own weights (`models.tensors.adapters`)."""
+
     def after_adapters(self, model: nn.Module, form: ForwardForm) -> None:
         """Change a model that has its adapters, last of all."""
 
@@ -94,9 +107,9 @@ class ModelPreparer:
         return {}
 
 
-def preparers_of(added: AddedFlags = NO_FLAGS) -> tuple[ModelPreparer, ...]:
-    """Return what plugins change in models that are loaded with these flags of theirs."""
-    return tuple(preparer for of_plugin in hooks("preparers") for preparer in of_plugin(added))
+def preparers_of(added: AddedFlags = NO_FLAGS, role: str = "") -> tuple[ModelPreparer, ...]:
+    """Return what plugins change in models that are loaded with these flags of theirs. role: in step 3, the model's"""
+    return tuple(preparer for of_plugin in hooks("preparers") for preparer in of_plugin(added, role))
 
 
 class KeepsLess:

@@ -11,14 +11,13 @@ from training.utils.models.preparers import ForwardForm, ModelPreparer, preparer
 @dataclass(frozen=True)
 class ModelSettings:
     """name_or_path: folder or hub name.
-    attn_implementation, lora_*: see training.utils.models.attention.attention and .adapters.lora.
-    use_dora: adapters have a magnitude for each output of their layer (Liu et al. 2024, arXiv:2402.09353).
+    attn_implementation: see training.utils.models.attention.attention.
     dropout: every dropout rate, and with 0 all that is like it (`models.dropout`); None keeps the model's own.
     gradient_checkpointing: recompute activations in backward.
     trust_remote_code: run Python code that comes with the model.
     head_chunk_mb: see training.utils.models.target_head; 0 where it is not known yet.
-    trains_adapter_on: if `name_or_path` is an adapter with the layers, rank and scale of `lora_*`, train it on; all
-        other adapters are merged into their base.
+    trains_adapter_on: if `name_or_path` is an adapter like those that the run adds, train it on; all other adapters are
+        merged into their base.
     freeze_vision_tower, freeze_projector: see training.utils.loading.freezing.
     new_head: a reward model gets a new head in the place of one that its folder has under another name than `score`.
     takes_media: what trains the model also trains models that read more than text.
@@ -30,12 +29,6 @@ class ModelSettings:
     attn_implementation: str = AUTO
     dropout: float | None = None
     gradient_checkpointing: bool = False
-    lora_dim: int = 0
-    lora_alpha: float = 16.0
-    lora_dropout: float = 0.0
-    lora_module_name: str = "all-linear"
-    use_dora: bool = False
-    only_optimize_lora: bool = True
     trust_remote_code: bool = False
     head_chunk_mb: int = 0
     trains_adapter_on: bool = False
@@ -69,6 +62,16 @@ class ModelSettings:
     def weights_form(self) -> str:
         """The form in which preparers keep weights, in words; "": as they are loaded."""
         return ", ".join(each.weights_form for each in self.preparers if each.weights_form)
+
+    @property
+    def has_adapters(self) -> bool:
+        """The model gets adapters."""
+        return any(each.adapters for each in self.preparers)
+
+    @property
+    def is_own_reference(self) -> bool:
+        """Without its adapters the trained model is the start model."""
+        return any(each.keeps_weights for each in self.preparers)
 
     def as_counted(self) -> ModelSettings:
         """Return settings of the same model without values, whose memory and work a dry run counts."""

@@ -124,6 +124,17 @@ class RowFormEntry(NamedTuple):
     asked: str
 
 
+class AdapterEntry(NamedTuple):
+    """Adapters that stand in folders. Places are MODULE:NAME.
+
+    find: of a function (a model's folder or hub name) -> GivenAdapter | None (`loading.adapter_folders`)
+    described: of a function (model on meta, folder) -> None: puts the adapters on that `Adapters.describe` wrote there
+    """
+
+    find: str
+    described: str
+
+
 class InPlaceOfRun(NamedTuple):
     """An act of a step in place of its run, once its flags are checked: in one process, and nothing is loaded before.
 
@@ -172,8 +183,9 @@ class Hooks(NamedTuple):
     step_needs: (flags) -> StepNeeds: what checks ask of a plugin in optimizer steps; flags: as of check
     at_start: (settings) -> None: on the main rank, before the run writes to its folder; a ThreestepError ends the run.
         settings: by the flags' names
-    preparers: (AddedFlags) -> Iterable[ModelPreparer]: changes to models as they are loaded (`models.preparers`);
-        with `AddedFlags()`, those to a model that a program loads without such flags
+    preparers: (AddedFlags, role) -> Iterable[ModelPreparer]: changes to models as they are loaded
+        (`models.preparers`); with `AddedFlags()`, those to a model that a program loads without such flags. role: in
+        step 3, `actor` or `critic`; otherwise ""
     guests: (flags) -> GuestFeature: what trains beside a run's models, or adds to their losses; flags as of `check`
     rollout_scheduler: (PpoFlags) -> RolloutScheduler | None: which weights draw the rollouts of a step
     partners: (AddedFlags) -> Partners: who answers the model while it draws, in step 3 and in a chat
@@ -218,7 +230,7 @@ TABLES = frozenset(
     """
 rollout_engines decode_loops rollout_sources trackers data_sources row_forms rewards media optimizers policy_losses
 evaluated_figures model_losses meant_flags kept_as_begun logs run_files in_place_of_run auto_choices advice curves
-evaluation_flags whole_run_switches stored_forms packed_layers backends row_sharing attention_kernels
+evaluation_flags whole_run_switches stored_forms packed_layers backends row_sharing attention_kernels adapters critics
 """.split()
 )
 
@@ -265,7 +277,9 @@ class Plugin(NamedTuple):
         `advice`: by flags, words that name them in messages, pages and `--help`, by their places there
             (`flags.added.advice`): `no_own_loss`, for a model without the trainer's loss; `old_weights`, flags by which
             older weights draw rollouts; `other_forward`, for forwards that differ from the family's own; `batch`, on
-            how a forward's size is chosen; `page`, what a reader of a run's page has to know, with {} for the value; a
+            how a forward's size is chosen; `own_reference`, flags by
+            which a model without its adapters is the start model; `page`, what a reader of a run's page has to know,
+            with {} for the value; a
             key of DeepSpeed's configuration, what to do in its place
         `curves`: by the group of their figures, curves of a step's page: the step, a title, a note, figures by the
             names of their lines
@@ -277,6 +291,9 @@ class Plugin(NamedTuple):
             says that a model's files hold its weights in such a form
         `packed_layers`: addresses of functions (model on meta, facts) -> None, by the kind of a `PackedLinear`
             (`models.tensors.packed`): makes the layers that its `described` wrote into a checkpoint's facts
+        `adapters`: AdapterEntry, by the name of the file that a folder with such adapters holds
+        `critics`: addresses of functions (actor's model without adapters, critic's ModelSettings, pad token's id,
+            longest sequence, `media`) -> model: the critic on the actor's trunk; by the flags of step 3 that ask for it
         `backends`: addresses of functions (settings, torch.device, began_with) -> Backend, by the flags that decide
             them: settings of PyTorch's own that hold while a run trains (`engine.ranks.backends`)
         `whole_run_switches`: by flags of every step that are true or false, and that the file of `threestep all` has at

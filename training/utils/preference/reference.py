@@ -1,7 +1,7 @@
 """The reference: log-probabilities of each response under the policy before training.
 
-They are read once by the model that is then trained (new LoRA adapters change nothing) and stored in a file
-(`reference_file`). Or, with LoRA, the model reads them in each step with its adapters off.
+They are read once by the model that is then trained (new adapters change nothing) and stored in a file
+(`reference_file`). Or, with adapters, the model reads them in each step with its adapters off.
 
 R rows, K responses of a row, B sequences.
 """
@@ -22,7 +22,7 @@ from training.utils.base.transfer import moved, pinned
 from training.utils.engine.ranks.collectives import from_main, summed
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.ranked import beyond_shortest, sequence_sums
-from training.utils.models.adapters.lora import adapters_off, is_adapter_tensor
+from training.utils.models.tensors.adapters import adapters_of
 from training.utils.preference.batches import PreferenceBatch, mismatched, preference_batches
 from training.utils.preference.reference_file import ReferenceFile, RowLogprobs, reference_file
 from training.utils.run.progress import progress_bar
@@ -181,9 +181,10 @@ def known_references(run: TrainingRun[ResponsesRow], file: ReferenceFile | None,
 
 
 def adapter_off_references(engine: TrainingEngine, model: PreTrainedModel, ld_alpha: float = 1.0) -> References:
-    """Read nothing before training. model: with LoRA adapters, inside `engine`. Raises ThreestepError if other weights
+    """Read nothing before training. model: with adapters, inside `engine`. Raises ThreestepError if other weights
     train too: embeddings that have just gained tokens."""
-    others = [name for name, part in model.named_parameters() if part.requires_grad and not is_adapter_tensor(name)]
+    adapters = adapters_of(model)
+    others = [name for name, part in model.named_parameters() if part.requires_grad and not adapters.holds(name)]
     if others:
         raise ThreestepError(
             f"--reference adapter_off expects a model of which only the adapters train, and {others[0]} trains for the "
@@ -191,7 +192,7 @@ def adapter_off_references(engine: TrainingEngine, model: PreTrainedModel, ld_al
         )
 
     def read(batch: PreferenceBatch) -> torch.Tensor:
-        with adapters_off(model):
+        with adapters.off(model):
             return read_sequences(engine, batch, ld_alpha)
 
     return References(read, read)

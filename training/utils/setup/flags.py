@@ -79,11 +79,6 @@ class OneModelFlags:
         return replace(self.model.settings(self.added), takes_media=self.step.reads_media, new_head=new_head)
 
     @property
-    def adapter_ranks(self) -> dict[str, int]:
-        """Ranks of the adapters of the models that train, by flag."""
-        return {"--lora_dim": self.model.lora_dim}
-
-    @property
     def guests(self) -> GuestFeatures:
         """Features that train beside the model, or add to its loss."""
         return guest_features(self)
@@ -103,7 +98,6 @@ FIRST_FLAGS = (
     "gradient_accumulation_steps",
     "learning_rate",
     "num_train_epochs",
-    "lora_dim",
     "eval_interval",
     "num_ranks",
     "config",

@@ -169,7 +169,7 @@ def _observed(
 
 def _start_digests(flags: OneModelFlags, rereads_start: bool) -> dict[str, Callable[[], str]]:
     """Return the digest of the start model's files, to be made if the run reads it again."""
-    read_again = flags.model.model_name_or_path if rereads_start or flags.model.lora_dim else ""
+    read_again = flags.model.model_name_or_path if rereads_start or flags.start.has_adapters else ""
     return start_digests({"model_name_or_path": read_again}, flags.data.cache.cache_dir)
 
 

@@ -120,7 +120,6 @@ def test_sequences_of_a_rank():
         ({"actor_zero_stage": 5}, "--actor_zero_stage expects a number from 0 to 3, got 5"),
         ({"dtype": "fp8"}, "--dtype expects one of fp32, bf16, fp16, got 'fp8'; did you mean 'fp32' or 'fp16'?"),
         ({"actor_dropout": 1.0}, "--actor_dropout expects 0 or more and less than 1, got 1.0"),
-        ({"critic_lora_dim": -2}, "--critic_lora_dim expects 0 or more, got -2"),
     ],
 )
 def test_mistakes_of_roles(given, sentence):
@@ -136,17 +135,11 @@ def test_each_role_gets_its_own_settings():
     given = roles(
         actor_learning_rate=0.1, critic_learning_rate=0.2, actor_weight_decay=0.3, critic_weight_decay=0.4,
         actor_zero_stage=1, critic_zero_stage=2, actor_gradient_checkpointing=True, actor_dropout=0.5,
-        critic_dropout=0.6, actor_lora_dim=7, critic_lora_dim=8, actor_lora_module_name="x",
-        critic_lora_module_name="y", lora_alpha=9.0, lora_dropout=0.01, only_optimize_lora=False, dtype="fp32",
+        critic_dropout=0.6, dtype="fp32",
         offload=True, lr_scheduler_type="linear", num_warmup_steps=11, max_grad_norm=12.0,
     )  # fmt: skip
-    shared = {"lora_alpha": 9.0, "lora_dropout": 0.01, "only_optimize_lora": False}
-    assert given.model("actor") == ModelSettings(
-        "a", dropout=0.5, gradient_checkpointing=True, lora_dim=7, lora_module_name="x", takes_media=True, **shared
-    )
-    assert given.model("critic") == ModelSettings(
-        "c", dropout=0.6, lora_dim=8, lora_module_name="y", takes_media=True, **shared
-    )
+    assert given.model("actor") == ModelSettings("a", dropout=0.5, gradient_checkpointing=True, takes_media=True)
+    assert given.model("critic") == ModelSettings("c", dropout=0.6, takes_media=True)
     engine = EngineSettings(
         dtype="fp32", offload=True, lr_scheduler_type="linear", num_warmup_steps=11, max_grad_norm=12.0
     )
@@ -157,16 +150,8 @@ def test_each_role_gets_its_own_settings():
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"actor_lora_learning_rate": 0.0}, "--actor_lora_learning_rate expects more than 0, got 0.0"),
-        ({"critic_lora_learning_rate": -1.0}, "--critic_lora_learning_rate expects more than 0, got -1.0"),
         ({"ema_decay": 1.0}, "--ema_decay expects more than 0 and less than 1, got 1.0"),
     ],
 )
 def test_rates_of_the_roles(given, sentence):
     assert mistakes_of(roles(**given)) == [sentence]
-
-
-def test_adapters_have_their_roles_rate():
-    both = roles(actor_lora_learning_rate=1e-3, critic_lora_learning_rate=2e-3)
-    assert both.engine("actor").lora_learning_rate == 1e-3 and both.engine("critic").lora_learning_rate == 2e-3
-    assert roles().engine("actor").lora_learning_rate is None

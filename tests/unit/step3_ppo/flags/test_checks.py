@@ -60,7 +60,6 @@ def test_a_scale_without_the_reward_model():
             "reads and learns in one forward, and --actor_dropout 0.1 would",
         ),
         ("values", {"roles": {"critic_dropout": 0.3}}, "in one forward, and --critic_dropout 0.3 would change the"),
-        ("values", {"roles": {"lora_dropout": 0.2}}, "in one forward, and --lora_dropout 0.2 would change the"),
         ("forwards", {"roles": {"actor_zero_stage": 3}}, "ZeRO-3 has released, and --actor_zero_stage is 3; give"),
         (
             "values",

@@ -41,7 +41,6 @@ def test_a_forward_is_spared(name, given):
         ({"per_device_training_batch_size": 8}, "a rollout has 2 optimizer steps"),
         ({"generation_batches": 2, "per_device_training_batch_size": 32}, "a step learns from 2 rollouts"),
         ({"val_only": True}, "nothing is trained"),
-        ({"lora_dropout": 0.1}, "true reads and learns in one forward, and --lora_dropout 0.1 would change"),
     ],
 )
 def test_a_forward_of_its_own(name, given, said):

@@ -11,5 +11,5 @@ def test_a_critic_on_the_actors_trunk_is_saved_with_the_actors_tokenizer():
     actor: Any = object()
     critic: Any = object()
     both = Tokenizers(actor, critic)
-    assert both.saved_with(share_trunk=True) == {"actor": actor, "critic": actor}
-    assert both.saved_with(share_trunk=False) == {"actor": actor, "critic": critic}
+    assert both.saved_with(shares_trunk=True) == {"actor": actor, "critic": actor}
+    assert both.saved_with(shares_trunk=False) == {"actor": actor, "critic": critic}

@@ -10,18 +10,28 @@ from training.utils.engine.config.arguments import EngineSettings
 from training.utils.engine.optimizers import make_optimizer
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine, _scheduler
+from training.utils.models.tensors.adapters import Adapters, mark_adapted
 
 RATE, ADAPTER_RATE, DECAY = 1e-3, 5e-2, 0.1
 
 
-@pytest.fixture
-def module() -> torch.nn.Module:
-    """Names as PEFT gives them; the base layer's weight is frozen, as --only_optimize_lora leaves it."""
+class Factors(Adapters):
+    """Two matrices beside a layer's own."""
+
+    def __init__(self, rate: float | None) -> None:
+        self.learning_rate = rate
+
+    def holds(self, name: str) -> bool:
+        return ".added_" in name
+
+
+def adapted(rate: float | None) -> torch.nn.Module:
+    """Its layer's own weight is frozen."""
     layer = torch.nn.Module()
-    layer.base_layer = torch.nn.Linear(3, 3)
-    layer.base_layer.weight.requires_grad_(False)
-    layer.lora_A = torch.nn.ModuleDict({"default": torch.nn.Linear(3, 2, bias=False)})
-    layer.lora_B = torch.nn.ModuleDict({"default": torch.nn.Linear(2, 3, bias=False)})
+    layer.own = torch.nn.Linear(3, 3)
+    layer.own.weight.requires_grad_(False)
+    layer.added_A, layer.added_B = torch.nn.Linear(3, 2, bias=False), torch.nn.Linear(2, 3, bias=False)
+    mark_adapted(layer, Factors(rate))
     return torch.nn.ModuleDict({"layer": layer, "score": torch.nn.Linear(3, 1)})
 
 
@@ -32,18 +42,18 @@ def rates_and_decays(module: torch.nn.Module, **settings: float) -> dict[str, tu
     return {name: of[id(weight)] for name, weight in module.named_parameters() if id(weight) in of}
 
 
-def test_adapters_train_at_their_own_rate(module):
-    adapters = ("layer.lora_A.default.weight", "layer.lora_B.default.weight")
-    others = {"layer.base_layer.bias": (RATE, 0.0), "score.weight": (RATE, DECAY), "score.bias": (RATE, 0.0)}
-    assert rates_and_decays(module, lora_learning_rate=ADAPTER_RATE) == {
+def test_adapters_train_at_their_own_rate():
+    adapters = ("layer.added_A.weight", "layer.added_B.weight")
+    others = {"layer.own.bias": (RATE, 0.0), "score.weight": (RATE, DECAY), "score.bias": (RATE, 0.0)}
+    assert rates_and_decays(adapted(ADAPTER_RATE)) == {
         **dict.fromkeys(adapters, (ADAPTER_RATE, DECAY)),
         **others,
     }
-    assert rates_and_decays(module) == {**dict.fromkeys(adapters, (RATE, DECAY)), **others}
+    assert rates_and_decays(adapted(None)) == {**dict.fromkeys(adapters, (RATE, DECAY)), **others}
 
 
 def test_a_model_without_adapters_has_no_group_for_them():
-    settings = EngineSettings(learning_rate=RATE, lora_learning_rate=ADAPTER_RATE)
+    settings = EngineSettings(learning_rate=RATE)
     groups = make_optimizer(torch.nn.Linear(2, 2), settings).param_groups
     assert [group["lr"] for group in groups] == [RATE, RATE]
 

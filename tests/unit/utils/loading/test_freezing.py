@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
+from threestep.plugins.lora.adding import add_lora
+from threestep.plugins.lora.preparers import Lora
 from training.utils.base.errors import ThreestepError
 from training.utils.loading.freezing import FROZEN, freeze_named, freeze_parts
-from training.utils.models.adapters.lora import add_lora
 from training.utils.models.settings import ModelSettings
 
 NORM, PROJECTION = "model.norm.weight", "model.layers.0.self_attn.q_proj.weight"
@@ -54,18 +53,18 @@ def test_a_name_that_the_model_lacks(tmp_path):
 def test_adapters_train_on_a_model_that_is_frozen_as_a_whole(tmp_path, scores):
     """Also below a new head, which the language model that was frozen does not have."""
     model = tiny_causal_lm("llama")
-    settings = replace(naming(tmp_path, *(name for name, _ in model.named_parameters())), lora_dim=2)
-    adapted = add_lora(tiny_scalar_model("llama") if scores else model, settings)
+    settings = naming(tmp_path, *(name for name, _ in model.named_parameters()))
+    adapted = add_lora(tiny_scalar_model("llama") if scores else model, Lora(2))
     freeze_named(adapted, settings, False)
     assert {name for name in trained(adapted) if ".lora_" not in name} == ({"score.weight"} if scores else set())
 
 
 def test_adapters_do_not_move_what_is_frozen(tmp_path):
     model, other = tiny_causal_lm("llama"), tiny_causal_lm("llama")
-    settings = replace(naming(tmp_path, PROJECTION), lora_dim=2)
-    with pytest.raises(ThreestepError, match=f"^--lora_dim 2 trains adapters on {PROJECTION} and 0 other weights that"):
-        freeze_named(add_lora(model, settings), settings, False)
-    freeze_named(add_lora(other, replace(settings, lora_module_name="v_proj")), settings, False)
+    settings = naming(tmp_path, PROJECTION)
+    with pytest.raises(ThreestepError, match=f"^adapters train on {PROJECTION} and 0 other weights that are frozen"):
+        freeze_named(add_lora(model, Lora(2)), settings, False)
+    freeze_named(add_lora(other, Lora(2, lora_module_name="v_proj")), settings, False)
 
 
 def test_new_tokens_need_embeddings_that_train(tmp_path):

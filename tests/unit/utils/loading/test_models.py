@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
+from tests.support.lora_settings import lora_settings
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 from training.utils.base.errors import ThreestepError
@@ -218,7 +219,7 @@ def test_added_tokens_train_beside_lora(save_folder, scalar):
     notes: list[str] = []
 
     def trains(added: int, **lora: int) -> set[str]:
-        settings = ModelSettings(folder, **(lora or {"lora_dim": 2}))
+        settings = lora_settings(folder, **(lora or {"lora_dim": 2}))
         if scalar:
             model = load_scalar_model(settings, torch.float32, tokenizer, must_have_head=False, added_tokens=added)
         else:
@@ -239,7 +240,7 @@ def test_a_pad_token_of_its_own_gets_a_row_that_does_not_train(save_folder):
     tokenizer = train_tokenizer(SENTENCES)
     folder = save_folder(tokenizer=tokenizer, vocab_size=len(tokenizer))
     size = len(tokenizer) + 1
-    model = load_causal_lm(ModelSettings(folder, lora_dim=2), torch.float32, size, added_pad=1)
+    model = load_causal_lm(lora_settings(folder, lora_dim=2), torch.float32, size, added_pad=1)
     assert model.config.vocab_size == size
     assert all("lora" in name for name, part in model.named_parameters() if part.requires_grad)
     with pytest.raises(ThreestepError, match=f"has {size} tokens and its model embeds {size - 1}"):

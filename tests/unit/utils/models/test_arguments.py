@@ -27,8 +27,6 @@ def test_defaults_need_only_a_model():
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"lora_dim": -1}, "--lora_dim expects 0 or more, got -1"),
-        ({"lora_dropout": 1.0}, "--lora_dropout expects 0 or more and less than 1, got 1.0"),
         ({"dropout": -0.1}, "--dropout expects 0 or more and less than 1, got -0.1"),
     ],
 )
@@ -37,27 +35,14 @@ def test_mistakes(given, sentence):
 
 
 def test_all_of_them_at_once():
-    assert len(mistakes_of(model_name_or_path="", lora_dim=-1, dropout=2.0, lora_dropout=-1.0)) == 4
-
-
-def test_rslora_scales_by_the_root_of_the_rank():
-    settings = ModelArguments(model_name_or_path="m", lora_dim=16, lora_alpha=8.0, use_rslora=True).settings()
-    assert settings.lora_alpha / settings.lora_dim == 8.0 / 4.0
-    assert mistakes_of(use_rslora=True) and not mistakes_of(use_rslora=True, lora_dim=4)
-
-
-def test_dora_needs_adapters():
-    assert ModelArguments(model_name_or_path="m", lora_dim=4, use_dora=True).settings().use_dora
-    assert not mistakes_of(use_dora=True, lora_dim=4)
-    assert "--use_dora adds magnitudes to LoRA's adapters, and there are none" in str(mistakes_of(use_dora=True))
+    assert len(mistakes_of(model_name_or_path="", head_chunk_mb=-1, dropout=2.0)) == 3
 
 
 def test_every_setting_is_passed_on():
     given = {
         "attn_implementation": "flex_attention", "dropout": 0.1, "gradient_checkpointing": True,
-        "lora_dim": 8, "lora_alpha": 3.0, "lora_dropout": 0.2, "lora_module_name": "x", "only_optimize_lora": False,
         "trust_remote_code": True, "head_chunk_mb": 64, "freeze_vision_tower": False,
-        "freeze_projector": True, "use_dora": True, "rope_scaling": "yarn:4",
+        "freeze_projector": True, "rope_scaling": "yarn:4",
     }  # fmt: skip
     settings = ModelArguments(model_name_or_path="m", **given).settings()
     others = {"name_or_path": "m", "trains_adapter_on": False, "takes_media": False, "new_head": False}

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from tests.families.builds import draw_weights
 from tests.families.configs import tiny_config
+from tests.support.lora_settings import lora_settings
 from tests.support.tiny_models import tiny_causal_lm
 from training.utils.base.errors import ThreestepError
 from training.utils.loading.models import check_no_dropout, prepared
@@ -106,7 +107,7 @@ def test_classes_of_the_models_own():
 
 
 def test_adapters_have_a_setting_of_their_own():
-    settings = ModelSettings("", lora_dim=2, lora_dropout=0.2, dropout=0.0, gradient_checkpointing=True)
+    settings = lora_settings("", lora_dim=2, lora_dropout=0.2, dropout=0.0, gradient_checkpointing=True)
     model = prepared(tiny_causal_lm("gpt2", resid_pdrop=0.1), settings)
     set_dropout(model, 0.0)
     of_lora = {module.p for name, module in model.named_modules() if name.endswith("lora_dropout.default")}

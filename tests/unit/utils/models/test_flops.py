@@ -10,11 +10,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
+from threestep.plugins.lora.adding import add_lora
+from threestep.plugins.lora.preparers import Lora
 from training.utils.contracts.documents import Document, TokenSequence, plain, shared_prompt, unshared
 from training.utils.layout.rows import packed_rows
-from training.utils.models.adapters.lora import add_lora
 from training.utils.models.flops import ComputeMeter, ModelShape, model_shape, training_flops, visible_pairs
-from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
 
 
@@ -80,7 +80,7 @@ def test_a_reward_model_has_a_head_of_one_row():
 
 
 def test_adapters_train_and_the_rest_is_frozen():
-    model = add_lora(tiny_causal_lm("llama"), ModelSettings("m", lora_dim=2))
+    model = add_lora(tiny_causal_lm("llama"), Lora(lora_dim=2))
     body, head = BODIES["llama"]
     # Rank 2: per layer 2 x (inputs + outputs) of q, k, v, o and the gate, up and down projections.
     adapters = 2 * 2 * (2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 48))

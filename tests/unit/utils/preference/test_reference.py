@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm
+from threestep.plugins.lora.adding import add_lora
+from threestep.plugins.lora.preparers import Lora
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import ResponsesRow
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.planner import PlanSettings
-from training.utils.models.adapters.lora import add_lora
-from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
 from training.utils.preference.batches import preference_batches
 from training.utils.preference.reference import (
@@ -150,7 +150,7 @@ def test_no_evaluation_rows(run):
 
 def test_embeddings_that_train_are_no_reference():
     """Step 2 from a model whose tokenizer has just gained tokens."""
-    model = add_lora(tiny_causal_lm("llama"), ModelSettings("unused", lora_dim=2))
+    model = add_lora(tiny_causal_lm("llama"), Lora(lora_dim=2))
     adapter_off_references(OneRank(model), model)
     model.get_input_embeddings().requires_grad_(True)
     sentence = "only the adapters train, and model.embed_tokens.weight trains for the tokens that the tokenizer"

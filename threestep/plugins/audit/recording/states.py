@@ -21,7 +21,7 @@ from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.engine.config.optimizers import ADAMW
 from training.utils.engine.training_engine import whole_weights
-from training.utils.models.adapters.lora import is_adapter_tensor
+from training.utils.models.tensors.adapters import adapters_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -98,9 +98,10 @@ class StateWatch:
         """The optimizer's settings and the schedule's, by the names of a record."""
         own, engine = self.engine.settings, self.engine.engine
         rate: float | None = own.learning_rate
-        adapter_rate = own.lora_learning_rate
+        adapters = adapters_of(self.engine.module)
+        adapter_rate = adapters.learning_rate
         trained = [name for name, weight in self.engine.module.named_parameters() if weight.requires_grad]
-        if adapter_rate is not None and all(map(is_adapter_tensor, trained)):
+        if adapter_rate is not None and all(map(adapters.holds, trained)):
             adapter_rate, rate = None, adapter_rate
         schedule = "constant" if own.lr_scheduler_type.startswith("constant") else own.lr_scheduler_type
         warmup = own.num_warmup_steps or math.ceil(own.warmup_ratio * self.engine.total_steps)

@@ -111,7 +111,7 @@ def plan_training(
         chunk_mb = loading.head_chunk_mb or planned_chunk_mb(model, settings.dtype, device)
         logits = head_bytes(model, min(forward.targets, positions), positions, forward.with_entropy, chunk_mb=chunk_mb)
         lines.append(MemoryLine("logits", logits))
-    adapters = f", LoRA of rank {loading.lora_dim}" if loading.lora_dim else ""
+    adapters = "".join(f", {each.adapters}" for each in loading.preparers if each.adapters)
     if loading.weights_form:
         adapters += f" on weights in {loading.weights_form}"
     sentences = [

@@ -36,6 +36,7 @@ from training.utils.engine.training_engine import GATHER_ELEMENTS
 from training.utils.engine.zero3 import model_sizes
 from training.utils.flags.auto import AutoChoice, sentence
 from training.utils.models.row_sharing import row_sharing
+from training.utils.models.tensors.adapters import adapters_of
 from training.utils.models.tensors.packed import packed_elements
 from training.utils.setup.media import planned_media
 
@@ -135,7 +136,7 @@ def estimated_as_given(flags: PpoFlags, components: Components, counts: ModelCou
         trained["critic"] = planned_role("critic", critic, replace(forward, with_entropy=False))
     held = [line for planned in trained.values() for line in planned.engine.held]
     frozen_lines, scoring = _frozen(
-        actor, scorer, roles, components, where=(ranks, device, trained["actor"].layer_bytes)
+        actor, scorer, flags, components, where=(ranks, device, trained["actor"].layer_bytes)
     )
     kept = [] if forward.media is None else [forward.media.kept(flags.added)]
     held += [*frozen_lines, *kept]
@@ -250,7 +251,7 @@ def _trained(
 def _frozen(
     actor: Any,
     scorer: Any,
-    roles: RolesArguments,
+    flags: PpoFlags,
     components: Components,
     *,
     where: tuple[int, PlannedDevice, int],
@@ -260,9 +261,8 @@ def _frozen(
     where: ranks, the device, and the bytes of a layer's activations
     """
     frozen, lines, moments = [], [], list[Moment]()
-    ranks, device, layer_bytes = where
-    adapter_is_all = roles.actor_lora_dim > 0 and roles.only_optimize_lora
-    if components.algorithm.wants_reference and not adapter_is_all:
+    roles, (ranks, device, layer_bytes) = flags.roles, where
+    if components.algorithm.wants_reference and not flags.model("actor").is_own_reference:
         frozen.append(("reference", actor, roles.frozen_engine("actor")))
     if scorer is not None:
         frozen.append(("reward model", scorer, roles.frozen_engine("critic")))
@@ -290,7 +290,8 @@ def _frozen(
 
 def _plain_parameters(model: Any) -> list[Any]:
     """Weights without adapters."""
-    return [part for name, part in model.named_parameters() if ".lora_" not in name]
+    adapters = adapters_of(model)
+    return [part for name, part in model.named_parameters() if not adapters.holds(name)]
 
 
 def _rollout(

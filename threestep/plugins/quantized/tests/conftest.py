@@ -1,4 +1,4 @@
 """Fixtures of the core's unit tests that these use too."""
 
 from tests.unit.utils.conftest import save_folder as save_folder
-from tests.unit.utils.loading.test_adapters import adapter as adapter
+from threestep.plugins.lora.tests.test_merging import adapter as adapter

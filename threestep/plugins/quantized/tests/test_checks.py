@@ -14,6 +14,7 @@ from threestep.plugins.quantized.checks import check
 from training.step1_sft import STEP
 from training.step3_ppo.flags.checks import checked_components
 from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.setup.flags import OneModelFlags
 
 LORA = {"actor_lora_dim": 4, "critic_lora_dim": 4}
 WHOLE = "as rounded weights are whole on every rank; leave one of the two out"
@@ -116,13 +117,10 @@ def test_a_step_asks():
         checked_components(ppo_flags(**MODELS, load_in_8bit=True, actor_lora_dim=4))
 
 
-def test_a_guest_that_needs_exact_weights_is_named():
-    flags = one_model_flags(STEP, "--load_in_8bit --lora_dim 4")
+def test_a_guest_that_needs_exact_weights_is_named(monkeypatch):
     guests = SimpleNamespace(exact_weights=lambda: {"--head 2": "which copies a layer"})
-    asked: Any = SimpleNamespace(
-        added=flags.added, settings=flags.settings, adapter_ranks=flags.adapter_ranks, guests=guests
-    )
-    assert mistakes_of(asked) == [
+    monkeypatch.setattr(OneModelFlags, "guests", guests)
+    assert mistakes_of(one_model_flags(STEP, "--load_in_8bit --lora_dim 4")) == [
         "--load_in_8bit cannot go with --head 2, which copies a layer; leave one of the two out"
     ]
 

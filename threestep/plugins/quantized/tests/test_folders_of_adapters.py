@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.unit.utils.loading.test_adapters import LORA, load
+from threestep.plugins.lora.tests.test_merging import LORA, load
 from training.utils.base.errors import ThreestepError
 from training.utils.loading.configurations import check_trains
 from training.utils.models.settings import ModelSettings

@@ -11,6 +11,8 @@ from torch.nn import functional
 
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from tests.support.vision_models import FAMILIES
+from threestep.plugins.lora.adding import add_lora
+from threestep.plugins.lora.preparers import Lora
 from threestep.plugins.quantized.layers import (
     QuantizedLinear,
     dequantized,
@@ -21,10 +23,9 @@ from threestep.plugins.quantized.layers import (
 )
 from threestep.plugins.quantized.quantization import Quantization
 from training.utils.engine.training_engine import full_tensors
-from training.utils.models.adapters.lora import adapters_off, add_lora
 from training.utils.models.families.parts import is_beside_language
 from training.utils.models.flops import model_shape
-from training.utils.models.settings import ModelSettings
+from training.utils.models.tensors.adapters import adapters_off
 from training.utils.models.tensors.packed import count_weights, packed_layers
 
 INT8 = Quantization("int8")
@@ -39,7 +40,7 @@ KINDS = [
         for kind in (Quantization("nf4"), Quantization("nf4", double=True), Quantization("fp4"))
     ),
 ]
-LORA = ModelSettings("unused", lora_dim=4)
+LORA = Lora(4)
 IDS = torch.arange(3, 15)[None]
 
 

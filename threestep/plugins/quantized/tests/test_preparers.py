@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.support.lora_settings import lora_settings
 from threestep.plugins.plan.dry_run.meta import model_on_meta
 from threestep.plugins.plan.tests.dry_run.test_meta import SHAPE, settings
 from threestep.plugins.quantized.arguments import QuantizationArguments
@@ -36,8 +37,8 @@ INT8, NF4 = RoundedWeights(Quantization("int8")), RoundedWeights(Quantization("n
 def test_flags_round_the_trained_models_alone(given, wanted):
     kind = added_flags("step1_sft")
     added = kind(quantized_QuantizationArguments=QuantizationArguments(**given))
-    assert list(preparers(added)) == wanted and list(preparers(AddedFlags())) == []
-    loading = ModelSettings("m", lora_dim=4, preparers=tuple(preparers(added)))
+    assert list(preparers(added, "")) == wanted and list(preparers(AddedFlags(), "")) == []
+    loading = lora_settings("m", lora_dim=4, preparers=tuple(preparers(added, "")))
     assert loading.waits_for_device == bool(wanted) and loading.as_it_is().preparers == ()
     assert loading.as_counted().weights_form == loading.weights_form
 
@@ -45,7 +46,7 @@ def test_flags_round_the_trained_models_alone(given, wanted):
 def test_base_weights_are_rounded_before_they_are_measured(save_folder, tiny_tokenizer, capsys):
     """What checks of layouts compare with is the rounded model, and adapters stand on it."""
     folder = save_folder()
-    settings = ModelSettings(folder, lora_dim=4, preparers=(INT8,))
+    settings = lora_settings(folder, lora_dim=4, preparers=(INT8,))
     model = load_causal_lm(settings, torch.float32, len(tiny_tokenizer))
     own = own_forward_of(model)
     assert own is not None and current_difference(model, own) <= own.tolerance
@@ -66,7 +67,7 @@ def test_numbers_of_rounded_weights_are_files_of_their_own():
 @pytest.mark.parametrize("bits", [4, 8])
 def test_rounded_weights_are_planned_without_a_package_and_without_values(tmp_path, bits):
     loading = settings(tmp_path, SHAPE, lora_dim=2, preparers=(NF4 if bits == 4 else INT8,))
-    plain = model_on_meta(ModelSettings(str(tmp_path), lora_dim=2), torch.bfloat16)
+    plain = model_on_meta(lora_settings(str(tmp_path), lora_dim=2), torch.bfloat16)
     model = model_on_meta(loading, torch.bfloat16)
     layers = [layer for _, layer in packed_layers(model)]
     assert len(layers) == 7 * 2 and count_weights(model) == count_weights(plain)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.support.lora_settings import lora_settings
 from threestep.plugins.speed.preparers import preparers
 from training.utils.flags.added import added_flags
 from training.utils.models.settings import ModelSettings
@@ -19,4 +20,4 @@ def fast(name: str = "tiny", **changes: Any) -> ModelSettings:
     for field in kind.__dataclass_fields__:
         for flag in given.keys() & vars(getattr(added, field)).keys():
             setattr(getattr(added, field), flag, given[flag])
-    return ModelSettings(name, **changes, preparers=tuple(preparers(added)))
+    return lora_settings(name, **changes, preparers=tuple(preparers(added, "")))

@@ -9,6 +9,8 @@ import torch
 
 from tests.support.random_rows import random_rows
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
+from threestep.plugins.lora.adding import add_lora
+from threestep.plugins.lora.preparers import Lora
 from threestep.plugins.speed import compiled
 from threestep.plugins.speed.compiled import check_compiler, compile_blocks
 from threestep.plugins.speed.tests.fast_settings import fast
@@ -17,7 +19,6 @@ from training.utils.contracts.documents import TokenSequence, plain, shared_prom
 from training.utils.contracts.token_rows import TokenRows
 from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import load_causal_lm
-from training.utils.models.adapters.lora import add_lora
 from training.utils.models.attention.document_attention import share_keys_of_few_tokens
 from training.utils.models.layout_check import check_padded
 from training.utils.models.settings import ModelSettings
@@ -73,7 +74,7 @@ def test_traced_blocks_give_the_same_gradients(family):
     """Traced by torch, without a compiler; with gradient checkpointing and adapters."""
     model = tiny_causal_lm(family)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    add_lora(model, ModelSettings("m", lora_dim=2, only_optimize_lora=False))
+    add_lora(model, Lora(lora_dim=2, only_optimize_lora=False))
     assert_compiling_changes_nothing(PolicyModel(model), "eager", micro_batches())
 
 

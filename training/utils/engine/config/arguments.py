@@ -31,7 +31,6 @@ class EngineSettings:
     """learning_rate: the schedule's peak.
     warmup_ratio: share of the run's steps that warm up; 0: num_warmup_steps do.
     init_lr_ratio, min_lr_ratio, num_cycles, stable_ratio: see `schedules.ScheduleShape`.
-    lora_learning_rate: of LoRA's adapters; None: the same.
     zero3_live_parameters, zero3_prefetch_parameters: None: by the model's size (`zero3_limits`).
     max_grad_norm: over all weights and ranks; 0 turns clipping off.
     """
@@ -56,7 +55,6 @@ class EngineSettings:
     num_cycles: float = 0.5
     stable_ratio: float = 0.9
     max_grad_norm: float = 1.0
-    lora_learning_rate: float | None = None
     bf16_optimizer_states: bool = False
 
 
@@ -152,9 +150,6 @@ class EngineArguments:
         ADAM_BETAS[1], "AdamW's decay of the mean of their squares (the default is GPT-3's).", "0 <= rate < 1"
     )
     adam_epsilon: float = flag(ADAM_EPSILON, "AdamW's term in the denominator.", "number > 0")
-    lora_learning_rate: float | None = flag(
-        None, "Peak learning rate of LoRA's adapters; default: --learning_rate.", "rate > 0", topic="lora"
-    )
     lr_scheduler_type: str = flag("cosine", "One of " + ", ".join(SCHEDULES) + ".", "name", choices=SCHEDULES)
     num_warmup_steps: int = flag(0, "Optimizer steps of linear warm-up.", "steps >= 0")
     warmup_ratio: float = flag(

@@ -1,1 +1,1 @@
-"""LoRA by PEFT, weights of another precision, and a model folder: its description and its saving."""
+"""Weights of another precision, and a model folder: its description and its saving."""

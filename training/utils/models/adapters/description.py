@@ -16,10 +16,10 @@ from training.utils.base.errors import ThreestepError, disk_error_in, first_line
 from training.utils.base.memory import is_out_of_memory
 from training.utils.base.storage import parse_json
 from training.utils.base.user_files import named_object
-from training.utils.models.adapters.lora import ADAPTER
 from training.utils.models.families.parts import language_model_class, media_architecture
 from training.utils.models.families.scalar_class import scalar_model_class
 from training.utils.models.families.tokenizer_files import read_tokenizer
+from training.utils.models.tensors.adapters import NO_ADAPTERS, adapters_of
 from training.utils.models.tensors.packed import described_layers
 from training.utils.plugins.registry import added, missing, missing_plugin
 
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from training.utils.plugins.plugin import AdapterEntry
+
 _FACTS = "weights.json"
-_ADAPTER_FILE = "adapter_config.json"  # PEFT's name
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ class DescribedModel:
         return self.buffers.get(name, self.dtype)
 
     @property
-    def has_lora(self) -> bool:
-        return getattr(self.model, "_hf_peft_config_loaded", False)
+    def has_adapters(self) -> bool:
+        return adapters_of(self.model) is not NO_ADAPTERS
 
 
 def write_description(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -63,9 +64,7 @@ def write_description(folder: Path, model: PreTrainedModel, tokenizer: PreTraine
     if getattr(model, "generation_config", None) is not None:
         model.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    adapters = getattr(model, "peft_config", {})
-    if ADAPTER in adapters:
-        adapters[ADAPTER].save_pretrained(folder)
+    adapters_of(model).describe(model, folder)
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
     saved = model.state_dict().keys()
     buffers = {
@@ -103,16 +102,24 @@ def _described(folder: Path) -> DescribedModel:
     auto_class = _class_of(config)
     with torch.device("meta"):
         model: Any = auto_class.from_config(config, dtype=dtype)
-        if (folder / _ADAPTER_FILE).is_file():
-            from peft import LoraConfig
-
-            model.add_adapter(LoraConfig.from_pretrained(str(folder)), adapter_name=ADAPTER)
+        _put_adapters(model, folder)
     _pack_layers(model, facts)
     if (folder / "generation_config.json").is_file():
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     tokenizer, _ = read_tokenizer(folder)
     buffers = {name: _of_words(of) for name, of in facts.get("buffers", {}).items()}
     return DescribedModel(model, tokenizer, dtype, tuple(facts["trained"]), buffers)
+
+
+def _put_adapters(model: PreTrainedModel, folder: Path) -> None:
+    """Put on the adapters that `Adapters.describe` wrote."""
+    for file in missing("adapters"):
+        if (folder / file).is_file():
+            raise ThreestepError(f"the model has adapters ({file}); {missing_plugin('adapters', file)}")
+    entries: dict[str, AdapterEntry] = added("adapters", ())
+    for file, entry in entries.items():
+        if (folder / file).is_file():
+            named_object(entry.described)(model, folder)
 
 
 def _pack_layers(model: PreTrainedModel, facts: Mapping[str, Any]) -> None:

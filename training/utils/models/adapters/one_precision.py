@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from training.utils.models.adapters.lora import is_adapter_tensor, merged_name
 from training.utils.models.own_forward import own_forward_of, read_again
+from training.utils.models.tensors.adapters import adapters_of
 
 if TYPE_CHECKING:
     import torch
@@ -26,8 +26,8 @@ def to_one_precision(model: PreTrainedModel, dtype: torch.dtype) -> None:
         return
     measured = own_forward_of(model)
     assert measured is not None, "it was measured when it was loaded"
-    short = str(dtype).removeprefix("torch.")
-    kinds = sorted({re.sub(r"\d+", "*", merged_name(name)) for name in names})
+    plain_name, short = adapters_of(model).plain_name, str(dtype).removeprefix("torch.")
+    kinds = sorted({re.sub(r"\d+", "*", plain_name(name)) for name in names})
     note = f"{ROUNDS} {len(names)} weights that its family keeps in float32 to {short} ({', '.join(kinds[:4])})"
     if not hasattr(next(model.parameters()), "ds_id"):
         for name in names:
@@ -46,13 +46,14 @@ def _float32_names(model: PreTrainedModel, dtype: torch.dtype) -> list[str]:
     (`_keep_in_fp32_modules`, 5.19), and those that its constructor makes in float32. Shards know of the latter by
     ROUNDED."""
     listed = re.compile("|".join(part.replace("*", ".*") for part in model._get_dtype_plan(dtype)) or "$^")
+    adapters = adapters_of(model)
     return [
         name
         for name, weight in model.named_parameters()
-        if not is_adapter_tensor(name)
+        if not adapters.holds(name)
         and (
             (weight.is_floating_point() and weight.dtype is not dtype)
             or hasattr(weight, ROUNDED)
-            or (hasattr(weight, "ds_id") and listed.search(merged_name(name)))
+            or (hasattr(weight, "ds_id") and listed.search(adapters.plain_name(name)))
         )
     ]

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError, disk_errors, first_line
 from training.utils.base.storage import publish_folder, remove
-from training.utils.models.adapters.lora import ADAPTER
 
 if TYPE_CHECKING:
     import torch
@@ -152,12 +151,6 @@ def _named(settings: dict[str, Any]) -> str:
 
 def _first(names: list[str]) -> str:
     return f" ({names[0]})" if names else ""
-
-
-def save_adapter(folder: str | Path, model: PreTrainedModel, base: str | Path) -> None:
-    """Write only the LoRA adapters of `model`, in PEFT's format. base: the model folder without them."""
-    model.peft_config[ADAPTER].base_model_name_or_path = str(base)  # type: ignore[attr-defined]  # PEFT's
-    model.save_pretrained(str(folder))
 
 
 def plain_skeleton(model: PreTrainedModel) -> PreTrainedModel:

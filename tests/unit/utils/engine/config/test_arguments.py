@@ -34,7 +34,6 @@ def test_the_defaults_are_sound():
         ({"num_warmup_steps": -1}, "--num_warmup_steps expects 0 or more, got -1"),
         ({"weight_decay": -0.1}, "--weight_decay expects 0 or more, got -0.1"),
         ({"max_grad_norm": -1.0}, "--max_grad_norm expects 0 or more, got -1.0"),
-        ({"lora_learning_rate": 0.0}, "--lora_learning_rate expects more than 0, got 0.0"),
         ({"dtype": "float32"}, "--dtype expects one of fp32, bf16, fp16, got 'float32'; did you mean 'fp32'?"),
         (
             {"dtype": "fp16"},
@@ -86,7 +85,7 @@ def test_every_setting_is_passed_on():
         "lr_scheduler_type": "wsd", "num_warmup_steps": 3, "max_grad_norm": 2.0, "init_lr_ratio": 0.1,
         "min_lr_ratio": 0.2, "num_cycles": 1.5, "stable_ratio": 0.5,
         "adam_beta1": 0.8, "adam_beta2": 0.99, "adam_epsilon": 1e-6, "warmup_ratio": 0.0,
-        "lora_learning_rate": 1e-3, "zero3_live_parameters": 5, "zero3_prefetch_parameters": 4,
+        "zero3_live_parameters": 5, "zero3_prefetch_parameters": 4,
     }  # fmt: skip
     expected = dataclasses.asdict(EngineSettings(learning_rate=0.5, **given))
     assert dataclasses.asdict(EngineArguments(**given).settings(learning_rate=0.5)) == expected

@@ -11,13 +11,14 @@ from torch import nn
 from torch.nn import functional
 
 from tests.support.tiny_models import tiny_causal_lm
+from threestep.plugins.lora.adding import add_lora
+from threestep.plugins.lora.preparers import Lora
 from training.utils.base.errors import ThreestepError
 from training.utils.engine.training_engine import full_tensors
 from training.utils.models.adapters import description
 from training.utils.models.adapters.description import read_description, write_description
-from training.utils.models.adapters.lora import adapters_off, add_lora, trains_adapters_alone
 from training.utils.models.flops import model_shape
-from training.utils.models.settings import ModelSettings
+from training.utils.models.tensors.adapters import adapters_of, adapters_off
 from training.utils.models.tensors.packed import PackedLinear, count_weights, packed_elements, packed_layers
 
 
@@ -72,8 +73,8 @@ def test_what_is_counted():
 
 def test_adapters_stand_on_them_and_the_merged_model_is_saved():
     model, ids = doubled(tiny_causal_lm("llama")), torch.arange(3, 15)[None]
-    model = add_lora(model, ModelSettings("unused", lora_dim=2)).eval()
-    assert not trains_adapters_alone(model)  # an engine that adds adapters to a base has no such base
+    model = add_lora(model, Lora(lora_dim=2)).eval()
+    assert not adapters_of(model).train_alone(model)  # an engine that adds adapters to a base has no such base
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if ".lora_" in name:
@@ -93,7 +94,7 @@ def test_a_checkpoint_says_which_they_are(tmp_path, tiny_tokenizer, monkeypatch)
     model = doubled(tiny_causal_lm("llama"))
     write_description(tmp_path / "model", model, tiny_tokenizer)
     places = {"doubled": f"{__name__}:double"}
-    monkeypatch.setattr(description, "added", lambda table, known: {"packed_layers": places}[table])
+    monkeypatch.setattr(description, "added", lambda table, known: {"packed_layers": places}.get(table, {}))
     read = read_description(tmp_path / "model").model
     assert [name for name, _ in packed_layers(read)] == [name for name, _ in packed_layers(model)]
     monkeypatch.setattr(description, "missing", lambda table: {"doubled": "doubles"})

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.lora_settings import lora_settings
 from tests.support.vision_models import PlainScorer, answers, awake, llava, sequence
 from threestep.plugins.images.models.pictured import RowImages
+from threestep.plugins.lora.shared_trunk import scalar_model_on_trunk
 from training.step3_ppo.parts.settings import with_kept_media
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import shared_prompt, unshared
 from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import prepared
-from training.utils.loading.shared_trunk import scalar_model_on_trunk
-from training.utils.models.adapters.lora import adapters_off
 from training.utils.models.families.scalar_class import scalar_model_class
 from training.utils.models.own_forward import read_own_forward
-from training.utils.models.settings import ModelSettings
+from training.utils.models.tensors.adapters import adapters_off
 from training.utils.models.token_model import PolicyModel, ScalarModel
 
 
@@ -125,7 +125,7 @@ def test_adapters_learn_from_features_what_they_learn_from_pixels(projector):
     documents = [shared_prompt(sequence(family, 2, f"image {key}", 3), answers(family, 4)) for key in (0, 1)]
     images = RowImages(family.pixels, tuple(alone for document in documents for alone in unshared(document)))
     read_own_forward(family.model, media=images)
-    settings = ModelSettings("", lora_dim=2)
+    settings = lora_settings("", lora_dim=2)
     critic: Any = scalar_model_on_trunk(family.model, settings, pad_token_id=0, media=images).eval()
     actor: Any = prepared(family.model, settings).eval()
     for number, model in enumerate((actor, critic)):  # adapters start with 0

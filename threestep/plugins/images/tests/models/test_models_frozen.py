@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.lora_settings import lora_settings
 from tests.support.vision_models import llava, qwen2_vl
 from training.utils.loading.freezing import freeze_parts
 from training.utils.loading.models import prepared
@@ -37,7 +38,7 @@ def test_without_freezing_all_weights_train():
 def test_adapters_stand_on_the_language_model(part):
     """CLIP's layers have names of their own, and some of the language model's too."""
     model = llava().model
-    prepared(model, ModelSettings("m", lora_dim=2, lora_module_name=part))
+    prepared(model, lora_settings("m", lora_dim=2, lora_module_name=part))
     adapted = {name for name in trained(model) if ".lora_" in name}
     assert adapted == trained(model)
     assert len(adapted) == 2 * 2 * (7 if part == "all-linear" else 2)
@@ -46,7 +47,7 @@ def test_adapters_stand_on_the_language_model(part):
 
 def test_a_part_of_the_tower_alone_is_adapted_where_it_is_named():
     model = qwen2_vl().model
-    settings = ModelSettings("m", lora_dim=2, lora_module_name="visual.blocks,q_proj", only_optimize_lora=False)
+    settings = lora_settings("m", lora_dim=2, lora_module_name="visual.blocks,q_proj", only_optimize_lora=False)
     prepared(model, settings)
     tower = {name for name in trained(model) if name.startswith("model.visual.") and "merger" not in name}
     assert tower and all(".lora_" in name for name in tower)  # its own weights stay frozen

@@ -12,13 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForSequenceClassification
 
+from tests.support.lora_settings import lora_settings
 from tests.support.vision_models import FAMILIES, answers, awake, sequence
 from threestep.plugins.images.models.pictured import RowImages, own_inputs
+from threestep.plugins.lora.shared_trunk import scalar_model_on_trunk
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import plain, shared_prompt, unshared
 from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import load_causal_lm, load_scalar_model
-from training.utils.loading.shared_trunk import scalar_model_on_trunk
 from training.utils.models.adapters.saving import save_model
 from training.utils.models.layout_check import check_padded, why_not_packed
 from training.utils.models.own_forward import own_forward_of, read_again
@@ -48,7 +49,7 @@ def row(family, *parts, seed):
 
 
 def load(folder, images=None, must_have_head=True, **settings):
-    settings = ModelSettings(str(folder), takes_media=True, **settings)
+    settings = lora_settings(str(folder), takes_media=True, **settings)
     return load_scalar_model(settings, torch.float64, TOKENIZER, must_have_head, media=images).eval()
 
 

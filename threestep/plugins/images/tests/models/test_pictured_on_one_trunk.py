@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.lora_settings import lora_settings
 from tests.support.two_roles import read_while_learning, trained
 from tests.support.vision_models import FAMILIES, Family, answers, awake, sequence
 from threestep.plugins.images.models.pictured import RowImages
+from threestep.plugins.lora.shared_trunk import scalar_model_on_trunk
 from training.utils.contracts.documents import plain, shared_prompt, together
 from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import prepared
-from training.utils.loading.shared_trunk import scalar_model_on_trunk
 from training.utils.models.families.parts import is_beside_language
 from training.utils.models.families.scalar_class import scalar_model_class
 from training.utils.models.layout_check import check_padded
 from training.utils.models.own_forward import own_forward_of, read_own_forward
-from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel
 
-ACTOR = ModelSettings("", lora_dim=3, takes_media=True)
-CRITIC = ModelSettings("", lora_dim=2, lora_alpha=6.0, takes_media=True)
+ACTOR = lora_settings("", lora_dim=3, takes_media=True)
+CRITIC = lora_settings("", lora_dim=2, lora_alpha=6.0, takes_media=True)
 
 
 def images_of(family: Family) -> RowImages:

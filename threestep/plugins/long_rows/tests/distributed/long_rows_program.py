@@ -106,7 +106,7 @@ def model_of(tokens: int, sizes: dict[str, int]) -> Any:
     use_document_attention(model)
     added = added_flags("step1_sft")()
     added.of(SpeedArguments).mlp_tiles = sizes["tiles"]
-    recompute, changes = bool(sizes["recompute"]), tuple(preparers(added))
+    recompute, changes = bool(sizes["recompute"]), tuple(preparers(added, ""))
     return prepared(model, ModelSettings("made", gradient_checkpointing=recompute, preparers=changes)).train()
 
 

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.support.kept_bytes import kept_bytes
+from tests.support.lora_settings import lora_settings
 from threestep.plugins.plan.dry_run.activations import cache_bytes, head_bytes, saved_activations
 from threestep.plugins.plan.dry_run.meta import model_on_meta
 from threestep.plugins.speed.lean.forwards import keep_less
@@ -30,7 +31,7 @@ FAMILIES = {
 def built(tmp_path, family: str, **loading) -> torch.nn.Module:
     config = AutoConfig.for_model(family, **SHAPE, **FAMILIES[family])
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
-    return model_on_meta(ModelSettings(str(tmp_path), **loading), torch.float32)
+    return model_on_meta(lora_settings(str(tmp_path), **loading), torch.float32)
 
 
 def kept_by_a_forward(model: torch.nn.Module) -> int:

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from tests.support.lora_settings import lora_settings
 from threestep.plugins.plan.dry_run.meta import model_on_meta
 from training.utils.base.errors import ThreestepError
 from training.utils.models.settings import ModelSettings
@@ -17,7 +18,7 @@ SHAPE = dict(model_type="llama", hidden_size=32, intermediate_size=48, num_hidde
 
 def settings(tmp_path, config: dict, **loading) -> ModelSettings:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    return ModelSettings(str(tmp_path), **loading)
+    return lora_settings(str(tmp_path), **loading)
 
 
 def test_adapters_and_a_scalar_head_train_and_nothing_has_memory(tmp_path):

@@ -6,12 +6,12 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from threestep.plugins.lora.adding import add_lora
+from threestep.plugins.lora.preparers import Lora
 from threestep.plugins.plan.clock.work import Matmul
 from threestep.plugins.plan.dry_run import operators
 from threestep.plugins.plan.dry_run.operators import training_work
-from training.utils.models.adapters.lora import add_lora
 from training.utils.models.flops import model_shape, training_flops
-from training.utils.models.settings import ModelSettings
 
 ROWS, TOKENS, TARGETS = 2, 16, 7
 SHAPE = dict(hidden_size=32, num_hidden_layers=5, num_attention_heads=4, vocab_size=64, max_position_embeddings=64)
@@ -69,7 +69,7 @@ def test_two_layers_stand_for_all(monkeypatch):
 
 
 def test_frozen_weights_have_no_gradient():
-    model = add_lora(on_meta("llama"), ModelSettings("x", lora_dim=1))
+    model = add_lora(on_meta("llama"), Lora(lora_dim=1))
     whole, adapted = (training_work(each, ROWS, TOKENS, TARGETS) for each in (on_meta("llama"), model))
     assert adapted.backward.matmul_flops < 0.75 * whole.backward.matmul_flops
     assert adapted.forward.matmul_flops > whole.forward.matmul_flops

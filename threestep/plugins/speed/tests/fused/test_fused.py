@@ -13,6 +13,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import threestep.plugins.speed.fused.choice as choice
 from tests.support.kept_bytes import kept_bytes
+from tests.support.lora_settings import with_lora
 from tests.support.plain_kernels import plain_kernels
 from tests.support.tiny_models import tiny_causal_lm
 from threestep.plugins.speed.fused.choice import settle_kernels
@@ -27,9 +28,7 @@ from threestep.plugins.speed.fused.operations import (
 )
 from threestep.plugins.speed.lean.forwards import keep_less
 from training.utils.base.errors import ThreestepError
-from training.utils.models.adapters.lora import add_lora
 from training.utils.models.own_forward import current_difference, own_forward_of, read_own_forward
-from training.utils.models.settings import ModelSettings
 
 # Two layers, each with an attention, an MLP and its norms; the last norm.
 PARTS = {"llama": 9, "qwen3": 13, "gemma2": 13, "gemma3_text": 17, "gpt2": 0, "opt": 0}
@@ -88,7 +87,7 @@ def test_each_operation_is_called():
 @pytest.mark.parametrize("lora", [0, 2])
 def test_adapters_and_recomputation(lora):
     torch.manual_seed(1)
-    model, ids = add_lora(tiny_causal_lm("llama"), ModelSettings("", lora_dim=lora)).train(), drawn_ids()
+    model, ids = with_lora(tiny_causal_lm("llama"), lora).train(), drawn_ids()
     wanted = read(model, ids)
     assert len(fuse(model, plain_kernels())) == PARTS["llama"]
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

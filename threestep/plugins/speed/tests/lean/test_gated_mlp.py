@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.lora_settings import with_lora
 from tests.support.tiny_models import tiny_causal_lm
 from threestep.plugins.plan.dry_run.activations import SavedTensors
 from threestep.plugins.speed.lean.forwards import keep_less
 from threestep.plugins.speed.lean.gated_mlp import lean_mlp
-from training.utils.models.adapters.lora import add_lora
-from training.utils.models.settings import ModelSettings
 
 
 def gradients(model: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -34,7 +33,7 @@ def saved_bytes(model: Any, ids: torch.Tensor) -> int:
 @pytest.mark.parametrize("lora", [0, 2])
 def test_gradients_are_those_of_the_plain_mlp(dtype, lora):
     torch.manual_seed(1)
-    model = add_lora(tiny_causal_lm("llama"), ModelSettings("", lora_dim=lora)).to(dtype)
+    model = with_lora(tiny_causal_lm("llama"), lora).to(dtype)
     ids = torch.arange(24).view(2, 12)
     plain, bytes_before = gradients(model, ids), saved_bytes(model, ids)
     config = model.config

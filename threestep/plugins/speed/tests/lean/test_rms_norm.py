@@ -16,12 +16,11 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from tests.support.kept_bytes import kept_bytes
+from tests.support.lora_settings import with_lora
 from tests.support.tiny_models import tiny_causal_lm
 from threestep.plugins.speed.lean.forwards import keep_less
 from threestep.plugins.speed.lean.rms_norm import RmsNorm, lean_norm
-from training.utils.models.adapters.lora import add_lora
 from training.utils.models.preparers import keeping_all
-from training.utils.models.settings import ModelSettings
 
 CLASSES = [LlamaRMSNorm, Olmo2RMSNorm, GemmaRMSNorm]
 F16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
@@ -162,7 +161,7 @@ def gradients(model: Any, ids: torch.Tensor) -> dict[str, torch.Tensor | None]:
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gemma3_text"])
 def test_gradients_of_a_model(family, dtype, lora):
     torch.manual_seed(1)
-    model = add_lora(tiny_causal_lm(family), ModelSettings("", lora_dim=lora)).to(dtype).train()
+    model = with_lora(tiny_causal_lm(family), lora).to(dtype).train()
     ids = torch.arange(24).view(2, 12)
     plain = gradients(model, ids)
     assert keep_less(model, [lean_norm]) == FAMILIES[family]

@@ -11,6 +11,9 @@ import pytest
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm
+from threestep.plugins.lora.adapted import adapter_layers
+from threestep.plugins.lora.adding import add_lora
+from threestep.plugins.lora.preparers import Lora
 from threestep.plugins.vllm.servers.client import ServerClient
 from threestep.plugins.vllm.servers.groups import WeightGroup, met
 from threestep.plugins.vllm.servers.protocol import GLOO, TCP
@@ -20,8 +23,7 @@ from threestep.plugins.vllm.tests.fake_rollout_server import KEY, FakeServer
 from threestep.plugins.vllm.weights import BitSums
 from training.utils.base.errors import ThreestepError
 from training.utils.engine.training_engine import adapter_parts, full_tensors
-from training.utils.models.adapters.lora import adapter_layers, add_lora, trains_adapters_alone
-from training.utils.models.settings import ModelSettings
+from training.utils.models.tensors.adapters import NO_ADAPTERS, adapters_of
 
 
 def tensors():
@@ -229,14 +231,14 @@ def test_adapters_are_added_as_they_are_merged_in_training(family):
 
 def test_what_is_trained_beside_adapters_makes_them_no_part():
     model = with_lora("llama")
-    assert trains_adapters_alone(model)
-    assert not trains_adapters_alone(tiny_causal_lm("llama"))
+    assert adapters_of(model).train_alone(model)
+    assert not NO_ADAPTERS.train_alone(tiny_causal_lm("llama"))
     model.model.norm.weight.requires_grad_(True)
-    assert not trains_adapters_alone(model)
+    assert not adapters_of(model).train_alone(model)
 
 
 def with_lora(family: str):
-    model = add_lora(tiny_causal_lm(family), ModelSettings("", lora_dim=4, lora_alpha=16.0))
+    model = add_lora(tiny_causal_lm(family), Lora(lora_dim=4, lora_alpha=16.0))
     for _, layer in adapter_layers(model):
         torch.nn.init.normal_(layer.lora_B["default"].weight)
     return model

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from tests.support.lora_settings import lora_settings
+
 BUCKET_ELEMENTS = 3000
 CASES = {
     f"zero{stage}{'_lora' if lora else ''}": {"zero_stage": stage, "lora_dim": lora}
@@ -62,13 +64,12 @@ def run_case(
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.engine.whole_model import WholeModel
     from training.utils.loading.models import load_causal_lm
-    from training.utils.models.settings import ModelSettings
     from training.utils.models.token_model import PolicyModel
     from training.utils.setup.setup import load_under
 
     torch.manual_seed(0)
     settings = EngineSettings(dtype="fp32", zero_stage=zero_stage, learning_rate=1e-2, lr_scheduler_type="constant")
-    model_settings = ModelSettings(str(folder), lora_dim=lora_dim, lora_alpha=16.0)
+    model_settings = lora_settings(str(folder), lora_dim=lora_dim, lora_alpha=16.0)
     model = load_under(settings, ranks, lambda dtype: load_causal_lm(model_settings, dtype, VOCABULARY))
     engine = TrainingEngine(PolicyModel(model), settings, ranks, updates)
     actor = WholeModel(engine, model)

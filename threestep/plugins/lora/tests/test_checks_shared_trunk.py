@@ -5,21 +5,16 @@ from __future__ import annotations
 import pytest
 
 from tests.support.ppo_flags import ppo_flags
+from threestep.plugins.lora.checks import check
 from training.step3_ppo.flags.checks import checked_components
-from training.step3_ppo.flags.roles_arguments import RolesArguments
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.flags.flags import note_mistakes
 
 LORA = {"actor_lora_dim": 4, "critic_lora_dim": 2}
 
 
-def roles(**given) -> RolesArguments:
-    return RolesArguments(actor_model_name_or_path="a", share_trunk=True, **given)
-
-
 def mistakes_of(**given) -> list[str]:
     mistakes = Mistakes()
-    note_mistakes(roles(**given), mistakes)
+    check(ppo_flags(actor_model_name_or_path="a", share_trunk=True, **given), mistakes)
     return mistakes.sentences
 
 

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from tests.support.lora_settings import lora_settings
 from training.utils.base.errors import ThreestepError
 from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.tokenizers import load_tokenizer
@@ -57,7 +58,7 @@ def adapter(save_folder, tmp_path) -> Callable[..., tuple[str, Any]]:
 
 
 def load(folder: str, dtype: torch.dtype = torch.float32, **settings: Any):
-    return load_causal_lm(ModelSettings(folder, **settings), dtype, len(load_tokenizer(folder)))
+    return load_causal_lm(lora_settings(folder, **settings), dtype, len(load_tokenizer(folder)))
 
 
 def load_reward(folder: str, must_have_head: bool = True):

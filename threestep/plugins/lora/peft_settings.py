@@ -1,4 +1,5 @@
-"""PEFT's LoraConfig as flags of a run: each of its fields is honoured, or refused by name with what to write."""
+"""PEFT's LoraConfig as flags of a run: each of its fields is honoured, or refused by name with what to write. Serves
+`peft_config` of the steps as Python functions."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from threestep.plugins.lora.adding import END_OF_NAME
 from training.utils.base.errors import ThreestepError
-from training.utils.models.adapters.lora import END_OF_NAME
 
 _NAME = "peft_config"
 _FLAGS = ("lora_dim", "lora_alpha", "lora_dropout", "lora_module_name", "use_dora")

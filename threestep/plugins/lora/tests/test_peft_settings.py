@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm
-from threestep.adapter_settings import flags_of_adapters
+from threestep.plugins.lora.adding import add_lora
+from threestep.plugins.lora.peft_settings import flags_of_adapters
+from threestep.plugins.lora.preparers import Lora
 from training.utils.base.errors import ThreestepError
 from training.utils.engine.training_engine import full_tensors
-from training.utils.models.adapters.lora import add_lora
-from training.utils.models.settings import ModelSettings
 
 peft = pytest.importorskip("peft")
 
@@ -40,7 +40,7 @@ def test_the_adapters_are_pefts(targets):
     torch.manual_seed(3)
     theirs = peft.get_peft_model(tiny_causal_lm("llama"), given).base_model.model
     torch.manual_seed(3)
-    ours = add_lora(tiny_causal_lm("llama"), ModelSettings(name_or_path="x", **flags))
+    ours = add_lora(tiny_causal_lm("llama"), Lora(**flags))
     expected, made = (
         {name: weight for name, weight in model.named_parameters() if ".lora_" in name} for model in (theirs, ours)
     )
@@ -59,7 +59,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_kinds_of_lora_merge_as_pefts(kind):
     family, fields, scale = KINDS[kind]
-    settings = ModelSettings(name_or_path="x", **flags_of_adapters(config(**fields), "sft", {}))
+    settings = Lora(**flags_of_adapters(config(**fields), "sft", {}))
     plain = peft.get_peft_model(tiny_causal_lm(family), config(**fields, fan_in_fan_out=family == "gpt2"))
     plain, ours = plain.base_model.model, add_lora(tiny_causal_lm(family), settings)
     drawn = torch.Generator().manual_seed(1)

@@ -16,14 +16,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from threestep.plugins.lora.adapted import ADAPTER
+from threestep.plugins.lora.adding import add_lora
+from threestep.plugins.lora.folders import CONFIG, AdapterFolder
+from threestep.plugins.lora.preparers import Lora, lora_of
 from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError, first_line
-from training.utils.loading.adapter_folders import CONFIG, AdapterFolder
 from training.utils.loading.configurations import errors_explained
 from training.utils.loading.judgement import HEAD, OUTPUT_HEADS, counted
 from training.utils.loading.stored_forms import stored_form
 from training.utils.loading.weight_files import StoredTensor, read_header
-from training.utils.models.adapters.lora import ADAPTER, add_lora
 from training.utils.models.tensors.weights import whole_to_change
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ _PREFIX = "base_model.model."  # of the names in PEFT's files
 
 
 @dataclass(frozen=True)
-class AdapterPlan:
+class PeftPlan:
     """kind: PEFT's name, such as LORA. config: PEFT's, without whole modules.
     whole: the model's names of whole tensors, to those in the file. own: the adapter's tensors, by their names there.
     goes_on: it is trained on; otherwise merged.
@@ -49,6 +51,14 @@ class AdapterPlan:
     own: Mapping[str, StoredTensor]
     goes_on: bool = False
 
+    @property
+    def supplied(self) -> Collection[str]:
+        return self.whole
+
+    def put_on(self, model: PreTrainedModel, settings: ModelSettings) -> None:
+        """See `_put_on`."""
+        _put_on(model, self, settings)
+
 
 class _Lora(NamedTuple):
     """shapes: of the tensors, by their names in PEFT's file. scales: by layer, the factor of the two's product."""
@@ -59,7 +69,7 @@ class _Lora(NamedTuple):
 
 def plan_adapter(
     adapter: AdapterFolder, make_empty: Callable[[], PreTrainedModel], settings: ModelSettings
-) -> AdapterPlan:
+) -> PeftPlan:
     """Compare the adapter's settings and the header of its file with its base. ThreestepError if they do not fit.
 
     make_empty: returns the model that it is for, on the meta device. settings: of the run
@@ -87,29 +97,30 @@ def plan_adapter(
     )
     config.modules_to_save = None
     adapting = {name: tensor for name, tensor in stored.items() if name not in dropped and name not in whole.values()}
-    plan = AdapterPlan(adapter, kind, config, whole, adapting)
+    plan = PeftPlan(adapter, kind, config, whole, adapting)
     if kind != "LORA":  # some kinds cannot be made without weights; `_merge` looks at their tensors
         return plan
     expected = _of_adapter(plan, model)
     _check_tensors(plan, type(model).__name__, expected.shapes)
-    same = settings.trains_adapter_on and settings.lora_dim > 0 and not whole.keys() - {f"{HEAD}weight"}
-    return replace(plan, goes_on=same and expected == _of_run(make_empty(), settings))
+    own = lora_of(settings) if settings.trains_adapter_on else None
+    same = own is not None and not whole.keys() - {f"{HEAD}weight"} and expected == _of_run(make_empty(), own)
+    return replace(plan, goes_on=same)
 
 
-def put_on(model: PreTrainedModel, plan: AdapterPlan, settings: ModelSettings) -> None:
+def _put_on(model: PreTrainedModel, plan: PeftPlan, settings: ModelSettings) -> None:
     """Merge the adapter into `model`, or add it as the run's LoRA adapter (without dropout), and log which. A
     collective under ZeRO-3. ThreestepError if PEFT cannot merge it, or computes something else after."""
     from peft import set_peft_model_state_dict
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    adapter = plan.adapter
+    adapter, own = plan.adapter, lora_of(settings)
     with errors_explained("adapter", adapter.name, SafetensorError):
         tensors = load_file(adapter.weights)
     _replace_whole(model, plan, tensors)
     adapting = {name: tensors[name] for name in plan.own}
-    if plan.goes_on:
-        add_lora(model, replace(settings, lora_dropout=0.0))
+    if plan.goes_on and own is not None:
+        add_lora(model, replace(own, lora_dropout=0.0))
         adapting = {name.removeprefix(_PREFIX): tensor for name, tensor in adapting.items()}
         unread = set_peft_model_state_dict(model, adapting, ADAPTER).unexpected_keys
         assert not unread, f"the plan's names are those of the model: {unread}"
@@ -118,12 +129,12 @@ def put_on(model: PreTrainedModel, plan: AdapterPlan, settings: ModelSettings) -
         if adapting:
             _merge(model, plan, adapting)
         sentence = f"merged adapter '{adapter.name}' into base '{adapter.base}'"
-        if settings.trains_adapter_on and settings.lora_dim > 0:
+        if settings.trains_adapter_on and own is not None:
             sentence += "; the run's LoRA is another, and starts anew"
     log_on_main(f"model: {sentence}")
 
 
-def _merge(model: PreTrainedModel, plan: AdapterPlan, adapting: dict[str, torch.Tensor]) -> None:
+def _merge(model: PreTrainedModel, plan: PeftPlan, adapting: dict[str, torch.Tensor]) -> None:
     import torch
     from peft import PeftModel, set_peft_model_state_dict
     from peft.tuners.tuners_utils import BaseTunerLayer
@@ -154,7 +165,7 @@ def _merge(model: PreTrainedModel, plan: AdapterPlan, adapting: dict[str, torch.
 
 
 @contextlib.contextmanager
-def _refused_by_name(plan: AdapterPlan, model: str) -> Iterator[None]:
+def _refused_by_name(plan: PeftPlan, model: str) -> Iterator[None]:
     """Inside, turn PEFT's exceptions into a sentence, and silence its warnings."""
     import torch
 
@@ -224,7 +235,7 @@ def _check_whole(adapter: AdapterFolder, model: PreTrainedModel, whole: Collecti
             )
 
 
-def _of_adapter(plan: AdapterPlan, model: PreTrainedModel) -> _Lora:
+def _of_adapter(plan: PeftPlan, model: PreTrainedModel) -> _Lora:
     """Add the settings' LoRA to `model`, which is on the meta device, and return its shapes and scales."""
     import torch
     from peft import PeftModel
@@ -235,12 +246,12 @@ def _of_adapter(plan: AdapterPlan, model: PreTrainedModel) -> _Lora:
         return _Lora(_shapes(PeftModel(model, config), "default"), _scales(model))
 
 
-def _of_run(model: PreTrainedModel, settings: ModelSettings) -> _Lora:
+def _of_run(model: PreTrainedModel, own: Lora) -> _Lora:
     """See `_of_adapter`; for the run's LoRA."""
     import torch
 
     with torch.device("meta"):
-        add_lora(model, settings)
+        add_lora(model, own)
     return _Lora({_PREFIX + name: shape for name, shape in _shapes(model, ADAPTER).items()}, _scales(model))
 
 
@@ -270,7 +281,7 @@ def _check_shapes(
             )
 
 
-def _check_tensors(plan: AdapterPlan, model: str, wanted: Mapping[str, tuple[int, ...]]) -> None:
+def _check_tensors(plan: PeftPlan, model: str, wanted: Mapping[str, tuple[int, ...]]) -> None:
     """ThreestepError if the file's tensors are not those that are `wanted`."""
     adapter, stored = plan.adapter, plan.own
     _check_shapes(adapter, stored, wanted)
@@ -288,7 +299,7 @@ def _check_tensors(plan: AdapterPlan, model: str, wanted: Mapping[str, tuple[int
         )
 
 
-def _replace_whole(model: PreTrainedModel, plan: AdapterPlan, tensors: Mapping[str, torch.Tensor]) -> None:
+def _replace_whole(model: PreTrainedModel, plan: PeftPlan, tensors: Mapping[str, torch.Tensor]) -> None:
     import torch
 
     taken: dict[int, str] = {}

@@ -11,20 +11,21 @@ from torch import nn
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
+from threestep.plugins.lora.adding import add_lora
+from threestep.plugins.lora.preparers import Lora
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import join
 from training.utils.engine.training_engine import full_tensors
 from training.utils.layout.rows import padded_rows
-from training.utils.models.adapters.lora import adapters_off, add_lora
 from training.utils.models.own_forward import own_forward_of
-from training.utils.models.settings import ModelSettings
+from training.utils.models.tensors.adapters import adapters_off
 from training.utils.models.token_model import PolicyModel
 
-LORA = ModelSettings("unused", lora_dim=4, lora_alpha=6.0)
+LORA = Lora(lora_dim=4, lora_alpha=6.0)
 IDS = torch.arange(3, 15)[None]
 
 
-def with_adapters(family: str = "llama", settings: ModelSettings = LORA, scalar: bool = False, seed: int = 1):
+def with_adapters(family: str = "llama", settings: Lora = LORA, scalar: bool = False, seed: int = 1):
     """A model whose adapters are not zero: PEFT starts them so that they change nothing."""
     make = tiny_scalar_model if scalar else tiny_causal_lm
     model = add_lora(make(family), settings).eval()
@@ -112,7 +113,7 @@ def test_layers_that_peft_refuses_or_that_are_not_called_get_no_adapter():
     with pytest.raises(
         ThreestepError, match=r"^--lora_module_name 'out_proj': no adapters on 2 layers \(out_proj\): PEFT"
     ):
-        add_lora(tiny_causal_lm("mamba"), ModelSettings("unused", lora_dim=4, lora_module_name="out_proj"))
+        add_lora(tiny_causal_lm("mamba"), Lora(lora_dim=4, lora_module_name="out_proj"))
 
 
 def test_layers_that_peft_takes_for_experts_get_no_adapter():
@@ -170,14 +171,6 @@ def test_new_adapters_change_nothing():
     assert torch.equal(logits(add_lora(tiny_causal_lm("llama"), LORA)), logits(tiny_causal_lm("llama")))
 
 
-def test_without_a_rank_the_model_stays():
-    model = tiny_causal_lm("llama")
-    names = [name for name, _ in model.named_parameters()]
-    assert add_lora(model, ModelSettings("unused")) is model
-    assert [name for name, _ in model.named_parameters()] == names
-    assert all(parameter.requires_grad for parameter in model.parameters())
-
-
 def test_only_the_adapters_train():
     model = with_adapters()
     PolicyModel(model)(padded_rows([join(IDS[0, :4], IDS[0, 4:])], 0)).logprobs_M.sum().backward()
@@ -187,7 +180,7 @@ def test_only_the_adapters_train():
 
 
 def test_everything_may_train_beside_the_adapters():
-    model = with_adapters(settings=ModelSettings("unused", lora_dim=4, only_optimize_lora=False))
+    model = with_adapters(settings=Lora(lora_dim=4, only_optimize_lora=False))
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
@@ -199,35 +192,35 @@ def test_a_scalar_head_always_trains_and_gets_no_adapter():
 
 
 def test_a_part_of_the_names_chooses_the_layers():
-    model = with_adapters(settings=ModelSettings("unused", lora_dim=4, lora_module_name="layers.1.self_attn"))
+    model = with_adapters(settings=Lora(lora_dim=4, lora_module_name="layers.1.self_attn"))
     adapted = {name.split(".lora_")[0] for name, _ in model.named_parameters() if ".lora_" in name}
     assert adapted == {f"model.layers.1.self_attn.{part}_proj" for part in "qkvo"}
 
 
 def test_several_parts_choose_the_layers_of_each():
-    model = with_adapters(settings=ModelSettings("unused", lora_dim=4, lora_module_name="q_proj,v_proj"))
+    model = with_adapters(settings=Lora(lora_dim=4, lora_module_name="q_proj,v_proj"))
     adapted = {name.split(".lora_")[0] for name, _ in model.named_parameters() if ".lora_" in name}
     assert {name.rpartition(".")[2] for name in adapted} == {"q_proj", "v_proj"} and len(adapted) == 4
     with pytest.raises(ThreestepError, match="got 'query'$"):
-        with_adapters(settings=ModelSettings("unused", lora_dim=4, lora_module_name="q_proj,query"))
+        with_adapters(settings=Lora(lora_dim=4, lora_module_name="q_proj,query"))
 
 
 def test_gpt2s_own_linear_layers_can_be_named():
     """They are Conv1D, which DeepSpeed-Chat's LoRA never matched."""
-    model = with_adapters("gpt2", ModelSettings("unused", lora_dim=4, lora_module_name="h.0."))
+    model = with_adapters("gpt2", Lora(lora_dim=4, lora_module_name="h.0."))
     adapted = {name.split(".lora_")[0] for name, _ in model.named_parameters() if ".lora_" in name}
     assert adapted == {f"transformer.h.0.{part}" for part in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")}
 
 
 def test_a_name_that_no_layer_has():
     with pytest.raises(ThreestepError, match="names of linear layers in LlamaForCausalLM.*got 'decoder.layers.'"):
-        add_lora(tiny_causal_lm("llama"), ModelSettings("unused", lora_dim=4, lora_module_name="decoder.layers."))
+        add_lora(tiny_causal_lm("llama"), Lora(lora_dim=4, lora_module_name="decoder.layers."))
 
 
 def test_checkpointed_blocks_still_train_their_adapters():
     model = tiny_causal_lm("llama").train()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    model = add_lora(model, ModelSettings("unused", lora_dim=4, gradient_checkpointing=True))
+    model = add_lora(model, Lora(lora_dim=4))
     model(IDS, use_cache=False).logits.square().mean().backward()
     second = [parameter for name, parameter in model.named_parameters() if "lora_B" in name]
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in second)

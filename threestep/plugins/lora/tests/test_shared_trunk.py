@@ -8,18 +8,18 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
+from tests.support.lora_settings import lora_settings
 from tests.support.tiny_models import FAMILIES, tiny_causal_lm
 from tests.support.two_roles import read_while_learning, trained
+from threestep.plugins.lora.shared_trunk import scalar_model_on_trunk
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import join
 from training.utils.layout.rows import padded_rows
 from training.utils.loading.models import prepared
-from training.utils.loading.shared_trunk import scalar_model_on_trunk
-from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel
 
 ROWS = padded_rows([join(torch.tensor(p), torch.tensor(r)) for p, r in (([5, 9], [3, 4, 7]), ([8], [6, 3]))], 0)
-ACTOR, CRITIC = ModelSettings("", lora_dim=3), ModelSettings("", lora_dim=2, lora_alpha=6.0)
+ACTOR, CRITIC = lora_settings("", lora_dim=3), lora_settings("", lora_dim=2, lora_alpha=6.0)
 
 
 def drawn(model, seed: int):
@@ -84,7 +84,7 @@ def test_a_new_critic_values_everything_at_0():
 
 def test_each_model_has_dropout_of_its_own():
     actor = tiny_causal_lm("gpt2")
-    critic = scalar_model_on_trunk(actor, ModelSettings("", lora_dim=2, dropout=0.5), pad_token_id=1)
+    critic = scalar_model_on_trunk(actor, lora_settings("", lora_dim=2, dropout=0.5), pad_token_id=1)
     rates = [{m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)} for model in (actor, critic)]
     assert rates == [{0.0}, {0.5}]
 

@@ -1,0 +1,103 @@
+"""The flags of LoRA. Cheap to import: `--help` reaches this module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, make_dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from training.utils.flags.flags import flag, flags_of
+
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
+
+ROLES = ("actor", "critic")
+
+
+@dataclass
+class LoraArguments:
+    """The adapters of the model that a step trains."""
+
+    topic: ClassVar[str] = "lora"
+
+    lora_dim: int = flag(0, "Rank of LoRA adapters; 0 trains all weights instead.", "rank >= 0")
+    lora_alpha: float = flag(16.0, "LoRA's scale is alpha / rank.", "number")
+    use_rslora: bool = flag(
+        False,
+        "LoRA's scale is alpha / sqrt(rank), which higher ranks need to learn as fast (rsLoRA, Kalajdzievski 2023).",
+    )
+    use_dora: bool = flag(
+        False,
+        "Adapters of weights' directions, with a trained magnitude for each output of a layer beside (DoRA, Liu et al. "
+        "2024); slower than LoRA.",
+    )
+    lora_dropout: float = flag(0.0, "Dropout before the adapters.", "0 <= probability < 1")
+    lora_module_name: str = flag(
+        "all-linear",
+        "'all-linear', or parts of the names of the linear layers that get adapters, separated by commas; q_proj$ is "
+        "the end of a name.",
+        "names",
+    )
+    only_optimize_lora: bool = flag(True, "With LoRA: freeze all other weights (a new scalar head still trains).")
+    lora_learning_rate: float | None = flag(
+        None, "Peak learning rate of LoRA's adapters; default: --learning_rate.", "rate > 0"
+    )
+
+    def validate(self, mistakes: Mistakes) -> None:
+        """Note every mistake in these settings."""
+        _check_kinds(mistakes, self, self.lora_dim)
+
+
+_ROLES_FLAGS = (
+    *flags_of(
+        LoraArguments,
+        {
+            "lora_learning_rate": "Peak learning rate of the ROLE's adapters; default: the ROLE's.",
+            "lora_dim": {
+                "actor": "Rank of the actor's LoRA adapters; the actor without them is the reference. 0 trains without "
+                "adapters.",
+                "critic": "Rank of the critic's LoRA adapters; 0 trains without adapters.",
+            },
+            "lora_module_name": "Linear layers of the ROLE that get adapters, as step 1's --lora_module_name.",
+        },
+        ROLES,
+    ),
+    *flags_of(
+        LoraArguments,
+        {
+            "lora_alpha": "",
+            "use_rslora": "",
+            "use_dora": "",
+            "lora_dropout": "",
+            "only_optimize_lora": "With LoRA: freeze all other weights.",
+        },
+    ),
+)
+
+
+@dataclass
+class RolesLoraArguments(make_dataclass("RoleLoraFlags", _ROLES_FLAGS)):  # type: ignore[misc]
+    """The adapters of actor and critic."""
+
+    topic: ClassVar[str] = "lora"
+
+    share_trunk: bool = flag(
+        False,
+        "With LoRA of both: the critic is adapters and a new scalar head on the actor's frozen trunk, so that actor, "
+        "reference and critic take one model's memory.",
+    )
+
+    def validate(self, mistakes: Mistakes) -> None:
+        """Note every mistake in these settings."""
+        _check_kinds(mistakes, self, self.actor_lora_dim, self.critic_lora_dim)
+
+
+def _check_kinds(mistakes: Mistakes, flags: Any, *dims: int) -> None:
+    """Note kinds of adapters where there are none. dims: ranks of the models' adapters."""
+    for flag_name, does, is_given in (
+        ("--use_rslora", "scales LoRA's adapters", flags.use_rslora),
+        ("--use_dora", "adds magnitudes to LoRA's adapters", flags.use_dora),
+    ):
+        mistakes.require(
+            not is_given or any(dims),
+            f"{flag_name} {does}, and there are none; give --lora_dim, in step 3 --actor_lora_dim, or leave it out",
+        )

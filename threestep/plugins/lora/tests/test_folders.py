@@ -1,0 +1,163 @@
+"""Folders and hub names that are adapters: their base is found or named, and their pickles are refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from threestep.plugins.lora.folders import adapter_in
+from training.utils.base.errors import ThreestepError
+from training.utils.loading.adapter_folders import find_adapter, model_of
+from training.utils.loading.configurations import load_config, model_files
+from training.utils.loading.folder_kinds import check_model_folder
+from training.utils.loading.tokenizers import load_tokenizer
+
+
+def adapter_at(folder: Path, base: object, weights: bool = True, **settings: object) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    told = {"peft_type": "LORA", "base_model_name_or_path": base, **settings}
+    (folder / "adapter_config.json").write_text(json.dumps(told))
+    if weights:
+        save_file({"base_model.model.x.lora_A.weight": torch.ones(1, 2)}, folder / "adapter_model.safetensors")
+    return folder
+
+
+def refused(folder: Path | str, words: str) -> str:
+    with pytest.raises(ThreestepError, match=words) as mistake:
+        load_config(str(folder))
+    assert "\n" not in str(mistake.value)
+    return str(mistake.value)
+
+
+@pytest.mark.parametrize("written", ["absolute", "model", "../model"])
+def test_the_base_is_found_from_here_and_from_the_adapter(save_folder, tmp_path, monkeypatch, written):
+    base = save_folder()
+    monkeypatch.chdir(tmp_path)
+    folder = adapter_at(tmp_path / "adapter", base if written == "absolute" else written)
+    check_model_folder(str(folder))
+    assert Path(model_of(str(folder))).resolve() == Path(base)
+    assert load_config(str(folder)).model_type == "llama"
+    files = [str(folder / "adapter_config.json"), str(folder / "adapter_model.safetensors")]
+    assert model_files(str(folder)) == [*files, *model_files(model_of(str(folder)))]
+
+
+def test_a_model_is_its_own(save_folder):
+    folder = save_folder()
+    assert find_adapter(folder) is None and model_of(folder) == folder
+    assert find_adapter("no/such-model") is None
+
+
+def test_the_tokenizer_is_the_adapters_or_else_the_bases(save_folder, tmp_path):
+    folder = adapter_at(tmp_path / "adapter", save_folder())
+    assert len(load_tokenizer(str(folder))) == len(load_tokenizer(model_of(str(folder))))
+    own = load_tokenizer(model_of(str(folder)))
+    own.add_tokens(["<new>"])
+    own.save_pretrained(folder)
+    assert "<new>" in load_tokenizer(str(folder)).get_vocab()
+
+
+@pytest.mark.parametrize(
+    ("base", "words"),
+    [
+        ("/no/where", "is an adapter of the model '/no/where', and there is no such folder, neither from the working"),
+        ("../runs/step1/model", "there is no such folder, neither from .* nor from the adapter's; write the one that"),
+        (None, "is an adapter and names no base model, got None; write the one that it was trained on to base_model"),
+        ("", "names no base model, got ''"),
+        (
+            "no/such-model",
+            r"no base of the adapter '.*/adapter' \(neither a folder here nor in the adapter's\) could be loaded from "
+            "'no/such-model': ",
+        ),
+    ],
+)
+def test_a_base_that_is_not_there(tmp_path, base, words):
+    refused(adapter_at(tmp_path / "adapter", base), words)
+
+
+def test_a_base_that_is_no_model(save_folder, tmp_path, monkeypatch):
+    folder = adapter_at(tmp_path / "adapter", base := save_folder())
+    Path(base, "config.json").unlink()
+    words = f"of the adapter '{folder}' the base: the folder '{base}' holds no config.json"
+    refused(folder, words)
+    cached(monkeypatch, {"an/adapter": folder})
+    refused("an/adapter", words.replace(str(folder), "an/adapter"))
+
+
+def test_a_base_that_is_an_adapter(save_folder, tmp_path, monkeypatch):
+    inner = adapter_at(tmp_path / "inner", save_folder())
+    refused(
+        adapter_at(tmp_path / "outer", str(inner)), "is an adapter of '.*inner', which holds an adapter itself; merge"
+    )
+    cached(monkeypatch, {"an/adapter": inner})
+    refused(
+        adapter_at(tmp_path / "third", "an/adapter"), "an adapter of 'an/adapter', which is an adapter itself; merge"
+    )
+
+
+def test_a_base_of_a_revision(tmp_path):
+    refused(
+        adapter_at(tmp_path / "a", "an/owner", revision="v2"), "an adapter of revision 'v2' of 'an/owner', .*download"
+    )
+
+
+def cached(monkeypatch, folders: dict[str, Path]) -> None:
+    """Hub names whose files are on this machine."""
+
+    def cached_file(name: str, file: str, **_: object) -> str | None:
+        path = folders[name] / file
+        return str(path) if path.is_file() else None
+
+    monkeypatch.setattr("transformers.utils.cached_file", cached_file)
+
+
+def test_a_hub_name_may_be_an_adapter(save_folder, tmp_path, monkeypatch):
+    folder = adapter_at(tmp_path / "cache", base := save_folder())
+    cached(monkeypatch, {"an/adapter": folder})
+    found = find_adapter("an/adapter")
+    assert found is not None and (found.name, found.folder, found.base) == ("an/adapter", folder, base)
+    assert load_config("an/adapter").model_type == "llama"
+
+
+def test_the_command_for_pickled_adapters(save_folder, tmp_path):
+    folder = adapter_at(tmp_path / "adapter", save_folder(), weights=False)
+    refused(folder, "holds PEFT's adapter_config.json and no adapter_model.safetensors; save or download the adapter")
+    tensors = {"base_model.model.x.lora_A.weight": torch.arange(6.0).view(2, 3).t()}
+    torch.save(tensors, folder / "adapter_model.bin")
+    said = refused(
+        folder, r"pickled adapter weights \(adapter_model.bin\), .* if you trust them, convert them: python -c"
+    )
+    command = shlex.split(said[said.index("python -c ") :])
+    exec(command[2], {})
+    assert torch.equal(
+        load_file(folder / "adapter_model.safetensors")[next(iter(tensors))], tensors[next(iter(tensors))]
+    )
+    check_model_folder(str(folder))
+
+
+def test_files_that_are_damaged(save_folder, tmp_path):
+    folder = adapter_at(tmp_path / "adapter", save_folder())
+    (folder / "adapter_model.safetensors").write_bytes(b"\x10")
+    refused(folder, "adapter_model.safetensors': expected at least 8 bytes .* the file is cut off")
+    (folder / "adapter_config.json").write_text("{")
+    refused(folder, r"adapter_config.json' is no JSON object \(.*\); download or copy the adapter again")
+
+
+def test_adapters_inside_are_named(tmp_path):
+    adapter_at(tmp_path / "run" / "default", "a/base")
+    (tmp_path / "run" / "README.md").write_text("")
+    refused(
+        tmp_path / "run",
+        re.escape(f"holds no config.json, so it is not a model folder; did you mean '{tmp_path}/run/def"),
+    )
+
+
+def test_a_checkpoint_with_lora_is_no_adapter(tmp_path):
+    folder = adapter_at(tmp_path / "models" / "actor", "a/base", weights=False)
+    (folder / "weights.json").write_text("{}")
+    assert adapter_in(folder) is None
