@@ -28,6 +28,17 @@ ROW_PICKS = ("random", "first")
 SPLITS = ("train", "eval")
 PHASES = ("1", "2", "3")
 SHARED_SPLIT = "2,4,4"  # of steps that run together on the same data
+# Flags that only rows of phase 1, and only prompts of phase 3, depend on.
+SENTENCE_FLAGS = ("sft_only_data_path", "text_column", "train_turns", "loss_on")
+PROMPT_FLAGS = (
+    "reference_column",
+    "max_prompt_seq_len",
+    "prompt_truncation",
+    "return_raw_ids",
+    "return_raw_chat",
+    "return_prompt_messages",
+    "return_full_prompt",
+)
 
 
 def whole_split(phase: int) -> str:
