@@ -212,7 +212,7 @@ RUNS = (
     _sft("sft_parallel_zero3", f"{_FP32} --zero_stage 3", data=_BLOCKS, ranks=2),
     _sft(
         "sft_mixed",
-        "--sft_only_data_path jsonl:data/texts.jsonl csv:data/pairs.csv --max_train_rows 20 --pick_rows first --dtype "
+        "--sft_only_data_path jsonl:data/texts.jsonl csv:data/pairs.csv --max_train_rows 20 --dtype "
         "fp32 --add_end_of_conversation_token true --end_of_conversation_token <end>",
     ),
     _sft("sft_embedded", _FP32, "--data_path embedded --max_train_rows 40 --max_eval_rows 10", "out/new_model"),
@@ -367,7 +367,7 @@ RUNS = (
         "ppo_chat",
         "training.step3_ppo.main",
         f"--actor_model_name_or_path start/chat {_CHAT} {_ROLLOUTS} {_FP32} --critic_model_name_or_path "
-        "start/chat_scorer --return_raw_chat true --return_raw_ids true --return_full_prompt true --reward "
+        "start/chat_scorer --return_columns raw_prompt raw_prompt_ids full_prompts --reward "
         "data/own.py:leveled --prompt_sampler CHECKOUT/examples/curriculum.py:WorstAgain",
     ),
     _ppo(
@@ -477,7 +477,7 @@ RUNS = (
     Run("report", "report", "out/sft_fp32 out/dpo_fp32 out/ppo_fp32 --out out/report/page.html"),
     # the data
     _preview("pairs", f"--phase 2 {_PAIRS} --margin_column margin"),
-    _preview("prompts", f"--phase 3 {_PAIRS} --split eval --return_full_prompt true --prompt_truncation left"),
+    _preview("prompts", f"--phase 3 {_PAIRS} --split eval --return_columns full_prompts --prompt_truncation left"),
     _preview(
         "texts",
         f"--phase unsupervised --unsupervised_dataset_name jsonl:data/texts.jsonl {_PAIRS} --max_answer_seq_len 8",

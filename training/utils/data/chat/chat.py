@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT, OMIT, ChatArguments
+from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT, ChatArguments
 from training.utils.data.chat.habits import template_prompt
 from training.utils.data.chat.rendering import ChatTemplate, TemplateRefused
 from training.utils.data.chat.spans import ReadConversation, TurnFinder
@@ -97,7 +97,7 @@ def _check_variables(chat: ChatArguments, tokenizer: Any) -> None:
     known = {name for text in texts for name in ChatTemplate(text, {}).names}
     if unknown := sorted(set(chat.template_kwargs) - known):
         raise ThreestepError(
-            "--chat_template_kwargs, --enable_thinking: the chat template of "
+            "--chat_template_kwargs: the chat template of "
             f"{chat.chat_template or named_tokenizer(tokenizer)} reads no {', '.join(map(repr, unknown))}; correct the "
             "name, or leave it out"
         )
@@ -170,8 +170,6 @@ def parts_of_chat(chat: ChatArguments, tokenizer: Any, chooses_turns: bool) -> d
     }
     if chooses_turns:
         parts["train_turns"] = chat.train_turns
-    if chat.unread_reasoning != OMIT:
-        parts["unread_reasoning"] = chat.unread_reasoning
     return parts
 
 
@@ -246,7 +244,7 @@ class ChatTokenizer:
     def unread(self, conversation: Conversation) -> UnreadParts:
         """Return the check of what the conversation's template does not read."""
         finder = self.finder(conversation.tools, conversation.template_kwargs)
-        return UnreadParts(finder.template, self._chat.unread_reasoning, self.added)
+        return UnreadParts(finder.template)
 
     # Conversation -> pieces.
 

@@ -106,7 +106,7 @@ BUILT = {
     "3 messages, all that is passed on": (
         3,
         CHATS,
-        {"return_raw_ids": True, "return_raw_chat": True, "return_full_prompt": True},
+        {"return_columns": ["raw_prompt_ids", "raw_prompt", "full_prompts"]},
     ),
     "3 verl": (3, VERL, {}),
     "1 pairs split 2,4,4": (1, PAIRS, {"data_split": "2,4,4", "eval_fraction": 0.25}),
