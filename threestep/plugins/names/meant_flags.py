@@ -31,6 +31,7 @@ MEANT = {
     "cutoff_len": ("max_seq_len", "max_prompt_seq_len"),
     "data": ("data_path",),
     "dataset": ("data_path",),
+    "dataset_dir": ("data_path",),
     "dataset_path": ("data_path",),
     "deepspeed_stage": ("zero_stage", "actor_zero_stage"),
     "enable_thinking": ("chat_template_kwargs",),

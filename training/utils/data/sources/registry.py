@@ -104,7 +104,7 @@ def find_dataset(name: str) -> type[PromptRawDataset] | str:
         if not os.path.exists(name):
             raise ThreestepError(
                 f"--data_path: '{name}' ends in the registered name '{max(endings, key=len)}', but does not exist; "
-                "correct the path, or use the registered name alone"
+                + (_classes[max(endings, key=len)].dataset_dir_remedy or "correct the path, or use the name alone")
             )
         return _classes[max(endings, key=len)]
     if why := why_no_dataset(name):
