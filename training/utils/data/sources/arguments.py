@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 NO_DATA = (
     "--data_path expects at least one dataset, got none; name files (jsonl:PATH, json:PATH, csv:PATH, parquet:PATH, "
     "arrow:PATH), a dataset on the hub (hub:OWNER/NAME, or a registered name such as Dahoas/rm-static), a class of "
-    "yours (--dataset_module), or embedded, the built-in task"
+    "yours (--dataset_module), or embedded, a task made by code"
 )
 
 
@@ -27,8 +27,8 @@ class SourceArguments:
 
     data_path: list[str] = flag(
         [],
-        "Datasets, separated by spaces: files such as pairs.csv or jsonl:PATH, hub:OWNER/NAME, or embedded, the "
-        "built-in task (required). Files are jsonl:PATH, json:PATH, csv:PATH, parquet:PATH or arrow:PATH, where "
+        "Datasets, separated by spaces: files such as pairs.csv or jsonl:PATH, hub:OWNER/NAME, or embedded, a "
+        "task made by code (required). Files are jsonl:PATH, json:PATH, csv:PATH, parquet:PATH or arrow:PATH, where "
         "PATH is a file, a folder, a pattern such as 'part-*.csv', or an address such as s3://...; a file whose "
         "name says its format needs no prefix. Datasets of the hub are "
         "hub:OWNER/NAME[,config=...][,split=...][,eval_split=...][,revision=...], or a registered name such as "

@@ -19,7 +19,6 @@ from training.utils.data.build.build import build_phase
 from training.utils.data.build.prompts import PromptMaker
 from training.utils.data.build.unsupervised import build_unsupervised
 from training.utils.data.rows.tokenize import TextTokenizer
-from training.utils.data.sources import registry
 from training.utils.data.sources.fingerprint import CLASSES
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 
@@ -145,7 +144,6 @@ RECORDED = {
     "class raw_dataset": "fc164c8714758587",
     "class file_dataset": "5b0cd14e0839953e",
     "class prompts": "46ed5f554ce77229",
-    "class embedded": "1d34bbb439c3b05e",
 }
 
 
@@ -264,7 +262,6 @@ MADE_BY = {
     "raw_dataset": of_contract,
     "file_dataset": of_files,
     "prompts": of_generated,
-    "embedded": lambda **_: texts_of(registry.find_dataset("embedded")("", 1, 0, "embedded")),
 }
 
 
