@@ -18,7 +18,7 @@ from tests.support.sources import tree
 _ROOMS = """
 base:
 contracts: base
-data.files: base
+data.files: plugins base
 models.families: base
 plugins: base
 reading: base

@@ -106,7 +106,8 @@ def find_dataset(name: str) -> type[PromptRawDataset] | str:
         return _classes[max(endings, key=len)]
     if why := why_no_dataset(name):
         raise ThreestepError(f"--data_path: {why}")
-    if plugin := owner_of("data_sources", bare) or owner_of("data_sources", name, by_beginning=":" in name):
+    plugin = owner_of("data_sources", bare) or owner_of("data_sources", name, by_beginning=":" in name)
+    if plugin := plugin or owner_of("row_stores", name.partition(":")[0]):
         raise ThreestepError(f"--data_path: '{name}' is of the plugin '{plugin}', which is not installed")
     near = nearest_names(name, names) or f"; known are {', '.join(names)}"
     raise ThreestepError(
