@@ -19,8 +19,7 @@ from typing import Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT, ChatArguments
-from training.utils.data.chat.habits import template_prompt
-from training.utils.data.chat.rendering import ChatTemplate, TemplateRefused
+from training.utils.data.chat.rendering import ChatTemplate
 from training.utils.data.chat.spans import ReadConversation, TurnFinder
 from training.utils.data.chat.style import (
     SavedStyle,
@@ -138,21 +137,6 @@ def text_maker(chat: ChatArguments, tokenizer: Any) -> TextTokenizer | ChatToken
     if chat.prompt_style == CHAT_TEMPLATE:
         return ChatTokenizer(chat, tokenizer)
     return TextTokenizer(tokenizer, chat.end_of_conversation_token)
-
-
-def own_prompt(chat: ChatArguments, tokenizer: Any) -> str:
-    """The system prompt that the chat template writes by itself, as ids with blanks between; empty without one."""
-    chat = resolved_chat(chat, tokenizer)
-    if chat.prompt_style != CHAT_TEMPLATE:
-        return ""
-    text = _templates(chat, tokenizer)
-    if not isinstance(text, str):  # several, by name
-        return ""
-    template = ChatTemplate(text, {**tokenizer.special_tokens_map, **chat.template_kwargs})
-    try:
-        return template_prompt(lambda messages: template.render(messages).text, tokenizer)
-    except TemplateRefused:
-        return ""
 
 
 def parts_of_chat(chat: ChatArguments, tokenizer: Any, chooses_turns: bool) -> dict[str, str]:
