@@ -375,12 +375,13 @@ def _flags_of(
     others = {flag.removeprefix("--") for flag in old_flags}
     suggested = [*names, *_read_as_others(old_flags)]
     flags: list[str] = []
+    older: list[str] = []
     mistakes = Mistakes()
     for name, value in values.items():
         if name not in names and name not in others:
             owner = owner_sentence("flags", str(name))
             if may_be_older and not owner:
-                log_on_main(f"{path}: '{name}' is no setting of this version, and is set aside")
+                older.append(str(name))
                 continue
             hint = owner or nearest_flags(str(name), suggested)
             mistakes.add(f"{path}: unknown setting '{name}'{hint}")
@@ -389,6 +390,8 @@ def _flags_of(
         elif value != []:
             flags += words_of(name, value)
     mistakes.raise_if_any()
+    if older:
+        log_on_main(f"{path}: set aside, as this version has no such settings: {', '.join(older)}")
     return flags
 
 

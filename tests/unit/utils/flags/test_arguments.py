@@ -353,7 +353,7 @@ def test_a_resumed_run_sets_settings_of_another_version_aside(tmp_path, capsys):
     path.write_text("output_dir: x\nflag_of_before: 7\n")
     run, _ = parse_arguments((Run, CheckpointArguments), ["--config", str(path), "--resume"], "")
     assert run.output_dir == "x"
-    assert capsys.readouterr().out == f"{path}: 'flag_of_before' is no setting of this version, and is set aside\n"
+    assert capsys.readouterr().out == f"{path}: set aside, as this version has no such settings: flag_of_before\n"
     for words in ([], ["--resume", "false"]):
         with pytest.raises(ThreestepError, match="unknown setting 'flag_of_before'"):
             parse_arguments((Run, CheckpointArguments), ["--config", str(path), *words], "")
