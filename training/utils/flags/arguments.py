@@ -136,8 +136,7 @@ def parse_arguments(
         # The path at the end separates a list in the file from the first words of the command line.
         values = read_yaml(config_path)
         is_resumed = _is_resumed(values, argv)
-        if is_resumed:
-            values = _without_choices(values, config_path)
+        values = _without_choices(values, config_path) if is_resumed else values
         settings = _flags_of(values, parser, config_path, old_flags or {}, may_be_older=is_resumed)
         config_flags = [*settings, f"--config={config_path}"]
     config_flags, argv = _in_our_names(config_flags, argv, old_flags)

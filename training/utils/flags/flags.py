@@ -175,7 +175,7 @@ def without_flags(group: type, names: Collection[str]) -> type:
         elif field.name in names:
             has_default = field.default is not dataclasses.MISSING
             changed[field.name] = ClassVar[Any]
-            values[field.name] = field.default if has_default else field.default_factory()  # type: ignore[misc]
+            values[field.name] = field.default if has_default else field.default_factory()  # type: ignore[operator]
     if not changed:
         return group
     space = {"__annotations__": changed, "__doc__": group.__doc__, "__module__": group.__module__, **values}

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class RowStore(Protocol):
-    """Training rows, and evaluation rows where there are any; the constructor takes an address and the flag that gave
-    it.
+    """A plugin's training rows, and evaluation rows where there are any; the constructor takes an address and the flag
+    that gave it.
 
     address: for errors.
     folder: that relative paths in the rows begin at; None of rows that are not stored here.
@@ -39,7 +39,7 @@ class RowStore(Protocol):
 
 
 class StoredFiles:
-    """A `RowStore` of files here or behind addresses such as s3://, which the constructor lists."""
+    """The same of files here or behind addresses such as s3://, which the constructor lists."""
 
     def __init__(self, reader: str, address: str, flag: str, *, spool_dir: str | None, hold_out: bool) -> None:
         self.address = address
@@ -60,7 +60,7 @@ class StoredFiles:
         return opened, open_rows(self._reader, held_out, self._spool_dir, expected) if held_out else None
 
 
-def stored_rows(name: str, flag: str, spool_dir: str | None, hold_out: bool = True) -> RowStore | None:
+def stored_rows(name: str, flag: str, spool_dir: str | None, hold_out: bool = True) -> RowStore | StoredFiles | None:
     """The rows at the address `name`; None if it names no reader.
 
     flag: gave the name, for errors. spool_dir: for copies of files that have no random access. hold_out: files named
