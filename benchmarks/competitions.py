@@ -117,8 +117,8 @@ def _orpo(workload: Workload, arguments: argparse.Namespace) -> Competition:
 def _ranked(responses: int, workload: Workload, arguments: argparse.Namespace) -> Competition:
     """K ranked responses a prompt: the prompt once, or K times."""
     file = workload.ranked(responses)
-    flags = ["--dataset_module", str(ROOT / "benchmarks" / "ranked_dataset.py"), "--data_path", "benchmark_ranked"]
-    flags += ["--dataset_dir", str(file.parent), "--data_split", "0,1,0", "--learning_rate", "1e-5"]
+    flags = ["--dataset_module", str(ROOT / "benchmarks" / "ranked_dataset.py"), "--data_path", str(file.parent)]
+    flags += ["--data_split", "0,1,0", "--learning_rate", "1e-5"]
     flags += ["--per_device_train_batch_size", str(prompts_of(responses)), "--normalization_rows", "0"]
     commands = {
         "Threestep": _threestep("step2_reward", "pairs", workload, arguments, flags),

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from training.utils.data.sources.made.embedded import check
+from threestep.plugins.embedded.task import check
 
 _ITEMS = 5  # of the longest answer
 _NOISE = 0.3  # standard deviation

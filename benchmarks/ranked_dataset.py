@@ -1,4 +1,4 @@
-"""The raw dataset `benchmark_ranked`: `rows.jsonl` of --dataset_dir, a prompt and its responses, best first."""
+"""The raw dataset `benchmark_ranked`: `rows.jsonl` of the --data_path, a prompt and its responses, best first."""
 
 from __future__ import annotations
 

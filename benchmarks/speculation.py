@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.workload import SHAPES, Workload
-from training.utils.data.sources.made.embedded import generate
+from threestep.plugins.embedded.task import generate
 
 ROWS = 16
 # Rounds of training, each from where the last ended, until so many guesses are right.

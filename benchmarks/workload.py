@@ -48,7 +48,7 @@ class Workload:
         return self.folder / "pairs.jsonl"
 
     def ranked(self, responses: int) -> Path:
-        return self.folder / f"ranked{responses}" / "rows.jsonl"
+        return self.folder / f"ranked{responses}" / "benchmark_ranked" / "rows.jsonl"
 
     def marked(self) -> Path:
         """Each response of `pairs` as a row of its own, with a mark; made where it is missing."""
@@ -95,7 +95,7 @@ def make_workload(folder: Path, shape: str, data_dir: Path) -> Workload:
     questions = [row["question"] for row in rows]
     _write(workload.folder / "pairs_half.jsonl", [_with_half_prompt(row, questions, i) for i, row in enumerate(pairs)])
     for count in RANKED:
-        workload.ranked(count).parent.mkdir(exist_ok=True)
+        workload.ranked(count).parent.mkdir(parents=True, exist_ok=True)
         _write(workload.ranked(count), _ranked(rows, count))
     _make_model(workload, shape, [_prompt(row) + " " + row["answer"] for row in rows])
     (workload.folder / "done").touch()

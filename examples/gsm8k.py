@@ -1,9 +1,9 @@
-"""GSM8K for all three steps: `--dataset_module examples/gsm8k.py --data_path gsm8k --dataset_dir FOLDER`.
+"""GSM8K for all three steps: `--dataset_module examples/gsm8k.py --data_path data/gsm8k`.
 
-FOLDER contains the files as published (ADDRESS): train.jsonl and test.jsonl (question, answer) and
-example_model_solutions.jsonl (each test question with the solutions of four models and whether they are right; the
-name model_solutions.jsonl is read too). Without a folder, train and test come from the hub, which has no model
-solutions and so no pairs for phase 2. (A folder whose path ends in /gsm8k may be the `--data_path` itself.)
+The folder, whose path ends in /gsm8k, contains the files as published (ADDRESS): train.jsonl and test.jsonl (question,
+answer) and example_model_solutions.jsonl (each test question with the solutions of four models and whether they are
+right; the name model_solutions.jsonl is read too). With `--data_path gsm8k` alone, train and test come from the hub,
+which has no model solutions and so no pairs for phase 2.
 
 Which rows serve which phase:
 - training questions: phases 1 and 3, shared by `--data_split`; they have no wrong solution, so no pair.
@@ -41,7 +41,7 @@ class Gsm8k(PromptRawDataset):
     dataset_dir_remedy = f"download {', '.join(FILES)} from {ADDRESS} into it"
 
     def load_raw_datasets(self, dataset_name: str) -> dict[str, list[dict[str, Any]]] | None:
-        self._folder = dataset_name if os.path.isdir(dataset_name) else self.dataset_dir
+        self._folder = self.dataset_dir
         self._rows: dict[str, list[dict[str, Any]]] | None = None
         for path in self._paths():
             if not os.path.isfile(path):

@@ -14,8 +14,8 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
+from threestep.plugins.embedded.task import EmbeddedDataset, Example, check
 from training.utils.data.registry import register_dataset
-from training.utils.data.sources.made.embedded import EmbeddedDataset, Example, check
 
 CLOSE = "</Parallel>"
 

@@ -68,7 +68,6 @@ REPORTED_AS = {
 }
 # Not what a rendering lacks: a phrase of the same words.
 OTHER_PROMPT = "which the chat template does not write before answers"
-INLINE = "--unread_reasoning inline"
 OK, REFUSED, DOUBTFUL, WRONG = "ok", "refused", "refused?", "WRONG"
 
 
@@ -141,8 +140,6 @@ def sweep(template: FieldTemplate, kind: str, folder: Path) -> list[Cell]:
             alone = _preview([each.row], at, f"row{number}", "error")
             if isinstance(alone, str):
                 cell = _refused(template, kind, each, judge, alone)
-                if cell.outcome == DOUBTFUL:
-                    cell = _inlined(cell, _preview([each.row], at, f"row{number}", "error", INLINE), each, judge)
             elif cell is None and not alone[0]:
                 cell = _refused(template, kind, each, judge, f"dropped: {_last_line(alone[1])}")
             else:
@@ -173,9 +170,7 @@ def _last_line(log: str) -> str:
     return (log.strip().splitlines() or ["no message"])[-1]
 
 
-def _preview(
-    rows: Sequence[dict[str, Any]], at: Path, name: str, bad: str = "drop", more: str = ""
-) -> tuple[list[Any], str] | str:
+def _preview(rows: Sequence[dict[str, Any]], at: Path, name: str, bad: str = "drop") -> tuple[list[Any], str] | str:
     """What `threestep preview --json` prints for these rows, and its log; or its error."""
     from threestep.plugins.inspect import preview
     from training.utils.base.errors import ThreestepError
@@ -185,7 +180,6 @@ def _preview(
     flags = "--phase 1 --data_split 1,0,0 --eval_fraction 0 --rows 0 --json --max_seq_len 100000 --num_workers 1"
     argv = [*flags.split(), "--data_path", f"jsonl:{data}", "--tokenizer", str(at / "model")]
     argv += ["--bad_conversations", bad, "--data_output_path", str(at / "cache"), "--prompt_style", "chat_template"]
-    argv += more.split()
     out, log = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(log):
@@ -249,20 +243,6 @@ def _refused(
         notes.insert(0, f"writable: {form}")
         break
     return Cell(template.name, kind, conversation.name, outcome, [_gist(message)], [message], notes[:4])
-
-
-def _inlined(
-    cell: Cell, found: tuple[list[Any], str] | str, conversation: FieldConversation, judge: TemplateJudge
-) -> Cell:
-    """The cell, no longer doubtful if the row is right with the flag that writes reasoning into the content: that
-    changes what is learnt, so the user has to ask for it. found: the preview with the flag."""
-    if isinstance(found, str) or not found[0]:
-        return cell
-    right = _judged(FieldTemplate(cell.template, ""), cell.tokenizer, conversation, judge, found[0][0])
-    right = _reported(right, found[1])
-    if right.outcome != OK or not any("reasoning as" in note for note in right.notes):
-        return cell
-    return replace(cell, outcome=REFUSED, notes=[f"reasoning is written with {INLINE} alone", *cell.notes])
 
 
 def _gist(message: str) -> str:

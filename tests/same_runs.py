@@ -212,7 +212,7 @@ RUNS = (
     _sft("sft_parallel_zero3", f"{_FP32} --zero_stage 3", data=_BLOCKS, ranks=2),
     _sft(
         "sft_mixed",
-        "--sft_only_data_path jsonl:data/texts.jsonl csv:data/pairs.csv --max_train_rows 20 --pick_rows first --dtype "
+        "--sft_only_data_path jsonl:data/texts.jsonl csv:data/pairs.csv --max_train_rows 20 --dtype "
         "fp32 --add_end_of_conversation_token true --end_of_conversation_token <end>",
     ),
     _sft("sft_embedded", _FP32, "--data_path embedded --max_train_rows 40 --max_eval_rows 10", "out/new_model"),
@@ -220,8 +220,8 @@ RUNS = (
     _sft("sft_opt", f"{_FP32} --dropout 0.1", model="start/opt"),
     _sft(
         "sft_gsm8k",
-        f"{_FP32} --dataset_module CHECKOUT/examples/gsm8k.py --dataset_dir data/gsm8k --seed 7",
-        data=_PAIRS.replace("jsonl:data/pairs.jsonl", "gsm8k"),
+        f"{_FP32} --dataset_module CHECKOUT/examples/gsm8k.py --seed 7",
+        data=_PAIRS.replace("jsonl:data/pairs.jsonl", "data/gsm8k"),
     ),
     _sft("sft_saved", f"{_FP32} --dropout 0.1 --save_every 1 --keep_last 0"),
     _sft(
@@ -367,7 +367,7 @@ RUNS = (
         "ppo_chat",
         "training.step3_ppo.main",
         f"--actor_model_name_or_path start/chat {_CHAT} {_ROLLOUTS} {_FP32} --critic_model_name_or_path "
-        "start/chat_scorer --return_raw_chat true --return_raw_ids true --return_full_prompt true --reward "
+        "start/chat_scorer --return_columns raw_prompt raw_prompt_ids full_prompts --reward "
         "data/own.py:leveled --prompt_sampler CHECKOUT/examples/curriculum.py:WorstAgain",
     ),
     _ppo(
@@ -390,9 +390,9 @@ RUNS = (
     _ppo(
         "grpo_gsm8k",
         f"{_FP32} --advantage grpo --num_samples_per_prompt 2 --reward gsm8k:1,format:0.5,data/own.py:letters "
-        "--dataset_module CHECKOUT/examples/gsm8k.py --dataset_dir data/gsm8k --prompt_dataset "
+        "--dataset_module CHECKOUT/examples/gsm8k.py --prompt_dataset "
         "CHECKOUT/examples/curriculum.py:SureQuestions --stop_update_kl 0.5 --stop_kl 1000 --max_train_steps 4",
-        data=_PAIRS.replace("jsonl:data/pairs.jsonl", "gsm8k"),
+        data=_PAIRS.replace("jsonl:data/pairs.jsonl", "data/gsm8k"),
     ),
     _ppo(
         "ppo_embedded",
@@ -418,7 +418,7 @@ RUNS = (
     _evaluate(
         "gsm8k",
         "gsm8k --model_name_or_path start/tiny --temperature 0 --dataset_module CHECKOUT/examples/gsm8k.py "
-        f"--data_path gsm8k --dataset_dir data/gsm8k {_SPLIT} --max_answer_seq_len 8",
+        f"--data_path data/gsm8k {_SPLIT} --max_answer_seq_len 8",
     ),
     _evaluate("perplexity", f"perplexity --model_name_or_path out/sft_fp32/model {_PAIRS}"),
     _evaluate(
@@ -477,7 +477,7 @@ RUNS = (
     Run("report", "report", "out/sft_fp32 out/dpo_fp32 out/ppo_fp32 --out out/report/page.html"),
     # the data
     _preview("pairs", f"--phase 2 {_PAIRS} --margin_column margin"),
-    _preview("prompts", f"--phase 3 {_PAIRS} --split eval --return_full_prompt true --prompt_truncation left"),
+    _preview("prompts", f"--phase 3 {_PAIRS} --split eval --return_columns full_prompts --prompt_truncation left"),
     _preview(
         "texts",
         f"--phase unsupervised --unsupervised_dataset_name jsonl:data/texts.jsonl {_PAIRS} --max_answer_seq_len 8",
@@ -495,7 +495,7 @@ RUNS = (
     _preview("chat", f"--phase 1 {_CHAT} --tokenizer start/chat"),
     _preview("hub", f"--phase 1 --data_path {_HUB} {_SPLIT} --data_split 1,1,0"),
     _preview("hub_pairs", f"--phase 2 --data_path {_HUB} {_SPLIT} --data_split 0,1,0"),
-    _preview("local", f"--phase 2 --data_path local/jsonfile --dataset_dir data/local {_SPLIT}"),
+    _preview("local", f"--phase 2 --data_path data/local/jsonfile {_SPLIT}"),
     Run(
         "preview_shown",
         "preview",
@@ -650,10 +650,10 @@ def _make_other_rows(place: Path) -> None:
         for n, row in enumerate(solved[25:])
     ]  # fmt: skip
     _write_lines(data / "gsm8k/model_solutions.jsonl", guesses)
-    (data / "local/data").mkdir(parents=True)
+    (data / "local/jsonfile/data").mkdir(parents=True)
     for name, count in (("train", 20), ("eval", 5)):
         pairs = [{"prompt": f"Human: {n} Assistant:", "chosen": f"{n}", "rejected": "no"} for n in range(count)]
-        (data / f"local/data/{name}.json").write_text(json.dumps(pairs))
+        (data / f"local/jsonfile/data/{name}.json").write_text(json.dumps(pairs))
     _make_hub(data / "hub")
 
 

@@ -21,10 +21,10 @@ from typing import Any
 
 from made_conversations import MadeConversations, call_message
 
+from threestep.plugins.embedded.task import Draws
 from threestep.plugins.environments.calling.schemas import argument_problem, schema_of
 from threestep.plugins.environments.interface import AssistantMessage, Call, EnvironmentReply, Opening
 from training.utils.data.registry import register_dataset
-from training.utils.data.sources.made.embedded import Draws
 from training.utils.rewards.rules.text_rules import gsm8k_reward
 
 CALLS, GUESSES = 1, 2  # weights of the demonstrations

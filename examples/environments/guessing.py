@@ -20,9 +20,9 @@ from typing import Any
 
 from made_conversations import MadeConversations
 
+from threestep.plugins.embedded.task import Draws
 from threestep.plugins.environments.interface import AssistantMessage, EnvironmentReply, Opening
 from training.utils.data.registry import register_dataset
-from training.utils.data.sources.made.embedded import Draws
 
 LARGEST, MOST_GUESSES = 32, 10
 MISS, HIT = -0.1, 1.0

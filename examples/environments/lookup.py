@@ -17,9 +17,9 @@ from typing import Any
 
 from made_conversations import MadeConversations, call_message
 
+from threestep.plugins.embedded.task import WORDS, Draws
 from threestep.plugins.environments.interface import AssistantMessage, Call, EnvironmentReply, Opening
 from training.utils.data.registry import register_dataset
-from training.utils.data.sources.made.embedded import WORDS, Draws
 
 CALLS, GUESSES = 1, 2  # weights of the demonstrations
 TOOL = {

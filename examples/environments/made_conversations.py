@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
+from threestep.plugins.embedded.task import Draws
 from training.utils.data.raw_dataset import PromptRawDataset
-from training.utils.data.sources.made.embedded import Draws
 
 Message = dict[str, Any]
 TRAINING_ROWS, HELD_OUT_ROWS = 4_000, 200

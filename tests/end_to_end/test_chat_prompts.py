@@ -81,7 +81,7 @@ def chain(place: Path) -> Chain:
         1: trained,
         2: trained,
         3: "--dtype fp32 --per_device_generation_batch_size 4 --per_device_training_batch_size 4 "
-        f"--max_answer_seq_len 6 --return_raw_chat true --checker {own}:leveled --prompt_sampler {own}:InOrder "
+        f"--max_answer_seq_len 6 --return_columns raw_prompt --checker {own}:leveled --prompt_sampler {own}:InOrder "
         f"--prompt_dataset {own}:Grows".split(),
     }
     return run_chain(place, "chat", start, 1, shared.split(), flags)

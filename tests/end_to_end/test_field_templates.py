@@ -222,21 +222,6 @@ def test_the_judge_tells_what_no_form_of_a_row_can_mend(judge_of) -> None:
         assert found == ["a thought stands behind an empty one"] * thoughts
 
 
-def test_a_row_that_the_inlining_flag_alone_writes_is_no_doubt(tmp_path: Path) -> None:
-    """In the structure of Falcon 3's: only a text has the header, and no reasoning is read."""
-    template = (
-        "{%- for m in messages %}{%- if m.role == 'assistant' %}"
-        "{%- if m.content %}{{ '<|assistant|>\n' + m.content }}"
-        "{%- endif %}{%- if m.tool_calls %}{{ '<call>' + (m.tool_calls | tojson) }}{%- endif %}{{ eos_token }}"
-        "{%- elif m.role == 'user' %}{{ '<|user|>\n' + m.content + '\n' }}"
-        "{%- else %}{{ '<|tool|>' + m.content + '\n' }}"
-        "{%- endif %}{%- endfor %}{{ '<|assistant|>\n' if add_generation_prompt }}"
-    )
-    cells = {cell.conversation: cell for cell in sweep(FieldTemplate("headless", template), BYTES, tmp_path)}
-    assert cells["reasoning and call"].outcome == REFUSED
-    assert cells["reasoning and call"].notes[0] == "reasoning is written with --unread_reasoning inline alone"
-
-
 def test_the_judge_names_marks_that_begin_in_the_prompt(judge_of) -> None:
     judge, row = judge_of("marked"), BY_NAME["one turn"]
     _, ids, mask = right_row(judge, row)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.pages import ROOT, blocks
+from threestep.plugins.embedded.task import check
 from threestep.plugins.programs.all_steps import read_plan
-from training.utils.data.sources.made.embedded import check
 from training.utils.flags.arguments import read_yaml
 
 QUICKSTART = ROOT / "training" / "configs" / "quickstart.yaml"

@@ -86,7 +86,7 @@ def test_conversations_of_uneven_ranks_replayed_and_resumed(place, template):
         *"--reward environment --advantage grpo --num_samples_per_prompt 2 --kl_coef 0.1 --max_train_steps 2".split(),
         *"--per_device_generation_batch_size 1 --per_device_training_batch_size 2 --actor_learning_rate 1e-3".split(),
         *("--actor_zero_stage", 3, "--stop", "a", "e", "i", "o", "t", "s", "n"),
-        *(("--enable_thinking", "false") if forks else ()),
+        *(("--chat_template_kwargs", '{"enable_thinking": false}') if forks else ()),
     ]
     drawn, weights = place / "talked", {}
     saves = ["--rollout_dump", rollouts, "--save_every", 1, "--keep_last", 2]

@@ -18,7 +18,7 @@ from tests.support.sources import tree
 _ROOMS = """
 base:
 contracts: base
-data.files: base
+data.files: plugins base
 models.families: base
 plugins: base
 reading: base
@@ -34,7 +34,6 @@ run: flags reading plugins contracts base
 data: data.sources base
 data.cache: run data.rows flags data.files contracts base
 data.chat: data.rows flags data.sources.formats data.files base
-data.sources.made: data.sources base
 divergence: run base
 models: models.attention models.tensors layout flags plugins models.families contracts base
 trackers: run flags plugins contracts base
@@ -51,7 +50,7 @@ engine: engine.ranks run engine.config models.tensors flags contracts base
 rewards.calling: engine.ranks run contracts base
 checkpoints: engine engine.ranks models.adapters trackers run engine.config models.tensors layout flags plugins
     models.families contracts base
-rewards.rules: rewards.calling data.sources.made base
+rewards.rules: rewards.calling base
 outputs: checkpoints engine.ranks models.tensors base
 rewards: rewards.rules rewards.calling flags plugins contracts base
 setup: outputs checkpoints engine loading engine.ranks data.build models.adapters data.kinds trackers models

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from training.step1_sft.arguments import SftArguments
+from training.utils.data.build.arguments import PROMPT_FLAGS
 from training.utils.flags.step import NORM, RATE, SPEED, ClosingRow, Curve, Headline, SampleWords, Step, StepFigures
 from training.utils.setup.flags import FIRST_FLAGS, ONE_MODEL_GROUPS
 
@@ -12,6 +13,7 @@ STEP = Step(
     title="supervised fine-tuning",
     groups=(*ONE_MODEL_GROUPS, SftArguments),
     reads_media=True,
+    unread=(*PROMPT_FLAGS, "margin_column"),
     first_flags=FIRST_FLAGS,
     inputs={"model_name_or_path": None},
     figures=StepFigures(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from training.step2_reward.arguments import RewardModelArguments
+from training.utils.data.build.arguments import PROMPT_FLAGS, SENTENCE_FLAGS
 from training.utils.flags.step import NORM, RATE, SPEED, ClosingRow, Curve, Headline, SampleWords, Step, StepFigures
 from training.utils.setup.flags import FIRST_FLAGS, ONE_MODEL_GROUPS
 
@@ -12,6 +13,7 @@ STEP = Step(
     title="reward model",
     groups=(*ONE_MODEL_GROUPS, RewardModelArguments),
     reads_media=True,
+    unread=(*SENTENCE_FLAGS, *PROMPT_FLAGS),
     first_flags=FIRST_FLAGS,
     inputs={"model_name_or_path": "step1_sft"},
     figures=StepFigures(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import get_type_hints
 
 from training.step3_ppo.flags.ppo_flags import PpoFlags
+from training.utils.data.build.arguments import SENTENCE_FLAGS
 from training.utils.flags.step import SPEED, ClosingRow, Curve, Headline, SampleWords, Step, StepFigures, added_curves
 
 STEP = Step(
@@ -13,6 +14,7 @@ STEP = Step(
     title="PPO",
     groups=tuple(get_type_hints(PpoFlags).values()),
     reads_media=True,
+    unread=(*SENTENCE_FLAGS, "max_seq_len", "truncation", "margin_column"),
     first_flags=(
         "actor_model_name_or_path",
         "critic_model_name_or_path",

@@ -8,10 +8,10 @@ from types import ModuleType
 
 import pytest
 
+from threestep.plugins.embedded.task import Draws
 from threestep.plugins.environments.calling.parsers import parse_pythonic, read_message
 from threestep.plugins.environments.interface import AssistantMessage, Call
 from training.utils.base.user_files import load_module
-from training.utils.data.sources.made.embedded import Draws
 
 FOLDER = Path(__file__).parents[3] / "examples" / "environments"
 ROWS = {"lookup": "LookupRows", "calculator": "CalculatorRows", "guessing": "GuessingRows"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.gsm8k import MODELS, Gsm8k, final_answer
+from examples.gsm8k import MODELS, final_answer
 from tests.support.data_flags import data_flags, raw_dataset_of
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.data.build.arguments import DataArguments
@@ -25,7 +25,7 @@ def write(path: Path, rows: list[dict]) -> None:
 @pytest.fixture
 def folder(tmp_path):
     """12 training questions, 10 test questions; of each test question one wrong solution twice, one other."""
-    where = tmp_path / "files"
+    where = tmp_path / "gsm8k"
     where.mkdir()
     write(where / "train.jsonl", [{"question": f"T{i}?", "answer": f"It is\n#### {i}"} for i in range(12)])
     write(where / "test.jsonl", [{"question": f"E{i}?", "answer": f"It is\n#### {i}"} for i in range(10)])
@@ -47,7 +47,7 @@ def folder(tmp_path):
 
 
 def flags(tmp_path, folder, **given) -> DataArguments:
-    given = {"data_path": ["gsm8k"], "dataset_dir": str(folder), **given}
+    given = {"data_path": [str(folder)], **given}
     return data_flags(
         dataset_module=[str(ROOT / "examples" / "gsm8k.py")],
         data_output_path=str(tmp_path / "cache"),
@@ -80,7 +80,7 @@ def test_no_question_is_both_trained_on_and_evaluated_on(tmp_path, folder, tiny_
 
 
 def test_texts(tmp_path, folder):
-    raw = raw_dataset_of("gsm8k", flags(tmp_path, folder), seed=1)
+    raw = raw_dataset_of(str(folder), flags(tmp_path, folder), seed=1)
     solution, pair = raw.get_train_data()[2], raw.get_train_data()[12]
     assert raw.get_prompt(solution) == "Human: T2? Assistant:"
     assert raw.get_chosen(solution) == " It is\n#### 2" and raw.get_rejected(solution) is None
@@ -96,55 +96,48 @@ def test_the_final_answer():
     assert final_answer("no mark") == ""
 
 
-def test_the_folder_may_be_the_data_path_itself(tmp_path, folder):
-    place = tmp_path / "gsm8k"
-    folder.rename(place)
-    raw = raw_dataset_of(str(place), flags(tmp_path, None, data_path=[str(place)], dataset_dir=None), 1)
-    assert type(raw).__name__ == Gsm8k.__name__ and len(raw.get_train_data()) == 12 + 16
-
-
 def test_a_folder_without_the_files(tmp_path, folder):
     """One sentence says which file is missing, and where all of them are to be had."""
     (folder / "test.jsonl").unlink()
     with pytest.raises(ThreestepError, match="gsm8k: there is no file '.*test.jsonl'; download .* from https://github"):
-        raw_dataset_of("gsm8k", flags(tmp_path, folder), 1)
+        raw_dataset_of(str(folder), flags(tmp_path, folder), 1)
 
 
 def test_a_folder_that_is_not_there_is_said_before_anything_runs(tmp_path):
     mistakes = Mistakes()
-    flags(tmp_path, tmp_path / "nowhere").source.validate(mistakes)
+    flags(tmp_path, tmp_path / "nowhere" / "gsm8k").source.validate(mistakes)
     (sentence,) = mistakes.sentences
     assert sentence.startswith(
-        f"--dataset_dir expects a folder, got '{tmp_path}/nowhere', which does not exist; download"
+        f"--data_path: '{tmp_path}/nowhere/gsm8k' ends in the registered name 'gsm8k', but does not exist; download"
     )
     assert "train.jsonl, test.jsonl, example_model_solutions.jsonl from https://github.com/openai" in sentence
 
 
 def test_the_solutions_may_have_their_published_name(tmp_path, folder):
-    as_it_was = raw_dataset_of("gsm8k", flags(tmp_path, folder), 1).get_train_data()
+    as_it_was = raw_dataset_of(str(folder), flags(tmp_path, folder), 1).get_train_data()
     (folder / "model_solutions.jsonl").rename(folder / "example_model_solutions.jsonl")
-    assert raw_dataset_of("gsm8k", flags(tmp_path, folder), 1).get_train_data() == as_it_was
+    assert raw_dataset_of(str(folder), flags(tmp_path, folder), 1).get_train_data() == as_it_was
 
 
 def test_a_model_solution_of_another_shape(tmp_path, folder):
     path = folder / "model_solutions.jsonl"
     path.write_text(path.read_text().replace('"is_correct": true', '"right": true'))
-    raw = raw_dataset_of("gsm8k", flags(tmp_path, folder), 1)
+    raw = raw_dataset_of(str(folder), flags(tmp_path, folder), 1)
     with pytest.raises(ThreestepError, match="expected an object with is_correct and solution"):
         raw.get_train_data()
 
 
 def test_a_changed_file_is_another_dataset(tmp_path, folder):
-    before = raw_dataset_of("gsm8k", flags(tmp_path, folder), 1).get_fingerprint()
+    before = raw_dataset_of(str(folder), flags(tmp_path, folder), 1).get_fingerprint()
     path = folder / "model_solutions.jsonl"
     path.write_text(path.read_text().replace("Well", "Weil"))
-    assert raw_dataset_of("gsm8k", flags(tmp_path, folder), 1).get_fingerprint() != before
+    assert raw_dataset_of(str(folder), flags(tmp_path, folder), 1).get_fingerprint() != before
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"the published GSM8K files are not at {SHARED}")
 def test_the_published_files(tmp_path, tiny_tokenizer):
     data = flags(tmp_path, SHARED)
-    raw = raw_dataset_of("gsm8k", data, 1)
+    raw = raw_dataset_of(str(SHARED), data, 1)
     train, held_out = raw.get_train_data(), raw.get_eval_data()
     solutions = [row for row in train if row["wrong"] is None]
     pairs = [row for row in train if row["wrong"] is not None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from examples.parallel_thinking import EmbeddedInParallel, answer
-from training.utils.data.sources.made.embedded import generate
+from threestep.plugins.embedded.task import generate
 
 
 def test_attempts_stand_in_a_block_and_the_answer_behind_it():

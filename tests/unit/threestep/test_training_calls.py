@@ -134,7 +134,7 @@ def test_ppo_takes_a_reward_model_and_functions(monkeypatch):
 def test_step_3_without_a_reward(here):
     sentence = (
         r"^a reward is missing; give reward, a function of yours \(FILE.py:NAME\) or a name "
-        r"\(embedded, gsm8k, .*\), or a reward model, step 2's folder or a hub name, as reward_model$"
+        r"\(gsm8k, .*\), or a reward model, step 2's folder or a hub name, as reward_model$"
     )
     (here / "m").mkdir()
     (here / "m" / "config.json").write_text('{"model_type": "llama"}')

@@ -23,10 +23,10 @@ from threestep.plugins.audit.recording.files import RecordHead, check_tensors, r
 from threestep.plugins.audit.recording.schema import CRITIC, DIGESTS
 from threestep.plugins.audit.recording.sequences import sequences_of
 from threestep.plugins.audit.recording.states import StateWatch
+from threestep.plugins.audit.recording.template_prompts import own_prompt
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError, disk_errors, in_words
 from training.utils.contracts.step_observers import NOT_OBSERVED, ObservedStep, StepObserver
-from training.utils.data.chat.chat import own_prompt
 
 if TYPE_CHECKING:
     from training.utils.contracts.step_observers import ObservedRun, StepTaken

@@ -44,10 +44,7 @@ if TYPE_CHECKING:
 
 LONGEST_TOKENS = 8192  # of a conversation, of engines whose cache must hold the longest
 
-_OF_TRAINING = (
-    "add_end_of_conversation_token", "bad_conversations", "chat_template", "enable_thinking", "train_turns",
-    "unread_reasoning",
-)  # fmt: skip
+_OF_TRAINING = ("add_end_of_conversation_token", "bad_conversations", "chat_template", "train_turns")
 
 
 @dataclass

@@ -111,7 +111,7 @@ def built_rows(
     unread = unread or why_unread(folder.name)
     data = flags.data
     if with_messages:
-        data = replace(data, rows=replace(data.rows, return_prompt_messages=True))
+        data = replace(data, rows=data.rows.with_columns("prompt_messages"))
     built = build_phase(kind, data, folder.tokenizer, flags.run.seed, log=note, media=folder.reader, unread=unread)
     rows = checked_rows(getattr(built, flags.evaluation.split), flags)
     media = run_media(rows, built.seen, KINDS[kind].document)

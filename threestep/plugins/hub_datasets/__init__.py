@@ -1,5 +1,5 @@
-"""The open datasets that DeepSpeed-Chat's users know, by their hub names. A folder that `save_to_disk` wrote (or one of
-data files) is the dataset if its path ends in the name."""
+"""Datasets of the hub: any, as `hub:OWNER/NAME`, and those that DeepSpeed-Chat's users know by their names. Of the
+latter, a folder that `save_to_disk` wrote (or one of data files) is the dataset if its path ends in the name."""
 
 from training.utils.plugins.plugin import Plugin
 
@@ -23,11 +23,12 @@ _CLASSES = {
 
 PLUGIN = Plugin(
     "hub_datasets",
-    "the datasets of the hub that DeepSpeed-Chat knows by name",
+    "any dataset of the hub as hub:OWNER/NAME, and those that DeepSpeed-Chat knows by name",
     tables={
+        "row_stores": {"hub": f"{__name__}.hub_rows:HubRows"},
         "data_sources": {
             **{name: f"{__name__}.datasets:{kind}" for name, kind in _CLASSES.items()},
             "local/jsonfile": f"{__name__}.jsonfile:LocalJsonFile",
-        }
+        },
     },
 )

@@ -1,8 +1,7 @@
 """local/jsonfile: data/train.json and, where it exists, data/eval.json, with `prompt`, `chosen` and `rejected`.
 
-They are in `--dataset_dir`, in the `--data_path` itself where that is a folder whose path ends in local/jsonfile, or in
-the working folder; in each of them below data/, as in DeepSpeed-Chat, or directly. Each holds one JSON list, or one
-JSON object per line.
+They are in the `--data_path` where that is a folder whose path ends in local/jsonfile, or in the working folder; in
+each of them below data/, as in DeepSpeed-Chat, or directly. Each holds one JSON list, or one JSON object per line.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ class LocalJsonFile(HubDataset):
     def load_raw_datasets(self, dataset_name: str) -> dict[str, str]:
         """The paths of the files by split; the rows are read on demand."""
         self._rows: dict[str, Rows] = {}
-        base = dataset_name if os.path.isdir(dataset_name) else self.dataset_dir or "."
+        base = self.dataset_dir or "."
         for folder in (os.path.join(base, "data"), base):
             paths = {name: os.path.join(folder, f"{name}.json") for name in ("train", "eval")}
             if os.path.isfile(paths["train"]):
                 return {name: path for name, path in paths.items() if os.path.isfile(path)}
         raise ThreestepError(
-            f"local/jsonfile: there is no file '{os.path.join(base, 'data', 'train.json')}'; --dataset_dir names the "
-            "folder that holds data/train.json and data/eval.json"
+            f"local/jsonfile: there is no file '{os.path.join(base, 'data', 'train.json')}'; give the "
+            "folder of data/train.json and data/eval.json as --data_path, with a path that ends in local/jsonfile"
         )
 
     def get_train_data(self) -> Sequence[Any]:

@@ -5,7 +5,7 @@ from training.utils.plugins.plugin import EVERY_STEP, Plugin
 PLUGIN = Plugin(
     "images",
     "rows with images",
-    needs=("serving",),
+    needs=("embedded", "serving"),
     flags={
         EVERY_STEP: (f"{__name__}.flags:ImageArguments",),
         **dict.fromkeys(("rows", "rollouts", "answers"), (f"{__name__}.flags:ImageRowArguments",)),

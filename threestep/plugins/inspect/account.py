@@ -292,7 +292,7 @@ REASONS = {
     "response_of_several_messages": "a response of a pair is more than one message",
     "no_assistant_turn": "no message is the assistant's",
     "no_turn_to_train": "a weight of its own takes every turn of the assistant's out of the loss",
-    "unread_reasoning": "the chat template does not write the reasoning of its answer (--unread_reasoning)",
+    "unread_reasoning": "the chat template does not write the reasoning of its answer",
     "bad_conversation": "the chat template refuses it (--bad_conversations drop)",
     "prompt_no_prefix_of_the_response": "the template writes the prompt otherwise where a response follows",
     "marked_bad": "its response is marked as bad, and is not to be learnt",

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple, overload
 
+from threestep.plugins.embedded.task import DIGITS, WORDS, Draws
 from training.utils.base.errors import Mistakes, nearest_names
-from training.utils.data.sources.made.embedded import DIGITS, WORDS, Draws
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.data.sources.registry import register_dataset
 

@@ -633,7 +633,7 @@ def _table_of_rounds(plan: Plan, stages: Sequence[tuple[Any, Path, bool]]) -> li
 
 
 def _new_model_flags(section: Mapping[str, Any], common: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    names = ("data_path", "dataset_module", "dataset_dir", "seed")
+    names = ("data_path", "dataset_module", "seed")
     inherited = {name: common[name] for name in names if name in common}
     return {**inherited, **section, "out": str(folder / "new_model")}
 

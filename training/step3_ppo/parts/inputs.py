@@ -154,9 +154,9 @@ def load_inputs(
     """
     run, data, ppo = flags.run, flags.data, flags.ppo
     if partners.is_there:  # who begin with the messages of a row
-        data = replace(data, rows=replace(data.rows, return_raw_chat=True))
+        data = replace(data, rows=data.rows.with_columns("raw_prompt"))
     if reads_messages(rewards):
-        data = replace(data, rows=replace(data.rows, return_prompt_messages=True))
+        data = replace(data, rows=data.rows.with_columns("prompt_messages"))
     actor = (flags.roles.actor_model_name_or_path, flags.roles.trust_remote_code)
     reader = reader_of_model(*actor, tokenizer)
     read: Any = {"media": reader, "unread": why_unread(*actor)}

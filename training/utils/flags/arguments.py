@@ -134,8 +134,10 @@ def parse_arguments(
     config_flags: list[str] = []
     if config_path is not None:
         # The path at the end separates a list in the file from the first words of the command line.
-        values = _without_choices(read_yaml(config_path), config_path, argv)
-        settings = _flags_of(values, parser, config_path, old_flags or {})
+        values = read_yaml(config_path)
+        is_resumed = _is_resumed(values, argv)
+        values = _without_choices(values, config_path) if is_resumed else values
+        settings = _flags_of(values, parser, config_path, old_flags or {}, may_be_older=is_resumed)
         config_flags = [*settings, f"--config={config_path}"]
     config_flags, argv = _in_our_names(config_flags, argv, old_flags)
     config_flags, argv = _with_credentials(config_flags, overridden_by=argv), _with_credentials(argv)
@@ -347,33 +349,48 @@ def _config_path(argv: Sequence[str]) -> str | None:
         raise ThreestepError("--config expects a file's path after it") from problem
 
 
-def _without_choices(values: dict[str, Any], path: str, argv: Sequence[str]) -> dict[str, Any]:
-    """The settings of a file; for a run that is resumed without those that the program chose as it began."""
+def _is_resumed(values: Mapping[str, Any], argv: Sequence[str]) -> bool:
     resume = flags_with_values(argv).get("--resume", values.get("resume"))
-    if resume is None or str(resume).lower() in ("false", "no"):
-        return values
+    return resume is not None and str(resume).lower() not in ("false", "no")
+
+
+def _without_choices(values: dict[str, Any], path: str) -> dict[str, Any]:
+    """The settings of a file without those that the program chose as the run began."""
     chosen = chosen_in(Path(path).read_text(encoding="utf-8"))
     return {name: value for name, value in values.items() if name not in chosen}
 
 
 def _flags_of(
-    values: dict[str, Any], parser: argparse.ArgumentParser, path: str, old_flags: Mapping[str, OldFlag]
+    values: dict[str, Any],
+    parser: argparse.ArgumentParser,
+    path: str,
+    old_flags: Mapping[str, OldFlag],
+    *,
+    may_be_older: bool,
 ) -> list[str]:
-    """Write YAML values as flags, so that files and flags are checked by the same rules."""
+    """Write YAML values as flags, so that files and flags are checked by the same rules. may_be_older: the file is of a
+    resumed run, and may have settings that this version lacks; those of its checkpoint are compared later."""
     names = [name for name in _names(parser) if name not in ("config", "help", "h", "local_rank")]
     others = {flag.removeprefix("--") for flag in old_flags}
     suggested = [*names, *_read_as_others(old_flags)]
     flags: list[str] = []
+    older: list[str] = []
     mistakes = Mistakes()
     for name, value in values.items():
         if name not in names and name not in others:
-            hint = owner_sentence("flags", str(name)) or nearest_flags(str(name), suggested)
+            owner = owner_sentence("flags", str(name))
+            if may_be_older and not owner:
+                older.append(str(name))
+                continue
+            hint = owner or nearest_flags(str(name), suggested)
             mistakes.add(f"{path}: unknown setting '{name}'{hint}")
         elif isinstance(value, dict):
             mistakes.add(f"{path}: '{name}' expects one value or a list, got a mapping")
         elif value != []:
             flags += words_of(name, value)
     mistakes.raise_if_any()
+    if older:
+        log_on_main(f"{path}: set aside, as this version has no such settings: {', '.join(older)}")
     return flags
 
 

@@ -7,7 +7,7 @@ import itertools
 import re
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
@@ -158,6 +158,27 @@ def flags_of(
         text = text[role] if isinstance(text, Mapping) else text.replace("ROLE", role)
         its = {"help": text, **changes} if text else changes
         yield f"{role}_{name}" if role else name, kinds[name], _changed(group, name, its)
+
+
+def without_flags(group: type, names: Collection[str]) -> type:
+    """Return `group`, or a subclass of it in which the flags `names`, also those of groups in it, are no flags: each
+    has its default on the class."""
+    changed: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(group):
+        kind = typing.get_type_hints(group)[field.name]
+        if dataclasses.is_dataclass(kind):
+            smaller = without_flags(kind, names)  # type: ignore[arg-type]
+            if smaller is not kind:
+                changed[field.name], values[field.name] = smaller, dataclasses.field(default_factory=smaller)
+        elif field.name in names:
+            has_default = field.default is not dataclasses.MISSING
+            changed[field.name] = ClassVar[Any]
+            values[field.name] = field.default if has_default else field.default_factory()  # type: ignore[operator]
+    if not changed:
+        return group
+    space = {"__annotations__": changed, "__doc__": group.__doc__, "__module__": group.__module__, **values}
+    return dataclasses.dataclass(type(group.__name__, (group,), space))
 
 
 def note_mistakes(group: Any, mistakes: Mistakes) -> None:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from training.utils.base.user_files import loaded_name
 from training.utils.flags.added import AddedFlags, added_flags
 from training.utils.flags.arguments import defaults_of, list_defaults_of, may_change_in
+from training.utils.flags.flags import without_flags
+from training.utils.flags.other_names import Needless
 from training.utils.plugins.registry import added, flag_names
 
 if TYPE_CHECKING:
@@ -109,11 +111,14 @@ class Step:
     name: the folder, e.g. `step1_sft`
     label: short, e.g. `SFT`
     title: e.g. `supervised fine-tuning`
-    groups: the dataclasses that hold its flags; given without those of plugins, which follow as one, `added_flags`
+    groups: the dataclasses that hold its flags; given without those of plugins, which follow as one, `added_flags`,
+        and with those of `unread`, which are taken out
     inputs: by the flag that takes a model, the step that leaves it; None: the model that a whole run starts from
     first_flags: those that a first run needs, in the order of --help
     variant_flag: the flag whose value takes the title's place unless it is the default
     reads_media: it trains models that read more than text, and rows with media
+    unread: flags of its groups that it has no use for: they are of other steps, with which it may share a file of
+        settings, and are set aside with a line of the log
     """
 
     name: str
@@ -124,12 +129,14 @@ class Step:
     first_flags: tuple[str, ...] = ()
     variant_flag: str | None = None
     reads_media: bool = False
+    unread: tuple[str, ...] = ()
     figures: StepFigures = StepFigures()
 
     def __post_init__(self) -> None:
         own = tuple(group for group in self.groups if group is not AddedFlags)
         if own:
-            object.__setattr__(self, "groups", (*own, added_flags(self.name)))
+            groups = (without_flags(group, self.unread) for group in own)
+            object.__setattr__(self, "groups", (*groups, added_flags(self.name)))
 
     @property
     def number(self) -> str:
@@ -151,8 +158,9 @@ class Step:
 
     @property
     def old_flags(self) -> Mapping[str, OldFlag]:
-        """Names of other programs (DeepSpeed-Chat's, TRL's) that it reads too, of plugins."""
-        return flag_names(self.name)
+        """Names of other programs (DeepSpeed-Chat's, TRL's) that it reads too, of plugins; and flags of other steps."""
+        aside = Needless(f"step {self.number} does not read it", takes_list=True, whose=())
+        return {**flag_names(self.name), **{f"--{name}": aside for name in self.unread}}
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -162,7 +170,7 @@ class Step:
     @property
     def may_change(self) -> frozenset[str]:
         """The flags that a resumed run may change."""
-        return may_change_in(self.groups)
+        return may_change_in(self.groups).union(self.unread)
 
     @property
     def program(self) -> str:

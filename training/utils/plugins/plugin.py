@@ -61,7 +61,8 @@ class TrackerEntry(NamedTuple):
 
 
 class RewardEntry(NamedTuple):
-    """A kind of reward, by the beginning of its addresses in --reward. Places are MODULE:NAME.
+    """A kind of reward, by its name in --reward or the beginning of its addresses, such as `http:`. Places are
+    MODULE:NAME.
 
     make: of a function (address, name in the log, flag) -> the rule (`training.utils.rewards.table`), which may be an
         `OpenedRule` (`training.utils.rewards.table`).
@@ -231,6 +232,7 @@ TABLES = frozenset(
 rollout_engines decode_loops rollout_sources trackers data_sources row_forms rewards media optimizers policy_losses
 evaluated_figures model_losses meant_flags kept_as_begun logs run_files in_place_of_run auto_choices advice curves
 evaluation_flags whole_run_switches stored_forms packed_layers backends row_sharing attention_kernels adapters critics
+row_stores
 """.split()
 )
 
@@ -254,7 +256,9 @@ class Plugin(NamedTuple):
         `trackers`: TrackerEntry, by the names that --report_to takes
         `data_sources`: addresses of PromptRawDataset classes, by the names that --data_path takes, under which they
             register themselves; by the beginning of names where that ends with a colon
-        `rewards`: RewardEntry, by the beginning of addresses that --reward takes
+        `row_stores`: addresses of `RowStore` classes (`data.files.stored`), by the word before the colon of a
+            --data_path, such as `hub`: rows in the columns of files that are stored elsewhere
+        `rewards`: RewardEntry, by names or the beginning of addresses that --reward takes
         `media`: the address of the `MediaKind` of a class, by the name of the column of rows that holds such media;
             one at most in all plugins
         `optimizers`: OptimizerEntry, by the names that --optimizer takes

@@ -17,7 +17,7 @@ from training.utils.rewards.calling.calling import MESSAGES
 _WITHOUT = {
     "completion_ids": "take completions, and tokenize them",
     "completions_ids": "take completions, and tokenize them",
-    "prompt_ids": "take prompts, or --return_raw_ids and the column raw_prompt_ids",
+    "prompt_ids": "take prompts, or --return_columns raw_prompt_ids",
     "trainer_state": "a callback (step, figures) follows the run",
     "log_extra": "return (scores, {name: one number per response})",
     "log_metric": "return (scores, {name: one number per response})",

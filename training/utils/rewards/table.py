@@ -17,7 +17,6 @@ from training.utils.base.user_files import named_object
 from training.utils.plugins.registry import added
 from training.utils.rewards.rules.math_answer import math_rule
 from training.utils.rewards.rules.text_rules import (
-    embedded_reward,
     exact_match_reward,
     format_reward,
     gsm8k_reward,
@@ -40,7 +39,6 @@ class RuleFlags(Protocol):
 
 # Each makes its rule; ThreestepError if the rule's flag or package is missing.
 RULES: dict[str, Callable[[RuleFlags], Rule]] = {
-    "embedded": lambda flags: embedded_reward,
     "gsm8k": lambda flags: gsm8k_reward,
     "exact_match": lambda flags: exact_match_reward,
     "format": lambda flags: format_reward,
@@ -50,7 +48,7 @@ RULES: dict[str, Callable[[RuleFlags], Rule]] = {
 }
 
 
-# Entries of plugins, by the beginning of an address.
+# Entries of plugins, by an address or, such as http:, its beginning.
 KINDS: dict[str, RewardEntry] = added("rewards", ())
 FORMS = {kind.form: kind.note for kind in KINDS.values() if kind.form}  # as messages and `--help` show them
 # Of http://host:8001 the last number is a port.
@@ -73,8 +71,9 @@ def reward_name(entry: str) -> str:
 
 
 def kind_of(address: str) -> RewardEntry | None:
-    """Return the entry of a plugin for rewards that begin as an address does; None where there is none."""
-    return next((kind for beginning, kind in KINDS.items() if address.startswith(beginning)), None)
+    """Return the entry of a plugin for an address, by its name or its beginning; None where there is none."""
+    by_beginning = (kind for name, kind in KINDS.items() if not name.isidentifier() and address.startswith(name))
+    return KINDS.get(address) or next(by_beginning, None)
 
 
 GROUPS = "judged_together"  # a column: responses with equal entries are compared; without it, with equal prompts

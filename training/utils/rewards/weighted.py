@@ -138,8 +138,7 @@ def rule_named(address: str, flags: RuleFlags, flag: str, names: Sequence[str] =
             opened.check(flags.reward_replay)
         return rule
     if address not in RULES:
-        near = owner_sentence("rewards", address, by_beginning=True) or nearest_names(address, names)
-        raise ThreestepError(
-            f"{flag} expects {', '.join([*names, *FORMS])} or a function as FILE.py:NAME, got '{address}'{near}"
-        )
+        known = [*names, *FORMS]
+        near = owner_sentence("rewards", address, by_beginning=True) or nearest_names(address, known)
+        raise ThreestepError(f"{flag} expects {', '.join(known)} or a function as FILE.py:NAME, got '{address}'{near}")
     return RULES[address](flags)

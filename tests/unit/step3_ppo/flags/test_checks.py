@@ -40,7 +40,7 @@ def test_what_starts_from_the_critics_path(reward, advantage, with_model, with_t
         "^--critic_model_name_or_path expects .* name for the critic of --advantage gae, got nothing; give step 2's"
     )
     if with_model:
-        wanted = r"^a reward is missing; give --reward, .*\(embedded, gsm8k, .*, as --critic_model_name_or_path"
+        wanted = r"^a reward is missing; give --reward, .*\(gsm8k, .*, as --critic_model_name_or_path"
         wanted += "; the critic of --advantage gae starts from the latter$" if advantage == "gae" else "$"
     with pytest.raises(ThreestepError, match=wanted):
         names_of("", reward, advantage=advantage)

@@ -347,6 +347,20 @@ def test_a_resumed_run_leaves_what_was_chosen_to_the_program_again(tmp_path, wor
     assert (run.seed, run.output_dir) == (seed, "x")
 
 
+def test_a_resumed_run_sets_settings_of_another_version_aside(tmp_path, capsys):
+    """Its config.yaml may be of a version with more flags; what the checkpoint was written with is compared later."""
+    path = tmp_path / "config.yaml"
+    path.write_text("output_dir: x\nflag_of_before: 7\n")
+    run, _ = parse_arguments((Run, CheckpointArguments), ["--config", str(path), "--resume"], "")
+    assert run.output_dir == "x"
+    assert capsys.readouterr().out == f"{path}: set aside, as this version has no such settings: flag_of_before\n"
+    for words in ([], ["--resume", "false"]):
+        with pytest.raises(ThreestepError, match="unknown setting 'flag_of_before'"):
+            parse_arguments((Run, CheckpointArguments), ["--config", str(path), *words], "")
+    with pytest.raises(ThreestepError, match="unknown flag --flag_of_before"):
+        parse_arguments((Run, CheckpointArguments), ["--resume", "--flag_of_before", "7"], "")
+
+
 @dataclass
 class Beside:
     """Flags that only make sense beside another group's."""

@@ -10,7 +10,7 @@ import pytest
 
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.flags.arguments import may_change_in, parse_arguments
-from training.utils.flags.flags import flag, flag_of, flags_of, note_mistakes, settings_of
+from training.utils.flags.flags import flag, flag_of, flags_of, note_mistakes, settings_of, without_flags
 
 
 @dataclass
@@ -168,3 +168,15 @@ class MixedArguments:
 
 def test_the_flags_that_a_resumed_run_may_change():
     assert may_change_in((FreeArguments, MixedArguments, BothArguments)) == {"color", "steps"}
+
+
+def test_a_group_without_flags_has_their_defaults():
+    smaller = without_flags(BothArguments, ["count", "places"])
+    (both,) = parse_arguments([smaller], ["--rate", "2"], "")
+    assert isinstance(both, BothArguments) and isinstance(both.own, OwnArguments)
+    assert (both.own.count, both.own.places, both.own.rate) == (1, [2], 2.0)
+    with pytest.raises(ThreestepError, match="unknown flag --count"):
+        parse_arguments([smaller], ["--count", "2"], "")
+    with pytest.raises(ThreestepError, match="--free expects anything but no"):
+        parse_arguments([smaller], ["--free", "no"], "")
+    assert without_flags(BothArguments, ["other"]) is BothArguments

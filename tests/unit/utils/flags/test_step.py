@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.utils.flags.arguments import defaults_of
+from training.utils.flags.arguments import defaults_of, parse_arguments, resolved_settings
 from training.utils.flags.step import UNKNOWN_STEP, known_steps, step_of
 
 STEPS = known_steps()
@@ -38,3 +38,23 @@ def test_a_variant_takes_the_place_of_the_title():
         "PPO", "PPO", "RLOO",
     ]  # fmt: skip
     assert step_of({"neftune_alpha": 0.0}).title_of({"advantage": "rloo"}) == "supervised fine-tuning"
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_flags_of_other_steps_are_set_aside(name, tmp_path, capsys):
+    """A file of settings that all steps share, and each flag of it on the command line."""
+    step, (model,) = STEPS[name], [flag for flag in STEPS[name].inputs][:1]
+    assert step.unread and step.unread == tuple(dict.fromkeys(step.unread))
+    assert not step.defaults.keys() & set(step.unread) and step.may_change >= set(step.unread)
+    assert all(any(flag in other.defaults for other in STEPS.values()) for flag in step.unread)
+    words = [f"--{model}", "m", "--data_path", "embedded", "--output_dir", "out"]
+    words += ["--critic_model_name_or_path", "c"] if name == "step3_ppo" else []
+    plain = resolved_settings(parse_arguments(step.groups, words, "", step.old_flags))
+    capsys.readouterr()
+    shared = tmp_path / "shared.yaml"
+    shared.write_text("".join(f"{flag}: 7\n" for flag in step.unread))
+    for given in (["--config", str(shared)], [word for flag in step.unread for word in (f"--{flag}", "7")]):
+        found = resolved_settings(parse_arguments(step.groups, [*given, *words], "", step.old_flags))
+        assert found == plain
+        lines = capsys.readouterr().out.splitlines()
+        assert lines == [f"--{flag} is not needed: step {name[4]} does not read it" for flag in step.unread]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.tiny_tokenizers import train_tokenizer
-from training.utils.data.sources.made.embedded import generate
+from threestep.plugins.embedded.task import generate
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.planner import forward_plan, plan_step
 

@@ -41,7 +41,7 @@ def test_the_default_is_the_reward_model():
 @pytest.mark.parametrize(
     ("reward", "said"),
     [
-        ("gsm8:1", r"^--reward expects model, embedded, .* or a function as FILE.py:NAME, got 'gsm8'; did you mean 'g"),
+        ("gsm8:1", r"^--reward expects model, gsm8k, .* or a function as FILE.py:NAME, got 'gsm8'; did you mean 'g"),
         ("gsm8k:high", "got 'gsm8k:high'"),
         ("model,,gsm8k", "got ''"),
         ("", "^--reward expects model, .*, got ''$"),
@@ -65,5 +65,5 @@ def test_rules_that_flags_make():
 
 def test_a_checker_is_a_rule_too():
     assert rule_named("format", ScoringArguments(), "--checker") is format_reward
-    with pytest.raises(ThreestepError, match="^--checker expects embedded, gsm8k, .*, got 'model'"):
+    with pytest.raises(ThreestepError, match="^--checker expects gsm8k, .*, embedded, .*, got 'model'"):
         rule_named("model", ScoringArguments(), "--checker")

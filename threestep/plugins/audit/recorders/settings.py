@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import metadata
 from typing import Any
 
-from training.utils.data.chat.habits import template_prompt
+from threestep.plugins.audit.recording.template_prompts import template_prompt
 
 _SHAPES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
 # Of GRPOConfig.loss_type. `grpo` counts rows without tokens too, and `bnpo` is a micro-batch's mean by its own paper.

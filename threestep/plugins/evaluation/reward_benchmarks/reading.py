@@ -11,7 +11,7 @@ from typing import Any
 from threestep.plugins.evaluation.reward_benchmarks.scores import MATH_PRM_ROWS, TIED, TIES, WEIGHTS
 from training.utils.base.errors import ThreestepError
 from training.utils.data.files.columns import column_names
-from training.utils.data.files.readers import HUB, files_of, open_rows, split_reader
+from training.utils.data.files.readers import READERS, files_of, open_rows, split_reader
 
 _TIES_ID = re.compile(r"(ref|tied):\d+")
 
@@ -32,7 +32,7 @@ def read_questions(benchmark: str, data_path: Sequence[str]) -> list[Question]:
     read, questions = FORMS[benchmark], []
     for name in data_path:
         reader = split_reader(name)
-        if reader is None or reader[0] == HUB:
+        if reader is None or reader[0] not in READERS:
             raise ThreestepError(
                 f"--data_path expects the benchmark's files on disk, such as parquet:FILE, got '{name}'; download them "
                 "from the hub first"

@@ -278,10 +278,9 @@ def test_json_files_as_deepspeed_chat_lays_them_out(tmp_path, flags, monkeypatch
     (folder / "eval.json").write_text("".join(json.dumps(row) + "\n" for row in PAIRS[:1]))
 
     by_path = raw_dataset_of(str(folder.parent), flags(str(folder.parent)), seed=1)
-    by_flag = raw_dataset_of("local/jsonfile", flags("local/jsonfile", dataset_dir=str(folder)), seed=1)
     monkeypatch.chdir(folder.parent)
     by_place = raw_dataset_of("local/jsonfile", flags("local/jsonfile"), seed=1)
-    for raw in (by_path, by_flag, by_place):
+    for raw in (by_path, by_place):
         rows = raw.get_train_data()
         assert [raw.get_prompt_and_chosen(row) for row in rows] == [" Hi Hello", " Bye Bye", " ? !"]
         assert [raw.get_rejected(row) for row in rows] == [" Go", " No", None]
@@ -296,12 +295,16 @@ def test_json_files_as_deepspeed_chat_lays_them_out(tmp_path, flags, monkeypatch
 
 
 def test_json_files_that_are_not_there(tmp_path, flags):
-    with pytest.raises(ThreestepError, match="local/jsonfile: there is no file '.*data/train.json'; --dataset_dir"):
-        raw_dataset_of("local/jsonfile", flags("local/jsonfile", dataset_dir=str(tmp_path)), seed=1)
+    place = tmp_path / "local" / "jsonfile"
+    place.mkdir(parents=True)
+    with pytest.raises(ThreestepError, match="local/jsonfile: there is no file '.*data/train.json'; give the folder"):
+        raw_dataset_of(str(place), flags(str(place)), seed=1)
 
 
 def test_a_wrong_row_of_a_json_file(tmp_path, flags):
-    (tmp_path / "train.json").write_text('[{"prompt": "a"},\n {"prompt": 1}]')
-    raw = raw_dataset_of("local/jsonfile", flags("local/jsonfile", dataset_dir=str(tmp_path)), seed=1)
+    place = tmp_path / "local" / "jsonfile"
+    place.mkdir(parents=True)
+    (place / "train.json").write_text('[{"prompt": "a"},\n {"prompt": 1}]')
+    raw = raw_dataset_of(str(place), flags(str(place)), seed=1)
     with pytest.raises(ThreestepError, match="train.json, line 2: column 'prompt': expected text, got a number"):
         raw.get_train_data()

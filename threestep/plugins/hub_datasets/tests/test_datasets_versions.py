@@ -51,7 +51,9 @@ def test_rows_of_the_hub(monkeypatch):
 
 
 def test_rows_of_json_files(tmp_path):
+    place = tmp_path / "local" / "jsonfile"
+    place.mkdir(parents=True)
     for name in ("train.json", "eval.json"):
-        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in PAIRS), encoding="utf-8")
-    found = texts_of(raw_dataset_of("local/jsonfile", data_flags(dataset_dir=str(tmp_path)), 1))
+        (place / name).write_text("".join(json.dumps(row) + "\n" for row in PAIRS), encoding="utf-8")
+    found = texts_of(raw_dataset_of(str(place), data_flags(), 1))
     assert (jsonfile.ROWS_VERSION[:8], digest(found)) == ("ddf09ebb", "a79a049aa78f2f9d")

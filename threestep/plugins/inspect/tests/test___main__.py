@@ -103,7 +103,7 @@ def test_refused_data_are_shown_and_end_it_as_they_would_end_a_run(run, capsys):
     ("flag", "message"),
     [
         ("--prompt_style=chat_template", "--prompt_style chat_template needs --model_name_or_path, got none; name a"),
-        ("--enable_thinking=true", "--enable_thinking needs --model_name_or_path, got none"),
+        ("--chat_template_kwargs={}", "--chat_template_kwargs needs --model_name_or_path, got none"),
         ("--parallel_thinking", "--parallel_thinking needs --model_name_or_path, got none"),
         ("--phase=4", "--phase expects one of all, 1, 2, 3, got '4'"),
         ("--look_at=0", "--look_at expects 1 or more, got 0"),

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.data_flags import raw_dataset_of
 from tests.unit.utils.data.sources.test_fingerprint_row_versions import digest, texts_of
+from threestep.plugins.embedded.task import WORDS
 from threestep.plugins.needle.needle import (
     HELD_OUT_ROWS,
     ROWS_VERSION,
@@ -20,7 +21,6 @@ from threestep.plugins.needle.needle import (
 )
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.arguments import DataArguments
-from training.utils.data.sources.made.embedded import WORDS
 from training.utils.data.sources.registry import find_dataset, registered_names
 from training.utils.rewards.rules.text_rules import exact_match_reward
 

@@ -19,10 +19,7 @@ if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
 
 _KEY_BYTES = 24
-_OF_TRAINING = (
-    "add_end_of_conversation_token", "bad_conversations", "chat_template", "enable_thinking", "train_turns",
-    "unread_reasoning",
-)  # fmt: skip
+_OF_TRAINING = ("add_end_of_conversation_token", "bad_conversations", "chat_template", "train_turns")
 
 
 @dataclass

@@ -24,10 +24,17 @@ if TYPE_CHECKING:
 else:
     RowFlags, RolloutRowFlags, AnswerRowFlags = map(added_flags, ("rows", "rollouts", "answers"))
 
-ROW_PICKS = ("random", "first")
 SPLITS = ("train", "eval")
 PHASES = ("1", "2", "3")
 SHARED_SPLIT = "2,4,4"  # of steps that run together on the same data
+# Flags that only rows of phase 1, and only prompts of phase 3, depend on.
+SENTENCE_FLAGS = ("sft_only_data_path", "text_column", "train_turns", "loss_on")
+PROMPT_FLAGS = (
+    "reference_column",
+    "max_prompt_seq_len",
+    "prompt_truncation",
+    "return_columns",
+)
 
 
 def whole_split(phase: int) -> str:
@@ -53,17 +60,12 @@ class SplitArguments:
     )
     max_train_rows: int | None = flag(
         None,
-        "Maximum training rows, picked before rows are dropped for their length; default: all.",
+        "Maximum training rows, picked by the seed before rows are dropped for their length; default: all.",
         "rows >= 1",
         aliases=["--max_samples", "--train_max_samples"],
     )
     max_eval_rows: int | None = flag(
         None, "Maximum evaluation rows; default: all.", "rows >= 1", aliases=["--val_max_samples"]
-    )
-    pick_rows: str = flag(
-        "random",
-        "Which rows --max_train_rows and --max_eval_rows keep: 'random' by the seed, or 'first'.",
-        choices=ROW_PICKS,
     )
 
     def validate(self, mistakes: Mistakes) -> None:

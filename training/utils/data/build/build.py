@@ -236,7 +236,7 @@ def _parts_of_rows(
         "eval_fraction": str(data.split.eval_fraction),
         "max_train_rows": str(data.split.max_train_rows),
         "max_eval_rows": str(data.split.max_eval_rows),
-        "pick_rows": data.split.pick_rows,
+        "pick_rows": "random",  # of earlier versions, whose caches are found by it
         **fingerprint.parts_of_tokenizer(tokenizer),
         **parts_of_chat(data.chat, tokenizer, kind.weighs_messages),
         "ids before a prompt": str(texts.prefix_ids),

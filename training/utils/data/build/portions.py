@@ -111,8 +111,8 @@ def divide_rows(phase: int, flags: SplitArguments, sources: Sequence[DataSource]
         )
         first_row_id += len(train) + own_rows
     return Portions(
-        _at_most(shared.train, flags.max_train_rows, seed, flags.pick_rows),
-        _at_most(shared.eval, flags.max_eval_rows, seed, flags.pick_rows),
+        _at_most(shared.train, flags.max_train_rows, seed),
+        _at_most(shared.eval, flags.max_eval_rows, seed),
         shared.described,
     )
 
@@ -179,8 +179,8 @@ def part_of(portions: Sequence[Portion], begin: int, end: int) -> list[Portion]:
     return parts
 
 
-def _at_most(portions: Sequence[Portion], most: int | None, seed: int, pick: str) -> list[Portion]:
-    picked = pick_rows([portion.indices for portion in portions], most, seed, first=pick == "first")
+def _at_most(portions: Sequence[Portion], most: int | None, seed: int) -> list[Portion]:
+    picked = pick_rows([portion.indices for portion in portions], most, seed)
     return [replace(portion, indices=indices) for portion, indices in zip(portions, picked, strict=True)]
 
 

@@ -23,6 +23,7 @@ from training.utils.data.kinds.strategies import (
     check_media_are_read,
     is_glued,
 )
+from training.utils.data.rows.arguments import MESSAGES, RAW_CHAT
 from training.utils.data.rows.tokenize import Dropped, TooLong
 from training.utils.data.sources.formats.messages import BadConversation
 
@@ -66,7 +67,7 @@ class RowMaker:
         self._strategy: PlainText | ChatText
         if isinstance(texts, ChatTokenizer):
             weighed = rows.loss_on if kind.weighs_messages else None
-            raw_chat = rows.return_raw_chat or rows.return_prompt_messages
+            raw_chat = bool({RAW_CHAT, MESSAGES} & set(rows.return_columns))
             self._strategy = ChatText(texts, raw, media, data.chat.train_turns, raw_chat, weighed)
             self._read: Callable[[Sequence[str], Any, str], ReadSample] = partial(kind.read_chat, self._strategy)
             texts = texts.texts

@@ -89,14 +89,14 @@ def carve_eval(rows: int, eval_fraction: float, seed: int) -> tuple[np.ndarray, 
     return np.sort(shuffled[count:]), np.sort(shuffled[:count])
 
 
-def pick_rows(indices: Sequence[np.ndarray], most: int | None, seed: int, first: bool = False) -> list[np.ndarray]:
-    """At most `most` rows of several sources, ascending, each keeping its share; by the seed, or the `first` ones."""
+def pick_rows(indices: Sequence[np.ndarray], most: int | None, seed: int) -> list[np.ndarray]:
+    """At most `most` rows of several sources, ascending, each keeping its share; by the seed."""
     total = sum(len(rows) for rows in indices)
     if most is None or total <= most:
         return list(indices)
     counts = share_rows(most, [len(rows) for rows in indices])
     return [
-        rows[:count] if first else np.sort(rows[shuffled_order(len(rows), seed, _PICK)[:count]])
+        np.sort(rows[shuffled_order(len(rows), seed, _PICK)[:count]])
         for rows, count in zip(indices, counts, strict=True)
     ]
 

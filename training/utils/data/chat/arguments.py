@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 HUMAN_ASSISTANT, AS_STORED, CHAT_TEMPLATE = PROMPT_STYLES = ("human_assistant", "as_stored", "chat_template")
 TRAIN_TURNS = ("all", "last")
 BAD_CONVERSATIONS = ("error", "drop")
-OMIT, INLINE, DROP = UNREAD_REASONING = ("omit", "inline", "drop")
 
 
 @dataclass
@@ -47,8 +46,11 @@ class ChatArguments:
         choices=(AUTO, *PROMPT_STYLES),
     )
     chat_template: str | None = flag(None, "File of a Jinja chat template; default: the tokenizer's own.", "file")
-    chat_template_kwargs: str | None = flag(None, "More variables for the chat template, as a JSON object.", "json")
-    enable_thinking: bool | None = flag(None, "Passed to the chat template as enable_thinking, if set.")
+    chat_template_kwargs: str | None = flag(
+        None,
+        "More variables for the chat template, as a JSON object, such as '{\"enable_thinking\": false}'.",
+        "json",
+    )
     train_turns: str = flag(
         "all",
         "Step 1 with a chat template: the loss is on 'all' assistant turns or on the 'last'.",
@@ -60,24 +62,16 @@ class ChatArguments:
         "names it, 'drop' drops and counts it.",
         choices=BAD_CONVERSATIONS,
     )
-    unread_reasoning: str = flag(
-        OMIT,
-        "Reasoning of an answer that the chat template writes under no key (reasoning_content, reasoning, thinking): "
-        "'omit' trains the answer without it, 'inline' writes it into the content as <think>...</think>, 'drop' drops "
-        "the row. Each is counted.",
-        choices=UNREAD_REASONING,
-    )
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
-        """Variables of the chat template for every row: `chat_template_kwargs`, and `enable_thinking` where set."""
-        kwargs = json.loads(self.chat_template_kwargs) if self.chat_template_kwargs else {}
-        return kwargs if self.enable_thinking is None else {**kwargs, "enable_thinking": self.enable_thinking}
+        """Variables of the chat template for every row."""
+        return json.loads(self.chat_template_kwargs) if self.chat_template_kwargs else {}
 
     @property
     def template_flags(self) -> list[str]:
         """The flags of a chat template that are set."""
-        names = ("chat_template", "chat_template_kwargs", "enable_thinking")
+        names = ("chat_template", "chat_template_kwargs")
         return [f"--{name}" for name in names if getattr(self, name) is not None]
 
     @property
@@ -119,8 +113,3 @@ class ChatArguments:
             return
         own = sorted(set(kwargs) & {"messages", "tools", "add_generation_prompt"})
         mistakes.require(not own, f"--chat_template_kwargs: {', '.join(own)} come from the data; leave them out")
-        both = self.enable_thinking is not None and kwargs.get("enable_thinking", self.enable_thinking)
-        mistakes.require(
-            self.enable_thinking is None or both == self.enable_thinking,
-            "--enable_thinking and --chat_template_kwargs set enable_thinking to different values; leave one out",
-        )

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT, OMIT, ChatArguments
-from training.utils.data.chat.habits import template_prompt
-from training.utils.data.chat.rendering import ChatTemplate, TemplateRefused
+from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT, ChatArguments
+from training.utils.data.chat.rendering import ChatTemplate
 from training.utils.data.chat.spans import ReadConversation, TurnFinder
 from training.utils.data.chat.style import (
     SavedStyle,
@@ -97,7 +96,7 @@ def _check_variables(chat: ChatArguments, tokenizer: Any) -> None:
     known = {name for text in texts for name in ChatTemplate(text, {}).names}
     if unknown := sorted(set(chat.template_kwargs) - known):
         raise ThreestepError(
-            "--chat_template_kwargs, --enable_thinking: the chat template of "
+            "--chat_template_kwargs: the chat template of "
             f"{chat.chat_template or named_tokenizer(tokenizer)} reads no {', '.join(map(repr, unknown))}; correct the "
             "name, or leave it out"
         )
@@ -140,21 +139,6 @@ def text_maker(chat: ChatArguments, tokenizer: Any) -> TextTokenizer | ChatToken
     return TextTokenizer(tokenizer, chat.end_of_conversation_token)
 
 
-def own_prompt(chat: ChatArguments, tokenizer: Any) -> str:
-    """The system prompt that the chat template writes by itself, as ids with blanks between; empty without one."""
-    chat = resolved_chat(chat, tokenizer)
-    if chat.prompt_style != CHAT_TEMPLATE:
-        return ""
-    text = _templates(chat, tokenizer)
-    if not isinstance(text, str):  # several, by name
-        return ""
-    template = ChatTemplate(text, {**tokenizer.special_tokens_map, **chat.template_kwargs})
-    try:
-        return template_prompt(lambda messages: template.render(messages).text, tokenizer)
-    except TemplateRefused:
-        return ""
-
-
 def parts_of_chat(chat: ChatArguments, tokenizer: Any, chooses_turns: bool) -> dict[str, str]:
     """Inputs of the cache's fingerprint that rows depend on besides the tokenizer. chooses_turns: they do on
     `--train_turns`."""
@@ -170,8 +154,6 @@ def parts_of_chat(chat: ChatArguments, tokenizer: Any, chooses_turns: bool) -> d
     }
     if chooses_turns:
         parts["train_turns"] = chat.train_turns
-    if chat.unread_reasoning != OMIT:
-        parts["unread_reasoning"] = chat.unread_reasoning
     return parts
 
 
@@ -246,7 +228,7 @@ class ChatTokenizer:
     def unread(self, conversation: Conversation) -> UnreadParts:
         """Return the check of what the conversation's template does not read."""
         finder = self.finder(conversation.tools, conversation.template_kwargs)
-        return UnreadParts(finder.template, self._chat.unread_reasoning, self.added)
+        return UnreadParts(finder.template)
 
     # Conversation -> pieces.
 

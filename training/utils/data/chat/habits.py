@@ -1,16 +1,13 @@
-"""The text that a chat template writes around messages, learnt from a conversation of single letters; and the system
-prompt that it writes by itself, where a conversation has none.
+"""The text that a chat template writes around messages, learnt from a conversation of single letters.
 
 Serves `spans`: where headers end, what opens a message and what ends a turn. Knows nothing of real conversations."""
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from os.path import commonprefix
-from typing import Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.data.chat.rendering import ChatTemplate, MaskedMessages, TemplateRefused, mask_messages
@@ -230,22 +227,3 @@ def _with_ends(
 
 def _between(text: str, one: str, other: str) -> str:
     return text[text.index(one) + len(one) : text.index(other)] if one in text and other in text else ""
-
-
-_ASKED, _ANSWERED = "\U000f0001", "\U000f0002"  # private characters, which no template writes
-_SAFE = 4  # ids, the last of which may be another where the text goes on
-
-
-def template_prompt(render: Callable[[list[dict[str, str]]], str], tokenizer: Any) -> str:
-    """Return the ids, with blanks between, that a template writes before a conversation without a system message, and
-    not before a later message of the user's; "" if these are special tokens alone. render: messages to text."""
-    asked = {"role": "user", "content": _ASKED}
-    parts = render([asked, {"role": "assistant", "content": _ANSWERED}, asked]).split(_ASKED)
-    if len(parts) != 3:
-        return ""
-    before, between, _ = parts
-    shared = len(os.path.commonprefix([before[::-1], between[::-1]]))
-    added = tokenizer(before[: len(before) - shared], add_special_tokens=False)["input_ids"]
-    if all(number in tokenizer.all_special_ids for number in added):
-        return ""
-    return " ".join(map(str, added[: max(len(added) - 1, _SAFE)]))

@@ -102,7 +102,6 @@ def resolved_chat(chat: ChatArguments, tokenizer: Any) -> ChatArguments:
         chat,
         end_of_conversation_token=chat.end_of_conversation_token or saved.end_of_conversation_token,
         chat_template_kwargs=json.dumps(kwargs) if kwargs else None,
-        enable_thinking=None,
     )
 
 

@@ -1,7 +1,7 @@
 """The parts of a conversation that its chat template does not read: reasoning under another key, and tools.
 
 Reasoning moves to the key that the template reads. Where the template reads none, or leaves out the reasoning of the
-answer that a row is for, `--unread_reasoning` decides. All of it is found by rendering, with marks in place of the
+answer that a row is for, the row is trained without it. All of it is found by rendering, with marks in place of the
 reasoning. Knows nothing of turns, tokens or kinds of rows.
 """
 
@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from training.utils.data.chat.arguments import INLINE, OMIT
 from training.utils.data.chat.rendering import PROBE_CALL, ChatTemplate, TemplateRefused
 from training.utils.data.rows.tokenize import Dropped
 from training.utils.data.sources.formats.messages import REASONING_KEYS, Conversation, Message, forms_of_calls
@@ -21,7 +20,6 @@ from training.utils.data.sources.formats.messages import REASONING_KEYS, Convers
 Read = tuple[Conversation, tuple[str, ...]]  # a conversation for the template, and notes for the report
 
 MOVED = "whose reasoning moved to the key that the chat template reads"
-INLINED = "whose reasoning became part of the content, because the chat template reads it nowhere else"
 OMITTED = "learnt without the reasoning of their answer, which the chat template leaves out"
 EMPTIED = "with earlier answers out of the loss, because the chat template writes an empty thought for their reasoning"
 UNREAD_TOOLS = "whose tools the chat template does not write"
@@ -29,23 +27,23 @@ UNREAD_NAMES = "with a speaker's name that the chat template does not write"
 UNREAD_VARIABLES = "with chat_template_kwargs that the chat template does not read"
 REMEDIES = {
     "unread_reasoning": "the chat template does not write the reasoning of their answers; take one that reads it "
-    "(--chat_template FILE, --chat_template_kwargs), or --unread_reasoning inline",
-    OMITTED: "--unread_reasoning inline writes it into the content, drop drops such rows; or take a template that "
-    "reads it (--chat_template FILE, --chat_template_kwargs)",
+    "(--chat_template FILE, --chat_template_kwargs)",
+    OMITTED: "take a template that reads it (--chat_template FILE, --chat_template_kwargs), or write it into the "
+    "content of the data",
     UNREAD_TOOLS: "the model does not see what it may call; take a template that writes tools (--chat_template FILE)",
 }
 
-# Reasoning as models write it into their text: Qwen's and DeepSeek's form, which is the default, Mistral's, Cohere's,
-# Kimi's, Seed's, and Claude's.
-_FORMS = (
-    "<think>\n{}\n</think>\n\n",
-    "[THINK]{}[/THINK]",
-    "<|START_THINKING|>{}<|END_THINKING|>",
-    "\u25c1think\u25b7{}\u25c1/think\u25b7",
-    "<seed:think>{}</seed:think>",
-    "<thinking>\n{}\n</thinking>\n\n",
+# Around reasoning that models write into their text: Qwen's and DeepSeek's tags, Mistral's, Cohere's, Kimi's, Seed's,
+# and Claude's.
+_TAGS = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
+    ("<seed:think>", "</seed:think>"),
+    ("<thinking>", "</thinking>"),
 )
-_TAGS = [form.replace("\n", "").split("{}") for form in _FORMS]
+_THOUGHT = "<think>\n{}\n</think>\n\n"
 _PATTERNS = [(re.escape(begin), re.escape(end)) for begin, end in _TAGS]
 _EMPTY = re.compile("(?:" + "|".join(rf"{begin}\s*{end}" for begin, end in _PATTERNS) + r")\s*\Z")
 _INSIDE = re.compile(r"\s*(?:" + "|".join(rf"{begin}\s*(\S[\s\S]*?){end}" for begin, end in _PATTERNS) + ")")
@@ -60,15 +58,9 @@ _TOOL = {"type": "function", "function": {"name": _NAME, "description": "Looks u
 
 @dataclass(frozen=True)
 class UnreadParts:
-    """Finds what one template does not read, and moves reasoning.
-
-    policy: `--unread_reasoning`.
-    tokens: added ones of the tokenizer; with the template's text they tell the tags of inlined reasoning.
-    """
+    """Finds what one template does not read, and moves reasoning."""
 
     template: ChatTemplate
-    policy: str
-    tokens: Collection[str]
 
     def of_prompt(self, conversation: Conversation) -> Read:
         """A conversation that is to be answered, its reasoning where the template reads it."""
@@ -83,15 +75,13 @@ class UnreadParts:
         if keys:
             messages = [_taken_apart(message) for message in messages] if _wants_keys(self.template) else messages
             messages = [_moved(message, keys) for message in messages]
-        elif self.policy == INLINE:
-            messages = [self._inlined(message) for message in messages]
         changed = replace(conversation, messages=messages)
         # A template may refuse reasoning where it takes the rest: gpt-oss's does beside the text of a call.
         if messages == conversation.messages or (
             self._text(changed, messages) is None and self._text(conversation, conversation.messages) is not None
         ):
             return conversation, notes
-        return changed, (*notes, MOVED if keys else INLINED)
+        return changed, (*notes, MOVED)
 
     def of_answer(self, conversation: Conversation, learns_all: bool = False) -> Read:
         """A conversation whose last answer is learnt, and with `learns_all` the earlier ones.
@@ -111,15 +101,9 @@ class UnreadParts:
             asked = max((place for place, each in enumerate(read.messages) if each["role"] == "user"), default=-1)
             # gpt-oss's leaves out the reasoning of calls that a last answer follows.
             return read, (*notes, OMITTED) if learns_all and any(asked < place for place in lost) else notes
-        notes = tuple(note for note in notes if note not in (MOVED, INLINED))
-        if self.policy == INLINE:
-            messages = [*read.messages[:last], self._inlined(read.messages[last]), *read.messages[last + 1 :]]
-            inlined = replace(read, messages=messages)
-            if self._written(inlined, {last}) and not self._emptied(inlined, {last}, ()):
-                return inlined, (*notes, INLINED)
-        if self.policy != OMIT or last in emptied:
+        if last in emptied:
             raise Dropped("unread_reasoning")
-        return read, (*notes, OMITTED)
+        return read, (*(note for note in notes if note != MOVED), OMITTED)
 
     def _writes_tools(self, conversation: Conversation) -> bool:
         written = _writes_tools(self.template)
@@ -158,21 +142,6 @@ class UnreadParts:
             messages[place] = _before_text(messages[place], mark, place in lost)
         text = self._text(conversation, messages) or ""
         return {place for place, mark in marks.items() if mark in text and _EMPTY.search(text.partition(mark)[0])}
-
-    def _inlined(self, message: Message) -> Message:
-        """The message with its reasoning at the beginning of its content, in the form of the model's."""
-        key = _key_of(message)
-        if key is None:
-            return message
-        known = [
-            form
-            for form in _FORMS
-            if (tag := form.partition("{}")[0].strip()) in self.tokens or tag in self.template.text
-        ]
-        text = (known or _FORMS)[0].replace("{}", message[key].strip())
-        content = message["content"] or ""
-        written = text + content if isinstance(content, str) else [{"type": "text", "text": text}, *content]
-        return {**_without_reasoning(message), "content": written}
 
     def _text(self, conversation: Conversation, messages: Sequence[Message]) -> str | None:
         return _text(self.template, messages, conversation.tools)
@@ -292,10 +261,10 @@ def _keys_read(template: ChatTemplate) -> tuple[str, ...]:
 def _wants_keys(template: ChatTemplate) -> bool:
     """True if the template leaves out reasoning in the content, or writes an empty thought before it."""
     mark = chr(_FIRST_MARK)
-    thought, text = _FORMS[0].replace("{}", mark), _ANSWER["content"]
+    thought, text = _THOUGHT.format(mark), _ANSWER["content"]
     inside, behind = (
         _text(template, [_QUESTION, {**_ANSWER, "content": content}]) or mark
-        for content in (thought + text, mark + _FORMS[0].replace("{}", text) + text)
+        for content in (thought + text, mark + _THOUGHT.format(text) + text)
     )
     return mark not in inside or (mark in behind and _EMPTY.search(behind.partition(mark)[0]) is not None)
 

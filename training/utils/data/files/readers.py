@@ -13,6 +13,7 @@ from training.utils.data.files.arrow_rows import ArrowRows, read_arrow, read_csv
 from training.utils.data.files.columns import Expected, JoinedRows, Kinds
 from training.utils.data.files.json_rows import JsonLines, JsonList, read_json, read_jsonl
 from training.utils.data.files.listing import PassedOver, list_folder
+from training.utils.plugins.registry import added
 
 if TYPE_CHECKING:
     from training.utils.data.files.listing import PassedOver
@@ -41,14 +42,14 @@ READERS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
 }
 
 
-HUB = "hub"  # not a reader of files: `hub_rows`
+STORES: dict[str, str] = added("row_stores", READERS)  # addresses of plugins' classes
 
 
 def split_reader(name: str) -> tuple[str, str] | None:
-    """The reader and the address of `jsonl:PATH`, `hub:OWNER/NAME` and the like, of a file's name alone, such as
+    """The reader, or the plugin's store, and the address of `jsonl:PATH` and the like, of a file's name alone, such as
     `pairs.csv` or `rows.jsonl.gz`, and of a folder that `save_to_disk` wrote; None for any other name."""
     reader, colon, address = name.partition(":")
-    if colon and reader in (*READERS, HUB) and not address.startswith("//"):
+    if colon and reader in (*READERS, *STORES) and not address.startswith("//"):
         return reader, address
     bare = without_compression(name)
     # .json is also a suffix of JSON lines; the reader of JSON lists looks into the file

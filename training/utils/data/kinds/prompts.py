@@ -13,6 +13,7 @@ from training.utils.contracts.rows import PromptRow, Row
 from training.utils.data.kinds.kind import Making, RowKind, Waiting
 from training.utils.data.kinds.samples import checked_json, read_carried, read_texts
 from training.utils.data.kinds.strategies import ReadSample, asks_nothing
+from training.utils.data.rows.arguments import FULL_PROMPT, MESSAGES, RAW_CHAT, RAW_IDS
 from training.utils.data.rows.documents import prompt_document
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, cut_prompt
 from training.utils.data.sources.formats.messages import messages_of_text
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from training.utils.data.sources.raw_dataset import PromptRawDataset
 
 
-EMPTY_PROMPT = "whose prompt is empty, kept for an environment, which may begin with another (--return_raw_chat)"
+EMPTY_PROMPT = (
+    "whose prompt is empty, kept for an environment, which may begin with another (--return_columns raw_prompt)"
+)
 
 
 class Prompts(RowKind):
@@ -41,8 +44,8 @@ class Prompts(RowKind):
     loss = "a prompt carries none: PPO learns from the responses that it samples"
 
     def parts(self, rows: RowArguments, texts: TextTokenizer) -> dict[str, str]:
-        kept = [rows.return_raw_ids, rows.return_raw_chat, rows.return_full_prompt]
-        kept += [True] if rows.return_prompt_messages else []
+        kept = [name in rows.return_columns for name in (RAW_IDS, RAW_CHAT, FULL_PROMPT)]
+        kept += [True] if MESSAGES in rows.return_columns else []
         return {
             "max_prompt_seq_len": str(rows.max_prompt_seq_len),
             "prompt_truncation": rows.prompt_truncation,
@@ -75,7 +78,7 @@ class Prompts(RowKind):
     def make(self, making: Making, one: Waiting, ids: list[Ids]) -> Row:
         whole = [token for part in ids for token in part]
         flags, sample = making.flags, one.sample
-        if not whole or (sample.is_empty and not flags.return_raw_chat):
+        if not whole or (sample.is_empty and RAW_CHAT not in flags.return_columns):
             raise Dropped("empty_prompt")
         if sample.is_empty:
             making.counts.noted[EMPTY_PROMPT] += 1
@@ -92,15 +95,12 @@ class Prompts(RowKind):
         spans = making.after_cut(making.spans(one, whole), places)
         cut = [whole[place] for place in places]
         making.counts.truncated += len(cut) < len(whole)
-        columns = dict(one.carried["columns"])  # and those on request, by verl's names
-        if flags.return_raw_ids:
-            columns["raw_prompt_ids"] = cut
-        if flags.return_raw_chat:
-            columns["raw_prompt"] = sample.raw_chat
-        if flags.return_prompt_messages and sample.has_messages:
-            columns["prompt_messages"] = sample.raw_chat
-        if flags.return_full_prompt:
-            columns["full_prompts"] = "".join(piece.text for piece in sample.pieces)
+        whole_text = "".join(piece.text for piece in sample.pieces)
+        on_request = {RAW_IDS: cut, RAW_CHAT: sample.raw_chat, MESSAGES: sample.raw_chat, FULL_PROMPT: whole_text}
+        if not sample.has_messages:
+            del on_request[MESSAGES]
+        asked = {name: value for name, value in on_request.items() if name in flags.return_columns}
+        columns = {**one.carried["columns"], **asked}
         making.counts.columns.update(columns.keys())
         flipped = np.array(cut[::-1], np.int32)
         digests = tuple(medium.digest for medium in sample.media)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.data.chat.chat import ChatTokenizer, TextPiece
 from training.utils.data.kinds.samples import checked_json, read_texts
+from training.utils.data.rows.arguments import MESSAGES, RAW_CHAT
 from training.utils.data.rows.tokenize import Dropped, EncodedParts, TextTokenizer
 from training.utils.data.sources.formats.messages import (
     BadConversation,
@@ -41,7 +42,7 @@ class ReadSample:
     pieces: its text; the first `prompts` of them are the prompt, or a whole conversation; each other one is an answer
         to it.
     prompt_text: the prompt as the dataset gives it.
-    raw_chat: of prompts, their messages with `--return_raw_chat` or `--return_prompt_messages`.
+    raw_chat: of prompts, their messages with `--return_columns raw_prompt` or `prompt_messages`.
     has_messages: the dataset has messages, of which `raw_chat` is not made.
     noted: what the report counts it as, once under each.
     media: of the prompt, in the order of their places.
@@ -106,7 +107,7 @@ class PlainText:
         answered = self._last_answer(sample, where) if responses and self._weighs_messages else None
         prompt, texts = answered or read_texts(self._raw, responses, sample, where)
         messages, has_messages = None, False
-        if not responses and (self._rows.return_raw_chat or self._rows.return_prompt_messages):
+        if not responses and {RAW_CHAT, MESSAGES} & set(self._rows.return_columns):
             given = self._raw.get_prompt_messages(sample)
             has_messages = bool(given)
             messages = checked_messages(given or messages_of_text(prompt), where)

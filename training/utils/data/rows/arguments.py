@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from training.utils.flags.flags import flag
 
 TRUNCATIONS = ("right", "left", "middle", "error", "drop")
 LOSS_PLACES = ("response", "conversation")
+# More of a prompt that its row may carry, by verl's and TRL's names.
+RAW_IDS, RAW_CHAT, MESSAGES, FULL_PROMPT = RETURN_COLUMNS = (
+    "raw_prompt_ids",
+    "raw_prompt",
+    "prompt_messages",
+    "full_prompts",
+)
 
 
 @dataclass
@@ -39,20 +46,16 @@ class RowArguments:
         choices=LOSS_PLACES,
         topic="loss",
     )
-    return_raw_ids: bool = flag(
-        False,
-        "Step 3: pass the prompt's token ids (cut, not padded) to rewards and samples as raw_prompt_ids.",
+    return_columns: list[str] = flag(
+        [],
+        "Step 3: more of a prompt for rewards and samples: 'raw_prompt_ids', its token ids (cut, not padded), "
+        "'raw_prompt', its messages, 'prompt_messages', the same where the data have messages (on by itself with a "
+        "reward that takes completions), 'full_prompts', its text, uncut.",
+        "column",
+        choices=RETURN_COLUMNS,
         topic="data",
     )
-    return_raw_chat: bool = flag(
-        False, "Step 3: pass the prompt's messages to rewards and samples as raw_prompt.", topic="data"
-    )
-    return_prompt_messages: bool = flag(
-        False,
-        "Step 3: pass the prompt's messages to rewards and samples as prompt_messages, where the data have messages; "
-        "on by itself with a reward that takes completions.",
-        topic="data",
-    )
-    return_full_prompt: bool = flag(
-        False, "Step 3: pass the prompt's text, uncut, to rewards and samples as full_prompts.", topic="data"
-    )
+
+    def with_columns(self, *names: str) -> RowArguments:
+        """The same with these among `return_columns`."""
+        return replace(self, return_columns=[*self.return_columns, *names])

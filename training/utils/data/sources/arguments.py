@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 NO_DATA = (
     "--data_path expects at least one dataset, got none; name files (jsonl:PATH, json:PATH, csv:PATH, parquet:PATH, "
     "arrow:PATH), a dataset on the hub (hub:OWNER/NAME, or a registered name such as Dahoas/rm-static), a class of "
-    "yours (--dataset_module), or embedded, the built-in task"
+    "yours (--dataset_module), or embedded, a task made by code"
 )
 
 
@@ -28,8 +27,8 @@ class SourceArguments:
 
     data_path: list[str] = flag(
         [],
-        "Datasets, separated by spaces: files such as pairs.csv or jsonl:PATH, hub:OWNER/NAME, or embedded, the "
-        "built-in task (required). Files are jsonl:PATH, json:PATH, csv:PATH, parquet:PATH or arrow:PATH, where "
+        "Datasets, separated by spaces: files such as pairs.csv or jsonl:PATH, hub:OWNER/NAME, or embedded, a "
+        "task made by code (required). Files are jsonl:PATH, json:PATH, csv:PATH, parquet:PATH or arrow:PATH, where "
         "PATH is a file, a folder, a pattern such as 'part-*.csv', or an address such as s3://...; a file whose "
         "name says its format needs no prefix. Datasets of the hub are "
         "hub:OWNER/NAME[,config=...][,split=...][,eval_split=...][,revision=...], or a registered name such as "
@@ -42,9 +41,6 @@ class SourceArguments:
     )
     dataset_module: list[str] = flag(
         [], "Python files that register datasets of your own with @register_dataset.", "file.py", topic="data"
-    )
-    dataset_dir: str | None = flag(
-        None, "Folder for dataset classes that read local files, as self.dataset_dir.", "folder", topic="data"
     )
     data_format: str | None = flag(
         None,
@@ -124,14 +120,11 @@ class SourceArguments:
         for path in self.dataset_module:
             mistakes.note(load_dataset_module, path)
         mistakes.require(bool(self.data_path or self.sft_only_data_path) or not self.needs_data, NO_DATA)
-        found = [mistakes.note(find_dataset, name) for name in [*self.data_path, *self.sft_only_data_path]]
+        for name in [*self.data_path, *self.sft_only_data_path]:
+            mistakes.note(find_dataset, name)
         files = split_reader(self.unsupervised_dataset_name or "")
         if files is not None:
             mistakes.note(check_stored, *files, "unsupervised_dataset_name")
-        if self.dataset_dir is not None and not os.path.isdir(self.dataset_dir):
-            remedies = dict.fromkeys(getattr(one, "dataset_dir_remedy", "") for one in found)
-            remedy = "".join(f"; {text}" for text in remedies if text)
-            mistakes.add(f"--dataset_dir expects a folder, got '{self.dataset_dir}', which does not exist{remedy}")
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
@@ -26,10 +25,7 @@ def create_raw_dataset(
     dataset = find_dataset(name)
     if isinstance(dataset, str):
         return FileDataset(name, columns_of(source), source.data_format, cache_dir)
-    raw_dataset = dataset.__new__(dataset)  # `dataset_dir` comes before DeepSpeed-Chat's four-argument constructor
-    raw_dataset.dataset_dir = os.path.expanduser(source.dataset_dir) if source.dataset_dir else None
-    raw_dataset.__init__(cache_dir, seed, local_rank, name)  # type: ignore[misc]
-    return raw_dataset
+    return dataset(cache_dir, seed, local_rank, name)
 
 
 def columns_of(source: SourceArguments) -> FileColumns:

@@ -36,7 +36,6 @@ CLASSES = {
     "raw_dataset": "232592cdef2f77529703093615eee18a18d5402b4f17b345a4525525f551d147",
     "file_dataset": "2",
     "prompts": "a38a98074f1b45fb0cb6aa37b95943969db5faa2cc44dbce549e2fbc41adddb8",
-    "embedded": "4361694cce6803f8e36a279306de1b1f23deb8061f79271ea14eabf84cbdc05f",
 }
 
 

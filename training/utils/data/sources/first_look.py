@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from training.utils.base.errors import ThreestepError
 from training.utils.base.hub import check_hub
 from training.utils.data.files.addresses import is_remote
-from training.utils.data.files.hub_rows import parse_hub_address
-from training.utils.data.files.readers import HUB, files_of, split_reader
+from training.utils.data.files.readers import STORES, files_of, split_reader
+from training.utils.data.files.stored import check_stored
 from training.utils.data.sources.create import columns_of
 from training.utils.data.sources.file_dataset import FileDataset
 from training.utils.data.sources.registry import find_dataset
@@ -29,9 +29,8 @@ def look_at_data(phase: int, source: SourceArguments) -> None:
         if not isinstance(dataset, str):
             if dataset.is_on_hub and not os.path.exists(name):
                 check_hub(f"--data_path: '{name}'", "datasets", name)
-        elif dataset == HUB:
-            _, address = split_reader(name) or ("", "")
-            check_hub(f"--data_path: '{name}'", "datasets", parse_hub_address(address, "data_path").name)
+        elif dataset in STORES:
+            check_stored(dataset, name.partition(":")[2], "data_path", reach=True)
         elif _is_small(name):
             try:
                 FileDataset(name, columns_of(source), source.data_format, None).check_phase(phase)

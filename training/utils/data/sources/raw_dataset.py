@@ -26,9 +26,9 @@ class PromptRawDataset:
     (`get_train_data`, `get_eval_data`: any sequence with `len` and `[i]`) and their texts. Where a text getter returns
     None, the row is dropped from the phases that need the text.
 
-    `dataset_dir` is the folder of `--dataset_dir`, or None. It is set on the instance before its constructor runs, so a
-    subclass may read it there. `dataset_dir_remedy` names the files that belong into it and where to get them: the end
-    of the sentence on a missing folder.
+    A `--data_path` that ends in a registered name, such as data/gsm8k, reaches the class as its name: `dataset_dir` is
+    that folder. `dataset_dir_remedy` names the files that belong into it and where to get them: the end of the sentence
+    on a missing folder.
 
     The constructor loads `raw_datasets` by name, as DeepSpeed-Chat's does: from disk where the name is an existing
     path, otherwise from the hub. A class that reads or generates its rows overrides `load_raw_datasets`.
@@ -36,7 +36,6 @@ class PromptRawDataset:
 
     dataset_name: str = ""
     dataset_clean_name: str = ""
-    dataset_dir: str | None = None
     dataset_dir_remedy: str = ""
     is_on_hub: bool = False  # by the name of the class, where no folder has it
     takes_settings: bool = False  # behind the registered name, after commas: `dataset_name` holds them
@@ -125,6 +124,11 @@ class PromptRawDataset:
         A row with images is refused where the model reads text alone.
         """
         return None
+
+    @property
+    def dataset_dir(self) -> str | None:
+        """The folder that `--data_path` names; None where it is a name alone."""
+        return self.dataset_name if os.path.isdir(self.dataset_name) else None
 
     @property
     def images_folder(self) -> str | None:

@@ -1,7 +1,7 @@
 """Names of datasets and their classes. Knows nothing of the classes' content.
 
 A `--data_path` entry is one of
-- a registered name (`embedded`, `gsm8k` after its module was loaded, a hub name that ships with the package), with
+- a registered name (`gsm8k` after its module was loaded, those that plugins add, such as `embedded`), with
   settings behind commas where the class takes some (`name,rows=500`);
 - a path that ends in a registered name (`/data/Dahoas/rm-static`): the class gets the whole path as its name;
 - `jsonl:PATH`, `json:PATH`, `csv:PATH`, `parquet:PATH` or `arrow:PATH`: files, without a class;
@@ -12,7 +12,6 @@ A `--data_path` entry is one of
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
 from collections.abc import Callable
@@ -28,7 +27,6 @@ from training.utils.plugins.registry import added, owner_of
 
 _ADDED: dict[str, str] = added("data_sources", ())  # addresses of plugins' classes, which register names themselves
 _BY_BEGINNING = {name: address for name, address in _ADDED.items() if name.endswith(":")}
-_BUILT_IN_MODULE = "training.utils.data.sources.made.embedded"
 
 _classes: dict[str, type[PromptRawDataset]] = {}
 
@@ -65,8 +63,7 @@ def _where(dataset_class: type) -> str:
 
 
 def registered_names() -> list[str]:
-    """All registered names, including the built-in ones."""
-    importlib.import_module(loaded_name(_BUILT_IN_MODULE))
+    """All registered names, including those of plugins."""
     for name in _ADDED.keys() - _BY_BEGINNING.keys():
         named_object(_ADDED[name])
     return sorted(_classes)
@@ -104,12 +101,13 @@ def find_dataset(name: str) -> type[PromptRawDataset] | str:
         if not os.path.exists(name):
             raise ThreestepError(
                 f"--data_path: '{name}' ends in the registered name '{max(endings, key=len)}', but does not exist; "
-                "correct the path, or use the registered name alone"
+                + (_classes[max(endings, key=len)].dataset_dir_remedy or "correct the path, or use the name alone")
             )
         return _classes[max(endings, key=len)]
     if why := why_no_dataset(name):
         raise ThreestepError(f"--data_path: {why}")
-    if plugin := owner_of("data_sources", bare) or owner_of("data_sources", name, by_beginning=":" in name):
+    plugin = owner_of("data_sources", bare) or owner_of("data_sources", name, by_beginning=":" in name)
+    if plugin := plugin or owner_of("row_stores", name.partition(":")[0]):
         raise ThreestepError(f"--data_path: '{name}' is of the plugin '{plugin}', which is not installed")
     near = nearest_names(name, names) or f"; known are {', '.join(names)}"
     raise ThreestepError(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # verl has it one {"score": number, name: number} per response.
 Rule = Callable[..., Any]
 RuleAnswer = tuple[list[float], dict[str, list[float]]]  # scores, and values to log by name
-MESSAGES = "prompt_messages"  # the column of `--return_prompt_messages`
+MESSAGES = "prompt_messages"  # a column of `--return_columns`
 SHOWN_CHARACTERS = 80  # of a prompt or a response, in an error
 _LARGEST = 3.4028234663852886e38  # of float32, in which scores are
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.sources.made.embedded import check
 from training.utils.rewards.rules.truths import equals, number_after_mark, numbers_of, truths_of
 
 if TYPE_CHECKING:
@@ -15,11 +14,6 @@ if TYPE_CHECKING:
 
 _BETWEEN = r"(?:(?!</?think>|</?answer>).)*"  # anything but one of the four tags
 _FORM = re.compile(rf"\s*<think>{_BETWEEN}</think>\s*<answer>{_BETWEEN}</answer>\s*", re.DOTALL)
-
-
-def embedded_reward(prompts: Sequence[str], responses: Sequence[str], **columns: Sequence[Any]) -> list[float]:
-    """Return the checker's score from 0 to 1 for each response."""
-    return [check(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
 
 
 def exact_match_reward(

@@ -99,15 +99,6 @@ def test_at_most_so_many_rows(flags, tiny_tokenizer):
     assert (len(built.train), len(built.eval)) == (5, 2)
 
 
-def test_the_first_rows(flags, tiny_tokenizer):
-    everything = build_phase(3, flags(), tiny_tokenizer, seed=1)
-    built = build_phase(3, flags(max_train_rows=5, max_eval_rows=2, pick_rows="first"), tiny_tokenizer, seed=1)
-    assert [row.row_id for row in built.train] == [row.row_id for row in everything.train][:5]
-    assert [row.row_id for row in built.eval] == [row.row_id for row in everything.eval][:2]
-    picked = build_phase(3, flags(max_train_rows=5, max_eval_rows=2), tiny_tokenizer, seed=1)
-    assert [row.row_id for row in picked.train] != [row.row_id for row in built.train]
-
-
 def test_own_evaluation_rows_are_used_and_none_are_carved(own, tiny_tokenizer):
     data = own(get_eval_data=lambda self: [{"p": "Human: x Assistant:", "c": " y", "r": " z"}] * 3)
     built = [build_phase(phase, data, tiny_tokenizer, 1) for phase in (1, 2, 3)]

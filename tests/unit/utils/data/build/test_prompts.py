@@ -17,7 +17,7 @@ ROWS = [{"prompt": "Human: 1? Assistant:", "ground_truth": 1, "level": "x"}, {"p
 def test_the_same_row_as_the_builders(flags, tiny_tokenizer, style):
     tokenizer = tiny_tokenizer if style == "human_assistant" else chat_tokenizer(chat_template("chatml"))
     for given in ROWS:
-        data = flags([given], data_split="0,0,1", eval_fraction=0.0, prompt_style=style, return_raw_chat=True)
+        data = flags([given], data_split="0,0,1", eval_fraction=0.0, prompt_style=style, return_columns=["raw_prompt"])
         (built,) = build_phase(3, data, tokenizer, seed=1).train
         row = PromptMaker(data, tokenizer).make(given["prompt"], given["ground_truth"], -1, level=given.get("level"))
         assert row.flipped_prompt_ids.tolist() == built.flipped_prompt_ids.tolist()

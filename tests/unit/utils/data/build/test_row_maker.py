@@ -166,14 +166,14 @@ def test_raw_ids_raw_chat_and_full_prompt_on_request(flags, tiny_tokenizer):
     rows = [{"prompt": [{"role": "user", "content": "Hi " * 9}]}, {"prompt": "Human: Hi Assistant:"}]
     plain = prompts_of(flags, tiny_tokenizer, rows[:1], max_prompt_seq_len=6, prompt_truncation="left")
     assert plain.train[0].columns.keys() == {"data_source"}
-    asked = {"return_raw_ids": True, "return_raw_chat": True, "return_full_prompt": True}
+    asked = {"return_columns": ["raw_prompt_ids", "raw_prompt", "full_prompts"]}
     built = prompts_of(flags, tiny_tokenizer, rows[:1], max_prompt_seq_len=6, prompt_truncation="left", **asked)
     assert not built.report.resumed
     (row,) = built.train
     assert row.columns["raw_prompt_ids"] == row.flipped_prompt_ids[::-1].tolist() and row.length_tokens == 6
     assert row.columns["raw_prompt"] == rows[0]["prompt"]
     assert row.columns["full_prompts"] == f"Human: {'Hi ' * 9} Assistant:" == row.prompt_text
-    (text,) = prompts_of(flags, tiny_tokenizer, rows[1:], return_raw_chat=True).train
+    (text,) = prompts_of(flags, tiny_tokenizer, rows[1:], return_columns=["raw_prompt"]).train
     assert text.columns["raw_prompt"] == [{"role": "user", "content": "Hi"}]
 
 

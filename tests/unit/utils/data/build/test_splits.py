@@ -38,13 +38,6 @@ def test_phases_are_disjoint_and_cover_every_row(rows, shares, seed):
         assert abs(len(part) - rows * share / sum(shares)) < 1
 
 
-def test_the_first_rows_of_each_source_by_its_share():
-    sources = [np.arange(3, 9), np.array([20, 30, 40])]
-    picked = pick_rows(sources, 6, seed=1, first=True)
-    assert [rows.tolist() for rows in picked] == [[3, 4, 5, 6], [20, 30]]
-    assert [rows.tolist() for rows in pick_rows(sources, 9, 1, first=True)] == [rows.tolist() for rows in sources]
-
-
 def test_the_split_that_deepspeed_chat_rounds_wrong():
     # DeepSpeed-Chat gives [7474, 0, 3738] rows here: a weight of 0 gets nearly all, phase 2 nothing.
     assert [len(part) for part in phases_of(7475, "0,5,5", 1234)] == [0, 3738, 3737]

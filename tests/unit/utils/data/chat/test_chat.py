@@ -287,7 +287,7 @@ def test_a_template_that_ignores_the_generation_prompt():
 
 def test_a_thought_that_the_generation_prompt_opens():
     """enable_thinking off: the empty thought is the prompt's where the template writes it, and no part of the turn."""
-    thoughtless = chat("strips_thinking", enable_thinking=False)
+    thoughtless = chat("strips_thinking", chat_template_kwargs='{"enable_thinking": false}')
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 2
     turns = [text for text, loss in decoded_runs(thoughtless, encoded(thoughtless, messages)) if loss]
     assert turns == ["b<|im_end|>", "b<|im_end|>"]
@@ -300,7 +300,7 @@ def test_a_thought_that_the_generation_prompt_opens():
 
 def test_a_response_that_does_not_follow_its_prompt():
     """The prompt ends with an empty thought, the whole conversation holds another one."""
-    own = chat("strips_thinking", enable_thinking=False)
+    own = chat("strips_thinking", chat_template_kwargs='{"enable_thinking": false}')
     prompt = Conversation([{"role": "user", "content": "a"}], "row")
     plain, thoughtful = {"role": "assistant", "content": "b"}, {"role": "assistant", "content": "<think>c</think>b"}
     assert own.responses(prompt, [plain, plain]) is not None
@@ -312,7 +312,7 @@ def test_a_response_that_does_not_follow_its_prompt():
 def test_an_empty_thought_of_the_generation_prompt_alone(marks, turns):
     """The row's prompt has the same ids when it is learnt, compared and asked; earlier turns are as the template writes
     them."""
-    own = chat("empty_thought", marks, enable_thinking=False)
+    own = chat("empty_thought", marks, chat_template_kwargs='{"enable_thinking": false}')
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": " b\n"}] * turns
     asked = Conversation(messages[:-1], "row")
     prompt = whole_prompt(own, asked)

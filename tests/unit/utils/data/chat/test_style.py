@@ -54,8 +54,10 @@ def test_the_file_of_a_template_is_a_style(tmp_path):
 
 
 def test_flags_of_a_template_without_one_are_a_mistake():
-    with pytest.raises(ThreestepError, match=r"--enable_thinking expects a chat template, got a tokenizer without one"):
-        read_style(ChatArguments(enable_thinking=False), with_template(None))
+    with pytest.raises(
+        ThreestepError, match=r"--chat_template_kwargs expects a chat template, got a tokenizer without one"
+    ):
+        read_style(ChatArguments(chat_template_kwargs='{"enable_thinking": false}'), with_template(None))
 
 
 @pytest.mark.parametrize("style", ["human_assistant", "chat_template"])
@@ -70,14 +72,14 @@ def test_a_saved_style_is_read_by_whatever_comes_next(tmp_path, style):
 
 
 def test_the_templates_variables_are_saved_too(tmp_path):
-    flags = ChatArguments(enable_thinking=False, chat_template_kwargs='{"date": "today"}')
+    flags = ChatArguments(chat_template_kwargs='{"date": "today", "enable_thinking": false}')
     dated = chat_tokenizer("{{ date if enable_thinking }}" + chat_template("strips_thinking"))
-    tokenizer = saved(tmp_path, dated, enable_thinking=False, chat_template_kwargs='{"date": "today"}')
+    tokenizer = saved(tmp_path, dated, chat_template_kwargs='{"date": "today", "enable_thinking": false}')
     resolved = resolved_chat(ChatArguments(), tokenizer)
     assert resolved.template_kwargs == flags.template_kwargs == {"date": "today", "enable_thinking": False}
     assert 'date "today", enable_thinking false' in read_style(ChatArguments(), tokenizer).sentence
     assert resolved_chat(resolved, tokenizer) == resolved
-    changed = read_style(ChatArguments(enable_thinking=True), tokenizer)
+    changed = read_style(ChatArguments(chat_template_kwargs='{"enable_thinking": true}'), tokenizer)
     assert changed.chat.template_kwargs == {"date": "today", "enable_thinking": True}
     assert changed.reason.endswith(f"; '{tmp_path}' was trained with enable_thinking false")
 
@@ -89,10 +91,15 @@ def test_a_variable_that_no_template_reads(tmp_path):
         read_style(misspelt, with_template())
     several = with_template()
     several.chat_template = {"default": chat_template("chatml"), "tool_use": chat_template("strips_thinking")}
-    assert read_style(ChatArguments(enable_thinking=True), several).chat.template_kwargs == {"enable_thinking": True}
+    assert read_style(
+        ChatArguments(chat_template_kwargs='{"enable_thinking": true}'), several
+    ).chat.template_kwargs == {"enable_thinking": True}
     with pytest.raises(ThreestepError, match="has no chat template of its own"):
-        read_style(ChatArguments(prompt_style="chat_template", enable_thinking=True), with_template(None))
-    kept = saved(tmp_path, with_template(), enable_thinking=False)
+        read_style(
+            ChatArguments(prompt_style="chat_template", chat_template_kwargs='{"enable_thinking": true}'),
+            with_template(None),
+        )
+    kept = saved(tmp_path, with_template(), chat_template_kwargs='{"enable_thinking": false}')
     kept.chat_template = chat_template("chatml")
     assert read_style(ChatArguments(), kept).end_token == "<|im_end|>"
 
@@ -110,7 +117,7 @@ def test_a_flag_that_differs_wins_and_says_so(tmp_path):
 
 
 def test_another_template_takes_nothing_of_the_saved_one(tmp_path):
-    tokenizer = saved(tmp_path, with_template(), enable_thinking=False)
+    tokenizer = saved(tmp_path, with_template(), chat_template_kwargs='{"enable_thinking": false}')
     path = tmp_path / "mine.jinja"
     path.write_text(chat_template("llama3"))
     style = read_style(ChatArguments(chat_template=str(path)), tokenizer)

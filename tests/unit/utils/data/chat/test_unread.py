@@ -9,7 +9,6 @@ import pytest
 from training.utils.data.chat.rendering import ChatTemplate
 from training.utils.data.chat.unread import (
     EMPTIED,
-    INLINED,
     MOVED,
     OMITTED,
     UNREAD_NAMES,
@@ -59,10 +58,10 @@ def talk(*messages, tools=None):
     return Conversation(checked_messages(list(messages), "row"), "row", tools)
 
 
-def read(template, conversation, policy="omit", tokens=(), learns_all=True, **variables):
+def read(template, conversation, learns_all=True, **variables):
     """The rendering of what is learnt, the places out of the loss, and the notes."""
     known = ChatTemplate(template, variables)
-    found, notes = UnreadParts(known, policy, tokens).of_answer(conversation, learns_all)
+    found, notes = UnreadParts(known).of_answer(conversation, learns_all)
     return known.render(found.messages, found.tools).text, found.untrained, notes
 
 
@@ -85,8 +84,6 @@ def test_reasoning_that_is_read_only_beside_calls():
     assert text == "<user>q<end><assistant>why<call>add<end>" and notes == (MOVED,)
     text, _, notes = read(BESIDE_CALLS, talk(user(), answer(reasoning="why")))
     assert "why" not in text and notes == (OMITTED,)
-    text, _, notes = read(BESIDE_CALLS, talk(user(), answer(reasoning="why")), "inline")
-    assert text.endswith("<assistant><think>\nwhy\n</think>\n\n4<end>") and notes == (INLINED,)
 
 
 def test_reasoning_as_a_part_of_the_content():
@@ -100,31 +97,13 @@ def test_reasoning_as_a_part_of_the_content():
 def test_a_template_that_reads_none(key):
     row = talk(user(), answer(**{key: "why"}))
     assert read(PLAIN, row) == ("<user>q<end><assistant>4<end>", frozenset(), (OMITTED,))
-    text, _, notes = read(PLAIN, row, "inline")
-    assert text == "<user>q<end><assistant><think>\nwhy\n</think>\n\n4<end>" and notes == (INLINED,)
-    with pytest.raises(Dropped, match="unread_reasoning"):
-        read(PLAIN, row, "drop")
-    text, _, _ = read(PLAIN, row, "inline", tokens=["[THINK]"])
-    assert text == "<user>q<end><assistant>[THINK]why[/THINK]4<end>"
-
-
-def test_all_answers_are_inlined_and_prompts_alike():
-    row = talk(user(), answer(reasoning="one"), user("r"), answer("5", reasoning="two"))
-    text, _, _ = read(PLAIN, row, "inline")
-    prompt, notes = UnreadParts(ChatTemplate(PLAIN, {}), "inline", ()).of_prompt(talk(*row.messages[:-1]))
-    assert notes == (INLINED,)
-    assert text.startswith(ChatTemplate(PLAIN, {}).render(prompt.messages).text + "<assistant><think>\ntwo\n")
 
 
 def test_a_template_that_takes_thoughts_out_of_the_content():
-    """Inlining is no remedy there."""
     inside = talk(user(), answer("<think>\nwhy\n</think>\n\n4"))
     for row in (inside, talk(user(), answer(reasoning="why"))):
         text, _, notes = read(STRIPS, row)
         assert "why" not in text and notes == (OMITTED,)
-        for policy in ("inline", "drop"):
-            with pytest.raises(Dropped, match="unread_reasoning"):
-                read(STRIPS, row, policy)
     assert read(PLAIN, inside)[2] == ()
 
 
@@ -135,9 +114,8 @@ def test_no_empty_thought_is_learnt_where_one_was_given():
     assert untrained == {1} and notes == (MOVED, EMPTIED)
     _, untrained, notes = read(EMPTIES.replace("KEY", "thinking"), row, learns_all=False)
     assert not untrained and notes == (MOVED,)
-    for policy in ("omit", "inline", "drop"):
-        with pytest.raises(Dropped, match="unread_reasoning"):
-            read(EMPTIES.replace("KEY", "thinking"), row, policy, hidden=True)
+    with pytest.raises(Dropped, match="unread_reasoning"):
+        read(EMPTIES.replace("KEY", "thinking"), row, hidden=True)
     opened = EMPTIES.replace("KEY", "thinking").replace("<assistant>{%", "<assistant><think></think>{%")
     assert read(opened, row, hidden=True)[1:] == (frozenset(), (OMITTED,))  # the prompt's, which no answer learns
 
@@ -195,4 +173,4 @@ def test_names_of_speakers_that_the_template_does_not_write():
     assert read(one, talk({**user(), "name": "Ada"}, answer(name="assistant")))[2] == ()
     called = talk(user(), answer("", tool_calls=[CALL]), {"role": "tool", "name": "add", "content": "2"}, answer())
     assert read(PLAIN, called)[2] == ()
-    assert UnreadParts(ChatTemplate(PLAIN, {}), "omit", ()).of_prompt(talk({**user(), "name": ""}))[1] == ()
+    assert UnreadParts(ChatTemplate(PLAIN, {})).of_prompt(talk({**user(), "name": ""}))[1] == ()

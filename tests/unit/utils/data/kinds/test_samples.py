@@ -81,7 +81,7 @@ class Odd(PromptRawDataset):
 def test_what_a_prompt_cannot_carry(flags, tiny_tokenizer, own_registry, monkeypatch, name, value, said):
     register_dataset("odd")(Odd)
     monkeypatch.setattr(Odd, name, value)
-    data = flags(data_path=["odd"], data_split="0,0,1", eval_fraction=0.0, return_raw_chat=True)
+    data = flags(data_path=["odd"], data_split="0,0,1", eval_fraction=0.0, return_columns=["raw_prompt"])
     with pytest.raises(ThreestepError, match=said):
         build_phase(3, data, tiny_tokenizer, seed=1)
 
@@ -104,7 +104,7 @@ def test_a_class_may_use_its_objects_again(flags, tiny_tokenizer, own_registry):
 
     register_dataset("reused")(Reused)
     chat = {"prompt_style": "chat_template", "chat_template": "examples/environments/template.jinja"}
-    data = flags(data_path=["reused"], data_split="0,0,1", eval_fraction=0.0, return_raw_chat=True, **chat)
+    data = flags(data_path=["reused"], data_split="0,0,1", eval_fraction=0.0, return_columns=["raw_prompt"], **chat)
     rows = sorted(build_phase(3, data, tiny_tokenizer, seed=1).train, key=lambda row: row.row_id)
     assert [row.columns["notes"] for row in rows] == [["a"], ["b"]]
     assert [row.reference["is"] for row in rows] == ["a", "b"]
@@ -127,7 +127,9 @@ def test_getters_may_change_the_sample(flags, tiny_tokenizer, own_registry):
     register_dataset("briefed")(Briefed)
     chat = {"prompt_style": "chat_template", "chat_template": "examples/environments/template.jinja"}
     for _ in range(2):
-        data = flags(data_path=["briefed"], data_split="0,0,1", eval_fraction=0.0, return_raw_chat=True, **chat)
+        data = flags(
+            data_path=["briefed"], data_split="0,0,1", eval_fraction=0.0, return_columns=["raw_prompt"], **chat
+        )
         found = build_phase(3, with_flags(data, rebuild_cache=True), tiny_tokenizer, seed=1).train
         assert [len(row.columns["raw_prompt"]) for row in found] == [2, 2]
 

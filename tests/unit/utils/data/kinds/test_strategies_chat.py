@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -9,8 +11,6 @@ from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.data_flags import with_flags
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.build import build_phase
-from training.utils.data.chat.arguments import UNREAD_REASONING, ChatArguments
-from training.utils.data.chat.chat import parts_of_chat
 from training.utils.data.kinds.strategies import CROSSED, asks_nothing
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 from training.utils.data.sources.registry import register_dataset
@@ -244,7 +244,8 @@ def test_a_pair_of_messages(talks):
 def test_a_prompt_has_the_same_ids_in_all_phases(talks):
     row = {"prompt": TALK[:3], "chosen": TALK[3:], "rejected": [{**TALK[3], "content": "3"}], "reference": 7}
     for template, given in (("chatml", {}), ("llama3", {}), ("empty_thought", {"enable_thinking": False})):
-        sentence, pair, prompt = (talks(phase, [row], template, **given)[0].train[0] for phase in (1, 2, 3))
+        flags = {"chat_template_kwargs": json.dumps(given)}
+        sentence, pair, prompt = (talks(phase, [row], template, **flags)[0].train[0] for phase in (1, 2, 3))
         ids = prompt.flipped_prompt_ids[::-1].tolist()
         assert ids == pair.prompt_ids.tolist() == sentence.input_ids[: len(ids)].tolist()
         assert sentence.loss_mask[len(ids)] and not sentence.loss_mask[len(ids) - 1]
@@ -319,7 +320,12 @@ def test_a_prompt_that_is_no_prefix_is_counted(talks):
     built, tokenizer = talks(1, [{"prompt": TALK[:1], **answers}], template)
     assert loss_text(tokenizer, built.train[0]) == "3<|im_end|>"
     assert "1 learnt without the end of the generation prompt" in built.report.sentence
-    assert talks(1, [{"messages": TALK}], "empty_thought", enable_thinking=False)[0].report.train.noted == {}
+    assert (
+        talks(1, [{"messages": TALK}], "empty_thought", chat_template_kwargs='{"enable_thinking": false}')[
+            0
+        ].report.train.noted
+        == {}
+    )
 
 
 def test_prompts_too_long(talks):
@@ -338,7 +344,6 @@ def test_prompts_too_long(talks):
         ("prompt_style", "human_assistant", "prompt_style", (1, 2, 3)),
         ("chat_template", "FILE", "chat template", (1, 2, 3)),
         ("chat_template_kwargs", '{"x": 1}', "chat template kwargs", (1, 2, 3)),
-        ("enable_thinking", False, "chat template kwargs", (1, 2, 3)),
         ("train_turns", "last", "train_turns", (1,)),
         ("bad_conversations", "drop", "bad_conversations", (1, 2, 3)),
     ],
@@ -358,7 +363,7 @@ def test_what_changes_rows_rebuilds(flags, tmp_path, flag, value, part, phases):
 
 
 def test_what_a_prompt_of_messages_carries(talks):
-    asked = {"return_raw_ids": True, "return_raw_chat": True, "return_full_prompt": True}
+    asked = {"return_columns": ["raw_prompt_ids", "raw_prompt", "full_prompts"]}
     rows = [{"messages": TALK, "reference": "2", "extra": {"data_source": "counting", "index": 5}}]
     built, tokenizer = talks(3, rows, max_prompt_seq_len=10, prompt_truncation="left", **asked)
     (row,) = built.train
@@ -372,7 +377,9 @@ def test_what_a_prompt_of_messages_carries(talks):
 
 
 def test_the_full_prompt_of_a_text_is_what_the_template_makes_of_it(flags):
-    data = flags([PAIR], data_split="0,0,1", eval_fraction=0.0, prompt_style="chat_template", return_full_prompt=True)
+    data = flags(
+        [PAIR], data_split="0,0,1", eval_fraction=0.0, prompt_style="chat_template", return_columns=["full_prompts"]
+    )
     (row,) = build_phase(3, data, chat_tokenizer(chat_template("chatml")), seed=1).train
     assert row.prompt_text == PAIR["prompt"] and row.columns["full_prompts"] == PREFIX
 
@@ -427,26 +434,18 @@ def test_reasoning_that_the_template_reads_nowhere(talks):
     built, tokenizer = talks(1, rows)
     assert {loss_text(tokenizer, row) for row in built.train} >= {"5<|im_end|>", "4<|im_end|>"}
     assert "2 learnt without the reasoning of their answer" in built.report.sentence
-    built, _ = talks(1, rows, unread_reasoning="drop")
-    assert built.report.train.dropped == {"unread_reasoning": 2} and len(built.train) == 1
-    assert talks(2, [pair, {**pair, "chosen": [TALK[1]]}, {**pair, "chosen": [TALK[1]], "rejected": [TALK[3]]}],
-                 unread_reasoning="drop")[0].report.train.dropped == {"unread_reasoning": 2}  # fmt: skip
-    built, _ = talks(1, rows, unread_reasoning="inline")
-    texts = {loss_text(tokenizer, row) for row in built.train}
-    assert texts >= {"<think>\n2 and 3\n</think>\n\n5<|im_end|>", "<think>\na guess\n</think>\n\n4<|im_end|>"}
-    built, _ = talks(2, [pair], unread_reasoning="inline")
-    responses = {tokenizer.decode(ids) for ids in built.train[0].response_ids}
-    assert responses == {"<think>\n2 and 3\n</think>\n\n5<|im_end|>", "<think>\na guess\n</think>\n\n4<|im_end|>"}
+    built, _ = talks(2, [pair])
+    assert [tokenizer.decode(ids) for ids in built.train[0].response_ids] == ["5<|im_end|>", "4<|im_end|>"]
+    assert "1 learnt without the reasoning of their answer" in built.report.sentence
 
 
 def test_prompts_have_reasoning_as_the_rows_of_phase_1_do(talks):
-    keeps = READS_THINKING.replace(" and loop.last", "")
-    for template, given in ((keeps, {}), ("chatml", {"unread_reasoning": "inline"})):
-        talk = [QUESTION, REASONED, QUESTION, GUESSED]
-        learnt, tokenizer = talks(1, [{"messages": talk}], template, **given)
-        asked, _ = talks(3, [{"messages": talk}], template, **given)
-        prompt = tokenizer.decode(asked.train[0].flipped_prompt_ids[::-1])
-        assert "2 and 3" in prompt and tokenizer.decode(learnt.train[0].input_ids).startswith(prompt)
+    template = READS_THINKING.replace(" and loop.last", "")
+    talk = [QUESTION, REASONED, QUESTION, GUESSED]
+    learnt, tokenizer = talks(1, [{"messages": talk}], template)
+    asked, _ = talks(3, [{"messages": talk}], template)
+    prompt = tokenizer.decode(asked.train[0].flipped_prompt_ids[::-1])
+    assert "2 and 3" in prompt and tokenizer.decode(learnt.train[0].input_ids).startswith(prompt)
 
 
 def test_a_line_of_the_log_says_what_the_template_leaves_out(flags):
@@ -456,20 +455,10 @@ def test_a_line_of_the_log_says_what_the_template_leaves_out(flags):
     lines: list[str] = []
     build_phase(1, data, tokenizer, seed=1, log=lines.append)
     warnings = [line for line in lines if line.startswith("warning: 1 training rows: ")]
-    assert len(warnings) == 2 and "--unread_reasoning" in warnings[0] and "tools" in warnings[1]
+    assert len(warnings) == 2 and "--chat_template FILE" in warnings[0] and "tools" in warnings[1]
     lines.clear()
     build_phase(1, data, tokenizer, seed=1, log=lines.append)
     assert [line for line in lines if line in warnings] == warnings  # also of rows in the cache
-
-
-def test_the_flag_is_part_of_the_fingerprint_only_where_it_changes_rows():
-    tokenizer = chat_tokenizer(chat_template("chatml"))
-    parts = {
-        policy: parts_of_chat(ChatArguments(prompt_style="chat_template", unread_reasoning=policy), tokenizer, True)
-        for policy in UNREAD_REASONING
-    }
-    assert "unread_reasoning" not in parts["omit"]
-    assert len({tuple(sorted(each.items())) for each in parts.values()}) == 3
 
 
 def test_prompts_that_ask_nothing_are_dropped_and_counted(talks):
@@ -481,6 +470,6 @@ def test_prompts_that_ask_nothing_are_dropped_and_counted(talks):
     rows = [{"prompt": messages} for messages in (*empty, *asking)]
     report = talks(3, rows)[0].report.train
     assert (report.rows, report.dropped) == (3, {"empty_prompt": 3})
-    report = talks(3, rows, return_raw_chat=True)[0].report.train
+    report = talks(3, rows, return_columns=["raw_prompt"])[0].report.train
     assert (report.rows, report.dropped) == (6, {}) and list(report.noted.values()) == [3]
     assert not asks_nothing([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": ""}]}])

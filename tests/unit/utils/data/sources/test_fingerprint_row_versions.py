@@ -19,7 +19,6 @@ from training.utils.data.build.build import build_phase
 from training.utils.data.build.prompts import PromptMaker
 from training.utils.data.build.unsupervised import build_unsupervised
 from training.utils.data.rows.tokenize import TextTokenizer
-from training.utils.data.sources import registry
 from training.utils.data.sources.fingerprint import CLASSES
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 
@@ -106,7 +105,7 @@ BUILT = {
     "3 messages, all that is passed on": (
         3,
         CHATS,
-        {"return_raw_ids": True, "return_raw_chat": True, "return_full_prompt": True},
+        {"return_columns": ["raw_prompt_ids", "raw_prompt", "full_prompts"]},
     ),
     "3 verl": (3, VERL, {}),
     "1 pairs split 2,4,4": (1, PAIRS, {"data_split": "2,4,4", "eval_fraction": 0.25}),
@@ -145,7 +144,6 @@ RECORDED = {
     "class raw_dataset": "fc164c8714758587",
     "class file_dataset": "5b0cd14e0839953e",
     "class prompts": "46ed5f554ce77229",
-    "class embedded": "1d34bbb439c3b05e",
 }
 
 
@@ -264,7 +262,6 @@ MADE_BY = {
     "raw_dataset": of_contract,
     "file_dataset": of_files,
     "prompts": of_generated,
-    "embedded": lambda **_: texts_of(registry.find_dataset("embedded")("", 1, 0, "embedded")),
 }
 
 

@@ -51,10 +51,9 @@ def test_the_hub_is_asked_for_its_datasets_alone(monkeypatch):
     asked = []
     monkeypatch.setattr(first_look, "check_hub", lambda *words: asked.append(words))
     look("embedded")
-    look("hub:openai/gsm8k,config=main")
     monkeypatch.setattr(find_dataset("embedded"), "is_on_hub", True)
     look("embedded")
-    assert [words[1:] for words in asked] == [("datasets", "openai/gsm8k"), ("datasets", "embedded")]
+    assert [words[1:] for words in asked] == [("datasets", "embedded")]
 
 
 def test_it_loads_no_torch():

@@ -53,11 +53,11 @@ def test_loading_a_module_twice_runs_it_once(own_module):
     assert load_dataset_module(own_module) is load_dataset_module(own_module)
 
 
-def test_the_folder_flag_is_there_before_the_constructor_runs(own_module, flags, tmp_path):
-    data = flags(data_path=["custom"], dataset_module=[own_module], dataset_dir=str(tmp_path))
-    raw = raw_dataset_of("custom", data, seed=7)
-    assert raw.seen_dir == str(tmp_path)
-    assert type(raw).dataset_dir is None  # the class is left alone
+def test_the_folder_is_there_while_the_constructor_runs(own_module, flags, tmp_path):
+    (tmp_path / "custom").mkdir()
+    place = str(tmp_path / "custom")
+    raw = raw_dataset_of(place, flags(data_path=[place], dataset_module=[own_module]), seed=7)
+    assert raw.seen_dir == raw.dataset_dir == place
 
 
 def test_an_unknown_name_and_the_near_ones():

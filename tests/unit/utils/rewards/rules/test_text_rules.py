@@ -9,7 +9,6 @@ import pytest
 
 from training.utils.base.errors import ThreestepError
 from training.utils.rewards.arguments import ScoringArguments
-from training.utils.rewards.rules import text_rules
 from training.utils.rewards.rules.text_rules import (
     exact_match_reward,
     format_reward,
@@ -18,17 +17,6 @@ from training.utils.rewards.rules.text_rules import (
     regex_rule,
 )
 from training.utils.rewards.table import RULES
-
-
-def test_the_checkers_score_of_each_response(monkeypatch):
-    monkeypatch.setattr(text_rules, "check", lambda prompt, response: float(len(prompt) * 10 + len(response)))
-    assert text_rules.embedded_reward(["p", "pp"], ["rrr", ""], ground_truth=[None, None]) == [13.0, 20.0]
-    assert RULES["embedded"](ScoringArguments()) is text_rules.embedded_reward
-
-
-def test_every_prompt_has_a_response():
-    with pytest.raises(ValueError):
-        text_rules.embedded_reward(["p", "q"], ["r"], ground_truth=[None, None])
 
 
 @pytest.mark.parametrize(

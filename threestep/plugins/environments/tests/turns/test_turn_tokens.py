@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, NamedTuple
 
 import pytest
@@ -27,7 +28,8 @@ END = {"chatml": "<|im_end|>", "llama3": "<|eot_id|>", "merges_tools": "<|im_end
 
 def parts(name: str, most: int | None = None, thinks: bool | None = None, marks: bool = False):
     tokenizer = chat_tokenizer(chat_template(name, marks))
-    chat = ChatTokenizer(ChatArguments(prompt_style="chat_template", enable_thinking=thinks), tokenizer)
+    given = json.dumps({} if thinks is None else {"enable_thinking": thinks})
+    chat = ChatTokenizer(ChatArguments(prompt_style="chat_template", chat_template_kwargs=given), tokenizer)
     return tokenizer, chat, TurnTokens(chat, most)
 
 

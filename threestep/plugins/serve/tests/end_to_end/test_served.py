@@ -25,7 +25,8 @@ def model(place: Path) -> Path:
     messages = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
     chats.write_text((json.dumps({"messages": messages}) + "\n") * 160)
     flags = f"--model_name_or_path {start} --data_path jsonl:{chats} --output_dir {place / 'served'} --dtype fp32 "
-    flags += "--enable_thinking false --learning_rate 1e-2 --per_device_train_batch_size 4 --max_seq_len 90 "
+    flags += '--chat_template_kwargs {"enable_thinking":false} '
+    flags += "--learning_rate 1e-2 --per_device_train_batch_size 4 --max_seq_len 90 "
     flags += "--data_split 1,0,0 --eval_fraction 0"
     ran = run_step(1, [*flags.split(), "--data_output_path", place / "served_cache"])
     assert ran.code == 0, ran.words

@@ -58,8 +58,8 @@ def trained(place: Path) -> tuple[Any, Any, Any]:
 
 def requests_of(tokenizer: Any, changed: dict[str, Any]) -> list[Any]:
     """One for each batch of prompts."""
+    from threestep.plugins.embedded.task import EmbeddedDataset
     from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
-    from training.utils.data.sources.made.embedded import EmbeddedDataset
 
     source = EmbeddedDataset("", 1, 0, "embedded")
     prompts = [source.get_prompt(source.get_train_data()[index]) for index in range(PROMPTS)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from training.utils.data.chat.habits import template_prompt
+from threestep.plugins.audit.recording.template_prompts import template_prompt
 
 pytestmark = pytest.mark.unit
 

@@ -11,10 +11,13 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
+from tests.support.data_flags import data_flags
+from threestep.plugins.hub_datasets import hub_rows
+from threestep.plugins.hub_datasets.hub_rows import HubAddress, HubRows, parse_hub_address
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.build import build_phase
 from training.utils.data.build.unsupervised import build_unsupervised
-from training.utils.data.files.hub_rows import HubAddress, HubRows, parse_hub_address
+from training.utils.data.sources.first_look import look_at_data
 from training.utils.data.sources.registry import find_dataset
 
 ONE, TWO = "1" * 40, "2" * 40
@@ -136,9 +139,10 @@ def test_splits_that_do_not_decide(hub, splits, settings, message):
     assert message in str(mistake.value)
 
 
-def test_a_build_depends_on_the_commit_and_reads_the_format_as_of_a_file(hub, flags, tiny_tokenizer):
+def test_a_build_depends_on_the_commit_and_reads_the_format_as_of_a_file(hub, tmp_path, tiny_tokenizer):
     hub.splits = {"train": rows_of(4)}
-    data = flags(data_path=["hub:own/rows"], data_split="1,0,0", eval_fraction=0.25)
+    given = {"data_path": ["hub:own/rows"], "data_output_path": str(tmp_path / "cache")}
+    data = data_flags(data_split="1,0,0", eval_fraction=0.25, **given)
 
     def learnt() -> list[str]:
         rows = build_phase(1, data, tiny_tokenizer, seed=1).train
@@ -152,9 +156,10 @@ def test_a_build_depends_on_the_commit_and_reads_the_format_as_of_a_file(hub, fl
     assert all(text.startswith(" No, ") for text in learnt())
 
 
-def test_unsupervised_text_comes_from_the_training_split(hub, flags, tiny_tokenizer):
+def test_unsupervised_text_comes_from_the_training_split(hub, tmp_path, tiny_tokenizer):
     hub.splits = {"train": [{"text": "one two three four"}] * 3, "test": [{"text": "no"}]}
-    blocks = build_unsupervised(flags(unsupervised_dataset_name="hub:own/rows"), tiny_tokenizer, 4, seed=1)
+    data = data_flags(unsupervised_dataset_name="hub:own/rows", data_output_path=str(tmp_path / "cache"))
+    blocks = build_unsupervised(data, tiny_tokenizer, 4, seed=1)
     assert "no" not in "".join(tiny_tokenizer.decode(block.input_ids) for block in blocks) and len(blocks) >= 3
 
 
@@ -235,3 +240,10 @@ def test_a_cached_copy_of_another_commit_does_not_stand_in(cached, hub, monkeypa
         ThreestepError, match=f"the hub was lost and the copy in the cache is at commit {TWO}, not {ONE}"
     ):
         HubRows("own/rows", "data_path").open()
+
+
+def test_the_hub_is_asked_before_anything_loads(monkeypatch):
+    asked = []
+    monkeypatch.setattr(hub_rows, "check_hub", lambda *words: asked.append(words))
+    look_at_data(1, data_flags(data_path=["hub:openai/gsm8k,config=main"]).source)
+    assert asked == [("--data_path: 'hub:openai/gsm8k,config=main'", "datasets", "openai/gsm8k")]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import log, started_as_main_rank
 from training.utils.base.errors import Mistakes, ThreestepError, first_line, nearest_names
-from training.utils.base.hub import is_offline
+from training.utils.base.hub import check_hub, is_offline
 from training.utils.data.files.addresses import names_evaluation, names_training
 from training.utils.data.files.arrow_rows import ArrowRows
 from training.utils.data.files.readers import JoinedFiles
@@ -85,6 +85,13 @@ class HubRows:
         self.commit = self._cached_commit() if self._offline else self._resolved_commit()
         where = "in the cache, HF_HUB_OFFLINE is set" if self._offline else f"revision {self._given.revision or 'main'}"
         log(f"data: {self.address} is at commit {self.commit} ({where})", started_as_main_rank())
+
+    @classmethod
+    def check(cls, address: str, flag: str, *, reach: bool = False) -> None:
+        """See `training.utils.data.files.stored`."""
+        name = parse_hub_address(address, flag).name
+        if reach:
+            check_hub(f"--{flag}: 'hub:{address}'", "datasets", name)
 
     def fingerprint(self) -> str:
         """The dataset at this commit; the address holds its configuration and splits."""

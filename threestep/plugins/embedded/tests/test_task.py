@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.data_flags import raw_dataset_of
-from training.utils.base.errors import ThreestepError
-from training.utils.data.build.arguments import DataArguments
-from training.utils.data.sources.made.embedded import (
+from tests.unit.utils.data.sources.test_fingerprint_row_versions import digest, texts_of
+from threestep.plugins.embedded.task import (
     HELD_OUT_ROWS,
     KINDS,
+    ROWS_VERSION,
     TRAINING_ROWS,
     WORDS,
     check,
@@ -22,6 +22,8 @@ from training.utils.data.sources.made.embedded import (
     score,
     solve,
 )
+from training.utils.base.errors import ThreestepError
+from training.utils.data.build.arguments import DataArguments
 
 pytestmark = pytest.mark.unit
 
@@ -143,11 +145,17 @@ def test_the_dataset_is_registered_and_gives_the_texts():
 
 def test_a_warm_cache_makes_no_rows(monkeypatch):
     """Neither opening the dataset nor its fingerprint does; another seed is another fingerprint."""
+    from threestep.plugins.embedded import task
     from training.utils.data.sources.fingerprint import content_of_dataset
-    from training.utils.data.sources.made import embedded
 
     made = []
-    monkeypatch.setattr(embedded, "generate", lambda seed: made.append(seed) or {"train": [], "eval": []})
+    monkeypatch.setattr(task, "generate", lambda seed: made.append(seed) or {"train": [], "eval": []})
     one, other = (raw_dataset_of("embedded", DataArguments(), seed) for seed in (1, 2))
     assert content_of_dataset(one, "") != content_of_dataset(other, "") and made == []
     assert one.get_train_data() == [] and one.get_eval_data() == [] and made == [1]
+
+
+def test_rows_of_a_version_are_the_same():
+    """Where they change, so must `ROWS_VERSION`, by which caches of earlier versions are found."""
+    made = raw_dataset_of("embedded", DataArguments(), 1)
+    assert (ROWS_VERSION[:8], digest(texts_of(made))) == ("4361694c", "1d34bbb439c3b05e")

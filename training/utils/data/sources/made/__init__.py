@@ -1,1 +1,0 @@
-"""A dataset made by code: the embedded task."""
