@@ -55,22 +55,6 @@ class CheckpointArguments:
     keep_last: int = flag(
         2, "Checkpoints to keep; 0 keeps all. With two, one is left if the newest is damaged.", "checkpoints >= 0"
     )
-    load_best_model_at_end: bool = flag(
-        False,
-        "Write a checkpoint after each evaluation that is the best so far, keep it beside --keep_last, and end with "
-        "its weights: OUTPUT_DIR/model is the best, not the last.",
-    )
-    early_stopping: int = flag(
-        0,
-        "End training, with its model, after this many evaluations in a row of which none is better than the best "
-        "before them; 0: never. --load_best_model_at_end then takes the best.",
-        "evaluations >= 0",
-        aliases=["--early_stopping_patience"],
-    )
-    metric_for_best_model: str | None = flag(
-        None, "What is best: a figure of evaluations, such as accuracy; default: in step 3 reward, else loss."
-    )
-    greater_is_better: bool | None = flag(None, "Whether more of it is better; default: unless it is a loss.")
     resume: str | None = field(
         default=None,
         metadata={
@@ -124,12 +108,6 @@ class CheckpointArguments:
             mistakes.require(
                 os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK),
                 f"--rescue_dir expects a folder that can be written to, got {place}; make it, or name another",
-            )
-        for name in ("metric_for_best_model", "greater_is_better"):
-            mistakes.require(
-                self.load_best_model_at_end or self.early_stopping > 0 or getattr(self, name) is None,
-                f"--{name} {getattr(self, name)} is of --load_best_model_at_end, which is off; give it too (or "
-                f"--early_stopping), or leave --{name} out",
             )
         if self.stop_before is not None:
             mistakes.require(

@@ -16,7 +16,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -118,12 +118,13 @@ class CheckpointFolder:
             problems.append(f"{path.name}: {problem}")
         return None, problems
 
-    def prune(self, newest: int, keep_last: int, best: int | None = None) -> None:
-        """Keep the last `keep_last` (0: all) up to step `newest`, and `best`; none after them: those were abandoned."""
+    def prune(self, newest: int, keep_last: int, others: Collection[int | None] = ()) -> None:
+        """Keep the last `keep_last` (0: all) up to step `newest`, and `others`; none after them: those were
+        abandoned."""
         steps = self.steps()
         last = [step for step in steps if step <= newest][-keep_last:] if keep_last else steps
         for step in steps:
-            if (step not in last and step != best) or step > newest:
+            if (step not in last and step not in others) or step > newest:
                 shutil.rmtree(self.of(step))
 
 

@@ -29,12 +29,14 @@ class RoomNeeded:
     checkpoint: int
 
 
-def check_room(output_dir: Path, flags: CheckpointArguments, parts: CheckpointParts) -> None:
+def check_room(output_dir: Path, flags: CheckpointArguments, parts: CheckpointParts, kept_beside: int = 0) -> None:
     """Compare the bytes that the run will write with those that are free. ThreestepError, on every rank, if its models
     do not fit, or no checkpoint beside them; a warning if fewer checkpoints fit than the flags keep. A collective.
+
+    kept_beside: checkpoints that stay beside those of --keep_last, at most (`RunCourse.keeps`)
     """
     needed = room_needed(parts)
-    on_main(lambda: _compare(output_dir, flags, needed), parts.ranks.is_main)
+    on_main(lambda: _compare(output_dir, flags, needed, kept_beside), parts.ranks.is_main)
 
 
 def room_needed(parts: CheckpointParts) -> RoomNeeded:
@@ -57,12 +59,12 @@ def _bytes_of(weights: Iterable[nn.Parameter]) -> int:
     return sum(whole_shape(weight).numel() * weight.element_size() for weight in weights)
 
 
-def _compare(output_dir: Path, flags: CheckpointArguments, needed: RoomNeeded) -> None:
+def _compare(output_dir: Path, flags: CheckpointArguments, needed: RoomNeeded, kept_beside: int) -> None:
     free = free_bytes(output_dir)
     if free is None:
         return
     there = _size_of(output_dir / "checkpoints")  # of a run that is resumed: some of those that stay
-    saves = flags.save_every > 0 or flags.save_epochs > 0 or flags.load_best_model_at_end
+    saves = flags.save_every > 0 or flags.save_epochs > 0 or kept_beside > 0
     least = needed.checkpoint if saves or flags.save_at_end else 0
     if free + there < needed.models + least:
         also = f" and {in_gigabytes(least)} for a checkpoint" if least else ""
@@ -73,7 +75,7 @@ def _compare(output_dir: Path, flags: CheckpointArguments, needed: RoomNeeded) -
     if not saves:
         return
     # A new checkpoint is written before the oldest is removed.
-    kept = flags.keep_last + 1 + flags.load_best_model_at_end if flags.keep_last else 2
+    kept = flags.keep_last + 1 + kept_beside if flags.keep_last else 2
     wanted = needed.models + kept * needed.checkpoint
     if free + there < wanted:
         log(

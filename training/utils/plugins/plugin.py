@@ -205,8 +205,8 @@ TABLES = frozenset(
     """
 rollout_engines decode_loops rollout_sources trackers data_sources row_forms rewards media optimizers policy_losses
 evaluated_figures model_losses meant_flags kept_as_begun logs run_files in_place_of_run auto_choices advice curves
-evaluation_flags whole_run_switches stored_forms packed_layers backends
-evaluation_flags whole_run_switches stored_forms packed_layers row_sharing
+evaluation_flags whole_run_switches stored_forms packed_layers backends row_sharing
+run_courses
 """.split()
 )
 
@@ -269,6 +269,8 @@ class Plugin(NamedTuple):
         `whole_run_switches`: by flags of every step that are true or false, and that the file of `threestep all` has at
             its top, by default true: a line on each for `--help`
         `row_forms`: RowFormEntry, by the names of the columns of cached rows that hold their numbers
+        `run_courses`: addresses of functions (settings) -> RunCourse | None (`contracts.checkpoints`), by their names:
+            who has a say in when a run saves and ends; settings by the flags' names
         `row_sharing`: the address of a function (AddedFlags) -> RowSharing (`models.row_sharing`), the ranks that
             share each row; by the name of the flag that says how many; one at most in all plugins
     """

@@ -7,7 +7,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +112,7 @@ class MetricsWriter:
                 log(f"warning: {name} stops receiving this run's metrics ({type(problem).__name__}: {problem})")
 
 
-# What a run is judged by unless --metric_for_best_model names another, the first that it has.
+# What a run is judged by unless a flag names another, the first that it has.
 JUDGED = ("eval/reward", "eval/loss")
 _LESS_IS_BETTER = ("loss", "perplexity")
 
@@ -134,9 +133,3 @@ def judged_metric(names: Collection[str], given: str | None) -> str | None:
             if known in names:
                 return known
     return None
-
-
-def may_be_evaluated(given: str, declared: Sequence[str]) -> bool:
-    """False for a metric that no evaluation of a step has. declared: as of `StepFigures.evaluates`"""
-    name = given.removeprefix("eval/").removeprefix("eval_")
-    return not declared or any(fnmatchcase(name, pattern) for pattern in declared)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.quick_imports import quick_imports
-from training.utils.flags.added import figures_of_others, in_place_of_run
+from training.utils.flags.added import in_place_of_run
 from training.utils.flags.arguments import parse_arguments
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.plugins.registry import check_by_plugins
@@ -67,8 +67,8 @@ def one_model_program(
                 "model, which has a score for each sequence instead; leave it out"
             )
         check_model_folder(flags.model.model_name_or_path)
-        others, runs = figures_of_others(flags.settings), in_place_of_run(flags.settings) is None
-        look_first(step, flags.run, flags.checkpoints, flags.data.source, runs=runs, has_other_figures=others)
+        runs = in_place_of_run(flags.settings) is None
+        look_first(step, flags.run, flags.checkpoints, flags.data.source, runs=runs)
         with quick_imports():
             from training.utils.data.kinds.table import KINDS
 

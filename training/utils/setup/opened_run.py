@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.utils.base.console import WHOLE_RUN_VARIABLE, log
+from training.utils.base.user_files import named_object
 from training.utils.checkpoints.loop import checkpointed_run
 from training.utils.checkpoints.other_runs import only_run_in, remove_earlier_run, remove_figures
 from training.utils.checkpoints.plan import CheckpointPlan, plan_checkpoints
@@ -25,7 +26,7 @@ from training.utils.models.adapters.saving import save_model
 from training.utils.models.families.parts import write_beside
 from training.utils.outputs.final_models import FinalModels
 from training.utils.outputs.room import check_room
-from training.utils.plugins.registry import hooks
+from training.utils.plugins.registry import added, hooks
 from training.utils.run.run_folder import BAD_STEPS, EndedRun, RunFolder
 from training.utils.setup.saving_check import SavedModel, check_saving
 from training.utils.setup.setup import start_run, with_head_chunk, write_settings
@@ -144,12 +145,20 @@ class OpenedRun:
         """
         folder, flags, is_main = self.folder, self.flags, self.ranks.is_main
         folder.write_json("data_report.json", asdict(data.report))
+        opened = (named_object(place)(flags.settings) for place in added("run_courses", ()).values())
+        course = [part for part in opened if part is not None]
         if flags.trains:
             trust = self.model.trust_remote_code
             check_saving(folder.path, [*_saved(parts).values()], parts.processor, trust, is_main=is_main)
-            check_room(folder.path, flags.checkpoints, parts)
+            check_room(folder.path, flags.checkpoints, parts, sum(part.keeps for part in course))
         run = checkpointed_run(
-            self.plan, folder, parts, data.fingerprint, model_digests=digests, steps_per_epoch=data.steps_per_epoch
+            self.plan,
+            folder,
+            parts,
+            data.fingerprint,
+            model_digests=digests,
+            steps_per_epoch=data.steps_per_epoch,
+            course=course,
         )
         with run as records, self.ranks.backends.held():
             yield *records, BadSteps(flags.faults.max_bad_steps, folder.run_log(BAD_STEPS), is_main, self.dtype)

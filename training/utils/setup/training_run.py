@@ -214,9 +214,9 @@ class TrainingLoop:
                     run.checkpoints.save(step, {name: state and asdict(state) for name, state in states.items()})
                 if last:
                     break
-        best = run.checkpoints.load_best(self._done)
-        if best is not None:
-            self.after = self._evaluation_in(best, "after")
+        earlier = run.checkpoints.load_final(self._done)
+        if earlier is not None:
+            self.after = self._evaluation_in(earlier, "after")
             self._run.settings.evaluation_observer.restored()
 
     def _evaluation_in(self, saved: dict[str, Any], name: str) -> Any:

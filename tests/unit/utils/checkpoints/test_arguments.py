@@ -61,12 +61,3 @@ def test_mistakes_are_told():
         "--stop_at expects auto, a variable, a file or a time, got nothing",
     ):
         assert part in str(told.value)
-
-
-@pytest.mark.parametrize("flag", ["--early_stopping", "--early_stopping_patience"])
-def test_patience_without_a_number_is_a_sentence(flag):
-    with pytest.raises(ThreestepError) as mistake:
-        parse_arguments((CheckpointArguments,), [flag], "")
-    assert str(mistake.value) == (
-        "--early_stopping expects 0 or more (evaluations), got nothing; write it behind the flag"
-    )

@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,10 +43,9 @@ def plan(
     )
 
 
-def opened(made: CheckpointPlan, place: Path, data: str = "rows", digests: Any = None, epoch: float = 0.0) -> Any:
-    return checkpointed_run(
-        made, RunFolder(place, True), CheckpointParts({}, ranks()), data, model_digests=digests, steps_per_epoch=epoch
-    )
+def opened(made: CheckpointPlan, place: Path, data: str = "rows", **more: Any) -> Any:
+    """A run without engines. more: as `checkpointed_run` takes it"""
+    return checkpointed_run(made, RunFolder(place, True), CheckpointParts({}, ranks()), data, **more)
 
 
 def saved(place: Path, steps: tuple[int, ...], state: Any = None, **flags: Any) -> None:
@@ -62,7 +60,7 @@ def saved(place: Path, steps: tuple[int, ...], state: Any = None, **flags: Any) 
 
 def test_a_loop_by_itself_keeps_nothing():
     kept = Checkpoints()
-    assert kept.restore() == (0, {}) and kept.due(1, 1) is False
+    assert kept.restore() == (0, {}) and kept.due(1, 1) is False and kept.load_final(1) is None
     kept.save(1, {})
 
 
@@ -207,7 +205,7 @@ def test_a_model_that_is_loaded_anew_and_is_another_one_is_named(tmp_path):
     def run(content: str) -> None:
         start = {"critic_model_name_or_path": lambda: content * 20}
         resumed = plan(tmp_path, "latest" if content != "ab" else None)
-        with opened(resumed, tmp_path, digests=start) as (
+        with opened(resumed, tmp_path, model_digests=start) as (
             _,
             kept,
         ):
@@ -241,7 +239,7 @@ def test_one_run_a_folder(tmp_path):
 )
 def test_when_one_is_due(tmp_path, flags, due):
     first = plan(tmp_path, **flags)
-    with opened(first, tmp_path, epoch=1.5) as (_, kept):
+    with opened(first, tmp_path, steps_per_epoch=1.5) as (_, kept):
         assert [step for step in range(1, 6) if kept.due(step, total_steps=5)] == due
 
 
@@ -321,45 +319,9 @@ def test_a_reservation_whose_end_nobody_tells(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def judged(place: Path, losses: dict[int, float], last: int, resume: str | None = None, **flags: Any) -> Any:
-    """A run that is evaluated after the steps of `losses`, and ends after `last`. Returns the loaded state."""
-    made = plan(place, resume=resume, load_best_model_at_end=True, **flags)
-    with opened(made, place) as (metrics, kept):
-        done, _ = kept.restore()
-        for step in range(done, last + 1):
-            if step in losses:
-                metrics.write(step, {"eval/loss": losses[step], "eval/accuracy": -losses[step]})
-                kept.evaluated(step)
-            if step and kept.due(step, total_steps=10):
-                kept.save(step, {"at": step})
-        return kept.load_best(last)
-
-
-def checkpoints_in(place: Path) -> list[int]:
-    return CheckpointFolder(place).steps()
-
-
-def test_the_best_evaluation_is_kept_and_loaded_at_the_end(tmp_path, capsys):
-    """Before training counts for nothing, and what is best at the end needs no checkpoint."""
-    losses = {0: 0.1, 2: 3.0, 4: 1.0, 6: 2.0, 8: float("nan"), 10: 1.5}
-    assert judged(tmp_path / "a", losses, 10, save_every=3, keep_last=1) == {"at": 4}
-    assert checkpoints_in(tmp_path / "a") == [4, 9]
-    said = capsys.readouterr().out
-    assert "the model is the best by its evaluations, eval/loss 1 after step 4: its weights are loaded from" in said
-    assert judged(tmp_path / "b", {**losses, 10: 0.5}, 10, keep_last=1) is None
-    assert judged(tmp_path / "c", losses, 10, metric_for_best_model="accuracy") == {"at": 4}
-    assert judged(tmp_path / "d", losses, 10, metric_for_best_model="eval_loss", greater_is_better=True) == {"at": 2}
-    assert judged(tmp_path / "e", {10: 1.0}, 10) is None
-    assert "had one evaluation to choose from" in capsys.readouterr().out
-
-
-def test_a_resumed_run_remembers_the_best(tmp_path):
-    losses = {2: 1.0, 6: 2.0, 10: 3.0}
-    judged(tmp_path, losses, 7, save_every=5)
-    assert judged(tmp_path, losses, 10, resume="latest", save_every=5) == {"at": 2}
-
-
-def ended(place: Path, losses: dict[int, float], callback: Any = None, resume: str | None = None, **flags: Any) -> int:
+def ended(
+    place: Path, losses: dict[int, float], callback: str | None = None, resume: str | None = None, **flags: Any
+) -> int:
     """The step after which a run of ten ends that is evaluated after the steps of `losses`."""
     changes = {"callback": callback} if callback else {}
     with opened(plan(place, resume=resume, changes=changes.items(), **flags), place) as (metrics, kept):
@@ -369,7 +331,7 @@ def ended(place: Path, losses: dict[int, float], callback: Any = None, resume: s
             metrics.write(step, {"train/loss": float(step)})
             last = kept.ends(step)
             if step in losses:
-                metrics.write(step, {"eval/loss": losses[step], "eval/accuracy": -losses[step]})
+                metrics.write(step, {"eval/loss": losses[step]})
                 kept.evaluated(step)
                 last = last or kept.ends(step)
             if kept.due(step, step if last else 10):
@@ -379,48 +341,7 @@ def ended(place: Path, losses: dict[int, float], callback: Any = None, resume: s
         return end
 
 
-LOSSES = {1: 3.0, 2: 1.0, 4: 2.0, 5: float("nan"), 6: 1.0, 7: 0.5, 8: 4.0}
-
-
-def test_evaluations_without_a_better_one_end_the_run(tmp_path, capsys):
-    assert ended(tmp_path / "a", LOSSES, early_stopping=3) == 6
-    line = "training ends after step 6: none better than eval/loss 1 after step 2 in 3 evaluations (--early_stopping 3)"
-    assert line in capsys.readouterr().out
-    assert ended(tmp_path / "b", LOSSES, early_stopping=4) == 10
-    assert ended(tmp_path / "c", LOSSES, early_stopping=1, metric_for_best_model="accuracy") == 4
-    assert ended(tmp_path / "d", LOSSES, early_stopping=1, greater_is_better=True) == 2
-    assert ended(tmp_path / "e", {1: float("nan"), 2: float("nan")}, early_stopping=2) == 2
-    assert "training ends after step 2: no finite value in 2 evaluations" in capsys.readouterr().out
-    assert ended(tmp_path / "f", LOSSES) == 10
-
-
-def test_a_resumed_run_ends_where_the_unbroken_one_does(tmp_path):
-    for step in range(1, 6):
-        place = tmp_path / str(step)
-        assert (
-            ended(
-                place,
-                {at: loss for at, loss in LOSSES.items() if at <= step},
-                early_stopping=3,
-                save_every=step,
-                keep_last=0,
-            )
-            == 10
-        )
-        for later in checkpoints_in(place):
-            if later > step:
-                shutil.rmtree(CheckpointFolder(place).of(later))
-        assert ended(place, LOSSES, resume="latest", early_stopping=3, save_at_end=True, keep_last=0) == 6
-        assert ended(place, LOSSES, resume="latest", early_stopping=3) == 6  # it is over
-        assert ended(place, LOSSES, resume="latest", early_stopping=4) == 10  # and is prolonged
-
-
-def test_early_stopping_without_evaluations(tmp_path):
-    with opened(plan(tmp_path, resume=None, early_stopping=1), tmp_path) as (_, kept):
-        with pytest.raises(
-            ThreestepError, match="^--early_stopping goes by evaluations, and there are no evaluation r"
-        ):
-            kept.evaluated(0)
+LOSSES = {1: 3.0, 2: 1.0, 4: 2.0, 6: 1.0}
 
 
 def own_callback(folder: Path, body: str) -> str:
@@ -438,7 +359,7 @@ def test_a_callback_ends_the_run_and_adds_figures(tmp_path, capsys):
     lines = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
     assert [line.get("own/twice") for line in lines] == [2, 2, 4, 4, 6, 8, None]
     assert ended(tmp_path / "a", LOSSES, own, resume="latest") == 4  # it is over
-    assert ended(tmp_path / "a", LOSSES, resume="latest", early_stopping=9) == 10  # without it, prolonged
+    assert ended(tmp_path / "a", LOSSES, resume="latest") == 10  # without it, prolonged
 
 
 def test_a_callbacks_mistake_ends_the_run(tmp_path):
@@ -450,27 +371,6 @@ def test_a_callbacks_mistake_ends_the_run(tmp_path):
     own = own_callback(tmp_path / "other", "return None if step < 3 else 1 / 0")
     with pytest.raises(ThreestepError, match=r"^--callback: seen raised ZeroDivisionError: .* \(own.py, line 2\)$"):
         ended(tmp_path / "b", LOSSES, own)
-
-
-def test_a_best_checkpoint_that_is_gone_leaves_the_last_weights(tmp_path, capsys):
-    made = plan(tmp_path, resume=None, load_best_model_at_end=True)
-    with opened(made, tmp_path) as (metrics, kept):
-        metrics.write(1, {"eval/loss": 1.0})
-        kept.evaluated(1)
-        kept.save(1, {})
-        shutil.rmtree(made.folder.of(1))
-        assert kept.load_best(2) is None
-    assert "warning: the model is that after step 2" in capsys.readouterr().out
-
-
-def test_a_metric_that_no_evaluation_has(tmp_path):
-    with pytest.raises(ThreestepError, match="expects one of accuracy, loss, got 'acuracy'; did you mean 'accuracy'"):
-        judged(tmp_path / "a", {0: 1.0}, 0, metric_for_best_model="acuracy")
-    with opened(plan(tmp_path / "b", resume=None, load_best_model_at_end=True), tmp_path / "b") as (_, kept):
-        with pytest.raises(
-            ThreestepError, match="^--load_best_model_at_end goes by evaluations, and there are no evaluation rows"
-        ):
-            kept.evaluated(0)
 
 
 def full_at(monkeypatch, steps: set[int]) -> None:

@@ -54,9 +54,9 @@ def test_a_model_that_does_not_fit(tmp_path, free):
         check_room(tmp_path, flags(), parts(torch.float32))
     free(7000)
     check_room(tmp_path, flags(), parts(torch.float32))
-    for asked in ({"save_every": 1}, {"save_at_end": True}, {"save_epochs": 1.0}, {"load_best_model_at_end": True}):
+    for asked, kept in (({"save_every": 1}, 0), ({"save_at_end": True}, 0), ({"save_epochs": 1.0}, 0), ({}, 1)):
         with pytest.raises(ThreestepError, match="for its model and 0.0 MB for a checkpoint; free space, or name"):
-            check_room(tmp_path, flags(**asked), parts(torch.float32))
+            check_room(tmp_path, flags(**asked), parts(torch.float32), kept)
 
 
 def test_checkpoints_that_do_not_fit_all(tmp_path, free, capsys):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.utils.checkpoints.best import Best, is_better, metric_in
+from threestep.plugins.best_model.best import Best, is_better, metric_in
 
 FIGURES = {"eval/loss": 1.0, "eval/accuracy": 0.5, "eval_greedy/reward": 2.0}
 
