@@ -63,6 +63,8 @@ class JudgedCourse(RunCourse):
     """Has a checkpoint written after each evaluation that is the best so far, and kept for the end of the run
     (--load_best_model_at_end); ends training after --early_stopping evaluations in a row without a better one."""
 
+    judges = True
+
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._loads_best: bool = settings["load_best_model_at_end"]
         self._patience: int = settings["early_stopping"]

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from training.utils.base.console import WHOLE_RUN_VARIABLE, log, resuming_command
 from training.utils.base.errors import ThreestepError, disk_errors
 from training.utils.base.seeds import derived_seed
-from training.utils.base.storage import flush_to_disk, new_rescue_folder
+from training.utils.base.storage import flush_to_disk
 from training.utils.checkpoints.folder import CheckpointFolder, damage, read_manifest, stranger
-from training.utils.checkpoints.interrupts import SIGNALS, Deadline, Interrupts, expiry_of, seconds_since_start
+from training.utils.checkpoints.interrupts import SIGNALS, Interrupts
 from training.utils.checkpoints.parts import CheckpointParts, disk_error_of
 from training.utils.checkpoints.plan import CheckpointPlan, check_settings, describe_placement, placement
 from training.utils.checkpoints.records import as_written, check_keys, read_record
@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 
 _TRAINER_FILE = "trainer.json"
 _WRITTEN = ("step", "seconds", "log_sizes", "state")
-_OUT_OF_TIME = len(SIGNALS) + 1
-_EXPIRES = len(SIGNALS) + 2
+_BY_COURSE = len(SIGNALS) + 1  # `RunCourse.stop_reason`
 
 
 @dataclass(frozen=True)
@@ -138,17 +137,13 @@ class RunCheckpoints(Checkpoints):
     def __post_init__(self) -> None:
         self._ranks = self.parts.ranks
         self._stop = 0
-        self._step_began = time.monotonic()
-        self._longest_step_seconds = 0.0
-        self._save_seconds: float | None = None
+        self._why: str | None = None  # of a stop that a part of the course asks for, on the main rank
         self._retry_at: int | None = None  # the step after which a save that failed is tried again
         self._failures = 0  # in a row
+        self._judges = [part for part in self.course if part.judges]
         self._due: int | None = None  # a step after which one is due by its evaluation
         self._called = self.point.called and self.callback is not None  # an earlier one's end is over
         self._ends = False
-        stop_at = self.plan.flags.stop_at
-        # The first rank alone reads it: hosts may disagree.
-        self._deadline = Deadline(expiry_of(stop_at)) if stop_at is not None and self._ranks.is_main else None
 
     def restore(self) -> tuple[int, dict[str, Any]]:
         point = self.point
@@ -158,7 +153,6 @@ class RunCheckpoints(Checkpoints):
         if self.course:
             on_main(lambda: [part.resumed(point.course) for part in self.course], self._ranks.is_main)
         log(f"resuming after step {point.step}, from {point.path}", self._ranks.is_main)
-        self._step_began = time.monotonic()
         return point.step, point.state
 
     def _load(self, path: Path, saved: Mapping[str, Any], step: int) -> None:
@@ -172,14 +166,14 @@ class RunCheckpoints(Checkpoints):
         self.parts.load_converted(path, self.plan.folder.universal(step), saved["ranks"], seed)
 
     def evaluated(self, step: int) -> None:
-        if not self.course:
+        if not self._judges:
             return
         figures = self.metrics.evaluation
-        if any(on_main(lambda: [part.evaluated(step, figures) for part in self.course], self._ranks.is_main)):
+        if any(on_main(lambda: [part.evaluated(step, figures) for part in self._judges], self._ranks.is_main)):
             self._due = step
 
     def load_final(self, step: int) -> dict[str, Any] | None:
-        final = on_main(lambda: self._final(step), self._ranks.is_main) if self.course else None
+        final = on_main(lambda: self._final(step), self._ranks.is_main) if self._judges else None
         if final is None:
             return None
         path = self.plan.folder.of(final.step)
@@ -195,10 +189,10 @@ class RunCheckpoints(Checkpoints):
         return dict(_resume_point(path, {}).state)
 
     def _final(self, step: int) -> FinalWeights | None:
-        return next((final for part in self.course if (final := part.final(step)) is not None), None)
+        return next((final for part in self._judges if (final := part.final(step)) is not None), None)
 
     def ends(self, step: int) -> bool:
-        if self._ends or not (self.callback or self.course):
+        if self._ends or not (self.callback or self._judges):
             return self._ends
         reason = on_main(self._end_reason, self._ranks.is_main)
         if reason is not None:
@@ -214,7 +208,7 @@ class RunCheckpoints(Checkpoints):
             self._called |= self.callback.stops
         if self._called:
             return 'the callback returned "stop"'
-        return next((reason for part in self.course if (reason := part.end_reason()) is not None), None)
+        return next((reason for part in self._judges if (reason := part.end_reason()) is not None), None)
 
     def due(self, step: int, total_steps: int) -> bool:
         flags = self.plan.flags
@@ -236,13 +230,11 @@ class RunCheckpoints(Checkpoints):
         self._plan_retry(step, failed=error is not None)
         if error is not None:
             log(self._save_failed_message(step, error), self._ranks.is_main)
-        self._step_began = time.monotonic()
-        self._save_seconds = self._step_began - started
         if error is None:
             for part in self.course if self._ranks.is_main else ():
                 part.saved(step)
             where = self.plan.folder.of(step)
-            log(f"checkpoint after step {step:,} in {self._save_seconds:.1f} s: {where}", self._ranks.is_main)
+            log(f"checkpoint after step {step:,} in {time.monotonic() - started:.1f} s: {where}", self._ranks.is_main)
         if self._stop:
             rescued = self._rescued(step, state) if error is not None else None
             log(self._stop_message(step, error is None, rescued), self._ranks.is_main)
@@ -255,16 +247,23 @@ class RunCheckpoints(Checkpoints):
         self._retry_at = step + 2 ** min(self._failures - 1, 20) if failed else None
 
     def _rescued(self, step: int, state: Mapping[str, Any]) -> Path | None:
-        """Write the checkpoint of a run that ends now to --rescue_dir; None if that fails too. A collective."""
+        """Write the checkpoint of a run that ends now to another folder; None if there is none, or that fails too. A
+        collective."""
         places: list[str] = []
+
+        def find() -> None:
+            found = (part.other_folder(self.run.path) for part in self.course)
+            places.extend(str(place) for place in found if place is not None)
+
         is_main = self._ranks.is_main
-        root = self.plan.flags.rescue_dir
-        error = disk_error_of(lambda: places.append(str(new_rescue_folder(root, self.run.path))), is_main)
+        error = disk_error_of(find, is_main)
         if error is None:
-            folder = CheckpointFolder(from_main(places)[0])
+            if not (found := from_main(places)):
+                return None
+            folder = CheckpointFolder(found[0])
             error = self._write(step, state, folder)
         if error is not None:
-            log(f"warning: --rescue_dir takes no checkpoint either ({error})", is_main)
+            log(f"warning: no other folder takes the checkpoint either ({error})", is_main)
             return None
         return folder.of(step)
 
@@ -299,22 +298,14 @@ class RunCheckpoints(Checkpoints):
             folder.prune(step, self.plan.flags.keep_last, {part.kept(step) for part in self.course})
 
     def _stop_reason(self) -> int:
-        """The reason why this rank must stop: a signal's place in SIGNALS, from 1 on, _OUT_OF_TIME or _EXPIRES; 0 if
-        there is none."""
-        now = time.monotonic()
-        self._longest_step_seconds = max(self._longest_step_seconds, now - self._step_began)
-        self._step_began = now
+        """The reason why this rank must stop: a signal's place in SIGNALS, from 1 on, or _BY_COURSE; 0 if there is
+        none."""
         for place, number in enumerate(SIGNALS, start=1):
             if self.interrupts.reason == number.name:
                 return place
-        # Room for one more step and a checkpoint, each as long as the longest so far; the first checkpoint is a guess.
-        save_seconds = self._longest_step_seconds if self._save_seconds is None else self._save_seconds
-        needed = 1.5 * (self._longest_step_seconds + save_seconds)
-        limit = self.plan.flags.limit_seconds()
-        if limit is not None and seconds_since_start() + needed > limit:
-            return _OUT_OF_TIME
-        left = None if self._deadline is None else self._deadline.seconds_left()
-        return _EXPIRES if left is not None and left < needed else 0
+        if self._ranks.is_main:
+            self._why = next((why for part in self.course if (why := part.stop_reason()) is not None), None)
+        return 0 if self._why is None else _BY_COURSE
 
     def _save_failed_message(self, step: int, error: str) -> str:
         last = next(iter(self.plan.folder.latest_first()), None)
@@ -326,11 +317,7 @@ class RunCheckpoints(Checkpoints):
         )
 
     def _stop_message(self, step: int, was_saved: bool, rescued: Path | None = None) -> str:
-        reason = f"--stop_before {self.plan.flags.stop_before}"
-        if self._stop == _EXPIRES:
-            reason = f"--stop_at {self.plan.flags.stop_at}"
-        elif self._stop != _OUT_OF_TIME:
-            reason = SIGNALS[self._stop - 1].name
+        reason = self._why or "" if self._stop == _BY_COURSE else SIGNALS[self._stop - 1].name
         if not was_saved:
             reason += ", without its checkpoint"
         if rescued is not None:

@@ -23,7 +23,6 @@ from training.utils.checkpoints.arguments import (
     CheckpointArguments,
 )
 from training.utils.checkpoints.folder import MANIFEST, CheckpointFolder, damage, read_manifest, stranger
-from training.utils.checkpoints.interrupts import expiry_of
 from training.utils.checkpoints.other_runs import refuse_earlier_run, refuse_without_checkpoints
 from training.utils.checkpoints.records import check_keys
 from training.utils.engine.ranks.collectives import on_main
@@ -92,14 +91,12 @@ def plan_checkpoints(
         resumed run may change
 
     ThreestepError if a new run would overwrite checkpoints, if all of them are damaged, and if they were written with
-    other settings, which are named; and where --stop_at can read no time.
+    other settings, which are named.
     """
     folder = CheckpointFolder(output_dir)
     settings = {**settings, "program": program, "ranks": ranks.world_size}
 
     def find() -> Path | None:
-        if flags.stop_at is not None:
-            expiry_of(flags.stop_at).read()
         found = _find(flags, folder)
         if found is not None:
             if (problem := stranger(found)) is not None:

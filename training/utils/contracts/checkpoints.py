@@ -1,10 +1,13 @@
-"""Checkpoints as a training loop sees them; and who has a say in a run's course: when it saves and ends, and with
-whose weights. Imports no torch."""
+"""Checkpoints as a training loop sees them; and who has a say in a run's course: when it saves, stops and
+ends, with whose weights, and where it writes what its disk refuses. Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Checkpoints:
@@ -51,9 +54,12 @@ class RunCourse:
     answers hold for all.
 
     keeps: checkpoints that stay beside those of --keep_last, at most
+    judges: it goes by evaluations; otherwise `evaluated`, `end_reason` and `final`, which cost a collective, are not
+        called
     """
 
     keeps: int = 0
+    judges: bool = False
 
     def resumed(self, state: Mapping[str, Any]) -> None:
         """Continue a run that resumes. state: as `state` returned it, beside that of others; none of a part that the
@@ -63,6 +69,11 @@ class RunCourse:
         """Take the figures of the evaluation after `step` (0: before training); return whether a checkpoint of it is to
         be written. ThreestepError where they lack what is needed."""
         return False
+
+    def stop_reason(self) -> str | None:
+        """Return why the run must stop now, with a checkpoint of this step; None: it continues. Called after every
+        step."""
+        return None
 
     def end_reason(self) -> str | None:
         """Return why training ends now, although steps are left; None: it continues."""
@@ -81,4 +92,14 @@ class RunCourse:
 
     def final(self, step: int) -> FinalWeights | None:
         """Return the weights that the run ends with, in place of those after `step`, its last one."""
+        return None
+
+    def other_folder(self, run: Path) -> Path | None:
+        """Return a new folder for a checkpoint that the run's own folder refuses; None: there is none. OSError if that
+        is refused too."""
+        return None
+
+    def write_refused(self, place: Path, save: Callable[[Path], None], refusal: OSError) -> Path | None:
+        """Write a finished model that the disk refused at `place`, later or elsewhere, by save(its folder); return that
+        folder. None: it is not written. ThreestepError where no place takes it."""
         return None

@@ -33,7 +33,7 @@ from training.utils.setup.setup import start_run, with_head_chunk, write_setting
 
 if TYPE_CHECKING:
     from training.utils.checkpoints.parts import CheckpointParts
-    from training.utils.contracts.checkpoints import Checkpoints
+    from training.utils.contracts.checkpoints import Checkpoints, RunCourse
     from training.utils.contracts.guests import Guests
     from training.utils.data.cache.reports import BuildReport
     from training.utils.models.settings import ModelSettings
@@ -92,7 +92,9 @@ class PlannedRun:
             on_main(lambda: remove_figures(plan.folder), self.ranks.is_main)
         folder = start_run(self.flags.run, plan.flags_in_use, self.ranks, plan.chosen)
         model = replace(model, head_chunk_mb=plan.settings["head_chunk_mb"])
-        return OpenedRun(self.flags, self.ranks, plan, folder, model, dtype)
+        opened = (named_object(place)(plan.settings) for place in added("run_courses", ()).values())
+        course = [part for part in opened if part is not None]
+        return OpenedRun(self.flags, self.ranks, plan, folder, model, dtype, course)
 
 
 class RunData(NamedTuple):
@@ -105,7 +107,7 @@ class RunData(NamedTuple):
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run with its folder. model, dtype: of the model that is trained."""
+    """A run with its folder. model, dtype: of the model that is trained. course: the say of plugins in it."""
 
     flags: RunFlags
     ranks: Ranks
@@ -113,6 +115,7 @@ class OpenedRun:
     folder: RunFolder
     model: ModelSettings
     dtype: str
+    course: Sequence[RunCourse] = ()
 
     def styled(self, prompt_style: str) -> OpenedRun:
         """The run with the prompt style that its rows have, which is written to its settings."""
@@ -145,12 +148,10 @@ class OpenedRun:
         """
         folder, flags, is_main = self.folder, self.flags, self.ranks.is_main
         folder.write_json("data_report.json", asdict(data.report))
-        opened = (named_object(place)(flags.settings) for place in added("run_courses", ()).values())
-        course = [part for part in opened if part is not None]
         if flags.trains:
             trust = self.model.trust_remote_code
             check_saving(folder.path, [*_saved(parts).values()], parts.processor, trust, is_main=is_main)
-            check_room(folder.path, flags.checkpoints, parts, sum(part.keeps for part in course))
+            check_room(folder.path, flags.checkpoints, parts, sum(part.keeps for part in self.course))
         run = checkpointed_run(
             self.plan,
             folder,
@@ -158,7 +159,7 @@ class OpenedRun:
             data.fingerprint,
             model_digests=digests,
             steps_per_epoch=data.steps_per_epoch,
-            course=course,
+            course=self.course,
         )
         with run as records, self.ranks.backends.held():
             yield *records, BadSteps(flags.faults.max_bad_steps, folder.run_log(BAD_STEPS), is_main, self.dtype)
@@ -171,7 +172,7 @@ class OpenedRun:
         guests: of the first model. figures: closing figures, by file. closing: the last line of the log
         ThreestepError if a model is not where it belongs.
         """
-        final = FinalModels(self.folder.path, self.flags.checkpoints, self.ranks)
+        final = FinalModels(self.folder.path, self.course, self.ranks)
         if self.flags.trains:
             _write_models(final, parts, guests)
         for name, content in figures.items():

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,13 +15,14 @@ import torch
 
 from training.utils.base.console import WHOLE_RUN_VARIABLE
 from training.utils.base.errors import ThreestepError
-from training.utils.checkpoints import interrupts, loop
+from training.utils.checkpoints import loop
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.checkpoints.folder import CheckpointFolder
 from training.utils.checkpoints.loop import Checkpoints, checkpointed_run
 from training.utils.checkpoints.other_runs import only_run_in
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.checkpoints.plan import CheckpointPlan, plan_checkpoints
+from training.utils.contracts.checkpoints import RunCourse
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.run.run_folder import RunFolder
 
@@ -265,58 +265,22 @@ def test_a_signal_ends_the_run_after_its_step_with_the_command_to_go_on(tmp_path
     assert kept._stop_message(2, was_saved=True) == "stopped after step 2 (SIGUSR1)"  # `threestep all` says how
 
 
-def test_the_time_is_short_where_a_step_and_a_checkpoint_no_longer_fit(tmp_path, monkeypatch):
-    """Steps of 10 seconds, a checkpoint of as many for a guess: 1.5 x 20 are kept free of 100."""
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    monkeypatch.setattr(loop, "seconds_since_start", lambda: clock.now)
-    stopped = []
-    with opened(plan(tmp_path, stop_before="100s"), tmp_path) as (_, kept):
-        for step in range(1, 10):
-            clock.now += 10.0
-            if kept.due(step, total_steps=100):
-                stopped.append(clock.now)
-    assert stopped[0] == 80.0  # 80 + 30 is more than 100
+class Stops(RunCourse):
+    """Asks for a stop after two steps."""
+
+    steps = 0
+
+    def stop_reason(self) -> str | None:
+        self.steps += 1
+        return "the time is up" if self.steps == 2 else None
 
 
-@pytest.mark.parametrize(
-    ("steps", "stopped"),
-    [
-        ((10.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0), 80.0),  # 20 left and 1.5 x (10 + 10) wanted
-        ((10.0, 30.0, 10.0), 40.0),  # the longest step counts: 60 left and 1.5 x (30 + 30) wanted
-        ((101.0, 10.0, 10.0), None),  # it has passed, and asks for nothing more
-    ],
-)
-def test_before_a_reservation_ends(tmp_path, monkeypatch, capsys, steps, stopped):
-    """It ends 100 seconds after the start; the run goes on from the checkpoint of the stop, in a longer one."""
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    monkeypatch.setattr(interrupts, "time", SimpleNamespace(time=lambda: 2e9 + clock.now))
-    monkeypatch.setenv("SLURM_JOB_END_TIME", str(2e9 + 100.0))
-    with opened(plan(tmp_path, stop_at="auto"), tmp_path) as (_, kept):
-        for number, seconds in enumerate(steps, start=1):
-            clock.now += seconds
-            if kept.due(number, total_steps=100):
-                break
-        else:
-            clock.now = None
-        assert clock.now == stopped
-        if stopped is None:
-            return
-        with pytest.raises(SystemExit):
-            kept.save(number, {})
-    assert f"stopped after step {number} (--stop_at auto); to resume: " in capsys.readouterr().out
-    monkeypatch.setenv("SLURM_JOB_END_TIME", str(2e9 + 10000.0))
-    with opened(plan(tmp_path, stop_at="SLURM_JOB_END_TIME"), tmp_path) as (_, kept):
-        assert kept.restore()[0] == number
-        assert not kept.due(number + 1, total_steps=100)
-
-
-def test_a_reservation_whose_end_nobody_tells(tmp_path, monkeypatch):
-    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
-    with pytest.raises(ThreestepError, match="--stop_at auto expects a scheduler's SLURM_JOB_END_TIME"):
-        plan(tmp_path, stop_at="auto")
-    assert not list(tmp_path.iterdir())
+def test_a_part_of_the_course_stops_the_run(tmp_path, capsys):
+    with pytest.raises(SystemExit), opened(plan(tmp_path), tmp_path, course=[Stops()]) as (_, kept):
+        assert not kept.due(1, total_steps=5)
+        assert kept.due(2, total_steps=5)
+        kept.save(2, {})
+    assert "stopped after step 2 (the time is up); to resume: " in capsys.readouterr().out
 
 
 def ended(
@@ -407,27 +371,38 @@ def test_a_log_that_cannot_be_flushed_costs_no_checkpoint(tmp_path, monkeypatch)
     assert CheckpointFolder(tmp_path).steps() == [1]
 
 
-@pytest.mark.parametrize("has_rescue", [True, False])
-def test_the_checkpoint_of_a_run_that_must_end_is_rescued(tmp_path, monkeypatch, capsys, has_rescue):
+@pytest.mark.parametrize("takes", [True, False])
+def test_the_checkpoint_of_a_run_that_must_end_goes_elsewhere(tmp_path, monkeypatch, capsys, takes):
     full_at(monkeypatch, {1})
-    run, rescue = tmp_path / "run", tmp_path / "rescue"
-    rescue.mkdir()
-    if not has_rescue:
-        monkeypatch.setattr(loop, "new_rescue_folder", lambda *_: Path("/dev/null/a").mkdir())
-    made = plan(run, resume=None, rescue_dir=str(rescue))
-    with pytest.raises(SystemExit) as end, opened(made, run) as (metrics, kept):
+    run, place = tmp_path / "run", tmp_path / "rescue"
+
+    class Elsewhere(RunCourse):
+        def other_folder(self, run: Path) -> Path:
+            (place if takes else Path("/dev/null/a")).mkdir()
+            return place
+
+    with pytest.raises(SystemExit) as end, opened(plan(run, resume=None), run, course=[Elsewhere()]) as (metrics, kept):
         metrics.write(1, {"a": 0.5})
         os.kill(os.getpid(), signal.SIGUSR1)
         assert kept.due(1, 5)
         kept.save(1, {"before": 1})
     said = capsys.readouterr().out
     assert end.value.code == 1 and "stopped after step 1 (SIGUSR1, without its checkpoint" in said
-    if not has_rescue:
-        assert "warning: --rescue_dir takes no checkpoint either (/dev/null/a: Not a directory)" in said
+    if not takes:
+        assert "warning: no other folder takes the checkpoint either (/dev/null/a: Not a directory)" in said
         return
-    (place,) = rescue.glob("*/checkpoints/step_000001")
-    target = run / "checkpoints" / "step_000001"
-    assert f"without its checkpoint, which is in {place}: move it to {target} before); to resume: " in said
-    place.rename(target)  # as it says
+    saved, target = place / "checkpoints/step_000001", run / "checkpoints" / "step_000001"
+    assert f"without its checkpoint, which is in {saved}: move it to {target} before); to resume: " in said
+    saved.rename(target)  # as it says
     with opened(plan(run), run) as (_, kept):
         assert kept.restore() == (1, {"before": 1})
+
+
+def test_without_another_folder_the_checkpoint_is_lost(tmp_path, monkeypatch, capsys):
+    full_at(monkeypatch, {1})
+    with pytest.raises(SystemExit) as end, opened(plan(tmp_path, resume=None), tmp_path) as (_, kept):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert kept.due(1, 5)
+        kept.save(1, {})
+    said = capsys.readouterr().out
+    assert end.value.code == 1 and "stopped after step 1 (SIGUSR1, without its checkpoint); to resume" in said

@@ -132,6 +132,7 @@ def test_a_resumed_run_evaluates_as_it_began(tmp_path, monkeypatch, began_with, 
     plan = CheckpointPlan(CheckpointArguments(), CheckpointFolder(tmp_path), settings, begun)
     written: list[dict] = []
     monkeypatch.setattr(opened_run, "start_run", lambda run, settings, ranks, chosen: written.append(settings))
+    monkeypatch.setattr(opened_run, "added", lambda table, known: {})
     ranks: Any = Ranks(0, 0, 1, None)  # type: ignore[arg-type]
     flags = RunFlags(nothing, nothing, CheckpointArguments(), nothing, nothing, {})
     opened = PlannedRun(flags, ranks, plan).opened("chat", ModelSettings("model"), "fp32", predicts_tokens=False)
@@ -210,7 +211,6 @@ def test_the_backends_of_the_ranks_hold_in_the_loop_alone(monkeypatch, tmp_path)
         yield
         taken.append("out")
 
-    monkeypatch.setattr(opened_run, "added", lambda table, known: {})
     records = contextlib.nullcontext(("metrics", "checkpoints"))
     monkeypatch.setattr(opened_run, "checkpointed_run", lambda *given, **named: records)
     nothing: Any = None
