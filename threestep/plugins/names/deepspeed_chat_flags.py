@@ -11,6 +11,7 @@ from pathlib import Path
 from threestep.plugins.names.hf_batches import batch_words, is_trls
 from threestep.plugins.names.hf_flags import HF_DPO_FLAGS, HF_REWARD_FLAGS, HF_SFT_FLAGS
 from threestep.plugins.names.hf_ppo_flags import HF_PPO_FLAGS
+from threestep.plugins.names.removed_flags import REMOVED_FLAGS
 from training.utils.flags.other_names import (
     DEEPSPEED_CHAT,
     FALSE,
@@ -146,11 +147,13 @@ ANSWERING_OLD_FLAGS: dict[str, OldFlag] = {
     "--language": Refused("has six prompts of its own there; here --data_path names the prompts", unless=("English",)),
 }  # fmt: skip
 SFT_OLD_FLAGS: dict[str, OldFlag] = {
+    **REMOVED_FLAGS,
     **HF_SFT_FLAGS,
     **ONE_MODEL_OLD_FLAGS,
     "--print_loss": _PRINT_LOSS,
 }  # fmt: skip
 REWARD_OLD_FLAGS: dict[str, OldFlag] = {
+    **REMOVED_FLAGS,
     **HF_REWARD_FLAGS,
     **ONE_MODEL_OLD_FLAGS,
     "--eval_iters": Renamed(
@@ -158,6 +161,7 @@ REWARD_OLD_FLAGS: dict[str, OldFlag] = {
     ),
 }  # fmt: skip
 DPO_OLD_FLAGS: dict[str, OldFlag] = {
+    **REMOVED_FLAGS,
     **HF_DPO_FLAGS,
     **ONE_MODEL_OLD_FLAGS,
     "--print_loss": _PRINT_LOSS,
@@ -170,6 +174,7 @@ DPO_OLD_FLAGS: dict[str, OldFlag] = {
 _CONFIG = Refused("is for steps 1 and 2; step 3's two engines are configured by --actor_zero_stage, --offload, --dtype")
 
 PPO_OLD_FLAGS: dict[str, OldFlag] = {
+    **REMOVED_FLAGS,
     **HF_PPO_FLAGS,
     **OLD_FLAGS,
     "--deepspeed": replace(
