@@ -15,26 +15,31 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from threestep.plugins.full_disks.room import check_room, free_bytes, in_gigabytes
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError, in_words
 from training.utils.checkpoints.interrupts import Interrupts
 from training.utils.contracts.checkpoints import RunCourse
-from training.utils.outputs.room import free_bytes, in_gigabytes
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
 
 
 def open_course(settings: Mapping[str, Any]) -> RunCourse:
     """Return what writes for a run where its disk refuses."""
-    return Rescue(settings["wait_for_disk_seconds"], settings["rescue_dir"])
+    return Rescue(settings)
 
 
 class Rescue(RunCourse):
-    """Waits `wait_seconds` in all, and then writes into a folder in `root`; None: the system's for temporary files."""
+    """Reckons the room before the run. Waits --wait_for_disk_seconds in all, and then writes into a folder in
+    --rescue_dir, or in the system's for temporary files."""
 
-    def __init__(self, wait_seconds: float, root: str | None) -> None:
-        self._left_seconds, self._root = wait_seconds, root
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._settings = settings
+        self._left_seconds, self._root = settings["wait_for_disk_seconds"], settings["rescue_dir"]
         self._rescue: Path | None = None
+
+    def check(self, run: Path, parts: Any, keeps: int) -> None:
+        check_room(run, self._settings, parts, keeps)
 
     def other_folder(self, run: Path) -> Path:
         return new_rescue_folder(self._root, run)

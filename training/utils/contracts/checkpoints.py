@@ -61,6 +61,10 @@ class RunCourse:
     keeps: int = 0
     judges: bool = False
 
+    def check(self, run: Path, parts: Any, keeps: int) -> None:
+        """ThreestepError for a run that could not end, before its first step. parts: what it trains and saves
+        (`checkpoints.parts`). keeps: of all who have a say"""
+
     def resumed(self, state: Mapping[str, Any]) -> None:
         """Continue a run that resumes. state: as `state` returned it, beside that of others; none of a part that the
         run did not have"""

@@ -25,7 +25,6 @@ from training.utils.loading.configurations import model_files
 from training.utils.models.adapters.saving import save_model
 from training.utils.models.families.parts import write_beside
 from training.utils.outputs.final_models import FinalModels
-from training.utils.outputs.room import check_room
 from training.utils.plugins.registry import added, hooks
 from training.utils.run.run_folder import BAD_STEPS, EndedRun, RunFolder
 from training.utils.setup.saving_check import SavedModel, check_saving
@@ -151,7 +150,8 @@ class OpenedRun:
         if flags.trains:
             trust = self.model.trust_remote_code
             check_saving(folder.path, [*_saved(parts).values()], parts.processor, trust, is_main=is_main)
-            check_room(folder.path, flags.checkpoints, parts, sum(part.keeps for part in self.course))
+            keeps = sum(part.keeps for part in self.course)
+            on_main(lambda: [part.check(folder.path, parts, keeps) for part in self.course], is_main)
         run = checkpointed_run(
             self.plan,
             folder,
