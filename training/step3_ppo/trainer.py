@@ -290,8 +290,7 @@ class PpoTrainer:
         self.updates.texts_taken = state["texts_taken"]
         self.prompt_source.load_state_dict(state["prompt_source"])
         saved = state["rollout_engine"]
-        # Checkpoints had one of all ranks before engines had states that differ.
-        self.rollout_engine.load_state_dict(saved[self.ranks.rank % len(saved)] if isinstance(saved, list) else saved)
+        self.rollout_engine.load_state_dict(saved[self.ranks.rank % len(saved)])
         if self.queue is not None:
             self.queue.load_state_dict(state[self.queue.state_name])
 

@@ -25,9 +25,7 @@ from training.utils.base.storage import flush_to_disk, parse_json, sha256_of, sh
 from training.utils.checkpoints.arguments import LATEST
 
 MANIFEST = "manifest.json"
-# 1, without a number: engines' states are pickles; 2: they are safetensors, and the manifest has the flags' defaults
-# (and since version 0.2 the settings that the program chose).
-FORMAT = 2
+FORMAT = 2  # 1 held pickles, and is not read
 _KEYS = ("format", "step", "settings", "defaults", "chosen", "files", "sha256")
 _PARTIAL = ".partial"
 _OLD = ".old"
@@ -170,6 +168,10 @@ def _check_format(checkpoint: Path, manifest: dict[str, Any]) -> None:
     """ThreestepError if a later version of the program wrote the manifest."""
     unknown = sorted(manifest.keys() - set(_KEYS))
     written = manifest.get("format", 1)
+    if written == 1:
+        raise ThreestepError(
+            f"{checkpoint} holds pickles of a version before 0.1; resume or export it with that version"
+        )
     if not isinstance(written, int) or written > FORMAT or unknown:
         what = f"with {', '.join(unknown)} in its {MANIFEST}" if unknown else f"in format {written!r}"
         raise ThreestepError(

@@ -127,9 +127,5 @@ def judged_metric(names: Collection[str], given: str | None) -> str | None:
     as transformers does (eval_loss); by default the first of `JUDGED`. None if it is not there."""
     if given is None:
         return next((name for name in JUDGED if name in names), None)
-    for name in (given, f"eval/{given}", f"eval/{given.removeprefix('eval_')}"):
-        # Until November 2026 the best of k was named pass@k where all values were 0 or 1.
-        for known in (name, name.replace("_pass@", "_best@")):
-            if known in names:
-                return known
-    return None
+    spelled = (given, f"eval/{given}", f"eval/{given.removeprefix('eval_')}")
+    return next((name for name in spelled if name in names), None)

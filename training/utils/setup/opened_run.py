@@ -24,9 +24,9 @@ from training.utils.flags.flags import AUTO
 from training.utils.loading.configurations import model_files
 from training.utils.models.adapters.saving import save_model
 from training.utils.models.families.parts import write_beside
-from training.utils.outputs.final_models import FinalModels
 from training.utils.plugins.registry import added, hooks
 from training.utils.run.run_folder import BAD_STEPS, EndedRun, RunFolder
+from training.utils.setup.final_models import FinalModels
 from training.utils.setup.saving_check import SavedModel, check_saving
 from training.utils.setup.setup import start_run, with_head_chunk, write_settings
 
@@ -81,7 +81,7 @@ class PlannedRun:
         model, dtype: of the model that is trained. predicts_tokens: False for a reward model
         """
         plan = self.plan.decided({"prompt_style": prompt_style})
-        if plan.settings["eval_interval"] is None:  # a run from before this default keeps its own
+        if plan.settings["eval_interval"] is None:  # a resumed run keeps its own
             plan = plan.decided({"eval_interval": plan.began_with("eval_interval")})
         if predicts_tokens:
             plan = with_head_chunk(plan, model, dtype, self.ranks)

@@ -146,15 +146,6 @@ def test_other_settings_are_named(tmp_path):
             pass
 
 
-def test_a_flag_that_this_version_lost_is_named(tmp_path, capsys):
-    saved(tmp_path, (1,), changes={"gone": 4}.items())
-    assert plan(tmp_path).resume_from is not None
-    assert (
-        f"warning: --resume: {tmp_path}/checkpoints/step_000001 was written with --gone 4, which this version does"
-        in (capsys.readouterr().out)
-    )
-
-
 @pytest.mark.parametrize(
     ("changed", "said"),
     [

@@ -23,11 +23,6 @@ def test_names_of_a_metric(asked, metric):
     assert metric_in(FIGURES, asked) == metric
 
 
-def test_the_former_name_of_the_best_of_k_is_known():
-    """A run that was begun with it resumes."""
-    assert metric_in({"eval/reward_best@4": 0.5}, "reward_pass@4") == "eval/reward_best@4"
-
-
 def test_step_threes_default_is_the_reward():
     assert metric_in({**FIGURES, "eval/reward": 0.0}, None) == "eval/reward"
 

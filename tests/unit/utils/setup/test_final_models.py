@@ -11,7 +11,7 @@ import torch
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.checkpoints import RunCourse
 from training.utils.engine.ranks.startup import Ranks
-from training.utils.outputs.final_models import FinalModels
+from training.utils.setup.final_models import FinalModels
 
 ALONE = Ranks(0, 0, 1, torch.device("cpu"))
 
