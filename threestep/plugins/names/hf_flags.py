@@ -27,8 +27,8 @@ from threestep.plugins.names.hf_words import (
     renamed_switch,
     same,
 )
+from threestep.plugins.names.other_names import OldFlag, Same, Words, is_false
 from training.utils.base.errors import ThreestepError
-from training.utils.flags.other_names import OldFlag, Same, Words, is_false
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "float": "fp32"}
 _ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_apex_fused", "adamw_hf", "adamw")

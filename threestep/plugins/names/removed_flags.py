@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from training.utils.flags.other_names import OldFlag, Refused
+from threestep.plugins.names.other_names import OldFlag, Refused
 
 _refused = partial(Refused, whose=("Threestep 0.1",))
 

@@ -128,14 +128,13 @@ class OtherNames(NamedTuple):
     """Other programs' flags that programs here read as ours.
 
     flags: by a program, such as `step1_sft`: a table of them
-    defaults: a function (words given, table, flags typed) -> (more words, a line each): what the command line of
-        another program means by what it leaves out
+    reads: a function (words of a file, words typed, table) -> (both by names here, a line for each that was read so)
     run: a module that reads another program's flags as the file of `threestep all`: NAME, add_flags, given_flags,
         settings_of
     """
 
     flags: Mapping[str, str] = MappingProxyType({})
-    defaults: str = ""
+    reads: str = ""
     run: str = ""
 
 

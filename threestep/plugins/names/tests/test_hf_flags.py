@@ -19,9 +19,9 @@ from threestep.plugins.names.hf_field_flags import (
     PPO_FIELDS,
     SFT_FIELDS,
 )
+from threestep.plugins.names.other_names import HUGGING_FACE
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import parse_arguments, resolved_settings
-from training.utils.flags.other_names import HUGGING_FACE
 from training.utils.flags.step import known_steps
 
 DOCUMENT = Path(__file__).parents[1] / "from_trl.md"
