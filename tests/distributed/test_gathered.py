@@ -37,7 +37,7 @@ PROGRAM = """
         return sorted({weight.ds_status.name for weight in weights})
 
     with started_process_group() as ranks:
-        settings = EngineSettings(zero_stage=3, zero3_live_parameters=200_000, zero3_prefetch_parameters=100_000)
+        settings = EngineSettings(zero_stage=3, zero3_live_parameters=200_000)
         model = loaded(settings, ranks)
         engine = TrainingEngine(model, settings, ranks, 4)
         average = WeightAverage(engine, 0.5)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
 
-from tests.end_to_end.conftest import pair_rows, save_start
 from tests.support.forked_programs import run_python
-from tests.support.reading_path import followed
+from tests.support.reading_path import followed, make_start
 
 # Lines of functions from `main` on, and of the loop; they only shrink. Less than 25 above what is counted: a clock
 # decides about some, such as a line of progress.
@@ -25,8 +23,7 @@ def forked(words: list[str], environment: dict[str, str], place: Path) -> subpro
 
 
 def test_following_a_run_takes_no_more_lines(tmp_path):
-    save_start(tmp_path / "START")
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pair_rows(40)))
+    make_start(tmp_path)
     found = {step: (parts["program"].lines, parts["loop"].lines) for step, parts in followed(tmp_path, forked).items()}
     longer = {step: lines for step, lines in found.items() if lines[0] > MOST[step][0] or lines[1] > MOST[step][1]}
     assert not longer, "following a run takes more lines (whole program, loop): shorten it"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from tests.support.deepspeed_chat_lines import EVALUATION_LINES, LINES
 from threestep.plugins.names.deepspeed_chat_flags import ANSWERING_OLD_FLAGS, SCORING_OLD_FLAGS
-from training.utils.flags.other_names import DEEPSPEED_CHAT, Needless, OldFlag, Refused, Renamed, Same
+from threestep.plugins.names.other_names import DEEPSPEED_CHAT, Needless, OldFlag, Refused, Renamed, Same
 from training.utils.flags.step import known_steps
 
 

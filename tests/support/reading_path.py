@@ -99,18 +99,23 @@ def _counted(called: set[tuple[str, int]]) -> tuple[int, int]:
     return len(lines), len({file for file, _ in lines})
 
 
+def make_start(place: Path) -> None:
+    """Write what `followed` reads into `place`."""
+    from tests.end_to_end.conftest import pair_rows, save_start
+
+    save_start(place / "START")
+    rows = "".join(json.dumps(row) + "\n" for row in pair_rows(40))
+    (place / "pairs.jsonl").write_text(rows, encoding="utf-8")
+
+
 def _run(words: list[str], environment: dict[str, str], place: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], env=environment, cwd=place, capture_output=True, text=True)
 
 
 def main() -> None:
-    from tests.end_to_end.conftest import pair_rows, save_start
-
     checkout = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
     with tempfile.TemporaryDirectory() as folder:
-        save_start(Path(folder) / "START")
-        rows = "".join(json.dumps(row) + "\n" for row in pair_rows(40))
-        (Path(folder) / "pairs.jsonl").write_text(rows, encoding="utf-8")
+        make_start(Path(folder))
         print("| step | whole run: lines, files | the loop: lines, files |\n| --- | --- | --- |")
         for step, parts in followed(Path(folder), _run, checkout).items():
             program, loop = parts["program"], parts["loop"]

@@ -51,9 +51,8 @@ rewards.calling: engine.ranks run contracts base
 checkpoints: engine engine.ranks models.adapters trackers run engine.config models.tensors layout flags plugins
     models.families contracts base
 rewards.rules: rewards.calling base
-outputs: checkpoints engine.ranks models.tensors base
 rewards: rewards.rules rewards.calling flags plugins contracts base
-setup: outputs checkpoints engine loading engine.ranks data.build models.adapters data.kinds trackers models
+setup: checkpoints engine loading engine.ranks data.build models.adapters data.kinds trackers models
     divergence data.chat data.cache run models.attention engine.config data.sources data.rows models.tensors layout
     flags data.sources.formats plugins models.families data.files contracts base
 preference: setup engine loading engine.ranks data.build models run data.rows models.tensors layout flags data.files

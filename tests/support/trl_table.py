@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support.trl_lines import LINES, STATUSES, STEPS, sentence_of, statuses
-from training.utils.flags.other_names import HUGGING_FACE, Needless, OldFlag, Refused, Renamed
+from threestep.plugins.names.other_names import HUGGING_FACE, Needless, OldFlag, Refused, Renamed
 from training.utils.flags.step import known_steps
 
 _HEAD = ("| flag | here | meaning |", "| --- | --- | --- |")

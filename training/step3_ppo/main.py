@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from training.step3_ppo import STEP
 from training.step3_ppo.flags.ppo_flags import PpoFlags
 from training.utils.base.quick_imports import quick_imports
-from training.utils.flags.added import figures_of_others, in_place_of_run
+from training.utils.flags.added import in_place_of_run
 from training.utils.flags.arguments import parse_arguments
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.run.program import run_program
@@ -21,13 +21,17 @@ from training.utils.setup.step_program import CheckedStep, StepProgram
 
 def checked(argv: Sequence[str]) -> CheckedStep:
     """Parse and check the flags."""
-    flags = PpoFlags(*parse_arguments(STEP.groups, argv, __doc__ or "", STEP.old_flags, first_flags=STEP.first_flags))
+    flags = PpoFlags(
+        *parse_arguments(
+            STEP.groups, argv, __doc__ or "", STEP.old_flags, first_flags=STEP.first_flags, unread=STEP.set_aside
+        )
+    )
     for path in (flags.roles.actor_model_name_or_path, flags.roles.critic_model_name_or_path):
         if path:
             check_model_folder(path)
     flags.reward.check_files()
-    others, runs = figures_of_others(flags.settings), in_place_of_run(flags.settings) is None
-    look_first(STEP, flags.run, flags.saving, flags.data.source, runs=runs, has_other_figures=others)
+    runs = in_place_of_run(flags.settings) is None
+    look_first(STEP, flags.run, flags.saving, flags.data.source, runs=runs)
 
     with quick_imports():
         from training.step3_ppo.flags.checks import checked_components

@@ -259,13 +259,13 @@ class PpoTrainer:
         return done, done if is_over else self.settings.total_rollouts
 
     def _result(self, done: int) -> PpoResult:
-        """Load the best checkpoint, if that is asked for; return its evaluation, otherwise the last one."""
+        """Load an earlier checkpoint, if that is asked for; return its evaluation, otherwise the last one."""
         if self.queue is not None and self.events is not None:
             self.queue.note_unused(self.events, "the run ended before their step")
-        best = self.checkpoints.load_best(done)
-        if best:
+        earlier = self.checkpoints.load_final(done)
+        if earlier:
             self.evaluator.observer.restored()
-        after = best["after"] and PpoEvaluation(**best["after"]) if best else self.after
+        after = earlier["after"] and PpoEvaluation(**earlier["after"]) if earlier else self.after
         return PpoResult(self.before, after, self.metrics.seconds, self.reports.closing())
 
     def state_dict(self) -> dict[str, Any]:
@@ -290,8 +290,7 @@ class PpoTrainer:
         self.updates.texts_taken = state["texts_taken"]
         self.prompt_source.load_state_dict(state["prompt_source"])
         saved = state["rollout_engine"]
-        # Checkpoints had one of all ranks before engines had states that differ.
-        self.rollout_engine.load_state_dict(saved[self.ranks.rank % len(saved)] if isinstance(saved, list) else saved)
+        self.rollout_engine.load_state_dict(saved[self.ranks.rank % len(saved)])
         if self.queue is not None:
             self.queue.load_state_dict(state[self.queue.state_name])
 

@@ -42,7 +42,7 @@ def here(tmp_path, monkeypatch):
             {"callback": object()},
             "^callback expects a function .step, figures., .* got an object of object; write `def",
         ),
-        ({"callback": dict}, "^callback expects .* got the class dict; write .* .by evaluations: early_stopping=N.$"),
+        ({"callback": dict}, "^callback expects .* got the class dict; write .* to end training$"),
         ({"num_ranks": 0}, "^num_ranks expects a positive whole number, got 0$"),
         ({"num_ranks": "2"}, "^num_ranks expects a positive whole number, got '2'$"),
     ],

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, ClassVar
 from training.utils.data.build.arguments import AnswerDataArguments, ShownArguments
 from training.utils.engine.config.arguments import EngineArguments
 from training.utils.flags.flags import flag, flag_of
-from training.utils.flags.other_names import OldFlag, Refused
 from training.utils.generation.arguments import EvaluationArguments, SamplingArguments
 from training.utils.generation.table import RolloutEngineFlags
 from training.utils.models.arguments import ModelArguments
@@ -32,10 +31,10 @@ END_OF_ANSWER_TEXT = (
 )
 
 
-def flags_of_training(program: str) -> dict[str, OldFlag]:
+def flags_of_training(program: str) -> dict[str, str]:
     """Return flags of the steps that a program which evaluates refuses by name."""
     why = f"plans the memory of training, and {program} trains nothing; leave it out"
-    return {"--dry_run": Refused(why, takes_value=False)}
+    return {"--dry_run": why}
 
 
 @dataclass

@@ -42,8 +42,8 @@ FIRST_FLAGS = (
 def main(argv: Sequence[str]) -> None:
     """Parse, evaluate, print."""
     task, flags = task_of(argv)
-    others = flag_names("evaluate") | flags_of_training("evaluate")
-    *groups, harness = parse_arguments(GROUPS, flags, __doc__ or "", others, first_flags=FIRST_FLAGS)
+    names = {"old_flags": flag_names("evaluate"), "refused": flags_of_training("evaluate")}
+    *groups, harness = parse_arguments(GROUPS, flags, __doc__ or "", **names, first_flags=FIRST_FLAGS)
     if task != HARNESS and harness.tasks:
         raise ThreestepError(f"--tasks is only for {HARNESS}, and {task} takes none; leave it out")
 

@@ -17,7 +17,7 @@ PLUGIN = Plugin(
             "reward-evaluate": f"{_TABLES}:SCORING_OLD_FLAGS",
             "evaluate": f"{_TABLES}:ANSWERING_OLD_FLAGS",
         },
-        defaults=f"{_TABLES}:old_defaults",
+        reads=f"{_TABLES}:read_flags",
         run=f"{__name__}.e2e_flags",
     ),
     tables={"meant_flags": MEANT},

@@ -11,7 +11,7 @@ from pathlib import Path
 from threestep.plugins.names.hf_batches import batch_words, is_trls
 from threestep.plugins.names.hf_flags import HF_DPO_FLAGS, HF_REWARD_FLAGS, HF_SFT_FLAGS
 from threestep.plugins.names.hf_ppo_flags import HF_PPO_FLAGS
-from training.utils.flags.other_names import (
+from threestep.plugins.names.other_names import (
     DEEPSPEED_CHAT,
     FALSE,
     HUGGING_FACE,
@@ -20,10 +20,25 @@ from training.utils.flags.other_names import (
     OldFlag,
     Refused,
     Renamed,
+    flags_with_values,
+    translated,
     whole_number,
 )
+from threestep.plugins.names.removed_flags import REMOVED_FLAGS
 
 _ITS_DATA = (("--data_path", "Dahoas/rm-static", "data"), ("--data_split", "2,4,4", "shares of the data"))
+
+
+def read_flags(
+    config_flags: Sequence[str], argv: Sequence[str], old_flags: Mapping[str, OldFlag]
+) -> tuple[list[str], list[str], list[str]]:
+    """Return the words of a file and of a command line by the names of flags here, with what other programs take by
+    default, and a line for each flag that was read so."""
+    typed = {**flags_with_values(config_flags), **flags_with_values(argv)}
+    settings, lines = translated(config_flags, old_flags, typed)
+    words, more_lines = translated(argv, old_flags, typed)
+    defaults, default_lines = old_defaults([*settings, *words], old_flags, typed)
+    return [*defaults, *settings], words, [*lines, *more_lines, *default_lines]
 
 
 def old_defaults(
@@ -146,11 +161,13 @@ ANSWERING_OLD_FLAGS: dict[str, OldFlag] = {
     "--language": Refused("has six prompts of its own there; here --data_path names the prompts", unless=("English",)),
 }  # fmt: skip
 SFT_OLD_FLAGS: dict[str, OldFlag] = {
+    **REMOVED_FLAGS,
     **HF_SFT_FLAGS,
     **ONE_MODEL_OLD_FLAGS,
     "--print_loss": _PRINT_LOSS,
 }  # fmt: skip
 REWARD_OLD_FLAGS: dict[str, OldFlag] = {
+    **REMOVED_FLAGS,
     **HF_REWARD_FLAGS,
     **ONE_MODEL_OLD_FLAGS,
     "--eval_iters": Renamed(
@@ -158,6 +175,7 @@ REWARD_OLD_FLAGS: dict[str, OldFlag] = {
     ),
 }  # fmt: skip
 DPO_OLD_FLAGS: dict[str, OldFlag] = {
+    **REMOVED_FLAGS,
     **HF_DPO_FLAGS,
     **ONE_MODEL_OLD_FLAGS,
     "--print_loss": _PRINT_LOSS,
@@ -170,6 +188,7 @@ DPO_OLD_FLAGS: dict[str, OldFlag] = {
 _CONFIG = Refused("is for steps 1 and 2; step 3's two engines are configured by --actor_zero_stage, --offload, --dtype")
 
 PPO_OLD_FLAGS: dict[str, OldFlag] = {
+    **REMOVED_FLAGS,
     **HF_PPO_FLAGS,
     **OLD_FLAGS,
     "--deepspeed": replace(

@@ -10,8 +10,8 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+from threestep.plugins.names.other_names import flags_with_values
 from training.utils.base.errors import Mistakes
-from training.utils.flags.other_names import flags_with_values
 
 NAME = "e2e_rlhf.py"
 SINGLE_GPU, SINGLE_NODE, MULTI_NODE = "single_gpu", "single_node", "multi_node"

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from threestep.plugins.names.other_names import whole_number
 from training.utils.base.errors import ThreestepError
-from training.utils.flags.other_names import whole_number
 
 FORWARD, PROMPTS = "--per_device_training_batch_size", "--per_device_generation_batch_size"
 SAMPLES = "--num_samples_per_prompt"

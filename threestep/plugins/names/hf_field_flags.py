@@ -19,8 +19,8 @@ from threestep.plugins.names.hf_words import (
     renamed,
     renamed_switch,
 )
+from threestep.plugins.names.other_names import OldFlag, is_false
 from training.utils.base.errors import ThreestepError
-from training.utils.flags.other_names import OldFlag, is_false
 
 _LOADER = "rows are tokenized before training, and laid out while the device computes"
 _ENGINE = "DeepSpeed reduces the gradients"

@@ -27,8 +27,8 @@ from threestep.plugins.names.hf_words import (
     renamed_switch,
     same,
 )
+from threestep.plugins.names.other_names import OldFlag, Same, Words, is_false
 from training.utils.base.errors import ThreestepError
-from training.utils.flags.other_names import OldFlag, Same, Words, is_false
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "float": "fp32"}
 _ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_apex_fused", "adamw_hf", "adamw")
@@ -257,7 +257,7 @@ HF_FLAGS: dict[str, OldFlag] = {
     ),
     "--lr_scheduler_type": Same("default: cosine, not linear"),
     "--lr_scheduler_kwargs": refused(
-        "is a dictionary in TRL; its values are flags here: --min_lr_ratio, --num_cycles, --stable_ratio",
+        "is a dictionary in TRL; its values are flags here: --min_lr_ratio, --stable_ratio",
         unless=NO_VALUE
     ),
     "--optim": renamed(
@@ -319,7 +319,7 @@ HF_FLAGS: dict[str, OldFlag] = {
     ),
     "--run_name": Same("trackers show it; without --output_dir the folder is runs/NAME"),
     "--logging_dir": needless("the curves are in OUTPUT_DIR/tensorboard"),
-    "--logging_steps": Same("of lines in a log file, at most one in --logging_seconds; metrics.jsonl has every step"),
+    "--logging_steps": needless("a log file has at most a line in --logging_seconds; metrics.jsonl has every step"),
     "--logging_strategy": needless(_STEPS),
     "--logging_first_step": needless_switch(_STEPS),
     "--gradient_checkpointing_kwargs": needless("recomputation needs no settings here", takes_list=True),

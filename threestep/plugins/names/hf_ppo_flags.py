@@ -21,8 +21,8 @@ from threestep.plugins.names.hf_words import (
     renamed_switch,
     same,
 )
+from threestep.plugins.names.other_names import DEEPSPEED_CHAT, HUGGING_FACE, OldFlag, Same, Words, is_false
 from training.utils.base.errors import ThreestepError
-from training.utils.flags.other_names import DEEPSPEED_CHAT, HUGGING_FACE, OldFlag, Same, Words, is_false
 
 _COLOCATE = "vLLM runs beside training on the same GPUs"
 _SERVER = "asks for TRL's own server; leave it out and give --rollout_engine vllm_server --vllm_servers URLS"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from threestep.plugins.names.other_names import HUGGING_FACE, Needless, OldFlag, Refused, Renamed, Same, Words, is_false
 from training.utils.base.errors import ThreestepError
-from training.utils.flags.other_names import HUGGING_FACE, Needless, OldFlag, Refused, Renamed, Same, Words, is_false
 
 renamed = partial(Renamed, whose=(HUGGING_FACE,))
 needless = partial(Needless, whose=(HUGGING_FACE,))

@@ -254,7 +254,7 @@ def check_settings(config_files: Mapping[str, Path]) -> dict[str, tuple[Any, ...
     for step, path in config_files.items():
         try:
             words, known = ["--config", str(path)], known_steps()[step]
-            parsed[step] = parse_arguments(known.groups, words, "", known.old_flags)
+            parsed[step] = parse_arguments(known.groups, words, "", known.old_flags, unread=known.set_aside)
         except ThreestepError as problem:
             mistakes.add(f"{step}: {problem}")
     mistakes.raise_if_any()
@@ -603,7 +603,13 @@ def prepared_rounds(
         # The rows to train on are not there yet.
         others = ["--data_path", "embedded"] if stage.name == ROUND_STEP else []
         try:
-            parse_arguments(stage.groups, ["--config", str(path), *others], "", plan.rounds.step.old_flags)
+            parse_arguments(
+                stage.groups,
+                ["--config", str(path), *others],
+                "",
+                plan.rounds.step.old_flags,
+                unread=plan.rounds.step.set_aside,
+            )
         except ThreestepError as problem:
             mistakes.add(f"{stage.name}: {problem}")
     mistakes.raise_if_any()

@@ -38,6 +38,6 @@ def _check_evaluations(own: RecordedArguments, flags: Any, mistakes: Mistakes) -
     ways = "".join(f"{each}, or " for each in added("evaluation_flags", ()).values())
     for name in ("load_best_model_at_end", "early_stopping"):
         mistakes.require(
-            not getattr(flags.saving, name),
+            not flags.settings.get(name),
             f"--{name} goes by evaluations, and --rollout_replay has another run's responses alone; {ways}leave it out",
         )

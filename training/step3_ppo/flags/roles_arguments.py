@@ -13,7 +13,7 @@ from training.utils.engine.config.arguments import (
     check_optimizer,
     check_precision,
     check_schedule,
-    check_zero3_limits,
+    check_zero3_limit,
 )
 from training.utils.flags.added import NO_FLAGS, AddedFlags
 from training.utils.flags.flags import flag, flags_of, settings_of
@@ -48,9 +48,7 @@ _FLAGS = (
             "lr_scheduler_type": "",
             "num_warmup_steps": "",
             "warmup_ratio": "",
-            "init_lr_ratio": "",
             "min_lr_ratio": "",
-            "num_cycles": "",
             "stable_ratio": "",
             "max_grad_norm": "",
         },
@@ -66,7 +64,7 @@ _FLAGS = (
         },
         ROLES,
     ),
-    *flags_of(EngineArguments, {"zero3_live_parameters": "", "zero3_prefetch_parameters": ""}),
+    *flags_of(EngineArguments, {"zero3_live_parameters": ""}),
     *flags_of(
         ModelArguments,
         {
@@ -145,7 +143,8 @@ class RolesArguments(make_dataclass("RoleFlags", _FLAGS)):  # type: ignore[misc]
         check_offload(mistakes, self.offload, "--actor_zero_stage", self.actor_zero_stage)
         check_offload(mistakes, self.offload, "--critic_zero_stage", self.critic_zero_stage)
         is_zero3 = 3 in (self.actor_zero_stage, self.critic_zero_stage)
-        check_zero3_limits(mistakes, self, "--actor_zero_stage 3 or --critic_zero_stage 3", is_zero3)
+        wanted = "--actor_zero_stage 3 or --critic_zero_stage 3"
+        check_zero3_limit(mistakes, self.zero3_live_parameters, wanted, is_zero3)
         check_precision(mistakes, self, "--actor_zero_stage", self.actor_zero_stage)
         check_precision(mistakes, self, "--critic_zero_stage", self.critic_zero_stage)
         check_optimizer(mistakes, self.optimizer, "--actor_zero_stage", self.actor_zero_stage)

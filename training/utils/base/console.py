@@ -160,11 +160,9 @@ def note(sentence: str) -> None:
 
 @dataclass(frozen=True)
 class LogPace:
-    """Pace of progress lines in a log that is a file: one once at least `steps` steps and `seconds` seconds have
-    passed since the last one. The first and the last step always have a line, unless it `waits`: then short work has
-    none."""
+    """Pace of progress lines in a log that is a file: one once at least `seconds` seconds have passed since the
+    last one. The first and the last step always have a line, unless it `waits`: then short work has none."""
 
-    steps: int = 1
     seconds: float = 60.0
     waits: bool = False
 

@@ -10,7 +10,6 @@ import json
 import math
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -118,13 +117,6 @@ def publish_folder(beside: Path, folder: Path) -> None:
         raise
     flush_to_disk(folder.parent)
     remove(old)
-
-
-def new_rescue_folder(root: str | None, output_dir: Path) -> Path:
-    """Make a new folder, for its owner alone, for what the run in `output_dir` cannot write there: in `root`, or in the
-    system's folder for temporary files. OSError if that is refused."""
-    run = "_".join(output_dir.absolute().parts[-2:]).strip(os.sep)
-    return Path(tempfile.mkdtemp(prefix=f"threestep_{run}_", dir=Path(root or tempfile.gettempdir()).absolute()))
 
 
 def remove(path: Path) -> None:

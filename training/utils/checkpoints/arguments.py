@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from training.utils.flags.flags import AUTO, UNIT, flag
 from training.utils.plugins.registry import added
-
-if TYPE_CHECKING:
-    from training.utils.base.errors import Mistakes
 
 LATEST = "latest"
 # What YAML, Python and other bare flags write for it being on or off.
@@ -34,8 +29,6 @@ PER_STEP = {
     "sequences of a minibatch": ("per_device_training_batch_size", "gradient_accumulation_steps"),
 }
 DEALT_TO_GROUPS = ("sequences of an optimizer step",)  # not to ranks, where these share rows
-MOST_WAIT_SECONDS = 12 * 3600.0  # other ranks wait a day for the first one
-_UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 
 
 @dataclass
@@ -55,22 +48,6 @@ class CheckpointArguments:
     keep_last: int = flag(
         2, "Checkpoints to keep; 0 keeps all. With two, one is left if the newest is damaged.", "checkpoints >= 0"
     )
-    load_best_model_at_end: bool = flag(
-        False,
-        "Write a checkpoint after each evaluation that is the best so far, keep it beside --keep_last, and end with "
-        "its weights: OUTPUT_DIR/model is the best, not the last.",
-    )
-    early_stopping: int = flag(
-        0,
-        "End training, with its model, after this many evaluations in a row of which none is better than the best "
-        "before them; 0: never. --load_best_model_at_end then takes the best.",
-        "evaluations >= 0",
-        aliases=["--early_stopping_patience"],
-    )
-    metric_for_best_model: str | None = flag(
-        None, "What is best: a figure of evaluations, such as accuracy; default: in step 3 reward, else loss."
-    )
-    greater_is_better: bool | None = flag(None, "Whether more of it is better; default: unless it is a loss.")
     resume: str | None = field(
         default=None,
         metadata={
@@ -86,66 +63,7 @@ class CheckpointArguments:
         "Replace the finished run in --output_dir, and remove its checkpoints; without it such a folder is refused. "
         "With --resume only where there is no checkpoint.",
     )
-    stop_before: str | None = flag(
-        None,
-        "Write a checkpoint and stop before the program has run this long, for example before a job's time limit:"
-        " seconds, or 90m, 1h30m, 2d.",
-        "duration",
-    )
-    stop_at: str | None = flag(
-        None,
-        "Write a checkpoint and stop before a reservation ends, with room for the longest step so far and a "
-        "checkpoint: auto (what the scheduler set in the environment), a variable's name, a file that holds the "
-        "time, or the time (seconds since 1970, or 2026-05-01T17:30:00+02:00).",
-        "when",
-    )
-
-    wait_for_disk_seconds: float = flag(
-        600.0,
-        "How long a finished run waits for a disk that refuses its model, and tries again; then the model goes to "
-        "--rescue_dir. Ctrl-C and SIGTERM end the wait.",
-        f"0 <= seconds < {MOST_WAIT_SECONDS:g}",
-    )
-    rescue_dir: str | None = flag(
-        None,
-        "Folder for the model of a finished run, and for the checkpoint of one that is asked to stop, if OUTPUT_DIR "
-        "takes neither; default: the system's folder for temporary files (TMPDIR, else /tmp).",
-        "folder",
-    )
 
     def __post_init__(self) -> None:
         if self.resume is not None:
             self.resume = _RESUME_WORDS.get(self.resume.lower(), self.resume)
-
-    def validate(self, mistakes: Mistakes) -> None:
-        """Collect mistakes in these settings."""
-        if self.rescue_dir is not None:
-            place = self.rescue_dir
-            mistakes.require(
-                os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK),
-                f"--rescue_dir expects a folder that can be written to, got {place}; make it, or name another",
-            )
-        for name in ("metric_for_best_model", "greater_is_better"):
-            mistakes.require(
-                self.load_best_model_at_end or self.early_stopping > 0 or getattr(self, name) is None,
-                f"--{name} {getattr(self, name)} is of --load_best_model_at_end, which is off; give it too (or "
-                f"--early_stopping), or leave --{name} out",
-            )
-        if self.stop_before is not None:
-            mistakes.require(
-                seconds_of(self.stop_before) is not None,
-                f"--stop_before expects a duration such as 5400, 90m or 1h30m, got '{self.stop_before}'",
-            )
-        mistakes.require(self.stop_at != "", "--stop_at expects auto, a variable, a file or a time, got nothing")
-
-    def limit_seconds(self) -> float | None:
-        return None if self.stop_before is None else seconds_of(self.stop_before)
-
-
-def seconds_of(duration: str) -> float | None:
-    """Seconds in "5400", "90m", "1h30m", "2d"; None if it is not a duration."""
-    if re.fullmatch(r"\d+(\.\d+)?", duration):
-        return float(duration)
-    if not re.fullmatch(r"(\d+d)?(\d+h)?(\d+m)?(\d+s)?", duration) or not duration:
-        return None
-    return sum(int(count) * _UNITS[unit] for count, unit in re.findall(r"(\d+)([dhms])", duration))

@@ -16,7 +16,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,7 @@ from training.utils.base.storage import flush_to_disk, parse_json, sha256_of, sh
 from training.utils.checkpoints.arguments import LATEST
 
 MANIFEST = "manifest.json"
-# 1, without a number: engines' states are pickles; 2: they are safetensors, and the manifest has the flags' defaults
-# (and since version 0.2 the settings that the program chose).
-FORMAT = 2
+FORMAT = 2  # 1 held pickles, and is not read
 _KEYS = ("format", "step", "settings", "defaults", "chosen", "files", "sha256")
 _PARTIAL = ".partial"
 _OLD = ".old"
@@ -118,12 +116,13 @@ class CheckpointFolder:
             problems.append(f"{path.name}: {problem}")
         return None, problems
 
-    def prune(self, newest: int, keep_last: int, best: int | None = None) -> None:
-        """Keep the last `keep_last` (0: all) up to step `newest`, and `best`; none after them: those were abandoned."""
+    def prune(self, newest: int, keep_last: int, others: Collection[int | None] = ()) -> None:
+        """Keep the last `keep_last` (0: all) up to step `newest`, and `others`; none after them: those were
+        abandoned."""
         steps = self.steps()
         last = [step for step in steps if step <= newest][-keep_last:] if keep_last else steps
         for step in steps:
-            if (step not in last and step != best) or step > newest:
+            if (step not in last and step not in others) or step > newest:
                 shutil.rmtree(self.of(step))
 
 
@@ -169,6 +168,10 @@ def _check_format(checkpoint: Path, manifest: dict[str, Any]) -> None:
     """ThreestepError if a later version of the program wrote the manifest."""
     unknown = sorted(manifest.keys() - set(_KEYS))
     written = manifest.get("format", 1)
+    if written == 1:
+        raise ThreestepError(
+            f"{checkpoint} holds pickles of a version before 0.1; resume or export it with that version"
+        )
     if not isinstance(written, int) or written > FORMAT or unknown:
         what = f"with {', '.join(unknown)} in its {MANIFEST}" if unknown else f"in format {written!r}"
         raise ThreestepError(

@@ -11,42 +11,42 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import WHOLE_RUN_VARIABLE, log, resuming_command
 from training.utils.base.errors import ThreestepError, disk_errors
 from training.utils.base.seeds import derived_seed
-from training.utils.base.storage import flush_to_disk, new_rescue_folder
-from training.utils.checkpoints.best import Best, EarlyEnd, is_better, metric_in
+from training.utils.base.storage import flush_to_disk
 from training.utils.checkpoints.folder import CheckpointFolder, damage, read_manifest, stranger
-from training.utils.checkpoints.interrupts import SIGNALS, Deadline, Interrupts, expiry_of, seconds_since_start
+from training.utils.checkpoints.interrupts import SIGNALS, Interrupts
 from training.utils.checkpoints.parts import CheckpointParts, disk_error_of
 from training.utils.checkpoints.plan import CheckpointPlan, check_settings, describe_placement, placement
-from training.utils.checkpoints.records import as_written, check_keys, read_record, record_of
+from training.utils.checkpoints.records import as_written, check_keys, read_record
 from training.utils.contracts.checkpoints import Checkpoints
 from training.utils.engine.ranks.collectives import from_main, largest, on_main
 from training.utils.layout.order import completes_epochs
-from training.utils.run.metrics import MetricsWriter, greater_wins
+from training.utils.run.metrics import MetricsWriter
 from training.utils.run.step_callback import StepCallback, load_callback
 from training.utils.trackers.arguments import trackers_in
 from training.utils.trackers.opening import open_trackers
 
 if TYPE_CHECKING:
+    from training.utils.contracts.checkpoints import FinalWeights, RunCourse
     from training.utils.run.run_folder import RunFolder
 
 _TRAINER_FILE = "trainer.json"
-_OUT_OF_TIME = len(SIGNALS) + 1
-_EXPIRES = len(SIGNALS) + 2
+_WRITTEN = ("step", "seconds", "log_sizes", "state")
+_BY_COURSE = len(SIGNALS) + 1  # `RunCourse.stop_reason`
 
 
 @dataclass(frozen=True)
 class ResumePoint:
     """Start of a resumed run; by default, its beginning. path: of the checkpoint; settings, step, seconds, log_sizes:
-    of the run that wrote it; state: the one that its loop gave to `save`; best: the fields of its best evaluation;
-    early_end: the state of it."""
+    of the run that wrote it; state: the one that its loop gave to `save`; called: its callback ended it; course: the
+    states of `RunCourse`."""
 
     path: Path | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -54,8 +54,8 @@ class ResumePoint:
     seconds: float = 0.0
     log_sizes: dict[str, int] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
-    best: dict[str, Any] | None = None
-    early_end: dict[str, Any] | None = None
+    called: bool = False
+    course: Mapping[str, Any] = field(default_factory=dict)
 
 
 @contextlib.contextmanager
@@ -67,12 +67,13 @@ def checkpointed_run(
     *,
     model_digests: Mapping[str, Callable[[], str]] | None = None,
     steps_per_epoch: float = 0.0,
+    course: Sequence[RunCourse] = (),
 ) -> Iterator[tuple[MetricsWriter, Checkpoints]]:
     """Give the metrics and checkpoints of a loop that trains `parts`. Inside, signals wait for the end of a step.
 
     model_digests: digests of the models that a resumed run loads again, by flag; called on rank 0. ThreestepError if
     the checkpoint belongs to other data or other such models.
-    steps_per_epoch: for --save_epochs.
+    steps_per_epoch: for --save_epochs. course: those of plugins.
     """
     digests = {f"the content of --{flag}": digest for flag, digest in (model_digests or {}).items()}
     is_main = parts.ranks.is_main
@@ -94,7 +95,7 @@ def checkpointed_run(
     with writer as metrics, Interrupts(is_main, alone=parts.ranks.world_size == 1) as interrupts:
         yield (
             metrics,
-            RunCheckpoints(plan, run, parts, settings, metrics, interrupts, point, steps_per_epoch, callback),
+            RunCheckpoints(plan, run, parts, settings, metrics, interrupts, point, steps_per_epoch, callback, course),
         )
 
 
@@ -103,22 +104,19 @@ def _resume_point(path: Path, settings: Mapping[str, Any]) -> ResumePoint:
     write such a one."""
     where = path / _TRAINER_FILE
     saved = read_record(where)
-    check_keys(saved, ("step", "seconds", "log_sizes", "state"), str(where), optional=("best", "early_end"))
+    # Version 0.1 wrote `best` and `early_end`, which are of `course` now.
+    check_keys(saved, _WRITTEN, str(where), optional=("called", "course", "best", "early_end"))
     with as_written(str(where)):
-        sizes = {name: int(size) for name, size in saved["log_sizes"].items()}
-        point = ResumePoint(
+        return ResumePoint(
             path,
             settings,
             int(saved["step"]),
             float(saved["seconds"]),
-            sizes,
+            {name: int(size) for name, size in saved["log_sizes"].items()},
             dict(saved["state"]),
-            saved.get("best"),
-            saved.get("early_end"),
+            bool(saved.get("called") or (saved.get("early_end") or {}).get("called")),
+            dict(saved.get("course") or {name: saved[name] for name in ("best", "early_end") if saved.get(name)}),
         )
-    if point.best is not None:
-        record_of(Best, point.best, "the best evaluation")
-    return point
 
 
 @dataclass
@@ -134,35 +132,27 @@ class RunCheckpoints(Checkpoints):
     point: ResumePoint
     steps_per_epoch: float = 0.0
     callback: StepCallback | None = None
+    course: Sequence[RunCourse] = ()
 
     def __post_init__(self) -> None:
         self._ranks = self.parts.ranks
         self._stop = 0
-        self._step_began = time.monotonic()
-        self._longest_step_seconds = 0.0
-        self._save_seconds: float | None = None
+        self._why: str | None = None  # of a stop that a part of the course asks for, on the main rank
         self._retry_at: int | None = None  # the step after which a save that failed is tried again
         self._failures = 0  # in a row
-        best = self.point.best
-        self._best = record_of(Best, best, "the best evaluation") if best else None  # whose checkpoint is kept
-        self._better: Best | None = None  # one that has none yet
-        self._evaluations = 0
-        flags = self.plan.flags
-        self._early_end = EarlyEnd(flags.early_stopping, flags.metric_for_best_model, flags.greater_is_better)
-        if self.point.early_end is not None:
-            self._early_end.load_state(self.point.early_end, self.callback is not None)
+        self._judges = [part for part in self.course if part.judges]
+        self._due: int | None = None  # a step after which one is due by its evaluation
+        self._called = self.point.called and self.callback is not None  # an earlier one's end is over
         self._ends = False
-        stop_at = self.plan.flags.stop_at
-        # The first rank alone reads it: hosts may disagree.
-        self._deadline = Deadline(expiry_of(stop_at)) if stop_at is not None and self._ranks.is_main else None
 
     def restore(self) -> tuple[int, dict[str, Any]]:
         point = self.point
         if point.path is None:
             return 0, {}
         self._load(point.path, point.settings, point.step)
+        if self.course:
+            on_main(lambda: [part.resumed(point.course) for part in self.course], self._ranks.is_main)
         log(f"resuming after step {point.step}, from {point.path}", self._ranks.is_main)
-        self._step_began = time.monotonic()
         return point.step, point.state
 
     def _load(self, path: Path, saved: Mapping[str, Any], step: int) -> None:
@@ -176,49 +166,33 @@ class RunCheckpoints(Checkpoints):
         self.parts.load_converted(path, self.plan.folder.universal(step), saved["ranks"], seed)
 
     def evaluated(self, step: int) -> None:
-        flags = self.plan.flags
-        if flags.early_stopping:
-            on_main(lambda: self._early_end.evaluated(step, self.metrics.evaluation), self._ranks.is_main)
-        if flags.load_best_model_at_end:
-            self._evaluations += step > 0
-            self._better = on_main(lambda: self._judged(step), self._ranks.is_main)
+        if not self._judges:
+            return
+        figures = self.metrics.evaluation
+        if any(on_main(lambda: [part.evaluated(step, figures) for part in self._judges], self._ranks.is_main)):
+            self._due = step
 
-    def _judged(self, step: int) -> Best | None:
-        """This evaluation, if it is the best so far; before training, the metric is looked for alone."""
-        flags, figures = self.plan.flags, self.metrics.evaluation
-        metric = metric_in(figures, flags.metric_for_best_model)
-        found = Best(step, metric, figures[metric])
-        wins = is_better(found.value, self._best, greater_wins(metric, flags.greater_is_better))
-        return found if step and wins else None
-
-    def load_best(self, step: int) -> dict[str, Any] | None:
-        if not self.plan.flags.load_best_model_at_end or step == 0:
+    def load_final(self, step: int) -> dict[str, Any] | None:
+        final = on_main(lambda: self._final(step), self._ranks.is_main) if self._judges else None
+        if final is None:
             return None
-        best = self._better or self._best
-        if self._evaluations == 1 and self.point.path is None:
-            log(
-                "warning: --load_best_model_at_end had one evaluation to choose from, at the end; --eval_interval or "
-                "--eval_epochs makes more",
-                self._ranks.is_main,
-            )
-        if best is None or best.step == step:
-            return None
-        path = self.plan.folder.of(best.step)
+        path = self.plan.folder.of(final.step)
         problem = on_main(lambda: damage(path) or stranger(path), self._ranks.is_main, patient=True)
         if problem is not None:
             log(
-                f"warning: the model is that after step {step:,}: {path}, of the best {best}: {problem}",
+                f"warning: the model is that after step {step:,}, not {final.why}: {path}: {problem}",
                 self._ranks.is_main,
             )
             return None
-        self._load(path, read_manifest(path)["settings"], best.step)
-        log(
-            f"the model is the best by its evaluations, {best}: its weights are loaded from {path}", self._ranks.is_main
-        )
+        self._load(path, read_manifest(path)["settings"], final.step)
+        log(f"the model is {final.why}: its weights are loaded from {path}", self._ranks.is_main)
         return dict(_resume_point(path, {}).state)
 
+    def _final(self, step: int) -> FinalWeights | None:
+        return next((final for part in self._judges if (final := part.final(step)) is not None), None)
+
     def ends(self, step: int) -> bool:
-        if self._ends or not (self.callback or self.plan.flags.early_stopping):
+        if self._ends or not (self.callback or self._judges):
             return self._ends
         reason = on_main(self._end_reason, self._ranks.is_main)
         if reason is not None:
@@ -231,8 +205,10 @@ class RunCheckpoints(Checkpoints):
         if self.callback is not None:
             if self.callback.problem is not None:
                 raise ThreestepError(self.callback.problem)
-            self._early_end.called |= self.callback.stops
-        return self._early_end.reason
+            self._called |= self.callback.stops
+        if self._called:
+            return 'the callback returned "stop"'
+        return next((reason for part in self._judges if (reason := part.end_reason()) is not None), None)
 
     def due(self, step: int, total_steps: int) -> bool:
         flags = self.plan.flags
@@ -240,7 +216,7 @@ class RunCheckpoints(Checkpoints):
         if step >= total_steps:
             self._stop = 0  # the run ends now anyway, with its model
             return flags.save_at_end
-        if self._better is not None and self._better.step == step:
+        if step == self._due:
             return True
         by_steps = flags.save_every > 0 and step % flags.save_every == 0
         retries = step == self._retry_at
@@ -254,12 +230,11 @@ class RunCheckpoints(Checkpoints):
         self._plan_retry(step, failed=error is not None)
         if error is not None:
             log(self._save_failed_message(step, error), self._ranks.is_main)
-        self._step_began = time.monotonic()
-        self._save_seconds = self._step_began - started
         if error is None:
-            self._best, self._better = self._best_at(step), None
+            for part in self.course if self._ranks.is_main else ():
+                part.saved(step)
             where = self.plan.folder.of(step)
-            log(f"checkpoint after step {step:,} in {self._save_seconds:.1f} s: {where}", self._ranks.is_main)
+            log(f"checkpoint after step {step:,} in {time.monotonic() - started:.1f} s: {where}", self._ranks.is_main)
         if self._stop:
             rescued = self._rescued(step, state) if error is not None else None
             log(self._stop_message(step, error is None, rescued), self._ranks.is_main)
@@ -272,16 +247,23 @@ class RunCheckpoints(Checkpoints):
         self._retry_at = step + 2 ** min(self._failures - 1, 20) if failed else None
 
     def _rescued(self, step: int, state: Mapping[str, Any]) -> Path | None:
-        """Write the checkpoint of a run that ends now to --rescue_dir; None if that fails too. A collective."""
+        """Write the checkpoint of a run that ends now to another folder; None if there is none, or that fails too. A
+        collective."""
         places: list[str] = []
+
+        def find() -> None:
+            found = (part.other_folder(self.run.path) for part in self.course)
+            places.extend(str(place) for place in found if place is not None)
+
         is_main = self._ranks.is_main
-        root = self.plan.flags.rescue_dir
-        error = disk_error_of(lambda: places.append(str(new_rescue_folder(root, self.run.path))), is_main)
+        error = disk_error_of(find, is_main)
         if error is None:
-            folder = CheckpointFolder(from_main(places)[0])
+            if not (found := from_main(places)):
+                return None
+            folder = CheckpointFolder(found[0])
             error = self._write(step, state, folder)
         if error is not None:
-            log(f"warning: --rescue_dir takes no checkpoint either ({error})", is_main)
+            log(f"warning: no other folder takes the checkpoint either ({error})", is_main)
             return None
         return folder.of(step)
 
@@ -298,10 +280,6 @@ class RunCheckpoints(Checkpoints):
                 folder.give_up(step)
         return error
 
-    def _best_at(self, step: int) -> Best | None:
-        """The best whose checkpoint there is once that of `step` is written."""
-        return self._better if self._better is not None and self._better.step == step else self._best
-
     def _publish(self, step: int, state: Mapping[str, Any], folder: CheckpointFolder) -> None:
         self.metrics.flush()
         sizes = self.run.log_sizes()
@@ -309,35 +287,25 @@ class RunCheckpoints(Checkpoints):
             with contextlib.suppress(OSError):  # a checkpoint is worth more than its logs
                 flush_to_disk(self.run.path / name)
         saved = {"step": step, "seconds": self.metrics.seconds, "log_sizes": sizes, "state": dict(state)}
-        best = self._best_at(step)
-        saved["best"] = best and asdict(best)
-        if self.callback or self.plan.flags.early_stopping:
-            saved["early_end"] = self._early_end.state()
+        states = (part.state(step) for part in self.course)
+        saved |= {"called": self._called, "course": {name: each for state in states for name, each in state.items()}}
         with disk_errors(folder.partial(step)):
             self.parts.describe(folder.partial(step))
         (folder.partial(step) / _TRAINER_FILE).write_text(json.dumps(saved), encoding="utf-8")
         about = {"settings": self.settings, "defaults": dict(self.plan.defaults), "chosen": self.plan.chosen}
         folder.publish(step, about)
         with contextlib.suppress(OSError):  # what cannot be removed now is removed after the next save
-            folder.prune(step, self.plan.flags.keep_last, None if best is None else best.step)
+            folder.prune(step, self.plan.flags.keep_last, {part.kept(step) for part in self.course})
 
     def _stop_reason(self) -> int:
-        """The reason why this rank must stop: a signal's place in SIGNALS, from 1 on, _OUT_OF_TIME or _EXPIRES; 0 if
-        there is none."""
-        now = time.monotonic()
-        self._longest_step_seconds = max(self._longest_step_seconds, now - self._step_began)
-        self._step_began = now
+        """The reason why this rank must stop: a signal's place in SIGNALS, from 1 on, or _BY_COURSE; 0 if there is
+        none."""
         for place, number in enumerate(SIGNALS, start=1):
             if self.interrupts.reason == number.name:
                 return place
-        # Room for one more step and a checkpoint, each as long as the longest so far; the first checkpoint is a guess.
-        save_seconds = self._longest_step_seconds if self._save_seconds is None else self._save_seconds
-        needed = 1.5 * (self._longest_step_seconds + save_seconds)
-        limit = self.plan.flags.limit_seconds()
-        if limit is not None and seconds_since_start() + needed > limit:
-            return _OUT_OF_TIME
-        left = None if self._deadline is None else self._deadline.seconds_left()
-        return _EXPIRES if left is not None and left < needed else 0
+        if self._ranks.is_main:
+            self._why = next((why for part in self.course if (why := part.stop_reason()) is not None), None)
+        return 0 if self._why is None else _BY_COURSE
 
     def _save_failed_message(self, step: int, error: str) -> str:
         last = next(iter(self.plan.folder.latest_first()), None)
@@ -349,11 +317,7 @@ class RunCheckpoints(Checkpoints):
         )
 
     def _stop_message(self, step: int, was_saved: bool, rescued: Path | None = None) -> str:
-        reason = f"--stop_before {self.plan.flags.stop_before}"
-        if self._stop == _EXPIRES:
-            reason = f"--stop_at {self.plan.flags.stop_at}"
-        elif self._stop != _OUT_OF_TIME:
-            reason = SIGNALS[self._stop - 1].name
+        reason = self._why or "" if self._stop == _BY_COURSE else SIGNALS[self._stop - 1].name
         if not was_saved:
             reason += ", without its checkpoint"
         if rescued is not None:

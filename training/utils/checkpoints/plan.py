@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import log
-from training.utils.base.credentials import redacted_value
 from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints.arguments import (
     CHOSEN_AGAIN,
@@ -23,7 +22,6 @@ from training.utils.checkpoints.arguments import (
     CheckpointArguments,
 )
 from training.utils.checkpoints.folder import MANIFEST, CheckpointFolder, damage, read_manifest, stranger
-from training.utils.checkpoints.interrupts import expiry_of
 from training.utils.checkpoints.other_runs import refuse_earlier_run, refuse_without_checkpoints
 from training.utils.checkpoints.records import check_keys
 from training.utils.engine.ranks.collectives import on_main
@@ -92,14 +90,12 @@ def plan_checkpoints(
         resumed run may change
 
     ThreestepError if a new run would overwrite checkpoints, if all of them are damaged, and if they were written with
-    other settings, which are named; and where --stop_at can read no time.
+    other settings, which are named.
     """
     folder = CheckpointFolder(output_dir)
     settings = {**settings, "program": program, "ranks": ranks.world_size}
 
     def find() -> Path | None:
-        if flags.stop_at is not None:
-            expiry_of(flags.stop_at).read()
         found = _find(flags, folder)
         if found is not None:
             if (problem := stranger(found)) is not None:
@@ -107,11 +103,6 @@ def plan_checkpoints(
             manifest = read_manifest(found)
             _check_manifest(found, manifest)
             check_settings(found, manifest, settings, defaults or {}, may_change=may_change)
-            for name in _of_unknown_default(manifest, settings):
-                log(
-                    f"warning: --resume: {found} was written with --{name} {manifest['settings'][name]}, which this "
-                    "version does not have"
-                )
             folder.point_to(found)
         return found
 
@@ -158,11 +149,10 @@ def _named(path: Path, folder: CheckpointFolder) -> Path:
 def _check_manifest(found: Path, manifest: Mapping[str, Any]) -> None:
     """ThreestepError if the manifest lacks what a resume compares."""
     where = f"{found / MANIFEST}"
-    known = ("step", "settings", "files", "sha256")  # format 1 has no more
-    written = known if manifest.get("format", 1) == 1 else (*known, "format", "defaults")
+    written = ("format", "step", "settings", "defaults", "files", "sha256")
     check_keys(manifest, written, where, optional=("chosen",))
     for name in ("settings", "defaults"):
-        if not isinstance(manifest.get(name, {}), dict):
+        if not isinstance(manifest[name], dict):
             raise ThreestepError(f"--resume: {where} has no table of {name}; give an earlier checkpoint with --resume")
     if not isinstance(chosen := manifest.get("chosen", []), list) or not all(isinstance(name, str) for name in chosen):
         raise ThreestepError(
@@ -190,7 +180,7 @@ def check_settings(
     manifest: of the checkpoint, by any version. mine: flags by name, and `ranks`. defaults: of the flags in `mine`, of
     which those in may_change may differ
     """
-    saved, saved_defaults = redacted_value(manifest["settings"]), manifest.get("defaults", {})  # earlier: credentials
+    saved, saved_defaults = manifest["settings"], manifest["defaults"]
     both = saved.keys() & mine.keys()
     batches = {what: flags for what, flags in PER_STEP.items() if {*flags, "ranks"} <= both}
     free = PLACEMENT.union(may_change, CHOSEN_AGAIN.intersection(manifest.get("chosen", ())), *batches.values())
@@ -226,12 +216,6 @@ def check_settings(
             f"--resume: {found} was written with other settings: {'; '.join(differ)}; restore them, or start again in "
             "another --output_dir"
         )
-
-
-def _of_unknown_default(manifest: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
-    """Flags of the checkpoint that are not in `mine`, and whose defaults a version before format 2 did not write."""
-    flags = {name for name in manifest["settings"] if " " not in name and name != "data"}
-    return sorted(flags - mine.keys() - manifest.get("defaults", {}).keys())
 
 
 def placement(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class EvaluationObserver:
         """Take an evaluation's samples, which samples.jsonl has."""
 
     def restored(self) -> None:
-        """The weights of the best evaluation were loaded in place of the last ones. A collective."""
+        """The weights of an earlier evaluation were loaded in place of the last ones. A collective."""
 
 
 class EvaluationObservers(EvaluationObserver):

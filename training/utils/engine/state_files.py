@@ -2,8 +2,7 @@
 
 A file is a safetensors file: its header has the state as JSON, in which each tensor is a number, its name in the body.
 DeepSpeed writes and reads its checkpoints through `plain_checkpoint_engine`, its extension point, and through
-`plain_torch_files` where its code calls torch.save and torch.load. Checkpoints of earlier versions, which are torch's
-pickles, are read by torch's safe loader.
+`plain_torch_files` where its code calls torch.save and torch.load.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import enum
 import json
 from collections import OrderedDict
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +30,6 @@ _DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
 _TYPES = {dtype: name for name, dtype in _DTYPES.items()}
-# Torch's safe loader, also inside `plain_torch_files`.
-_load_tensors = partial(torch.load, map_location="cpu", weights_only=True)
 _PLAIN = (type(None), bool, int, float, str)
 _PAIRS = {"dict": dict, "ordered": OrderedDict}
 _ITEMS = {"tuple": tuple, "size": torch.Size}
@@ -103,28 +99,18 @@ def _encoded(value: Any, tensors: dict[tuple[Any, ...], tuple[int, torch.Tensor]
 
 
 def read_state(path: str | Path, mapped: bool = False) -> Any:
-    """The state in a file of `write_state`, or in one of torch.save by an earlier version, on the CPU.
+    """The state in a file of `write_state`, on the CPU.
 
     mapped: tensors are read where they are used, and stay good only while the file stays on its disk
     Raises ThreestepError where the file holds anything else, OSError where it cannot be read.
     """
-    with open(path, "rb") as file:
-        is_ours = file.read(9)[8:] == b"{"  # the header's first byte; torch's files have another one there
     try:
-        if not is_ours:
-            with torch.serialization.safe_globals(list(_known_classes().values())):
-                return _load_tensors(path, mmap=mapped)
         with safe_open(str(path), framework="pt") as body:
             tensors = {name: body.get_tensor(name) for name in body.keys()}  # noqa: SIM118  # it is no dict
             state = json.loads(body.metadata()[_STATE])
         if not mapped:
             tensors = {name: tensor.clone() for name, tensor in tensors.items()}
         return _decoded(state, tensors, _known_classes())
-    except torch.serialization.pickle.UnpicklingError as problem:  # type: ignore[attr-defined]
-        raise ThreestepError(
-            f"{path} is a pickle of more than tensors and plain values, which could run code; it was not loaded; take "
-            "another checkpoint"
-        ) from problem
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
         reason = f"{type(problem).__name__}: {str(problem)[:200]}"
         raise ThreestepError(f"{path} is not a state that Threestep wrote ({reason})") from problem
@@ -156,7 +142,7 @@ def _decoded(value: Any, tensors: dict[str, torch.Tensor], classes: dict[str, ty
 
 
 def file_of(path: str | Path) -> Path:
-    """Path of the state that DeepSpeed calls `path`: earlier versions wrote it under that name."""
+    """Path of the state that DeepSpeed calls `path`; of a universal checkpoint that is its name too."""
     ours = Path(path).with_suffix(SUFFIX)
     return Path(path) if not ours.exists() and Path(path).exists() else ours
 

@@ -27,8 +27,7 @@ from training.utils.flags.flag_names import nearest_flags
 from training.utils.flags.flags import AUTO, MAY_CHANGE, OWN_KEYS, TAKES_AUTO, UNIT, VALUES, Range, note_mistakes
 from training.utils.flags.help_page import HELP_FLAGS, as_typed, help_page, requested_topic
 from training.utils.flags.launcher_flags import LAUNCHER_FLAGS
-from training.utils.flags.other_names import OldFlag, Renamed, flags_with_values, translated
-from training.utils.plugins.registry import flag_defaults, owner_sentence
+from training.utils.plugins.registry import owner_sentence, read_other_names
 
 _SWITCHED = {"true": True, "false": False}
 # What argparse says of a value, and what is expected.
@@ -97,14 +96,18 @@ def parse_arguments(
     groups: Sequence[type],
     argv: Sequence[str],
     description: str,
-    old_flags: Mapping[str, OldFlag] | None = None,
+    old_flags: Mapping[str, Any] | None = None,
     *,
     first_flags: Sequence[str] = (),
+    refused: Mapping[str, str] | None = None,
+    unread: Collection[str] = (),
 ) -> tuple[Any, ...]:
     """Return one instance of each dataclass in `groups`, filled from `--config` and flags.
 
-    old_flags: names of other programs, on the command line and in the file; each that is read is a line of the log.
-        None: of a program whose ranks no launcher starts.
+    old_flags: names of other programs, on the command line and in the file, as a plugin's `OtherNames` reads them;
+        each that is read is a line of the log. None: of a program whose ranks no launcher starts.
+    refused: flags that it does not have, with the ends of sentences that say why.
+    unread: flags of other steps, which are set aside with a line of the log.
     description, first_flags: of the page for `--help` (`help_page`).
     Raises one ThreestepError with all unknown names or wrong types, or with the mistakes of all groups that have a
     `validate(mistakes)` or `validate_beside(settings of all groups, mistakes)`. Exits for `--help`.
@@ -137,9 +140,18 @@ def parse_arguments(
         values = read_yaml(config_path)
         is_resumed = _is_resumed(values, argv)
         values = _without_choices(values, config_path) if is_resumed else values
-        settings = _flags_of(values, parser, config_path, old_flags or {}, may_be_older=is_resumed)
+        suggested = _read_as_others(old_flags or {})
+        settings = _flags_of(
+            values, parser, config_path, {*(old_flags or {}), *unread}, suggested=suggested, may_be_older=is_resumed
+        )
         config_flags = [*settings, f"--config={config_path}"]
-    config_flags, argv = _in_our_names(config_flags, argv, old_flags)
+    launchers = {} if old_flags is None else {flag: LAUNCHER_FLAGS[flag] for flag in LAUNCHER_FLAGS.keys() - old_flags}
+    _refuse([*config_flags, *argv], {**launchers, **(refused or {})})
+    if old_flags:
+        config_flags, argv, lines = read_other_names(config_flags, argv, old_flags)
+        for line in lines:
+            log_on_main(line)
+    config_flags, argv = _set_aside(config_flags, argv, unread)
     config_flags, argv = _with_credentials(config_flags, overridden_by=argv), _with_credentials(argv)
     config_flags, argv = (_without_commas(words, parts) for words in (config_flags, argv))
     for word in (*config_flags, *argv):
@@ -307,18 +319,13 @@ def _dataclass_parser() -> Any:
     return HfArgumentParser
 
 
-def _in_our_names(
-    config_flags: Sequence[str], argv: Sequence[str], old_flags: Mapping[str, OldFlag] | None
-) -> tuple[list[str], list[str]]:
-    """Both with other programs' flags in today's names, and what these take by default. Logs what was read how."""
-    typed = {**flags_with_values(config_flags), **flags_with_values(argv)}
-    table = {} if old_flags is None else {**LAUNCHER_FLAGS, **old_flags}
-    settings, lines = translated(config_flags, table, typed)
-    words, more_lines = translated(argv, table, typed)
-    defaults, default_lines = flag_defaults([*settings, *words], old_flags or {}, typed)
-    for line in (*lines, *more_lines, *default_lines):
-        log_on_main(line)
-    return [*defaults, *settings], words
+def _refuse(words: Sequence[str], refused: Mapping[str, str]) -> None:
+    """ThreestepError for flags of another program, all at once. refused: by flag, why"""
+    mistakes = Mistakes()
+    for word in words:
+        flag = f"--{word[2:].partition('=')[0].replace('-', '_')}" if word.startswith("--") else ""
+        mistakes.require(flag not in refused, f"{flag} {refused.get(flag)}")
+    mistakes.raise_if_any()
 
 
 def _with_credentials(words: Sequence[str], overridden_by: Sequence[str] = ()) -> list[str]:
@@ -341,16 +348,43 @@ def _with_credentials(words: Sequence[str], overridden_by: Sequence[str] = ()) -
 
 
 def _config_path(argv: Sequence[str]) -> str | None:
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    finder.add_argument("--config")
     try:
-        return finder.parse_known_args(list(argv))[0].config
+        return _value_in(argv, "--config")
     except argparse.ArgumentError as problem:
         raise ThreestepError("--config expects a file's path after it") from problem
 
 
+def _set_aside(
+    config_flags: Sequence[str], argv: Sequence[str], unread: Collection[str]
+) -> tuple[list[str], list[str]]:
+    """Both without the flags in `unread` and the words behind these. Logs which."""
+    kept: tuple[list[str], list[str]] = ([], [])
+    found: dict[str, None] = {}
+    for words, own in zip((config_flags, argv), kept, strict=True):
+        flag = ""
+        for word in words:
+            if word.startswith("--"):
+                flag = f"--{word[2:].partition('=')[0].replace('-', '_')}"
+            if flag in unread:
+                found[flag] = None
+            else:
+                own.append(word)
+    if found:
+        log_on_main(f"set aside, as this step does not read them: {', '.join(found)}")
+    return kept
+
+
+def _value_in(argv: Sequence[str], flag: str, **keywords: Any) -> str | None:
+    """Return the word behind a flag, before the others are known. keywords: as `add_argument` takes them"""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    finder.add_argument(flag, dest="value", **keywords)
+    value: str | None = finder.parse_known_args(list(argv))[0].value
+    return value
+
+
 def _is_resumed(values: Mapping[str, Any], argv: Sequence[str]) -> bool:
-    resume = flags_with_values(argv).get("--resume", values.get("resume"))
+    typed = _value_in(argv, "--resume", nargs="?", const="")
+    resume = values.get("resume") if typed is None else typed
     return resume is not None and str(resume).lower() not in ("false", "no")
 
 
@@ -364,25 +398,28 @@ def _flags_of(
     values: dict[str, Any],
     parser: argparse.ArgumentParser,
     path: str,
-    old_flags: Mapping[str, OldFlag],
+    others: Collection[str],
     *,
+    suggested: Sequence[str],
     may_be_older: bool,
 ) -> list[str]:
-    """Write YAML values as flags, so that files and flags are checked by the same rules. may_be_older: the file is of a
-    resumed run, and may have settings that this version lacks; those of its checkpoint are compared later."""
+    """Write YAML values as flags, so that files and flags are checked by the same rules.
+
+    others: flags that are read beside the parser's. suggested: of other programs, for a mistyped name
+    may_be_older: the file is of a resumed run, and may have settings that this version lacks; those of its checkpoint
+        are compared later
+    """
     names = [name for name in _names(parser) if name not in ("config", "help", "h", "local_rank")]
-    others = {flag.removeprefix("--") for flag in old_flags}
-    suggested = [*names, *_read_as_others(old_flags)]
     flags: list[str] = []
     older: list[str] = []
     mistakes = Mistakes()
     for name, value in values.items():
-        if name not in names and name not in others:
+        if name not in names and f"--{name}" not in others:
             owner = owner_sentence("flags", str(name))
             if may_be_older and not owner:
                 older.append(str(name))
                 continue
-            hint = owner or nearest_flags(str(name), suggested)
+            hint = owner or nearest_flags(str(name), [*names, *suggested])
             mistakes.add(f"{path}: unknown setting '{name}'{hint}")
         elif isinstance(value, dict):
             mistakes.add(f"{path}: '{name}' expects one value or a list, got a mapping")
@@ -409,9 +446,9 @@ def _names(parser: argparse.ArgumentParser) -> list[str]:
     return [option.lstrip("-") for action in parser._actions for option in action.option_strings]
 
 
-def _read_as_others(old_flags: Mapping[str, OldFlag]) -> list[str]:
+def _read_as_others(old_flags: Mapping[str, Any]) -> list[str]:
     """Names of other programs that a flag here stands for, to suggest after ours."""
-    return [flag.removeprefix("--") for flag, old in old_flags.items() if isinstance(old, Renamed)]
+    return [flag.removeprefix("--") for flag, old in old_flags.items() if hasattr(old, "now")]
 
 
 def _refuse_unknown_flags(unknown: Sequence[str], parser: argparse.ArgumentParser, others: Sequence[str] = ()) -> None:

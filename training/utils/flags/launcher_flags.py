@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from training.utils.base.errors import Mistakes
-from training.utils.flags.other_names import OldFlag, Refused
 from training.utils.plugins.registry import added
 
 RANKS_VARIABLE = "THREESTEP_RANKS"
@@ -35,12 +34,10 @@ _REPLACED = {"--include": _GPUS, "--exclude": _GPUS}
 _ALL = "-1"  # the launcher's default: every GPU, every host
 
 # What a step's own program says to them.
-LAUNCHER_FLAGS: dict[str, OldFlag] = {
-    flag: Refused(
-        "is the launcher's, which a step's own program comes after; give it to scripts/step*.sh, or leave it out"
-    )
-    for flag in (*_VARIABLES, "--num_nodes", *_REPLACED)
-}
+LAUNCHER_FLAGS = dict.fromkeys(
+    (*_VARIABLES, "--num_nodes", *_REPLACED),
+    "is the launcher's, which a step's own program comes after; give it to scripts/step*.sh, or leave it out",
+)
 
 
 def as_variables(

@@ -10,17 +10,13 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from training.utils.base.user_files import loaded_name
 from training.utils.flags.added import AddedFlags, added_flags
 from training.utils.flags.arguments import defaults_of, list_defaults_of, may_change_in
 from training.utils.flags.flags import without_flags
-from training.utils.flags.other_names import Needless
 from training.utils.plugins.registry import added, flag_names
-
-if TYPE_CHECKING:
-    from training.utils.flags.other_names import OldFlag
 
 _PACKAGE = "training"
 
@@ -157,10 +153,14 @@ class Step:
         return self.title if variant == default else str(variant).upper()
 
     @property
-    def old_flags(self) -> Mapping[str, OldFlag]:
-        """Names of other programs (DeepSpeed-Chat's, TRL's) that it reads too, of plugins; and flags of other steps."""
-        aside = Needless(f"step {self.number} does not read it", takes_list=True, whose=())
-        return {**flag_names(self.name), **{f"--{name}": aside for name in self.unread}}
+    def old_flags(self) -> Mapping[str, Any]:
+        """Names of other programs (DeepSpeed-Chat's, TRL's) that it reads too, of plugins."""
+        return flag_names(self.name)
+
+    @property
+    def set_aside(self) -> frozenset[str]:
+        """`unread` as flags."""
+        return frozenset(f"--{name}" for name in self.unread)
 
     @property
     def defaults(self) -> dict[str, Any]:

@@ -153,14 +153,13 @@ class OtherNames(NamedTuple):
     """Other programs' flags that programs here read as ours.
 
     flags: by a program, such as `step1_sft`: a table of them
-    defaults: a function (words given, table, flags typed) -> (more words, a line each): what the command line of
-        another program means by what it leaves out
+    reads: a function (words of a file, words typed, table) -> (both by names here, a line for each that was read so)
     run: a module that reads another program's flags as the file of `threestep all`: NAME, add_flags, given_flags,
         settings_of
     """
 
     flags: Mapping[str, str] = MappingProxyType({})
-    defaults: str = ""
+    reads: str = ""
     run: str = ""
 
 
@@ -232,7 +231,7 @@ TABLES = frozenset(
 rollout_engines decode_loops rollout_sources trackers data_sources row_forms rewards media optimizers policy_losses
 evaluated_figures model_losses meant_flags kept_as_begun logs run_files in_place_of_run auto_choices advice curves
 evaluation_flags whole_run_switches stored_forms packed_layers backends row_sharing attention_kernels adapters critics
-row_stores
+row_stores run_courses
 """.split()
 )
 
@@ -303,6 +302,8 @@ class Plugin(NamedTuple):
         `whole_run_switches`: by flags of every step that are true or false, and that the file of `threestep all` has at
             its top, by default true: a line on each for `--help`
         `row_forms`: RowFormEntry, by the names of the columns of cached rows that hold their numbers
+        `run_courses`: addresses of functions (settings) -> RunCourse | None (`contracts.checkpoints`), by their names:
+            who has a say in when a run saves and ends; settings by the flags' names
         `row_sharing`: the address of a function (AddedFlags) -> RowSharing (`models.row_sharing`), the ranks that
             share each row; by the name of the flag that says how many; one at most in all plugins
     """

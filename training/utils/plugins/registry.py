@@ -130,16 +130,17 @@ def flag_names(program: str) -> dict[str, Any]:
     return {flag: how for address in addresses if address for flag, how in named_object(address).items()}
 
 
-def flag_defaults(
-    words: Sequence[str], table: Mapping[str, Any], typed: Mapping[str, str]
-) -> tuple[list[str], list[str]]:
-    """Return what other programs' command lines mean by what they leave out, as words, and a line for each.
-
-    words: given, by today's names. typed: the flags as they were typed, with their words
-    """
-    places = (plugin.other_names.defaults for plugin in plugins().values())
-    found = [named_object(place)(words, table, typed) for place in places if place]
-    return [word for more, _ in found for word in more], [line for _, lines in found for line in lines]
+def read_other_names(
+    settings: Sequence[str], words: Sequence[str], table: Mapping[str, Any]
+) -> tuple[list[str], list[str], list[str]]:
+    """Return the words of a file and those that were typed by the names of flags here, and a line for each flag of
+    another program that was read so. table: of `flag_names`"""
+    lines: list[str] = []
+    for place in (plugin.other_names.reads for plugin in plugins().values()):
+        if place:
+            settings, words, more = named_object(place)(settings, words, table)
+            lines += more
+    return [*settings], [*words], lines
 
 
 def foreign_runs() -> list[Any]:

@@ -7,7 +7,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +112,7 @@ class MetricsWriter:
                 log(f"warning: {name} stops receiving this run's metrics ({type(problem).__name__}: {problem})")
 
 
-# What a run is judged by unless --metric_for_best_model names another, the first that it has.
+# What a run is judged by unless a flag names another, the first that it has.
 JUDGED = ("eval/reward", "eval/loss")
 _LESS_IS_BETTER = ("loss", "perplexity")
 
@@ -128,15 +127,5 @@ def judged_metric(names: Collection[str], given: str | None) -> str | None:
     as transformers does (eval_loss); by default the first of `JUDGED`. None if it is not there."""
     if given is None:
         return next((name for name in JUDGED if name in names), None)
-    for name in (given, f"eval/{given}", f"eval/{given.removeprefix('eval_')}"):
-        # Until November 2026 the best of k was named pass@k where all values were 0 or 1.
-        for known in (name, name.replace("_pass@", "_best@")):
-            if known in names:
-                return known
-    return None
-
-
-def may_be_evaluated(given: str, declared: Sequence[str]) -> bool:
-    """False for a metric that no evaluation of a step has. declared: as of `StepFigures.evaluates`"""
-    name = given.removeprefix("eval/").removeprefix("eval_")
-    return not declared or any(fnmatchcase(name, pattern) for pattern in declared)
+    spelled = (given, f"eval/{given}", f"eval/{given.removeprefix('eval_')}")
+    return next((name for name in spelled if name in names), None)

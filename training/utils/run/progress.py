@@ -119,9 +119,7 @@ class _Lines(_Bar):
 
     def __init__(self, *, pace: LogPace, **common: Any) -> None:
         self._pace = pace
-        self._last: tuple[int, float] | None = None  # the step and the time of the last line
-        if pace.waits:
-            self._last = common["initial"], time.monotonic()
+        self._last = time.monotonic() if pace.waits else None  # the time of the last line
         self._figures: list[tuple[ShownFigure, ...]] = []
         super().__init__(**common)
 
@@ -133,20 +131,15 @@ class _Lines(_Bar):
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
         done, now = self.n - self.initial, time.monotonic()
         is_last = self.n == self.total and not self._pace.waits
-        if done == 0 or not (self._last is None or is_last or self._is_due(now)):
+        if done == 0 or not (self._last is None or is_last or now - self._last >= self._pace.seconds):
             return True
-        self._last = self.n, now
+        self._last = now
         parts = [f"{self.desc}: {self.unit} {self.n:,} of {self.total:,}", *self._summed_up()]
         if self.n < self.total:
             left = (self.total - self.n) * self.format_dict["elapsed"] / done
             parts.append(f"{tqdm.format_interval(left)} left")
         print_to(self.fp, ", ".join(parts))
         return True
-
-    def _is_due(self, now: float) -> bool:
-        assert self._last is not None  # the first line needs no pace
-        step, then = self._last
-        return self.n - step >= self._pace.steps and now - then >= self._pace.seconds
 
     def _summed_up(self) -> list[str]:
         """The figures of the last step, each as its mean since the last line or its latest value, in words."""

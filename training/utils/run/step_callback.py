@@ -42,8 +42,7 @@ def check_callback(function: Any) -> None:
     if problem is not None:
         raise ThreestepError(
             f"{CALLBACK_FLAG} expects a function (step, figures), called with each step's figures, got {problem}; "
-            f'write `def follow(step, figures): ...`, which returns "{STOP}" to end training (by evaluations: '
-            "--early_stopping N)"
+            f'write `def follow(step, figures): ...`, which returns "{STOP}" to end training'
         )
 
 

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.quick_imports import quick_imports
-from training.utils.flags.added import figures_of_others, in_place_of_run
+from training.utils.flags.added import in_place_of_run
 from training.utils.flags.arguments import parse_arguments
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.plugins.registry import check_by_plugins
 from training.utils.run.program import run_program
 from training.utils.setup.first_look import look_first
 from training.utils.setup.flags import OneModelFlags
-from training.utils.setup.opened_model import OpenedModel
-from training.utils.setup.result import TrainingResult
+from training.utils.setup.opened_model import OpenedModel, TrainingResult
 from training.utils.setup.step_program import CheckedStep, StepProgram
 
 if TYPE_CHECKING:
@@ -54,7 +53,9 @@ def one_model_program(
     description = sys.modules[module].__doc__ or ""
 
     def checked(argv: Sequence[str]) -> CheckedStep:
-        groups = parse_arguments(step.groups, argv, description, step.old_flags, first_flags=step.first_flags)
+        groups = parse_arguments(
+            step.groups, argv, description, step.old_flags, first_flags=step.first_flags, unread=step.set_aside
+        )
         flags = OneModelFlags(step, groups, *groups)
         mistakes = Mistakes()
         check_by_plugins(flags, mistakes)
@@ -67,8 +68,8 @@ def one_model_program(
                 "model, which has a score for each sequence instead; leave it out"
             )
         check_model_folder(flags.model.model_name_or_path)
-        others, runs = figures_of_others(flags.settings), in_place_of_run(flags.settings) is None
-        look_first(step, flags.run, flags.checkpoints, flags.data.source, runs=runs, has_other_figures=others)
+        runs = in_place_of_run(flags.settings) is None
+        look_first(step, flags.run, flags.checkpoints, flags.data.source, runs=runs)
         with quick_imports():
             from training.utils.data.kinds.table import KINDS
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.utils.base.console import WHOLE_RUN_VARIABLE, log
+from training.utils.base.user_files import named_object
 from training.utils.checkpoints.loop import checkpointed_run
 from training.utils.checkpoints.other_runs import only_run_in, remove_earlier_run, remove_figures
 from training.utils.checkpoints.plan import CheckpointPlan, plan_checkpoints
@@ -23,16 +24,15 @@ from training.utils.flags.flags import AUTO
 from training.utils.loading.configurations import model_files
 from training.utils.models.adapters.saving import save_model
 from training.utils.models.families.parts import write_beside
-from training.utils.outputs.final_models import FinalModels
-from training.utils.outputs.room import check_room
-from training.utils.plugins.registry import hooks
+from training.utils.plugins.registry import added, hooks
 from training.utils.run.run_folder import BAD_STEPS, EndedRun, RunFolder
+from training.utils.setup.final_models import FinalModels
 from training.utils.setup.saving_check import SavedModel, check_saving
 from training.utils.setup.setup import start_run, with_head_chunk, write_settings
 
 if TYPE_CHECKING:
     from training.utils.checkpoints.parts import CheckpointParts
-    from training.utils.contracts.checkpoints import Checkpoints
+    from training.utils.contracts.checkpoints import Checkpoints, RunCourse
     from training.utils.contracts.guests import Guests
     from training.utils.data.cache.reports import BuildReport
     from training.utils.models.settings import ModelSettings
@@ -81,7 +81,7 @@ class PlannedRun:
         model, dtype: of the model that is trained. predicts_tokens: False for a reward model
         """
         plan = self.plan.decided({"prompt_style": prompt_style})
-        if plan.settings["eval_interval"] is None:  # a run from before this default keeps its own
+        if plan.settings["eval_interval"] is None:  # a resumed run keeps its own
             plan = plan.decided({"eval_interval": plan.began_with("eval_interval")})
         if predicts_tokens:
             plan = with_head_chunk(plan, model, dtype, self.ranks)
@@ -91,7 +91,9 @@ class PlannedRun:
             on_main(lambda: remove_figures(plan.folder), self.ranks.is_main)
         folder = start_run(self.flags.run, plan.flags_in_use, self.ranks, plan.chosen)
         model = replace(model, head_chunk_mb=plan.settings["head_chunk_mb"])
-        return OpenedRun(self.flags, self.ranks, plan, folder, model, dtype)
+        opened = (named_object(place)(plan.settings) for place in added("run_courses", ()).values())
+        course = [part for part in opened if part is not None]
+        return OpenedRun(self.flags, self.ranks, plan, folder, model, dtype, course)
 
 
 class RunData(NamedTuple):
@@ -104,7 +106,7 @@ class RunData(NamedTuple):
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run with its folder. model, dtype: of the model that is trained."""
+    """A run with its folder. model, dtype: of the model that is trained. course: the say of plugins in it."""
 
     flags: RunFlags
     ranks: Ranks
@@ -112,6 +114,7 @@ class OpenedRun:
     folder: RunFolder
     model: ModelSettings
     dtype: str
+    course: Sequence[RunCourse] = ()
 
     def styled(self, prompt_style: str) -> OpenedRun:
         """The run with the prompt style that its rows have, which is written to its settings."""
@@ -147,9 +150,16 @@ class OpenedRun:
         if flags.trains:
             trust = self.model.trust_remote_code
             check_saving(folder.path, [*_saved(parts).values()], parts.processor, trust, is_main=is_main)
-            check_room(folder.path, flags.checkpoints, parts)
+            keeps = sum(part.keeps for part in self.course)
+            on_main(lambda: [part.check(folder.path, parts, keeps) for part in self.course], is_main)
         run = checkpointed_run(
-            self.plan, folder, parts, data.fingerprint, model_digests=digests, steps_per_epoch=data.steps_per_epoch
+            self.plan,
+            folder,
+            parts,
+            data.fingerprint,
+            model_digests=digests,
+            steps_per_epoch=data.steps_per_epoch,
+            course=self.course,
         )
         with run as records, self.ranks.backends.held():
             yield *records, BadSteps(flags.faults.max_bad_steps, folder.run_log(BAD_STEPS), is_main, self.dtype)
@@ -162,7 +172,7 @@ class OpenedRun:
         guests: of the first model. figures: closing figures, by file. closing: the last line of the log
         ThreestepError if a model is not where it belongs.
         """
-        final = FinalModels(self.folder.path, self.flags.checkpoints, self.ranks)
+        final = FinalModels(self.folder.path, self.course, self.ranks)
         if self.flags.trains:
             _write_models(final, parts, guests)
         for name, content in figures.items():

@@ -19,7 +19,7 @@ from training.utils.layout.order import ShuffledStream, completes_epochs, evalua
 from training.utils.run.ahead import Ahead
 from training.utils.run.profiling import Traces, traced
 from training.utils.run.progress import ShownFigure, progress_bar, show
-from training.utils.setup.result import TrainingResult
+from training.utils.setup.opened_model import TrainingResult
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
@@ -231,9 +231,9 @@ class TrainingLoop:
                     run.checkpoints.save(step, {name: state and asdict(state) for name, state in states.items()})
                 if last:
                     break
-        best = run.checkpoints.load_best(self._done)
-        if best is not None:
-            self.after = self._evaluation_in(best, "after")
+        earlier = run.checkpoints.load_final(self._done)
+        if earlier is not None:
+            self.after = self._evaluation_in(earlier, "after")
             self._run.settings.evaluation_observer.restored()
 
     def _evaluation_in(self, saved: dict[str, Any], name: str) -> Any:

@@ -40,21 +40,15 @@ class LogArguments:
         'returns None, "stop" (training ends after this step, with its model) or further figures as a dict.',
         "file.py:name",
     )
-    logging_steps: int = flag(
-        1,
-        "Where the output is not a terminal: the fewest steps (step 3: rollouts) between two lines of progress. A line "
-        "also waits for --logging_seconds; metrics.jsonl has every step.",
-        "steps >= 1",
-    )
     logging_seconds: float = flag(
         60.0,
-        "The fewest seconds between two lines of progress where the output is not a terminal; 0: a line every "
-        "--logging_steps.",
+        "The fewest seconds between two lines of progress where the output is not a terminal; 0: a line every step. "
+        "metrics.jsonl has every step.",
         "seconds >= 0",
     )
 
     def pace(self) -> LogPace:
-        return LogPace(self.logging_steps, self.logging_seconds)
+        return LogPace(self.logging_seconds)
 
     def validate(self, mistakes: Mistakes) -> None:
         """Collect unknown trackers, missing packages, and a callback that is none."""

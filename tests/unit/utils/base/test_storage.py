@@ -18,7 +18,6 @@ from training.utils.base.storage import (
     WrittenOutTooLong,
     lock_exclusively,
     naming,
-    new_rescue_folder,
     parse_json,
     parse_yaml,
     publish_folder,
@@ -218,9 +217,3 @@ def test_what_is_removed(tmp_path):
     remove(tmp_path / "a")
     remove(tmp_path / "nothing")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_to_rescue_to(tmp_path):
-    made = new_rescue_folder(str(tmp_path), Path("runs/sft"))
-    assert made.parent == tmp_path and made.name.startswith("threestep_runs_sft_")
-    assert made.stat().st_mode & 0o777 == 0o700 and new_rescue_folder(str(tmp_path), Path("runs/sft")) != made

@@ -1,33 +1,21 @@
-"""Flags of checkpoints: durations, the path that --resume may do without, mistakes."""
+"""Flags of checkpoints: the path that --resume may do without, mistakes."""
 
 from __future__ import annotations
 
 import pytest
 
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.checkpoints.arguments import CheckpointArguments, seconds_of
+from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.flags.arguments import parse_arguments, words_of
 from training.utils.flags.flags import note_mistakes
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("90", 90.0), ("1.5", 1.5), ("45s", 45.0), ("90m", 5400.0), ("1h30m", 5400.0), ("2d1s", 172801.0), ("", None),
-     ("1m1h", None), ("soon", None), ("-5", None)],
-)  # fmt: skip
-def test_durations(text, seconds):
-    assert seconds_of(text) == seconds
-
-
-@pytest.mark.parametrize(
     ("words", "resume"), [([], None), (["--resume"], "latest"), (["--resume", "a/step_000001"], "a/step_000001")]
 )
-def test_resume_with_and_without_a_path(words, resume, tmp_path):
+def test_resume_with_and_without_a_path(words, resume):
     (flags,) = parse_arguments([CheckpointArguments], [*words, "--save_every", "5"], "")
-    assert (flags.resume, flags.save_every, flags.limit_seconds()) == (resume, 5, None)
-    (tmp_path / "run.yaml").write_text("resume: latest\nstop_before: 2h\n")
-    (flags,) = parse_arguments([CheckpointArguments], ["--config", str(tmp_path / "run.yaml")], "")
-    assert (flags.resume, flags.limit_seconds()) == ("latest", 7200.0)
+    assert (flags.resume, flags.save_every) == (resume, 5)
 
 
 @pytest.mark.parametrize(
@@ -51,22 +39,11 @@ def test_resume_in_every_form(value, resume, tmp_path):
 
 def test_mistakes_are_told():
     mistakes = Mistakes()
-    note_mistakes(CheckpointArguments(save_every=-1, keep_last=-2, stop_before="soon", stop_at=""), mistakes)
+    note_mistakes(CheckpointArguments(save_every=-1, keep_last=-2), mistakes)
     with pytest.raises(ThreestepError) as told:
         mistakes.raise_if_any()
     for part in (
         "--save_every expects 0 or more, got -1",
         "--keep_last expects 0 or more, got -2",
-        "--stop_before expects a duration such as 5400, 90m or 1h30m, got 'soon'",
-        "--stop_at expects auto, a variable, a file or a time, got nothing",
     ):
         assert part in str(told.value)
-
-
-@pytest.mark.parametrize("flag", ["--early_stopping", "--early_stopping_patience"])
-def test_patience_without_a_number_is_a_sentence(flag):
-    with pytest.raises(ThreestepError) as mistake:
-        parse_arguments((CheckpointArguments,), [flag], "")
-    assert str(mistake.value) == (
-        "--early_stopping expects 0 or more (evaluations), got nothing; write it behind the flag"
-    )

@@ -158,6 +158,7 @@ def test_one_of_a_later_version_is_named_and_not_skipped(tmp_path):
                 look()
 
 
-def test_one_of_the_first_format_has_no_number(tmp_path):
+def test_one_of_the_first_format_is_named(tmp_path):
     path = with_manifest(write(CheckpointFolder(tmp_path), 1), format=None)
-    assert damage(path) is None and "format" not in read_manifest(path)
+    with pytest.raises(ThreestepError, match="step_000001 holds pickles of a version before 0.1; resume or export it"):
+        damage(path)

@@ -7,11 +7,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
-from training.utils.checkpoints.interrupts import SIGNALS, Interrupts, seconds_since_start
+from training.utils.checkpoints.interrupts import SIGNALS, Interrupts
 
 TWICE = """
 import os, signal
@@ -102,14 +101,3 @@ def test_a_run_in_a_thread_notes_no_signal():
     thread.start()
     thread.join()
     assert noted == [None]
-
-
-def test_a_clock_that_is_set_moves_no_deadline(monkeypatch):
-    first, now = seconds_since_start(), time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 3600.0)
-    assert first <= seconds_since_start() < first + 60.0
-
-
-def test_the_time_since_the_start_grows():
-    first = seconds_since_start()
-    assert 0 < first <= seconds_since_start()

@@ -6,10 +6,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,13 +15,14 @@ import torch
 
 from training.utils.base.console import WHOLE_RUN_VARIABLE
 from training.utils.base.errors import ThreestepError
-from training.utils.checkpoints import interrupts, loop
+from training.utils.checkpoints import loop
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.checkpoints.folder import CheckpointFolder
 from training.utils.checkpoints.loop import Checkpoints, checkpointed_run
 from training.utils.checkpoints.other_runs import only_run_in
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.checkpoints.plan import CheckpointPlan, plan_checkpoints
+from training.utils.contracts.checkpoints import RunCourse
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.run.run_folder import RunFolder
 
@@ -44,10 +43,9 @@ def plan(
     )
 
 
-def opened(made: CheckpointPlan, place: Path, data: str = "rows", digests: Any = None, epoch: float = 0.0) -> Any:
-    return checkpointed_run(
-        made, RunFolder(place, True), CheckpointParts({}, ranks()), data, model_digests=digests, steps_per_epoch=epoch
-    )
+def opened(made: CheckpointPlan, place: Path, data: str = "rows", **more: Any) -> Any:
+    """A run without engines. more: as `checkpointed_run` takes it"""
+    return checkpointed_run(made, RunFolder(place, True), CheckpointParts({}, ranks()), data, **more)
 
 
 def saved(place: Path, steps: tuple[int, ...], state: Any = None, **flags: Any) -> None:
@@ -62,7 +60,7 @@ def saved(place: Path, steps: tuple[int, ...], state: Any = None, **flags: Any) 
 
 def test_a_loop_by_itself_keeps_nothing():
     kept = Checkpoints()
-    assert kept.restore() == (0, {}) and kept.due(1, 1) is False
+    assert kept.restore() == (0, {}) and kept.due(1, 1) is False and kept.load_final(1) is None
     kept.save(1, {})
 
 
@@ -148,15 +146,6 @@ def test_other_settings_are_named(tmp_path):
             pass
 
 
-def test_a_flag_that_this_version_lost_is_named(tmp_path, capsys):
-    saved(tmp_path, (1,), changes={"gone": 4}.items())
-    assert plan(tmp_path).resume_from is not None
-    assert (
-        f"warning: --resume: {tmp_path}/checkpoints/step_000001 was written with --gone 4, which this version does"
-        in (capsys.readouterr().out)
-    )
-
-
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -207,7 +196,7 @@ def test_a_model_that_is_loaded_anew_and_is_another_one_is_named(tmp_path):
     def run(content: str) -> None:
         start = {"critic_model_name_or_path": lambda: content * 20}
         resumed = plan(tmp_path, "latest" if content != "ab" else None)
-        with opened(resumed, tmp_path, digests=start) as (
+        with opened(resumed, tmp_path, model_digests=start) as (
             _,
             kept,
         ):
@@ -241,7 +230,7 @@ def test_one_run_a_folder(tmp_path):
 )
 def test_when_one_is_due(tmp_path, flags, due):
     first = plan(tmp_path, **flags)
-    with opened(first, tmp_path, epoch=1.5) as (_, kept):
+    with opened(first, tmp_path, steps_per_epoch=1.5) as (_, kept):
         assert [step for step in range(1, 6) if kept.due(step, total_steps=5)] == due
 
 
@@ -267,99 +256,27 @@ def test_a_signal_ends_the_run_after_its_step_with_the_command_to_go_on(tmp_path
     assert kept._stop_message(2, was_saved=True) == "stopped after step 2 (SIGUSR1)"  # `threestep all` says how
 
 
-def test_the_time_is_short_where_a_step_and_a_checkpoint_no_longer_fit(tmp_path, monkeypatch):
-    """Steps of 10 seconds, a checkpoint of as many for a guess: 1.5 x 20 are kept free of 100."""
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    monkeypatch.setattr(loop, "seconds_since_start", lambda: clock.now)
-    stopped = []
-    with opened(plan(tmp_path, stop_before="100s"), tmp_path) as (_, kept):
-        for step in range(1, 10):
-            clock.now += 10.0
-            if kept.due(step, total_steps=100):
-                stopped.append(clock.now)
-    assert stopped[0] == 80.0  # 80 + 30 is more than 100
+class Stops(RunCourse):
+    """Asks for a stop after two steps."""
+
+    steps = 0
+
+    def stop_reason(self) -> str | None:
+        self.steps += 1
+        return "the time is up" if self.steps == 2 else None
 
 
-@pytest.mark.parametrize(
-    ("steps", "stopped"),
-    [
-        ((10.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0), 80.0),  # 20 left and 1.5 x (10 + 10) wanted
-        ((10.0, 30.0, 10.0), 40.0),  # the longest step counts: 60 left and 1.5 x (30 + 30) wanted
-        ((101.0, 10.0, 10.0), None),  # it has passed, and asks for nothing more
-    ],
-)
-def test_before_a_reservation_ends(tmp_path, monkeypatch, capsys, steps, stopped):
-    """It ends 100 seconds after the start; the run goes on from the checkpoint of the stop, in a longer one."""
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    monkeypatch.setattr(interrupts, "time", SimpleNamespace(time=lambda: 2e9 + clock.now))
-    monkeypatch.setenv("SLURM_JOB_END_TIME", str(2e9 + 100.0))
-    with opened(plan(tmp_path, stop_at="auto"), tmp_path) as (_, kept):
-        for number, seconds in enumerate(steps, start=1):
-            clock.now += seconds
-            if kept.due(number, total_steps=100):
-                break
-        else:
-            clock.now = None
-        assert clock.now == stopped
-        if stopped is None:
-            return
-        with pytest.raises(SystemExit):
-            kept.save(number, {})
-    assert f"stopped after step {number} (--stop_at auto); to resume: " in capsys.readouterr().out
-    monkeypatch.setenv("SLURM_JOB_END_TIME", str(2e9 + 10000.0))
-    with opened(plan(tmp_path, stop_at="SLURM_JOB_END_TIME"), tmp_path) as (_, kept):
-        assert kept.restore()[0] == number
-        assert not kept.due(number + 1, total_steps=100)
+def test_a_part_of_the_course_stops_the_run(tmp_path, capsys):
+    with pytest.raises(SystemExit), opened(plan(tmp_path), tmp_path, course=[Stops()]) as (_, kept):
+        assert not kept.due(1, total_steps=5)
+        assert kept.due(2, total_steps=5)
+        kept.save(2, {})
+    assert "stopped after step 2 (the time is up); to resume: " in capsys.readouterr().out
 
 
-def test_a_reservation_whose_end_nobody_tells(tmp_path, monkeypatch):
-    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
-    with pytest.raises(ThreestepError, match="--stop_at auto expects a scheduler's SLURM_JOB_END_TIME"):
-        plan(tmp_path, stop_at="auto")
-    assert not list(tmp_path.iterdir())
-
-
-def judged(place: Path, losses: dict[int, float], last: int, resume: str | None = None, **flags: Any) -> Any:
-    """A run that is evaluated after the steps of `losses`, and ends after `last`. Returns the loaded state."""
-    made = plan(place, resume=resume, load_best_model_at_end=True, **flags)
-    with opened(made, place) as (metrics, kept):
-        done, _ = kept.restore()
-        for step in range(done, last + 1):
-            if step in losses:
-                metrics.write(step, {"eval/loss": losses[step], "eval/accuracy": -losses[step]})
-                kept.evaluated(step)
-            if step and kept.due(step, total_steps=10):
-                kept.save(step, {"at": step})
-        return kept.load_best(last)
-
-
-def checkpoints_in(place: Path) -> list[int]:
-    return CheckpointFolder(place).steps()
-
-
-def test_the_best_evaluation_is_kept_and_loaded_at_the_end(tmp_path, capsys):
-    """Before training counts for nothing, and what is best at the end needs no checkpoint."""
-    losses = {0: 0.1, 2: 3.0, 4: 1.0, 6: 2.0, 8: float("nan"), 10: 1.5}
-    assert judged(tmp_path / "a", losses, 10, save_every=3, keep_last=1) == {"at": 4}
-    assert checkpoints_in(tmp_path / "a") == [4, 9]
-    said = capsys.readouterr().out
-    assert "the model is the best by its evaluations, eval/loss 1 after step 4: its weights are loaded from" in said
-    assert judged(tmp_path / "b", {**losses, 10: 0.5}, 10, keep_last=1) is None
-    assert judged(tmp_path / "c", losses, 10, metric_for_best_model="accuracy") == {"at": 4}
-    assert judged(tmp_path / "d", losses, 10, metric_for_best_model="eval_loss", greater_is_better=True) == {"at": 2}
-    assert judged(tmp_path / "e", {10: 1.0}, 10) is None
-    assert "had one evaluation to choose from" in capsys.readouterr().out
-
-
-def test_a_resumed_run_remembers_the_best(tmp_path):
-    losses = {2: 1.0, 6: 2.0, 10: 3.0}
-    judged(tmp_path, losses, 7, save_every=5)
-    assert judged(tmp_path, losses, 10, resume="latest", save_every=5) == {"at": 2}
-
-
-def ended(place: Path, losses: dict[int, float], callback: Any = None, resume: str | None = None, **flags: Any) -> int:
+def ended(
+    place: Path, losses: dict[int, float], callback: str | None = None, resume: str | None = None, **flags: Any
+) -> int:
     """The step after which a run of ten ends that is evaluated after the steps of `losses`."""
     changes = {"callback": callback} if callback else {}
     with opened(plan(place, resume=resume, changes=changes.items(), **flags), place) as (metrics, kept):
@@ -369,7 +286,7 @@ def ended(place: Path, losses: dict[int, float], callback: Any = None, resume: s
             metrics.write(step, {"train/loss": float(step)})
             last = kept.ends(step)
             if step in losses:
-                metrics.write(step, {"eval/loss": losses[step], "eval/accuracy": -losses[step]})
+                metrics.write(step, {"eval/loss": losses[step]})
                 kept.evaluated(step)
                 last = last or kept.ends(step)
             if kept.due(step, step if last else 10):
@@ -379,48 +296,7 @@ def ended(place: Path, losses: dict[int, float], callback: Any = None, resume: s
         return end
 
 
-LOSSES = {1: 3.0, 2: 1.0, 4: 2.0, 5: float("nan"), 6: 1.0, 7: 0.5, 8: 4.0}
-
-
-def test_evaluations_without_a_better_one_end_the_run(tmp_path, capsys):
-    assert ended(tmp_path / "a", LOSSES, early_stopping=3) == 6
-    line = "training ends after step 6: none better than eval/loss 1 after step 2 in 3 evaluations (--early_stopping 3)"
-    assert line in capsys.readouterr().out
-    assert ended(tmp_path / "b", LOSSES, early_stopping=4) == 10
-    assert ended(tmp_path / "c", LOSSES, early_stopping=1, metric_for_best_model="accuracy") == 4
-    assert ended(tmp_path / "d", LOSSES, early_stopping=1, greater_is_better=True) == 2
-    assert ended(tmp_path / "e", {1: float("nan"), 2: float("nan")}, early_stopping=2) == 2
-    assert "training ends after step 2: no finite value in 2 evaluations" in capsys.readouterr().out
-    assert ended(tmp_path / "f", LOSSES) == 10
-
-
-def test_a_resumed_run_ends_where_the_unbroken_one_does(tmp_path):
-    for step in range(1, 6):
-        place = tmp_path / str(step)
-        assert (
-            ended(
-                place,
-                {at: loss for at, loss in LOSSES.items() if at <= step},
-                early_stopping=3,
-                save_every=step,
-                keep_last=0,
-            )
-            == 10
-        )
-        for later in checkpoints_in(place):
-            if later > step:
-                shutil.rmtree(CheckpointFolder(place).of(later))
-        assert ended(place, LOSSES, resume="latest", early_stopping=3, save_at_end=True, keep_last=0) == 6
-        assert ended(place, LOSSES, resume="latest", early_stopping=3) == 6  # it is over
-        assert ended(place, LOSSES, resume="latest", early_stopping=4) == 10  # and is prolonged
-
-
-def test_early_stopping_without_evaluations(tmp_path):
-    with opened(plan(tmp_path, resume=None, early_stopping=1), tmp_path) as (_, kept):
-        with pytest.raises(
-            ThreestepError, match="^--early_stopping goes by evaluations, and there are no evaluation r"
-        ):
-            kept.evaluated(0)
+LOSSES = {1: 3.0, 2: 1.0, 4: 2.0, 6: 1.0}
 
 
 def own_callback(folder: Path, body: str) -> str:
@@ -438,7 +314,7 @@ def test_a_callback_ends_the_run_and_adds_figures(tmp_path, capsys):
     lines = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
     assert [line.get("own/twice") for line in lines] == [2, 2, 4, 4, 6, 8, None]
     assert ended(tmp_path / "a", LOSSES, own, resume="latest") == 4  # it is over
-    assert ended(tmp_path / "a", LOSSES, resume="latest", early_stopping=9) == 10  # without it, prolonged
+    assert ended(tmp_path / "a", LOSSES, resume="latest") == 10  # without it, prolonged
 
 
 def test_a_callbacks_mistake_ends_the_run(tmp_path):
@@ -450,27 +326,6 @@ def test_a_callbacks_mistake_ends_the_run(tmp_path):
     own = own_callback(tmp_path / "other", "return None if step < 3 else 1 / 0")
     with pytest.raises(ThreestepError, match=r"^--callback: seen raised ZeroDivisionError: .* \(own.py, line 2\)$"):
         ended(tmp_path / "b", LOSSES, own)
-
-
-def test_a_best_checkpoint_that_is_gone_leaves_the_last_weights(tmp_path, capsys):
-    made = plan(tmp_path, resume=None, load_best_model_at_end=True)
-    with opened(made, tmp_path) as (metrics, kept):
-        metrics.write(1, {"eval/loss": 1.0})
-        kept.evaluated(1)
-        kept.save(1, {})
-        shutil.rmtree(made.folder.of(1))
-        assert kept.load_best(2) is None
-    assert "warning: the model is that after step 2" in capsys.readouterr().out
-
-
-def test_a_metric_that_no_evaluation_has(tmp_path):
-    with pytest.raises(ThreestepError, match="expects one of accuracy, loss, got 'acuracy'; did you mean 'accuracy'"):
-        judged(tmp_path / "a", {0: 1.0}, 0, metric_for_best_model="acuracy")
-    with opened(plan(tmp_path / "b", resume=None, load_best_model_at_end=True), tmp_path / "b") as (_, kept):
-        with pytest.raises(
-            ThreestepError, match="^--load_best_model_at_end goes by evaluations, and there are no evaluation rows"
-        ):
-            kept.evaluated(0)
 
 
 def full_at(monkeypatch, steps: set[int]) -> None:
@@ -507,27 +362,38 @@ def test_a_log_that_cannot_be_flushed_costs_no_checkpoint(tmp_path, monkeypatch)
     assert CheckpointFolder(tmp_path).steps() == [1]
 
 
-@pytest.mark.parametrize("has_rescue", [True, False])
-def test_the_checkpoint_of_a_run_that_must_end_is_rescued(tmp_path, monkeypatch, capsys, has_rescue):
+@pytest.mark.parametrize("takes", [True, False])
+def test_the_checkpoint_of_a_run_that_must_end_goes_elsewhere(tmp_path, monkeypatch, capsys, takes):
     full_at(monkeypatch, {1})
-    run, rescue = tmp_path / "run", tmp_path / "rescue"
-    rescue.mkdir()
-    if not has_rescue:
-        monkeypatch.setattr(loop, "new_rescue_folder", lambda *_: Path("/dev/null/a").mkdir())
-    made = plan(run, resume=None, rescue_dir=str(rescue))
-    with pytest.raises(SystemExit) as end, opened(made, run) as (metrics, kept):
+    run, place = tmp_path / "run", tmp_path / "rescue"
+
+    class Elsewhere(RunCourse):
+        def other_folder(self, run: Path) -> Path:
+            (place if takes else Path("/dev/null/a")).mkdir()
+            return place
+
+    with pytest.raises(SystemExit) as end, opened(plan(run, resume=None), run, course=[Elsewhere()]) as (metrics, kept):
         metrics.write(1, {"a": 0.5})
         os.kill(os.getpid(), signal.SIGUSR1)
         assert kept.due(1, 5)
         kept.save(1, {"before": 1})
     said = capsys.readouterr().out
     assert end.value.code == 1 and "stopped after step 1 (SIGUSR1, without its checkpoint" in said
-    if not has_rescue:
-        assert "warning: --rescue_dir takes no checkpoint either (/dev/null/a: Not a directory)" in said
+    if not takes:
+        assert "warning: no other folder takes the checkpoint either (/dev/null/a: Not a directory)" in said
         return
-    (place,) = rescue.glob("*/checkpoints/step_000001")
-    target = run / "checkpoints" / "step_000001"
-    assert f"without its checkpoint, which is in {place}: move it to {target} before); to resume: " in said
-    place.rename(target)  # as it says
+    saved, target = place / "checkpoints/step_000001", run / "checkpoints" / "step_000001"
+    assert f"without its checkpoint, which is in {saved}: move it to {target} before); to resume: " in said
+    saved.rename(target)  # as it says
     with opened(plan(run), run) as (_, kept):
         assert kept.restore() == (1, {"before": 1})
+
+
+def test_without_another_folder_the_checkpoint_is_lost(tmp_path, monkeypatch, capsys):
+    full_at(monkeypatch, {1})
+    with pytest.raises(SystemExit) as end, opened(plan(tmp_path, resume=None), tmp_path) as (_, kept):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert kept.due(1, 5)
+        kept.save(1, {})
+    said = capsys.readouterr().out
+    assert end.value.code == 1 and "stopped after step 1 (SIGUSR1, without its checkpoint); to resume" in said

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints import universal
+from training.utils.engine.state_files import write_state
 
 
 def engine(stage: int = 0, optimizer: str = "adamw") -> Any:
@@ -45,7 +45,7 @@ def test_states_of_another_optimizer_stay_where_they_are(tmp_path):
 
 
 def test_files_of_another_form(tmp_path):
-    torch.save({"module": {}}, tmp_path / "mp_rank_00_model_states.pt")  # as an earlier version did
+    write_state({"module": {}}, tmp_path / "mp_rank_00_model_states.pt")
     with pytest.raises(
         ThreestepError,
         match="cannot convert DeepSpeed's files in .* for another number of ranks .*KeyError: 'optimizer'",

@@ -55,7 +55,7 @@ def test_the_loop_is_the_flags(packed, capsys):
         report_mfu=False, share_beginnings=32,
     )  # fmt: skip
     run = RunArguments(seed=2, profile_steps=[3])
-    log_flags = LogArguments(logging_steps=5, logging_seconds=2.0)
+    log_flags = LogArguments(logging_seconds=2.0)
     data = data_flags(max_seq_len=200)
     flags = SimpleNamespace(run=run, engine=engine, data=data, reporting=log_flags, guests=GuestFeatures())
     loop = loop_settings(flags, (10, 15), OfHiddenSize64(), packed, ranks=ranks(3), pad_token_id=1)
@@ -68,7 +68,7 @@ def test_the_loop_is_the_flags(packed, capsys):
     evaluation = PlanSettings(3, 999, 7, packed, max_row_tokens=200, quadratic_tokens=384.0, forward_tokens=each)
     rest = {
         "eval_interval": 4, "pad_token_id": 1, "seed": 2, "traces": run.traces(),
-        "log_pace": LogPace(5, 2.0),
+        "log_pace": LogPace(2.0),
     }  # fmt: skip
     assert loop == LoopSettings(10, 15, train, evaluation, **rest)
     run.shuffle = False

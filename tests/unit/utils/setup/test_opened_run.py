@@ -132,6 +132,7 @@ def test_a_resumed_run_evaluates_as_it_began(tmp_path, monkeypatch, began_with, 
     plan = CheckpointPlan(CheckpointArguments(), CheckpointFolder(tmp_path), settings, begun)
     written: list[dict] = []
     monkeypatch.setattr(opened_run, "start_run", lambda run, settings, ranks, chosen: written.append(settings))
+    monkeypatch.setattr(opened_run, "added", lambda table, known: {})
     ranks: Any = Ranks(0, 0, 1, None)  # type: ignore[arg-type]
     flags = RunFlags(nothing, nothing, CheckpointArguments(), nothing, nothing, {})
     opened = PlannedRun(flags, ranks, plan).opened("chat", ModelSettings("model"), "fp32", predicts_tokens=False)
@@ -174,9 +175,9 @@ def test_a_resumed_run_keeps_the_share_that_it_began_with(tmp_path, monkeypatch)
     assert planned(tmp_path, monkeypatch, began={"data_split": "2,4,4"}) == "2,4,4"
     assert planned(tmp_path, monkeypatch, began={"data_split": "2,4,4"}, data_split="1,0,0") == "1,0,0"
     begun = {"data_split": "2,4,4", "program": "p", "ranks": 1}
-    check_settings(Path("step_1"), {"settings": begun}, {**begun, "data_split": "auto"}, {})
+    check_settings(Path("step_1"), {"settings": begun, "defaults": {}}, {**begun, "data_split": "auto"}, {})
     with pytest.raises(ThreestepError, match="--data_split was 2,4,4 and is 1,0,0"):
-        check_settings(Path("step_1"), {"settings": begun}, {**begun, "data_split": "1,0,0"}, {})
+        check_settings(Path("step_1"), {"settings": begun, "defaults": {}}, {**begun, "data_split": "1,0,0"}, {})
 
 
 def test_backends_are_decided_with_what_the_run_began_with(monkeypatch, tmp_path):

@@ -113,7 +113,7 @@ class StateWatch:
             "adapter_learning_rate": adapter_rate,
             "warmup_steps": float(warmup),
             "total_steps": float(self.engine.total_steps),
-            **{name: getattr(own, name) for name in ("init_lr_ratio", "min_lr_ratio", "num_cycles", "stable_ratio")},
+            **{name: getattr(own, name) for name in ("min_lr_ratio", "stable_ratio")},
             "dtype": own.dtype,
             "master_dtype": "bf16" if own.bf16_optimizer_states else "fp32",
             "dropout": _dropout(self.engine.module),

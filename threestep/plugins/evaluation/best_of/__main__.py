@@ -32,7 +32,9 @@ FIRST_FLAGS = (
 
 def main(argv: Sequence[str]) -> None:
     """Parse, draw, print."""
-    groups = parse_arguments(GROUPS, argv, __doc__ or "", flags_of_training("best-of"), first_flags=FIRST_FLAGS)
+    groups = parse_arguments(
+        GROUPS, argv, __doc__ or "", {}, first_flags=FIRST_FLAGS, refused=flags_of_training("best-of")
+    )
     run, data, wanted, *others = groups
     free = may_change_in(GROUPS)
     fixed = {f"--{name}": value for name, value in resolved_settings(groups).items() if name not in free}

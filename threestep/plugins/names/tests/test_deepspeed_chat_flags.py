@@ -13,13 +13,13 @@ from threestep.plugins.evaluation import chat
 from threestep.plugins.evaluation import evaluate as training_evaluate
 from threestep.plugins.evaluation.reward_evaluation import __main__ as evaluate
 from threestep.plugins.names.deepspeed_chat_flags import ANSWERING_OLD_FLAGS, SCORING_OLD_FLAGS
+from threestep.plugins.names.other_names import DEEPSPEED_CHAT, Same, translated
 from training.step1_sft import main as sft
 from training.step2_dpo import main as dpo
 from training.step2_reward import main as reward
 from training.step3_ppo import main as ppo
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import parse_arguments, resolved_settings
-from training.utils.flags.other_names import DEEPSPEED_CHAT, Same, translated
 
 DOCUMENT = Path(__file__).parents[1] / "from_deepspeed_chat.md"
 

@@ -20,9 +20,9 @@ from tests.support.trl_lines import (
     status_of,
     statuses,
 )
+from threestep.plugins.names.other_names import Refused, translated
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import parse_arguments
-from training.utils.flags.other_names import Refused, translated
 from training.utils.flags.step import known_steps
 
 DOCUMENT = Path(__file__).parents[1] / "from_trl.md"

@@ -19,9 +19,9 @@ from threestep.plugins.names.hf_field_flags import (
     PPO_FIELDS,
     SFT_FIELDS,
 )
+from threestep.plugins.names.other_names import HUGGING_FACE
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import parse_arguments, resolved_settings
-from training.utils.flags.other_names import HUGGING_FACE
 from training.utils.flags.step import known_steps
 
 DOCUMENT = Path(__file__).parents[1] / "from_trl.md"
@@ -41,7 +41,7 @@ EVERY_STEP: dict[str, Any] = {
     "--warmup_steps 0.1": {"num_warmup_steps": 0, "warmup_ratio": 0.1},
     "--warmup_ratio 0.1": {"warmup_ratio": 0.1},
     "--lr_scheduler_type linear": {"lr_scheduler_type": "linear"},
-    "--lr_scheduler_kwargs {}": "its values are flags here: --min_lr_ratio, --num_cycles, --stable_ratio",
+    "--lr_scheduler_kwargs {}": "its values are flags here: --min_lr_ratio, --stable_ratio",
     "--optim adamw_torch_fused": SAID,
     "--optim adafactor": "expects adamw_torch; --optimizer names those of plugins; to save memory: --zero_stage",
     "--optim sgd": "--optim expects adamw_torch or adamw_torch_fused, got 'sgd'; --optimizer names those of plugins",
@@ -107,7 +107,7 @@ EVERY_STEP: dict[str, Any] = {
     "--run_name mine --output_dir out": {"run_name": "mine", "output_dir": "out"},
     "--run_name a/b": "--run_name expects a name that a folder can have, got 'a/b'",
     "--logging_dir logs": SAID,
-    "--logging_steps 10": {"logging_steps": 10},
+    "--logging_steps 10": {},
     "--logging_strategy steps": SAID,
     "--logging_first_step": SAID,
     "--gradient_accumulation_steps 1": {"gradient_accumulation_steps": 1},

@@ -30,8 +30,8 @@ def _reading(setting: str) -> tuple[str, ...]:
 class EngineSettings:
     """learning_rate: the schedule's peak.
     warmup_ratio: share of the run's steps that warm up; 0: num_warmup_steps do.
-    init_lr_ratio, min_lr_ratio, num_cycles, stable_ratio: see `schedules.ScheduleShape`.
-    zero3_live_parameters, zero3_prefetch_parameters: None: by the model's size (`zero3_limits`).
+    min_lr_ratio, stable_ratio: see `schedules.ScheduleShape`.
+    zero3_live_parameters: None: by the model's size (`zero3_limits`).
     max_grad_norm: over all weights and ranks; 0 turns clipping off.
     """
 
@@ -39,7 +39,6 @@ class EngineSettings:
     zero_stage: int = 0
     offload: bool = False
     zero3_live_parameters: int | None = None
-    zero3_prefetch_parameters: int | None = None
     deepspeed_config: str | None = None
     learning_rate: float = 1e-5
     optimizer: str = ADAMW
@@ -50,9 +49,7 @@ class EngineSettings:
     adam_beta1: float = ADAM_BETAS[0]
     adam_beta2: float = ADAM_BETAS[1]
     adam_epsilon: float = ADAM_EPSILON
-    init_lr_ratio: float = 0.0
     min_lr_ratio: float = 0.0
-    num_cycles: float = 0.5
     stable_ratio: float = 0.9
     max_grad_norm: float = 1.0
     bf16_optimizer_states: bool = False
@@ -157,16 +154,10 @@ class EngineArguments:
         "Warm-up as a share of the run's optimizer steps, rounded up, in the place of --num_warmup_steps.",
         "0 <= share < 1",
     )
-    init_lr_ratio: float = flag(
-        0.0, f"Warm-up begins at this share of the peak ({', '.join(_reading('init_lr_ratio'))}).", "0 <= share <= 1"
-    )
     min_lr_ratio: float = flag(
         0.0,
         f"Floor of the learning rate, as a share of its peak ({', '.join(_reading('min_lr_ratio'))}).",
         "0 <= share <= 1",
-    )
-    num_cycles: float = flag(
-        0.5, f"Waves of the decay ({', '.join(_reading('num_cycles'))}); 0.5 falls once.", "waves > 0"
     )
     stable_ratio: float = flag(
         0.9,
@@ -194,12 +185,6 @@ class EngineArguments:
         "weights >= 0",
         topic="memory",
     )
-    zero3_prefetch_parameters: int | None = flag(
-        None,
-        "ZeRO-3: weights gathered ahead of their use; default: one layer (docs/scale.md).",
-        "weights >= 0",
-        topic="memory",
-    )
     bf16_optimizer_states: bool = flag(
         False,
         "Keep master weights, gradients and AdamW's moments in bfloat16: 10 bytes a weight instead of 18, and updates "
@@ -214,7 +199,7 @@ class EngineArguments:
         """Note every mistake in these settings."""
         check_offload(mistakes, self.offload, "--zero_stage", self.zero_stage)
         check_precision(mistakes, self, "--zero_stage", self.zero_stage)
-        check_zero3_limits(mistakes, self, "--zero_stage 3", self.zero_stage == 3)
+        check_zero3_limit(mistakes, self.zero3_live_parameters, "--zero_stage 3", self.zero_stage == 3)
         check_optimizer(mistakes, self.optimizer, "--zero_stage", self.zero_stage)
         check_schedule(mistakes, self)
         check_epochs(mistakes, self)
@@ -244,14 +229,13 @@ def check_optimizer(mistakes: Mistakes, name: str, stage_flag: str, stage: int) 
     )
 
 
-def check_zero3_limits(mistakes: Mistakes, flags: Any, wanted: str, is_zero3: bool) -> None:
-    """Note limits of ZeRO-3 where no model is trained so. wanted: the flag that would ask for it."""
-    for name in ("zero3_live_parameters", "zero3_prefetch_parameters"):
-        given = getattr(flags, name)
-        mistakes.require(
-            given is None or is_zero3,
-            f"--{name} {given} limits what ZeRO-3 gathers, and no model is under it; leave it out or give {wanted}",
-        )
+def check_zero3_limit(mistakes: Mistakes, given: int | None, wanted: str, is_zero3: bool) -> None:
+    """Note a limit of ZeRO-3 where no model is trained so. wanted: the flag that would ask for it."""
+    mistakes.require(
+        given is None or is_zero3,
+        f"--zero3_live_parameters {given} limits what ZeRO-3 gathers, and no model is under it; leave it out or give "
+        f"{wanted}",
+    )
 
 
 def check_precision(mistakes: Mistakes, flags: Any, stage_flag: str, stage: int) -> None:
@@ -280,7 +264,7 @@ def check_precision(mistakes: Mistakes, flags: Any, stage_flag: str, stage: int)
 def check_schedule(mistakes: Mistakes, flags: Any) -> None:
     """Note settings that --lr_scheduler_type does not read. flags: with the fields of a ScheduleShape, and
     num_warmup_steps."""
-    for setting in ("init_lr_ratio", "min_lr_ratio", "num_cycles", "stable_ratio"):
+    for setting in ("min_lr_ratio", "stable_ratio"):
         given = getattr(flags, setting)
         schedules = _reading(setting)
         mistakes.require(
@@ -292,11 +276,6 @@ def check_schedule(mistakes: Mistakes, flags: Any) -> None:
         not (flags.num_warmup_steps and flags.warmup_ratio),
         f"--num_warmup_steps {flags.num_warmup_steps} and --warmup_ratio {flags.warmup_ratio:g} both say how long the "
         "warm-up is; leave one of them out",
-    )
-    mistakes.require(
-        not flags.init_lr_ratio or flags.num_warmup_steps > 0 or flags.warmup_ratio > 0,
-        f"--init_lr_ratio {flags.init_lr_ratio:g} is where warm-up begins, and --num_warmup_steps is 0; leave it out "
-        "or give the steps of warm-up",
     )
 
 

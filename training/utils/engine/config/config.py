@@ -50,11 +50,8 @@ def _from_flags(
     if stage == 3:
         zero["stage3_param_persistence_threshold"] = 10_000  # DeepSpeed-Chat's: smaller parameters stay whole
         zero |= limits
-        if settings.zero3_live_parameters is not None:
-            zero["stage3_max_live_parameters"] = settings.zero3_live_parameters
-            zero["stage3_max_reuse_distance"] = settings.zero3_live_parameters
-        if settings.zero3_prefetch_parameters is not None:
-            zero["stage3_prefetch_bucket_size"] = settings.zero3_prefetch_parameters
+        if (live := settings.zero3_live_parameters) is not None:
+            zero |= {"stage3_max_live_parameters": live, "stage3_max_reuse_distance": live}
     if ranks == 1 and stage in (1, 2) and not (on_gpu or settings.offload):
         zero["reduce_bucket_size"] = 1  # nothing is reduced: a gradient larger than the bucket stays where it is
     if settings.offload:

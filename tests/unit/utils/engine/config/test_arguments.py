@@ -82,10 +82,10 @@ def test_mistakes(given, sentence):
 def test_every_setting_is_passed_on():
     given = {
         "dtype": "fp32", "zero_stage": 2, "offload": True, "deepspeed_config": "x.json", "weight_decay": 0.1,
-        "lr_scheduler_type": "wsd", "num_warmup_steps": 3, "max_grad_norm": 2.0, "init_lr_ratio": 0.1,
-        "min_lr_ratio": 0.2, "num_cycles": 1.5, "stable_ratio": 0.5,
+        "lr_scheduler_type": "wsd", "num_warmup_steps": 3, "max_grad_norm": 2.0,
+        "min_lr_ratio": 0.2, "stable_ratio": 0.5,
         "adam_beta1": 0.8, "adam_beta2": 0.99, "adam_epsilon": 1e-6, "warmup_ratio": 0.0,
-        "zero3_live_parameters": 5, "zero3_prefetch_parameters": 4,
+        "zero3_live_parameters": 5,
     }  # fmt: skip
     expected = dataclasses.asdict(EngineSettings(learning_rate=0.5, **given))
     assert dataclasses.asdict(EngineArguments(**given).settings(learning_rate=0.5)) == expected

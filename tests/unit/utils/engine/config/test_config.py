@@ -63,15 +63,16 @@ def test_offload(config_of):
     assert zero["offload_param"] == zero["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
 
 
-def test_limits_of_zero_3_are_the_flags_then_the_models(config_of):
+def test_limits_of_zero_3_are_the_users_then_the_models(config_of):
     limits = ("stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_prefetch_bucket_size")
 
     def of(**settings):
         zero = config_of(zero_stage=3, **settings)["zero_optimization"]
         return [zero[name] for name in limits]
 
-    assert of(zero3_live_parameters=7, zero3_prefetch_parameters=0) == [7, 7, 0]
-    assert of(theirs={"zero_optimization": {"max_live_parameters": 9}}, zero3_prefetch_parameters=3)[::2] == [9, 3]
+    assert of(zero3_live_parameters=7)[:2] == [7, 7]
+    theirs = {"zero_optimization": {"max_live_parameters": 9, "prefetch_bucket_size": 3}}
+    assert of(theirs=theirs, zero3_live_parameters=7) == [9, 7, 3]
     settings = EngineSettings(zero_stage=3)
     sized = deepspeed_config(settings, 2, 10, False, limits=dict.fromkeys(limits, 5))["zero_optimization"]
     assert [sized[name] for name in limits] == [5, 5, 5]

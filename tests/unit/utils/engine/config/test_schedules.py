@@ -56,31 +56,29 @@ def test_a_run_with_no_step_after_its_warmup_has_a_rate_at_each(name, warmup, to
 
 
 def test_by_hand():
-    """Two steps of warm-up from 0.2: 0.2, 0.6. Four more with a floor of 0.1: linear 1, 0.775, 0.55, 0.325 and 0.1; the
-    cosine's (1 + cos(pi t / 4)) / 2 is 1, 0.8536, 0.5, 0.1464, 0. Two whole waves: cos(pi t) at t = 0, 1, 2, 3. wsd
+    """Two steps of warm-up: 0, 0.5. Four more with a floor of 0.1: linear 1, 0.775, 0.55, 0.325 and 0.1; the
+    cosine's (1 + cos(pi t / 4)) / 2 is 1, 0.8536, 0.5, 0.1464, 0. wsd
     with half of them stable: 1, 1, then (1 + cos(pi / 2)) / 2."""
-    shape = ScheduleShape(warmup_steps=2, total_steps=6, min_lr_ratio=0.1, init_lr_ratio=0.2)
-    assert shares("linear", shape, 8) == pytest.approx([0.2, 0.6, 1.0, 0.775, 0.55, 0.325, 0.1, 0.1])
-    assert shares("constant", ScheduleShape(2, 6, init_lr_ratio=0.2), 4) == pytest.approx([0.2, 0.6, 1.0, 1.0])
+    shape = ScheduleShape(warmup_steps=2, total_steps=6, min_lr_ratio=0.1)
+    assert shares("linear", shape, 8) == pytest.approx([0.0, 0.5, 1.0, 0.775, 0.55, 0.325, 0.1, 0.1])
+    assert shares("constant", ScheduleShape(2, 6), 4) == pytest.approx([0.0, 0.5, 1.0, 1.0])
     wave = [0.1 + 0.9 * value for value in (1.0, 0.853553, 0.5, 0.146447, 0.0)]
-    assert shares("cosine", shape, 7) == pytest.approx([0.2, 0.6, *wave], abs=1e-6)
-    two = ScheduleShape(0, 4, min_lr_ratio=0.1, num_cycles=2.0)
-    assert shares("cosine", two, 4) == pytest.approx([1.0, 0.1, 1.0, 0.1])
+    assert shares("cosine", shape, 7) == pytest.approx([0.0, 0.5, *wave], abs=1e-6)
     half = ScheduleShape(2, 6, min_lr_ratio=0.1, stable_ratio=0.5)
     assert shares("wsd", half, 8) == pytest.approx([0.0, 0.5, 1.0, 1.0, 1.0, 0.55, 0.1, 0.1])
 
 
 @pytest.mark.parametrize(("warmup", "total"), [(0, 10), (3, 20), (5, 5), (9, 4)])
-@pytest.mark.parametrize(("floor", "start", "cycles", "stable"), [(0.0, 0.0, 0.5, 0.9), (0.3, 0.5, 1.5, 0.25)])
-def test_verls_formulas_line_by_line(warmup, total, floor, start, cycles, stable):
+@pytest.mark.parametrize(("floor", "stable"), [(0.0, 0.9), (0.3, 0.25)])
+def test_verls_formulas_line_by_line(warmup, total, floor, stable):
     """The cosine of verl's get_cosine_schedule_with_warmup, x (1 - m) / 2 + (1 + m) / 2 and at least m; its wsd, of
     which int(remaining x stable_ratio) steps stay."""
-    shape = ScheduleShape(warmup, total, floor, start, cycles, stable)
+    shape = ScheduleShape(warmup, total, floor, stable)
     for step in range(total + 3):
         if step < warmup:
-            wave = decay = start + (1.0 - start) * step / max(1, warmup)
+            wave = decay = step / max(1, warmup)
         else:
-            x = math.cos(2.0 * math.pi * cycles * (step - warmup) / max(1, total - warmup))
+            x = math.cos(math.pi * (step - warmup) / max(1, total - warmup))
             wave = max(floor, x * (1.0 - floor) / 2 + (1.0 + floor) / 2)
             remaining = max(0, total - warmup)
             stays = int(remaining * stable)
@@ -89,17 +87,17 @@ def test_verls_formulas_line_by_line(warmup, total, floor, start, cycles, stable
                 decay = 1.0
             elif step < total:
                 part = (step - warmup - stays) / max(1, remaining - stays)
-                decay = (1.0 - floor) * max(0.0, 0.5 * (1.0 + math.cos(math.pi * cycles * 2.0 * part))) + floor
+                decay = (1.0 - floor) * max(0.0, 0.5 * (1.0 + math.cos(math.pi * part))) + floor
         assert share_of_peak(step, shape, OWN_SCHEDULES["cosine"].after_warmup) == pytest.approx(wave, abs=1e-12)
         assert share_of_peak(step, shape, OWN_SCHEDULES["wsd"].after_warmup) == pytest.approx(decay, abs=1e-12)
 
 
 def test_the_engine_takes_its_settings():
     settings = EngineSettings(
-        learning_rate=2.0, lr_scheduler_type="wsd", num_warmup_steps=2, init_lr_ratio=0.2, min_lr_ratio=0.1,
+        learning_rate=2.0, lr_scheduler_type="wsd", num_warmup_steps=2, min_lr_ratio=0.1,
         stable_ratio=0.5,
     )  # fmt: skip
-    assert rates(settings, 6, 8) == pytest.approx([0.4, 1.2, 2.0, 2.0, 2.0, 1.1, 0.2, 0.2])
+    assert rates(settings, 6, 8) == pytest.approx([0.0, 1.0, 2.0, 2.0, 2.0, 1.1, 0.2, 0.2])
     state = _scheduler(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0), settings, 6).state_dict()
     assert state["lr_lambdas"] == [{}]  # a resumed run takes the schedule of its own settings
 
@@ -109,12 +107,9 @@ def test_the_engine_takes_its_settings():
     [
         ({"lr_scheduler_type": "constant", "min_lr_ratio": 0.1},
          "--min_lr_ratio 0.1 is of the schedules linear, cosine, wsd, and --lr_scheduler_type is constant; leave"),
-        ({"lr_scheduler_type": "linear", "num_cycles": 2.0},
-         "--num_cycles 2 is of the schedules cosine, wsd, and --lr_scheduler_type is linear"),
         ({"stable_ratio": 0.5}, "--stable_ratio 0.5 is of the schedules wsd, and --lr_scheduler_type is cosine"),
-        ({"init_lr_ratio": 0.5}, "--init_lr_ratio 0.5 is where warm-up begins, and --num_warmup_steps is 0"),
-        ({"lr_scheduler_type": "inverse_sqrt", "init_lr_ratio": 0.5, "num_warmup_steps": 2},
-         "--init_lr_ratio 0.5 is of the schedules linear, cosine, wsd, constant, constant_with_warmup, and"),
+        ({"lr_scheduler_type": "inverse_sqrt", "min_lr_ratio": 0.5},
+         "--min_lr_ratio 0.5 is of the schedules linear, cosine, wsd, and --lr_scheduler_type is inverse_sqrt"),
         ({"min_lr_ratio": 1.5}, "--min_lr_ratio expects a number from 0 to 1, got 1.5"),
     ],
 )  # fmt: skip

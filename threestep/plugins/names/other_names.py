@@ -1,7 +1,7 @@
 """Flags that people know from other programs, and how they are read here.
 
-The tables are beside this module: `deepspeed_chat_flags`, `hf_flags` and `hf_ppo_flags` (TRL's and transformers'),
-`launcher_flags`. A flag that is in no table is one of ours. Names in a file of settings are read by the same tables.
+The tables are beside this module: `deepspeed_chat_flags`, `hf_flags` and `hf_ppo_flags` (TRL's and transformers'). A
+flag that is in no table is one of ours. Names in a file of settings are read by the same tables.
 """
 
 from __future__ import annotations

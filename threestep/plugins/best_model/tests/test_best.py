@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.utils.checkpoints.best import Best, is_better, metric_in
+from threestep.plugins.best_model.best import Best, is_better, metric_in
 
 FIGURES = {"eval/loss": 1.0, "eval/accuracy": 0.5, "eval_greedy/reward": 2.0}
 
@@ -21,11 +21,6 @@ FIGURES = {"eval/loss": 1.0, "eval/accuracy": 0.5, "eval_greedy/reward": 2.0}
 )
 def test_names_of_a_metric(asked, metric):
     assert metric_in(FIGURES, asked) == metric
-
-
-def test_the_former_name_of_the_best_of_k_is_known():
-    """A run that was begun with it resumes."""
-    assert metric_in({"eval/reward_best@4": 0.5}, "reward_pass@4") == "eval/reward_best@4"
 
 
 def test_step_threes_default_is_the_reward():

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from training.utils.base.errors import ThreestepError
-from training.utils.checkpoints.arguments import CheckpointArguments
+from threestep.plugins.full_disks import rescue
+from threestep.plugins.full_disks.arguments import FullDiskArguments
+from threestep.plugins.full_disks.rescue import new_rescue_folder, open_course
+from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.engine.ranks.startup import Ranks
-from training.utils.outputs import final_models
-from training.utils.outputs.final_models import FinalModels
+from training.utils.setup.final_models import FinalModels
 
 ALONE = Ranks(0, 0, 1, torch.device("cpu"))
 
@@ -43,7 +44,7 @@ def made(tmp_path: Path, **flags: object) -> FinalModels:
     for name in ("run", "rescue"):
         (tmp_path / name).mkdir(exist_ok=True)
     flags = {"rescue_dir": str(tmp_path / "rescue"), **flags}
-    return FinalModels(tmp_path / "run", CheckpointArguments(**flags), ALONE)  # type: ignore[arg-type]
+    return FinalModels(tmp_path / "run", [open_course(vars(FullDiskArguments(**flags)))], ALONE)  # type: ignore[arg-type]
 
 
 def test_at_once(tmp_path, capsys):
@@ -68,7 +69,7 @@ def test_an_error_of_the_moment(tmp_path, capsys):
 
 
 def test_waits_for_room(tmp_path, monkeypatch):
-    monkeypatch.setattr(final_models, "_FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(rescue, "_FIRST_PAUSE_SECONDS", 0.01)
     final, times = made(tmp_path, wait_for_disk_seconds=30.0), []
     final.write("model", saving(4, tmp_path, times))
     final.check()
@@ -77,7 +78,7 @@ def test_waits_for_room(tmp_path, monkeypatch):
 
 
 def test_the_time_is_for_all_models_together(tmp_path, monkeypatch):
-    monkeypatch.setattr(final_models, "_FIRST_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(rescue, "_FIRST_PAUSE_SECONDS", 0.1)
     final = made(tmp_path, wait_for_disk_seconds=0.3)
     started = time.monotonic()
     for name in ("model", "critic", "model_ema"):
@@ -121,3 +122,16 @@ def test_nowhere(tmp_path):
         ThreestepError, match="nor can --rescue_dir .*the weights of the last step are lost; free space"
     ):
         final.write("model", saving(10**6, tmp_path, []))
+
+
+def test_a_folder_to_rescue_to(tmp_path):
+    made = new_rescue_folder(str(tmp_path), Path("runs/sft"))
+    assert made.parent == tmp_path and made.name.startswith("threestep_runs_sft_")
+    assert made.stat().st_mode & 0o777 == 0o700 and new_rescue_folder(str(tmp_path), Path("runs/sft")) != made
+
+
+def test_a_place_that_cannot_be_written_to(tmp_path):
+    mistakes = Mistakes()
+    FullDiskArguments(rescue_dir=str(tmp_path / "none")).validate(mistakes)
+    with pytest.raises(ThreestepError, match="^--rescue_dir expects a folder that can be written to, got .*/none"):
+        mistakes.raise_if_any()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from threestep.plugins.names.other_names import Needless, Refused, Renamed, Same, translated
 from training.utils.base.errors import ThreestepError
-from training.utils.flags.other_names import Needless, Refused, Renamed, Same, translated
 
 TABLE = {
     "--gone": Needless("it is in the log", takes_value=False),

@@ -1,4 +1,4 @@
-"""Mistakes that a run names before libraries load."""
+"""A metric that no evaluation has is named before libraries load."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from types import SimpleNamespace
 
 import pytest
 
+from threestep.plugins.best_model.arguments import BestModelArguments
+from threestep.plugins.best_model.checks import check, may_be_evaluated
 from training.step1_sft.trainer import SftEvaluation
 from training.step2_dpo.trainer import DpoEvaluation
 from training.step3_ppo.parts.evaluation import evaluation_figures
-from training.utils.base.errors import ThreestepError
-from training.utils.checkpoints.arguments import CheckpointArguments
-from training.utils.data.sources.arguments import SourceArguments
+from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.flags.arguments import defaults_of, parse_arguments
 from training.utils.flags.step import Step, known_steps
-from training.utils.run.metrics import may_be_evaluated
-from training.utils.setup.first_look import look_first
 
 
-def looked_at(step: str, metric: str, folder) -> None:
-    checkpoints = CheckpointArguments(early_stopping=2, metric_for_best_model=metric)
-    run = SimpleNamespace(output_dir=str(folder))
-    look_first(known_steps()[step], run, checkpoints, SourceArguments(data_path=["embedded"]))
+def checked(step: str, metric: str) -> None:
+    groups = known_steps()[step].groups
+    settings = {**defaults_of(groups), "metric_for_best_model": metric}
+    own = BestModelArguments(early_stopping=2, metric_for_best_model=metric)
+    mistakes = Mistakes()
+    check(SimpleNamespace(settings=settings, added=SimpleNamespace(of=lambda kind: own)), mistakes)
+    mistakes.raise_if_any()
 
 
 @pytest.mark.parametrize(
@@ -36,9 +38,9 @@ def looked_at(step: str, metric: str, folder) -> None:
         ("step3_ppo", "eval/rewrd", "one of reward, check, .*, turns, reward/NAME, check/NAME, got 'eval/rewrd'; did"),
     ],
 )  # fmt: skip
-def test_a_metric_that_no_evaluation_has(step, metric, sentence, tmp_path):
+def test_a_metric_that_no_evaluation_has(step, metric, sentence):
     with pytest.raises(ThreestepError, match=sentence):
-        looked_at(step, metric, tmp_path)
+        checked(step, metric)
 
 
 @pytest.mark.parametrize(
@@ -46,12 +48,12 @@ def test_a_metric_that_no_evaluation_has(step, metric, sentence, tmp_path):
     [
         ("step1_sft", ("eval_loss", "eval/perplexity", "token_accuracy")),
         ("step2_reward", ("accuracy", "eval_accuracy_longer", "chosen_mean")),
-        ("step3_ppo", ("eval_reward", "reward/mine", "reward_best@4", "reward_pass@4", "eval_gsm8k/reward", "check/x")),
+        ("step3_ppo", ("eval_reward", "reward/mine", "reward_best@4", "eval_gsm8k/reward", "check/x")),
     ],
 )
-def test_metrics_that_there_may_be(step, metrics, tmp_path):
+def test_metrics_that_there_may_be(step, metrics):
     for metric in metrics:
-        looked_at(step, metric, tmp_path)
+        checked(step, metric)
 
 
 def test_every_figure_of_an_evaluation_is_declared():
@@ -67,3 +69,12 @@ def test_every_figure_of_an_evaluation_is_declared():
     for figure in evaluation_figures(samples, "eval", seed=1):
         assert may_be_evaluated(figure, steps["step3_ppo"].figures.evaluates), figure
     assert may_be_evaluated("anything", Step("step4_other", "o", "o", ()).figures.evaluates)
+
+
+@pytest.mark.parametrize("flag", ["--early_stopping", "--early_stopping_patience"])
+def test_patience_without_a_number_is_a_sentence(flag):
+    with pytest.raises(ThreestepError) as mistake:
+        parse_arguments((BestModelArguments,), [flag], "")
+    assert str(mistake.value) == (
+        "--early_stopping expects 0 or more (evaluations), got nothing; write it behind the flag"
+    )

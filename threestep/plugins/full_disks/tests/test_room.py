@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from threestep.plugins.full_disks import room
+from threestep.plugins.full_disks.room import RoomNeeded, check_room, free_bytes, in_gigabytes, room_needed
 from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.engine.ranks.startup import Ranks
-from training.utils.outputs import room
-from training.utils.outputs.room import RoomNeeded, check_room, free_bytes, in_gigabytes, room_needed
 
 ALONE = Ranks(0, 0, 1, torch.device("cpu"))
 
@@ -42,8 +42,8 @@ def free(monkeypatch) -> Any:
     return set_free
 
 
-def flags(**changes: Any) -> CheckpointArguments:
-    return CheckpointArguments(**changes)
+def flags(**changes: Any) -> dict[str, Any]:
+    return vars(CheckpointArguments(**changes))
 
 
 def test_a_model_that_does_not_fit(tmp_path, free):
@@ -51,28 +51,28 @@ def test_a_model_that_does_not_fit(tmp_path, free):
     with pytest.raises(
         ThreestepError, match=r"--output_dir .* has 0.0 MB free, and this run needs 0.0 MB for its model;"
     ):
-        check_room(tmp_path, flags(), parts(torch.float32))
+        check_room(tmp_path, flags(), parts(torch.float32), 0)
     free(7000)
-    check_room(tmp_path, flags(), parts(torch.float32))
-    for asked in ({"save_every": 1}, {"save_at_end": True}, {"save_epochs": 1.0}, {"load_best_model_at_end": True}):
+    check_room(tmp_path, flags(), parts(torch.float32), 0)
+    for asked, kept in (({"save_every": 1}, 0), ({"save_at_end": True}, 0), ({"save_epochs": 1.0}, 0), ({}, 1)):
         with pytest.raises(ThreestepError, match="for its model and 0.0 MB for a checkpoint; free space, or name"):
-            check_room(tmp_path, flags(**asked), parts(torch.float32))
+            check_room(tmp_path, flags(**asked), parts(torch.float32), kept)
 
 
 def test_checkpoints_that_do_not_fit_all(tmp_path, free, capsys):
     free(6000 + 3 * 14000 - 1)
-    check_room(tmp_path, flags(save_every=1), parts(torch.float32))
+    check_room(tmp_path, flags(save_every=1), parts(torch.float32), 0)
     said = capsys.readouterr().out
     assert "each of 3 checkpoints (--keep_last 2, and the one being written)" in said and said.startswith("warning: ")
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "there").write_bytes(b"a")  # of a resumed run: one less to write
-    check_room(tmp_path, flags(save_every=1), parts(torch.float32))
+    check_room(tmp_path, flags(save_every=1), parts(torch.float32), 0)
     assert capsys.readouterr().out == ""
 
 
 def test_a_disk_that_tells_nothing(tmp_path, free):
     free(0, total=0)
-    check_room(tmp_path, flags(save_every=1), parts(torch.float32))
+    check_room(tmp_path, flags(save_every=1), parts(torch.float32), 0)
 
 
 def test_what_is_free_below_a_folder_that_is_not_there(tmp_path):

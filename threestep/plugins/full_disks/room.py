@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
-from training.utils.engine.ranks.collectives import on_main
 from training.utils.models.tensors.weights import whole_shape
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from training.utils.checkpoints.arguments import CheckpointArguments
     from training.utils.checkpoints.parts import CheckpointParts
 
 
@@ -29,12 +27,37 @@ class RoomNeeded:
     checkpoint: int
 
 
-def check_room(output_dir: Path, flags: CheckpointArguments, parts: CheckpointParts) -> None:
-    """Compare the bytes that the run will write with those that are free. ThreestepError, on every rank, if its models
-    do not fit, or no checkpoint beside them; a warning if fewer checkpoints fit than the flags keep. A collective.
+def check_room(output_dir: Path, settings: Mapping[str, Any], parts: CheckpointParts, kept_beside: int) -> None:
+    """Compare the bytes that the run will write with those that are free. ThreestepError if its models do not fit, or
+    no checkpoint beside them; a warning if fewer checkpoints fit than the flags keep.
+
+    kept_beside: checkpoints that stay beside those of --keep_last, at most (`RunCourse.keeps`)
     """
-    needed = room_needed(parts)
-    on_main(lambda: _compare(output_dir, flags, needed), parts.ranks.is_main)
+    free = free_bytes(output_dir)
+    if free is None:
+        return
+    needed, keep_last = room_needed(parts), settings["keep_last"]
+    there = _size_of(output_dir / "checkpoints")  # of a run that is resumed: some of those that stay
+    saves = settings["save_every"] > 0 or settings["save_epochs"] > 0 or kept_beside > 0
+    least = needed.checkpoint if saves or settings["save_at_end"] else 0
+    if free + there < needed.models + least:
+        also = f" and {in_gigabytes(least)} for a checkpoint" if least else ""
+        raise ThreestepError(
+            f"--output_dir {output_dir} has {in_gigabytes(free)} free, and this run needs "
+            f"{in_gigabytes(needed.models)} for its model{also}; free space, or name a folder on another disk"
+        )
+    if not saves:
+        return
+    # A new checkpoint is written before the oldest is removed.
+    kept = keep_last + 1 + kept_beside if keep_last else 2
+    wanted = needed.models + kept * needed.checkpoint
+    if free + there < wanted:
+        log(
+            f"warning: {output_dir} has {in_gigabytes(free)} free, and this run will need "
+            f"{in_gigabytes(wanted - there)}: {in_gigabytes(needed.models)} for its model and "
+            f"{in_gigabytes(needed.checkpoint)} for each of {kept} checkpoints (--keep_last {keep_last}, and the "
+            "one being written); checkpoints that find no room are left out, so free space, or lower --keep_last"
+        )
 
 
 def room_needed(parts: CheckpointParts) -> RoomNeeded:
@@ -55,33 +78,6 @@ def room_needed(parts: CheckpointParts) -> RoomNeeded:
 
 def _bytes_of(weights: Iterable[nn.Parameter]) -> int:
     return sum(whole_shape(weight).numel() * weight.element_size() for weight in weights)
-
-
-def _compare(output_dir: Path, flags: CheckpointArguments, needed: RoomNeeded) -> None:
-    free = free_bytes(output_dir)
-    if free is None:
-        return
-    there = _size_of(output_dir / "checkpoints")  # of a run that is resumed: some of those that stay
-    saves = flags.save_every > 0 or flags.save_epochs > 0 or flags.load_best_model_at_end
-    least = needed.checkpoint if saves or flags.save_at_end else 0
-    if free + there < needed.models + least:
-        also = f" and {in_gigabytes(least)} for a checkpoint" if least else ""
-        raise ThreestepError(
-            f"--output_dir {output_dir} has {in_gigabytes(free)} free, and this run needs "
-            f"{in_gigabytes(needed.models)} for its model{also}; free space, or name a folder on another disk"
-        )
-    if not saves:
-        return
-    # A new checkpoint is written before the oldest is removed.
-    kept = flags.keep_last + 1 + flags.load_best_model_at_end if flags.keep_last else 2
-    wanted = needed.models + kept * needed.checkpoint
-    if free + there < wanted:
-        log(
-            f"warning: {output_dir} has {in_gigabytes(free)} free, and this run will need "
-            f"{in_gigabytes(wanted - there)}: {in_gigabytes(needed.models)} for its model and "
-            f"{in_gigabytes(needed.checkpoint)} for each of {kept} checkpoints (--keep_last {flags.keep_last}, and the "
-            "one being written); checkpoints that find no room are left out, so free space, or lower --keep_last"
-        )
 
 
 def free_bytes(path: Path) -> int | None:

@@ -1,0 +1,11 @@
+"""Stops a run, with a checkpoint, before its time is up."""
+
+from training.utils.plugins.plugin import EVERY_STEP, Hooks, Plugin
+
+PLUGIN = Plugin(
+    "reservations",
+    "a checkpoint and a stop before a time limit, or before a machine's reservation ends",
+    flags={EVERY_STEP: (f"{__name__}.arguments:ReservationArguments",)},
+    tables={"run_courses": {"reservations": f"{__name__}.ends:open_course"}},
+    hooks=Hooks(at_start=f"{__name__}.ends:check_end"),
+)
