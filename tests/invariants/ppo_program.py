@@ -112,6 +112,7 @@ def make_trainer(
     from tests.invariants import tiny
     from tests.support.guests import balancing
     from tests.support.step3_records import made
+    from threestep.plugins.pretraining_loss.learnt_texts import LearntTexts
     from training.step3_ppo.advantages import ESTIMATORS
     from training.step3_ppo.advantages.inputs import AdvantageSettings
     from training.step3_ppo.contracts.settings import (
@@ -191,7 +192,6 @@ def make_trainer(
         cov_share=2e-4,
         clip_cov_low=1.0,
         clip_cov_high=5.0,
-        unsup_coef=UNSUP_COEF,
     )
     settings = made(
         PpoSettings,
@@ -222,7 +222,8 @@ def make_trainer(
         metrics=metrics,
         folder=folder,
     )
-    updates = Updates(roles, settings, texts() if with_texts else None)
+    beside = [LearntTexts(texts(), UNSUP_COEF, settings.seed)] if with_texts else []
+    updates = Updates(roles, settings, *beside)
     return PpoTrainer(roles, rollout_engine, train_prompts(), updates, evaluator, settings, metrics)
 
 

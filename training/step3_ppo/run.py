@@ -58,7 +58,7 @@ def run(flags: PpoFlags, components: Components) -> None:
         with opened.recorded(parts, inputs.data, digests) as (metrics, checkpoints, bad_steps):
             scoring = (roles, engine, tokenizers.actor, components.checker)
             evaluator = Evaluator(*scoring, settings, held_out, metrics, opened.folder, observer)
-            updates = Updates(roles, settings, inputs.texts, bad_steps)
+            updates = Updates(roles, settings, inputs.beside, bad_steps)
             events = events_of_rollouts(opened, opening)
             loop = (settings, metrics, checkpoints, events, components.scheduler)
             result = PpoTrainer(roles, engine, inputs.train, updates, evaluator, *loop).train()

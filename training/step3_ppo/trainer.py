@@ -276,7 +276,7 @@ class PpoTrainer:
         return {
             **queue,
             "kl_control": {"coefficient": self.kl_control.kl_coef},
-            "texts_taken": self.updates.texts_taken,
+            **self.updates.beside.state_dict(),
             "prompt_source": self.prompt_source.state_dict(),
             "rollout_engine": gathered(self.rollout_engine.state_dict()),
         }
@@ -284,10 +284,11 @@ class PpoTrainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned. A collective."""
         mine = self.state_dict()
-        check_keys(state, mine.keys(), "the trainer's state")
+        # Checkpoints once counted texts also where there were none.
+        check_keys(state, mine.keys(), "the trainer's state", optional=("texts_taken",))
         check_keys(state["kl_control"], mine["kl_control"].keys(), "the KL's control")
         self.kl_control.kl_coef = state["kl_control"]["coefficient"]
-        self.updates.texts_taken = state["texts_taken"]
+        self.updates.beside.load_state_dict(state)
         self.prompt_source.load_state_dict(state["prompt_source"])
         saved = state["rollout_engine"]
         # Checkpoints had one of all ranks before engines had states that differ.

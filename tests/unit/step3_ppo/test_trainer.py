@@ -210,11 +210,11 @@ def test_the_moving_average_counts_every_step_of_the_actor():
 def test_the_trainers_own_state_comes_back():
     trainer, other = (made_trainer(Engine(), kl_control="adaptive") for _ in range(2))
     trainer.kl_control.update(100.0, 64)
-    trainer.updates.texts_taken = 5
     state = json.loads(json.dumps(trainer.state_dict()))
     assert state["kl_control"]["coefficient"] != other.kl_control.kl_coef
     other.load_state_dict(state)
-    assert other.state_dict() == state and other.updates.texts_taken == 5
+    assert other.state_dict() == state
+    other.load_state_dict({**state, "texts_taken": 0})  # of an earlier version, without texts
 
 
 def test_each_rank_has_its_engines_state_back():

@@ -113,7 +113,6 @@ class LearningSettings:
     cov_share: float
     clip_cov_low: float
     clip_cov_high: float
-    unsup_coef: float
     bypass: MismatchSettings | None = None
 
 

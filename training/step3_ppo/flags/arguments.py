@@ -116,12 +116,6 @@ class PpoArguments:
     clip_reward: float = flag(
         5.0, "Clip the reward model's scores to this range on both sides of 0.", "score > 0", topic="reward"
     )
-    unsup_coef: float = flag(
-        27.8,
-        "Weight of the pretraining loss on --unsupervised_dataset_name; 0 only reports it.",
-        "factor >= 0",
-        topic="policy",
-    )
     eval_interval: int = flag_of(
         EngineArguments,
         "Rollouts between evaluations; 0: only after training (and before, see --val_before_train).",

@@ -205,8 +205,7 @@ TABLES = frozenset(
     """
 rollout_engines decode_loops rollout_sources trackers data_sources row_forms rewards media optimizers policy_losses
 evaluated_figures model_losses meant_flags kept_as_begun logs run_files in_place_of_run auto_choices advice curves
-evaluation_flags whole_run_switches stored_forms packed_layers backends
-evaluation_flags whole_run_switches stored_forms packed_layers row_sharing
+evaluation_flags whole_run_switches stored_forms packed_layers backends row_sharing learnt_beside
 """.split()
 )
 
@@ -250,7 +249,8 @@ class Plugin(NamedTuple):
             flag stands for that was left to `auto`, in a run that is about to load its models on a device with so much
             free memory; by the flag's name, `per_device_train_batch_size` or `reuse_forwards`
         `advice`: by flags, words that name them in messages, pages and `--help`, by their places there
-            (`flags.added.advice`): `no_own_loss`, for a model without the trainer's loss; `old_weights`, flags by which
+            (`flags.added.advice`): `no_own_loss`, for a model without the trainer's loss; `plain_text`, ways to give
+            text without prompts, after "give it"; `old_weights`, flags by which
             older weights draw rollouts; `other_forward`, for forwards that differ from the family's own; `batch`, on
             how a forward's size is chosen; `page`, what a reader of a run's page has to know, with {} for the value; a
             key of DeepSpeed's configuration, what to do in its place
@@ -258,6 +258,9 @@ class Plugin(NamedTuple):
             names of their lines
         `rollout_sources`: addresses of RolloutSource classes (`step3_ppo.flags.rollout_choices`), by the flags that ask
             for them
+        `learnt_beside`: the address of a function (PpoFlags, tokenizer, Ranks) -> LearntBeside: what the actor of step
+            3 learns from beside its rollouts (`step3_ppo.contracts.learnt_beside`), opened before models load; by the
+            name of the flag that asks for it
         `evaluation_flags`: by flags that give evaluations figures of other data than the held-out rows, `eval/NAME`:
             advice that names the flag, for who has no such rows
         `stored_forms`: addresses of `StoredForm` classes (`loading.stored_forms`), by the field of configurations that

@@ -13,7 +13,6 @@ from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, Revi
 
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.build import build_phase
-from training.utils.data.build.unsupervised import build_unsupervised
 from training.utils.data.files.hub_rows import HubAddress, HubRows, parse_hub_address
 from training.utils.data.sources.registry import find_dataset
 
@@ -150,12 +149,6 @@ def test_a_build_depends_on_the_commit_and_reads_the_format_as_of_a_file(hub, fl
     assert learnt() == first and len(hub.asked) == 1  # the same commit: from the cache, nothing is loaded
     hub.commit = TWO
     assert all(text.startswith(" No, ") for text in learnt())
-
-
-def test_unsupervised_text_comes_from_the_training_split(hub, flags, tiny_tokenizer):
-    hub.splits = {"train": [{"text": "one two three four"}] * 3, "test": [{"text": "no"}]}
-    blocks = build_unsupervised(flags(unsupervised_dataset_name="hub:own/rows"), tiny_tokenizer, 4, seed=1)
-    assert "no" not in "".join(tiny_tokenizer.decode(block.input_ids) for block in blocks) and len(blocks) >= 3
 
 
 @pytest.mark.parametrize(
