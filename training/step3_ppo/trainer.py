@@ -27,7 +27,7 @@ from training.utils.data.rows.collate import PromptBatch, collate_prompts
 from training.utils.engine.out_of_memory import memory_explained
 from training.utils.engine.ranks.collectives import gathered
 from training.utils.engine.ranks.host_memory import give_back_freed_memory
-from training.utils.run.profiling import PhaseClock, gpu_wait, timed, traced
+from training.utils.run.phase_clock import PhaseClock, gpu_wait, timed
 from training.utils.run.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class PpoTrainer:
         done, end = self._start()
         self.clock.read()
         with progress_bar(total, "PPO", self.ranks.is_main, unit="rollout", done=done, pace=settings.log_pace) as bar:
-            for iteration in traced(range(done + 1, end + 1), settings.traces, self.ranks.rank):
+            for iteration in settings.step_observers.each(range(done + 1, end + 1)):
                 experiences: list[Experience] = []
                 rows: list[PromptRow] = []
                 for samples in self.samples(iteration):  # 1 to 3

@@ -106,7 +106,7 @@ def main(argv: Sequence[str]) -> None:
         if preview.html:
             check_place("--html", preview.html)
         tokenizer, style = load(preview, data)
-        shown = open_split(preview, data, texts, tokenizer, style)
+        shown = open_split(preview, data, texts, tokenizer, style=style)
         places = shown_places(preview, len(shown.split))
     decode: Any = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     if shown.reader is not None and not preview.json:
@@ -130,7 +130,7 @@ def load(preview: PreviewArguments, data: DataArguments) -> tuple[Any, PromptSty
 
 
 def open_split(
-    preview: PreviewArguments, data: DataArguments, texts: TextArguments, tokenizer: Any, style: PromptStyle
+    preview: PreviewArguments, data: DataArguments, texts: TextArguments, tokenizer: Any, *, style: PromptStyle
 ) -> Shown:
     """Build the phase, or open it in the cache."""
     from threestep.plugins.pretraining_loss.blocks import build_unsupervised

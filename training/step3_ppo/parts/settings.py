@@ -74,7 +74,6 @@ def loop_settings(opening: PpoOpening, roles: Roles, scale: ScoreScale | None) -
             rollouts_per_epoch=inputs.data.steps_per_epoch,
         ),
         stop_kl=flags.algorithm.stop_kl,
-        traces=flags.run.traces(),
         step_observers=open_step_observers(_observed_run(opening)),
         log_pace=flags.reporting.pace(),
     )

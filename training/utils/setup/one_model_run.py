@@ -365,6 +365,5 @@ def loop_settings(
         seed=flags.run.seed,
         shuffle=flags.run.shuffle,
         meter=compute_meter(model, ranks) if engine.report_mfu else None,
-        traces=flags.run.traces(),
         log_pace=flags.reporting.pace(),
     )
