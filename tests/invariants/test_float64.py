@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from tests.support.objectives import objective
 from tests.unit.step3_ppo.losses.test_losses import FORMULAS, HOW
 from threestep.plugins.pretraining_loss.learnt_texts import pretraining_loss
+from threestep.plugins.sft_losses.z_loss import z_loss
 from training.step1_sft import loss as sft
 from training.step2_dpo.losses import LOSSES
 from training.step2_dpo.losses import pairs as dpo
@@ -131,7 +132,7 @@ def test_kl_by_its_formula(name):
 
 
 def test_sums_over_tokens():
-    judge(lambda: (sft.sft_loss(drawn(7), 3.0), sft.z_loss(drawn(7), 3.0)))
+    judge(lambda: (sft.sft_loss(drawn(7), 3.0), z_loss(drawn(7), 3.0)))
     judge(lambda: (entropy_loss(drawn(7), 0.3), pretraining_loss(drawn(7), 3.0)))
 
 

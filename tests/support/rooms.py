@@ -73,7 +73,6 @@ ONLY_IN = {
 # The maths rooms import torch, the standard library and each other; and what is listed with each.
 MATHS = {
     "training.step1_sft.loss": (),
-    "training.step1_sft.neftune": (),
     "training.step2_reward.loss": (),
     "training.step2_dpo.losses": (),
     "training.step3_ppo.losses": (),
@@ -86,6 +85,8 @@ MATHS = {
     "training.utils.contracts": ("numpy",),
     "training.utils.base.transfer": (),
     "threestep.plugins.mtp.layout": (),
+    "threestep.plugins.sft_losses.neftune": (),
+    "threestep.plugins.sft_losses.z_loss": (),
     "threestep.plugins.distillation.divergence": (),
 }
 MATHS_MAY_IMPORT = (

@@ -9,6 +9,7 @@ tuple, and that order is part of the result:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -66,10 +67,12 @@ class Guest:
 
     needs_before: rows are laid out with `TokenRows.before_NT`.
     why_not_ahead: why the guest cannot learn from a forward that ran before the step began; empty if it can.
+    own_loss_weight: by which step 1 multiplies its own loss.
     """
 
     needs_before = False
     why_not_ahead = ""
+    own_loss_weight = 1.0
 
     @property
     def engines(self) -> Mapping[str, Any]:
@@ -154,6 +157,10 @@ class Guests(tuple[Guest, ...]):
     @property
     def needs_before(self) -> bool:
         return any(guest.needs_before for guest in self)
+
+    @property
+    def own_loss_weight(self) -> float:
+        return math.prod(guest.own_loss_weight for guest in self)
 
     @property
     def engines(self) -> dict[str, Any]:
