@@ -48,16 +48,6 @@ class PpoArguments:
         takes_auto=False,
     )
     num_train_epochs: float = flag_of(EngineArguments, "Passes over the prompts; inf goes on until --max_train_steps.")
-    least_micro_batches: int = flag(
-        1, "Minimum forwards of a rank in each optimizer step.", "forwards >= 1", topic="batch"
-    )
-    micro_batches_multiple_of: int = flag(
-        1,
-        "The number of forwards of a rank in each optimizer step is a multiple of this; where there are too few "
-        "sequences, some forwards are empty.",
-        "forwards >= 1",
-        topic="batch",
-    )
     prompt_sampler: str | None = flag(
         None,
         "A PromptSampler of yours, which picks the prompts of each rollout and sees its scores; default: shuffled"
@@ -101,12 +91,6 @@ class PpoArguments:
     min_p: float = flag_of(SamplingArguments)
     stop: list[str] = flag([], "Texts that end a response; the response keeps them.", "text")
     bad_words: list[str] = flag([], "Texts that are never drawn.", "text")
-    end_check_tokens: int | None = flag(
-        None,
-        "With --rollout_engine hf: check after this many tokens which responses have ended, and cut off what was "
-        "drawn past the end; default: 8 on a GPU, where each check waits for it, and 1 on a CPU.",
-        "tokens >= 1",
-    )
     normalize_reward_scores: bool = flag(
         False,
         "Before clipping, scores become (score - mean) / standard deviation, with the constants that step 2 "
