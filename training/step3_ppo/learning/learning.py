@@ -244,8 +244,6 @@ class Updates:
             observed = notes.begun()
             figures = learner.learn(minibatch.sequences, minibatch.seed, forwards, beside=beside, observed=observed)
             notes.taken(observed, minibatch, forwards, beside, figures=figures)
-            if train_actor and self.roles.average is not None and not figures["actor/skipped"]:
-                self.roles.average.update()
             if settings.stop_update_kl is not None and figures.get("actor/update_kl", 0.0) > settings.stop_update_kl:
                 break
         self.outcomes = notes.outcomes()

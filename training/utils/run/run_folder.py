@@ -134,7 +134,7 @@ class RunFolder:
             replace_file(self.path / name, text)
 
 
-_REPLACED_FOLDERS = ("model", "critic", "model_ema")  # by a rename, at the end
+_REPLACED_FOLDERS = ("model", "critic")  # by a rename, at the end
 _FOLDERS = (*_REPLACED_FOLDERS, "checkpoints", SAMPLE_MEDIA)
 _FILES = (
     "config.yaml", "data_report.json", "environment.json", "reward_report.json", "summary.json",

@@ -120,7 +120,9 @@ def run_one_model(
         )
         loop = _observed(loop, flags, run, WholeModel(engine, model), style=style, tokenizer=tokenizer)
         processor = processor_of(start.name_or_path, model)
-        parts = CheckpointParts({"model": engine, **guests.engines}, ranks, None, {"model": tokenizer}, processor)
+        parts = CheckpointParts(
+            {"model": engine, **guests.engines}, ranks, guests.other_weights, {"model": tokenizer}, processor
+        )
         read_data = RunData(rows.report, rows.train.manifest["fingerprint"], len(rows.train) / steps[1])
         with run.recorded(parts, read_data, _start_digests(flags, rereads_start)) as files:
             training = TrainingRun(
