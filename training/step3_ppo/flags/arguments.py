@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from training.utils.base.user_files import check_address
 from training.utils.engine.config.arguments import EngineArguments, check_epochs
 from training.utils.flags.flags import flag, flag_of
 from training.utils.generation.arguments import (
@@ -48,16 +47,6 @@ class PpoArguments:
         takes_auto=False,
     )
     num_train_epochs: float = flag_of(EngineArguments, "Passes over the prompts; inf goes on until --max_train_steps.")
-    prompt_sampler: str | None = flag(
-        None,
-        "A PromptSampler of yours, which picks the prompts of each rollout and sees its scores; default: shuffled"
-        " epochs.",
-        "file.py:name",
-        topic="data",
-    )
-    prompt_dataset: str | None = flag(
-        None, "A PromptDataset of yours: prompts that may change after each rollout.", "file.py:name", topic="data"
-    )
     max_train_steps: int | None = flag_of(
         EngineArguments, "Stop after this many rollouts with their updates; default: no limit.", takes="rollouts >= 1"
     )
@@ -161,9 +150,6 @@ class PpoArguments:
             )
         for name in ("stop", "bad_words"):
             mistakes.require("" not in getattr(self, name), f"--{name} expects texts of a character or more, got ''")
-        for name in ("prompt_sampler", "prompt_dataset"):
-            if getattr(self, name) is not None:
-                mistakes.note(check_address, getattr(self, name), f"--{name}")
 
     @property
     def sequences_per_rollout(self) -> int:

@@ -9,14 +9,13 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.step3_ppo.contracts.learnt_beside import LearntBeside
-from training.step3_ppo.parts.prompt_source import PromptSource, open_prompt_source
+from training.step3_ppo.parts.prompt_source import PromptSource
 from training.step3_ppo.roles.roles import Tokenizers
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.base.user_files import named_object
 from training.utils.contracts.media_names import MEDIA_COLUMN
 from training.utils.data.build.build import build_phase
-from training.utils.data.build.prompts import PromptMaker
 from training.utils.data.build.row_style import settle_style
 from training.utils.data.cache.cache import silent
 from training.utils.data.chat.chat import conversation_end
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from training.step3_ppo.flags.checks import Components
     from training.step3_ppo.flags.ppo_flags import PpoFlags
     from training.utils.contracts.media import RunMedia, SeenMedia
+    from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rows import PromptRow
     from training.utils.data.chat.arguments import ChatArguments
     from training.utils.data.chat.chat import PromptStyle
@@ -175,27 +175,18 @@ def load_inputs(
             f"{data.split.eval_fraction:g}), name data with evaluation rows, or leave --val_only out"
         )
     columns = sorted({**phase.report.train.columns, **phase.report.eval.columns})
-    if ppo.prompt_dataset is None:  # whose prompts may have others
+    ends, unused = _end_tokens(flags, tokenizer)
+    source = _prompt_source(flags, phase.train, tokenizer, ends, ranks=ranks)
+    if not source.makes_prompts:  # which may have other columns
         of_media = [] if phase.seen is None else [MEDIA_COLUMN]
         check_columns(rules or {}, [*columns, *of_media], (phase.train, phase.eval))
     beside = _learnt_beside(flags, tokenizer, ranks)
     rollouts = _count_rollouts(flags, len(phase.train), ranks.world_size)
-    ends, unused = _end_tokens(flags, tokenizer)
     if unused is not None:
         log(unused, ranks.is_main)
     if len(ends) > 1:
         words = ", ".join(str(word) for word in tokenizer.convert_ids_to_tokens(list(ends)))
         log(f"responses end at each of the model's end tokens: {words}", ranks.is_main)
-    source = open_prompt_source(
-        phase.train,
-        ppo.prompt_sampler,
-        ppo.prompt_dataset,
-        lambda: PromptMaker(data, tokenizer),
-        texts_of=lambda rollout: rollout.texts(tokenizer.decode, ends),
-        seed=run.seed,
-        ranks=ranks,
-        shuffled=run.shuffle,
-    )
     fingerprint = " ".join(filter(None, (phase.train.manifest["fingerprint"], beside.fingerprint)))
     return Inputs(
         train=source,
@@ -210,6 +201,25 @@ def load_inputs(
         media=media,
         seen=phase.seen,
     )
+
+
+def _prompt_source(
+    flags: PpoFlags,
+    prompts: Sequence[PromptRow],
+    tokenizer: PreTrainedTokenizerBase,
+    ends: Sequence[int],
+    *,
+    ranks: Ranks,
+) -> PromptSource:
+    """ends: the tokens that end a response."""
+    if flags.prompt_source is None:
+        return PromptSource(prompts, flags.run.seed, flags.run.shuffle)
+
+    def texts_of(rollout: Rollout) -> list[str]:
+        return rollout.texts(tokenizer.decode, ends)
+
+    found: PromptSource = named_object(flags.prompt_source)(flags, prompts, tokenizer, texts_of, ranks=ranks)
+    return found
 
 
 def _learnt_beside(flags: PpoFlags, tokenizer: PreTrainedTokenizerBase, ranks: Ranks) -> LearntBeside:

@@ -206,7 +206,7 @@ TABLES = frozenset(
 rollout_engines decode_loops rollout_sources trackers data_sources row_forms rewards media optimizers policy_losses
 evaluated_figures model_losses meant_flags kept_as_begun logs run_files in_place_of_run auto_choices advice curves
 evaluation_flags whole_run_switches stored_forms packed_layers backends row_sharing learnt_beside
-sft_regularizers
+sft_regularizers prompt_sources
 """.split()
 )
 
@@ -261,6 +261,8 @@ class Plugin(NamedTuple):
             for them
         `sft_regularizers`: addresses of functions (AddedFlags) -> Regularizer | None: what is added to step 1's loss
             and inputs (`step1_sft.regularizer`), by a flag's name; one at most in all plugins
+        `prompt_sources`: addresses of functions (PpoFlags, prompts, tokenizer, texts of a rollout, ranks=) ->
+            PromptSource (`step3_ppo.parts.prompt_source`), by the flags that ask for them; one at most in all plugins
         `learnt_beside`: the address of a function (PpoFlags, tokenizer, Ranks) -> LearntBeside: what the actor of step
             3 learns from beside its rollouts (`step3_ppo.contracts.learnt_beside`), opened before models load; by the
             name of the flag that asks for it
