@@ -45,7 +45,7 @@ models.adapters: models models.tensors plugins models.families contracts base
 data.build: data.kinds data.chat data.cache data.sources data.rows flags data.sources.formats plugins data.files
     contracts base
 engine.ranks: models.adapters models run flags plugins base
-generation.engines: generation.decoding models models.attention flags contracts
+generation.engines: generation.decoding models models.attention contracts
 loading: models.adapters models models.attention models.tensors plugins models.families contracts base
 engine: engine.ranks models.adapters run engine.config models.tensors flags contracts base
 rewards.calling: engine.ranks run contracts base

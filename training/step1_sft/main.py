@@ -13,7 +13,7 @@ from training.utils.setup.one_model import OpenedModel, TrainingResult, one_mode
 
 def train(opened: OpenedModel, sft: SftArguments) -> TrainingResult:
     """Train on sentences."""
-    from training.step1_sft.samples import open_drawing
+    from training.step1_sft.drawing import open_drawing
     from training.step1_sft.trainer import SftTrainer
 
     return SftTrainer(opened.training, open_drawing(opened), regularizer_of(opened.flags.added)).train()

@@ -1,4 +1,4 @@
-"""What may be added to step 1's loss and inputs (`sft_regularizers` of plugins). Cheap to import."""
+"""Terms and noise that may be added to step 1's loss and inputs (`sft_regularizers` of plugins). Cheap to import."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from training.step1_sft import main, samples, trainer
+from training.step1_sft import drawing, main, trainer
 from training.step1_sft.arguments import SftArguments
 from training.utils.base.errors import Mistakes
 from training.utils.flags.added import NO_FLAGS
@@ -22,7 +22,7 @@ def test_learning_rate():
 
 def test_what_is_opened_is_passed_on(monkeypatch):
     monkeypatch.setattr(trainer, "SftTrainer", lambda *given: SimpleNamespace(train=lambda: given))
-    monkeypatch.setattr(samples, "open_drawing", lambda opened: "draw")
+    monkeypatch.setattr(drawing, "open_drawing", lambda opened: "draw")
     opened: Any = SimpleNamespace(training="run", flags=SimpleNamespace(added=NO_FLAGS))
     run, draw, regularizer = main.train(opened, SftArguments())
     assert (run, draw) == ("run", "draw") and not regularizer.losses

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
-from training.step1_sft import samples as sft_samples
-from training.step1_sft.samples import Drawn, GreedyDrawing, Parts, open_drawing, parts_of, sentence_samples
+from training.step1_sft import drawing
+from training.step1_sft.drawing import GreedyDrawing, open_drawing
+from training.step1_sft.samples import Drawn, Parts, parts_of, sentence_samples
 from training.utils.base.seeds import random_state
 from training.utils.contracts.media_spans import MediaSpan
 from training.utils.contracts.rollout_engine import Sampling
@@ -32,7 +33,7 @@ def row(number: int, prompt: int, response: int = 3) -> SentenceRow:
     return SentenceRow(number, ids, np.arange(prompt + response) >= prompt)
 
 
-def drawing(model, longest_tokens: int = 40, rows_at_a_time: int = 2) -> GreedyDrawing:
+def drawer(model, longest_tokens: int = 40, rows_at_a_time: int = 2) -> GreedyDrawing:
     engine: Any = SimpleNamespace(settings=SimpleNamespace(zero_stage=0))
     return GreedyDrawing(TransformersRollout(), WholeModel(engine, model), SAMPLING, longest_tokens, rows_at_a_time)
 
@@ -52,7 +53,7 @@ def test_responses_are_greedy_and_no_random_state_moves(model):
     rows = {4: row(4, 5), 7: row(7, 12), 9: row(9, 31)}
     model.train()
     before = random_state()
-    drawn = drawing(model)(rows, Ranks(0, 0, 1, CPU))
+    drawn = drawer(model)(rows, Ranks(0, 0, 1, CPU))
     assert random_state() == before and model.training
     model.eval()
     assert list(drawn) == [4, 7]  # a prompt of 31 tokens leaves 9 of 40, fewer than 10
@@ -64,11 +65,11 @@ def test_responses_are_greedy_and_no_random_state_moves(model):
 
 def test_ranks_share_the_rows(model, monkeypatch):
     rows = {index: row(index, 3 + index) for index in range(5)}
-    alone = drawing(model)(rows, Ranks(0, 0, 1, CPU))
+    alone = drawer(model)(rows, Ranks(0, 0, 1, CPU))
     parts: list = []
-    monkeypatch.setattr(sft_samples, "gathered", lambda part: parts.append(part) or [part])
+    monkeypatch.setattr(drawing, "gathered", lambda part: parts.append(part) or [part])
     for rank in (0, 1):
-        drawing(model)(rows, Ranks(rank, rank, 2, CPU))
+        drawer(model)(rows, Ranks(rank, rank, 2, CPU))
     assert [sorted(part) for part in parts] == [[0, 2, 4], [1, 3]]
     assert {index: found for part in parts for index, found in part.items()} == alone
 
@@ -121,6 +122,6 @@ def test_what_can_be_drawn_is(model):
     ],
 )
 def test_what_cannot_be_drawn_is_named(model, changes, reason, capsys, monkeypatch):
-    monkeypatch.setattr(sft_samples, "why_not_decoded", lambda model, own, way: "it counts its padding")
+    monkeypatch.setattr(drawing, "why_not_decoded", lambda model, own, way: "it counts its padding")
     assert open_drawing(opened(model, **changes)) is None
     assert f"samples show the loss of each row and draw no responses: {reason}" in capsys.readouterr().out

@@ -2,11 +2,9 @@
 
 from training.utils.plugins.plugin import Plugin
 
-_PLACE = f"{__name__}.opening:open_prompts"
-
 PLUGIN = Plugin(
     "curriculum",
     "prompts of step 3 chosen, or made, by the scores of earlier rollouts",
     flags={"step3_ppo": (f"{__name__}.arguments:CurriculumArguments",)},
-    tables={"prompt_sources": {"prompt_sampler": _PLACE, "prompt_dataset": _PLACE}},
+    tables={"prompt_sources": dict.fromkeys(("prompt_sampler", "prompt_dataset"), f"{__name__}.opening:open_prompts")},
 )
