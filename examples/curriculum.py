@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from training.step3_ppo.parts.prompt_source import PromptDataset, PromptSampler, RolloutResults
+from threestep.plugins.curriculum.prompts import PromptDataset, PromptSampler, RolloutResults
 
 
 class WorstAgain(PromptSampler):

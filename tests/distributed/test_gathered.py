@@ -18,7 +18,7 @@ PROGRAM = """
     from training.utils.engine.frozen import FrozenModel
     from training.utils.engine.ranks.startup import started_process_group
     from training.utils.engine.training_engine import TrainingEngine
-    from training.utils.engine.weight_average import WeightAverage
+    from threestep.plugins.ema.weight_average import WeightAverage
     from training.utils.setup.setup import load_under
 
     SHAPE = dict(hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=2, vocab_size=128)

@@ -15,7 +15,7 @@ from training.utils.data.chat.style import SavedStyle, saved_style
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 
 OWN = """
-from training.step3_ppo.parts.prompt_source import PromptDataset, PromptSampler
+from threestep.plugins.curriculum.prompts import PromptDataset, PromptSampler
 
 class InOrder(PromptSampler):
     def __init__(self, prompts, seed):

@@ -44,7 +44,7 @@ def averaged(stage: int, dtype: str, lora_dim: int, models: Path, ranks: Any) ->
     `full_state` then reads, from the weights in place (without LoRA). carried: from an average that took over the
     state of this one before the last step."""
     from tests.invariants import engine_program, tiny
-    from training.utils.engine.weight_average import WeightAverage
+    from threestep.plugins.ema.weight_average import WeightAverage
 
     case = engine_program.Case("average", zero_stage=stage, dtype=dtype, lora_dim=lora_dim)
     engine, model = engine_program.make_engine(case, models, ranks)

@@ -95,7 +95,7 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
         per_device_train_batch_size=case.micro, per_device_eval_batch_size=2, report_mfu=False
     )
     data, reporting = data_flags(max_seq_len=LONGEST), LogArguments()
-    settings, run = GuestFeatures([TeacherFeature(teacher)]), RunArguments(seed=SEED)
+    settings, run = GuestFeatures([TeacherFeature(teacher, likelihood_coef=LIKELIHOOD)]), RunArguments(seed=SEED)
     flags: Any = SimpleNamespace(run=run, engine=engine_flags, data=data, reporting=reporting, guests=settings)
     loop = loop_settings(flags, (STEPS, case.per_step), model, case.packed, ranks=ranks, pad_token_id=PAD)
     loop = replace(loop, eval_interval=0)
@@ -104,7 +104,7 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     with MetricsWriter(folder, ranks.is_main) as metrics:
         run = TrainingRun(engine, train_rows, eval_rows, loop, metrics, guests=guests)
-        SftTrainer(run, likelihood_coef=LIKELIHOOD).train()
+        SftTrainer(run).train()
     weights = engine.full_state(model)
     if not ranks.is_main:
         return {}

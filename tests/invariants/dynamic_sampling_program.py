@@ -34,7 +34,8 @@ def trained(models: Path, out: Path, ranks: Any, seed: int, tries: int) -> list[
     from tests.invariants import tiny
     from tests.invariants.ppo_program import SAMPLES, make_trainer
     from tests.support.step3_records import changed
-    from training.step3_ppo.parts.prompt_source import PromptSource, SampledPrompts
+    from threestep.plugins.curriculum.prompts import SampledPrompts
+    from training.step3_ppo.parts.prompt_source import PromptSource
     from training.utils.engine.ranks.collectives import gathered
 
     trainer = make_trainer(

@@ -441,6 +441,7 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
 
 def make_trainer(case: Case, run: Any, model: Any) -> Any:
     from tests.support.objectives import objectives
+    from threestep.plugins.sft_losses.regularizer import NoiseAndZLoss
     from training.step1_sft.trainer import SftTrainer
     from training.step2_dpo.trainer import DpoTrainer, Mismatch
     from training.step2_reward.loss import LossOptions
@@ -466,7 +467,7 @@ def make_trainer(case: Case, run: Any, model: Any) -> Any:
         references = known_references(run, None)
         return DpoTrainer(run, references, objectives(case.kind, beta, **own), others=others)
     if case.kind == "sft":
-        return SftTrainer(run, neftune_alpha=case.neftune_alpha, z_loss_coef=case.z_loss_coef)
+        return SftTrainer(run, regularizer=NoiseAndZLoss(case.neftune_alpha, case.z_loss_coef))
     return RewardTrainer(run, LossOptions(**LOSS_OPTIONS) if case.rows == "margins" else LossOptions())
 
 

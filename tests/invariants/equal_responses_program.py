@@ -98,7 +98,7 @@ def one_batch(ranks: Any, roles: Any, packed: bool, number: int, groups: range) 
     from training.step3_ppo.experience.experience import make_experience
     from training.step3_ppo.experience.scoring import start_scoring
     from training.utils.contracts.rows import PromptRow
-    from training.utils.run.profiling import PhaseClock
+    from training.utils.run.phase_clock import PhaseClock
 
     settings = settings_of(ranks, packed, number)
     drawn = [group_at(group) for group in groups]

@@ -152,7 +152,7 @@ def make_trainer(case: Any, family: Any, models: Path, out: Path, ranks: Any) ->
     assert own is not None and engine.check(roles.whole_actor.lent(), own) == []
     roles = with_guests(roles, GuestFeatures(), path="", total_steps=1, seed=0)
     nobody: Any = SimpleNamespace()
-    updates, metrics = Updates(roles, settings, None), MetricsWriter(out, is_main_rank=False)
+    updates, metrics = Updates(roles, settings), MetricsWriter(out, is_main_rank=False)
     return PpoTrainer(roles, engine, PromptSource(rows, SEED), updates, nobody, settings, metrics)
 
 
@@ -215,7 +215,6 @@ def settings_of(case: Any, rows: list[Any], images: Any, ranks: Any) -> Any:
         cov_share=2e-4,
         clip_cov_low=1.0,
         clip_cov_high=5.0,
-        unsup_coef=0.0,
     )
     return made(
         PpoSettings,

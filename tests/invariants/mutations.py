@@ -401,7 +401,7 @@ def damaged_flags(dice: random.Random, tokenizer: Any) -> None:
     path = Path("sound.jsonl")
     path.write_bytes(write_jsonl([FORMS[form](index) for index in range(8)]))
     # Names of hubs and of other folders stay out of it, and so do processes, which take their time to start.
-    passed_over = ("data_output_path", "num_workers", "dataset_module", "unsupervised_dataset_name")
+    passed_over = ("data_output_path", "num_workers", "dataset_module")
     groups = [getattr(DataArguments(), group.name) for group in dataclasses.fields(DataArguments)]
     names = [field.name for group in groups for field in dataclasses.fields(group) if field.name not in passed_over]
     argv = ["--data_path", f"jsonl:{path}", "--data_output_path", "cache", "--num_workers", "1"]

@@ -113,6 +113,7 @@ def make_trainer(
     from tests.support.data_flags import with_flags
     from tests.support.guests import balancing
     from tests.support.step3_records import made
+    from threestep.plugins.pretraining_loss.learnt_texts import LearntTexts
     from training.step3_ppo.advantages import ESTIMATORS
     from training.step3_ppo.advantages.inputs import AdvantageSettings
     from training.step3_ppo.contracts.settings import (
@@ -192,7 +193,6 @@ def make_trainer(
         cov_share=2e-4,
         clip_cov_low=1.0,
         clip_cov_high=5.0,
-        unsup_coef=UNSUP_COEF,
     )
     settings = made(
         PpoSettings,
@@ -223,7 +223,8 @@ def make_trainer(
         metrics=metrics,
         folder=folder,
     )
-    updates = Updates(roles, settings, texts() if with_texts else None)
+    beside = [LearntTexts(texts(), UNSUP_COEF, settings.seed)] if with_texts else []
+    updates = Updates(roles, settings, *beside)
     return PpoTrainer(roles, rollout_engine, train_prompts(), updates, evaluator, settings, metrics)
 
 

@@ -13,6 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 from tests.support.objectives import objective
 from tests.unit.step3_ppo.losses.test_losses import FORMULAS, HOW
+from threestep.plugins.pretraining_loss.learnt_texts import pretraining_loss
+from threestep.plugins.sft_losses.z_loss import z_loss
 from training.step1_sft import loss as sft
 from training.step2_dpo.losses import LOSSES
 from training.step2_dpo.losses import pairs as dpo
@@ -23,7 +25,7 @@ from training.step3_ppo.advantages.whiten import moments, whiten
 from training.step3_ppo.experience.reward_shaping import shaped_rewards
 from training.step3_ppo.kl import KL_ESTIMATORS
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
-from training.step3_ppo.losses.added import entropy_loss, pretraining_loss, value_loss
+from training.step3_ppo.losses.added import entropy_loss, value_loss
 from training.step3_ppo.losses.aggregation import StepTotals
 from training.step3_ppo.losses.covariance import covariance_sums, covariances
 from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
@@ -130,7 +132,7 @@ def test_kl_by_its_formula(name):
 
 
 def test_sums_over_tokens():
-    judge(lambda: (sft.sft_loss(drawn(7), 3.0), sft.z_loss(drawn(7), 3.0)))
+    judge(lambda: (sft.sft_loss(drawn(7), 3.0), z_loss(drawn(7), 3.0)))
     judge(lambda: (entropy_loss(drawn(7), 0.3), pretraining_loss(drawn(7), 3.0)))
 
 

@@ -58,16 +58,6 @@ class PlainEngine:
         return StepReport(self._learning_rate, math.nan, skipped)
 
 
-class CountedAverage:
-    """In place of a WeightAverage: notes each update."""
-
-    def __init__(self, events: list[str]) -> None:
-        self._events = events
-
-    def update(self) -> None:
-        self._events.append("average")
-
-
 class FunctionScorer:
     """A reward model that is a function of rows, with scores in float32."""
 
@@ -81,7 +71,7 @@ class FunctionScorer:
 def plain_roles(
     reward_model: Any, with_critic: bool = True, with_reference: bool = True, ranks: Ranks = ALONE, rate: float = 0.0
 ) -> tuple[Roles, list[str]]:
-    """Return the roles, and the events of the actor and its average: "step" and "average". rate: of plain SGD."""
+    """Return the roles, and the events of the actor: "step" for each. rate: of plain SGD."""
     events: list[str] = []
     actor_model, critic_model = tiny_causal_lm("llama", seed=1), tiny_scalar_model("llama", seed=3)
     actor: Any = PlainEngine(PolicyModel(actor_model), ranks, events, rate)
@@ -94,6 +84,5 @@ def plain_roles(
         reward_model=reward_model
         if reward_model is None or hasattr(reward_model, "model")
         else FunctionScorer(reward_model),
-        average=CountedAverage(events),  # type: ignore[arg-type]
     )
     return roles, events

@@ -44,7 +44,7 @@ models.adapters: models models.tensors plugins models.families base
 data.build: data.kinds data.chat data.cache data.sources data.rows flags data.sources.formats plugins data.files
     contracts base
 engine.ranks: models.adapters models run flags plugins base
-generation.engines: generation.decoding models models.attention flags contracts
+generation.engines: generation.decoding models models.attention contracts
 loading: models models.attention models.tensors plugins models.families contracts base
 engine: engine.ranks run engine.config models.tensors flags contracts base
 rewards.calling: engine.ranks run contracts base
@@ -71,7 +71,6 @@ ONLY_IN = {
 # The maths rooms import torch, the standard library and each other; and what is listed with each.
 MATHS = {
     "training.step1_sft.loss": (),
-    "training.step1_sft.neftune": (),
     "training.step2_reward.loss": (),
     "training.step2_dpo.losses": (),
     "training.step3_ppo.losses": (),
@@ -84,6 +83,8 @@ MATHS = {
     "training.utils.contracts": ("numpy",),
     "training.utils.base.transfer": (),
     "threestep.plugins.mtp.layout": (),
+    "threestep.plugins.sft_losses.neftune": (),
+    "threestep.plugins.sft_losses.z_loss": (),
     "threestep.plugins.distillation.divergence": (),
 }
 MATHS_MAY_IMPORT = (

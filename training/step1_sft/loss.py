@@ -18,12 +18,3 @@ def sft_loss(logprobs_M: torch.Tensor, tokens_in_step: float) -> torch.Tensor:
     tokens_in_step: target tokens of the whole optimizer step, on all ranks; the parts add up to the mean.
     """
     return -logprobs_M.sum() / tokens_in_step
-
-
-def z_loss(log_normalizers_M: torch.Tensor, tokens_in_step: float) -> torch.Tensor:
-    """Return this micro-batch's part of the step's mean of log^2 Z, a scalar: it keeps the logits from drifting.
-
-    log_normalizers_M: float32, log Z, the log of the sum of the exponentiated logits that predict each target.
-    tokens_in_step: as in `sft_loss`. PaLM adds it with a weight of 1e-4 (Chowdhery et al. 2022, section 5).
-    """
-    return log_normalizers_M.square().sum() / tokens_in_step

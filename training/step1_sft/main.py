@@ -7,6 +7,7 @@ The loss falls on the tokens of the responses, or of whole conversations (--loss
 
 from training.step1_sft import STEP
 from training.step1_sft.arguments import SftArguments, check_flags
+from training.step1_sft.regularizer import regularizer_of
 from training.utils.setup.one_model import OpenedModel, TrainingResult, one_model_program
 
 
@@ -14,7 +15,7 @@ def train(opened: OpenedModel, sft: SftArguments) -> TrainingResult:
     """Train on sentences."""
     from training.step1_sft.trainer import SftTrainer
 
-    return SftTrainer(opened.training, sft.neftune_alpha, sft.z_loss_coef, likelihood_coef=sft.likelihood_coef).train()
+    return SftTrainer(opened.training, regularizer_of(opened.flags.added)).train()
 
 
 main = one_model_program(__name__, STEP, train, rows="sentences", check=check_flags)

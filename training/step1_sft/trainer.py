@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from training.step1_sft.loss import sft_loss, z_loss
-from training.step1_sft.neftune import embedding_noise
+from training.step1_sft.loss import sft_loss
+from training.step1_sft.regularizer import Regularizer
 from training.utils.base.seeds import derived_seed
 from training.utils.base.transfer import moved, pinned
 from training.utils.contracts.step_observers import StepTaken
@@ -102,13 +102,12 @@ class SentenceStep:
 
 @dataclass(frozen=True)
 class SftStep(StepTaken):
-    """z_loss_coef, neftune_alpha: as of SftTrainer."""
+    """regularizer: as of SftTrainer."""
 
     kind: ClassVar[str] = "sft"
 
     prepared: SentenceStep
-    z_loss_coef: float
-    neftune_alpha: float
+    regularizer: Regularizer
 
 
 class _SampledLosses:
@@ -139,25 +138,12 @@ class _SampledLosses:
 
 
 class SftTrainer:
-    """Trains `run.engine`, a PolicyModel under DeepSpeed, on sentences.
+    """Trains `run.engine`, a PolicyModel under DeepSpeed, on sentences. The weight of their likelihood is the guests'
+    `own_loss_weight`."""
 
-    neftune_alpha: size of the noise on input embeddings in training (`neftune`)
-    z_loss_coef: weight of the z-loss (`loss.z_loss`); 0 leaves either out
-    likelihood_coef: weight of the loss beside those of guests
-    """
-
-    def __init__(
-        self,
-        run: TrainingRun[SentenceRow],
-        neftune_alpha: float = 0.0,
-        z_loss_coef: float = 0.0,
-        *,
-        likelihood_coef: float = 1.0,
-    ) -> None:
+    def __init__(self, run: TrainingRun[SentenceRow], regularizer: Regularizer | None = None) -> None:
         self.run = run
-        self.neftune_alpha = neftune_alpha
-        self.z_loss_coef = z_loss_coef
-        self.likelihood_coef = likelihood_coef
+        self.regularizer = regularizer or Regularizer()
 
     @property
     def _policy(self) -> Any:
@@ -226,12 +212,10 @@ class SftTrainer:
         def loss_of(batch: SentenceBatch) -> MicroLoss:
             logprobs = read(batch, batch.rows, **run.guests.forward_kwargs(batch.for_guests))
             nll = sft_loss(logprobs.logprobs_M, prepared.targets)
-            figures = {"loss": nll, "right": logprobs.is_greedy_M.sum()}
-            if not self.z_loss_coef:
-                return MicroLoss(self.likelihood_coef * nll, figures, logprobs)
-            drift = z_loss(logprobs.log_normalizers_M, prepared.targets)
-            loss = self.likelihood_coef * nll + self.z_loss_coef * drift
-            return MicroLoss(loss, {**figures, "z_loss": drift}, logprobs)
+            loss, figures = run.guests.own_loss_weight * nll, {"loss": nll, "right": logprobs.is_greedy_M.sum()}
+            for name, added in self.regularizer.added(logprobs, prepared.targets).items():
+                loss, figures[name] = loss + added.weight * added.term, added.term
+            return MicroLoss(loss, figures, logprobs)
 
         micro_batches = [
             MicroBatch(batch.rows, partial(loss_of, batch), batch.for_guests, partial(read, batch))
@@ -241,24 +225,24 @@ class SftTrainer:
         trainee = observed.watched(Trainee("train", run.engine, micro_batches, run.guests, prepared.counted))
         totals, figures = accumulate([trainee], prepared.work)
         found, row_ids = {**totals, **figures}, partial(run.row_ids, step.taken)
-        observed.taken(SftStep(step.number, found, row_ids, prepared, self.z_loss_coef, self.neftune_alpha))
+        observed.taken(SftStep(step.number, found, row_ids, prepared, self.regularizer))
         seconds = time.monotonic() - started
         return {
             "train/loss": totals["loss"],
             "train/token_accuracy": totals["right"] / prepared.targets,
             **run.speed_figures(totals, seconds),
             **figures,
-            **({"train/z_loss": totals["z_loss"]} if self.z_loss_coef else {}),
+            **{f"train/{name}": totals[name] for name in self.regularizer.losses},
         }
 
     def _noise(self, micro_batch: SentenceBatch, step: int) -> torch.Tensor | None:
-        """NEFTune's noise; its seeds are the sequences' places in the run, so that the layout changes nothing."""
-        if not self.neftune_alpha:
+        """The regularizer's noise. Its seeds are the sequences' places in the run: the layout changes nothing."""
+        if not self.regularizer.draws_noise:
             return None
         settings = self.run.settings
         first = (step - 1) * settings.items_per_step
         seeds = [derived_seed(settings.seed, "neftune", first + index) for index in micro_batch.taken]
-        return embedding_noise(micro_batch.rows, seeds, self.neftune_alpha, self._policy.embedding_width)
+        return self.regularizer.noise(micro_batch.rows, seeds, self._policy.embedding_width)
 
     def _micro_batches(self, sentences: Sequence[SentenceRow], plan: PlanSettings) -> list[SentenceBatch]:
         """This rank's share of `sentences`, laid out on the CPU; the same number of micro-batches on every rank."""

@@ -48,7 +48,7 @@ def run(flags: PpoFlags, components: Components) -> None:
         flags, _, tokenizers, inputs, ranks = opening
         settings = loop_settings(opening, roles, scale)
         engine = open_rollout_engine(opening, roles)
-        parts = CheckpointParts(roles.trained, ranks, roles.average, *roles.saved)
+        parts = CheckpointParts(roles.trained, ranks, roles.actor_guests.other_weights, *roles.saved)
         digests = start_digests(paths_read_again(opening), flags.data.cache.cache_dir)
         held_out = HeldOut.of_run(inputs, flags.ppo, are_replayed=not source_of(flags).draws)
         place = RunPlace(opened.folder.path, ranks.rank, ranks.world_size, tokenizer_digest(tokenizers.actor))
@@ -58,7 +58,7 @@ def run(flags: PpoFlags, components: Components) -> None:
         with opened.recorded(parts, inputs.data, digests) as (metrics, checkpoints, bad_steps):
             scoring = (roles, engine, tokenizers.actor, components.checker)
             evaluator = Evaluator(*scoring, settings, held_out, metrics, opened.folder, observer)
-            updates = Updates(roles, settings, inputs.texts, bad_steps)
+            updates = Updates(roles, settings, inputs.beside, bad_steps)
             events = events_of_rollouts(opened, opening)
             loop = (settings, metrics, checkpoints, events, components.scheduler)
             result = PpoTrainer(roles, engine, inputs.train, updates, evaluator, *loop).train()

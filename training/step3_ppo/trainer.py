@@ -27,7 +27,7 @@ from training.utils.data.rows.collate import PromptBatch, collate_prompts
 from training.utils.engine.out_of_memory import memory_explained
 from training.utils.engine.ranks.collectives import gathered
 from training.utils.engine.ranks.host_memory import give_back_freed_memory
-from training.utils.run.profiling import PhaseClock, gpu_wait, timed, traced
+from training.utils.run.phase_clock import PhaseClock, gpu_wait, timed
 from training.utils.run.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class PpoTrainer:
         done, end = self._start()
         self.clock.read()
         with progress_bar(total, "PPO", self.ranks.is_main, unit="rollout", done=done, pace=settings.log_pace) as bar:
-            for iteration in traced(range(done + 1, end + 1), settings.traces, self.ranks.rank):
+            for iteration in settings.step_observers.each(range(done + 1, end + 1)):
                 experiences: list[Experience] = []
                 rows: list[PromptRow] = []
                 for samples in self.samples(iteration):  # 1 to 3
@@ -276,7 +276,7 @@ class PpoTrainer:
         return {
             **queue,
             "kl_control": {"coefficient": self.kl_control.kl_coef},
-            "texts_taken": self.updates.texts_taken,
+            **self.updates.beside.state_dict(),
             "prompt_source": self.prompt_source.state_dict(),
             "rollout_engine": gathered(self.rollout_engine.state_dict()),
         }
@@ -284,10 +284,11 @@ class PpoTrainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned. A collective."""
         mine = self.state_dict()
-        check_keys(state, mine.keys(), "the trainer's state")
+        # Checkpoints once counted texts also where there were none.
+        check_keys(state, mine.keys(), "the trainer's state", optional=("texts_taken",))
         check_keys(state["kl_control"], mine["kl_control"].keys(), "the KL's control")
         self.kl_control.kl_coef = state["kl_control"]["coefficient"]
-        self.updates.texts_taken = state["texts_taken"]
+        self.updates.beside.load_state_dict(state)
         self.prompt_source.load_state_dict(state["prompt_source"])
         saved = state["rollout_engine"]
         self.rollout_engine.load_state_dict(saved[self.ranks.rank % len(saved)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from examples.curriculum import SureQuestions, WorstAgain
-from training.step3_ppo.parts.prompt_source import RolloutResults
+from threestep.plugins.curriculum.prompts import RolloutResults
 from training.utils.contracts.rows import PromptRow
 
 

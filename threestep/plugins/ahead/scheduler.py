@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 from threestep.plugins.ahead.arguments import AheadArguments
 from training.step3_ppo.flags.rollout_choices import RolloutScheduler, source_of
 from training.utils.base.errors import ThreestepError
+from training.utils.plugins.registry import added
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from threestep.plugins.ahead.admission import Admission
     from threestep.plugins.ahead.schedule import GroupSchedule
     from training.step3_ppo.contracts.rollout_queue import Asking, RolloutQueue
@@ -29,17 +32,20 @@ def rollout_scheduler(flags: PpoFlags) -> AheadScheduler | None:
     """Return the scheduler of --rollouts_ahead; None where the newest weights draw."""
     own = flags.added.of(AheadArguments)
     speculate = flags.settings.get("speculate", "0")  # of a plugin, which may not be there
-    return AheadScheduler(own, flags.ppo, speculate, source_of(flags).name) if own.steps_ahead else None
+    choosers = [name for name in added("prompt_sources", ()) if flags.settings.get(name) is not None]
+    return AheadScheduler(own, flags.ppo, speculate, source_of(flags).name, choosers) if own.steps_ahead else None
 
 
 @dataclass(frozen=True)
 class AheadScheduler(RolloutScheduler):
-    """Draws the rollouts of later steps while one trains. source: the flag that names another than the engine."""
+    """Draws the rollouts of later steps while one trains. source: the flag that names another than the engine.
+    choosers: flags that are set, of a source of prompts that sees scores."""
 
     flags: AheadArguments
     ppo: PpoArguments
     speculate: str = "0"
     source: str = ""
+    choosers: Sequence[str] = ()
 
     def wanted(self) -> dict[str, Any]:
         return {"rollouts_ahead": self.flags.rollouts_ahead}
@@ -49,8 +55,7 @@ class AheadScheduler(RolloutScheduler):
         tries, advantage = algorithm.flags.dynamic_sampling_tries, algorithm.flags.advantage
         for name, given, why in (
             (f"dynamic_sampling_tries {tries}", tries, "draws other prompts once a step sees the scores of its own"),
-            ("prompt_sampler", ppo.prompt_sampler, "chooses prompts by the scores of the step before"),
-            ("prompt_dataset", ppo.prompt_dataset, "changes prompts by the scores of the step before"),
+            *((name, True, "chooses prompts by the scores of the step before") for name in self.choosers),
             (
                 f"advantage {advantage}",
                 algorithm.estimator.needs_greedy,

@@ -55,7 +55,9 @@ class WatchedStep(ObservedStep):
         name, engine = trainee.group, trainee.engine
         self._hooks.append(engine.module.register_forward_hook(self._keep))
         self._seen[name] = []
-        self._others["other_critic_terms" if name == "critic" else "other_terms"] = bool(trainee.guests)
+        self._others["other_critic_terms" if name == "critic" else "other_terms"] = any(
+            guest.adds_to_loss for guest in trainee.guests
+        )
         if name == "critic":
             if self.keeps_values:
                 self._critic = StateWatch(engine, keeps=True)

@@ -82,6 +82,12 @@ class SftTeacherArguments:
         "--teacher_model_name_or_path that model writes it first, if there is none yet.",
         "file",
     )
+    likelihood_coef: float = flag(
+        1.0,
+        "Weight of the negative log-likelihood of the data's tokens; 0 trains by a teacher alone.",
+        "factor >= 0",
+        topic="loss",
+    )
     teacher_divergence: str = flag_of(TeacherArguments)
     teacher_beta: float = flag_of(TeacherArguments)
     teacher_top_k: int = flag_of(TeacherArguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from threestep.plugins.distillation.arguments import SftTeacherArguments
 from threestep.plugins.distillation.feature import teacher_of
 from threestep.plugins.distillation.settings import MODEL_FLAG, URL_FLAG
 from training.utils.plugins.plugin import StepNeeds
@@ -17,6 +18,10 @@ def check_beside_teacher(flags: Any, mistakes: Mistakes) -> None:
     """Note what does not go with a teacher."""
     teacher = teacher_of(flags).settings
     if not teacher.is_there:
+        mistakes.require(
+            flags.added.of(SftTeacherArguments).likelihood_coef > 0,
+            f"--likelihood_coef 0 leaves the model to a teacher, and there is none; give {MODEL_FLAG}, or leave it out",
+        )
         return
     if not isinstance(flags, OneModelFlags):
         _check_rollouts(flags, mistakes)

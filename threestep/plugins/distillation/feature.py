@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 
 class TeacherFeature(GuestFeature):
-    """The teacher of `settings`, where there is one. in_rollouts: the model draws what it learns from."""
+    """The teacher of `settings`, where there is one. in_rollouts: the model draws what it learns from.
+    likelihood_coef: weight of the trainer's own loss beside the teacher's, in step 1."""
 
     place = 300
 
-    def __init__(self, settings: TeacherSettings, in_rollouts: bool = False) -> None:
-        self.settings, self._in_rollouts = settings, in_rollouts
+    def __init__(self, settings: TeacherSettings, in_rollouts: bool = False, likelihood_coef: float = 1.0) -> None:
+        self.settings, self._in_rollouts, self._likelihood = settings, in_rollouts, likelihood_coef
         self.trains_alone = settings.is_there
 
     def check_words(self, tokenizer: Any) -> None:
@@ -45,7 +46,8 @@ class TeacherFeature(GuestFeature):
         from training.utils.setup.setup import load_under
 
         student = models[0][0]
-        return [open_teacher(self.settings, student, lambda settings, load: load_under(settings, student.ranks, load))]
+        guest = open_teacher(self.settings, student, lambda settings, load: load_under(settings, student.ranks, load))
+        return [guest and replace(guest, own_loss_weight=self._likelihood)]
 
     def planned(
         self, model: Any, settings: Any, ranks: int, device: Any
@@ -59,10 +61,16 @@ class TeacherFeature(GuestFeature):
 def teacher_of(flags: Any) -> TeacherFeature:
     """Return the teacher of a step's flags."""
     if isinstance(flags, OneModelFlags):
-        given, padded, longest = flags.added.of(SftTeacherArguments), flags.engine.padded, flags.data.rows.max_seq_len
-        trusted = flags.model.trust_remote_code
-    else:
-        given, padded, longest = flags.added.of(TeacherArguments), flags.ppo.padded, flags.longest_tokens
-        trusted = flags.roles.trust_remote_code
-    rows: Any = {"padded": padded, "longest_tokens": longest, "trust_remote_code": trusted}
-    return TeacherFeature(replace(given.settings(), **rows), not isinstance(flags, OneModelFlags))
+        own, model = flags.added.of(SftTeacherArguments), flags.model
+        return TeacherFeature(
+            _placed(own.settings(), flags.engine.padded, flags.data.rows.max_seq_len, model.trust_remote_code),
+            likelihood_coef=own.likelihood_coef,
+        )
+    settings = flags.added.of(TeacherArguments).settings()
+    placed = _placed(settings, flags.ppo.padded, flags.longest_tokens, flags.roles.trust_remote_code)
+    return TeacherFeature(placed, in_rollouts=True)
+
+
+def _placed(settings: TeacherSettings, padded: bool, longest_tokens: int, trust_remote_code: bool) -> TeacherSettings:
+    """The settings with what a step's other flags say."""
+    return replace(settings, padded=padded, longest_tokens=longest_tokens, trust_remote_code=trust_remote_code)

@@ -29,6 +29,7 @@ class Distillation(Guest):
 
     coefficient: float
     covers_all: bool
+    own_loss_weight: float = field(default=1.0, kw_only=True)
 
     why_not_ahead = "a teacher is read with the forward that learns; leave the teacher out"
 

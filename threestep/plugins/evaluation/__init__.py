@@ -5,7 +5,7 @@ from training.utils.plugins.plugin import EVERY_STEP, LAUNCHED, Command, Hooks, 
 PLUGIN = Plugin(
     "evaluation",
     "finished models: chat, evaluate, best of n",
-    needs=("report", "serving"),
+    needs=("pretraining_loss", "report", "serving"),
     commands={
         "chat": Command(f"{__name__}.chat", "talk with one model, or with two side by side"),
         "evaluate": Command(

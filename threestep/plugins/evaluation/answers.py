@@ -17,8 +17,7 @@ from training.utils.contracts.rollout_engine import RolloutRequest, rolled_out
 from training.utils.data.rows.collate import collate_prompts
 from training.utils.loading.tokenizers import same_tokenizer
 from training.utils.rewards.calling.running import start_rules
-from training.utils.rewards.combination import SUM
-from training.utils.rewards.combining import combined
+from training.utils.rewards.combination import SUM, combined
 from training.utils.rewards.needed import check_columns
 from training.utils.rewards.weighted import comparing, reads_ids
 from training.utils.run.progress import progress_bar

@@ -24,6 +24,7 @@ from functools import partial
 
 from threestep.plugins.evaluation.arguments import EVALUATE_GROUPS, flags_of_training
 from threestep.plugins.evaluation.harness.arguments import HarnessArguments
+from threestep.plugins.pretraining_loss.arguments import TextArguments
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.flags.arguments import parse_arguments
 from training.utils.plugins.registry import flag_names
@@ -31,7 +32,7 @@ from training.utils.run.program import run_program
 
 HARNESS = "harness"
 TASKS = ("win_rate", "reward", "gsm8k", "perplexity", "reward_model", HARNESS)
-GROUPS = (*EVALUATE_GROUPS, HarnessArguments)
+GROUPS = (*EVALUATE_GROUPS, TextArguments, HarnessArguments)
 # What a first run needs, in the order of `--help`.
 FIRST_FLAGS = (
     *("model_name_or_path", "data_path", "output_dir", "reward", "reward_model", "baseline", "tasks", "benchmark"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from threestep.plugins.evaluation.model import (
     open_chat_folder,
     start_alone,
 )
+from threestep.plugins.pretraining_loss.arguments import TextArguments
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.data.build.build import build_phase
@@ -50,6 +51,7 @@ class Evaluated:
     sampling: SamplingArguments
     reward: ScoringArguments
     engines: RolloutEngineFlags
+    texts: TextArguments = field(default_factory=TextArguments)
 
 
 def scored_by(flags: Evaluated, mistakes: Mistakes) -> tuple[Reward, ...]:

@@ -28,12 +28,12 @@ from threestep.plugins.evaluation.pairs_page import page
 from threestep.plugins.evaluation.perplexity import row_losses
 from threestep.plugins.evaluation.scorer import check_scored, load_answer_scorer
 from threestep.plugins.evaluation.sharing import ALONE, Sharers, sharers
+from threestep.plugins.pretraining_loss.blocks import build_unsupervised
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.media_names import MEDIA_COLUMN
 from training.utils.contracts.rows import PromptRow, SentenceRow
 from training.utils.data.build.arguments import RowFlags
-from training.utils.data.build.unsupervised import build_unsupervised
 from training.utils.data.rows.documents import sentence_document
 from training.utils.flags.arguments import defaults_of, resolved_settings
 from training.utils.generation.arguments import SamplingArguments
@@ -198,10 +198,10 @@ def evaluate_perplexity(flags: Evaluated, together: Sharers = ALONE) -> list[str
 
 def _documents(flags: Evaluated, folder: ChatFolder, longest: int) -> tuple[list[Document], RunMedia | None]:
     """Step 1's sentences with their media, or blocks of text if --unsupervised_dataset_name is given."""
-    if flags.data.source.unsupervised_dataset_name is None:
+    if flags.texts.unsupervised_dataset_name is None:
         built = built_rows(flags, "sentences", folder)
         return [sentence_document(row) for row in built.rows], built.media
-    blocks = build_unsupervised(flags.data, folder.tokenizer, longest, flags.run.seed, log=note)
+    blocks = build_unsupervised(flags.texts, flags.data, folder.tokenizer, longest, seed=flags.run.seed, log=note)
     targets = np.arange(longest) > 0
     rows = [SentenceRow(block.row_id, block.input_ids, targets) for block in blocks]
     return [sentence_document(row) for row in checked_rows(rows, flags)], None

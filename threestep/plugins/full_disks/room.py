@@ -71,7 +71,7 @@ def room_needed(parts: CheckpointParts) -> RoomNeeded:
         trained = [weight for weight in weights if weight.requires_grad]
         elements = sum(whole_shape(weight).numel() for weight in trained)
         states += size + 8 * elements + sum(4 * whole_shape(w).numel() for w in trained if w.element_size() < 4)
-    if parts.average is not None:
+    for _ in parts.others:
         models += _bytes_of(parts.engines[next(iter(parts.engines))].module.parameters())
     return RoomNeeded(models, states)
 

@@ -5,7 +5,7 @@ from training.utils.plugins.plugin import Command, Plugin
 PLUGIN = Plugin(
     "inspect",
     "what data are taken for, and the rows that come of them",
-    needs=("report",),
+    needs=("pretraining_loss", "report"),
     commands={
         "preview": Command(f"{__name__}.preview", "the rows of a run, as a model is fed them"),
         "inspect": Command(__name__, "what data are taken for, before training"),

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from threestep.plugins.pretraining_loss.arguments import TextArguments
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.data.build.arguments import PHASES, DataArguments, OptionalDataArguments, ShownArguments
@@ -78,7 +79,7 @@ class PreviewArguments:
         )
 
 
-GROUPS = (PreviewArguments, OptionalDataArguments)
+GROUPS = (PreviewArguments, OptionalDataArguments, TextArguments)
 
 
 @dataclass(frozen=True)
@@ -101,11 +102,11 @@ def main(argv: Sequence[str]) -> None:
     """Parse, build the rows as training does, show some."""
     # Keeps what a dataset's code or a library prints out of the rows.
     with redirect_stdout(sys.stdout if {"-h", "--help"} & set(argv) else sys.stderr):
-        preview, data = parse_arguments(GROUPS, argv, __doc__ or "")
+        preview, data, texts = parse_arguments(GROUPS, argv, __doc__ or "")
         if preview.html:
             check_place("--html", preview.html)
         tokenizer, style = load(preview, data)
-        shown = open_split(preview, data, tokenizer, style)
+        shown = open_split(preview, data, texts, tokenizer, style=style)
         places = shown_places(preview, len(shown.split))
     decode: Any = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     if shown.reader is not None and not preview.json:
@@ -128,17 +129,19 @@ def load(preview: PreviewArguments, data: DataArguments) -> tuple[Any, PromptSty
     return tokenizer, style
 
 
-def open_split(preview: PreviewArguments, data: DataArguments, tokenizer: Any, style: PromptStyle) -> Shown:
+def open_split(
+    preview: PreviewArguments, data: DataArguments, texts: TextArguments, tokenizer: Any, *, style: PromptStyle
+) -> Shown:
     """Build the phase, or open it in the cache."""
+    from threestep.plugins.pretraining_loss.blocks import build_unsupervised
     from training.utils.data.build.build import build_phase
     from training.utils.data.build.row_style import settle_style
-    from training.utils.data.build.unsupervised import build_unsupervised
     from training.utils.data.cache.reports import SplitReport, split_sentence
     from training.utils.setup.media import reader_of_folder, why_unread
 
     if preview.phase == UNSUPERVISED:
         block_length = data.rows.max_prompt_seq_len + preview.max_answer_seq_len
-        split = build_unsupervised(data, tokenizer, block_length, preview.seed, log=note)
+        split = build_unsupervised(texts, data, tokenizer, block_length, seed=preview.seed, log=note)
         counted = split.manifest["splits"]["train"]
         left_over = f"; {counted['tokens_left_over']:,} tokens left over after the last block"
         return Shown(split, split_sentence("train", SplitReport.of(counted)) + left_over, [])

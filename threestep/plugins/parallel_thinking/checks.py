@@ -15,7 +15,7 @@ def check_beside_paths(flags: Any, mistakes: Mistakes) -> None:
     """Note flags of rollouts that drawing paths side by side does not take. flags: a step's `OneModelFlags` or
     `PpoFlags`"""
     settings, thinks = flags.settings, isinstance(flags.data.form, ParallelThinking)
-    for name in ("stop", "bad_words", "end_check_tokens"):
+    for name in ("stop", "bad_words"):
         value = settings.get(name)
         mistakes.require(
             not (thinks and value),

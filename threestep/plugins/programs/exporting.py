@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from training.utils.base.errors import ThreestepError
-from training.utils.checkpoints.parts import DESCRIPTIONS, average_shares
+from training.utils.checkpoints.parts import DESCRIPTIONS, saved_shares
 from training.utils.engine.checkpoint_files import engine_state
 from training.utils.engine.training_engine import full_tensors
 from training.utils.models.adapters.description import DescribedModel, read_description
@@ -69,11 +69,11 @@ def export_model(
 def average_weights(
     checkpoint: Path, weights: dict[str, torch.Tensor], trained: tuple[str, ...]
 ) -> dict[str, torch.Tensor]:
-    """The trained weights' moving averages, float32: the ranks' shares (see WeightAverage) joined."""
+    """The trained weights' moving averages, float32: the ranks' shares joined."""
     ranks = len(list(checkpoint.glob("average_*.safetensors")))
     if ranks == 0:
         raise ThreestepError(f"--part average: {checkpoint} has none: the run had no --enable_ema; give another --part")
-    ranks_shares = [average_shares(checkpoint, rank) for rank in range(ranks)]
+    ranks_shares = [saved_shares(checkpoint, "average", rank) for rank in range(ranks)]
     averages = {}
     for index, name in enumerate(trained):
         flat = torch.cat([shares[index] for shares in ranks_shares])

@@ -57,6 +57,5 @@ def check_asked(how: Speculation, flags: Any, mistakes: Mistakes, otherwise: str
     for flag, given, why in (
         (form and form.flag, form, form and form.draws),
         (f"--{source.name}", not source.draws, "draws nothing"),
-        ("--end_check_tokens", flags.ppo.end_check_tokens, "draws token by token between two looks"),
     ):
         mistakes.require(not given, f"{how.flag} draws several tokens at once, and {flag} {why}; leave one of them out")

@@ -9,7 +9,6 @@ from training.utils.base.console import LogPace
 from training.utils.contracts.step_observers import StepObservers
 from training.utils.layout.order import completes_epochs
 from training.utils.rewards.weighted import MODEL_ALONE, Rewards
-from training.utils.run.profiling import Traces
 
 if TYPE_CHECKING:
     from training.step3_ppo.advantages import Estimator
@@ -113,7 +112,6 @@ class LearningSettings:
     cov_share: float
     clip_cov_low: float
     clip_cov_high: float
-    unsup_coef: float
     bypass: MismatchSettings | None = None
 
 
@@ -169,6 +167,5 @@ class PpoSettings:
     updates: UpdateSettings
     evaluation: EvaluationTimes
     stop_kl: float | None = None
-    traces: Traces = Traces()
     step_observers: StepObservers = StepObservers()
     log_pace: LogPace = LogPace()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.models.target_head import TokenLogprobs
-    from training.utils.run.profiling import PhaseClock
+    from training.utils.run.phase_clock import PhaseClock
 
 
 def make_experience(

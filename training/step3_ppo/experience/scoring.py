@@ -27,8 +27,7 @@ from training.utils.contracts.documents import first_alike
 from training.utils.engine.ranks.collectives import gathered, largest
 from training.utils.rewards.calling.calling import SHOWN_CHARACTERS
 from training.utils.rewards.calling.running import start_rules
-from training.utils.rewards.combination import SUM
-from training.utils.rewards.combining import combined
+from training.utils.rewards.combination import SUM, combined
 from training.utils.rewards.weighted import ENVIRONMENT, Rewards, reads_ids, reads_model
 
 if TYPE_CHECKING:

@@ -19,11 +19,10 @@ from training.step3_ppo.experience.exchange import (
     unpacked_sequences,
     unpacked_values,
 )
-from training.utils.contracts.documents import TokenSequence, join
 from training.utils.engine.ranks.collectives import gathered, several_ranks
 
 if TYPE_CHECKING:
-    from training.utils.contracts.rows import TextBlock
+    from training.utils.contracts.documents import TokenSequence
 
 
 @dataclass(frozen=True)
@@ -134,9 +133,3 @@ def _unpacked(packed: Packed, device: torch.device) -> list[TrainingSequence]:
     columns = [fields.get(name, nothing) for name in _FIELDS]
     tokens = unpacked_sequences(packed["tokens"])
     return [TrainingSequence(*each) for each in zip(packed["numbers"], tokens, packed["counts"], *columns, strict=True)]
-
-
-def text_sequence(block: TextBlock) -> TokenSequence:
-    """Return a block of text as a sequence in which all but the first token are to be predicted."""
-    ids = torch.as_tensor(block.input_ids.astype("int64"))
-    return join(ids[:1], ids[1:])

@@ -209,6 +209,5 @@ def learning_settings(algorithm: Algorithm, ppo: PpoArguments) -> LearningSettin
         policy_loss=policy_loss,
         policy=settings_of(PolicyLossSettings, flags, clip_low=low, clip_high=high),
         aggregation=flags.loss_aggregation or policy_loss.aggregation,
-        unsup_coef=ppo.unsup_coef,
         bypass=mismatch if mismatch is not None and mismatch.bypass else None,
     )

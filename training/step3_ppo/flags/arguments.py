@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from training.utils.base.user_files import check_address
 from training.utils.engine.config.arguments import EngineArguments, check_epochs
 from training.utils.flags.flags import flag, flag_of
 from training.utils.generation.arguments import (
@@ -48,26 +47,6 @@ class PpoArguments:
         takes_auto=False,
     )
     num_train_epochs: float = flag_of(EngineArguments, "Passes over the prompts; inf goes on until --max_train_steps.")
-    least_micro_batches: int = flag(
-        1, "Minimum forwards of a rank in each optimizer step.", "forwards >= 1", topic="batch"
-    )
-    micro_batches_multiple_of: int = flag(
-        1,
-        "The number of forwards of a rank in each optimizer step is a multiple of this; where there are too few "
-        "sequences, some forwards are empty.",
-        "forwards >= 1",
-        topic="batch",
-    )
-    prompt_sampler: str | None = flag(
-        None,
-        "A PromptSampler of yours, which picks the prompts of each rollout and sees its scores; default: shuffled"
-        " epochs.",
-        "file.py:name",
-        topic="data",
-    )
-    prompt_dataset: str | None = flag(
-        None, "A PromptDataset of yours: prompts that may change after each rollout.", "file.py:name", topic="data"
-    )
     max_train_steps: int | None = flag_of(
         EngineArguments, "Stop after this many rollouts with their updates; default: no limit.", takes="rollouts >= 1"
     )
@@ -101,12 +80,6 @@ class PpoArguments:
     min_p: float = flag_of(SamplingArguments)
     stop: list[str] = flag([], "Texts that end a response; the response keeps them.", "text")
     bad_words: list[str] = flag([], "Texts that are never drawn.", "text")
-    end_check_tokens: int | None = flag(
-        None,
-        "With --rollout_engine hf: check after this many tokens which responses have ended, and cut off what was "
-        "drawn past the end; default: 8 on a GPU, where each check waits for it, and 1 on a CPU.",
-        "tokens >= 1",
-    )
     normalize_reward_scores: bool = flag(
         False,
         "Before clipping, scores become (score - mean) / standard deviation, with the constants that step 2 "
@@ -115,12 +88,6 @@ class PpoArguments:
     )
     clip_reward: float = flag(
         5.0, "Clip the reward model's scores to this range on both sides of 0.", "score > 0", topic="reward"
-    )
-    unsup_coef: float = flag(
-        27.8,
-        "Weight of the pretraining loss on --unsupervised_dataset_name; 0 only reports it.",
-        "factor >= 0",
-        topic="policy",
     )
     eval_interval: int = flag_of(
         EngineArguments,
@@ -183,9 +150,6 @@ class PpoArguments:
             )
         for name in ("stop", "bad_words"):
             mistakes.require("" not in getattr(self, name), f"--{name} expects texts of a character or more, got ''")
-        for name in ("prompt_sampler", "prompt_dataset"):
-            if getattr(self, name) is not None:
-                mistakes.note(check_address, getattr(self, name), f"--{name}")
 
     @property
     def sequences_per_rollout(self) -> int:

@@ -15,6 +15,7 @@ from training.utils.data.build.arguments import RolloutDataArguments
 from training.utils.flags.added import AddedFlags
 from training.utils.flags.arguments import resolved_settings
 from training.utils.generation.table import RolloutEngineFlags
+from training.utils.plugins.registry import added, one_at_most
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.run.run_arguments import FaultArguments, RunArguments
 from training.utils.setup.guests import GuestFeatures, guest_features
@@ -68,8 +69,14 @@ class PpoFlags(NamedTuple):
     @property
     def chooses_prompts(self) -> bool:
         """Scores choose the prompts, so that there are no epochs in which each comes once."""
-        ppo = self.ppo
-        return bool(ppo.prompt_sampler or ppo.prompt_dataset or self.algorithm.dynamic_sampling_tries)
+        return bool(self.prompt_source or self.algorithm.dynamic_sampling_tries)
+
+    @property
+    def prompt_source(self) -> str | None:
+        """The address of what opens the source of prompts (`prompt_sources` of plugins); None: the dataset's."""
+        settings, places = self.settings, added("prompt_sources", ())
+        asked = {place: f"--{name}" for name, place in places.items() if settings.get(name) is not None}
+        return one_at_most(((flag, place) for place, flag in asked.items()), "prompts have one source", "each name one")
 
     @property
     def guests(self) -> GuestFeatures:

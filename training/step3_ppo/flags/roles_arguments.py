@@ -127,12 +127,6 @@ class RolesArguments(make_dataclass("RoleFlags", _FLAGS)):  # type: ignore[misc]
 
     offload_reference_model: bool = flag(False, "ZeRO-3: keep the reference's weights in CPU memory.", topic="memory")
     offload_reward_model: bool = flag(False, "ZeRO-3: keep the reward model's weights in CPU memory.", topic="memory")
-    enable_ema: bool = flag(
-        False, "Also keep a moving average of the actor's weights; it is saved as OUTPUT_DIR/model_ema.", topic="policy"
-    )
-    ema_decay: float = flag(
-        0.992, "Decay of the moving average per step (DeepSpeed-Chat's value).", "0 < rate < 1", topic="policy"
-    )
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note what is wrong with these settings."""

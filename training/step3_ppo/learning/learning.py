@@ -12,26 +12,26 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from training.step3_ppo.contracts.learnt_beside import LearntBeside
 from training.step3_ppo.contracts.records import Experience, Forward
 from training.step3_ppo.experience.sequences import (
     TokenColumns,
     TrainingSequence,
     counted_by_the_actor,
     sequences_of_all_ranks,
-    text_sequence,
     training_sequences,
 )
 from training.step3_ppo.learning.notes import FIRST, LearntRollout, Minibatch, StepNotes
 from training.step3_ppo.learning.selection import Selected, selected_tokens
 from training.step3_ppo.learning.values import ValueLearner, critic_loss
 from training.step3_ppo.losses import AGGREGATIONS
-from training.step3_ppo.losses.added import entropy_loss, pretraining_loss, value_loss
+from training.step3_ppo.losses.added import entropy_loss, value_loss
 from training.step3_ppo.losses.aggregation import StepTotals, token_mean
 from training.step3_ppo.losses.tokens import PolicyTokens
 from training.step3_ppo.mismatch.weights import loss_weights
 from training.utils.base.seeds import derived_seed
-from training.utils.base.transfer import moved, pinned
-from training.utils.contracts.documents import TokenSequence, plain
+from training.utils.base.transfer import pinned
+from training.utils.contracts.documents import plain
 from training.utils.contracts.step_observers import NOT_OBSERVED
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.engine.bad_steps import BadSteps
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from training.step3_ppo.contracts.settings import ExperienceSettings, LearningSettings, PpoSettings
     from training.step3_ppo.learning.notes import PromptOutcome
     from training.step3_ppo.roles.roles import Roles
-    from training.utils.contracts.rows import PromptRow, TextBlock
+    from training.utils.contracts.rows import PromptRow
     from training.utils.contracts.step_observers import ObservedStep
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.models.target_head import TokenLogprobs
@@ -68,17 +68,17 @@ class Learner:
     def learn(
         self,
         sequences: Sequence[TrainingSequence],
-        texts: Sequence[TokenSequence],
         noise_seed: int,
         forwards: Sequence[Forward],
         *,
+        beside: Sequence[MicroBatch] = (),
         observed: ObservedStep = NOT_OBSERVED,
     ) -> dict[str, float]:
         """Run forwards, backwards and one step of the optimizers; return figures over all ranks. A collective.
 
-        sequences: the minibatch of all ranks. texts: one block per sequence, or none. forwards: this rank's of the
-        minibatch, from `forwards`, or those that reading has made; each of these is good for one backward.
-        observed: this step, whose observers see the minibatch and no texts.
+        sequences: the minibatch of all ranks. forwards: this rank's of the minibatch, from `forwards`, or those that
+        reading has made; each of these is good for one backward. beside: micro-batches of the actor of `LearntBeside`.
+        observed: this step, whose observers see the minibatch alone.
         """
         roles, guests, device = self.roles, self.roles.actor_guests, self.roles.actor.ranks.device
         by_number = {sequence.number: sequence for sequence in sequences}
@@ -94,8 +94,7 @@ class Learner:
             policies = [MicroBatch(part.rows, partial(loss, part, own), part.for_guests) for part, own in batches]
             counted = guests.tally([plain(part) for each in sequences for part in each.tokens.parts]) if guests else ()
             actor = observed.watched(Trainee("actor", roles.actor, policies, guests, counted))
-            of_texts = self._text_batches(texts, device)
-            trainees.append(replace(actor, micro_batches=[*actor.micro_batches, *of_texts]))
+            trainees.append(replace(actor, micro_batches=[*actor.micro_batches, *beside]))
         if roles.critic is not None:
             values = [MicroBatch(part.rows, partial(self._critic_loss, part, own, totals)) for part, own in batches]
             critic = Trainee("critic", roles.critic, [] if self.learnt else values, roles.critic_guests)
@@ -175,20 +174,6 @@ class Learner:
         assert self.settings.bypass is not None
         return loss_weights(log_ratio_M, sequence_M, self.settings.bypass)
 
-    def _text_batches(self, texts: Sequence[TokenSequence], device: torch.device) -> list[MicroBatch]:
-        """Return this rank's micro-batches of texts, which are only read if their loss has no weight."""
-        if not texts:
-            return []
-        actor, coefficient = self.roles.actor, self.settings.unsup_coef
-        tokens = float(sum(int(text.is_target.sum()) for text in texts))
-
-        def loss_of(rows: TokenRows) -> MicroLoss:
-            loss = pretraining_loss(actor(rows).logprobs_M, tokens)
-            return MicroLoss(coefficient * loss, {"actor/pretraining_loss": loss})
-
-        shares = [moved(rows, device) for _, rows in rank_share(texts, self.experience.layout, device, sharing=False)]
-        return [MicroBatch(rows, partial(loss_of, rows), learns=coefficient > 0) for rows in shares]
-
     def _added(
         self, read: TokenLogprobs, forward: Forward, batch: TokenColumns, weights_M: torch.Tensor
     ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
@@ -217,19 +202,17 @@ class Learner:
 
 @dataclass(eq=False)
 class Updates:
-    """Trains the actor and the critic of `roles` on experiences. texts: unsupervised, mixed in; None without. outcomes:
-    of the prompts of the last rollout, of all ranks."""
+    """Trains the actor and the critic of `roles` on experiences. outcomes: of the prompts of the last rollout, of all
+    ranks."""
 
     roles: Roles
     settings: PpoSettings
-    texts: Sequence[TextBlock] | None = None
+    beside: LearntBeside = field(default_factory=LearntBeside)
     bad_steps: BadSteps = field(default_factory=BadSteps)
-    texts_taken: int = field(default=0, init=False)
     outcomes: Sequence[PromptOutcome] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
         self.ranks = self.roles.actor.ranks
-        self._text_stream = None if self.texts is None else ShuffledStream(len(self.texts), self.settings.seed)
 
     def value_learner(self, iteration: int) -> ValueLearner | None:
         """Return what the critic learns by while it reads, before `learn`; None if it reads and learns apart."""
@@ -252,16 +235,15 @@ class Updates:
         learner = Learner(self.roles, experience, settings.learning, kl_coef, train_actor, rollout.learnt)
         notes = StepNotes(self.settings, ranks, rollout, kl_coef, self.bad_steps)
         for minibatch in self._minibatches(rollout, learner):
-            texts = self._next_texts(len(minibatch.sequences)) if train_actor else []
+            count, layout = len(minibatch.sequences), experience.layout
+            beside = self.beside.beside(count, self.roles.actor, layout) if train_actor else ()
             if not any(sequence.counts for sequence in minibatch.sequences):
                 notes.empty += 1  # there is nothing to learn
                 continue
             forwards = minibatch.forwards()
             observed = notes.begun()
-            figures = learner.learn(minibatch.sequences, texts, minibatch.seed, forwards, observed=observed)
-            notes.taken(observed, minibatch, forwards, texts, figures=figures)
-            if train_actor and self.roles.average is not None and not figures["actor/skipped"]:
-                self.roles.average.update()
+            figures = learner.learn(minibatch.sequences, minibatch.seed, forwards, beside=beside, observed=observed)
+            notes.taken(observed, minibatch, forwards, beside, figures=figures)
             if settings.stop_update_kl is not None and figures.get("actor/update_kl", 0.0) > settings.stop_update_kl:
                 break
         self.outcomes = notes.outcomes()
@@ -278,11 +260,3 @@ class Updates:
         laid_out = rollout.laid_out(learner.forwards, [places for _, places in orders], self.ranks.device)
         for (seed, places), forwards in zip(orders, laid_out, strict=True):
             yield Minibatch(seed, places, [sequences[place] for place in places], forwards)
-
-    def _next_texts(self, count: int) -> list[TokenSequence]:
-        """Return one block of unsupervised text per sequence of the minibatch; none if no text is given."""
-        if self.texts is None or self._text_stream is None:
-            return []
-        taken = self._text_stream.take(self.texts_taken, count)
-        self.texts_taken += count
-        return [text_sequence(self.texts[row]) for row in taken]

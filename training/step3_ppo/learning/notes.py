@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from training.step3_ppo.contracts.records import Experience, Forward, LearntValues
     from training.step3_ppo.contracts.settings import PpoSettings
     from training.step3_ppo.experience.sequences import TrainingSequence
-    from training.utils.contracts.documents import TokenSequence
     from training.utils.contracts.rows import PromptRow
     from training.utils.contracts.step_observers import ObservedStep
+    from training.utils.engine.accumulate import MicroBatch
     from training.utils.engine.bad_steps import BadSteps
     from training.utils.engine.ranks.startup import Ranks
 
@@ -100,7 +100,7 @@ class Minibatch(NamedTuple):
 
 @dataclass(frozen=True)
 class PolicyStep(StepTaken):
-    """forwards: this rank's of the minibatch. texts: that the actor learned from beside it. kl_coef: of the rollout,
+    """forwards: this rank's of the minibatch. beside: what the actor learned from with it. kl_coef: of the rollout,
     whose first step is update 1."""
 
     kind: ClassVar[str] = "policy"
@@ -108,7 +108,7 @@ class PolicyStep(StepTaken):
     rollout: LearntRollout
     minibatch: Minibatch
     forwards: Sequence[Forward]
-    texts: Sequence[TokenSequence]
+    beside: Sequence[MicroBatch]
     settings: PpoSettings
     kl_coef: float
 
@@ -147,7 +147,7 @@ class StepNotes:
         observed: ObservedStep,
         minibatch: Minibatch,
         forwards: Sequence[Forward],
-        texts: Sequence[TokenSequence],
+        beside: Sequence[MicroBatch],
         *,
         figures: dict[str, float],
     ) -> None:
@@ -155,7 +155,7 @@ class StepNotes:
         rollout, settings, number = self.rollout, self.settings, self.rollout.iteration
         self._computed += sum(forward.rows.input_ids_NT.numel() for forward in forwards)
         row_ids = [self._row_ids[place] for place in minibatch.places] if rollout.rows else []
-        own = (rollout, minibatch, forwards, texts, settings, self.kl_coef)
+        own = (rollout, minibatch, forwards, beside, settings, self.kl_coef)
         observed.taken(PolicyStep(number, figures, lambda: row_ids, *own, update=self._next))
         self.bad_steps.check(number, figures, row_ids)
         self._stepped.update(minibatch.places if not figures.get("actor/skipped", 0.0) else ())

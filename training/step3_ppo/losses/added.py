@@ -1,6 +1,6 @@
-"""The losses beside the policy's: the critic's, the entropy bonus, and pretraining text. Pure tensors.
+"""The losses beside the policy's: the critic's and the entropy bonus. Pure tensors.
 
-M response tokens, or tokens of text.
+M response tokens.
 """
 
 from __future__ import annotations
@@ -28,12 +28,3 @@ def entropy_loss(entropies_M: torch.Tensor, coefficient: float) -> torch.Tensor:
     Williams and Peng 1991; the term S of PPO (Schulman et al. 2017, equation 9).
     """
     return -coefficient * entropies_M
-
-
-def pretraining_loss(logprobs_M: torch.Tensor, tokens_in_step: float) -> torch.Tensor:
-    """Return this micro-batch's part of the mean negative log-likelihood of unsupervised text.
-
-    The gamma term of InstructGPT's PPO-ptx before its coefficient (Ouyang et al. 2022, equation 2). tokens_in_step
-    counts text tokens of the optimizer step on all ranks.
-    """
-    return -logprobs_M.sum() / tokens_in_step

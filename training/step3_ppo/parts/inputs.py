@@ -1,4 +1,4 @@
-"""Inputs of a run of step 3: tokenizers, prompts and unsupervised text, and the rollouts that they make."""
+"""Inputs of a run of step 3: tokenizers, prompts, what is learned beside them, and the rollouts that they make."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from training.step3_ppo.parts.prompt_source import PromptSource, open_prompt_source
+from training.step3_ppo.contracts.learnt_beside import LearntBeside
+from training.step3_ppo.parts.prompt_source import PromptSource
 from training.step3_ppo.roles.roles import Tokenizers
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
+from training.utils.base.user_files import named_object
 from training.utils.contracts.media_names import MEDIA_COLUMN
 from training.utils.data.build.build import build_phase
-from training.utils.data.build.prompts import PromptMaker
 from training.utils.data.build.row_style import settle_style
-from training.utils.data.build.unsupervised import build_unsupervised
 from training.utils.data.cache.cache import silent
 from training.utils.data.chat.chat import conversation_end
 from training.utils.data.chat.style import save_style, saved_style
@@ -27,6 +27,7 @@ from training.utils.layout.order import steps_in
 from training.utils.loading.configurations import saved_stop_tokens
 from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
 from training.utils.models.stop_tokens import joined_stop_tokens, unused_stop_tokens
+from training.utils.plugins.registry import added, one_at_most
 from training.utils.rewards.needed import check_columns
 from training.utils.rewards.weighted import reads_messages
 from training.utils.setup.media import media_kind, reader_of_model, run_media, why_unread
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
     from training.step3_ppo.flags.checks import Components
     from training.step3_ppo.flags.ppo_flags import PpoFlags
     from training.utils.contracts.media import RunMedia, SeenMedia
-    from training.utils.contracts.rows import PromptRow, TextBlock
+    from training.utils.contracts.rollout import Rollout
+    from training.utils.contracts.rows import PromptRow
     from training.utils.data.chat.arguments import ChatArguments
     from training.utils.data.chat.chat import PromptStyle
     from training.utils.engine.ranks.startup import Ranks
@@ -103,16 +105,16 @@ class RunLength(NamedTuple):
 class Inputs:
     """The trainer's inputs, and the length of the run.
 
-    train, eval: the prompts. columns: names that any prompt carries. texts: unsupervised blocks, or None.
+    train, eval: the prompts. columns: names that any prompt carries.
     end_token_ids: each ends a response: that of a conversation, which is trained, then those at which the model stops.
-    data: of prompts and texts; a step is a rollout.
+    beside: what the actor also learns from. data: of this and the prompts; a step is a rollout.
     media: of the prompts; seen: what was read of them; both None where no prompt has one.
     """
 
     train: PromptSource
     eval: Sequence[PromptRow]
     columns: Sequence[str]
-    texts: Sequence[TextBlock] | None
+    beside: LearntBeside
     length: RunLength
     end_token_ids: tuple[int, ...]
     data: RunData
@@ -146,7 +148,7 @@ def load_inputs(
     rewards: Sequence[Reward] = (),
     rules: Mapping[str, Rule] | None = None,
 ) -> Inputs:
-    """Build phase 3's prompts and the unsupervised blocks, and count the rollouts that they make.
+    """Build phase 3's prompts and what is learned beside them, and count the rollouts that they make.
 
     style: of the prompts, which may decide on it; `tokenizer` gets it. partners: of the flags; ThreestepError for a row
     that opens no conversation with them. rewards: some are handed a prompt's messages. rules: their functions by name,
@@ -173,35 +175,24 @@ def load_inputs(
             f"{data.split.eval_fraction:g}), name data with evaluation rows, or leave --val_only out"
         )
     columns = sorted({**phase.report.train.columns, **phase.report.eval.columns})
-    if ppo.prompt_dataset is None:  # whose prompts may have others
+    ends, unused = _end_tokens(flags, tokenizer)
+    source = _prompt_source(flags, phase.train, tokenizer, ends, ranks=ranks)
+    if not source.makes_prompts:  # which may have other columns
         of_media = [] if phase.seen is None else [MEDIA_COLUMN]
         check_columns(rules or {}, [*columns, *of_media], (phase.train, phase.eval))
-    texts = None
-    if data.source.unsupervised_dataset_name is not None:
-        texts = build_unsupervised(data, tokenizer, flags.longest_tokens, run.seed, is_main_rank=ranks.is_main, log=log)
+    beside = _learnt_beside(flags, tokenizer, ranks)
     rollouts = _count_rollouts(flags, len(phase.train), ranks.world_size)
-    ends, unused = _end_tokens(flags, tokenizer)
     if unused is not None:
         log(unused, ranks.is_main)
     if len(ends) > 1:
         words = ", ".join(str(word) for word in tokenizer.convert_ids_to_tokens(list(ends)))
         log(f"responses end at each of the model's end tokens: {words}", ranks.is_main)
-    source = open_prompt_source(
-        phase.train,
-        ppo.prompt_sampler,
-        ppo.prompt_dataset,
-        lambda: PromptMaker(data, tokenizer),
-        texts_of=lambda rollout: rollout.texts(tokenizer.decode, ends),
-        seed=run.seed,
-        ranks=ranks,
-        shuffled=run.shuffle,
-    )
-    fingerprint = " ".join(part.manifest["fingerprint"] for part in (phase.train, texts) if part is not None)
+    fingerprint = " ".join(filter(None, (phase.train.manifest["fingerprint"], beside.fingerprint)))
     return Inputs(
         train=source,
         eval=phase.eval,
         columns=columns,
-        texts=texts,
+        beside=beside,
         length=RunLength(
             rollouts, rollouts * ppo.steps_per_rollout, flags.algorithm.critic_warmup * ppo.steps_per_rollout
         ),
@@ -210,6 +201,33 @@ def load_inputs(
         media=media,
         seen=phase.seen,
     )
+
+
+def _prompt_source(
+    flags: PpoFlags,
+    prompts: Sequence[PromptRow],
+    tokenizer: PreTrainedTokenizerBase,
+    ends: Sequence[int],
+    *,
+    ranks: Ranks,
+) -> PromptSource:
+    """ends: the tokens that end a response."""
+    if flags.prompt_source is None:
+        return PromptSource(prompts, flags.run.seed, flags.run.shuffle)
+
+    def texts_of(rollout: Rollout) -> list[str]:
+        return rollout.texts(tokenizer.decode, ends)
+
+    found: PromptSource = named_object(flags.prompt_source)(flags, prompts, tokenizer, texts_of, ranks=ranks)
+    return found
+
+
+def _learnt_beside(flags: PpoFlags, tokenizer: PreTrainedTokenizerBase, ranks: Ranks) -> LearntBeside:
+    """ThreestepError for two flags that name something."""
+    settings, places = flags.settings, added("learnt_beside", ())
+    named = ((f"--{name}", name) for name in places if settings.get(name) is not None)
+    name = one_at_most(named, "the actor learns from one thing beside its rollouts", "each name one")
+    return LearntBeside() if name is None else named_object(places[name])(flags, tokenizer, ranks)
 
 
 def _prompts_per_rollout(ppo: PpoArguments, world_size: int) -> int:

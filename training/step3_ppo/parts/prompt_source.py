@@ -1,165 +1,28 @@
-"""The source of a rollout's prompts, which sees its results.
-
-By default they are the dataset's, in shuffled epochs: a function of the position and the seed. A user's sampler
-(`--prompt_sampler`) picks among them by the scores of earlier rollouts; a user's dataset (`--prompt_dataset`) changes
-after each. Both live on rank 0, which sends the rows to the other ranks, so that all see the same prompts even if the
-user's code is random. Knows nothing of models.
-"""
+"""The source of a rollout's prompts, which sees its results: the dataset's, or what a plugin chooses
+(`prompt_sources` of plugins). Knows nothing of models."""
 
 from __future__ import annotations
 
-import json
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from copy import deepcopy
-from dataclasses import dataclass
-from itertools import chain
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.base.user_files import call_user, load_named
-from training.utils.contracts.rows import PromptRow
-from training.utils.engine.ranks.collectives import gathered, on_main
 from training.utils.layout.order import ShuffledStream
 
 if TYPE_CHECKING:
-    import torch
-
     from training.step3_ppo.contracts.records import LeftOut, Samples
-    from training.utils.contracts.rollout import Rollout
-    from training.utils.data.build.prompts import PromptMaker
-    from training.utils.engine.ranks.startup import Ranks
-
-State = dict[str, Any]
-_Answers = tuple[PromptRow, list[tuple[str, float]]]  # a prompt, its responses and their scores
-
-
-@dataclass(frozen=True)
-class RolloutResults:
-    """Results of one rollout of all ranks: one entry per response, responses to one prompt adjacent. Its objects are
-    the receiver's, which may change them.
-
-    First those that are trained on; then, with --dynamic_sampling_tries, those that were drawn and scored besides:
-    prompts that were replaced since all of their samples score the same, and prompts drawn to replace them that do too.
-
-    rows: the prompts. responses: texts, without the end-of-conversation token.
-    """
-
-    rows: list[PromptRow]
-    responses: list[str]
-    scores: list[float]
-
-
-# For users to subclass.
-
-
-class PromptSampler(ABC):
-    """Picks the prompts of each rollout; a subclass is given as `--prompt_sampler FILE.py:NAME`.
-
-    With `--prompt_dataset`, `prompts` may grow between two calls. States are what JSON holds, and a fresh sampler with
-    the loaded state picks as the saved one would have.
-    """
-
-    def __init__(self, prompts: Sequence[PromptRow], seed: int) -> None:
-        self.prompts = prompts
-        self.seed = seed
-
-    @abstractmethod
-    def take(self, first: int, count: int) -> list[int]:
-        """Return `count` indices into `prompts`: the prompts at positions first, first + 1, ... of the run. Asked once
-        for each position, in order."""
-
-    def update(self, uids: Sequence[str], scores: Sequence[float]) -> None:  # noqa: B027 (some ignore results)
-        """See a rollout's results: one uid and one score per response, those of RolloutResults. With
-        --dynamic_sampling_tries there are prompts among them that `take` did not return."""
-
-    @abstractmethod
-    def state_dict(self) -> State: ...
-
-    @abstractmethod
-    def load_state_dict(self, state: State) -> None: ...
-
-
-class PromptDataset(Sequence[PromptRow]):
-    """A run's prompts, which may change after each rollout; a subclass is given as `--prompt_dataset FILE.py:NAME`.
-
-    `on_batch_end` usually calls `add`. A subclass with more state than the added prompts extends both state methods;
-    one that replaces prompts overrides `__len__` and `__getitem__`.
-    """
-
-    def __init__(self, prompts: Sequence[PromptRow], maker: PromptMaker, seed: int) -> None:
-        self.prompts = prompts
-        self.maker = maker
-        self.seed = seed
-        self._added: list[State] = []
-        self._rows: list[PromptRow] = []
-
-    def on_batch_end(self, results: RolloutResults) -> None:
-        """Called after each rollout; the next one takes its prompts from those that are here afterwards."""
-
-    def add(self, prompt: Any, ground_truth: Any = None, **columns: Any) -> bool:
-        """Add a prompt (text or messages, see `PromptMaker.make`); False if it is left out, e.g. as too long."""
-        row = self.maker.make(prompt, ground_truth, -1 - len(self._rows), **columns)
-        if row is not None:
-            self._rows.append(row)
-            self._added.append(deepcopy({"prompt": prompt, "ground_truth": ground_truth, **columns}))
-        return row is not None
-
-    def state_dict(self) -> State:
-        return {"added": self._added}
-
-    def load_state_dict(self, state: State) -> None:
-        self._added, self._rows = [], []
-        for item in state["added"]:
-            self.add(**item)
-
-    def __len__(self) -> int:
-        return len(self.prompts) + len(self._rows)
-
-    @overload
-    def __getitem__(self, index: int) -> PromptRow: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[PromptRow]: ...
-    def __getitem__(self, index: int | slice) -> PromptRow | list[PromptRow]:
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
-        place = range(len(self))[index]
-        return self.prompts[place] if place < len(self.prompts) else self._rows[place - len(self.prompts)]
-
-
-class EpochSampler(PromptSampler):
-    """Shuffled epochs over a dataset that may change: each takes the prompts that were there when it began, and ends
-    early if the dataset has become shorter."""
-
-    def __init__(self, prompts: Sequence[PromptRow], seed: int) -> None:
-        super().__init__(prompts, seed)
-        self._stream = ShuffledStream(len(prompts), seed)
-        self._epoch, self._begin = 0, 0
-
-    def take(self, first: int, count: int) -> list[int]:
-        return [self._at(position) for position in range(first, first + count)]
-
-    def _at(self, position: int) -> int:
-        rows = self._stream.rows
-        if position >= self._begin + rows or len(self.prompts) < rows:
-            self._epoch, self._begin, rows = self._epoch + 1, position, len(self.prompts)
-            self._stream = ShuffledStream(rows, self.seed)
-        return self._stream.take(self._epoch * rows + position - self._begin, 1)[0]
-
-    def state_dict(self) -> State:
-        return {"epoch": self._epoch, "begin": self._begin, "rows": self._stream.rows}
-
-    def load_state_dict(self, state: State) -> None:
-        self._epoch, self._begin = state["epoch"], state["begin"]
-        self._stream = ShuffledStream(state["rows"], self.seed)
-
-
-# For the trainer: every method is called by all ranks.
+    from training.utils.contracts.rows import PromptRow
 
 
 class PromptSource:
     """Gives the prompts of every rollout: the dataset's, in shuffled epochs or, if not `shuffled`, in its order. Only
-    the position is remembered, by the trainer. States are what JSON holds, the same on every rank."""
+    the position is remembered, by the trainer. States are what JSON holds, the same on every rank. Every method is
+    called by all ranks.
+
+    makes_prompts: there may be others than the dataset's.
+    """
+
+    makes_prompts = False
 
     def __init__(self, prompts: Sequence[PromptRow], seed: int, shuffled: bool = True) -> None:
         self.prompts = prompts
@@ -176,139 +39,14 @@ class PromptSource:
     def observe(self, samples: Samples, left_out: Sequence[LeftOut] = ()) -> None:
         """Receive the results of this rank's prompts. left_out: those that were scored and are not trained on."""
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `observe` and `take` change."""
         return {}
 
-    def load_state_dict(self, state: State) -> None:
-        _check_parts(state, {})
-
-
-@dataclass(eq=False)
-class SampledPrompts(PromptSource):
-    """Prompts that a sampler picks from a dataset, on rank 0. texts_of: a rollout's responses as text."""
-
-    prompts: Sequence[PromptRow]
-    sampler: PromptSampler
-    dataset: PromptDataset | None
-    texts_of: Callable[[Rollout], Sequence[str]]
-    ranks: Ranks
-
-    @property
-    def _parts(self) -> dict[str, Any]:
-        return {"sampler": self.sampler} | ({} if self.dataset is None else {"dataset": self.dataset})
-
-    def take(self, first: int, count: int) -> list[PromptRow]:
-        return on_main(lambda: self._taken(first, count), self.ranks.is_main)
-
-    def _taken(self, first: int, count: int) -> list[PromptRow]:
-        indices = call_user(self.sampler.take, first, count)
-        rows = range(len(self.prompts))
-        if not isinstance(indices, Sequence) or len(indices) != count or not all(index in rows for index in indices):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        if state:
             raise ThreestepError(
-                f"{type(self.sampler).__name__}.take({first}, {count}): expected a list of {count} indices from 0 to "
-                f"{len(rows) - 1}, got {str(indices)[:200]}"
+                f"the saved run chose its prompts by a {' and a '.join(sorted(state))}, and this one takes them in "
+                "epochs; give the flags that the saved run had"
             )
-        return [self.prompts[index] for index in indices]
-
-    def spare(self, seed: int, first: int, count: int) -> list[PromptRow]:
-        return on_main(lambda: super(SampledPrompts, self).spare(seed, first, count), self.ranks.is_main)
-
-    def observe(self, samples: Samples, left_out: Sequence[LeftOut] = ()) -> None:
-        # Ranks hold every world_size-th prompt: back into the order of the positions.
-        trained = self._answers(samples.rows, samples.rollout, samples.scored.scores_B)
-        groups = [group for place in zip(*gathered(trained), strict=True) for group in place]
-        others: list[tuple[tuple[int, ...], _Answers]] = []
-        for part in left_out:
-            others += zip(part.keys, self._answers(part.rows, part.rollout, part.scores_B), strict=True)
-        groups += [group for _, group in sorted(chain.from_iterable(gathered(others)), key=lambda each: each[0])]
-        entries = [(row, response, score) for row, group in groups for response, score in group]
-        on_main(lambda: self._observe(entries), self.ranks.is_main)
-
-    def _answers(self, rows: Sequence[PromptRow], rollout: Rollout, scores_B: torch.Tensor) -> list[_Answers]:
-        """Return each prompt with its responses and their scores."""
-        scores = scores_B.tolist()
-        texts = [""] * len(scores) if self.dataset is None else self.texts_of(rollout)
-        answers = list(zip(texts, scores, strict=True))
-        each = len(scores) // max(len(rows), 1)
-        return [(row, answers[place * each : (place + 1) * each]) for place, row in enumerate(rows)]
-
-    def _observe(self, entries: Sequence[tuple[PromptRow, str, float]]) -> None:
-        rows, responses, scores = (list(column) for column in zip(*entries, strict=True))
-        call_user(self.sampler.update, [row.uid for row in rows], list(scores))
-        if self.dataset is not None:
-            copied = [deepcopy(row) for row in rows]  # responses share a prompt's row, which is read again
-            call_user(self.dataset.on_batch_end, RolloutResults(copied, responses, scores))
-
-    def state_dict(self) -> State:
-        return on_main(lambda: {name: _state_of(part) for name, part in self._parts.items()}, self.ranks.is_main)
-
-    def load_state_dict(self, state: State) -> None:
-        _check_parts(state, self._parts)
-
-        def load() -> None:
-            for name in reversed(self._parts):  # the dataset first: its length may be the sampler's
-                call_user(self._parts[name].load_state_dict, state[name])
-
-        on_main(load, self.ranks.is_main)
-
-
-def open_prompt_source(
-    prompts: Sequence[PromptRow],
-    sampler_address: str | None,
-    dataset_address: str | None,
-    make_maker: Callable[[], PromptMaker],
-    *,
-    texts_of: Callable[[Rollout], Sequence[str]],
-    seed: int,
-    ranks: Ranks,
-    shuffled: bool = True,
-) -> PromptSource:
-    """Return the flags' source; ThreestepError if FILE.py:NAME is not a class of the right kind, or orders prompts that
-    shall stay in the data's order."""
-    if sampler_address is None and dataset_address is None:
-        return PromptSource(prompts, seed, shuffled)
-    if not shuffled:
-        raise ThreestepError(
-            "--shuffle false takes the prompts in the data's order, and --prompt_sampler and --prompt_dataset choose "
-            "theirs themselves; leave one of them out"
-        )
-    dataset, sampler_class = None, EpochSampler
-    if dataset_address is not None:
-        dataset_class = _class_of(dataset_address, "--prompt_dataset", PromptDataset)
-        prompts = dataset = call_user(dataset_class, prompts, make_maker(), seed)
-    if sampler_address is not None:
-        sampler_class = _class_of(sampler_address, "--prompt_sampler", PromptSampler)
-    return SampledPrompts(prompts, call_user(sampler_class, prompts, seed), dataset, texts_of, ranks)
-
-
-def _class_of(address: str, flag: str, kind: type) -> Any:
-    loaded = load_named(address, flag)
-    if not isinstance(loaded, type) or not issubclass(loaded, kind):
-        raise ThreestepError(f"{flag}: '{address}' is no class that builds on {kind.__module__}.{kind.__name__}")
-    missing = getattr(loaded, "__abstractmethods__", ())
-    if missing:
-        raise ThreestepError(f"{flag}: '{address}' has to define {', '.join(sorted(missing))}")
-    return loaded
-
-
-def _state_of(part: Any) -> State:
-    state = call_user(part.state_dict)
-    try:
-        copy = json.loads(json.dumps(state, allow_nan=False))
-    except (TypeError, ValueError):
-        copy = None
-    if copy is None or copy != state:
-        raise ThreestepError(
-            f"{type(part).__name__}.state_dict: expected a dict that comes back from JSON as it was (keys of text, "
-            "lists for tuples, finite numbers)"
-        )
-    return copy  # the part may change its object later
-
-
-def _check_parts(state: State, parts: dict[str, Any]) -> None:
-    if state.keys() != parts.keys():
-        saved, mine = (" and ".join(sorted(names)) or "neither" for names in (state, parts))
-        raise ThreestepError(
-            f"the saved state is of --prompt_sampler or --prompt_dataset as {saved}, this run's of {mine}; give the "
-            "flags that the saved run had"
-        )

@@ -74,7 +74,6 @@ def loop_settings(opening: PpoOpening, roles: Roles, scale: ScoreScale | None) -
             rollouts_per_epoch=inputs.data.steps_per_epoch,
         ),
         stop_kl=flags.algorithm.stop_kl,
-        traces=flags.run.traces(),
         step_observers=open_step_observers(_observed_run(opening)),
         log_pace=flags.reporting.pace(),
     )
@@ -102,7 +101,7 @@ def _sampling(opening: PpoOpening, model: PreTrainedModel) -> Sampling:
         end_token_id=end,
         pad_token_id=tokenizer.pad_token_id,
         bad_words=(*tokens_of_words(ppo.bad_words, tokenizer, end), *unwritten),
-        ends=Ends(tuple(ppo.stop), tuple(more_ends), ppo.end_check_tokens),
+        ends=Ends(tuple(ppo.stop), tuple(more_ends)),
         form=flags.data.opened_form(tokenizer),
     )
 
@@ -135,8 +134,6 @@ def _plan(flags: PpoFlags, actor: PreTrainedModel, packed: bool, ranks: Ranks) -
     )
     return replace(
         plan,
-        least_micro_batches=ppo.least_micro_batches,
-        micro_batches_multiple_of=ppo.micro_batches_multiple_of,
         least_shared_tokens=ppo.share_beginnings,
     )
 

@@ -11,7 +11,6 @@ from training.step3_ppo.roles.roles import Reference, Roles, SavedBeside, Tokeni
 from training.utils.base.user_files import named_object
 from training.utils.engine.frozen import FrozenModel
 from training.utils.engine.training_engine import TrainingEngine
-from training.utils.engine.weight_average import WeightAverage
 from training.utils.flags.added import NO_FLAGS, AddedFlags
 from training.utils.loading.models import load_causal_lm, load_scalar_model, prepared
 from training.utils.loading.score_scale import set_score_scale
@@ -119,7 +118,6 @@ def load_roles(
         critic=critic,
         reference=Reference(frozen_actor, actor) if needed.reference else None,
         reward_model=reward_model,
-        average=WeightAverage(actor, flags.ema_decay) if flags.enable_ema else None,
         saved=SavedBeside(tokenizers.saved_with(bool(maker)), processor),
     )
 

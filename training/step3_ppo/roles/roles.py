@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.frozen import FrozenModel
     from training.utils.engine.training_engine import TrainingEngine
-    from training.utils.engine.weight_average import WeightAverage
     from training.utils.models.target_head import Readout, TokenLogprobs
 
 
@@ -61,7 +60,7 @@ class SavedBeside(NamedTuple):
 @dataclass(frozen=True)
 class Roles:
     """critic: None if advantages need no values. reference: None without a KL. reward_model: None if only functions
-    reward. average: of the actor's weights, if asked for.
+    reward.
     packs: documents may share rows of every model.
     experts: of the actor, a mixture of experts, where rollouts record them.
     actor_guests, critic_guests: what trains beside them, or adds to their losses.
@@ -71,7 +70,6 @@ class Roles:
     critic: TrainingEngine | None
     reference: Reference | None
     reward_model: FrozenModel | None
-    average: WeightAverage | None = None
     saved: SavedBeside = SavedBeside()
     packs: bool = False
     actor_guests: Guests = Guests()

@@ -1,8 +1,8 @@
-"""The parts of a checkpoint's folder, written and loaded by all ranks: engines, moving average, generators.
+"""The parts of a checkpoint's folder, written and loaded by all ranks: engines, other weights, generators.
 
 model/ (step 3: actor/, critic/)   DeepSpeed's own files
 models/model/, ...                 what an export needs besides: configuration, tokenizer, processor
-average_0.safetensors, ...         each rank's share of the moving average
+NAME_0.safetensors, ...            each rank's share of other weights (`OtherWeights`)
 random_0.json, ...                 each rank's generators
 """
 
@@ -28,9 +28,9 @@ from training.utils.models.families.parts import copy_files
 if TYPE_CHECKING:
     import torch
 
+    from training.utils.contracts.guests import OtherWeights
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.engine.training_engine import TrainingEngine
-    from training.utils.engine.weight_average import WeightAverage
 
 DESCRIPTIONS = "models"  # a folder for each engine: what an export needs besides its state
 
@@ -39,14 +39,14 @@ DESCRIPTIONS = "models"  # a folder for each engine: what an export needs beside
 class CheckpointParts:
     """The trained and kept parts of a run. Every method but `describe` is a collective.
 
-    average: of the weights, if the run keeps one
+    others: further weights of the first model
     tokenizers: by the engines' names, for `threestep export`
     processor: files of the processor that belongs to the models, for the same
     """
 
     engines: Mapping[str, TrainingEngine]
     ranks: Ranks
-    average: WeightAverage | None = None
+    others: Sequence[OtherWeights] = ()
     tokenizers: Mapping[str, Any] = field(default_factory=dict)
     processor: Sequence[Path] = ()
 
@@ -56,8 +56,8 @@ class CheckpointParts:
         for name, engine in self.engines.items():
             _save_engine(engine, folder, name, errors)
         with collected_disk_errors(errors):
-            if self.average is not None:
-                _save_average(self.average, average_file(folder, self.ranks.rank))
+            for each in self.others:
+                _save_shares(each.shares, _shares_file(folder, each.name, self.ranks.rank))
             _random_file(folder, self.ranks.rank).write_text(json.dumps(random_state()), encoding="utf-8")
         return _first_disk_error(errors)
 
@@ -72,8 +72,8 @@ class CheckpointParts:
         """Load the files of the same number of ranks, with the same ZeRO stages."""
         for name, engine in self.engines.items():
             load_engine(engine, folder, name)
-        if self.average is not None:
-            self.average.load_state(average_shares(folder, self.ranks.rank))
+        for each in self.others:
+            each.load_state(saved_shares(folder, each.name, self.ranks.rank))
         self._load_random(folder)
 
     def load_converted(self, folder: Path, converted: Path, saved_ranks: int, seed: int) -> None:
@@ -84,8 +84,8 @@ class CheckpointParts:
         on_main(lambda: self._convert(folder, converted), self.ranks.is_main, patient=True)
         for name, engine in self.engines.items():
             universal.load(engine, converted, name)
-        if self.average is not None:
-            self.average.load_whole([average_shares(folder, rank) for rank in range(saved_ranks)])
+        for each in self.others:
+            each.load_whole([saved_shares(folder, each.name, rank) for rank in range(saved_ranks)])
         if saved_ranks == self.ranks.world_size:
             self._load_random(folder)
         else:
@@ -160,20 +160,20 @@ def _random_file(checkpoint: Path, rank: int) -> Path:
     return checkpoint / f"random_{rank}.json"
 
 
-def average_file(checkpoint: Path, rank: int) -> Path:
-    return checkpoint / f"average_{rank}.safetensors"
+def _shares_file(checkpoint: Path, name: str, rank: int) -> Path:
+    return checkpoint / f"{name}_{rank}.safetensors"
 
 
-def average_shares(checkpoint: Path, rank: int) -> list[torch.Tensor]:
-    """A rank's shares of the moving average, as `WeightAverage.state` returned them."""
+def saved_shares(checkpoint: Path, name: str, rank: int) -> list[torch.Tensor]:
+    """A rank's shares of other weights."""
     from safetensors.torch import load_file
 
-    shares = load_file(average_file(checkpoint, rank))
+    shares = load_file(_shares_file(checkpoint, name, rank))
     return [shares[str(index)] for index in range(len(shares))]
 
 
-def _save_average(average: WeightAverage, path: Path) -> None:
+def _save_shares(shares: Sequence[torch.Tensor], path: Path) -> None:
     from safetensors.torch import save_file
 
     with disk_errors(path):
-        save_file({str(index): share.contiguous() for index, share in enumerate(average.shares)}, path)
+        save_file({str(index): share.contiguous() for index, share in enumerate(shares)}, path)

@@ -22,7 +22,7 @@ class GuestFeature:
 
     place: guests act in the order of their features' places, which is part of a run's results; those of one place in
         the order of the plugins' names. Of this project: the balancing loss of routers 100, the head for multi-token
-        prediction 200, the teacher 300.
+        prediction 200, the teacher 300, the moving average 400.
     needs_segments: the flag for which the first model must take a mask of segments; None without one.
     trains_alone: its loss trains the first model without the trainer's own.
     lends_guesser: a guest of the first model lends rollouts a head (`Guest.lent_guesser`).

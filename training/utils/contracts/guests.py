@@ -9,6 +9,7 @@ tuple, and that order is part of the result:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -39,6 +40,26 @@ class LentHead(Protocol):
 BorrowHead = Callable[[], AbstractContextManager[LentHead]]
 
 
+class OtherWeights(Protocol):
+    """Further values of a model's weights, such as their average: checkpoints keep them, and they end as a model.
+
+    name: of each rank's file in a checkpoint. folder: of the finished model. shares: this rank's, for the file
+    """
+
+    name: str
+    folder: str
+    shares: list[torch.Tensor]
+
+    def load_state(self, shares: list[torch.Tensor]) -> None:
+        """Restore the shares of this rank, of as many ranks."""
+
+    def load_whole(self, parts: list[list[torch.Tensor]]) -> None:
+        """Restore the shares of all ranks, in their order, of any number of ranks."""
+
+    def put_in_place(self) -> None:
+        """Overwrite the model's weights, at the end of training. A collective."""
+
+
 class GuestStep:
     """One optimizer step of a guest; this one does nothing."""
 
@@ -66,15 +87,24 @@ class Guest:
 
     needs_before: rows are laid out with `TokenRows.before_NT`.
     why_not_ahead: why the guest cannot learn from a forward that ran before the step began; empty if it can.
+    own_loss_weight: by which step 1 multiplies its own loss.
+    adds_to_loss: steps have a loss that is not the trainer's alone.
     """
 
     needs_before = False
     why_not_ahead = ""
+    own_loss_weight = 1.0
+    adds_to_loss = True
 
     @property
     def engines(self) -> Mapping[str, Any]:
         """Training engines of the guest's own, by the names that checkpoints have for them."""
         return {}
+
+    @property
+    def other_weights(self) -> OtherWeights | None:
+        """Further weights of the model, if the guest keeps some."""
+        return None
 
     def open_rows(self, splits: Sequence[Sequence[Any]], lay_out: LayOut) -> None:
         """Look at the rows of a run, before the first of them is evaluated or trained on. Not called for rollouts. A
@@ -154,6 +184,14 @@ class Guests(tuple[Guest, ...]):
     @property
     def needs_before(self) -> bool:
         return any(guest.needs_before for guest in self)
+
+    @property
+    def own_loss_weight(self) -> float:
+        return math.prod(guest.own_loss_weight for guest in self)
+
+    @property
+    def other_weights(self) -> list[OtherWeights]:
+        return [weights for guest in self if (weights := guest.other_weights) is not None]
 
     @property
     def engines(self) -> dict[str, Any]:

@@ -95,9 +95,7 @@ class RowMedia:
 
     def refuse_noise(self) -> None:
         """Raise ThreestepError: without ids, transformers finds the places of media by comparing embeddings."""
-        raise ThreestepError(
-            f"noise on the embeddings would hide the places of {self._name}; leave --neftune_alpha out"
-        )
+        raise ThreestepError(f"noise on the embeddings would hide the places of {self._name}; leave it out")
 
     @property
     def _name(self) -> str:

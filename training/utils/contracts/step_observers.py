@@ -1,6 +1,6 @@
 """Step observers: features that look at the optimizer steps of a run and change none, which its trainer need not know.
 
-A trainer holds the `StepObservers` of its run. Of each optimizer step it
+A trainer holds the `StepObservers` of its run, and takes the steps that `each` yields. Of each optimizer step it
     calls `begin`, before the first forward that learns
     hands each model with its micro-batches to `watched`, and trains with what that returns
     calls `taken` after the step, with all that it knows of it
@@ -8,7 +8,8 @@ A trainer holds the `StepObservers` of its run. Of each optimizer step it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -67,6 +68,11 @@ class StepObserver:
         """Begin to look at an optimizer step. number, update: as of StepTaken."""
         return NOT_OBSERVED
 
+    def around(self, number: int) -> AbstractContextManager[None]:
+        """Return what is entered before a step's rows are made, in step 3 before its rollout, and left after all that
+        follows the step. number: as of StepTaken."""
+        return nullcontext()
+
 
 class _SeenByEach(ObservedStep):
     def __init__(self, each: Sequence[ObservedStep]) -> None:
@@ -89,3 +95,11 @@ class StepObservers(tuple[StepObserver, ...]):
 
     def begin(self, number: int, update: int | None = None) -> ObservedStep:
         return _SeenByEach([observer.begin(number, update) for observer in self]) if self else NOT_OBSERVED
+
+    def each(self, steps: Iterable[int]) -> Iterator[int]:
+        """Yield the steps, and enter `around` of each observer until the next is requested, or the loop ends."""
+        for step in steps:
+            with ExitStack() as entered:
+                for observer in self:
+                    entered.enter_context(observer.around(step))
+                yield step

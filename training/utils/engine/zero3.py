@@ -41,6 +41,14 @@ def release_gathered(engine: Any) -> None:
         whole[0].partition(param_list=whole)
 
 
+def overwrite(weight: nn.Parameter, whole: torch.Tensor, is_sharded: bool) -> None:
+    """Give a weight new values, which every rank has whole. A collective."""
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters([weight], modifier_rank=0, enabled=is_sharded):
+        weight.data.copy_(whole)
+
+
 _MEMORY_SHARE = 0.1  # of a rank's memory, at most, for weights that are whole
 _LEAST = 30_000_000  # DeepSpeed-Chat's limit
 

@@ -26,10 +26,7 @@ _Kind = TypeVar("_Kind")
 
 
 ENGINES = {
-    "hf": EngineEntry(
-        "training.utils.generation.engines.hf:TransformersRollout",
-        flags="training.utils.generation.engines.arguments:HfArguments",
-    ),
+    "hf": EngineEntry("training.utils.generation.engines.hf:TransformersRollout"),
 }
 ENGINES |= added("rollout_engines", ENGINES)
 WITH_SERVERS = tuple(name for name, entry in ENGINES.items() if entry.server is not None)

@@ -43,8 +43,6 @@ class PlanSettings:
         token, a layer's matrices take 24 h^2 FLOPs forward, attention 4 h for each position of the row). Wide rows
         have less padding and more attention.
     forward_tokens: the cost of another forward, in tokens. More forwards have less padding.
-    least_micro_batches, micro_batches_multiple_of: every rank has at least so many, and a multiple of so many, where
-        need be empty ones.
     form: in which responses were drawn; None lays them out in one piece.
     least_shared_tokens: from how many tokens on equal beginnings are shared, beyond a prompt by its responses; 0 never.
     pair_tokens: the cost of a pair of tokens of a document of which one sees the other, in tokens, where attention
@@ -58,8 +56,6 @@ class PlanSettings:
     max_row_tokens: int = 0
     quadratic_tokens: float = 3072.0
     forward_tokens: float = float("inf")
-    least_micro_batches: int = 1
-    micro_batches_multiple_of: int = 1
     form: RowForm | None = None
     least_shared_tokens: int = 0
     pair_tokens: float = 0.0
@@ -168,9 +164,6 @@ def _planned(documents: _Documents, settings: PlanSettings) -> tuple[tuple[Micro
     shares = dealt(documents.weights, settings.ranks, equal_counts=not settings.packed)
     fitted = [_fitted_micro_batches(documents, share, settings) for share in shares]
     most = max(len(micro_batches) for micro_batches in fitted)
-    if most:
-        multiple = settings.micro_batches_multiple_of
-        most = -(-max(most, settings.least_micro_batches) // multiple) * multiple
     micro_batches = []
     for share, mine in zip(shares, fitted, strict=True):
         if len(mine) < most:  # spread this rank's share over as many forwards as the busiest rank needs

@@ -231,7 +231,7 @@ TABLES = frozenset(
 rollout_engines decode_loops rollout_sources trackers data_sources row_forms rewards media optimizers policy_losses
 evaluated_figures model_losses meant_flags kept_as_begun logs run_files in_place_of_run auto_choices advice curves
 evaluation_flags whole_run_switches stored_forms packed_layers backends row_sharing attention_kernels adapters critics
-row_stores run_courses
+row_stores run_courses learnt_beside sft_regularizers prompt_sources
 """.split()
 )
 
@@ -278,7 +278,8 @@ class Plugin(NamedTuple):
             flag stands for that was left to `auto`, in a run that is about to load its models on a device with so much
             free memory; by the flag's name, `per_device_train_batch_size` or `reuse_forwards`
         `advice`: by flags, words that name them in messages, pages and `--help`, by their places there
-            (`flags.added.advice`): `no_own_loss`, for a model without the trainer's loss; `old_weights`, flags by which
+            (`flags.added.advice`): `no_own_loss`, for a model without the trainer's loss; `plain_text`, ways to give
+            text without prompts, after "give it"; `old_weights`, flags by which
             older weights draw rollouts; `other_forward`, for forwards that differ from the family's own; `batch`, on
             how a forward's size is chosen; `own_reference`, flags by
             which a model without its adapters is the start model; `page`, what a reader of a run's page has to know,
@@ -288,6 +289,13 @@ class Plugin(NamedTuple):
             names of their lines
         `rollout_sources`: addresses of RolloutSource classes (`step3_ppo.flags.rollout_choices`), by the flags that ask
             for them
+        `sft_regularizers`: addresses of functions (AddedFlags) -> Regularizer | None: what is added to step 1's loss
+            and inputs (`step1_sft.regularizer`), by a flag's name; one at most in all plugins
+        `prompt_sources`: addresses of functions (PpoFlags, prompts, tokenizer, texts of a rollout, ranks=) ->
+            PromptSource (`step3_ppo.parts.prompt_source`), by the flags that ask for them; one at most in all plugins
+        `learnt_beside`: the address of a function (PpoFlags, tokenizer, Ranks) -> LearntBeside: what the actor of step
+            3 learns from beside its rollouts (`step3_ppo.contracts.learnt_beside`), opened before models load; by the
+            name of the flag that asks for it
         `evaluation_flags`: by flags that give evaluations figures of other data than the held-out rows, `eval/NAME`:
             advice that names the flag, for who has no such rows
         `stored_forms`: addresses of `StoredForm` classes (`loading.stored_forms`), by the field of configurations that

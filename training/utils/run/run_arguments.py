@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from training.utils.flags.added import in_place_of_run
 from training.utils.flags.flags import flag
 from training.utils.plugins.registry import added
-from training.utils.run.profiling import Traces
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,12 +47,6 @@ class RunArguments:
     deterministic: bool = flag(
         False, "CUDA: use slower operations that always give the same bits (docs/resume.md); a CPU needs no such flag."
     )
-    profile_steps: list[int] = flag(
-        [],
-        "Trace these steps (step 3: rollouts) with torch's profiler, to OUTPUT_DIR/profile.",
-        "steps >= 1",
-        may_change=True,
-    )
     num_ranks: int | None = flag(
         None,
         "Ranks to train on; default: one for each visible GPU, or one. `threestep` and scripts/*.sh start them."
@@ -65,9 +58,6 @@ class RunArguments:
     def __post_init__(self) -> None:
         if self.run_name and self.output_dir == DEFAULT_OUTPUT_DIR and _is_plain(self.run_name):
             self.output_dir = str(Path(DEFAULT_OUTPUT_DIR).parent / self.run_name)
-
-    def traces(self) -> Traces:
-        return Traces(frozenset(self.profile_steps), Path(self.output_dir) / "profile")
 
     def validate(self, mistakes: Mistakes) -> None:
         """Collect mistakes in these settings."""

@@ -134,8 +134,8 @@ class RunFolder:
             replace_file(self.path / name, text)
 
 
-_REPLACED_FOLDERS = ("model", "critic", "model_ema")  # by a rename, at the end
-_FOLDERS = (*_REPLACED_FOLDERS, "checkpoints", "profile", SAMPLE_MEDIA)
+_REPLACED_FOLDERS = ("model", "critic")  # by a rename, at the end
+_FOLDERS = (*_REPLACED_FOLDERS, "checkpoints", SAMPLE_MEDIA)
 _FILES = (
     "config.yaml", "data_report.json", "environment.json", "reward_report.json", "summary.json",
     ".running", "checkpoints/latest",

@@ -121,7 +121,9 @@ def run_one_model(
             loop, flags, run, WholeModel(engine, model), held_out=held_out, style=style, tokenizer=tokenizer
         )
         processor = processor_of(start.name_or_path, model)
-        parts = CheckpointParts({"model": engine, **guests.engines}, ranks, None, {"model": tokenizer}, processor)
+        parts = CheckpointParts(
+            {"model": engine, **guests.engines}, ranks, guests.other_weights, {"model": tokenizer}, processor
+        )
         read_data = RunData(rows.report, rows.train.manifest["fingerprint"], len(rows.train) / steps[1])
         with run.recorded(parts, read_data, _start_digests(flags, rereads_start)) as files:
             training = TrainingRun(
@@ -358,6 +360,5 @@ def loop_settings(
         seed=flags.run.seed,
         shuffle=flags.run.shuffle,
         meter=compute_meter(model, ranks) if engine.report_mfu else None,
-        traces=flags.run.traces(),
         log_pace=flags.reporting.pace(),
     )

@@ -201,14 +201,15 @@ def _saved(parts: CheckpointParts) -> dict[str, SavedModel]:
 
 
 def _write_models(final: FinalModels, parts: CheckpointParts, guests: Guests) -> None:
-    """Write model/, further engines' folders by their names and, of an average, model_ema/. A collective; the average
-    takes the place of the first engine's weights."""
+    """Write model/, further engines' folders by their names, and then those of other weights, which take the place of
+    the first engine's. A collective."""
     saved = _saved(parts)
     first = next(iter(saved))
     folders = {"model" if name == first else name: name for name in saved}
-    for folder, name in {**folders, **({} if parts.average is None else {"model_ema": first})}.items():
-        if folder == "model_ema" and parts.average is not None:
-            parts.average.put_in_place()
+    others = {each.folder: each for each in parts.others}
+    for folder, name in {**folders, **dict.fromkeys(others, first)}.items():
+        if folder in others:
+            others[folder].put_in_place()
         model, tokenizer = saved[name]
         tensors = parts.engines[name].full_state(model)
         beside = partial(write_beside, guests.model_writer() if folder == "model" else None, parts.processor)

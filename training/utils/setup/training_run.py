@@ -17,7 +17,6 @@ from training.utils.divergence.watch import DivergenceWatch
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.layout.order import ShuffledStream, completes_epochs, evaluates_by_default
 from training.utils.run.ahead import Ahead
-from training.utils.run.profiling import Traces, traced
 from training.utils.run.progress import ShownFigure, progress_bar, show
 from training.utils.setup.opened_model import TrainingResult
 
@@ -67,7 +66,6 @@ class LoopSettings:
     pad_token_id: int
     seed: int
     meter: ComputeMeter | None = None
-    traces: Traces = Traces()
     step_observers: StepObservers = StepObservers()
     eval_epochs: float = 0.0
     log_pace: LogPace = LogPace()
@@ -211,7 +209,7 @@ class TrainingLoop:
             progress_bar(total, settings.name, run.ranks.is_main, done=self._done, pace=settings.log_pace) as self._bar,
         ):
             end = self._done if run.checkpoints.ends(self._done) else total
-            for step in traced(range(self._done + 1, end + 1), settings.traces, run.ranks.rank):
+            for step in settings.step_observers.each(range(self._done + 1, end + 1)):
                 rows = taken(step)
 
                 def ready(step: int = step, rows: tuple[int, ...] = rows) -> Prepared:

@@ -28,7 +28,7 @@ from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import SequenceLayout, rank_share
 from training.utils.loading.score_scale import ScoreScale
 from training.utils.models.token_model import PolicyModel, ScalarModel
-from training.utils.run.profiling import PhaseClock
+from training.utils.run.phase_clock import PhaseClock
 
 PAD = EOS = 2  # pad is eos: every mask has to come from lengths
 PROMPTS = [4, 2, 7, 1, 3]

@@ -29,7 +29,7 @@ from training.utils.contracts.token_rows import TokenRows
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.target_head import TokenLogprobs
 from training.utils.rewards.weighted import Reward, Rewards
-from training.utils.run.profiling import PhaseClock
+from training.utils.run.phase_clock import PhaseClock
 
 ENVIRONMENT = Rewards((Reward("environment", 1.0, None),), 30.0)
 

@@ -21,7 +21,7 @@ from training.utils.models.target_head import TokenLogprobs
 from training.utils.rewards.combination import Combination
 from training.utils.rewards.table import OpenedRule
 from training.utils.rewards.weighted import Reward, Rewards
-from training.utils.run.profiling import PhaseClock
+from training.utils.run.phase_clock import PhaseClock
 
 from .test_experience import how
 

@@ -143,7 +143,7 @@ def test_each_loss_has_its_authors_clip_and_aggregation():
 
 
 def test_the_flags_arrive():
-    ppo = PpoArguments(unsup_coef=3.0, temperature=0.7, clip_reward=2.0, max_answer_seq_len=99, **FOUR)
+    ppo = PpoArguments(temperature=0.7, clip_reward=2.0, max_answer_seq_len=99, **FOUR)
     given = algorithm(
         ppo, advantage="grpo", gamma=0.5, lam=0.4, norm_adv_by_std=False, dual_clip=3.0, clip_range_value=0.3,
         cov_share=0.1, clip_cov_low=0.2, clip_cov_high=0.6, kl_cov_coef=0.8, entropy_coef=0.01, missing_eos_penalty=1.5,
@@ -155,7 +155,7 @@ def test_the_flags_arrive():
     learning = learning_settings(given, ppo)
     assert (learning.policy.dual_clip, learning.policy.kl_cov_coef) == (3.0, 0.8)
     assert (learning.cov_share, learning.clip_cov_low, learning.clip_cov_high) == (0.1, 0.2, 0.6)
-    assert (learning.clip_range_value, learning.entropy_coef, learning.unsup_coef) == (0.3, 0.01, 3.0)
+    assert (learning.clip_range_value, learning.entropy_coef) == (0.3, 0.01)
     made = experience_settings(given, ppo, SequenceLayout(PLAN, 5))
     assert made.estimator is ESTIMATORS["grpo"] and not made.whiten_advantages
     assert (made.advantage.gamma, made.advantage.lam, made.advantage.norm_by_std) == (0.5, 0.4, False)

@@ -145,13 +145,3 @@ def test_each_role_gets_its_own_settings():
     )
     assert given.engine("actor") == dataclasses.replace(engine, zero_stage=1, learning_rate=0.1, weight_decay=0.3)
     assert given.engine("critic") == dataclasses.replace(engine, zero_stage=2, learning_rate=0.2, weight_decay=0.4)
-
-
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        ({"ema_decay": 1.0}, "--ema_decay expects more than 0 and less than 1, got 1.0"),
-    ],
-)
-def test_rates_of_the_roles(given, sentence):
-    assert mistakes_of(roles(**given)) == [sentence]

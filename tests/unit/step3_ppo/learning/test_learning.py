@@ -6,14 +6,13 @@ import dataclasses
 from operator import attrgetter
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
 from tests.support.step3_records import changed, made_experience
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
 from training.step3_ppo.contracts.records import Experience
-from training.step3_ppo.experience.sequences import text_sequence, training_sequences
+from training.step3_ppo.experience.sequences import training_sequences
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings, selected_algorithm
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.flags.arguments import PpoArguments
@@ -27,7 +26,6 @@ from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
 from training.utils.base.errors import Mistakes
 from training.utils.contracts.guests import Guests
 from training.utils.contracts.rollout import Conversations, Rollout
-from training.utils.contracts.rows import TextBlock
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import SequenceLayout
@@ -102,18 +100,18 @@ def random_experience(seed: int) -> Experience:
     )
 
 
-def stepped(plan: PlanSettings, made: Experience, roles: SimpleNamespace, train_actor: bool = True, texts=(), **flags):
+def stepped(plan: PlanSettings, made: Experience, roles: SimpleNamespace, train_actor: bool = True, beside=(), **flags):
     """Figures of one step on all six sequences."""
     ppo = PpoArguments(
         num_samples_per_prompt=2, max_answer_seq_len=6, per_device_generation_batch_size=3,
-        per_device_training_batch_size=6, unsup_coef=flags.pop("unsup_coef", 27.8),
+        per_device_training_batch_size=6,
     )  # fmt: skip
     mismatch = flags.pop("mismatch", MismatchArguments())
     algorithm = selected_algorithm(AlgorithmArguments(**flags), mismatch, ppo, Mistakes())
     assert algorithm is not None
     how, learning = experience_settings(algorithm, ppo, SequenceLayout(plan, 0)), learning_settings(algorithm, ppo)
     learner, sequences = Learner(roles, how, learning, 0.3, train_actor), training_sequences([made], 2, 0, 1)
-    return learner.learn(sequences, texts, 7, learner.forwards(sequences))
+    return learner.learn(sequences, 7, learner.forwards(sequences), beside=beside)
 
 
 PLANS = [
@@ -367,24 +365,6 @@ def test_the_exact_kl_in_the_loss_and_its_gradient(plan):
     names = dict(plain.named_parameters())
     for name, parameter in roles.actor.module.model.named_parameters():
         torch.testing.assert_close(parameter.grad, names[name].grad, rtol=1e-6, atol=1e-10, msg=name)
-
-
-@pytest.mark.parametrize("coefficient", [0.0, 2.0])
-def test_texts_are_reported_before_their_coefficient_which_may_be_0(coefficient):
-    """Two texts of 5 and 3 tokens, 6 predicted: the figure is their mean negative log-likelihood; at 0 the gradient is
-    that without texts."""
-    texts = [text_sequence(TextBlock(0, np.array(ids, dtype=np.int32))) for ids in ([3, 9, 4, 8, 5], [7, 3, 6])]
-    made, roles = random_experience(0), made_roles(with_critic=False)
-    figures = stepped(PLANS[1], made, roles, texts=texts, advantage="grpo", unsup_coef=coefficient)
-    plain = tiny_causal_lm("llama", seed=1, dtype=torch.float64)
-    drawn = [(plain(text.input_ids[None]).logits[0, :-1], text.input_ids[1:, None]) for text in texts]
-    loss = -sum(logits.log_softmax(-1).gather(-1, ids).sum() for logits, ids in drawn) / 6
-    assert figures["actor/pretraining_loss"] == pytest.approx(float(loss.detach()), rel=1e-6)
-    (coefficient * loss).backward()
-    without = made_roles(with_critic=False)
-    stepped(PLANS[1], made, without, advantage="grpo")
-    own = torch.cat([p.grad.flatten() for p in plain.parameters()])
-    torch.testing.assert_close(roles.actor.gradient(), without.actor.gradient() + own, rtol=1e-6, atol=1e-10)
 
 
 def test_critic_warm_up_leaves_the_actor_alone():

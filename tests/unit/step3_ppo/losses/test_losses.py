@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
-from training.step3_ppo.losses.added import entropy_loss, pretraining_loss
+from training.step3_ppo.losses.added import entropy_loss
 from training.step3_ppo.losses.aggregation import StepTotals
 from training.step3_ppo.losses.covariance import (
     clip_cov_keys,
@@ -292,14 +292,6 @@ def test_selected_tokens_that_are_missing_are_said(name, said):
 
 def test_the_entropy_bonus_lowers_the_loss():
     assert entropy_loss(torch.tensor([2.0, 0.5]), 0.1).tolist() == pytest.approx([-0.2, -0.05])
-
-
-def test_the_pretraining_loss_by_hand():
-    logprobs_M = torch.log(torch.tensor([0.5, 0.125])).requires_grad_()
-    loss = pretraining_loss(logprobs_M, tokens_in_step=6)
-    assert loss.item() == pytest.approx(4 * math.log(2) / 6)
-    loss.backward()
-    assert logprobs_M.grad.tolist() == pytest.approx([-1 / 6, -1 / 6])
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import pytest
 import torch
 
@@ -91,14 +93,20 @@ def test_an_engine_without_a_stream_of_its_own_streams_a_rollout():
 
 
 def test_flags_of_another_engine_are_refused():
-    flags, mistakes = RolloutEngineFlags(), Mistakes()
+    @dataclass
+    class OwnArguments:
+        own_size: int = 4
+
+    @dataclass
+    class Flags(RolloutEngineFlags):
+        hf: OwnArguments = field(default_factory=OwnArguments)
+
+    flags, mistakes = Flags(), Mistakes()
     flags.refuse_others("other", mistakes)
     assert mistakes.sentences == []
-    flags.hf.prefill_tokens = 1024  # type: ignore[attr-defined]
+    flags.hf.own_size = 5
     flags.refuse_others("other", mistakes)
-    assert mistakes.sentences == [
-        "--prefill_tokens: of --rollout_engine hf, and it is other; leave out what has no effect"
-    ]
+    assert mistakes.sentences == ["--own_size: of --rollout_engine hf, and it is other; leave out what has no effect"]
     own = Mistakes()
     flags.refuse_others("hf", own)
     flags.refuse_others("own.py:Own", own)

@@ -79,25 +79,6 @@ def test_a_row_is_no_wider_than_asked_unless_one_document_is(lengths, plan):
 
 
 @settings(max_examples=100, deadline=None)
-@given(lengths, plans, st.integers(1, 9), st.integers(1, 4))
-def test_at_least_so_many_micro_batches_and_a_multiple(lengths, plan, least, multiple):
-    asked = replace(plan, least_micro_batches=least, micro_batches_multiple_of=multiple)
-    step, usual = plan_step(lengths, asked), len(plan_step(lengths, plan)[0])
-    counts = {len(rank) for rank in step}
-    assert counts == {-(-max(least, usual) // multiple) * multiple if usual else 0}  # no more than it takes
-    planned = [index for rank in step for rows in rank for row in rows for index in row]
-    assert sorted(planned) == list(range(len(lengths)))
-    if plan.max_tokens_per_micro_batch is not None:
-        for rows in (rows for rank in step for rows in rank if sum(map(len, rows)) > 1):
-            assert len(rows) * widest(lengths, rows) <= plan.max_tokens_per_micro_batch
-
-
-def test_one_document_on_two_ranks_leaves_one_with_as_many_empty_micro_batches():
-    plan = PlanSettings(2, packed=True, max_row_tokens=8, least_micro_batches=2)
-    assert plan_step([5], plan) == ((((0,),), ()), ((), ())) or plan_step([5], plan) == (((), ()), (((0,),), ()))
-
-
-@settings(max_examples=100, deadline=None)
 @given(lengths, padded_plans)
 def test_no_rank_computes_an_empty_micro_batch_beside_two_documents(lengths, plan):
     """What a rank has is spread over as many forwards as the busiest rank needs, where the bounds let it."""

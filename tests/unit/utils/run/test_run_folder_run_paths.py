@@ -13,7 +13,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.run.run_folder import check_place, make_output_dir
 from training.utils.trackers.table import WRITTEN
 
-FOLDERS = ("model", "critic", "model_ema", "checkpoints", "tensorboard", "profile", "sample_pictures")
+FOLDERS = ("model", "critic", "checkpoints", "tensorboard", "sample_pictures")
 FILES = (
     "metrics.jsonl", "samples.jsonl", "bad_steps.jsonl", "config.yaml", "summary.json", "a_plugins.html", ".running",
     "checkpoints/latest", "tracker_runs.json",

@@ -54,7 +54,7 @@ def test_the_loop_is_the_flags(packed, capsys):
         per_device_train_batch_size=5, per_device_eval_batch_size=7, max_tokens_per_micro_batch=999, eval_interval=4,
         report_mfu=False, share_beginnings=32,
     )  # fmt: skip
-    run = RunArguments(seed=2, profile_steps=[3])
+    run = RunArguments(seed=2)
     log_flags = LogArguments(logging_seconds=2.0)
     data = data_flags(max_seq_len=200)
     flags = SimpleNamespace(run=run, engine=engine, data=data, reporting=log_flags, guests=GuestFeatures())
@@ -67,7 +67,7 @@ def test_the_loop_is_the_flags(packed, capsys):
     )
     evaluation = PlanSettings(3, 999, 7, packed, max_row_tokens=200, quadratic_tokens=384.0, forward_tokens=each)
     rest = {
-        "eval_interval": 4, "pad_token_id": 1, "seed": 2, "traces": run.traces(),
+        "eval_interval": 4, "pad_token_id": 1, "seed": 2,
         "log_pace": LogPace(2.0),
     }  # fmt: skip
     assert loop == LoopSettings(10, 15, train, evaluation, **rest)

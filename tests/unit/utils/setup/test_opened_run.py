@@ -37,6 +37,8 @@ from training.utils.setup.opened_run import OpenedRun, PlannedRun, start_digests
 class Noted:
     """Engines of a run, its average and its guests: each notes what is asked of it."""
 
+    folder = "model_ema"
+
     def __init__(self, *engines: str) -> None:
         self.events: list[str] = []
         self.engines: Any = {name: self.engine(name) for name in engines}
@@ -77,7 +79,7 @@ def finished(
     monkeypatch.setattr(opened_run, "hooks", lambda name: [at_end, lambda ended: ""] if name == "at_end" else [])
     ranks: Any = Ranks(0, 0, 1, None)  # type: ignore[arg-type]
     whole: Any = noted
-    parts = CheckpointParts(noted.engines, ranks, whole if average else None, tokenizers)
+    parts = CheckpointParts(noted.engines, ranks, [whole] if average else [], tokenizers)
     nothing: Any = None
     flags = RunFlags(nothing, nothing, CheckpointArguments(), nothing, nothing, {}, trains)
     run = OpenedRun(flags, ranks, nothing, RunFolder(str(folder), True), nothing, "fp32")

@@ -38,7 +38,7 @@ def test_older_weights_are_corrected_unless_that_is_refused():
     [
         ({"dynamic_sampling_tries": 2}, "--dynamic_sampling_tries 2 draws other prompts once a step sees the scores"),
         ({"prompt_sampler": "a.py:B"}, "--prompt_sampler chooses prompts by the scores of the step before"),
-        ({"prompt_dataset": "a.py:B"}, "--prompt_dataset changes prompts by the scores of the step before"),
+        ({"prompt_dataset": "a.py:B"}, "--prompt_dataset chooses prompts by the scores of the step before"),
         ({"advantage": "remax"}, "--advantage remax draws greedy responses by the newest weights"),
         ({"advantage": "optimal_token_baseline"}, "--advantage optimal_token_baseline reads the distributions of"),
         ({"report_variance": True}, "--report_variance reads the distributions of the policy that drew, whose weights"),

@@ -58,7 +58,7 @@ def policy_record(step: PolicyStep, watched: Watched) -> RecordContent:
     own |= {name: figures[source] for name, source in names.items() if source in figures}
     given = _settings(settings, learning, step.kl_coef, tensors)
     head = RecordHead("policy", step.number, settings=given, figures=own)
-    return RecordContent(head, tensors, {"other_terms": bool(step.texts and learning.unsup_coef)})
+    return RecordContent(head, tensors, {"other_terms": any(batch.learns for batch in step.beside)})
 
 
 def _numbers(step: PolicyStep, is_main: bool) -> StepNumbers:

@@ -31,7 +31,7 @@ def sft_record(step: SftStep, watched: Watched) -> RecordContent:
         "rows": torch.tensor([row.row_id for row in rows], dtype=torch.int64),
         "data_mask": joined([torch.tensor(row.loss_mask) for row in rows], torch.bool),
     }
-    if "z_loss" in figures:
+    if step.regularizer.losses:
         del tensors["micro_losses"]  # a part of a loss that a record does not know is in them
     denominator = float(step.prepared.targets)
     head = RecordHead(
@@ -40,7 +40,7 @@ def sft_record(step: SftStep, watched: Watched) -> RecordContent:
         settings={"reduction": "token mean"},
         figures={"loss": figures["loss"], "denominator": denominator, **step_figures("train", figures)},
     )
-    return RecordContent(head, tensors, {"z_loss_coef": step.z_loss_coef, "embedding_noise": step.neftune_alpha})
+    return RecordContent(head, tensors, dict(step.regularizer.recorded))
 
 
 KIND = StepKind(sft_record)

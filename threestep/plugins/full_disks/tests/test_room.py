@@ -20,18 +20,18 @@ from training.utils.engine.ranks.startup import Ranks
 ALONE = Ranks(0, 0, 1, torch.device("cpu"))
 
 
-def parts(dtype: torch.dtype, trained: int = 1000, frozen: int = 500, average: object = None) -> CheckpointParts:
+def parts(dtype: torch.dtype, trained: int = 1000, frozen: int = 500, others: Any = ()) -> CheckpointParts:
     module = torch.nn.Module()
     module.weight = torch.nn.Parameter(torch.zeros(trained, dtype=dtype))
     module.below = torch.nn.Parameter(torch.zeros(frozen, dtype=dtype), requires_grad=False)
     engine: Any = SimpleNamespace(module=module)
-    return CheckpointParts({"model": engine}, ALONE, average, {"model": None})  # type: ignore[arg-type]
+    return CheckpointParts({"model": engine}, ALONE, others, {"model": None})  # type: ignore[dict-item]
 
 
 def test_what_is_needed():
     assert room_needed(parts(torch.float32)) == RoomNeeded(models=6000, checkpoint=6000 + 8 * 1000)
     assert room_needed(parts(torch.bfloat16)) == RoomNeeded(models=3000, checkpoint=3000 + 12 * 1000)
-    assert room_needed(parts(torch.bfloat16, average=object())).models == 6000
+    assert room_needed(parts(torch.bfloat16, others=[object()])).models == 6000
 
 
 @pytest.fixture

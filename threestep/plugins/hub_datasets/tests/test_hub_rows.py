@@ -16,7 +16,6 @@ from threestep.plugins.hub_datasets import hub_rows
 from threestep.plugins.hub_datasets.hub_rows import HubAddress, HubRows, parse_hub_address
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.build import build_phase
-from training.utils.data.build.unsupervised import build_unsupervised
 from training.utils.data.sources.first_look import look_at_data
 from training.utils.data.sources.registry import find_dataset
 
@@ -154,13 +153,6 @@ def test_a_build_depends_on_the_commit_and_reads_the_format_as_of_a_file(hub, tm
     assert learnt() == first and len(hub.asked) == 1  # the same commit: from the cache, nothing is loaded
     hub.commit = TWO
     assert all(text.startswith(" No, ") for text in learnt())
-
-
-def test_unsupervised_text_comes_from_the_training_split(hub, tmp_path, tiny_tokenizer):
-    hub.splits = {"train": [{"text": "one two three four"}] * 3, "test": [{"text": "no"}]}
-    data = data_flags(unsupervised_dataset_name="hub:own/rows", data_output_path=str(tmp_path / "cache"))
-    blocks = build_unsupervised(data, tiny_tokenizer, 4, seed=1)
-    assert "no" not in "".join(tiny_tokenizer.decode(block.input_ids) for block in blocks) and len(blocks) >= 3
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ pytestmark = pytest.mark.unit
         ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support --parallel_thinking, got True; leave"),
         ({"stop": ["x"]}, r"--stop \['x'\] follows a response token by token, and --parallel_thinking draws its paths"),
         ({"bad_words": ["x"]}, r"--bad_words \['x'\] follows a response token by token, and --parallel_thinking draws"),
-        ({"end_check_tokens": 4}, "--end_check_tokens 4 follows a response token by token, and --parallel_thinking"),
     ],
 )
 def test_what_does_not_go_with_paths_side_by_side(given, said):

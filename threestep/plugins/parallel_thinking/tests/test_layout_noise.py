@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from tests.unit.step1_sft.test_neftune import PAD, document
 from threestep.plugins.parallel_thinking.layout import parallel_document
 from threestep.plugins.parallel_thinking.tests.parallel_texts import TAGS, Path, Text
-from training.step1_sft.neftune import embedding_noise
+from threestep.plugins.sft_losses.neftune import embedding_noise
+from threestep.plugins.sft_losses.tests.test_neftune import PAD, document
 from training.utils.layout.rows import packed_rows
 
 

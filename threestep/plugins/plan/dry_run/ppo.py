@@ -282,9 +282,6 @@ def _frozen(
             pinned_shards(sizes, engine.dtype, zero, ranks),
         ):
             lines.append(replace(line, name=f"{name}: {line.name}"))
-    if roles.enable_ema:
-        trained = sum(part.numel() for part in actor.parameters() if part.requires_grad)
-        lines.append(MemoryLine("moving average", 4 * -(-trained // ranks)))
     return lines, moments
 
 

@@ -27,7 +27,6 @@ from training.utils.base.errors import ThreestepError
             "--rollout_engine hybrid does not support --speculate, got 1; leave it out or",
         ),
         ({"rollout_replay": "there"}, "several tokens at once, and --rollout_replay draws nothing; leave one of them"),
-        ({"end_check_tokens": 4}, "at once, and --end_check_tokens draws token by token between two looks; leave one"),
         ({"speculate": "-1"}, "--speculate expects the number of tokens to guess, 0 to 8, or auto, got '-1'"),
         ({"speculate": "often"}, "--speculate expects the number of tokens to guess, 0 to 8, or auto, got 'often'"),
     ],

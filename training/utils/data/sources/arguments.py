@@ -95,24 +95,9 @@ class SourceArguments:
         "undesirable); default: 'kto_tag' or 'label', if a file has one; none: ignore both.",
         "column",
     )
-    unsupervised_dataset_name: str | None = flag(
-        None,
-        "Text for step 3's pretraining loss: a hub name, a saved folder, or files as jsonl:PATH, csv:PATH, "
-        "parquet:PATH, ... (see --data_path).",
-        "data",
-        topic="data",
-    )
-    unsupervised_dataset_config_name: str | None = flag(
-        None, "Configuration of --unsupervised_dataset_name on the hub.", "name", topic="data"
-    )
-    unsupervised_text_column: str = flag(
-        "text", "Column of --unsupervised_dataset_name that holds the text.", "column", topic="data"
-    )
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake that can be found without loading data; loads the dataset modules for their names."""
-        from training.utils.data.files.readers import split_reader
-        from training.utils.data.files.stored import check_stored
         from training.utils.data.sources.formats.formats import check_format
         from training.utils.data.sources.registry import find_dataset, load_dataset_module
 
@@ -122,9 +107,6 @@ class SourceArguments:
         mistakes.require(bool(self.data_path or self.sft_only_data_path) or not self.needs_data, NO_DATA)
         for name in [*self.data_path, *self.sft_only_data_path]:
             mistakes.note(find_dataset, name)
-        files = split_reader(self.unsupervised_dataset_name or "")
-        if files is not None:
-            mistakes.note(check_stored, *files, "unsupervised_dataset_name")
 
 
 @dataclass

@@ -37,6 +37,7 @@ from training.utils.data.sources.formats.messages import (
 from training.utils.data.sources.formats.records import Record, read_mark, value_of
 from training.utils.data.sources.formats.trees import TreeRows, holds_trees
 from training.utils.data.sources.raw_dataset import PromptRawDataset
+from training.utils.flags.added import advice
 
 if TYPE_CHECKING:
     from training.utils.data.files.readers import Rows
@@ -126,10 +127,8 @@ class FileDataset(PromptRawDataset):
             if column is not None and not has_column(kinds, column):
                 raise ThreestepError(missing_column(kinds, where, column, role))
         if self.format.name == "text" and phase != 1:
-            raise ThreestepError(
-                f"{where}: phase {phase} needs prompts and this is plain text; give it as --sft_only_data_path, or as "
-                "--unsupervised_dataset_name"
-            )
+            ways = " or ".join(["as --sft_only_data_path", *advice("plain_text")])
+            raise ThreestepError(f"{where}: phase {phase} needs prompts and this is plain text; give it {ways}")
         if not self.format.has_responses and phase != 3:
             raise ThreestepError(
                 f"{where}: phase {phase} needs responses and the columns are {column_names(kinds)} (read as "

@@ -41,7 +41,6 @@ from training.utils.generation.decoding.decoding import WAYS, DecodeWay, Decodin
 from training.utils.generation.decoding.drawn import DrawnResponses, uniform_streams
 from training.utils.generation.decoding.sampling import draw
 from training.utils.generation.decoding.stop_strings import stop_strings
-from training.utils.generation.engines.arguments import PREFILL_TOKENS, HfArguments
 from training.utils.models.attention.document_attention import share_keys_of_few_tokens
 
 if TYPE_CHECKING:
@@ -54,6 +53,10 @@ if TYPE_CHECKING:
 _END_CHECK_TOKENS = 8
 
 
+# Of a longer prompt, whose mask would be T x T; a batch of parts takes 4,096 x T.
+PREFILL_TOKENS = 4096
+
+
 class TransformersRollout(RolloutEngine):
     """See RolloutEngine. Unchecked, a model is decoded in the way that most families can (the first of WAYS), and turns
     by `roll_out`."""
@@ -64,8 +67,7 @@ class TransformersRollout(RolloutEngine):
     supports_rollouts_ahead = True
     records_experts = True
     launched_by_host = True
-    arguments = HfArguments
-    _prefill_tokens: int | None = PREFILL_TOKENS
+    _prefill_tokens: int | None = PREFILL_TOKENS  # of a longer prompt, each forward reads so many; None: all
     _longest_tokens: int | None = None  # of a prompt with its response
     _way: DecodeWay = WAYS[0]
     _experts: ExpertRecord | None = None
@@ -75,8 +77,6 @@ class TransformersRollout(RolloutEngine):
     def create(cls, decode: Decode | None, settings: RolloutSettings) -> TransformersRollout:
         engine = cls(decode)
         engine._longest_tokens = settings.longest_tokens
-        if isinstance(settings.own, HfArguments):
-            engine._prefill_tokens = settings.own.prefill_tokens
         return engine
 
     def __init__(self, decode: Decode | None = None) -> None:
@@ -134,7 +134,7 @@ class TransformersRollout(RolloutEngine):
         if reason is None:
             return []
         name = type(model).__name__
-        return [f"warning: {name} reads each prompt in one forward, not --prefill_tokens {most} at a time: {reason}"]
+        return [f"warning: {name} reads each prompt in one forward, not {most:,} tokens at a time: {reason}"]
 
     def _why_by_roll_out(self) -> str | None:
         """Return why turns are drawn by `roll_out`; None where they need not be."""

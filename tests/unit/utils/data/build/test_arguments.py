@@ -29,8 +29,8 @@ def test_flags_by_deepspeed_chats_names(tmp_path, monkeypatch):
     (arguments,) = parse_arguments(
         (DataArguments,),
         "--data_path embedded jsonl:a.jsonl --data_split 6,2,2 --sft_only_data_path jsonl:a.jsonl "
-        "--max_seq_len 99 --max_prompt_seq_len 33 --data_output_path out --unsupervised_dataset_name d "
-        "--unsupervised_dataset_config_name e --max_eval_rows 7 --rebuild_cache".split(),
+        "--max_seq_len 99 --max_prompt_seq_len 33 --data_output_path out "
+        "--max_eval_rows 7 --rebuild_cache".split(),
         "",
     )
     assert arguments.source.data_path == ["embedded", "jsonl:a.jsonl"]
@@ -38,7 +38,6 @@ def test_flags_by_deepspeed_chats_names(tmp_path, monkeypatch):
     assert arguments.split.data_split == "6,2,2"
     assert (arguments.rows.max_seq_len, arguments.rows.max_prompt_seq_len) == (99, 33)
     assert arguments.cache.rebuild_cache is True and arguments.split.max_eval_rows == 7
-    assert arguments.source.unsupervised_dataset_config_name == "e"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +75,6 @@ def test_every_mistake_at_once(flags):
         max_prompt_seq_len=0,
         max_train_rows=0,
         max_eval_rows=-1,
-        unsupervised_dataset_name="jsonl:missing.jsonl",
         data_format="sharegtp",
     )
     found = sentences_of(wrong)
@@ -93,12 +91,11 @@ def test_every_mistake_at_once(flags):
         "--max_prompt_seq_len expects 1 or more, got 0",
         "--max_train_rows expects 1 or more, got 0",
         "--max_eval_rows expects 1 or more, got -1",
-        "--unsupervised_dataset_name: 'missing.jsonl' names a file that does not exist",
         "--data_format expects one of preference, ",
         "got 'sharegtp'; did you mean 'sharegpt'",
     ):
         assert any(fragment in sentence for sentence in found), fragment
-    assert len(found) == 15
+    assert len(found) == 14
 
 
 def test_an_end_token_that_the_tokenizer_gains(flags):

@@ -24,7 +24,6 @@ from training.utils.base import storage
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import TextBlock
 from training.utils.data.build.build import build_phase
-from training.utils.data.build.unsupervised import build_unsupervised
 from training.utils.data.cache import shards
 from training.utils.data.cache.cache import open_or_build
 from training.utils.data.cache.shards import SplitPlan, build_shards, shard_ranges
@@ -118,18 +117,6 @@ def test_the_same_rows_of_a_phase_for_any_workers_and_shards(flags, tiny_tokeniz
         shutil.rmtree(data.cache.cache_dir)
     assert found[0] == found[1] == found[2]
     assert found[0][1].train.dropped or found[0][1].train.truncated
-
-
-def test_the_same_blocks_of_text_for_any_workers_and_shards(flags, write_rows, tiny_tokenizer, monkeypatch):
-    path = write_rows([{"text": f"text {i} " * (i % 5)} for i in range(300)], "texts.jsonl")
-    data = flags(unsupervised_dataset_name=f"jsonl:{path}")
-    found = []
-    for length, num_workers in ((512, 1), (7, 1), (7, 3)):
-        monkeypatch.setattr(shards, "_LEAST_ROWS", length)
-        data.cache.num_workers = num_workers
-        found.append(Path(build_unsupervised(data, tiny_tokenizer, 16, 1).path).read_bytes())
-        shutil.rmtree(data.cache.cache_dir)
-    assert found[0] == found[1] == found[2]
 
 
 # --- stopped and gone on with

@@ -14,7 +14,6 @@ from tests.support.data_flags import raw_dataset_of, with_flags
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.build import build_phase
-from training.utils.data.build.unsupervised import build_unsupervised
 from training.utils.data.sources.file_dataset import FileDataset
 
 SHARED = Path(os.environ.get("THREESTEP_SHARED_DATA", Path(__file__).parents[6] / "shared" / "data"))
@@ -258,20 +257,6 @@ def test_a_wrong_message_is_named_by_file_and_line(flags, tiny_tokenizer):
     rows = [CHAT, CHAT, {"conversations": [{"from": "alien", "value": "a"}]}]
     with pytest.raises(ThreestepError, match="rows.jsonl, line 3, message 1: 'from': expected one of .*, got 'alien'"):
         build_phase(1, flags(rows, data_split="1,0,0", eval_fraction=0.0), tiny_tokenizer, seed=1)
-
-
-def test_unsupervised_text_from_every_reader(tmp_path, flags, tiny_tokenizer, write_rows):
-    import pyarrow
-    import pyarrow.parquet
-
-    rows = [{"text": "a b c d e f g h" * 3}, {"text": None}, {"text": "i j k" * 9}]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    blocks = []
-    for name in (f"jsonl:{write_rows(rows, 'texts.jsonl')}", f"parquet:{tmp_path}/rows.parquet"):
-        built = build_unsupervised(flags(unsupervised_dataset_name=name), tiny_tokenizer, 8, seed=1)
-        blocks.append([row.input_ids.tolist() for row in built])
-        assert built.manifest["splits"]["train"]["dropped"] == {"no_text": 1}
-    assert blocks[0] == blocks[1] and len(blocks[0]) > 3
 
 
 # --- the data of the field

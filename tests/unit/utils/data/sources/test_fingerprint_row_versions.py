@@ -14,10 +14,9 @@ import pytest
 
 from tests.support.data_flags import raw_dataset_of
 from tests.support.pair_rows import Own, all_rows
-from training.utils.contracts.rows import ResponsesRow, SentenceRow, TextBlock
+from training.utils.contracts.rows import ResponsesRow, SentenceRow
 from training.utils.data.build.build import build_phase
 from training.utils.data.build.prompts import PromptMaker
-from training.utils.data.build.unsupervised import build_unsupervised
 from training.utils.data.rows.tokenize import TextTokenizer
 from training.utils.data.sources.fingerprint import CLASSES
 from training.utils.data.sources.raw_dataset import PromptRawDataset
@@ -171,8 +170,6 @@ def content(row):
         margins = None if row.margins is None else row.margins.tolist()
         responses = [ids.tolist() for ids in row.response_ids]
         return [row.row_id, row.prompt_ids.tolist(), responses, margins, row.form and row.form.numbers]
-    if isinstance(row, TextBlock):
-        return [row.row_id, row.input_ids.tolist()]
     return [row.row_id, row.flipped_prompt_ids.tolist(), row.prompt_text, row.reference, row.columns]
 
 
@@ -202,12 +199,6 @@ def test_rows_of_a_phase(name, flags, write_rows, tmp_path, monkeypatch):
     assert (built.report.train.truncated > 0) == ("cut" in name)
     assert built.report.train.dropped or "dropped" not in name
     compare(name, "ROWS", map(content, all_rows(built)))
-
-
-def test_unsupervised_rows(flags, write_rows):
-    path = write_rows([{"text": row["prompt"] + row["chosen"]} for row in PAIRS], "texts.jsonl")
-    data = flags(unsupervised_dataset_name=f"jsonl:{path}")
-    compare("unsupervised", "ROWS", map(content, build_unsupervised(data, byte_tokenizer(), 16, seed=1)))
 
 
 def texts_of(raw):

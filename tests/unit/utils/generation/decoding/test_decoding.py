@@ -14,14 +14,15 @@ from tests.unit.utils.generation.decoding.test_decode_check import known
 from tests.unit.utils.generation.engines.test_hf import PLAIN, prompts, responses, shapes_of_inputs
 from training.utils.contracts.rollout_engine import RolloutRequest, RolloutSettings
 from training.utils.generation.decoding.decoding import FIXED, MASKED, OURS, OWN, WAYS, DecodeWay, Decoding
-from training.utils.generation.engines.arguments import HfArguments
 from training.utils.generation.engines.hf import TransformersRollout
 
 PADDED = (3, 23, 1, 7, 17, 9, 2, 4)  # longer than a window of 8; the beginning of most is padding
 
 
 def engine_of(prefill_tokens: int, longest_tokens: int = 64) -> TransformersRollout:
-    return TransformersRollout.create(None, RolloutSettings(longest_tokens, HfArguments(prefill_tokens)))
+    engine = TransformersRollout.create(None, RolloutSettings(longest_tokens))
+    engine._prefill_tokens = prefill_tokens
+    return engine
 
 
 # gpt2: learned positions; gemma2: windows of 8 in every second layer; gemma3_text: masks by kind of layer.
@@ -99,9 +100,7 @@ def test_families_whose_cache_cannot_go_on_are_named_and_read_prompts_whole(fami
     model, own = known(family)
     engine = engine_of(4, 24)
     notes = engine.check(nullcontext(model), own)
-    said = (
-        f"warning: {type(model).__name__} reads each prompt in one forward, not --prefill_tokens 4 at a time: {reason}"
-    )
+    said = f"warning: {type(model).__name__} reads each prompt in one forward, not 4 tokens at a time: {reason}"
     assert (said in notes) == (reason is not None)
     engine_of(24, 24).check(nullcontext(model), own)  # no prompt can be so long: nothing is checked
     short = engine_of(24, 24)
@@ -125,7 +124,7 @@ def test_parts_that_give_other_numbers_are_found(monkeypatch):
     engine = engine_of(4, 24)
     monkeypatch.setattr(Decoding, "forward", from_zero)
     notes = engine.check(nullcontext(model), own)
-    assert "not --prefill_tokens 4 at a time: its log-probabilities differ by" in notes[-1]
+    assert "not 4 tokens at a time: its log-probabilities differ by" in notes[-1]
     assert engine._prefill_tokens is None
 
 

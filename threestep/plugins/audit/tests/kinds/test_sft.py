@@ -12,6 +12,7 @@ import torch
 from threestep.plugins.audit.kinds.sft import sft_record
 from threestep.plugins.audit.recording.content import WatchedBatch
 from threestep.plugins.audit.recording.sequences import RowSequences
+from training.step1_sft.regularizer import Regularizer
 from training.step1_sft.trainer import SftStep
 
 pytestmark = pytest.mark.unit
@@ -21,7 +22,9 @@ def step_of(figures: dict[str, float], z_loss_coef: float = 0.0) -> SftStep:
     rows = [SimpleNamespace(row_id=10 + place, loss_mask=np.array([False, place > 0])) for place in range(3)]
     taken = [SimpleNamespace(taken=(2,)), SimpleNamespace(taken=(0,))]  # the rank has no second row
     prepared: Any = SimpleNamespace(batch=rows, micro_batches=taken, targets=4)
-    return SftStep(7, figures, lambda: [10, 11, 12], prepared, z_loss_coef, 0.0)
+    regularizer = Regularizer()
+    regularizer.losses, regularizer.recorded = ("z_loss",) * bool(z_loss_coef), {"z_loss_coef": z_loss_coef}
+    return SftStep(7, figures, lambda: [10, 11, 12], prepared, regularizer)
 
 
 def watched() -> dict[str, list[WatchedBatch]]:

@@ -1,4 +1,4 @@
-"""Text without prompts, as blocks of one length: step 3's pretraining loss."""
+"""Text without prompts, as blocks of one length."""
 
 from __future__ import annotations
 
@@ -27,17 +27,19 @@ from training.utils.data.sources.fingerprint import ROWS
 from training.utils.data.sources.raw_dataset import load_by_name
 
 if TYPE_CHECKING:
+    from threestep.plugins.pretraining_loss.arguments import TextArguments
     from training.utils.data.build.arguments import DataArguments
     from training.utils.data.cache.reports import Counts
     from training.utils.data.rows.media_store import GrowingStore
 
 
 def build_unsupervised(
+    named: TextArguments,
     data: DataArguments,
     tokenizer: Any,
     block_length: int,
-    seed: int,
     *,
+    seed: int,
     is_main_rank: bool = True,
     log: Log | None = None,
 ) -> CachedSplit:
@@ -48,14 +50,14 @@ def build_unsupervised(
     counts its tokens (`tokens_left_over`) and documents without text (`dropped`).
     """
     log = log if log is not None and is_main_rank else silent
-    name = data.source.unsupervised_dataset_name
+    name = named.unsupervised_dataset_name
     if name is None:
         raise ThreestepError(
             "--unsupervised_dataset_name expects a dataset, got none; name one, or a file as jsonl:PATH"
         )
     texts = TextTokenizer(tokenizer, data.chat.end_of_conversation_token)
     end_id = texts.end_id if tokenizer.eos_token_id is None else end_of_conversation_id(tokenizer, None)
-    column = data.source.unsupervised_text_column
+    column = named.unsupervised_text_column
     stored = None
     if not is_saved_dataset(name):  # whose training split alone is read
         stored = stored_rows(name, "unsupervised_dataset_name", data.cache.cache_dir, hold_out=False)
@@ -65,7 +67,7 @@ def build_unsupervised(
         content = stored.fingerprint()
         rows: Any = None  # opened only by a build
     else:
-        rows = _unsupervised_rows(name, data.source.unsupervised_dataset_config_name, column)
+        rows = _unsupervised_rows(name, named.unsupervised_dataset_config_name, column)
         content = fingerprint.content_of_rows(rows, data.cache.cache_dir)
 
     def build(folder: str) -> dict[str, Any]:
@@ -91,7 +93,7 @@ def build_unsupervised(
         return {"splits": {"train": counted}}
 
     parts = {
-        "datasets": json.dumps([redacted(name), data.source.unsupervised_dataset_config_name]),
+        "datasets": json.dumps([redacted(name), named.unsupervised_dataset_config_name]),
         "rows": content,
         "text column": column,
         "block length": str(block_length),

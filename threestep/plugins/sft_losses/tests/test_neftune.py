@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm
-from training.step1_sft.neftune import embedding_noise
+from threestep.plugins.sft_losses.neftune import embedding_noise
 from training.utils.contracts.documents import Document, TokenSequence, plain
 from training.utils.contracts.runs import PAD_SEGMENT
 from training.utils.layout.rows import packed_rows

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.utils.run import profiling
-from training.utils.run.profiling import PhaseClock, gpu_wait, timed
+from training.utils.run import phase_clock
+from training.utils.run.phase_clock import PhaseClock, gpu_wait, timed
 
 
 @pytest.fixture
 def tick(monkeypatch):
     """tick(seconds) lets time pass."""
     now = [100.0]
-    monkeypatch.setattr(profiling.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(phase_clock.time, "monotonic", lambda: now[0])
 
     def pass_by(seconds: float) -> None:
         now[0] += seconds

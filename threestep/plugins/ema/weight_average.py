@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from training.utils.engine.zero3 import release_gathered
+from training.utils.engine.zero3 import overwrite, release_gathered
 from training.utils.models.tensors.weights import count_elements, whole_shape
 
 if TYPE_CHECKING:
@@ -21,8 +21,10 @@ class WeightAverage:
     """average = decay * average + (1 - decay) * weight, starting from the present weights.
 
     Only of weights that `engine` trains (with LoRA: of each adapter matrix), as the model computes with them: with
-    bf16, not the optimizer's float32 masters. shares: this rank's, float32, for a checkpoint.
+    bf16, not the optimizer's float32 masters. See `OtherWeights`.
     """
+
+    name, folder = "average", "model_ema"
 
     def __init__(self, engine: TrainingEngine, decay: float) -> None:
         self._ranks = engine.ranks
@@ -41,13 +43,9 @@ class WeightAverage:
     @torch.no_grad()
     def put_in_place(self) -> None:
         """Overwrite the model's weights with the averages, at the end of training. A collective."""
-        import deepspeed
-
         release_gathered(self._engine)
         for share, weight in zip(self.shares, self._weights, strict=True):
-            whole = self._whole(share, weight)
-            with deepspeed.zero.GatheredParameters([weight], modifier_rank=0, enabled=self._is_sharded):
-                weight.data.copy_(whole)
+            overwrite(weight, self._whole(share, weight), self._is_sharded)
 
     def load_state(self, shares: list[torch.Tensor]) -> None:
         """Restore `shares` as they were on this rank, with the same number of ranks."""

@@ -10,8 +10,7 @@ import torch
 
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.rewards.arguments import ScoringArguments
-from training.utils.rewards.combination import COMBINATIONS, Combination
-from training.utils.rewards.combining import combined
+from training.utils.rewards.combination import COMBINATIONS, Combination, combined
 
 SCORES = [[1.0, 3.0, math.nan], [2.0, 3.0, math.nan], [6.0, math.nan, math.nan]]  # K rewards of B responses
 

@@ -1,0 +1,28 @@
+"""The flags of step 1's regularizers. Cheap to import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from training.utils.flags.flags import flag
+
+
+@dataclass
+class RegularizerArguments:
+    """Noise and the z-loss."""
+
+    topic: ClassVar[str] = "loss"
+
+    neftune_alpha: float = flag(
+        0.0,
+        "NEFTune: add uniform noise of size alpha / sqrt(length x width) to the input embeddings in training; 0 "
+        "adds none, the paper tries 5, 10 and 15 (Jain et al. 2023).",
+        "number >= 0",
+    )
+    z_loss_coef: float = flag(
+        0.0,
+        "Weight of the z-loss, which keeps the logits' normalizer near 1; 0 leaves it out, PaLM uses 1e-4 "
+        "(Chowdhery et al. 2022).",
+        "factor >= 0",
+    )
