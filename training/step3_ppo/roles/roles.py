@@ -43,7 +43,7 @@ class Reference:
         training, rows = self.actor.module.training, rows.of_free_experts()
         self.actor.eval()
         try:
-            with torch.no_grad(), adapters_off(self.actor.module.model):
+            with torch.no_grad(), adapters_off(self.actor.module):
                 return self.actor(rows, readout)
         finally:
             if training:
