@@ -110,8 +110,8 @@ def test_the_start_says_what_a_template_makes_of_a_history():
         ("inst", True, None, "keeps earlier turns as they were drawn before messages of role 'user'; it takes none of "
          "role 'tool'"),
     ):  # fmt: skip
-        given = json.dumps({} if thinks is None else {"enable_thinking": thinks})
-        arguments = ChatArguments(prompt_style="chat_template", chat_template_kwargs=given)
+        variables = json.dumps({} if thinks is None else {"enable_thinking": thinks})
+        arguments = ChatArguments(prompt_style="chat_template", chat_template_kwargs=variables)
         turns = TurnTokens(ChatTokenizer(arguments, chat_tokenizer(chat_template(name))), None)
         assert history_habit(turns, acts) == f"conversations: the chat template {wanted}"
     with pytest.raises(ThreestepError, match="takes no message of role 'tool'.*only user and"):

@@ -349,8 +349,8 @@ def talks(name: str, count: int, wordy):
     role, thinks = TEMPLATES[name]
     tokenizer = chat_tokenizer(chat_template(name))
     tokenizer.add_tokens([THOUGHT_ENDS])
-    given = json.dumps({} if thinks is None else {"enable_thinking": thinks})
-    chat = ChatTokenizer(ChatArguments(prompt_style="chat_template", chat_template_kwargs=given), tokenizer)
+    variables = json.dumps({} if thinks is None else {"enable_thinking": thinks})
+    chat = ChatTokenizer(ChatArguments(prompt_style="chat_template", chat_template_kwargs=variables), tokenizer)
     turns, end, drawn = TurnTokens(chat, None), tokenizer.convert_tokens_to_ids(chat.end_token), {}
     bias = wordy.get_output_embeddings().bias.data.zero_()
     bias[end], bias[tokenizer.convert_tokens_to_ids(THOUGHT_ENDS)] = 7.0, 6.0

@@ -28,8 +28,8 @@ END = {"chatml": "<|im_end|>", "llama3": "<|eot_id|>", "merges_tools": "<|im_end
 
 def parts(name: str, most: int | None = None, thinks: bool | None = None, marks: bool = False):
     tokenizer = chat_tokenizer(chat_template(name, marks))
-    given = json.dumps({} if thinks is None else {"enable_thinking": thinks})
-    chat = ChatTokenizer(ChatArguments(prompt_style="chat_template", chat_template_kwargs=given), tokenizer)
+    variables = json.dumps({} if thinks is None else {"enable_thinking": thinks})
+    chat = ChatTokenizer(ChatArguments(prompt_style="chat_template", chat_template_kwargs=variables), tokenizer)
     return tokenizer, chat, TurnTokens(chat, most)
 
 
