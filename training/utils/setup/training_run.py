@@ -19,7 +19,7 @@ from training.utils.layout.order import ShuffledStream, completes_epochs, evalua
 from training.utils.run.ahead import Ahead
 from training.utils.run.profiling import Traces, traced
 from training.utils.run.progress import ShownFigure, progress_bar, show
-from training.utils.setup.opened_model import TrainingResult
+from training.utils.setup.result import TrainingResult
 from training.utils.setup.samples import EvaluationSamples
 
 if TYPE_CHECKING:
