@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.rows import SentenceRow
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.models.target_head import TokenLogprobs
-    from training.utils.setup.opened_model import TrainingResult
+    from training.utils.setup.result import TrainingResult
 
 
 @dataclass(frozen=True)

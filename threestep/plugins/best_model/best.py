@@ -108,7 +108,7 @@ class JudgedCourse(RunCourse):
 
     def kept(self, step: int) -> int | None:
         kept = self._kept_at(step)
-        return kept and kept.step
+        return None if kept is None else kept.step
 
     def state(self, step: int) -> dict[str, Any]:
         kept = self._kept_at(step)

@@ -46,8 +46,9 @@ class TimedCourse(RunCourse):
     checkpoint is a guess, another step."""
 
     def __init__(self, stop_before: str | None, stop_at: str | None) -> None:
-        self._stop_before, self._limit_seconds = stop_before, stop_before and seconds_of(stop_before)
-        self._stop_at, self._deadline = stop_at, stop_at and Deadline(stop_at)
+        self._stop_before, self._stop_at = stop_before, stop_at
+        self._limit_seconds = None if stop_before is None else seconds_of(stop_before)
+        self._deadline = None if stop_at is None else Deadline(stop_at)
         self._began = time.monotonic()  # the step
         self._longest_seconds = 0.0
         self._save_seconds: float | None = None
@@ -63,7 +64,7 @@ class TimedCourse(RunCourse):
         needed = 1.5 * (self._longest_seconds + save_seconds)
         if self._limit_seconds is not None and seconds_since_start() + needed > self._limit_seconds:
             return f"--stop_before {self._stop_before}"
-        left = self._deadline.seconds_left() if self._deadline else None
+        left = None if self._deadline is None else self._deadline.seconds_left()
         return f"--stop_at {self._stop_at}" if left is not None and left < needed else None
 
     def saved(self, step: int) -> None:

@@ -13,6 +13,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,8 +151,8 @@ class RunCheckpoints(Checkpoints):
         if point.path is None:
             return 0, {}
         self._load(point.path, point.settings, point.step)
-        if self.course:
-            on_main(lambda: [part.resumed(point.course) for part in self.course], self._ranks.is_main)
+        for part in self.course:
+            on_main(partial(part.resumed, point.course), self._ranks.is_main)
         log(f"resuming after step {point.step}, from {point.path}", self._ranks.is_main)
         return point.step, point.state
 

@@ -145,12 +145,7 @@ def parse_arguments(
             values, parser, config_path, {*(old_flags or {}), *unread}, suggested=suggested, may_be_older=is_resumed
         )
         config_flags = [*settings, f"--config={config_path}"]
-    launchers = {} if old_flags is None else {flag: LAUNCHER_FLAGS[flag] for flag in LAUNCHER_FLAGS.keys() - old_flags}
-    _refuse([*config_flags, *argv], {**launchers, **(refused or {})})
-    if old_flags:
-        config_flags, argv, lines = read_other_names(config_flags, argv, old_flags)
-        for line in lines:
-            log_on_main(line)
+    config_flags, argv = _in_our_names(config_flags, argv, old_flags, refused or {})
     config_flags, argv = _set_aside(config_flags, argv, unread)
     config_flags, argv = _with_credentials(config_flags, overridden_by=argv), _with_credentials(argv)
     config_flags, argv = (_without_commas(words, parts) for words in (config_flags, argv))
@@ -319,13 +314,21 @@ def _dataclass_parser() -> Any:
     return HfArgumentParser
 
 
-def _refuse(words: Sequence[str], refused: Mapping[str, str]) -> None:
-    """ThreestepError for flags of another program, all at once. refused: by flag, why"""
-    mistakes = Mistakes()
-    for word in words:
+def _in_our_names(
+    config_flags: Sequence[str], argv: Sequence[str], old_flags: Mapping[str, Any] | None, refused: Mapping[str, str]
+) -> tuple[list[str], list[str]]:
+    """Both with other programs' flags in today's names, and what these take by default. Logs what was read how.
+    ThreestepError for flags that are refused, and for the launcher's, all at once."""
+    launchers = {} if old_flags is None else {flag: LAUNCHER_FLAGS[flag] for flag in LAUNCHER_FLAGS.keys() - old_flags}
+    mistakes, reasons = Mistakes(), {**launchers, **refused}
+    for word in (*config_flags, *argv):
         flag = f"--{word[2:].partition('=')[0].replace('-', '_')}" if word.startswith("--") else ""
-        mistakes.require(flag not in refused, f"{flag} {refused.get(flag)}")
+        mistakes.require(flag not in reasons, f"{flag} {reasons.get(flag)}")
     mistakes.raise_if_any()
+    settings, words, lines = read_other_names(config_flags, argv, old_flags or {})
+    for line in lines:
+        log_on_main(line)
+    return settings, words
 
 
 def _with_credentials(words: Sequence[str], overridden_by: Sequence[str] = ()) -> list[str]:

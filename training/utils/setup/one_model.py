@@ -18,7 +18,8 @@ from training.utils.plugins.registry import check_by_plugins
 from training.utils.run.program import run_program
 from training.utils.setup.first_look import look_first
 from training.utils.setup.flags import OneModelFlags
-from training.utils.setup.opened_model import OpenedModel, TrainingResult
+from training.utils.setup.opened_model import OpenedModel
+from training.utils.setup.result import TrainingResult
 from training.utils.setup.step_program import CheckedStep, StepProgram
 
 if TYPE_CHECKING:

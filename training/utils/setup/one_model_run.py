@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.models.settings import ModelSettings
     from training.utils.setup.flags import OneModelFlags
-    from training.utils.setup.opened_model import TrainingResult
     from training.utils.setup.opened_run import OpenedRun, PlannedRun
+    from training.utils.setup.result import TrainingResult
     from training.utils.setup.step_program import CheckedStep
 
 # --share_beginnings auto looks at so many steps, and is on where one of them has this share of its tokens in common.

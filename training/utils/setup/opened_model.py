@@ -1,9 +1,8 @@
-"""A run that trains one model, between its flags and its end; and the result of its loop. Cheap to import: `--help`
-reaches this module."""
+"""A run that trains one model, between its flags and its end. Cheap to import: `--help` reaches this module."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,20 +24,3 @@ class OpenedModel:
     added_tokens: int
     model: PreTrainedModel
     training: TrainingRun[Any]
-
-
-@dataclass(frozen=True)
-class TrainingResult:
-    """before, after: the evaluations; None without evaluation rows
-    summary: the run's closing figures
-    sentence: the same in words, up to the seconds
-    signs: that the run has diverged, to be put behind the last line; "" for none
-    reports: further JSON files of the run's folder by name, written once the model is
-    """
-
-    before: Any
-    after: Any
-    summary: dict[str, float | None]
-    sentence: str
-    signs: str = ""
-    reports: dict[str, dict[str, Any]] = field(default_factory=dict)

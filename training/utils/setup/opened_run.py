@@ -151,7 +151,8 @@ class OpenedRun:
             trust = self.model.trust_remote_code
             check_saving(folder.path, [*_saved(parts).values()], parts.processor, trust, is_main=is_main)
             keeps = sum(part.keeps for part in self.course)
-            on_main(lambda: [part.check(folder.path, parts, keeps) for part in self.course], is_main)
+            for part in self.course:
+                on_main(partial(part.check, folder.path, parts, keeps), is_main)
         run = checkpointed_run(
             self.plan,
             folder,

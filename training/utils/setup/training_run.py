@@ -18,7 +18,7 @@ from training.utils.engine.bad_steps import BadSteps
 from training.utils.layout.order import ShuffledStream, completes_epochs, evaluates_by_default
 from training.utils.run.ahead import Ahead
 from training.utils.run.progress import ShownFigure, progress_bar, show
-from training.utils.setup.opened_model import TrainingResult
+from training.utils.setup.result import TrainingResult
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
