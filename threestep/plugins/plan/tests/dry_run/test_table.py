@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from threestep.plugins.plan.arguments import DryRunArguments
-from threestep.plugins.plan.dry_run.table import most_at_once, print_memory, print_plan, ranks_of_dry_run
+from threestep.plugins.plan.dry_run.table import most_at_once, ranks_of_dry_run
 from training.utils.base.errors import ThreestepError
 from training.utils.base.memory import MemoryLine, Moment
 from training.utils.flags.arguments import parse_arguments
@@ -19,47 +19,12 @@ def test_ranks_are_those_asked_for_or_the_launchers_or_one(monkeypatch):
     assert ranks_of_dry_run(None) == 4 and ranks_of_dry_run(8) == 8
 
 
-def test_lines_are_in_gib_and_those_without_bytes_are_left_out(capsys):
-    lines = [MemoryLine("weights", 3 * 2**29, 2**30), MemoryLine("nothing", 0, 0)]
-    print_memory(lines, [Moment("at work", (MemoryLine("logits", 37 * 2**29), MemoryLine("none of it", 0)))])
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["weights", "1.500", "1.000"] in rows and ["most", "at", "once", "20.0", "1.000"] in rows
-    assert not any("nothing" in row or "none" in row for row in rows)
-
-
 def test_the_parts_add_up_to_the_totals():
     held = [MemoryLine("weights", 5, 1), MemoryLine("optimizer", 0, 7)]
     moments = [Moment("in a backward", (MemoryLine("a", 1), MemoryLine("b", 2, 4))), Moment("resting", ())]
     reached = most_at_once(held, moments)
     assert reached[0] == MemoryLine("most at once, in a backward", 8, 12)
     assert reached[1] == MemoryLine("most at once, resting", 5, 8)
-
-
-def test_what_is_printed_adds_up_and_the_device_is_judged(capsys):
-    gib = 2**30
-    held = [MemoryLine("weights", 2 * gib, gib), MemoryLine("optimizer", 3 * gib)]
-    print_memory(held, [Moment("x", (MemoryLine("a", gib),)), Moment("y", ())], lambda most: f"judged {most}")
-    said = capsys.readouterr().out
-    figures = {
-        line.rsplit(None, 2)[0].strip(): line.split()[-2:] for line in said.splitlines()[2:-1] if "--" not in line
-    }
-    assert figures["held all the time"] == ["5.000", "1.000"] == figures["most at once, y"]
-    assert figures["most at once, x"] == ["6.000", "1.000"] == figures["most at once"]
-    assert said.endswith(f"judged {6 * gib}\n")
-
-
-def test_only_the_first_rank_speaks(monkeypatch, capsys):
-    monkeypatch.setenv("RANK", "1")
-    print_plan("a.program", 2, {"seed": 1}, ["a sentence"])
-    print_memory([MemoryLine("weights", 1)], [Moment("at work", ())], str)
-    assert capsys.readouterr().out == ""
-
-
-def test_settings_and_sentences_are_said(monkeypatch, capsys):
-    monkeypatch.delenv("RANK", raising=False)
-    print_plan("a.program", 2, {"seed": 1}, ["a sentence"])
-    said = capsys.readouterr().out
-    assert "dry run of a.program on 2 ranks" in said and "  seed: 1\n" in said and said.endswith("a sentence\n")
 
 
 @pytest.mark.parametrize(
