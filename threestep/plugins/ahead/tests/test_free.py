@@ -18,7 +18,6 @@ from threestep.plugins.ahead.schedule import read_schedule
 from threestep.plugins.ahead.tests.test_pipeline import (
     PROMPTS,
     STEPS,
-    FailingRollout,
     made_trainer,
     same,
     trained,
@@ -212,13 +211,6 @@ def test_other_numbers_of_ranks_deal_groups_anew(tmp_path):
                 assert group.rollout.prompt_of(0)[0] == group.asked.prompts[0].rows[0].flipped_prompt_ids[-1]
             found += own
         assert sorted(found) == every
-
-
-def test_what_drawing_raises_ends_the_loop(tmp_path):
-    trainer = free_trainer(tmp_path, FailingRollout())
-    with pytest.raises(ValueError, match="no responses today"):
-        next(iter(trainer.rollouts(1)))
-    assert not trainer.queue._ended, "no step takes what was not drawn"
 
 
 def test_without_threads_a_step_draws_by_its_own_weights(tmp_path):

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tests.support.plain_losses import DrawnTokens, policy_loss
 from threestep.plugins.audit.recording.files import StepRecord
 from threestep.plugins.audit.tests.plain_trainer import PlainTrainer, Row, Setting
 
@@ -305,7 +306,7 @@ class PlainPolicyTrainer(PlainTrainer):
         ratio = torch.exp(log_ratio)
         name = self.settings["policy_loss"]
         if name != "ppo" and fault != "ppo in its place":
-            return self.newer_loss(name, (new, old, advantage), mask, low=low, high=high)
+            return self.newer_loss(name, (new, old, advantage), mask, (low, high))
         free, held = ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage
         if fault == "clip of the wrong side":
             return -torch.maximum(free, held)
@@ -318,38 +319,16 @@ class PlainPolicyTrainer(PlainTrainer):
         return -torch.minimum(free, held)
 
     def newer_loss(
-        self,
-        name: str,
-        given: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        mask: torch.Tensor,
-        *,
-        low: float,
-        high: float,
+        self, name: str, given: tuple[torch.Tensor, torch.Tensor, torch.Tensor], mask: torch.Tensor, bounds: Any
     ) -> torch.Tensor:
-        new, old, advantage = given
-
-        def means(values: torch.Tensor) -> torch.Tensor:
-            return ((values * mask).sum(1) / mask.sum(1).clamp(min=1)).unsqueeze(1) + torch.zeros_like(new)
-
-        d, fault = new - old, self.fault
-        ratio = torch.exp(d)
-        if name == "clip_cov":
-            worse = torch.maximum(-ratio * advantage, -ratio.clamp(1 - low, 1 + high) * advantage)
-            return worse if fault == "selected tokens trained" else torch.where(self.selected, 0.0, worse)
-        if name == "gspo":
-            ratio = torch.exp(means(d))
-            return torch.maximum(-ratio * advantage, -ratio.clamp(1 - low, 1 + high) * advantage)
-        if name == "cispo":
-            weight = ratio if fault == "weight not clipped" else ratio.clamp(1 - low, 1 + high)
-            return -weight * advantage * new
-        if name == "geo_mean":
-            held = torch.where(advantage > 0, d.clamp(max=high), d.clamp(min=-low))
-            return -means(advantage) * torch.exp(means(held))
-        if name == "gpg":
-            return -advantage * new
-        taus = (1.05, 1.0) if fault == "taus swapped" else (1.0, 1.05)
-        tau = torch.where(advantage > 0, *taus)
-        return -advantage * torch.sigmoid(tau * (ratio - 1)) * 4 / tau
+        """Row by row, as the papers have them."""
+        taus = (1.05, 1.0) if self.fault == "taus swapped" else (1.0, 1.05)
+        low, high = (1.0, 1e9) if self.fault == "weight not clipped" else bounds
+        constants = {"clip_low": low, "clip_high": high, "sapo_tau_pos": taus[0], "sapo_tau_neg": taus[1]}
+        selected = torch.zeros_like(mask) if self.fault == "selected tokens trained" else self.selected
+        rows = zip(*given, mask, selected, strict=True)
+        found = [policy_loss(name, DrawnTokens(*row, constants)) if row[3].any() else 0.0 * row[0] for row in rows]
+        return torch.stack(found)
 
     def kl_loss(self, new: torch.Tensor, old: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
         name = self.settings["kl_estimator"]

@@ -36,6 +36,30 @@ def test_it_listens_on_this_machine_alone_and_says_where_it_cannot(monkeypatch):
     assert "#asking { position: fixed; left: 0; right: 0; bottom: 0" in web._STYLE  # what one types stays on a phone
 
 
+def test_lines_become_answers_and_notes(asked):
+    talk = Talk([asked], SamplingArguments(max_new_tokens=3), 1)
+    assert list(web.respond(talk, "/temperature 0")) == ["temperature is 0.0"]
+    assert set(web.respond(talk, "Hi")) == {""}
+    shown = web._columns(talk, "")
+    assert [entry["role"] for entry in shown[0]] == ["user", "assistant"]
+    assert list(web.respond(talk, "/nothing"))[0].startswith("unknown command /nothing")
+    assert list(web.respond(talk, "  ")) == []
+    assert list(web.respond(talk, "/save x")) == ["/save is available only in the terminal"]
+    assert list(web.respond(talk, "/quit")) == ["to end, close the page and stop the program"]
+
+
+def test_controls_set_what_they_stand_for(asked):
+    talk = Talk([asked], SamplingArguments(max_new_tokens=3), 1)
+    for name, value in (("temperature", 0.5), ("top_p", 0.9), ("top_k", 7), ("max_new_tokens", 5), ("seed", 9)):
+        assert web.change(talk, name, value) == ""
+    assert web.values_of(talk) == ["", 0.5, 0.9, 7, 5, 9]
+    assert web.change(talk, "temperature", -1).startswith("--temperature expects 0 or more, got -1")
+    assert talk.sampling.temperature == 0.5
+    talk.ask("Hi")
+    assert web.change(talk, "system", "") == "" and talk.turns  # left as it was
+    assert web.change(talk, "system", "Be short") == "" and not talk.turns and talk.system == "Be short"
+
+
 def test_the_page_has_a_title_controls_and_a_stop(asked):
     pytest.importorskip("gradio", reason="needs the package gradio: pip install gradio")
     page = web.build_page(lambda: Talk([asked], SamplingArguments(), 1))

@@ -143,6 +143,16 @@ def test_evaluation_rows_are_shown_on_request(objects):
     assert len(indices["eval"]) == 2 and indices["eval"] | indices["train"] == set(range(8))
 
 
+def test_text_marks_loss_by_brackets_where_no_terminal_is_and_counts(text):
+    said = text([PAIR, {**PAIR, "chosen": " "}], "1", "--show_layout")
+    assert "Human: 1 + 1? Assistant:⟦ It is 2.<|endoftext|>⟧" in said and "\033" not in said
+    assert "training row 0): " in said and "to predict" in said
+    assert "segment 0: tokens 0-" in said and "sees segments: none" in said
+    assert "1 of 1 rows of the train split shown" in said
+    assert "train: 1 rows, " in said and "dropped: 1 empty_response" in said
+    assert said.splitlines()[-1].endswith(f" tokens | {'#' * 40} 1")
+
+
 @pytest.mark.parametrize(
     ("flag", "message"),
     [

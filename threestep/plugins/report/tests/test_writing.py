@@ -8,8 +8,9 @@ import yaml
 from threestep.plugins.programs import all_steps
 from threestep.plugins.programs.tests.test_all_steps import VALUES, steps  # noqa: F401 (a fixture)
 from threestep.plugins.report import writing
-from threestep.plugins.report.writing import report_at_end, write_report
+from threestep.plugins.report.writing import end_run, report_at_end, worse_at_end, write_report
 from training.utils.base.errors import ThreestepError
+from training.utils.run.run_folder import EndedRun, RunFolder
 
 
 def test_the_page_is_written(tmp_path, ppo_run):
@@ -44,6 +45,33 @@ def test_a_failure_at_the_end_warns(sft_run, capsys, monkeypatch):
     report_at_end(folder, is_wanted=True)
     said = capsys.readouterr().out
     assert said.startswith("warning: no report was written (ZeroDivisionError: of course)") and said.count("\n") == 1
+
+
+def test_a_run_that_got_worse_ends_its_last_line_so(sft_run, capsys):
+    folder = sft_run()
+    assert worse_at_end(folder) == ""
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write('{"step": 3, "eval/loss": 5.5}\n')
+    assert worse_at_end(folder).startswith(
+        "; warning: the held-out loss was lowest after step 3 (2.4) and is 5.5 after step 3: "
+    )
+    assert worse_at_end(folder / "empty") == ""
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_run_ends_with_its_page_and_the_card_of_its_model(sft_run, trains):
+    folder = sft_run()
+    (folder / "model").mkdir()
+    settings = {"report": True, "push_to_hub": False}
+    assert end_run(EndedRun(RunFolder(folder, True), settings, trains)) == ""
+    assert (folder / "report.html").is_file() and (folder / "model" / "README.md").is_file() == trains
+
+
+@pytest.mark.usefixtures("steps")
+def test_a_whole_run_has_a_page(tmp_path, capsys):
+    all_steps.main(["--config", "run.yaml"])
+    assert capsys.readouterr().out.endswith("report: runs/x/report.html\n")
+    assert "Step 3: PPO" in (tmp_path / "runs/x/report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.usefixtures("steps")

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from threestep.plugins.programs import all_steps
-from threestep.plugins.programs.tests.test_all_steps import FIGURES, VALUES
+from threestep.plugins.programs.tests.test_all_steps import FIGURES, ROOT, VALUES
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import read_yaml
 
@@ -142,3 +142,29 @@ def test_rounds_by_a_reward_model_or_from_a_given_model(tmp_path):
     values = {name: value for name, value in ROUNDS.items() if name not in ("new_model", "step1_sft")}
     plan = all_steps.read_plan({**values, "model_name_or_path": "my/model"}, "f")
     assert (plan.settings, plan.rounds.first_model) == ({}, "my/model")
+
+
+def test_a_dry_run_shows_the_programs_of_rounds(programs, tmp_path, capsys):
+    calls, _ = programs
+    all_steps.main(["--config", "run.yaml", "--dry_run"])
+    said = capsys.readouterr().out
+    assert "== round 2 of 2, best of n\npython -m threestep.plugins.evaluation.best_of --part=2/2" in said
+    assert (
+        "== round 0 of 2, held-out prompts\npython -m threestep.plugins.evaluation.evaluate reward --data_split=2,4,4"
+        in said
+    )
+    assert calls == [] and not (tmp_path / "runs").exists()
+
+
+def test_rounds_are_not_chosen_by_number(programs):
+    with pytest.raises(
+        ThreestepError, match="--step chooses among steps, and the file has rounds after them; leave it"
+    ):
+        all_steps.main(["--config", "run.yaml", "--step", "1"])
+
+
+def test_the_settings_of_the_rounds_example_are_known(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    plan = all_steps.read_plan(read_yaml(ROOT / "examples/iterated_dpo.yaml"), "f", str(tmp_path))
+    all_steps.check_settings(all_steps.write_settings(plan))
+    assert len(all_steps.prepared_rounds(plan, False, False)) == 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from threestep.plugins.plan.arguments import DryRunArguments
-from threestep.plugins.plan.dry_run.table import most_at_once, ranks_of_dry_run
+from threestep.plugins.plan.dry_run.table import most_at_once, print_memory, print_plan, ranks_of_dry_run
 from training.utils.base.errors import ThreestepError
 from training.utils.base.memory import MemoryLine, Moment
 from training.utils.flags.arguments import parse_arguments
@@ -25,6 +25,26 @@ def test_the_parts_add_up_to_the_totals():
     reached = most_at_once(held, moments)
     assert reached[0] == MemoryLine("most at once, in a backward", 8, 12)
     assert reached[1] == MemoryLine("most at once, resting", 5, 8)
+
+
+def test_what_is_printed_adds_up_and_the_device_is_judged(capsys):
+    gib = 2**30
+    held = [MemoryLine("weights", 2 * gib, gib), MemoryLine("optimizer", 3 * gib)]
+    print_memory(held, [Moment("x", (MemoryLine("a", gib),)), Moment("y", ())], lambda most: f"judged {most}")
+    said = capsys.readouterr().out
+    figures = {
+        line.rsplit(None, 2)[0].strip(): line.split()[-2:] for line in said.splitlines()[2:-1] if "--" not in line
+    }
+    assert figures["held all the time"] == ["5.000", "1.000"] == figures["most at once, y"]
+    assert figures["most at once, x"] == ["6.000", "1.000"] == figures["most at once"]
+    assert said.endswith(f"judged {6 * gib}\n")
+
+
+def test_only_the_first_rank_speaks(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    print_plan("a.program", 2, {"seed": 1}, ["a sentence"])
+    print_memory([MemoryLine("weights", 1)], [Moment("at work", ())], str)
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,20 @@ def test_a_gain_by_length_with_nothing_held_out():
     assert sentence.endswith("and nothing held out checks it")
 
 
+def test_a_checker_that_rises_too_is_no_sign():
+    assert signs_of_gaming(account(length, rises)) == []
+    assert signs_of_gaming(account(rises, rises)) == []
+
+
+def test_a_gain_that_no_feature_explains_is_no_sign():
+    assert signs_of_gaming(account(rises, stays)) == []
+
+
+def test_a_score_that_did_not_rise_is_no_sign():
+    assert signs_of_gaming(account(stays, falls)) == []
+    assert signs_of_gaming(account(falls, falls)) == []
+
+
 def test_a_checker_that_is_past_its_best():
     """It rose since the start, and has fallen from its best evaluation by more than three standard errors."""
     found = account(length, rises)
