@@ -241,10 +241,7 @@ def line(step: int, positions: list[int], versions: list[int], **more) -> dict:
     ("lines", "why"),
     [
         ([], "expects the schedule of a run of --rollouts_ahead free, got"),
-        (
-            [{"step": 1, "prompts": 8, "first": 0, "rows": [0, 1]}],
-            "expects the schedule of a run of --rollouts_ahead f",
-        ),
+        ([{"step": 1, "prompts": 8, "first": 0, "rows": [0, 1]}], "expects the schedule of a run of --rollouts_ahead"),
         ([line(1, [0, 1], [0, 0])], "expects the steps 1 to 2 of this run in .*, got 1 steps up to 1"),
         ([line(1, [0, 1], [0, 0]), line(2, [2], [0])], "expects 2 prompts in each step of .*, got 1 in step 2"),
         ([line(1, [0, 1], [0, 0]), line(2, [1, 2], [0, 0])], "expects 2 prompts in each step of .*, each once"),
@@ -261,7 +258,5 @@ def test_other_data_than_the_schedule_had(tmp_path):
     lines = [line(step, [4 * step - 4 + place for place in range(4)], [0] * 4) for step in range(1, 3)]
     (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
     trainer = free_trainer(tmp_path, schedule=str(tmp_path / "rollouts.jsonl"), total=2)
-    with pytest.raises(
-        ThreestepError, match="--replay_schedule expects the data and the seed of the run that wrote it"
-    ):
+    with pytest.raises(ThreestepError, match="--replay_schedule expects the data and the seed of the run that wrote"):
         next(iter(trainer.rollouts(1)))

@@ -40,9 +40,7 @@ def test_a_key_is_new_each_time_or_given(tmp_path, monkeypatch, no_key):
 
 def test_a_key_that_no_header_can_have_is_refused(tmp_path, monkeypatch, no_key):
     (tmp_path / "key").write_text("two words")
-    with pytest.raises(
-        ThreestepError, match="--api_key_file .* expects a key of printable ASCII characters without sp"
-    ):
+    with pytest.raises(ThreestepError, match="--api_key_file .* expects a key of printable ASCII characters without"):
         serve.key_of(str(tmp_path / "key"))
     monkeypatch.setenv(serve.KEY_VARIABLE, "")
     with pytest.raises(ThreestepError, match="THREESTEP_API_KEY expects a key of printable ASCII characters"):
@@ -108,9 +106,7 @@ def test_an_installed_engine_serves_what_it_asks_as_in_training(folder, no_key, 
     assert f"'m' at http://127.0.0.1:{orders[0].port}/v1" in said.out and f"key: {orders[0].key}" in said.out
     assert orders[0].defaults == {"temperature": 0.5} and orders[0].dtype == "float32" and orders[0].most_rows is None
     monkeypatch.setattr("threestep.plugins.serve.endpoint.own_server.template_of", lambda model: None)
-    with pytest.raises(
-        ThreestepError, match="--engine vllm cannot serve .*no chat template writes prompts of the style"
-    ):
+    with pytest.raises(ThreestepError, match="--engine vllm cannot serve .*no chat template writes prompts of the"):
         serve.main([folder, "--engine", "vllm"])
     assert serve.with_own_server(serve.ServeArguments(folder)) is None
     assert "Threestep's own loop serves, not vllm: no chat template writes" in capsys.readouterr().err

@@ -149,14 +149,8 @@ def test_a_folder_is_drawn_again_on_request(flags, tmp_path):
         ("--checker exact_mach", "--checker expects .* got 'exact_mach'; did you mean 'exact_match'"),
         ("--dry_run", "--dry_run plans the memory of training, and best-of trains nothing; leave it out"),
         ("--split eval", "--split eval has no rows; raise --eval_fraction"),
-        (
-            "--min_reward 99",
-            "no response is kept: 8 prompts left out, of whose responses none reaches --min_reward; low",
-        ),
-        (
-            "--keep_cut false",
-            "no response is kept: 8 prompts left out, whose responses are all cut by --max_new",
-        ),
+        ("--min_reward 99", "no response is kept: 8 prompts left out, of whose responses none reaches --min_reward;"),
+        ("--keep_cut false", "no response is kept: 8 prompts left out, whose responses are all cut by --max_new"),
     ],
 )
 def test_mistakes(flags, more, sentence):
