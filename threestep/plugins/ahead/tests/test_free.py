@@ -18,6 +18,7 @@ from threestep.plugins.ahead.schedule import read_schedule
 from threestep.plugins.ahead.tests.test_pipeline import (
     PROMPTS,
     STEPS,
+    FailingRollout,
     made_trainer,
     same,
     trained,
@@ -213,6 +214,13 @@ def test_other_numbers_of_ranks_deal_groups_anew(tmp_path):
         assert sorted(found) == every
 
 
+def test_what_drawing_raises_ends_the_loop(tmp_path):
+    trainer = free_trainer(tmp_path, FailingRollout())
+    with pytest.raises(ValueError, match="no responses today"):
+        next(iter(trainer.rollouts(1)))
+    assert not trainer.queue._ended, "no step takes what was not drawn"
+
+
 def test_without_threads_a_step_draws_by_its_own_weights(tmp_path):
     trainer = free_trainer(tmp_path, TransformersRollout())
     trainer.queue._in_background = False
@@ -241,7 +249,10 @@ def line(step: int, positions: list[int], versions: list[int], **more) -> dict:
     ("lines", "why"),
     [
         ([], "expects the schedule of a run of --rollouts_ahead free, got"),
-        ([{"step": 1, "prompts": 8, "first": 0, "rows": [0, 1]}], "expects the schedule of a run of --rollouts_ahead"),
+        (
+            [{"step": 1, "prompts": 8, "first": 0, "rows": [0, 1]}],
+            "expects the schedule of a run of --rollouts_ahead f",
+        ),
         ([line(1, [0, 1], [0, 0])], "expects the steps 1 to 2 of this run in .*, got 1 steps up to 1"),
         ([line(1, [0, 1], [0, 0]), line(2, [2], [0])], "expects 2 prompts in each step of .*, got 1 in step 2"),
         ([line(1, [0, 1], [0, 0]), line(2, [1, 2], [0, 0])], "expects 2 prompts in each step of .*, each once"),
@@ -258,5 +269,7 @@ def test_other_data_than_the_schedule_had(tmp_path):
     lines = [line(step, [4 * step - 4 + place for place in range(4)], [0] * 4) for step in range(1, 3)]
     (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
     trainer = free_trainer(tmp_path, schedule=str(tmp_path / "rollouts.jsonl"), total=2)
-    with pytest.raises(ThreestepError, match="--replay_schedule expects the data and the seed of the run that wrote"):
+    with pytest.raises(
+        ThreestepError, match="--replay_schedule expects the data and the seed of the run that wrote it"
+    ):
         next(iter(trainer.rollouts(1)))

@@ -95,3 +95,10 @@ def test_a_resumed_run_sends_the_weights_that_draw_next(tmp_path, servers):
     assert account.is_whole and account.learned == STEPS * GROUPS
     again, _ = run(tmp_path / "again", servers, schedule=str(tmp_path / "rollouts.jsonl"))
     assert same(weights(again), weights(second))
+
+
+def test_no_server_is_left(tmp_path, servers):
+    for server in servers:
+        server.faults["die_after"] = 5
+    with pytest.raises(Exception, match="no rollout server of --vllm_servers is left"):
+        run(tmp_path, servers)
