@@ -49,6 +49,9 @@ MISTAKES = [
         "malformed_row_two_ranks", 1, [*ONE, "--data_path", "jsonl:{malformed}"], ["{malformed}", "line 3"], ranks=2
     ),
     Mistake(
+        "too_few_rows", 1, [*ONE, "--per_device_train_batch_size", "4000"], ["4000", "--per_device_train_batch_size"]
+    ),
+    Mistake(
         "batch_that_does_not_divide",
         3,
         [*THREE, "--per_device_training_batch_size", "3"],
