@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.forked_programs import Program, end, run_python, start_python
+from tests.support.new_models import save_new_model
 from threestep.plugins.audit.bisect.bisect import Bisection, bisect
 from threestep.plugins.audit.bisect.digest_files import read_digests
 from threestep.plugins.audit.bisect.rerun import Start
@@ -67,13 +68,8 @@ class Bench:
 
     def start_model(self) -> Path:
         """A tiny model."""
-        from threestep.plugins.programs import new_model
-
         place = self.folder / "start"
-        if not place.exists():
-            shape = "--vocab_size 353 --hidden_size 32 --num_hidden_layers 2 --num_attention_heads 2".split()
-            new_model.main(["--data_path", "embedded", "--out", str(place), "--seed", "1", *shape])
-        return place
+        return place if place.exists() else save_new_model(place)
 
     def flags(self, pair: Pair, side: int, output: Path) -> list[str]:
         """The command line of a run."""

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.saved_models import save_pair
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from threestep.plugins.evaluation import chat
 from threestep.plugins.serving.ports import listening
@@ -17,9 +18,7 @@ from training.utils.base.errors import ThreestepError
 @pytest.fixture
 def folders(tmp_path, tiny_tokenizer):
     for name, make in (("one", tiny_causal_lm), ("two", tiny_causal_lm), ("reward", tiny_scalar_model)):
-        own = {"vocab_size": len(tiny_tokenizer), "eos_token_id": tiny_tokenizer.eos_token_id}
-        make("llama", **own, pad_token_id=tiny_tokenizer.pad_token_id).save_pretrained(tmp_path / name)
-        tiny_tokenizer.save_pretrained(tmp_path / name)
+        save_pair(tmp_path / name, tiny_tokenizer, make)
     return tmp_path
 
 

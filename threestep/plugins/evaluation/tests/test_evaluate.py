@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from tests.support.saved_models import save_pair
 from tests.support.scoring_server import judged, longer_wins, scoring_server
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from threestep.plugins.evaluation import evaluate, tasks
@@ -19,9 +20,7 @@ WORDS = ("fig", "pear", "apple", "plum", "quince", "lemon", "cherry", "date")
 def flags(tmp_path, tiny_tokenizer):
     """Two models, a reward model, eight questions of which all are held out."""
     for seed, (name, make) in enumerate((("one", tiny_causal_lm), ("two", tiny_causal_lm), ("rm", tiny_scalar_model))):
-        own = {"vocab_size": len(tiny_tokenizer), "eos_token_id": tiny_tokenizer.eos_token_id}
-        make("llama", seed=seed, **own, pad_token_id=tiny_tokenizer.pad_token_id).save_pretrained(tmp_path / name)
-        tiny_tokenizer.save_pretrained(tmp_path / name)
+        save_pair(tmp_path / name, tiny_tokenizer, make, seed=seed)
     rows = [
         {"prompt": f"Human: {word}? Assistant:", "chosen": f" {word}", "rejected": " no", "ground_truth": "7"}
         for word in WORDS

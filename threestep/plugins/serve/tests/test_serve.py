@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.tiny_models import tiny_causal_lm
+from tests.support.saved_models import save_pair
 from threestep.plugins.serve import serve
 from training.utils.base.errors import ThreestepError
 from training.utils.generation.server_order import ServerCommand
@@ -18,10 +18,7 @@ from training.utils.generation.server_order import ServerCommand
 
 @pytest.fixture
 def folder(tmp_path, tiny_tokenizer):
-    own = {"vocab_size": len(tiny_tokenizer), "eos_token_id": tiny_tokenizer.eos_token_id}
-    tiny_causal_lm("llama", **own, pad_token_id=tiny_tokenizer.pad_token_id).save_pretrained(tmp_path / "model")
-    tiny_tokenizer.save_pretrained(tmp_path / "model")
-    return str(tmp_path / "model")
+    return save_pair(tmp_path / "model", tiny_tokenizer)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.pages import blocks
-from tests.support.tiny_models import tiny_causal_lm
+from tests.support.saved_models import save_pair
 
 pytestmark = [
     pytest.mark.end_to_end,
@@ -52,11 +52,9 @@ def client_of(server: SimpleNamespace, **changes):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, tiny_tokenizer):
     place = tmp_path_factory.mktemp("served")
-    own = {"vocab_size": len(tiny_tokenizer), "eos_token_id": tiny_tokenizer.eos_token_id}
-    tiny_causal_lm("llama", **own, pad_token_id=tiny_tokenizer.pad_token_id).save_pretrained(place / "model")
     tokenizer = copy.deepcopy(tiny_tokenizer)
     tokenizer.init_kwargs["threestep"] = {"prompt_style": "human_assistant"}
-    tokenizer.save_pretrained(place / "model")
+    save_pair(place / "model", tokenizer)
     return place / "model"
 
 
