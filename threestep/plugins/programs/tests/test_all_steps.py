@@ -446,8 +446,14 @@ def test_a_dry_run_prints_commands_and_folders_and_writes_nothing(tmp_path, monk
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_name_or_path": "./modle"}, "^step1_sft: the model folder './modle' does not exist; did you mean"),
-        ({"shared": {"data_path": "csv:prompts.csv"}}, "(?s)2 mistakes.*step1_sft: prompts.csv.*step2_reward:"),
+        (
+            {"model_name_or_path": "./modle"},
+            "^step1_sft: the model folder './modle' does not exist; did you mean 'model'",
+        ),
+        (
+            {"shared": {"data_path": "csv:prompts.csv"}},
+            "(?s)2 mistakes.*step1_sft: prompts.csv.*step2_reward: prompts.csv: .*phase 2 needs responses",
+        ),
         ({"shared": {"data_path": "csv:no.csv"}}, "(?s)'no.csv' names a file that does not exist"),
         ({"step1_sft": {"max_seq_len": 3, "sed": 4}}, "^step1_sft: step1_sft.yaml: unknown setting 'sed'; did you"),
     ],
@@ -484,9 +490,17 @@ def test_a_dry_run_names_steps_that_are_finished_or_would_be_replaced(tmp_path, 
     [
         ({}, ["--config", "a b"], "python -m threestep.plugins.programs.all_steps --config 'a b' --resume"),
         ({COMMAND_VARIABLE: "threestep all"}, ["--config", "a", "--resume"], "threestep all --config a --resume"),
-        ({}, ["--resume", "true", "--config", "a"], "python -m threestep.plugins.programs.all_steps --resume"),
+        (
+            {},
+            ["--resume", "true", "--config", "a"],
+            "python -m threestep.plugins.programs.all_steps --resume --config a",
+        ),
         ({}, ["--config", "a", "--resume=false"], "python -m threestep.plugins.programs.all_steps --config a --resume"),
-        ({}, ["--config", "true", "--resume", "False"], "python -m threestep.plugins.programs.all_steps --config"),
+        (
+            {},
+            ["--config", "true", "--resume", "False"],
+            "python -m threestep.plugins.programs.all_steps --config true --resume",
+        ),
         (
             {COMMAND_VARIABLE: "bash scripts/quickstart.sh", OWN_WORDS_VARIABLE: "2"},
             ["--work_dir", "/x"],

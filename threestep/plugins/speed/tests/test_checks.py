@@ -35,7 +35,10 @@ def mistakes_of(compiles: bool = False, *, settings: Any = None, **given: Any) -
             "--mlp_tiles 4 and --torch_compile change one forward in two ways that were never compared; leave one of "
             "them out",
         ),
-        ({"use_liger_kernel": True, "compiles": True}, "--use_liger_kernel and --torch_compile fuse the same"),
+        (
+            {"use_liger_kernel": True, "compiles": True},
+            "--use_liger_kernel and --torch_compile fuse the same operations in two ways; leave one of them out",
+        ),
         (
             {"activation_offload": True},
             "--activation_offload keeps on the host what recomputation keeps of a layer; give --gradient_checkpointing "
@@ -65,7 +68,9 @@ def test_compiled_models_read_whole_rows():
 
 def test_replayed_routers_are_those_of_whole_rows():
     names = {"actor_model_name_or_path": "a", "reward": "gsm8k", "num_samples_per_prompt": 2, "advantage": "grpo"}
-    with pytest.raises(ThreestepError, match="--mlp_tiles 2 computes routers tile by tile, and --replay_routers"):
+    with pytest.raises(
+        ThreestepError, match="--mlp_tiles 2 computes routers tile by tile, and --replay_routers follow"
+    ):
         checked_components(ppo_flags(**names, replay_routers="follow", mlp_tiles=2))
 
 

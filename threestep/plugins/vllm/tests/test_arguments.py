@@ -14,8 +14,14 @@ from training.utils.flags.flags import note_mistakes
     [
         ({"vllm_memory_share": 1.0}, "--vllm_memory_share expects more than 0 and less than 1, got 1.0"),
         ({"vllm_cache_gib": 0.0}, "--vllm_cache_gib expects more than 0, got 0.0"),
-        ({"vllm_tensor_parallel_size": 0}, "--vllm_tensor_parallel_size expects 1 or more, got 0"),
-        ({"vllm_tensor_parallel_size": 2, "vllm_check_weights": True}, "--vllm_check_weights expects whole weights,"),
+        (
+            {"vllm_tensor_parallel_size": 0},
+            "--vllm_tensor_parallel_size expects 1 or more, got 0",
+        ),
+        (
+            {"vllm_tensor_parallel_size": 2, "vllm_check_weights": True},
+            "--vllm_check_weights expects whole weights, and --vllm_tensor_parallel_size is 2; leave one out",
+        ),
     ],
 )
 def test_mistakes(given, sentence):
