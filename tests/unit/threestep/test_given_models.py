@@ -216,7 +216,10 @@ def unsaved(folder):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda m: setattr(m.generation_config, "num_return_sequences", 3), "its settings of generation .* could not"),
+        (
+            lambda m: setattr(m.generation_config, "num_return_sequences", 3),
+            "its settings of generation .* could not be saved with the model: transformers says: Greedy",
+        ),
         (lambda m: setattr(m, "peft_config", {}), "got a wrapped LlamaForCausalLM; give it with its adapters merged"),
         (lambda m: setattr(m, "is_quantized", True), "expects whole weights in memory, .* are quantized; give its fol"),
         (lambda m: m.to("meta"), "are on the meta device; give its folder$"),

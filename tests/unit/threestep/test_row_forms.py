@@ -105,7 +105,10 @@ Named = collections.namedtuple("Named", "prompt")
         ({"train": ROWS, "test": ROWS, "validation": ROWS}, r"got dict with train, test, validation; name two of"),
         ({"train_sft": ROWS, "train_prefs": ROWS}, r"got dict with train_sft, train_prefs; name two of them: rows\["),
         ({}, "got dict with none"),
-        ({"prompt": ["a", "b"], "completion": ["b"]}, r"^rows as a dict of columns expects lists of one length, got"),
+        (
+            {"prompt": ["a", "b"], "completion": ["b"]},
+            r"^rows as a dict of columns expects lists of one length, got 2 of 'prompt', 1 of 'completion'$",
+        ),
         ({"prompt": ["a"], "completion": "b"}, "^rows as a dict of columns expects a list for each, and 'completion'"),
         ({"prompt": "a", "completion": "b"}, r"got one row; give a list of rows: \[rows\]$"),
         ({"train": {"prompt": ["a", "b"], "completion": ["b"]}}, r"^rows\['train'\] as a dict of columns expects"),

@@ -174,7 +174,10 @@ def test_the_nearest_folder_is_named_first(given, nearest, tmp_path, monkeypatch
         ("training.step1_sft.main", "--data_path embedded --model_name_or_path runs/nosuch"),
         ("training.step2_reward.main", "--data_path embedded --model_name_or_path runs/nosuch"),
         ("training.step2_dpo.main", "--data_path embedded --model_name_or_path runs/nosuch"),
-        ("training.step3_ppo.main", "--data_path embedded --actor_model_name_or_path gpt2"),
+        (
+            "training.step3_ppo.main",
+            "--data_path embedded --actor_model_name_or_path gpt2 --critic_model_name_or_path runs/nosuch",
+        ),
     ],
 )
 def test_programs_say_so_before_anything_is_loaded(module, flags, tmp_path, monkeypatch):

@@ -152,7 +152,10 @@ def test_conversations_do_not_wait_for_each_other(caller):
         (([USER], -1e39), "step expects a number that is finite in float32 as reward, got -1e+39"),
         (([USER], 0.0, 1), "step expects True or False as done, got 1"),
         (([USER], 0.0, False, {"a": "b"}), "step expects finite numbers by name, which is text, as figures, got"),
-        (([USER], 0.0, False, {1: 1.0}), "step expects finite numbers by name, which is text, as figures, got {1:"),
+        (
+            ([USER], 0.0, False, {1: 1.0}),
+            "step expects finite numbers by name, which is text, as figures, got {1: 1.0}",
+        ),
         (([USER], 0.0, False, {None: 1.0, "a": 1.0}), "step expects finite numbers by name, which is text, as figures"),
         (("text", 0.0), "step expects a list of messages, got str"),
         (([{"role": "assistant", "content": ""}],), "step expects messages with a role among system, developer, user"),

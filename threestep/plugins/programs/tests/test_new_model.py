@@ -221,7 +221,10 @@ def test_step_1_loads_it_and_saves_it_with_its_processor(make, tmp_path):
     ("flags", "sentence"),
     [
         (["--vision", "--vocab_size=262"], r"--vocab_size expects at least 263 \(256 bytes and 7 special tokens\)"),
-        (["--vision", "--hidden_size=24", "--num_attention_heads=4"], "--hidden_size 24 does not divide .* of a"),
+        (
+            ["--vision", "--hidden_size=24", "--num_attention_heads=4"],
+            "--hidden_size 24 does not divide .* of a width that is a multiple of 8; give a multiple of 32",
+        ),
         (["--vision", "--max_image_tokens=0"], "--max_image_tokens expects 1 or more, got 0"),
         (["--vocab_size=257"], r"--vocab_size expects at least 258 \(256 bytes and 2 special tokens\), got 257"),
         (["--vocab_size=256", "--pad_is_eos"], r"at least 257 \(256 bytes and 1 special token\), got 256"),

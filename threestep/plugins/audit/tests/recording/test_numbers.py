@@ -34,7 +34,10 @@ def test_counts_and_places_are_within_what_they_are_of(name, values, sentence):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"exp_avg.a": np.zeros(2)}, r"state: exp_avg.a expects the shape \[3\], as others of the parameter, got"),
+        (
+            {"exp_avg.a": np.zeros(2)},
+            r"state: exp_avg.a expects the shape \[3\], as others of the parameter, got \[2\]",
+        ),
         ({"exp_avg.b": np.zeros(3)}, r"state: exp_avg.b expects the shape none"),
         ({"weights_before.a": np.zeros(4)}, r"state: weights_before.a expects the shape \[3\]"),
         ({"gradients.a": np.zeros(3, dtype=np.int64)}, "gradients.a expects floating-point numbers, got int64"),

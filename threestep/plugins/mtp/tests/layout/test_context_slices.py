@@ -50,10 +50,16 @@ def test_slices_come_back_as_the_row(length, ranks, dtype, in_rows):
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: zigzag_slice(torch.arange(10), 0, 2), r"10 tokens do not divide into the 4 chunks of 2 ranks; pad"),
+        (
+            lambda: zigzag_slice(torch.arange(10), 0, 2),
+            r"10 tokens do not divide into the 4 chunks of 2 ranks; pad them to 12 or give a pad_value",
+        ),
         (lambda: zigzag_slice(torch.arange(8), 2, 2), "expected a rank from 0 to 1, got 2"),
         (lambda: zigzag_slice(torch.arange(8), -1, 2), "expected a rank from 0 to 1, got -1"),
-        (lambda: zigzag_unslice([torch.arange(4), torch.arange(6)]), r"expected one slice per rank, all of one even"),
+        (
+            lambda: zigzag_unslice([torch.arange(4), torch.arange(6)]),
+            r"expected one slice per rank, all of one even length, got lengths \[4, 6\]",
+        ),
         (lambda: zigzag_unslice([torch.arange(3), torch.arange(3)]), r"of one even length, got lengths \[3, 3\]"),
         (lambda: zigzag_unslice([]), r"one slice per rank, .* got lengths \[\]"),
         (
