@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 
@@ -92,16 +91,3 @@ def test_constraints_are_what_the_files_agree_in():
         "a==1", 'b==1; python_version < "3.11"', 'b==2; python_version >= "3.11"', "c==3",
     ]  # fmt: skip
     assert "differ in them: mcp.\n" in text
-
-
-def test_an_upgrade_lets_go_of_the_named_pins():
-    text = "# a comment\nA_b==1\nc==2; python_version < '3.11'\nc==3; python_version >= '3.11'\n"
-    assert lock.kept_pins(text, None).count("==") == 3
-    assert lock.kept_pins(text, ["a.B"]).startswith("c==2") and lock.kept_pins(text, []) == ""
-
-
-def test_names_are_the_requirements_of_the_extras():
-    command = [sys.executable, str(ROOT / "scripts" / "lock.py"), "--names", "web", "docs"]
-    names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert {"gradio>=6", "tqdm", "torch>=2.11", 'furo; python_version >= "3.11"'} <= set(names)
-    assert not any(name.startswith(("pytest", "vllm")) for name in names)

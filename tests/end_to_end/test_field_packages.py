@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import field_packages
-from tests.support.field_packages import FieldPackage, Unavailable, package_folder, required_package
+from tests.support.field_packages import FieldPackage, package_folder
 
 METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
 
@@ -33,31 +33,10 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FieldPackage:
     return package
 
 
-def test_a_package_is_fetched_once(shelf: FieldPackage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = package_folder("oak")
-    assert (folder / "oak/leaf.txt").read_text() == "green"
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))  # where there is none
-    assert package_folder("oak") == folder
-
-
 def test_another_archive_is_refused(shelf: FieldPackage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(field_packages, "PACKAGES", {"oak": replace(shelf, sha256="0" * 64)})
     with pytest.raises(ValueError, match=f"oak 1.0: sha256 is {shelf.sha256}, expected 0000"):
         package_folder("oak")
     monkeypatch.setattr(field_packages, "PACKAGES", {"oak": replace(shelf, holds=("oak/*.json",))})
     with pytest.raises(ValueError, match=r"oak 1.0 has no oak/\*.json"):
-        package_folder("oak")
-
-
-def test_without_the_registry_a_test_is_skipped_with_the_reason(
-    shelf: FieldPackage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    with pytest.raises(Unavailable, match="oak 1.0 cannot be fetched by pip: .*No matching distribution"):
-        package_folder("oak")
-    with pytest.raises(pytest.skip.Exception, match="oak 1.0 cannot be fetched"):
-        required_package("oak")
-    monkeypatch.setattr(field_packages, "PACKAGES", {"oak": replace(shelf, registry="npm")})
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(Unavailable, match="oak is an npm package, and npm is not installed"):
         package_folder("oak")

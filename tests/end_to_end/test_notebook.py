@@ -6,8 +6,6 @@ import ast
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -76,21 +74,6 @@ def test_the_first_hour_ends_with_answers_that_are_right(tmp_path):
     assert figures["said"] == [answer.strip() for answer in figures["answers"][:8]]
 
 
-@pytest.mark.parametrize("theirs", ["training/__init__.py", "training.py"])
-def test_the_first_hour_beside_a_training_of_the_readers(theirs, tmp_path):
-    """Up to its first training."""
-    (tmp_path / theirs).parent.mkdir(exist_ok=True)
-    (tmp_path / theirs).write_text("MINE = 1\n")
-    cells = ["".join(cell["source"]) for cell in code_cells("first_hour.ipynb")]
-    (last,) = [number for number, cell in enumerate(cells) if "sft = threestep.sft(" in cell]
-    source = "\n\n".join(cells[: last + 1]).replace("steps = 60", "steps = 1")
-    (tmp_path / "notebook.py").write_text(f"{source}\nimport training\nassert training.MINE == 1")
-    own = [sys.executable, str(tmp_path / "notebook.py")]  # a new interpreter, which has no `training` yet
-    done = subprocess.run(own, env=environment_in(tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert (tmp_path / "runs" / "sft" / "model" / "config.json").is_file()
-
-
 def test_the_first_day_on_a_gpu_ends_with_a_text_for_an_issue(tmp_path):
     """In a checkout, which the cell finds from a folder in it."""
     (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
@@ -102,20 +85,3 @@ def test_the_first_day_on_a_gpu_ends_with_a_text_for_an_issue(tmp_path):
     assert text.startswith("<details><summary>threestep ") and text.rstrip().endswith("</details>")
     assert "# Part 4: Decoding" in text and "| generate, batch 3 | " in text
     assert "not asked for" not in text and str(tmp_path) not in text
-
-
-def cell_on_the_gpu(name: str, wanted: str) -> str:
-    """What this cell prints where there is a pretended GPU."""
-    import contextlib
-    import io
-
-    printed = io.StringIO()
-    (cell,) = [cell for cell in code_cells(name) if cell["id"] == wanted]
-    with contextlib.redirect_stdout(printed):
-        exec("".join(cell["source"]), {})
-    return printed.getvalue()
-
-
-def test_the_first_day_names_the_gpu(on_cuda):
-    printed = on_cuda(cell_on_the_gpu, "gpu_day.ipynb", "gpu")
-    assert printed == "a pretended GPU: 80 GiB, compute capability 9.0\n"

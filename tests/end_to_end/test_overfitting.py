@@ -4,14 +4,12 @@ end with instead is the best one."""
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
 from tests.end_to_end.compared import figures
 from tests.end_to_end.conftest import Ran, run_step, save_start
-from threestep.plugins.report.figures.numbers import shown
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 
@@ -57,26 +55,6 @@ def test_ten_evaluations_show_where_it_began_to_overfit(runs):
     best = min(by_step, key=by_step.__getitem__)
     assert 0 < best < STEPS and by_step[STEPS] > 1.05 * by_step[best]
     assert list(losses(runs["ends"])) == [0, STEPS] and losses(runs["ends"])[STEPS] == by_step[STEPS]
-
-
-def test_the_report_marks_the_best_step_and_says_that_it_got_worse(runs):
-    by_step = losses(runs["last"])
-    best = min(by_step, key=by_step.__getitem__)
-    text = (runs["last"] / "report.html").read_text()
-    top = text.partition("<nav>")[0]
-    said = (
-        f"SFT: the held-out loss was lowest after step {best} ({by_step[best]:.4g}) and is {by_step[STEPS]:.4g} after"
-    )
-    assert said in top and "<code>--early_stopping 3</code> also ends training after 3" in top
-    assert f'<span class="note bad">best: {shown(by_step[best])} after step {best}</span>' in top
-    [held] = re.findall(r'"best":\[(\d+),([\d.]+)\]', text)[:1]
-    assert (int(held[0]), float(held[1])) == (best, pytest.approx(by_step[best], rel=1e-5))
-    assert f'<tr class="chosen"><td>{best} (best)</td>' in text
-
-
-def test_the_last_line_says_so_too(ran):
-    assert "; warning: the held-out loss was lowest after step " in ran["last"][1].stdout.splitlines()[-1]
-    assert "made it worse" not in ran["best"][1].stdout
 
 
 def test_the_best_model_can_be_kept(runs):

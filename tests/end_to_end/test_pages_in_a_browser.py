@@ -20,9 +20,6 @@ from threestep.plugins.evaluation.best_of.curve import curve_of
 from threestep.plugins.evaluation.best_of.page import best_of_page
 from threestep.plugins.evaluation.best_of.results import table_rows
 from threestep.plugins.evaluation.pairs_page import page as pairs_page
-from threestep.plugins.explain.explanation import Questions, explain
-from threestep.plugins.explain.page import page as explained_page
-from threestep.plugins.explain.tests.explained_steps import conversations
 from threestep.plugins.report.live import LivePage, make_server
 from threestep.plugins.report.pages.rows_page import PageRow, rows_page
 from threestep.plugins.report.writing import write_report
@@ -99,36 +96,6 @@ def test_charts_are_drawn_zoomed_and_read(browser, tmp_path):
     judged(browser)
 
 
-def test_a_phone_shows_results_first_and_charts_have_a_ring_at_the_best(browser, tmp_path):
-    folder = make_run(tmp_path / "run", 30)
-    with open(folder / "metrics.jsonl", "a") as file:
-        file.writelines(json.dumps({"step": at, "eval/loss": loss}) + "\n" for at, loss in ((31, 0.5), (40, 2.0)))
-    samples = [{"step": at, "prompt": LONG_WORD, "response": f"{at} {LONG_WORD}", "loss": 1.0} for at in (0, 40)]
-    (folder / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
-    browser.show(write_report([folder], tmp_path / "report.html").as_uri(), width=390, height=844)
-    browser.wait(f"document.querySelector('{LOSS} svg')")
-    places = [".warning", ".tile", ".short .prompt", ".short .answer:last-child .text", "nav", ".facts", "#settings"]
-    found = [browser.evaluate(f"document.querySelector('{place}').getBoundingClientRect().top") for place in places]
-    assert found == sorted(found) and found[3] < 844 < found[5]
-    ring = f"document.querySelectorAll('{LOSS} circle.best').length"
-    assert browser.evaluate(ring) == 1
-    browser.evaluate("document.querySelector('[data-zoom=\"0.5\"]').click()")
-    assert browser.evaluate(ring) == 1  # in the later half
-    browser.evaluate(f"document.querySelector('{LOSS} [data-line=\"1\"]').click()")
-    assert browser.evaluate(ring) == 0  # with its line
-    judged(browser)
-
-
-@pytest.mark.long  # writing the run and its page takes seconds
-def test_a_hundred_thousand_steps_open_in_two_seconds(browser, tmp_path):
-    page = write_report([make_run(tmp_path / "run", 100_000)], tmp_path / "report.html")
-    assert page.stat().st_size < 2_000_000
-    browser.show(page.as_uri())
-    browser.wait(f"document.querySelector('{LOSS} svg')")
-    timing = "performance.getEntriesByType('navigation')[0].loadEventEnd"
-    assert 0 < browser.evaluate(timing) < 2000
-
-
 @pytest.mark.parametrize("dark", [False, True])
 def test_every_page_fits_a_phone(browser, tmp_path, dark):
     runs = [make_run(tmp_path / "a", 30), make_run(tmp_path / "b", 3)]
@@ -178,21 +145,3 @@ def test_a_page_follows_its_run_and_keeps_what_was_opened(browser, tmp_path):
         server.shutdown()
         server.server_close()
         thread.join(10)
-
-
-def test_an_explanation_shows_turns_and_reads_tokens_across_them(browser, tmp_path):
-    found = explain([conversations("policy")], Questions())
-    path = tmp_path / "explained.html"
-    path.write_text(explained_page(found), encoding="utf-8")
-    browser.show(path.as_uri(), width=390)
-    browser.wait("document.querySelector('.tokens .said span')")
-    judged(browser)
-    parts = "[...document.querySelector('.tokens').children].map(p => p.firstChild.textContent.split('\\n')[0])"
-    assert browser.evaluate(parts) == ["prompt", "model", "environment", "model"]
-    length = int(found.table.sequences["tokens"][0])
-    assert browser.evaluate("document.querySelector('.tokens').querySelectorAll('span').length") == length
-    press = "document.querySelector('.tokens').dispatchEvent(new KeyboardEvent('keydown', {key: KEY, bubbles: true}))"
-    for place, key in enumerate(["Home", "ArrowRight", "ArrowRight", "ArrowRight"]):
-        browser.evaluate(press.replace("KEY", repr(key)))
-        words = f"token {place}, {found.table.tokens['role'][place]}"
-        browser.wait(f"document.getElementById('told').textContent.includes({words!r})")

@@ -14,6 +14,7 @@ from itertools import combinations
 import torch
 from torch import nn
 
+from tests.support import plain_losses
 from training.utils.contracts.rows import MarkedRow, ResponsesRow, SentenceRow
 from training.utils.layout.order import ShuffledStream
 
@@ -164,52 +165,37 @@ def optioned_ranking_loss(
 def preference_loss(
     reference: nn.Module, loss_type: str, beta: float, label_smoothing: float, sft_coef: float, ld_alpha: float = 1.0
 ) -> Callable[[nn.Module, list], torch.Tensor]:
-    """A loss_of: the mean over prompts of the mean over their pairs of DPO's loss or another of its kind."""
-    sigmoid, log = torch.sigmoid, torch.log
+    """A loss_of: the mean over prompts of the mean over their pairs of DPO's loss or another; SimPO's margin is 0.5."""
+    constants = {"beta": beta, "label_smoothing": label_smoothing, "simpo_gamma": 0.5}
+    likelihood = sft_coef + (1.0 if loss_type in ("orpo", "cpo") else 0.0)
 
-    def of_pair(better: torch.Tensor, worse: torch.Tensor) -> torch.Tensor:
-        """Of what `measured` makes of the two responses; SimPO's margin is 0.5."""
-        right = sigmoid(beta * (better - worse) - (0.5 if loss_type == "simpo" else 0.0))
-        smooth = -(1 - label_smoothing) * log(right) - label_smoothing * log(1 - right)
-        if loss_type == "robust":
-            flipped = label_smoothing
-            return (flipped * log(1 - right) - (1 - flipped) * log(right)) / (1 - 2 * flipped)
-        if loss_type == "orpo":
-            odds = [torch.exp(p) / (1 - torch.exp(p)) for p in (better, worse)]
-            return -beta * log(sigmoid(log(odds[0] / odds[1])))
-        return {
-            "ipo": (better - worse - 0.5 / beta) ** 2,
-            "hinge": torch.clamp(1.0 - beta * (better - worse), min=0.0),
-            "apo_zero": 1 - sigmoid(beta * better) + sigmoid(beta * worse),
-            "apo_down": sigmoid(beta * better) + 1 - sigmoid(beta * better - beta * worse),
-        }.get(loss_type, smooth)
-
-    def measured(now: torch.Tensor, then: torch.Tensor, shortest: int) -> torch.Tensor:
-        ratio = now if loss_type in ("orpo", "simpo", "cpo") else now - then
-        if loss_type in ("ipo", "sigmoid_norm", "orpo", "simpo"):
-            return ratio.mean()
-        return ratio[:shortest].sum() + ld_alpha * ratio[shortest:].sum()
+    def weighted(logprobs: torch.Tensor, shortest: int) -> torch.Tensor:
+        return logprobs[:shortest].sum() + ld_alpha * logprobs[shortest:].sum()
 
     def loss_of(model: nn.Module, batch: list[ResponsesRow]) -> torch.Tensor:
         per_prompt = []
         for row in batch:
-            ratios, nll = [], None
             shortest = min(map(len, row.response_ids))
+            now, then = [], []
             for response in row.response_ids:
                 ids = torch.tensor([*row.prompt_ids, *response], dtype=torch.int64)
-                now = token_logprobs(model, ids)[-len(response) :].double()
+                now.append(token_logprobs(model, ids)[-len(response) :].double())
                 with torch.no_grad():
-                    then = token_logprobs(reference, ids)[-len(response) :].double()
-                ratios.append(measured(now, then, shortest))
-                nll = -now.mean() if nll is None else nll
+                    then.append(token_logprobs(reference, ids)[-len(response) :].double())
+            order = [place for pair in combinations(range(len(now)), 2) for place in pair]
             if loss_type == "plackett_luce":
-                scaled = [beta * ratio for ratio in ratios]
-                terms = [log(sum(map(torch.exp, scaled[k:]))) - scaled[k] for k in range(len(scaled) - 1)]
-                per_prompt.append(torch.stack(terms).sum())
-                continue
-            losses = torch.stack([of_pair(better, worse) for better, worse in combinations(ratios, 2)])
-            likelihood = sft_coef + (1.0 if loss_type in ("orpo", "cpo") else 0.0)
-            per_prompt.append(losses.mean() + likelihood * nll)
+                order = list(range(len(now)))
+            sums = plain_losses.Sums(
+                torch.stack([now[place].sum() for place in order]),
+                torch.stack([weighted(now[place], shortest) for place in order]),
+                torch.stack([weighted(then[place], shortest) for place in order]),
+                torch.tensor([len(now[place]) for place in order]),
+                constants,
+            )
+            if loss_type == "plackett_luce":
+                per_prompt.append(plain_losses.ranking_loss(sums, len(now)).sum())
+            else:
+                per_prompt.append(plain_losses.comparison(loss_type, sums).mean() - likelihood * now[0].mean())
         return torch.stack(per_prompt).mean()
 
     return loss_of
@@ -220,7 +206,6 @@ def marked_loss(
 ) -> Callable[[nn.Module, list], torch.Tensor]:
     """A loss_of: KTO, or BCO, of a whole optimizer step (or evaluation). others: for each row its mismatched response.
     weights: of good and of bad responses."""
-    sigmoid = torch.sigmoid
 
     def ratio(model: nn.Module, prompt: Sequence[int], response: Sequence[int]) -> torch.Tensor:
         ids = torch.tensor([*prompt, *response], dtype=torch.int64)
@@ -241,14 +226,10 @@ def marked_loss(
                 ]
                 means = [sum(side) / len(side) for side in sides if side]
                 z = sum(means) / len(means)
-        total = torch.zeros((), dtype=torch.float64)
-        for r, row in zip(ratios, batch, strict=True):
-            if loss_type == "kto":
-                value = sigmoid(beta * (r - z)) if row.is_good else sigmoid(beta * (z - r))
-                total = total + weights[0 if row.is_good else 1] * (1 - value)
-            else:
-                total = total - torch.log(sigmoid(beta * (r - z)) if row.is_good else sigmoid(-beta * (r - z)))
-        return total / len(batch)
+        constants = dict(zip(("desirable_weight", "undesirable_weight"), weights, strict=True))
+        stacked_S, none_S = torch.stack(ratios), torch.zeros(len(ratios), dtype=torch.float64)
+        sums = plain_losses.Sums(stacked_S, stacked_S, none_S, none_S, {"beta": beta, "point": z, **constants})
+        return plain_losses.marked_loss(loss_type, sums, torch.tensor([row.is_good for row in batch])).mean()
 
     return loss_of
 

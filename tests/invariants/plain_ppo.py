@@ -16,6 +16,7 @@ from torch import nn
 
 from tests.invariants import ppo_program as program
 from tests.invariants.plain import balancing, recorded_routers
+from tests.support import plain_losses
 from training.utils.layout.order import ShuffledStream
 
 Pair = tuple[list[int], list[int]]  # prompt and response
@@ -73,17 +74,6 @@ def score(reward_model: nn.Module, pair: Pair) -> float:
     return min(max(raw, -program.CLIP_REWARD), program.CLIP_REWARD)
 
 
-def advantages_of(rewards: list[float], state_values: list[float]) -> list[float]:
-    """A_t = sum_l (gamma lam)^l delta_{t+l}, each sum written out."""
-    following = [*state_values[1:], 0.0]
-    deltas = [
-        reward + program.GAMMA * after - before
-        for reward, before, after in zip(rewards, state_values, following, strict=True)
-    ]
-    decay = program.GAMMA * program.LAM
-    return [sum(decay**later * delta for later, delta in enumerate(deltas[first:])) for first in range(len(deltas))]
-
-
 def text_loss(actor: nn.Module, blocks: Sequence) -> torch.Tensor:
     losses = []
     for block in blocks:
@@ -137,9 +127,9 @@ def ppo(actor: nn.Module, critic: nn.Module, pairs_of_iterations: Sequence[Seque
             scores = [score(reward_model, pair) for pair in pairs]
         advantages = []
         for one_kl, one_score, one_values in zip(kl, scores, old_values, strict=True):
-            rewards = [-program.KL_COEF * float(term) for term in one_kl]
+            rewards = -program.KL_COEF * one_kl.double()
             rewards[-1] += one_score
-            advantages.append(torch.tensor(advantages_of(rewards, one_values.tolist()), dtype=torch.float64))
+            advantages.append(plain_losses.gae(rewards, one_values.double(), program.GAMMA, program.LAM))
         returns = [one + two for one, two in zip(advantages, old_values, strict=True)]
         everything = torch.cat(advantages)
         white = [(one - everything.mean()) / everything.std() for one in advantages]

@@ -1,8 +1,7 @@
-"""Losses and advantages in plain float64 PyTorch, a line or two each from its paper, for
-`threestep.plugins.explain.tests.explained_steps`.
+"""Losses and advantages in plain float64 PyTorch, a line or two each from its paper: what tests compare with.
 
-They share no code with the judge's references. S sequences, T tokens, B responses; two responses to one prompt follow
-each other.
+They share no code with the program, nor with the judge's references. S sequences, T tokens, B responses; two responses
+to one prompt follow each other.
 """
 
 from __future__ import annotations
@@ -44,16 +43,17 @@ def gap(values_S: torch.Tensor) -> torch.Tensor:
     return values_S[0::2] - values_S[1::2]
 
 
-def pair_loss(name: str, own: Sums) -> torch.Tensor:
-    """The loss of each pair. sum: 0.8 sigmoid + 0.2 sft. lengths: sigmoid of LD-DPO's sums (Liu et al. 2024)."""
+def comparison(name: str, own: Sums) -> torch.Tensor:
+    """What the loss of each pair has of both responses. lengths: sigmoid of LD-DPO's sums (Liu et al. 2024)."""
     beta, smoothing = own.constants["beta"], own.constants.get("label_smoothing", 0.0)
     ratio_S, mean_S = own.weighted_S - own.reference_S, own.sums_S / own.counts_S
     margin = beta * gap(ratio_S)
-    likelihood = -mean_S[0::2]  # Pang et al. 2024, equation 1
-    if name in ("sigmoid", "lengths"):  # Rafailov et al. 2023, equation 7; smoothed: Mitchell 2023
+
+    def smooth(margin: torch.Tensor) -> torch.Tensor:  # Mitchell 2023
         return -(1 - smoothing) * logsigmoid(margin) - smoothing * logsigmoid(-margin)
+
     if name == "sigmoid_norm":  # Lambert et al. 2024
-        return -logsigmoid(beta * gap(ratio_S / own.counts_S))
+        return smooth(beta * gap(ratio_S / own.counts_S))
     if name == "robust":  # Chowdhury et al. 2024
         own_way, other = -(1 - smoothing) * logsigmoid(margin), smoothing * logsigmoid(-margin)
         return (own_way + other) / (1 - 2 * smoothing)
@@ -66,18 +66,26 @@ def pair_loss(name: str, own: Sums) -> torch.Tensor:
     if name == "apo_down":
         return torch.sigmoid(beta * ratio_S[0::2]) + 1 - torch.sigmoid(margin)
     if name == "simpo":  # Meng et al. 2024, equation 6
-        return -logsigmoid(beta * gap(mean_S) - own.constants["simpo_gamma"])
+        return smooth(beta * gap(mean_S) - own.constants["simpo_gamma"])
     if name == "cpo":  # Xu et al. 2024
-        return -logsigmoid(beta * gap(own.sums_S)) + own.constants["cpo_alpha"] * likelihood
-    if name == "orpo":  # Hong et al. 2024, equations 4, 6 and 7
-        return likelihood - beta * logsigmoid(gap(mean_S - torch.log1p(-mean_S.exp())))
-    return likelihood if name == "sft" else -0.8 * logsigmoid(margin) + 0.2 * likelihood
+        return smooth(beta * gap(own.sums_S))
+    if name == "orpo":  # Hong et al. 2024, equations 4 and 7
+        return -beta * logsigmoid(gap(mean_S - torch.log1p(-mean_S.exp())))
+    return torch.zeros_like(margin) if name == "sft" else smooth(margin)  # Rafailov et al. 2023, equation 7
 
 
-def ranking_loss(own: Sums) -> torch.Tensor:
-    """The loss of each prompt's ranking of three, the best first (Rafailov et al. 2023, appendix A.3)."""
-    rewards = (own.constants["beta"] * (own.weighted_S - own.reference_S)).view(-1, 3)
-    return sum(rewards[:, place:].logsumexp(1) - rewards[:, place] for place in range(3))
+def pair_loss(name: str, own: Sums) -> torch.Tensor:
+    """The loss of each pair. sum: 0.8 sigmoid + 0.2 sft."""
+    shares = {"sum": (0.8, 0.2), "cpo": (1.0, own.constants.get("cpo_alpha", 0.0)), "orpo": (1.0, 1.0), "sft": (0, 1.0)}
+    compared, likely = shares.get(name, (1.0, 0.0))
+    likelihood = -(own.sums_S / own.counts_S)[0::2]  # Pang et al. 2024, equation 1; Hong et al. 2024, equation 6
+    return compared * comparison(name, own) + likely * likelihood
+
+
+def ranking_loss(own: Sums, responses: int = 3) -> torch.Tensor:
+    """The loss of each prompt's ranking of so many, the best first (Rafailov et al. 2023, appendix A.3)."""
+    rewards = (own.constants["beta"] * (own.weighted_S - own.reference_S)).view(-1, responses)
+    return sum(rewards[:, place:].logsumexp(1) - rewards[:, place] for place in range(responses))
 
 
 def marked_loss(name: str, own: Sums, is_good_S: torch.Tensor) -> torch.Tensor:

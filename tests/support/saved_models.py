@@ -1,4 +1,4 @@
-"""The fixture of model folders made on the spot, of one tokenizer."""
+"""Model folders made on the spot: a tiny model with the tokenizer that it is asked by."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ import pytest
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 
 
+def save_pair(folder: Path, tokenizer: Any, make: Callable[..., Any] = tiny_causal_lm, **changes: Any) -> str:
+    """Save a tiny Llama of `make` that has the tokenizer's tokens, and the tokenizer; returns the folder."""
+    ids = {name: getattr(tokenizer, name) for name in ("eos_token_id", "pad_token_id")}
+    make("llama", vocab_size=len(tokenizer), **ids, **changes).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
 @pytest.fixture
 def save_model(tmp_path: Path, tiny_tokenizer) -> Callable[..., str]:
     """Save a tiny Llama, or a reward model, with its tokenizer; returns the folder."""
 
     def save(name: str, scalar: bool = False, tokenizer: Any = tiny_tokenizer, **changes: Any) -> str:
-        ids = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
-        make = tiny_scalar_model if scalar else tiny_causal_lm
-        make("llama", **ids, pad_token_id=tokenizer.pad_token_id, **changes).save_pretrained(tmp_path / name)
-        tokenizer.save_pretrained(tmp_path / name)
-        return str(tmp_path / name)
+        return save_pair(tmp_path / name, tokenizer, tiny_scalar_model if scalar else tiny_causal_lm, **changes)
 
     return save

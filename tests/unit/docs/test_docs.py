@@ -77,10 +77,6 @@ def write_files(text, folder):
             (folder / block.label).write_text(block.content)
 
 
-def test_pages_are_found():
-    assert {"README.md", "CONTRIBUTING.md", "docs/data.md", "docs/ppo.md"} <= {page_name(path) for path in PAGES}
-
-
 # tests/end_to_end/test_write_a_plugin.py runs its own.
 @each([path for path in NOW if path.name != "write_a_plugin.md"])
 def test_commands_are_what_programs_take(path, reader):
@@ -142,13 +138,6 @@ def test_flags_in_the_text_exist(path):
     assert sorted(named - known) == []
 
 
-@each(NOW)
-def test_python_blocks_compile(path):
-    for block in pages.blocks(path.read_text()):
-        if block.language == "python":
-            compile(block.content, f"{page_name(path)}:{block.line}", "exec")
-
-
 @each(PAGES)
 def test_links_lead_somewhere(path):
     broken = []
@@ -181,41 +170,6 @@ def test_files_that_are_named_exist(path):
             if not _is_module_or_in_one(span):
                 missing.append(span)
     assert missing == []
-
-
-def table_after(text, heading):
-    """The rows of the first table below a heading, as lists of cells, its two lines of titles left out."""
-    lines = text[text.index(f"\n{heading}\n") :].splitlines()
-    begin = next(number for number, line in enumerate(lines) if line.startswith("|"))
-    rows = [line for line in lines[begin:] if line.startswith("|") or not line]
-    rows = rows[: rows.index("")] if "" in rows else rows
-    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows[2:]]
-
-
-def test_the_map_names_tables_where_they_are():
-    rows = table_after((ROOT / "docs/developing.md").read_text(), "### Where to add something")
-    assert len(rows) > 15
-    for what, *cells in rows:
-        spans = pages.code_spans(" ".join(cells))
-        places = [ROOT / span for span in spans if "/" in span]
-        files = [file for place in places for file in (place.glob("*.py") if place.is_dir() else [place])]
-        text = "\n".join(file.read_text() for file in files if file.is_file())
-        tables = [span for span in spans if re.fullmatch(r"_?[A-Z][A-Z_]+", span)]
-        missing = [table for table in tables if not re.search(rf"^{table}\b", text, re.MULTILINE)]
-        assert missing in ([], ["STEP"]), what  # of a flag: the step's own
-
-
-def test_every_section_of_the_lab_book_has_a_line_in_its_index():
-    index = ROOT / "docs/lab_book.md"
-    listed = set(pages.links(index.read_text()))
-    book = sorted((ROOT / "docs/lab_book").glob("*.md"))
-    assert len(book) >= 4
-    for page in book:
-        text = page.read_text()
-        assert len(text.splitlines()) <= 700, f"{page.name} is long: begin another"
-        headings = re.findall(r"^## .+$", text, re.MULTILINE)
-        wanted = {f"lab_book/{page.name}#{anchor}" for line in headings for anchor in pages.anchors(f"{line}\n")}
-        assert wanted <= listed, f"docs/lab_book.md lacks {sorted(wanted - listed)}"
 
 
 def _is_module_or_in_one(name):

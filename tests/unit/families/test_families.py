@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from typing import Any
 
 import pytest
 
 from tests.families.answers import REFUSED, RIGHT, WRONG, Answer, asked, compared
 from tests.families.configs import OVERRIDES, OVERRIDES_OF_VISION, VARIANTS, VOCABULARY, WINDOW, tiny_config
-from tests.families.page import page
 from tests.support.forked_programs import run_python
 from training.utils.base.errors import ThreestepError
 
@@ -155,44 +153,3 @@ def test_every_override_is_of_a_family():
 
 def answer(question: str, verdict: str = RIGHT, said: str = "") -> dict[str, Any]:
     return {"question": question, "verdict": verdict, "difference": None, "said": said}
-
-
-def test_the_page_has_a_row_a_family_and_says_why_not():
-    slow = "A cannot roll out in one batch: no; warning: A rolls out prompts of one length at a time, which is slower"
-    answers = [
-        answer("rows.padded"),
-        answer("reward.padded", REFUSED, "no head"),
-        answer("rollout.sampled", said=slow),
-        answer("lora.read", said="no adapters on 1 layer (gate): shared; adapters move 2"),
-        answer("routers", said="router loss 0.01 (the model's own)"),
-        answer("zero0.fp32.read"),
-        answer("zero0.bf16.read", said="DeepSpeed rounds 3 weights that its family keeps"),
-        answer("zero3.fp32", REFUSED, "'/tmp/x/a/start' cannot be sharded"),
-        answer("zero3.bf16", REFUSED, "'/tmp/x/a/start' cannot be sharded"),
-    ]
-    results = [
-        {"family": "a", "model": "A", "built": "", "answers": answers, "verdict": "shares"},
-        {"family": "b", "model": "B", "built": "", "answers": [], "verdict": "refused, because it looks | ahead"},
-        {"family": "c", "model": "", "built": "needs timm", "answers": [], "verdict": "not built: needs timm"},
-    ]
-    text = page(results, "python -m tests.families")
-    assert "3 families, of which 2 are judged: 1 share, 1 refused." in text
-    sharded = "not at stage 3 in fp32 and stage 3 in bf16: the folder cannot be sharded; rounds 3 weights"
-    lora = "yes; no adapters on 1 layer (gate): shared"
-    assert f"| a | A | shares | no: no head | prompts of one length at a time | {lora} | {sharded} | 0.01 |" in text
-    assert "| b | B | refused, because it looks \\| ahead |" in text
-    assert "| c | needs timm |" in text
-
-
-def test_a_page_is_written_from_answers_that_were_kept(tmp_path, monkeypatch):
-    from tests.families import __main__ as program
-
-    one = {"family": "bert", "model": "B", "built": "", "answers": [], "verdict": "refused, because old"}
-    for name, verdict in (("first", "refused, because old"), ("again", "refused, because new")):
-        (tmp_path / name).write_text(json.dumps([{**one, "verdict": verdict}]))
-    kept = [str(tmp_path / name) for name in ("first", "again")]
-    monkeypatch.setattr(sys, "argv", ["p", "--only", "bert", "--from", *kept, "--out", str(tmp_path / "page.md")])
-    with pytest.raises(SystemExit) as ended:
-        program.main()
-    assert ended.value.code == 0
-    assert "| bert | B | refused, because new |" in (tmp_path / "page.md").read_text()

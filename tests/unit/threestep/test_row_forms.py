@@ -102,25 +102,16 @@ Named = collections.namedtuple("Named", "prompt")
 @pytest.mark.parametrize(
     ("rows", "sentence"),
     [
-        (
-            {"train": ROWS, "test": ROWS, "validation": ROWS},
-            r"got dict with train, test, validation; name two of them: ",
-        ),
+        ({"train": ROWS, "test": ROWS, "validation": ROWS}, r"got dict with train, test, validation; name two of"),
         ({"train_sft": ROWS, "train_prefs": ROWS}, r"got dict with train_sft, train_prefs; name two of them: rows\["),
         ({}, "got dict with none"),
         (
             {"prompt": ["a", "b"], "completion": ["b"]},
             r"^rows as a dict of columns expects lists of one length, got 2 of 'prompt', 1 of 'completion'$",
         ),
-        (
-            {"prompt": ["a"], "completion": "b"},
-            "^rows as a dict of columns expects a list for each, and 'completion' is str$",
-        ),
+        ({"prompt": ["a"], "completion": "b"}, "^rows as a dict of columns expects a list for each, and 'completion'"),
         ({"prompt": "a", "completion": "b"}, r"got one row; give a list of rows: \[rows\]$"),
-        (
-            {"train": {"prompt": ["a", "b"], "completion": ["b"]}},
-            r"^rows\['train'\] as a dict of columns expects lists",
-        ),
+        ({"train": {"prompt": ["a", "b"], "completion": ["b"]}}, r"^rows\['train'\] as a dict of columns expects"),
         ({"prompt": [], "completion": []}, "got dict with prompt, completion; name two of them"),
         (iter([]), "^rows expects at least one row, got none$"),
         ((text for text in "ab"), r"got str as rows\[0\]; give \{'text': row\} for each text to train on as it is"),
@@ -144,13 +135,9 @@ def test_an_unknown_frame_names_what_to_write():
 
 
 def test_held_out_rows_come_once():
-    with pytest.raises(
-        ThreestepError, match=r"^rows has a split test, and eval_rows is given too; give rows\['train'\]$"
-    ):
+    with pytest.raises(ThreestepError, match=r"^rows has a split test, and eval_rows is given too; give"):
         held_rows({"train": ROWS, "test": ROWS}, ROWS)
-    with pytest.raises(
-        ThreestepError, match="^eval_rows expects dicts .*, got str 'x.jsonl'; held-out rows in files go"
-    ):
+    with pytest.raises(ThreestepError, match="^eval_rows expects dicts .*, got str 'x.jsonl'; held-out rows in files"):
         held_rows(ROWS, "x.jsonl")
 
 

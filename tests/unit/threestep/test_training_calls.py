@@ -38,10 +38,7 @@ def here(tmp_path, monkeypatch):
         ({"learning_rate": -1}, "^learning_rate expects more than 0, got -1.0$"),
         ({"data_path": "x"}, "^data_path is the argument rows of this call; leave one out$"),
         ({"model_name_or_path": "x"}, "^model_name_or_path is the argument model or reward_model of this call"),
-        (
-            {"callback": object()},
-            "^callback expects a function .step, figures., .* got an object of object; write `def",
-        ),
+        ({"callback": object()}, "^callback expects a function .step, figures., .* got an object of object; write"),
         ({"callback": dict}, "^callback expects .* got the class dict; write .* to end training$"),
         ({"num_ranks": 0}, "^num_ranks expects a positive whole number, got 0$"),
         ({"num_ranks": "2"}, "^num_ranks expects a positive whole number, got '2'$"),
@@ -79,9 +76,7 @@ def test_an_earlier_run_is_not_written_over(here, monkeypatch):
     checkpoint = here / "out" / "checkpoints" / "step_000001"
     checkpoint.mkdir(parents=True)
     (checkpoint / "manifest.json").write_text("{}")
-    with pytest.raises(
-        threestep.ThreestepError, match="holds checkpoints of an earlier run, up to step 1: give resume=True"
-    ):
+    with pytest.raises(threestep.ThreestepError, match="holds checkpoints of an earlier run, up to step 1: give"):
         threestep.sft("m", ROWS, output_dir="out")
     assert not (here / "out" / "given").exists()
     for resume in (True, "true", "latest"):

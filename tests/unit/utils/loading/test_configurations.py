@@ -78,9 +78,7 @@ def test_a_value_that_transformers_does_not_read(tmp_path, entries, words):
 def test_settings_of_generation_that_transformers_does_not_read(tmp_path):
     folder = config_with(tmp_path)
     (tmp_path / "generation_config.json").write_text('{"watermarking_config": 3}')
-    with pytest.raises(
-        ThreestepError, match=r"no settings of generation \(generation_config.json\) could be loaded from .*Attribut"
-    ):
+    with pytest.raises(ThreestepError, match=r"no settings of generation \(generation_config.json\) could be loaded"):
         check_trains(ModelSettings(folder), generates=True)
     check_trains(ModelSettings(folder), generates=False)
 
@@ -95,9 +93,7 @@ def test_lengths_at_which_one_sequence_changes_another_are_refused(tmp_path):
     shape = {"hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 512}
     LlamaConfig(**shape, rope_parameters={**rope, "original_max_position_embeddings": 32}).save_pretrained(tmp_path)
     check_positions(ModelSettings(str(tmp_path)), 32, "--max_seq_len")
-    with pytest.raises(
-        ThreestepError, match=r"--max_seq_len allow sequences of 33 tokens, and .* \(longrope\) .* to 32"
-    ):
+    with pytest.raises(ThreestepError, match=r"--max_seq_len allow sequences of 33 tokens, and .* \(longrope\) .* to"):
         check_positions(ModelSettings(str(tmp_path)), 33, "--max_seq_len")
     with pytest.raises(ThreestepError, match=r"sequences of 513 tokens and the model .* has 512 positions"):
         check_positions(ModelSettings(str(tmp_path)), 513, "--max_seq_len")

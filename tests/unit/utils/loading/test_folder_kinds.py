@@ -59,20 +59,14 @@ def test_folders_that_are_none(load, tmp_path):
         (["pytorch_model.bin"], "pytorch_model.bin alone does not say of which architecture it is"),
         (["model/config.json"], "is the folder of a run; give its model, .*given/model$"),
         (["model/config.json", "critic/config.json"], "give its model, .*given/model or .*given/critic$"),
-        (
-            ["params.json", "consolidated.00.pth"],
-            "in its maker's own format .* give the version of it for transformers",
-        ),
+        (["params.json", "consolidated.00.pth"], "in its maker's own format .* give the version of it for"),
         (["config.json", "consolidated.safetensors"], "expects model.safetensors, .* got consolidated.safetensors"),
         (["model.q4.gguf"], "'.*/given/model.q4.gguf' is a GGUF file, .* give the model folder with safetensors"),
         (["config.json", "model.q4.gguf"], "'.*/given/model.q4.gguf' is a GGUF file"),
         (["config.json", "pytorch_model.bin"], "pickled weights .pytorch_model.bin., which may run code .*; expected"),
         (["config.json", "weights.pt", "optimizer.pt"], "pickled weights .weights.pt."),
         (["config.json", "model.pth"], "pickled weights .model.pth."),
-        (
-            ["config.json", "zero_to_fp32.py", "latest"],
-            "a checkpoint of DeepSpeed .*zero_to_fp32.py .*given .*given --safe",
-        ),
+        (["config.json", "zero_to_fp32.py", "latest"], "a checkpoint of DeepSpeed .*zero_to_fp32.py .*given .*given"),
         (["checkpoints/step_000100/manifest.json"], "is a checkpoint, .* threestep export .*given OUT"),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, list) else None,
@@ -157,10 +151,7 @@ def test_a_path_of_two_words_is_no_hub_name_where_the_first_is_a_folder(tmp_path
         ("runs/mine/stf", "did you mean 'runs/mine/sft/model'"),  # a run's folder, whose model is meant
         ("run/mien/sft/model", "did you mean 'runs/mine/sft/model'"),
         ("./tinny", "did you mean 'tiny' or 'tunny'$"),  # that with a model first
-        (
-            "run/tinny",
-            "there is no folder 'run/tinny'; did you mean 'runs/tiny'? If the hub's model is meant: the model",
-        ),
+        ("run/tinny", "there is no folder 'run/tinny'; did you mean 'runs/tiny'? If the hub's model is meant: the"),
         ("tinyy", "there is no folder 'tinyy'; did you mean 'tiny' or 'tunny'? If the hub's model is meant: the model"),
         ("gpt2", "^the model 'gpt2' is not here, and the hub could not be reached"),
         ("/nowhere/near/by", "^the model folder '/nowhere/near/by' does not exist$"),

@@ -41,26 +41,13 @@ def test_a_name_that_no_hub_has(tiny_tokenizer):
         load_tokenizer("no/such-model")
 
 
-def test_pickled_weights_are_refused(save_folder, tiny_tokenizer):
-    folder = save_folder()
-    model = tiny_causal_lm("llama", vocab_size=len(tiny_tokenizer))
-    torch.save(model.state_dict(), f"{folder}/pytorch_model.bin")
-    Path(f"{folder}/model.safetensors").unlink()
-    with pytest.raises(
-        ThreestepError, match="holds pickled weights .* expected safetensors; if you trust them, convert"
-    ):
-        load_causal_lm(ModelSettings(folder), torch.float32, len(tiny_tokenizer))
-
-
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_an_encoder_is_no_language_model(tmp_path, family):
     """It would train as one: each token sees the one that it is to predict."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
     config = AutoConfig.for_model(family, vocab_size=64, **sizes)
     AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path / "encoder")
-    with pytest.raises(
-        ThreestepError, match=f"got an encoder .{family} with is_decoder false in config.json.*; give a"
-    ):
+    with pytest.raises(ThreestepError, match=f"got an encoder .{family} with is_decoder false in config.json.*; give"):
         load_causal_lm(ModelSettings(str(tmp_path / "encoder")), torch.float32, 1)
     config.is_decoder = True
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "decoder")

@@ -91,7 +91,5 @@ def test_without_the_plugin_it_is_named(monkeypatch, save_folder):
     monkeypatch.setattr(module, "missing", lambda table: {FIELD: "zips"})
     monkeypatch.setattr(module, "missing_plugin", lambda table, field: "they need the plugin 'zips'")
     folder = with_field(save_folder(), 2)
-    with pytest.raises(
-        ThreestepError, match=f"'{folder}' has zipped in its config.json, .* stored whole; they need the plugin 'zips'$"
-    ):
+    with pytest.raises(ThreestepError, match=f"'{folder}' has zipped in its config.json, .* stored whole; they need"):
         load_config(folder)

@@ -60,21 +60,19 @@ def test_a_pad_token_is_added_where_a_model_is_trained(save_folder):
     assert (named.pad_token, new) == ("<|endoftext|>", 0)
 
 
-def test_the_unknown_token_may_pad(save_folder):
-    """Users of Llama 2 pad with <unk>."""
+@pytest.mark.parametrize(
+    ("more", "token"),
+    [
+        ({"unk_token": "!"}, "!"),  # users of Llama 2 pad with <unk>
+        # unk, bos and eos are one token in GPT-2, OPT, Pythia and StarCoder
+        ({"unk_token": "<|endoftext|>", "bos_token": "<|endoftext|>"}, "<|endoftext|>"),
+        ({"unk_token": "<|endoftext|>", "bos_token": "<|endoftext|>"}, "<|pad|>"),
+    ],
+)
+def test_the_unknown_token_may_pad(save_folder, more, token):
     folder = save_folder()
-    edit_json(f"{folder}/tokenizer_config.json", pad_token=None, unk_token="!")
-    assert load_tokenizer(folder, "!").pad_token == "!"
-    with pytest.raises(ThreestepError, match="--pad_token expects a token of the tokenizer in .*, got 'no such'"):
-        load_tokenizer(folder, "no such")
-
-
-def test_the_unknown_token_may_also_be_the_end(save_folder):
-    """unk, bos and eos are one token in GPT-2, OPT, Pythia and StarCoder."""
-    folder = save_folder()
-    edit_json(f"{folder}/tokenizer_config.json", pad_token=None, unk_token="<|endoftext|>", bos_token="<|endoftext|>")
-    assert load_tokenizer(folder, "<|endoftext|>").pad_token == "<|endoftext|>"
-    assert load_tokenizer(folder, "<|pad|>").pad_token == "<|pad|>"
+    edit_json(f"{folder}/tokenizer_config.json", pad_token=None, **more)
+    assert load_tokenizer(folder, token).pad_token == token
     with pytest.raises(ThreestepError, match="--pad_token expects a token of the tokenizer in .*, got 'no such'"):
         load_tokenizer(folder, "no such")
 

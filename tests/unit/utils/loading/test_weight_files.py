@@ -63,15 +63,20 @@ def test_a_file_that_is_cut_off(file, kept):
         check_model_folder(str(file.parent))
 
 
-def test_bytes_too_many(file):
-    file.write_bytes(file.read_bytes() + b"more")
-    with pytest.raises(ThreestepError, match="model.safetensors' is damaged: 4 bytes follow its last tensor; download"):
-        check_model_folder(str(file.parent))
-
-
-def test_a_pointer_of_git_lfs(file):
-    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 132\n")
-    with pytest.raises(ThreestepError, match="model.safetensors': .* Git LFS's pointer to them; run `git lfs pull`"):
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (lambda whole: whole + b"more", " is damaged: 4 bytes follow its last tensor; download"),
+        (
+            lambda _: b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 132\n",
+            ": .* Git LFS's pointer",
+        ),
+        (lambda _: b"PK\x03\x04 a zip file, as torch.save writes it", " is damaged: its header would have"),
+    ],
+)
+def test_something_else_by_that_name(file, content, words):
+    file.write_bytes(content(file.read_bytes()))
+    with pytest.raises(ThreestepError, match=f"model.safetensors'{words}"):
         check_model_folder(str(file.parent))
 
 
@@ -88,12 +93,6 @@ def test_a_header_that_is_none(file, header):
         check_model_folder(str(file.parent))
 
 
-def test_something_else_by_that_name(file):
-    file.write_bytes(b"PK\x03\x04 a zip file, as torch.save writes it")
-    with pytest.raises(ThreestepError, match="model.safetensors' is damaged: its header would have"):
-        check_model_folder(str(file.parent))
-
-
 @pytest.mark.parametrize("change", ["moved", "longer", "overlaps"])
 def test_tensors_that_are_not_where_the_header_says(file, change):
     header = header_of(file)
@@ -103,9 +102,7 @@ def test_tensors_that_are_not_where_the_header_says(file, change):
         change
     ]
     with_header(file, header)
-    with pytest.raises(
-        ThreestepError, match=r"model.safetensors' is damaged: \w+ \(\w+ \[[\d, ]*\]\) is said to be at"
-    ):
+    with pytest.raises(ThreestepError, match=r"model.safetensors' is damaged: \w+ \(\w+ \[[\d, ]*\]\) is said to be"):
         check_model_folder(str(file.parent))
 
 
@@ -150,9 +147,7 @@ def test_an_index_names_its_files(tmp_path):
         check_model_folder(str(tmp_path))
     for text in ("", "[]", '{"weight_map": []}', '{"weight_map": {"a": 1}}'):
         (tmp_path / "model.safetensors.index.json").write_text(text)
-        with pytest.raises(
-            ThreestepError, match=r"index.json' is damaged: it holds no weight_map from tensors to files"
-        ):
+        with pytest.raises(ThreestepError, match=r"index.json' is damaged: it holds no weight_map from tensors to"):
             check_model_folder(str(tmp_path))
 
 

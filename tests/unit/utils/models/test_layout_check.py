@@ -162,7 +162,5 @@ def test_keys_that_are_kept_of_a_whole_row():
     model.config.keep_window_size = 16
     read_own_forward(model, longest_tokens=30)
     read = PolicyModel(model)
-    with pytest.raises(
-        ThreestepError, match=r"keeps 16 keys of a row .* sequences have 30 tokens; use sequences of at"
-    ):
+    with pytest.raises(ThreestepError, match=r"keeps 16 keys of a row .* sequences have 30 tokens; use sequences of"):
         check_padded(model, lambda rows: read(rows).logprobs_M, CPU)

@@ -214,20 +214,6 @@ def test_the_log_has_what_servers_drew_of_each_step_and_of_no_evaluation(tmp_pat
     ]
 
 
-@pytest.mark.parametrize("ahead", [1, 2])
-def test_timing_decides_nothing(ahead):
-    runs = []
-    for in_background in (False, True, True, True):
-        trainer = made_trainer(ahead, LateRollout())
-        trainer.queue._in_background = in_background
-        trained(trainer, range(1, STEPS + 1))
-        runs.append(weights(trainer))
-    assert all(same(runs[0], other) for other in runs[1:])
-    without = made_trainer(0)
-    trained(without, range(1, STEPS + 1))
-    assert not same(runs[0], weights(without))
-
-
 def test_ages_grow_to_the_flags_and_the_last_steps_begin_no_more():
     trainer = made_trainer(2)
     ages, pending = [], []

@@ -1,6 +1,6 @@
 """The plain trainer's steps on the newer losses of pairs, and on marked responses, with one fault planted.
 
-Formulas as TRL writes them, in float32; it shares no code with the judge's references.
+In float32; it shares no code with the judge's references.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn.functional import logsigmoid
 
+from tests.support.plain_losses import Sums, comparison, pair_loss
 from threestep.plugins.audit.recording.files import StepRecord
 from threestep.plugins.audit.tests.plain_trainer import PlainTrainer
 
@@ -34,43 +35,23 @@ class PlainPreferences(PlainTrainer):
     def pair_loss(
         self, sums: torch.Tensor, ref: torch.Tensor, tokens: torch.Tensor, *, beta: float, loss: str
     ) -> torch.Tensor:
-        fault, constants = self.fault, {**self.settings}
-        chosen, rejected = (slice(0, None, 2), slice(1, None, 2))
-        ratios, means = sums - ref, sums / tokens
-        if fault == "swapped pairs":
-            chosen, rejected = rejected, chosen
-        if fault == "sums for means":
-            means = sums
-        nll = -means[chosen]
-        if fault == "token mean of the likelihood":
-            nll = (-sums[chosen].sum() / tokens[chosen].sum()).expand_as(nll)
+        fault = self.fault
+        constants = {"beta": beta, **{name: self.settings.get(name, 0.0) for name in ("simpo_gamma", "cpo_alpha")}}
+        constants["label_smoothing"] = 0.0 if fault == "no smoothing" else self.settings.get("label_smoothing", 0.0)
+        left_out = {"gamma left out": "simpo_gamma", "likelihood left out": "cpo_alpha"}.get(fault)
+        if left_out:
+            constants[left_out] = 0.0
         if fault == "apo_zero for apo_down":
             loss = "apo_zero"
-        margin = ratios[chosen] - ratios[rejected]
-        gamma = 0.0 if fault == "gamma left out" else constants.get("simpo_gamma", 0.0)
-        alpha = 0.0 if fault == "likelihood left out" else constants.get("cpo_alpha", 0.0)
-        smoothing = 0.0 if fault == "no smoothing" else constants.get("label_smoothing", 0.0)
-        if loss == "robust":
-            own = -(1 - smoothing) * logsigmoid(beta * margin) + smoothing * logsigmoid(-beta * margin)
-            return own / (1 - 2 * smoothing)
-        if loss == "hinge":
-            return torch.relu(1 - beta * margin)
-        if loss == "sigmoid_norm":
-            normed = ratios if fault == "sums for means" else ratios / tokens
-            return -logsigmoid(beta * (normed[chosen] - normed[rejected]))
-        if loss == "apo_zero":
-            return 1 - torch.sigmoid(beta * ratios[chosen]) + torch.sigmoid(beta * ratios[rejected])
-        if loss == "apo_down":
-            return torch.sigmoid(beta * ratios[chosen]) + 1 - torch.sigmoid(beta * margin)
-        if loss == "simpo":
-            return -logsigmoid(beta * (means[chosen] - means[rejected]) - gamma)
-        if loss == "cpo":
-            return -logsigmoid(beta * (sums[chosen] - sums[rejected])) + alpha * nll
-        if loss == "orpo":
-            odds = means - torch.log1p(-torch.exp(means))
-            return nll - beta * logsigmoid(odds[chosen] - odds[rejected])
-        weights = (1.0, 1.0) if fault == "weights left out" else (0.8, 0.2)
-        return -weights[0] * logsigmoid(beta * margin) + weights[1] * nll
+        if fault == "swapped pairs":
+            sums, ref, tokens = (each.view(-1, 2).flip(1).flatten() for each in (sums, ref, tokens))
+        counts = torch.ones_like(tokens) if fault == "sums for means" else tokens
+        own = Sums(sums, sums, ref, counts, constants)
+        if fault == "token mean of the likelihood":
+            return comparison(loss, own) - sums[0::2].sum() / tokens[0::2].sum()
+        return (
+            comparison("sigmoid", own) + pair_loss("sft", own) if fault == "weights left out" else pair_loss(loss, own)
+        )
 
     def marked(self) -> StepRecord:
         """KTO or BCO: every response alone."""

@@ -1,7 +1,7 @@
 """A plain trainer in PyTorch that writes records: right steps, and steps with one fault planted.
 
 It shares no code with the judge's references. `FAULTS` is the table: the objective, the fault's name, the quantity that
-is wrong, and words of the cause.
+is wrong, and words of the cause. Those of `examined.plain_faults` are not planted again.
 """
 
 from __future__ import annotations
@@ -132,17 +132,10 @@ class PlainTrainer:
     def loss_mask(self, mask: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
         """The trainer's own mask, [N, T]."""
         found = mask.clone()
-        later = functional.pad(mask, (0, 1))[:, 1:]
-        if self.fault == "end token masked":
-            found = mask & later
-        elif self.fault == "mask one early":
-            found = later
-        elif self.fault == "mask one late":
+        if self.fault == "mask one late":
             found = functional.pad(mask, (1, 0))[:, :-1] & real
         elif self.fault == "prompt trained":
             found = real.clone()
-        elif self.fault == "pad trained":
-            found = mask | ~real
         elif self.fault == "first answer token lost":
             found = mask & functional.pad(mask, (1, 0))[:, :-1]
         elif self.fault == "last turn alone":
@@ -160,8 +153,6 @@ class PlainTrainer:
             temperature = 1.0 / temperature
         elif self.fault == "logits of the own place":
             logits = functional.pad(logits, (0, 0, 0, 1))[:, 1:]
-        elif self.fault == "logits in bf16":
-            logits = logits.bfloat16().float()
         return functional.log_softmax(logits / temperature, -1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
 
     def reduced(
@@ -200,8 +191,6 @@ class PlainTrainer:
             return total / count / ranks
         if fault == "sum":
             return total
-        if fault == "partial accumulation":
-            return torch.stack(micro).sum() / ranks / self.settings["accumulation_steps"]
         if fault == "last micro-batch alone":
             return micro[-1]
         if per == "sequence" and fault != "token mean":
@@ -367,8 +356,6 @@ class PlainTrainer:
         clipped = [each * factor for each in gradients]
         if self.fault == "each parameter clipped":
             clipped = [each * min(1.0, most / max(float(each.norm()), 1e-9)) for each in gradients]
-        elif self.fault == "not clipped":
-            clipped = gradients
         noted = float(norm)
         if self.fault == "norm after clipping":
             noted = float(torch.cat([each.flatten() for each in clipped]).norm())
@@ -379,7 +366,7 @@ class PlainTrainer:
         decayed, plain = [], []
         for weight, gradient in zip(model.parameters(), clipped, strict=True):
             weight.grad = gradient.clone()
-            (decayed if weight.ndim >= 2 or self.fault == "norms decay" else plain).append(weight)
+            (decayed if weight.ndim >= 2 else plain).append(weight)
         groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
         rule = torch.optim.Adam if self.fault == "L2" else torch.optim.AdamW
         own_rate = peak if self.fault == "peak rate in the update" else rate
@@ -434,35 +421,26 @@ def step_of(objective: str, setting: Setting) -> StepRecord:
 
 # objective, fault, wrong quantity, words of its cause
 FAULTS = (
-    ("sft", "end token masked", "loss_mask", "end token"),
-    ("sft", "mask one early", "loss_mask", "one token early"),
     ("sft", "mask one late", "loss_mask", "one token late"),
     ("sft", "prompt trained", "loss_mask", "the prompt carries loss"),
-    ("sft", "pad trained", "loss_mask", "padding carries loss"),
     ("sft", "first answer token lost", "loss_mask", "first token of each response"),
     ("sft", "last turn alone", "loss_mask", "only the last response"),
     ("sft", "all masked", "loss_mask", "no token carries loss"),
     ("sft", "temperature left out", "logprobs", "temperature is left out"),
     ("sft", "temperature multiplies", "logprobs", "multiplied by the temperature"),
     ("sft", "logits of the own place", "logprobs", "logits of its own place"),
-    ("sft", "logits in bf16", "logprobs", "rounded to bf16"),
     ("sft", "sign of the token losses", "token_losses", "sign"),
-    ("sft", "mean of micro-batches", "loss", "mean over micro-batches"),
     ("sft", "sum of means", "loss", "sum over micro-batches"),
-    ("sft", "local denominators", "denominator", "local"),
     ("sft", "mean of rows", "loss", "mean over sequences"),
     ("sft", "first labels counted", "denominator", "one token more for each sequence"),
     ("sft", "not divided by accumulation", "loss", "not divided by the number of micro-batches"),
     ("sft", "divided by ranks twice", "loss", "number of ranks once more"),
     ("sft", "sum", "loss", "divided by nothing"),
-    ("sft", "partial accumulation", "loss", "partial accumulation"),
     ("sft", "last micro-batch alone", "loss", "last micro-batch alone"),
     ("sft", "each parameter clipped", "clipped_gradients", "by its own norm"),
-    ("sft", "not clipped", "clipped_gradients", "not clipped"),
     ("sft", "norm after clipping", "grad_norm", "after clipping"),
     ("sft", "sum of norms", "grad_norm", "sum of the parameters' norms"),
     ("sft", "rate one step late", "learning_rate", "one step late"),
-    ("sft", "norms decay", "weights_after", "norms and biases decay"),
     ("sft", "L2", "weights_after", "L2"),
     ("sft", "bias correction ahead", "weights_after", "one update ahead"),
     ("dpo", "prompt in the sums", "logprob_sums", "prompt is counted"),

@@ -15,8 +15,6 @@ from threestep.plugins.audit.quantities.ids import notes_on_ids
 from threestep.plugins.audit.quantities.step import AuditedStep
 from threestep.plugins.audit.recording.schema import FIGURES, OBJECTIVES, SETTINGS, STATES, TENSORS
 from threestep.plugins.audit.tests.audited_steps import ALL_FAULTS, found, judged, right_step
-from threestep.plugins.audit.tests.examined.plain_faults import PLAIN_FAULTS
-from threestep.plugins.audit.tests.examined.scoring import of_plain_fault
 from threestep.plugins.audit.tests.plain_trainer import Setting, step_of
 from threestep.plugins.audit.text import as_json, verdict
 
@@ -27,13 +25,6 @@ pytestmark = [pytest.mark.unit, pytest.mark.filterwarnings("ignore:.*lr_schedule
 def test_a_fault_is_found_with_its_cause(fault):
     is_found, is_explained, said = found(fault, seed=3)
     assert is_found and is_explained, said
-
-
-@pytest.mark.parametrize("name", ["ppo dropout in the old policy", "sft attention across rows"])
-def test_causes_for_which_the_model_is_asked(name: str):
-    [fault] = (each for each in PLAIN_FAULTS if each.name == name)
-    said = of_plain_fault(fault, seed=2)
-    assert said.finds(fault) and said.explains(fault), said.sentence
 
 
 @pytest.mark.parametrize("number", range(12))

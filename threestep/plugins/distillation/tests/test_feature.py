@@ -55,7 +55,5 @@ def test_a_teacher_of_step_1_reads_its_rows_and_no_paths():
     assert teacher_of(flags).settings == TeacherSettings(file="t.jsonl", padded=True, longest_tokens=77)
     mistakes = Mistakes()
     check_beside_teacher(flags, mistakes)
-    with pytest.raises(
-        ThreestepError, match="--parallel_thinking lays out paths side by side, and --distill is of a t"
-    ):
+    with pytest.raises(ThreestepError, match="--parallel_thinking lays out paths side by side, and --distill is of a"):
         mistakes.raise_if_any()

@@ -51,10 +51,7 @@ GOOD = {"input_ids": [5, 6, 7], "places": [1, 2], "top_ids": [[1, 2], [3, 4]], "
         ({"top_ids": [[1, 1], [3, 4]]}, "expected no token twice at a place"),
         ({"top_logprobs": [[-1, -2], [-1, 0.3]]}, "expected log-probabilities of at most 0 and no NaN"),
         ({"rest_logprobs": [-1]}, "expected a number of rest_logprobs for each place"),
-        (
-            {"top_ids": 3},
-            "expected lists input_ids, places, top_ids, top_logprobs; threestep/plugins/dist",
-        ),
+        ({"top_ids": 3}, "expected lists input_ids, places, top_ids, top_logprobs; threestep/plugins/dist"),
     ],
 )
 def test_another_form_is_refused_with_its_line(tmp_path, changed: dict, why: str):

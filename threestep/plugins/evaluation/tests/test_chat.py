@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from tests.support.chat_templates import chat_tokenizer
+from tests.support.saved_models import save_pair
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from threestep.plugins.evaluation import chat
 from threestep.plugins.serving.ports import listening
@@ -19,9 +18,7 @@ from training.utils.base.errors import ThreestepError
 @pytest.fixture
 def folders(tmp_path, tiny_tokenizer):
     for name, make in (("one", tiny_causal_lm), ("two", tiny_causal_lm), ("reward", tiny_scalar_model)):
-        own = {"vocab_size": len(tiny_tokenizer), "eos_token_id": tiny_tokenizer.eos_token_id}
-        make("llama", **own, pad_token_id=tiny_tokenizer.pad_token_id).save_pretrained(tmp_path / name)
-        tiny_tokenizer.save_pretrained(tmp_path / name)
+        save_pair(tmp_path / name, tiny_tokenizer, make)
     return tmp_path
 
 
@@ -40,11 +37,6 @@ def run(monkeypatch, flags, text: str, lines: list[str] | None = None) -> None:
 
     monkeypatch.setattr("builtins.input", read)
     chat.main([str(flag) for flag in flags])
-
-
-def test_words_before_the_flags_are_models():
-    assert chat.with_flag(["a", "b", "--seed", "1"]) == ["--model_name_or_path", "a", "b", "--seed", "1"]
-    assert chat.with_flag(["--config", "x"]) == ["--config", "x"]
 
 
 def test_one_question_from_standard_input(folders, monkeypatch, capsys):
@@ -81,18 +73,6 @@ def test_a_terminal(folders, monkeypatch, capsys):
     assert f"A {folders / 'one'}> " in said and f"B {folders / 'two'}> " in said and said.count("  score ") == 2
 
 
-def test_tools_answer_in_a_terminal(tmp_path, monkeypatch, capsys):
-    """A model of random weights calls nothing: its answers are conversations of one turn."""
-    tokenizer = chat_tokenizer(Path("examples/environments/template.jinja").read_text())
-    tiny_causal_lm("llama", vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    tools = ["--tools", "examples/environments/calculator.py:calculate", "--tool_parser", "pythonic"]
-    run(monkeypatch, [tmp_path, *tools, "--max_new_tokens", 6], "", ["2 + 3?", "/retry"])
-    assert capsys.readouterr().out.count("\n  1 turn") == 2
-    run(monkeypatch, [tmp_path, *tools, "--max_new_tokens", 6], "2 + 3?\n")
-    assert f"answer of {tmp_path}: 1 turn" in capsys.readouterr().err
-
-
 def test_ctrl_c_stops_an_answer_and_not_the_program(folders, monkeypatch, capsys):
     calls = []
 
@@ -110,10 +90,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(folders, monkeypatch, capsys
     [
         ([], r"expected one model or two, got 0: MODEL \[MODEL2\] before the flags"),
         (["a", "b", "c"], "expected one model or two, got 3"),
-        (
-            ["a", "--prompt_style", "x"],
-            "--prompt_style expects one of auto, human_assistant, as_stored, chat_template, got 'x'",
-        ),
+        (["a", "--prompt_style", "x"], "--prompt_style expects one of auto, human_assistant, as_stored,"),
         (["a", "--seed", "-1"], "--seed expects 0 or more, got -1"),
         (["a", "--web_port", "0"], "--web_port expects a number from 1 to 65535, got 0"),
         (["a", "--tools", "python_no_sandbox", "--reward_model", "d"], "--reward_model reads answers of one turn, and"),
@@ -137,19 +114,6 @@ def test_a_page_that_cannot_be_served_is_refused_before_a_model_is_loaded(folder
         port = taken.getsockname()[1]
         with pytest.raises(ThreestepError, match=f"^--web_port {port}: .* in use; give another port$"):
             chat.main([str(folders / "one"), "--web", "--web_port", str(port)])
-
-
-def test_a_line_is_asked_as_it_was_typed_where_rows_were_as_stored():
-    """White space around it counts; commands and blank lines are what they are."""
-
-    def typed(line, *reads_as_stored):
-        return chat.as_typed(
-            SimpleNamespace(models=[SimpleNamespace(reads_as_stored=one) for one in reads_as_stored]), line
-        )
-
-    assert typed(" 2 + 3 = ", True) == typed(" 2 + 3 = ", True, True) == " 2 + 3 = "
-    assert typed(" 2 + 3 = ", False) == typed(" 2 + 3 = ", True, False) == "2 + 3 ="
-    assert typed(" /reset ", True) == "/reset" and typed("  ", True) == ""
 
 
 def test_a_question_of_standard_input_keeps_its_last_blank(folders, monkeypatch, capsys):

@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from tests.support.saved_models import save_pair
 from tests.support.scoring_server import judged, longer_wins, scoring_server
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from threestep.plugins.evaluation import evaluate, tasks
@@ -19,9 +20,7 @@ WORDS = ("fig", "pear", "apple", "plum", "quince", "lemon", "cherry", "date")
 def flags(tmp_path, tiny_tokenizer):
     """Two models, a reward model, eight questions of which all are held out."""
     for seed, (name, make) in enumerate((("one", tiny_causal_lm), ("two", tiny_causal_lm), ("rm", tiny_scalar_model))):
-        own = {"vocab_size": len(tiny_tokenizer), "eos_token_id": tiny_tokenizer.eos_token_id}
-        make("llama", seed=seed, **own, pad_token_id=tiny_tokenizer.pad_token_id).save_pretrained(tmp_path / name)
-        tiny_tokenizer.save_pretrained(tmp_path / name)
+        save_pair(tmp_path / name, tiny_tokenizer, make, seed=seed)
     rows = [
         {"prompt": f"Human: {word}? Assistant:", "chosen": f" {word}", "rejected": " no", "ground_truth": "7"}
         for word in WORDS
@@ -98,22 +97,14 @@ def test_several_answers_to_each_prompt(flags, tmp_path):
         ("winrate", "", "expected a task first, one of win_rate, .* got 'winrate'; did you mean 'win_rate'"),
         ("win_rate", "--reward length", "win_rate expects the other model as --baseline, got none"),
         ("gsm8k", "--baseline x", "--baseline is only for win_rate, and gsm8k compares with nothing; leave it out"),
-        (
-            "reward",
-            "",
-            "--reward contains the reward model, which expects --reward_model, got none; give it, or a rule",
-        ),
+        ("reward", "", "--reward contains the reward model, which expects --reward_model, got none; give it, or a"),
         ("reward", "--split all", "--split expects one of eval, train, got 'all'"),
         ("gsm8k", "--per_device_eval_batch_size 0", "--per_device_eval_batch_size expects 1 or more"),
         ("gsm8k", "--model_name_or_path=", "--model_name_or_path expects a model folder or hub name, got nothing"),
         ("gsm8k", "--val_samples 0", "--val_samples expects 1 or more, got 0"),
         ("perplexity", "--val_samples 2", "--val_samples 2 draws answers, and perplexity draws none; leave it out"),
         ("gsm8k", "--dry_run", "--dry_run plans the memory of training, and evaluate trains nothing; leave it out"),
-        (
-            "gsm8k",
-            "--val_samples 2 --temperature 0",
-            "--val_samples 2 draws several answers, and --temperature 0 picks",
-        ),
+        ("gsm8k", "--val_samples 2 --temperature 0", "--val_samples 2 draws several answers, and --temperature 0"),
         ("gsm8k", "--eval_fraction 0", "--split eval has no rows; raise --eval_fraction"),
     ],
 )

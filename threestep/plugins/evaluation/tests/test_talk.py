@@ -8,7 +8,7 @@ import pytest
 
 from threestep.plugins.evaluation.model import Answer, load_chat_model
 from threestep.plugins.evaluation.scorer import load_answer_scorer
-from threestep.plugins.evaluation.talk import COMMANDS, Talk
+from threestep.plugins.evaluation.talk import Talk
 from threestep.plugins.evaluation.tests.conftest import CPU
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.arguments import DataArguments
@@ -101,11 +101,6 @@ def test_what_is_saved_is_a_dataset(talk, tmp_path):
     assert read_messages(lines[0]["messages"], "a line") == talk.messages(0)
     with pytest.raises(ThreestepError, match="File exists; name another file"):
         talk.command(f"/save {path}")
-
-
-def test_help_and_quit(talk):
-    assert [line.split()[0] for line in talk.command("/help").text.splitlines()] == [f"/{name}" for name in COMMANDS]
-    assert talk.command("/quit").end
 
 
 def test_a_question_that_nobody_answered_is_forgotten(talk):

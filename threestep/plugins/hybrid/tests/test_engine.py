@@ -77,7 +77,5 @@ def test_a_deepspeed_without_rollouts(monkeypatch):
 
     monkeypatch.delattr(deepspeed.runtime, "rollout", raising=False)
     monkeypatch.setitem(sys.modules, "deepspeed.runtime.rollout", None)
-    with pytest.raises(
-        ThreestepError, match=r"--rollout_engine hybrid expects a DeepSpeed with .*or use --rollout_engine hf"
-    ):
+    with pytest.raises(ThreestepError, match=r"--rollout_engine hybrid expects a DeepSpeed with .*or use"):
         HybridRollout()

@@ -96,19 +96,6 @@ def test_reasoning_that_the_template_leaves_out_is_counted(look):
     assert "unread_reasoning" in REASONS
 
 
-def test_sources_columns_and_what_is_not_read(look):
-    (source,) = look(QUESTIONS).sources
-    assert source.recognised is not None and source.recognised.format == "question_answer" and source.rows == 60
-    assert [(each.name, each.read_as, each.kinds, each.example) for each in source.columns] == [
-        ("question", "prompt", ["text"], "What is 0?"),
-        ("answer", "chosen", ["text"], "It is 0."),
-        ("rejected", "rejected", ["text"], "No 0."),
-        ("topic", None, ["text"], "sums"),
-    ]
-    (source,) = look(None, [], data_path=["embedded"]).sources
-    assert source.recognised is None and source.kind == "the class EmbeddedDataset" and source.refused is None
-
-
 def test_a_refused_source_still_shows_its_columns(look, write_rows):
     good = write_rows(QUESTIONS, "good.jsonl")
     bad = write_rows([{"frage": "Was?", "antwort": "Das.", "n": 1}], "bad.jsonl")
@@ -139,17 +126,6 @@ def test_dropped_rows_are_named_with_their_reason(look):
     named = {(int(row.where.rpartition(" ")[2]) - 1, row.reason) for row in phase.dropped_rows}
     assert named == {(7, "identical_responses"), (8, "empty_response"), (9, "no_rejected")}
     assert phase.dropped == {"identical_responses": 1, "empty_response": 1, "no_rejected": 1} and phase.kept == 57
-
-
-def test_lengths_are_those_before_any_cut(look, tiny_tokenizer):
-    long = {"prompt": "Human: a? Assistant:", "completion": " word" * 300}
-    given = {"data_split": "1,0,0", "eval_fraction": 0.0, "prompt_style": "human_assistant"}
-    (phase,) = look([long] * 3, [1], tiny_tokenizer, max_seq_len=40, **given).phases
-    assert phase.lengths is not None and phase.lengths.least == phase.lengths.median == phase.lengths.most > 300
-    assert {row.tokens for row in phase.rows} == {40} and {row.whole_tokens for row in phase.rows} == {
-        phase.lengths.most
-    }
-    assert phase.cut == 3 and phase.limit_tokens == 40
 
 
 def test_of_many_rows_a_sample_is_looked_at_and_rows_are_spread_over_all_sources(look, write_rows):

@@ -171,9 +171,7 @@ def test_unfinished_builds_are_listed_and_pruned(tmp_path, capsys):
 
 
 def test_mistakes(tmp_path, capsys):
-    with pytest.raises(
-        ThreestepError, match="--data_output_path expects a folder, got '.*missing', which does not exist; name the one"
-    ):
+    with pytest.raises(ThreestepError, match="--data_output_path expects a folder, got '.*missing', which does not"):
         main(["list", "--data_output_path", str(tmp_path / "missing")])
     with pytest.raises(ThreestepError, match="prune expects --keep_newest, .* or --max_gigabytes.*got None"):
         main(["prune", "--data_output_path", str(tmp_path)])

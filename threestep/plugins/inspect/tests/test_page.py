@@ -84,13 +84,3 @@ def test_it_holds_no_script_no_request_and_nothing_of_the_data_but_text(look):
     }  # fmt: skip
     assert {address[1:] for address in parsed.addresses} <= parsed.anchors
     assert "<script>alert" in parsed.text and "url(" not in source and "default-src 'none'" in source
-
-
-def test_refusals_and_what_is_left_out_are_told(look, write_rows):
-    account = look(None, data_path=[write_rows([{"odd": "<i>"}], "odd.jsonl")])
-    parsed = Parsed(page(account))
-    assert account.refused is not None and parsed.text.count(account.refused) == 2
-    rows = [{**row, "rejected": None if number < 3 else row["rejected"]} for number, row in enumerate(ROWS)]
-    parsed = Parsed(page(look(rows, [2], data_split="0,1,0", eval_fraction=0.0)))
-    assert "3 no_rejected: it has no rejected response, and a pair needs one" in parsed.text
-    assert "rows.jsonl, line 3: no_rejected" in parsed.text and "not read" in parsed.text

@@ -9,7 +9,6 @@ import pytest
 
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.forked_programs import run_python
-from tests.support.image_readers import picture, write_folder
 from threestep.plugins.inspect import preview
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.arguments import SPLITS
@@ -88,16 +87,6 @@ def test_a_chat_carries_loss_on_every_turn_of_the_assistants(objects):
     assert row["text"].startswith("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\nGood day<|im_end|>")
 
 
-def test_parallel_paths_are_segments_that_do_not_see_each_other(objects):
-    answer = " a<Parallel><Path> b</Path><Path> c c</Path></Parallel> d"
-    (row,) = objects([{"prompt": "Q", "completion": answer}], "1", "--parallel_thinking")
-    # Q a <Parallel> | <Path> b </Path> | <Path> c c </Path> | </Parallel> d
-    assert row["visible"] == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 1, 1]]
-    first, second = row["segment_ids"].index(1), row["segment_ids"].index(2)
-    assert row["position_ids"][first] == row["position_ids"][second]
-    assert row["text"] == "Q" + answer + "<|endoftext|>"
-
-
 def test_phase_2_is_one_object_a_prompt_in_the_shared_layout(objects, tokenizer):
     (row,) = objects([PAIR], "2")
     prompt = tokenizer(PAIR["prompt"])["input_ids"]
@@ -164,15 +153,6 @@ def test_text_marks_loss_by_brackets_where_no_terminal_is_and_counts(text):
     assert said.splitlines()[-1].endswith(f" tokens | {'#' * 40} 1")
 
 
-def test_text_of_phase_2_stands_side_by_side_and_of_phase_3_has_the_reference(text):
-    said = text([PAIR], "2")
-    title = next(line for line in said.splitlines() if line.startswith("prompt"))
-    assert "chosen" in title and "rejected" in title
-    assert any("Human" in line and "It is 2." in line and "⟦ Three" in line for line in said.splitlines())
-    shown = text([{"prompt": "P", "data_source": "sums", "reward_model": {"ground_truth": "2"}}], "3")
-    assert "reference: 2\ndata_source: sums" in shown and "reward_model" not in shown
-
-
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
@@ -220,24 +200,3 @@ def test_a_page_has_the_rows_with_their_masks(arguments, tmp_path, capsys):
         preview.main([*arguments(rows, "1"), f"--html={tmp_path}"])
     with pytest.raises(ThreestepError, match="--html .* writes a page of texts and masks alone; leave --json"):
         preview.main([*arguments(rows, "1"), f"--html={file}", "--json"])
-
-
-def test_images_stand_in_words_below_their_row_and_as_pictures_on_the_page(arguments, tmp_path, capsys):
-    (tmp_path / "a.png").write_bytes(picture(84, 56))
-    folder = write_folder(tmp_path / "model")
-    row = {"prompt": [{"role": "user", "content": "<image>What?"}], "completion": "Red.", "image": "a.png"}
-    flags = [*arguments([row], "1", "--prompt_style=chat_template"), f"--tokenizer={folder}", "--show_layout"]
-    preview.main(flags)
-    said = capsys.readouterr().out
-    assert "<|vision_start|><|image_pad|> x 6<|vision_end|>What?" in said
-    assert "image 1: 84 x 56 pixels (PNG, " in said and "6 tokens of 2 x 3 from token 7" in said
-    assert "tokens 0-37, positions 0-34" in said  # six tokens are three positions wide
-    preview.main([*flags[:-1], "--json"])
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["images"] == [{"begin": 7, "tokens": 6, "sides": [2, 3], "key": 0, "sees_itself": False}]
-    assert [axis[6:14] for axis in shown["position_axes"]] == [
-        [6, 7, 7, 7, 7, 7, 7, 10], [6, 7, 7, 7, 8, 8, 8, 10], [6, 7, 8, 9, 7, 8, 9, 10]
-    ]  # fmt: skip
-    preview.main([*flags[:-1], f"--html={tmp_path / 'page.html'}"])
-    page = (tmp_path / "page.html").read_text()
-    assert '<img src="data:image/png;base64,' in page and "img-src data:" in page

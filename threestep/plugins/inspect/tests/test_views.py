@@ -83,13 +83,6 @@ def test_columns_have_one_width_whatever_signs_take_two_cells():
     assert lines[-1] == "  segment 2: tokens 4-4, positions 2-2, sees segments: 0, 1 to predict"
 
 
-def test_three_responses_are_numbered_best_first():
-    row = ResponsesRow(0, np.array([0], np.int32), tuple(np.array([i], np.int32) for i in (1, 2, 3)))
-    assert "response 1, 1 tokens" in views.row_as_text(row, decode, Style(True, 120)).splitlines()[0]
-    data = views.row_as_data(row, decode)
-    assert (data["chosen"], data["rejected"], data["responses"]) == (" two", "\nfour", [" two", " three", "\nfour"])
-
-
 def test_messages_beside_a_prompt_stand_below_each_other():
     said = [
         {"role": "user", "content": "2 + 3?"},
@@ -106,12 +99,6 @@ def test_messages_beside_a_prompt_stand_below_each_other():
         "names": '["a"]',
     }
     assert "raw_prompt: \n  user: 2 + 3?\n" in views.row_as_text(row, decode, Style(False, 80))
-
-
-def test_long_texts_wrap_behind_a_space_or_where_they_must():
-    assert views.wrapped("ab cd efgh\n\nx", 5) == ["ab ", "cd ", "efgh", "", "x"]
-    assert views.wrapped("你好你", 4) == ["你好", "你"]
-    assert views.wrapped("abcdef", 4) == ["abcd", "ef"]
 
 
 def test_histogram_counts_every_row_once():

@@ -70,9 +70,7 @@ def test_failures_change_nothing_but_time(tmp_path):
 def test_what_cannot_be_read_is_asked_again_and_never_a_score(tmp_path, answer, reason):
     with scoring_server(lambda body: answer) as server:
         rule = rule_of(server, tmp_path, retries=2)
-        with pytest.raises(
-            ThreestepError, match=f"the reward 'server' has no verdict on prompt 'p'.*{reason}.*after 3"
-        ):
+        with pytest.raises(ThreestepError, match=f"the reward 'server' has no verdict on prompt 'p'.*{reason}.*after"):
             rule(["p", "q"], ["a", "b"])
         assert len(server.asked) == 3
 

@@ -66,9 +66,7 @@ def test_a_replay_asks_nobody_and_logs_what_it_gives(tmp_path):
     assert replay.replays and replay.values(questions("b", "a", "b"), None) == [first[1], first[0], first[1]]
     again = opened(RunPlace(replay=folder_of_replay(str(tmp_path / "two" / "verdicts"))))
     assert again.values(questions("a", "b"), None) == first and len(lines(tmp_path / "two")) == 2
-    with pytest.raises(
-        ThreestepError, match=r"--reward_replay .* has no verdict of the reward 'judge' for 'c': this ru"
-    ):
+    with pytest.raises(ThreestepError, match=r"--reward_replay .* has no verdict of the reward 'judge' for 'c': this"):
         replay.values(questions("a", "c"), None)
     with pytest.raises(ThreestepError, match="holds no verdicts of the reward 'judge': expected judge.rank0.jsonl"):
         opened(RunPlace(replay=tmp_path))
@@ -105,9 +103,7 @@ def test_a_failure_is_no_verdict(tmp_path):
         return [Verdict(1.0)]
 
     settings = AskSettings(pause=0.001, retries=2, concurrency=1)
-    with pytest.raises(
-        ThreestepError, match=r"the reward 'judge' has no verdict on 'b': nothing to read \(after 3 req"
-    ):
+    with pytest.raises(ThreestepError, match=r"the reward 'judge' has no verdict on 'b': nothing to read \(after 3"):
         opened(RunPlace(tmp_path), settings).values(questions("a", "b", "c"), failing)
     a, b = lines(tmp_path)
     assert a["value"] == 1.0 and "value" not in b and b["failed"] == "nothing to read"

@@ -91,7 +91,5 @@ def test_each_model_has_dropout_of_its_own():
 
 def test_a_family_without_a_scalar_head():
     model = tiny_causal_lm("mamba")
-    with pytest.raises(
-        ThreestepError, match="--share_trunk: transformers has no scalar head for the trunk of MambaForC"
-    ):
+    with pytest.raises(ThreestepError, match="--share_trunk: transformers has no scalar head for the trunk of"):
         scalar_model_on_trunk(model, CRITIC, pad_token_id=1)

@@ -21,7 +21,5 @@ def test_the_flags_become_settings():
 def test_a_step_that_trains_by_rewards_takes_no_loss_of_the_head():
     mistakes = Mistakes()
     MtpArguments(1, mtp_detach=False).validate(mistakes)
-    with pytest.raises(
-        ThreestepError, match="--mtp_detach false trains the model by the head's loss too, and this step"
-    ):
+    with pytest.raises(ThreestepError, match="--mtp_detach false trains the model by the head's loss too, and this"):
         mistakes.raise_if_any()

@@ -11,9 +11,7 @@ from training.utils.base.errors import ThreestepError
 
 def test_adapters_are_not_trained_by_a_heads_loss():
     flags = "--model_name_or_path no/model --data_path embedded --mtp_num_layers 1 --mtp_detach false --lora_dim 4"
-    with pytest.raises(
-        ThreestepError, match="^--mtp_detach false trains all .* too, and --lora_dim 4 adapters alone; l"
-    ):
+    with pytest.raises(ThreestepError, match="^--mtp_detach false trains all .* too, and --lora_dim 4 adapters"):
         main(flags.split())
 
 

@@ -62,11 +62,7 @@ MIMO = "model.mtp_layers.0."
 @pytest.mark.parametrize(
     ("changes", "final_norm", "said"),
     [
-        (
-            {MIMO + "mlp.up_proj.weight": None},
-            True,
-            r"up_proj.weight of \[\d+, \d+\], got nothing; .* checkpoint",
-        ),
+        ({MIMO + "mlp.up_proj.weight": None}, True, r"up_proj.weight of \[\d+, \d+\], got nothing; .* checkpoint"),
         ({MIMO + "mlp.up_proj.scale": torch.ones(2)}, True, r"mlp.up_proj.scale of nothing, got \[2\]"),
         ({MIMO + "hidden_layernorm.weight": torch.ones(7)}, True, r"hnorm.weight of \[\d+\], got \[7\]"),
         ({}, False, r"trunk.norm.weight of nothing, got \[\d+\]; .*: give --mtp_final_norm true"),

@@ -113,10 +113,7 @@ def test_what_it_has_no_script_for():
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (
-            {"reward_model": "1.3b"},
-            "^--reward-model expects 350m, the one that DeepSpeed-Chat has scripts",
-        ),
+        ({"reward_model": "1.3b"}, "^--reward-model expects 350m, the one that DeepSpeed-Chat has scripts"),
         ({"actor_zero_stage": "4"}, "^--actor-zero-stage expects 0, 1, 2 or 3, got 4$"),
         (
             {"deployment_type": "multi_node", "actor_model": "66b"},

@@ -19,9 +19,9 @@ from threestep.plugins.names.hf_field_flags import (
     PPO_FIELDS,
     SFT_FIELDS,
 )
-from threestep.plugins.names.other_names import HUGGING_FACE
+from threestep.plugins.names.other_names import HUGGING_FACE, Same
 from training.utils.base.errors import ThreestepError
-from training.utils.flags.arguments import parse_arguments, resolved_settings
+from training.utils.flags.arguments import defaults_of, list_defaults_of, parse_arguments, resolved_settings
 from training.utils.flags.step import known_steps
 
 DOCUMENT = Path(__file__).parents[1] / "from_trl.md"
@@ -32,25 +32,16 @@ SAID = object()
 # Those without a counterpart; test_hf_field_flags reads each.
 FIELDS = {**EVERY_STEP_FIELDS, **ONE_MODEL_FIELDS, **SFT_FIELDS, **DPO_FIELDS, **PPO_FIELDS}
 EVERY_STEP: dict[str, Any] = {
-    "--output_dir out": {"output_dir": "out"},
-    "--num_train_epochs 3": {"num_train_epochs": 3.0},
     "--max_steps 10": {"max_train_steps": 10, "num_train_epochs": math.inf},
     "--max_steps 10 --num_train_epochs 3": {"max_train_steps": 10, "num_train_epochs": math.inf},
     "--max_steps -1": {"max_train_steps": None, "num_train_epochs": 1.0},
     "--warmup_steps 100": {"num_warmup_steps": 100, "warmup_ratio": 0.0},
     "--warmup_steps 0.1": {"num_warmup_steps": 0, "warmup_ratio": 0.1},
-    "--warmup_ratio 0.1": {"warmup_ratio": 0.1},
-    "--lr_scheduler_type linear": {"lr_scheduler_type": "linear"},
     "--lr_scheduler_kwargs {}": "its values are flags here: --min_lr_ratio, --stable_ratio",
     "--optim adamw_torch_fused": SAID,
     "--optim adafactor": "expects adamw_torch; --optimizer names those of plugins; to save memory: --zero_stage",
     "--optim sgd": "--optim expects adamw_torch or adamw_torch_fused, got 'sgd'; --optimizer names those of plugins",
     "--optim_args a=1": "AdamW's are --adam_beta1",
-    "--adam_beta1 0.8": {"adam_beta1": 0.8},
-    "--adam_beta2 0.999": {"adam_beta2": 0.999},
-    "--adam_epsilon 1e-6": {"adam_epsilon": 1e-6},
-    "--max_grad_norm 0.3": {"max_grad_norm": 0.3},
-    "--seed 42": {"seed": 42},
     "--data_seed 42": "--seed decides the order of the rows too",
     "--full_determinism": {"deterministic": True},
     "--bf16": {"dtype": "bf16"},
@@ -61,7 +52,6 @@ EVERY_STEP: dict[str, Any] = {
     "--fp16 False": {"dtype": "bf16"},
     "--fp16 --bf16": "--dtype fp16 (as --fp16 is read) and --dtype bf16 (as --bf16 is read) contradict each other",
     "--dtype bfloat16": {"dtype": "bf16"},
-    "--dtype fp32": {"dtype": "fp32"},
     "--torch_dtype bfloat16": {"dtype": "bf16"},
     "--torch_dtype torch.float32": {"dtype": "fp32"},
     "--torch_dtype auto": SAID,
@@ -101,20 +91,15 @@ EVERY_STEP: dict[str, Any] = {
     "--resume_from_checkpoint False": {"resume": None},
     "--overwrite_output_dir": {"overwrite": True},
     "--overwrite_output_dir False": {"overwrite": False},
-    "--report_to tensorboard": {"report_to": "tensorboard"},
-    "--report_to none": {"report_to": "none"},
-    "--run_name mine": {"run_name": "mine", "output_dir": "runs/mine"},
     "--run_name mine --output_dir out": {"run_name": "mine", "output_dir": "out"},
     "--run_name a/b": "--run_name expects a name that a folder can have, got 'a/b'",
     "--logging_dir logs": SAID,
     "--logging_steps 10": {},
     "--logging_strategy steps": SAID,
     "--logging_first_step": SAID,
-    "--gradient_accumulation_steps 1": {"gradient_accumulation_steps": 1},
     "--gradient_checkpointing_kwargs {}": SAID,
     "--average_tokens_across_devices": SAID,
     "--auto_find_batch_size": "--dry_run shows the memory of a rank",
-    "--use_liger_kernel": {"use_liger_kernel": True},
     "--use_liger_kernel false": {"use_liger_kernel": False},
     "--dataset_name embedded": {"data_path": ["embedded"]},
     "--dataset_name trl-lib/Capybara": {"data_path": ["hub:trl-lib/Capybara"]},
@@ -130,7 +115,6 @@ EVERY_STEP: dict[str, Any] = {
     "--dataset_num_proc 4": {"num_workers": 4},
     "--dataset_text_field body": {"text_column": "body"},
     "--eos_token <|im_end|>": {"end_of_conversation_token": "<|im_end|>"},
-    "--pad_token <pad>": {"pad_token": "<pad>"},
     "--chat_template_path docs": "expects a file of a Jinja template, got the folder 'docs'",
     "--remove_unused_columns false": SAID,
     "--shuffle_dataset": SAID,
@@ -148,18 +132,14 @@ EVERY_STEP: dict[str, Any] = {
     "--ddp_timeout 3600": {"rank_timeout": 3600.0},
     "--fsdp full_shard auto_wrap": "--zero_stage 3 shards weights",
     "--use_cpu": "CUDA_VISIBLE_DEVICES= hides the GPUs",
-    "--trust_remote_code": {"trust_remote_code": True},
     "--model_revision main": SAID,
     "--model_revision v2": "hub names are read in their main revision",
-    "--lora_alpha 32": {"lora_alpha": 32.0},
-    "--lora_dropout 0.05": {"lora_dropout": 0.05},
     "--lora_modules_to_save lm_head": "--only_optimize_lora false trains all other weights",
     "--use_rslora": "scales LoRA's adapters, and there are none; give --lora_dim",
     "--use_dora": "adds magnitudes to LoRA's adapters, and there are none; give --lora_dim",
     "--use_dora false": {"use_dora": False},
     "--push_to_hub --hub_model_id me/mine": {"push_to_hub": True, "hub_model_id": "me/mine"},
     "--push_to_hub": {"push_to_hub": True, "hub_model_id": None},
-    "--router_aux_loss_coef 0.01": {"router_aux_loss_coef": 0.01},
     "--datasets {'path':'a/b'} {'path':'c/d','name':'n','split':'s'}": {
         "data_path": ["hub:a/b", "hub:c/d,config=n,split=s"]
     },
@@ -172,10 +152,7 @@ EVERY_STEP: dict[str, Any] = {
     "--hub_strategy end": SAID,
     "--hub_strategy every_save": SAID,
     "--hub_strategy all_checkpoints": "--hub_strategy expects end or every_save, got 'all_checkpoints'",
-    "--load_in_4bit": {"load_in_4bit": True},
     "--load_in_8bit true": {"load_in_8bit": True},
-    "--bnb_4bit_quant_type fp4": {"bnb_4bit_quant_type": "fp4"},
-    "--bnb_4bit_use_double_quant": {"bnb_4bit_use_double_quant": True},
     "--use_bnb_nested_quant": {"bnb_4bit_use_double_quant": True},
     "--use_bnb_nested_quant false": {"bnb_4bit_use_double_quant": False},
     "--bnb_4bit_compute_dtype bfloat16": SAID,
@@ -192,14 +169,6 @@ ONE_MODEL: dict[str, Any] = {
     "--lora_r 8": {"lora_dim": 8},
     "--lora_target_modules q_proj v_proj": {"lora_module_name": "q_proj,v_proj"},
     "--lora_target_modules all-linear": {"lora_module_name": "all-linear"},
-    "--model_name_or_path m": {"model_name_or_path": "m"},
-    "--attn_implementation sdpa": {"attn_implementation": "sdpa"},
-    "--learning_rate 1e-4": {"learning_rate": 1e-4},
-    "--weight_decay 0.1": {"weight_decay": 0.1},
-    "--per_device_train_batch_size 8": {"per_device_train_batch_size": 8},
-    "--per_device_eval_batch_size 8": {"per_device_eval_batch_size": 8},
-    "--gradient_checkpointing": {"gradient_checkpointing": True},
-    "--torch_compile": {"torch_compile": True},
     "--max_length 1024": {"max_seq_len": 1024},
     "--max_seq_length 1024": {"max_seq_len": 1024},
     "--max_length 1024 --max_seq_len 512": "--max_seq_len 1024 (as --max_length is read) and --max_seq_len 512",
@@ -237,12 +206,8 @@ FLAGS: dict[str, dict[str, Any]] = {
     },
     "step2_dpo": {
         **ONE_MODEL,
-        "--beta 0.2": {"beta": 0.2},
-        "--loss_type ipo": {"loss_type": "ipo"},
         "--loss_type sigmoid sft": {"loss_type": "sigmoid,sft"},
         "--truncation_mode keep_end": {"truncation": "left"},
-        "--label_smoothing 0.1": {"label_smoothing": 0.1},
-        "--ld_alpha 0.5": {"ld_alpha": 0.5},
         "--rpo_alpha 1.0": {"sft_coef": 1.0},
         "--precompute_ref_log_probs": SAID,
         "--reference_free": "the reference is the model that training starts from",
@@ -287,7 +252,6 @@ FLAGS: dict[str, dict[str, Any]] = {
         "--gradient_checkpointing": {"actor_gradient_checkpointing": True, "critic_gradient_checkpointing": True},
         "--gradient_checkpointing false": {"actor_gradient_checkpointing": False},
         "--per_device_train_batch_size 32": {"per_device_generation_batch_size": 32},
-        "--per_device_eval_batch_size 8": {"per_device_eval_batch_size": 8},
         "--max_prompt_length 128": {"max_prompt_seq_len": 128, "prompt_truncation": "left"},
         "--max_prompt_length 128 --prompt_truncation drop": {"prompt_truncation": "drop"},
         "--max_completion_length 64": {"max_answer_seq_len": 64},
@@ -326,28 +290,18 @@ FLAGS: dict[str, dict[str, Any]] = {
         "--disable_dropout false": SAID,
         "--shuffle_dataset": {"shuffle": True},
         "--shuffle_dataset false": {"shuffle": False},
-        "--entropy_coef 0.01": {"entropy_coef": 0.01},
         "--num_iterations 2": {"ppo_epochs": 2},
         "--num_ppo_epochs 2": {"ppo_epochs": 2},
-        "--temperature 0.7": {"temperature": 0.7},
-        "--top_k 50": {"top_k": 50},
-        "--top_p 0.9": {"top_p": 0.9},
-        "--min_p 0.1": {"min_p": 0.1},
         "--repetition_penalty 1.0": SAID,
         "--repetition_penalty 1.1": "--repetition_penalty expects 1, got 1.1",
         "--generation_kwargs {}": "--temperature, --top_k, --top_p",
-        "--chat_template_kwargs {}": {"chat_template_kwargs": "{}"},
         "--beta 0.04": {"kl_coef": 0.04, "kl_in": "loss"},
         "--beta 0.04 --kl_in reward": {"kl_coef": 0.04, "kl_in": "reward"},
-        "--kl_coef 0.05": {"kl_coef": 0.05},
         "--epsilon 0.2": {"clip_range": 0.2},
         "--epsilon_high 0.28": {"clip_range_high": 0.28},
         "--cliprange 0.2": {"clip_range": 0.2},
         "--cliprange_value 0.2": {"clip_range_value": 0.2},
         "--delta 4.0": {"dual_clip": 4.0},
-        "--gamma 0.99": {"gamma": 0.99},
-        "--lam 0.9": {"lam": 0.9},
-        "--missing_eos_penalty 1.0": {"missing_eos_penalty": 1.0},
         "--whiten_rewards": "--whiten_advantages is",
         "--loss_type dr_grpo": {"loss_aggregation": "seq-mean-token-sum-norm"},
         "--loss_type dapo": {"loss_aggregation": "token-mean"},
@@ -369,7 +323,6 @@ FLAGS: dict[str, dict[str, Any]] = {
         "--vllm_mode colocate": SAID,
         "--vllm_mode server": "asks for TRL's own server; leave it out and give --rollout_engine vllm_server",
         "--vllm_gpu_memory_utilization 0.4": {"vllm_memory_share": 0.4},
-        "--vllm_tensor_parallel_size 2": {"vllm_tensor_parallel_size": 2},
         "--vllm_enable_sleep_mode false": {"vllm_sleep": False},
         "--vllm_importance_sampling_correction": {"mismatch_correction": "truncate"},
         "--vllm_importance_sampling_correction false": {"mismatch_correction": "none"},
@@ -441,13 +394,15 @@ def test_every_flag_has_its_meaning_or_a_line_or_a_sentence(step, line, capsys):
             assert any(said.startswith(name) for said in lines), "a flag that is read as another says so"
 
 
-def test_every_entry_is_typed_here_and_every_same_name_is_ours():
+def test_every_entry_that_is_read_is_typed_here_and_every_same_name_is_ours():
     for step, lines in FLAGS.items():
         table = known_steps()[step].old_flags
         typed = {re.split("[ =]", line)[0] for line in lines}
         its = {flag for flag, read in table.items() if HUGGING_FACE in read.whose} - FIELDS.keys()
-        assert its <= typed and typed <= its | FIELDS.keys(), sorted(its ^ typed)
-    assert len({flag for flags in FLAGS.values() for flag in flags}) > 60
+        same = {flag for flag in its if isinstance(table[flag], Same)}
+        groups = known_steps()[step].groups
+        own = {f"--{name}" for name in {**defaults_of(groups), **list_defaults_of(groups)}}
+        assert same <= own and its - same <= typed and typed <= its | FIELDS.keys(), sorted(its ^ typed)
 
 
 def test_a_file_has_the_names_too_and_the_command_line_overrides(tmp_path, capsys):

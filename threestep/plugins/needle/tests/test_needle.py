@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 
 import pytest
@@ -73,12 +72,6 @@ def test_rows_follow_from_seed_and_index_and_differ():
     rows = [make_row(seed, index, SETTINGS, held_out) for seed in (1, 2) for index in (0, 1) for held_out in (0, 1)]
     assert len({row.prompt for row in rows}) == 8
     assert make_row(2, 1, SETTINGS) == rows[6]
-
-
-def test_the_rows_of_a_seed_are_the_same_on_every_machine():
-    rows = [make_row(1, index, SETTINGS, held_out) for index in range(50) for held_out in (False, True)]
-    text = "\n".join(f"{row.prompt}|{row.answer}|{row.wrong}" for row in rows)
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "6958ad70422304d2"
 
 
 def test_settings_stand_behind_the_name():

@@ -102,15 +102,6 @@ def test_requests_that_are_not_ours(sft_run, path, status):
     assert answer_to(LivePage([sft_run()], Clock()), path)[0] == status
 
 
-def test_a_folder_that_is_gone_is_a_sentence(sft_run):
-    folder = sft_run()
-    followed = LivePage([folder], Clock())
-    for path in folder.iterdir():
-        path.unlink()
-    status, _, text = asked(followed, "/")
-    assert status == 503 and "holds no run" in text
-
-
 @pytest.fixture
 def served(sft_run):
     """The port of a page that is served, and its door."""
@@ -165,18 +156,3 @@ def test_it_is_served_to_nobody_else(served):
 def test_a_port_that_is_taken_is_a_sentence(served, sft_run):
     with pytest.raises(ThreestepError, match=f"--port {served[0]}: .*; give another port, or 0 for a free one"):
         make_server(LivePage([sft_run("b")]), served[0], Door())
-
-
-def test_the_printed_address_opens_the_page(sft_run, monkeypatch):
-    said, opened = [], []
-
-    def serve_forever(server):
-        thread = threading.Thread(target=server.handle_request, daemon=True)
-        thread.start()
-        opened.append(get(server.server_address[1], said[0].removesuffix(" (Ctrl-C ends)"))[0])
-        thread.join(10)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(live.BoundedServer, "serve_forever", serve_forever)
-    live.serve_live([sft_run()], 0, said.append)
-    assert opened == [303]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from threestep.plugins.report.figures.reading import read_runs
-from threestep.plugins.report.png import first_chart, named_charts, write_pngs
+from threestep.plugins.report.png import write_pngs
 from threestep.plugins.report.tests.conftest import write_lines
 from training.utils.base.errors import ThreestepError
 
@@ -22,20 +21,7 @@ def test_every_chart_has_a_picture(tmp_path, ppo_run):
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
 
 
-def test_names_are_distinct(sft_run):
-    names = [name for name, _ in named_charts(read_runs([sft_run("a"), sft_run("b")]))]
-    assert len(set(names)) == len(names)
-
-
 def test_a_place_that_cannot_be_written_is_a_mistake(tmp_path, sft_run):
     (tmp_path / "file").write_text("")
     with pytest.raises(ThreestepError, match="cannot write pictures to .*file/x: "):
         list(write_pngs([sft_run()], tmp_path / "file" / "x"))
-
-
-def test_the_first_chart_of_a_run(sft_run):
-    folder = sft_run()
-    title, content = first_chart(folder)
-    assert title == named_charts(read_runs([folder]))[0][1].title and content.startswith(b"\x89PNG")
-    (folder / "metrics.jsonl").write_text("")
-    assert first_chart(folder) is None

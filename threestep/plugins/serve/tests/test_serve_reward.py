@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests.support.saved_models import save_pair
 from tests.support.tiny_models import tiny_scalar_model
 from threestep.plugins.serve import serve_reward
 from threestep.plugins.serve.endpoint import reward_server
@@ -21,10 +22,7 @@ def no_key(monkeypatch):
 
 @pytest.fixture
 def path(tmp_path, tiny_tokenizer):
-    own = {"vocab_size": len(tiny_tokenizer), "eos_token_id": tiny_tokenizer.eos_token_id}
-    tiny_scalar_model("llama", **own, pad_token_id=tiny_tokenizer.pad_token_id).save_pretrained(tmp_path / "rm")
-    tiny_tokenizer.save_pretrained(tmp_path / "rm")
-    return str(tmp_path / "rm")
+    return save_pair(tmp_path / "rm", tiny_tokenizer, tiny_scalar_model)
 
 
 class Ended(threading.Event):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from training.utils.base.errors import ThreestepError
 from training.utils.data.sources.fingerprint import parts_of_tokenizer
 from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
+from training.utils.models.families import tokenizer_files
 from training.utils.models.families.tokenizer_files import PROBES, read_tokenizer
 
 CL100K = (
@@ -165,6 +168,19 @@ def test_a_class_adds_no_tokens_and_names_those_that_the_file_has(tmp_path):
     read, _ = read_tokenizer(folder)
     assert (read.bos_token, read.eos_token, read.unk_token) == ("<s>", "</s>", None)
     assert "<unk>" in AutoTokenizer.from_pretrained(folder).get_vocab() and "<unk>" not in read.get_vocab()
+
+
+def test_a_sentencepiece_model_that_transformers_misreads_is_refused(tiny_tokenizer, tmp_path, monkeypatch):
+    """As Mistral's tokenizer.model without a tokenizer.json, of whose texts transformers leaves out the first space."""
+    (tmp_path / "tokenizer.model").write_bytes(b"a model")
+    read = SimpleNamespace(encode=lambda text: tokenizer_files.text_ids(tiny_tokenizer, [text])[0])
+    package = SimpleNamespace(SentencePieceProcessor=lambda model_file: read)
+    monkeypatch.setattr(tokenizer_files, "find_spec", lambda name: package)
+    monkeypatch.setattr(tokenizer_files, "import_module", lambda name: package)
+    tokenizer_files._check_sentencepiece(tiny_tokenizer, tmp_path)
+    read.encode = lambda text: [0]
+    with pytest.raises(ThreestepError, match="has a tokenizer.model and no tokenizer.json, and transformers makes"):
+        tokenizer_files._check_sentencepiece(tiny_tokenizer, tmp_path)
 
 
 def test_a_line_is_logged_once(tmp_path, capsys):

@@ -1,5 +1,4 @@
-"""Two runs with one planted difference end at its very place (python -m threestep.plugins.audit.tests.bisected_runs has
-all pairs)."""
+"""Two runs with one planted difference end at its very place."""
 
 from __future__ import annotations
 
@@ -12,16 +11,17 @@ import pytest
 from threestep.plugins.audit.bisect.bisect import bisect
 from threestep.plugins.audit.bisect.digest_files import read_digests
 from threestep.plugins.audit.bisect.text import verdict
-from threestep.plugins.audit.tests.bisected_runs import HEALTHY, PAIRS, PROGRAMS, Bench, Pair, is_there, starter
+from threestep.plugins.audit.tests.bisected_runs import PAIRS, PROGRAMS, Bench, Pair, is_there, starter
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
-SHORT = ("sft token",)
-LONG = ("sft 1 and 2 ranks, ZeRO 3", "sft second moment", "dpo query", "ppo rollout score", "sft healthy, ZeRO 0 and 3")
+SHORT = "sft token"
 
 
-@pytest.mark.parametrize("name", [*SHORT, *(pytest.param(name, marks=pytest.mark.long) for name in LONG)])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == SHORT else [pytest.mark.long]) for name in PAIRS]
+)
 def test_a_pair_ends_at_its_place(tmp_path: Path, name: str):
-    pair = {**PAIRS, **HEALTHY}[name]
+    pair = PAIRS[name]
     found = Bench(tmp_path).bisected(name, pair)
     assert is_there(found, pair.expected), verdict(found)
     assert not found.notes

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import run_step
+from tests.support.new_models import save_new_model
 from threestep.plugins.audit.judge import AGREES, DIFFERS, judge
 from threestep.plugins.audit.quantities.step import AuditedStep
 from threestep.plugins.audit.recording.files import read_record
@@ -23,12 +24,7 @@ ROLLOUT = (
 
 @pytest.fixture(scope="module")
 def start(place: Path) -> Path:
-    from threestep.plugins.programs import new_model
-
-    folder = place / "records_start"
-    shape = "--vocab_size 353 --hidden_size 32 --num_hidden_layers 2 --num_attention_heads 2".split()
-    new_model.main(["--data_path", "embedded", "--out", str(folder), "--seed", "1", *shape])
-    return folder
+    return save_new_model(place / "records_start")
 
 
 # step, flags, ranks, quantities that must be judged

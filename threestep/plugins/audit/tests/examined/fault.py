@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,13 +25,3 @@ class PlainFault(Fault):
 
     setup: dict[str, Any] = field(default_factory=dict)
     replaced: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class OurFault(Fault):
-    """run: name of a run of ours (`ours.RUNS`). plant: changes our modules before it starts. said: what the user says
-    of the step (`--as`), where only he knows what is wanted."""
-
-    run: str = ""
-    plant: Callable[[], None] = lambda: None
-    said: str = ""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import run_step
+from tests.support.new_models import save_new_model
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]  # on a busy machine
 
@@ -17,12 +18,9 @@ SHARED = "--data_path embedded --dtype fp32 --report_mfu false".split()
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> Path:
     """A folder with a student and a teacher, of one tokenizer and other widths."""
-    from threestep.plugins.programs import new_model
-
     place = tmp_path_factory.mktemp("distillation")
-    shape = "--vocab_size 353 --num_hidden_layers 2 --num_attention_heads 2 --seed 1".split()
-    for name, width in (("student", "32"), ("teacher", "48")):
-        new_model.main(["--data_path", "embedded", "--out", str(place / name), "--hidden_size", width, *shape])
+    for name, width in (("student", 32), ("teacher", 48)):
+        save_new_model(place / name, hidden_size=width)
     return place
 
 
@@ -68,10 +66,7 @@ def test_a_file_is_written_once_and_then_serves_alone(models):
 
 
 def test_another_tokenizer_is_refused_before_the_models_load(models):
-    from threestep.plugins.programs import new_model
-
-    shape = "--vocab_size 300 --hidden_size 32 --num_hidden_layers 2 --num_attention_heads 2".split()
-    new_model.main(["--data_path", "embedded", "--out", str(models / "other"), *shape])
+    save_new_model(models / "other", vocab_size=280)
     flags = (
         f"--model_name_or_path {models}/student --teacher_model_name_or_path {models}/other --max_train_steps 1 "
         f"--max_train_rows 32 --output_dir {models}/refused"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.data_flags import data_flags
+from tests.support.saved_models import save_pair
 from tests.support.scoring_server import judged, longer_wins, mostly_failing, scoring_server
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from threestep.plugins.evaluation import evaluate
@@ -24,9 +25,7 @@ WORDS = ("fig", "pear", "apple", "plum", "quince", "lemon", "cherry", "date")
 def flags(tmp_path, tiny_tokenizer):
     """A model, a reward model, eight questions, rules."""
     for seed, (name, make) in enumerate((("one", tiny_causal_lm), ("rm", tiny_scalar_model))):
-        own = {"vocab_size": len(tiny_tokenizer), "eos_token_id": tiny_tokenizer.eos_token_id}
-        make("llama", seed=seed, **own, pad_token_id=tiny_tokenizer.pad_token_id).save_pretrained(tmp_path / name)
-        tiny_tokenizer.save_pretrained(tmp_path / name)
+        save_pair(tmp_path / name, tiny_tokenizer, make, seed=seed)
     rows = [{"prompt": f"Human: {word}? Assistant:", "ground_truth": word} for word in WORDS]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "rule.py").write_text(
@@ -149,14 +148,8 @@ def test_a_folder_is_drawn_again_on_request(flags, tmp_path):
         ("--checker exact_mach", "--checker expects .* got 'exact_mach'; did you mean 'exact_match'"),
         ("--dry_run", "--dry_run plans the memory of training, and best-of trains nothing; leave it out"),
         ("--split eval", "--split eval has no rows; raise --eval_fraction"),
-        (
-            "--min_reward 99",
-            "no response is kept: 8 prompts left out, of whose responses none reaches --min_reward; low",
-        ),
-        (
-            "--keep_cut false",
-            "no response is kept: 8 prompts left out, whose responses are all cut by --max_new",
-        ),
+        ("--min_reward 99", "no response is kept: 8 prompts left out, of whose responses none reaches --min_reward;"),
+        ("--keep_cut false", "no response is kept: 8 prompts left out, whose responses are all cut by --max_new"),
     ],
 )
 def test_mistakes(flags, more, sentence):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from threestep.plugins.evaluation.best_of.rounds import TrainingRounds, figures_of, judged_by, table_of
+from threestep.plugins.evaluation.best_of.rounds import TrainingRounds, judged_by
 from training.utils.flags.step import known_steps
 
 COMMON = {
@@ -58,20 +58,3 @@ def test_the_checker_is_judged_once():
     assert judged_by({"reward": "b.py:good:0.5", "checker": "a.py:good"}) == "b.py:good:0.5"
     assert judged_by({"checker": "embedded"}) == "model,embedded:0"
     assert judged_by({"reward": "length"}) == "length"
-
-
-def test_a_table_of_what_the_programs_left():
-    stages = rounds().stages()[:4]
-    first = {"reward": {"value": 0.5, "low": 0.4, "high": 0.6}, "reward/exact": {"value": 0.25}, "prompts": 9}
-    results = [first, {"pairs": 40, "rows": 50}, {"eval_accuracy": 0.75}, {**first, "reward": {"value": 0.625}}]
-    rows = figures_of(stages, results)
-    assert rows == [
-        {"round": 0.0, "reward": 0.5, "reward/exact": 0.25},
-        {"round": 1.0, "pairs": 40, "pair_accuracy": 0.75, "reward": 0.625, "reward/exact": 0.25},
-    ]
-    assert table_of(rows).splitlines() == [
-        "| round | reward | reward/exact | pairs | pair accuracy |",
-        "| ---: | ---: | ---: | ---: | ---: |",
-        "| 0 | 0.5000 | 0.2500 |  |  |",
-        "| 1 | 0.6250 | 0.2500 | 40 | 0.7500 |",
-    ]

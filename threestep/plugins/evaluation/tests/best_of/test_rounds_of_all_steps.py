@@ -106,10 +106,7 @@ def test_rounds_of_an_earlier_run_are_refused_or_removed(programs, tmp_path):
         ({"rounds": 0}, "f: expected rounds to be a positive whole number, got 0"),
         ({"rounds": None}, "f: expected rounds to be a positive whole number, got None"),
         ({"best_of": ...}, "f: rounds expect a section best_of, got none; add it"),
-        (
-            {"step3_ppo": {}},
-            "f: rounds train step2_dpo after step1_sft and step2_reward, got 'step3_ppo' too; remove it",
-        ),
+        ({"step3_ppo": {}}, "f: rounds train step2_dpo after step1_sft and step2_reward, got 'step3_ppo' too; remove"),
         ({"best_of": {"output_dir": "x"}}, "f: 'best_of' sets output_dir; set output_dir at the top of the file"),
     ],
 )
@@ -144,14 +141,6 @@ def test_rounds_by_a_reward_model_or_from_a_given_model(tmp_path):
     assert (plan.settings, plan.rounds.first_model) == ({}, "my/model")
 
 
-def test_rounds_from_a_given_model_warn_of_no_report(programs, tmp_path, capsys):
-    values = {name: value for name, value in ROUNDS.items() if name not in ("new_model", "step1_sft")}
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**values, "model_name_or_path": "my/model"}))
-    all_steps.main(["--config", "run.yaml"])
-    said = capsys.readouterr()
-    assert "no report was written" not in said.out + said.err
-
-
 def test_a_dry_run_shows_the_programs_of_rounds(programs, tmp_path, capsys):
     calls, _ = programs
     all_steps.main(["--config", "run.yaml", "--dry_run"])
@@ -165,9 +154,7 @@ def test_a_dry_run_shows_the_programs_of_rounds(programs, tmp_path, capsys):
 
 
 def test_rounds_are_not_chosen_by_number(programs):
-    with pytest.raises(
-        ThreestepError, match="--step chooses among steps, and the file has rounds after them; leave it"
-    ):
+    with pytest.raises(ThreestepError, match="--step chooses among steps, and the file has rounds after them; leave"):
         all_steps.main(["--config", "run.yaml", "--step", "1"])
 
 

@@ -87,9 +87,7 @@ def test_responses_without_their_settings_are_not_taken_for_those_of_any(tmp_pat
     store.begin({"--seed": 1}, overwrite=False)
     store.add(0, ONE)
     path.unlink() if content is None else path.write_text(content)
-    with pytest.raises(
-        ThreestepError, match="settings.json.*; give another --output_dir, or --overwrite to draw again"
-    ):
+    with pytest.raises(ThreestepError, match="settings.json.*; give another --output_dir, or --overwrite to draw"):
         store.begin({"--seed": 2}, overwrite=False)
     store.begin({"--seed": 2}, overwrite=True)
     assert store.missing(BATCHES) == [0, 1]

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.forked_programs import run_python
+from tests.support.saved_models import save_pair
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]  # on a busy machine
@@ -25,9 +26,7 @@ ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THR
 def place(tmp_path_factory, tiny_tokenizer):
     path = tmp_path_factory.mktemp("shared")
     for seed, (name, make) in enumerate((("one", tiny_causal_lm), ("rm", tiny_scalar_model))):
-        own = {"vocab_size": len(tiny_tokenizer), "eos_token_id": tiny_tokenizer.eos_token_id}
-        make("llama", seed=seed, **own, pad_token_id=tiny_tokenizer.pad_token_id).save_pretrained(path / name)
-        tiny_tokenizer.save_pretrained(path / name)
+        save_pair(path / name, tiny_tokenizer, make, seed=seed)
     rows = [{"prompt": f"Human: {word}? Assistant:"} for word in WORDS]
     (path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (path / "rule.py").write_text(

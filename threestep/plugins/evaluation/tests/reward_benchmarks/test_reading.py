@@ -42,11 +42,7 @@ def test_the_published_forms(tmp_path):
 @pytest.mark.parametrize(
     ("benchmark", "row", "sentence"),
     [
-        (
-            "rewardbench2",
-            PAIR,
-            "row 1: expected 'chosen' to be a list of texts, as in RewardBench 2, got 'No.'; of pairs",
-        ),
+        ("rewardbench2", PAIR, "row 1: expected 'chosen' to be a list of texts, as in RewardBench 2, got 'No.'; of"),
         ("rewardbench", BEST, "row 1: expected 'chosen' to be text, got "),
         ("rewardbench", {"prompt": "x"}, "row 1: expected a column 'chosen', got .*prompt"),
         ("rewardbench2", {**BEST, "num_correct": 2}, "row 1: num_correct is 2, and its lists have 1 responses"),

@@ -93,9 +93,7 @@ def test_mistakes(flags, words, sentence):
 
 def test_a_benchmark_is_named_for_reward_models_alone(flags):
     without = [word for word in flags if word not in ("--benchmark", "rewardbench2")]
-    with pytest.raises(
-        ThreestepError, match="^reward_model expects --benchmark, one of rewardbench2, rewardbench, got"
-    ):
+    with pytest.raises(ThreestepError, match="^reward_model expects --benchmark, one of rewardbench2, rewardbench,"):
         evaluate.main(without)
     with pytest.raises(ThreestepError, match="--benchmark is only for reward_model, and gsm8k takes prompts; leave it"):
         evaluate.main(["gsm8k", *flags[1:]])

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from threestep.plugins.evaluation.reward_evaluation.__main__ import RewardEvaluationArguments, main
-from threestep.plugins.evaluation.reward_evaluation.scorer import ScorerSettings
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.flags.flags import note_mistakes, settings_of
+from training.utils.flags.flags import note_mistakes
 
 
 def sentences(**given) -> list[str]:
@@ -32,18 +31,6 @@ def sentences(**given) -> list[str]:
 def test_a_flag_that_cannot_be(given, words):
     (sentence,) = sentences(**given)
     assert sentence.startswith(words)
-
-
-def test_the_defaults_are_sound(tmp_path):
-    assert sentences() == []
-    (tmp_path / "pairs.jsonl").write_text("")
-    assert sentences(score_file=str(tmp_path / "pairs.jsonl"), output="x.jsonl") == []
-
-
-def test_the_flags_are_the_scorers_settings():
-    flags = RewardEvaluationArguments("m", dtype="bf16", per_device_eval_batch_size=3, padded=True)
-    assert settings_of(ScorerSettings, flags) == ScorerSettings("m", "bf16", per_device_eval_batch_size=3, padded=True)
-    assert settings_of(ScorerSettings, RewardEvaluationArguments("m")) == ScorerSettings("m")
 
 
 def test_a_place_that_takes_no_scores_is_refused_before_they_are_made(tmp_path):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.end_to_end.conftest import run_step
+from tests.support.new_models import save_new_model
 from threestep.plugins.explain.asked_step import AskedRules, AskedStep, explanation_of
 from threestep.plugins.explain.records import whole_record
 from threestep.plugins.explain.rules import counterfactual, rule_of
@@ -27,12 +28,7 @@ RECORDED = "--dtype fp32 --record_values true --record_steps 1 2".split()
 
 @pytest.fixture(scope="module")
 def start(place: Path) -> Path:
-    from threestep.plugins.programs import new_model
-
-    folder = place / "explain_start"
-    shape = "--vocab_size 353 --hidden_size 32 --num_hidden_layers 2 --num_attention_heads 2".split()
-    new_model.main(["--data_path", "embedded", "--out", str(folder), "--seed", "1", *shape])
-    return folder
+    return save_new_model(place / "explain_start")
 
 
 # step, flags, ranks

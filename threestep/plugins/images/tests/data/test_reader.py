@@ -30,9 +30,7 @@ def test_a_reader_is_of_a_folder_with_an_image_processor_whose_tokens_the_tokeni
         "images: prepared by Qwen2VLImageProcessorPil; their tokens are compared with those of Qwen2VLProcessor"
     )
     assert reader.text_of(picture(56, 56), "here").text == "<|image_pad|>" * 4
-    with pytest.raises(
-        ThreestepError, match="the tokenizer has no token number 260, which a model of the family qwen2_v"
-    ):
+    with pytest.raises(ThreestepError, match="the tokenizer has no token number 260, which a model of the family"):
         open_image_reader(str(folder), config_of(folder), tokenizer_of("llava").__class__(vocab={"a": 0}, merges=[]))
     (folder / "preprocessor_config.json").unlink()
     assert open_image_reader(str(folder), config_of(folder), tokenizer) is None
@@ -70,7 +68,5 @@ def test_settings_of_an_image_processor_that_are_not_read(tmp_path, text):
     """That is not a folder without an image processor."""
     folder = write_folder(tmp_path / "model")
     (folder / "preprocessor_config.json").write_text(text)
-    with pytest.raises(
-        ThreestepError, match="preprocessor_config.json is not one that the installed transformers reads"
-    ):
+    with pytest.raises(ThreestepError, match="preprocessor_config.json is not one that the installed transformers"):
         open_image_reader(str(folder), config_of(folder), tokenizer_of("qwen2_vl"))

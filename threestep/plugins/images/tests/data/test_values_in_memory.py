@@ -56,9 +56,7 @@ def test_paths_bytes_and_pil(tmp_path, monkeypatch):
 
 
 def test_a_path_without_a_file(tmp_path):
-    with pytest.raises(
-        ThreestepError, match=r"^rows\[0\]\['images'\] expects a picture: .* got 'no.png', which cannot be"
-    ):
+    with pytest.raises(ThreestepError, match=r"^rows\[0\]\['images'\] expects a picture: .* got 'no.png', which"):
         address_of_rows([{"prompt": "a", "images": ["no.png"]}], tmp_path)
 
 

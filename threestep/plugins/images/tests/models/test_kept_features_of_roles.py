@@ -110,9 +110,7 @@ def test_a_model_with_another_projector_reads_features_where_they_go_into_it(tra
 def test_an_actor_whose_tower_trains_is_refused():
     _, images, actor, reference, scorer = made()
     actor.requires_grad_(True)
-    with pytest.raises(
-        ThreestepError, match="^--kept_image_features_mb 1 does not go with this .*: its vision tower tra"
-    ):
+    with pytest.raises(ThreestepError, match="^--kept_image_features_mb 1 does not go with this .*: its vision tower"):
         opened(images, actor, reference, scorer)
     assert opened(images, actor, reference, scorer, megabytes=0) == (images, [])
 

@@ -19,15 +19,6 @@ def test_it_is_near_measured_all_reduces(device, ranks, size, bus):
     assert 2 * gather_seconds(size, ranks, DEVICES[device]) == pytest.approx(measured, rel=0.4)
 
 
-def test_one_rank_waits_for_nobody():
-    assert gather_seconds(1e9, 1, DEVICES["h100"]) == 0.0
-
-
-def test_more_messages_cost_hops_alone():
-    one, ten = (gather_seconds(1e9, 8, DEVICES["h100"], messages) for messages in (1, 10))
-    assert ten - one == pytest.approx(9 * 7 * 3e-6)
-
-
 def test_bytes_of_stages():
     """Stages 0 to 2 move twice the weights in a step of one micro-batch, stage 3 three times (arXiv 1910.02054)."""
     for stage, times in ((0, 2), (1, 2), (2, 2), (3, 3)):

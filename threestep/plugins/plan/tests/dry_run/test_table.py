@@ -19,14 +19,6 @@ def test_ranks_are_those_asked_for_or_the_launchers_or_one(monkeypatch):
     assert ranks_of_dry_run(None) == 4 and ranks_of_dry_run(8) == 8
 
 
-def test_lines_are_in_gib_and_those_without_bytes_are_left_out(capsys):
-    lines = [MemoryLine("weights", 3 * 2**29, 2**30), MemoryLine("nothing", 0, 0)]
-    print_memory(lines, [Moment("at work", (MemoryLine("logits", 37 * 2**29), MemoryLine("none of it", 0)))])
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["weights", "1.500", "1.000"] in rows and ["most", "at", "once", "20.0", "1.000"] in rows
-    assert not any("nothing" in row or "none" in row for row in rows)
-
-
 def test_the_parts_add_up_to_the_totals():
     held = [MemoryLine("weights", 5, 1), MemoryLine("optimizer", 0, 7)]
     moments = [Moment("in a backward", (MemoryLine("a", 1), MemoryLine("b", 2, 4))), Moment("resting", ())]
@@ -53,13 +45,6 @@ def test_only_the_first_rank_speaks(monkeypatch, capsys):
     print_plan("a.program", 2, {"seed": 1}, ["a sentence"])
     print_memory([MemoryLine("weights", 1)], [Moment("at work", ())], str)
     assert capsys.readouterr().out == ""
-
-
-def test_settings_and_sentences_are_said(monkeypatch, capsys):
-    monkeypatch.delenv("RANK", raising=False)
-    print_plan("a.program", 2, {"seed": 1}, ["a sentence"])
-    said = capsys.readouterr().out
-    assert "dry run of a.program on 2 ranks" in said and "  seed: 1\n" in said and said.endswith("a sentence\n")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from threestep.plugins.report.figures.charts import ChartLine, histogram_of, running_mean, thinned
+from threestep.plugins.report.figures.charts import histogram_of, running_mean, thinned
 
 
 def test_the_mean_is_over_the_values_around():
@@ -14,20 +14,6 @@ def test_the_mean_is_over_the_values_around():
     # at the ends the window has fewer values; the gap is no value
     assert running_mean(points, 3) == [(1, 1.5), (2, 3.0), (4, 4.0), (5, 5.0)]
     assert running_mean(points, 1) == [(1, 1.0), (2, 2.0), (4, 6.0), (5, 4.0)]
-
-
-def test_only_long_noisy_curves_are_smoothed():
-    points = [(step, 0.0) for step in range(600)]
-    assert ChartLine("", points, 0).window == 21
-    assert ChartLine("", points, 0).window % 2 == 1
-    assert ChartLine("", points[:59], 0).window == 1
-    assert ChartLine("", points, 0, is_evaluation=True).window == 1
-    assert ChartLine("", points, 0, is_smooth=True).window == 1
-
-
-def test_gaps_are_not_drawn():
-    line = ChartLine("", [(1, None), (2, 1.0), (3, None)], 0)
-    assert line.known == [(2, 1.0)]
 
 
 def test_thinning_loses_no_spike_and_no_end():

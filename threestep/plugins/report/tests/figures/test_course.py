@@ -38,15 +38,3 @@ def test_noise_is_not_worse():
     course = course_of("eval/reward", [(0, 1.0), (10, 2.0), (20, 1.5)])
     assert course.lost(error=0.2) and not course.lost(error=0.3)
     assert course.sentence(0.3) == ""
-
-
-def test_sentences_say_what_to_do():
-    assert course_of("eval/loss", [(0, 3.0), (1200, 1.0), (2000, 2.0)]).sentence() == (
-        "the held-out loss was lowest after step 1,200 (1) and is 2 after step 2,000: further training made it worse; "
-        "--load_best_model_at_end ends with the best one, --early_stopping 3 also ends training after 3 evaluations "
-        "without a better one"
-    )
-    assert course_of("eval/reward", [(0, 3.0), (5, 2.5), (9, 2.0)]).sentence(0.0, "checker got better, 0 to 1") == (
-        "the held-out reward was greatest before training (3) and is 2 after step 9 (checker got better, 0 to 1): "
-        "training made it worse; lower the learning rate, or look at the rows"
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 
-from threestep.plugins.report.figures.charts import ChartLine, HistogramChart, LineChart, ScatterChart
+from threestep.plugins.report.figures.charts import ChartLine, HistogramChart, LineChart
 from threestep.plugins.report.figures.drawing import drawing_of, in_words
 
 
@@ -32,24 +32,6 @@ def test_a_curve_of_a_hundred_thousand_steps_is_small_and_loses_no_spike():
     assert len(json.dumps(drawn)) < 60_000
 
 
-def test_a_histogram_and_a_cloud():
-    counts = (("chosen", (1, 2000)), ("rejected", (3, 0)))
-    drawn = drawing_of(HistogramChart("Scores", (0.0, 0.5, 1.0), counts, "score"))
-    assert drawn["label"] == "Scores: 2,001 chosen, 3 rejected" and drawn["edges"] == [0.0, 0.5, 1.0]
-    assert [kind["counts"] for kind in drawn["kinds"]] == [[1, 2000], [3, 0]]
-    assert drawn["kinds"][1]["shares"] == [100.0, 0.0]
-    cloud = drawing_of(ScatterChart("", (("a", ((1.25, 1.0), (2.0, 3.0))), ("b", ())), "x", "y"))["clouds"]
-    assert [(own["xs"], own["ys"]) for own in cloud] == [([1.25, 2], [1.0, 3.0]), ([], [])]
-
-
-def test_the_best_is_a_point_of_its_line():
-    held = ChartLine("held-out", [(0, 7.0), (3, 2.0), (6, 3.0)], 0, is_evaluation=True, best=3)
-    [drawn] = drawing_of(LineChart("Loss", (held,)))["lines"]
-    assert drawn["best"] == [3, 2.0]
-    unknown = ChartLine("held-out", [(0, 7.0), (3, None), (6, 3.0)], 0, is_evaluation=True, best=3)
-    assert "best" not in drawing_of(LineChart("Loss", (unknown,)))["lines"][0]
-
-
 def test_two_values_are_words():
     held, one = ChartLine("held-out", [(0, 7.0), (1200, 2.0)], 0, is_evaluation=True), ChartLine("rate", [(1, 0.5)], 0)
     assert in_words(LineChart("", (held,))) == "held-out 7 before training, 2 after step 1,200"
@@ -60,10 +42,3 @@ def test_two_values_are_words():
     longer = ChartLine("training", [(1, 1.0), (2, None), (3, 2.0)], 0)  # a curve with a gap, which its chart shows
     assert in_words(LineChart("", (held, longer))) == "" == in_words(LineChart("", ()))
     assert in_words(HistogramChart("", (0.0, 1.0), (("a", (1,)),), "")) == ""
-
-
-def test_nothing_to_draw_is_no_drawing():
-    assert drawing_of(LineChart("", (ChartLine("a", [(1, None)], 0),))) is None
-    assert drawing_of(LineChart("", ())) is None
-    assert drawing_of(HistogramChart("", (0.0, 1.0), (("a", (0,)),), "")) is None
-    assert drawing_of(ScatterChart("", (("a", ()),), "", "")) is None

@@ -30,12 +30,6 @@ def step_of(tmp_path):
     return make
 
 
-def test_headlines_of_two_evaluations(ppo_run, sft_run):
-    [ppo], [sft] = (read_runs([folder])[0].steps for folder in (ppo_run(), sft_run()))
-    assert headline(ppo) == [HeadlineFigure("Mean reward", 1.0, 2.0, 0.25), HeadlineFigure("Checker", 0.5, 0.75)]
-    assert headline(sft) == [HeadlineFigure("SFT loss", 4.5, 2.4)] and best_step(sft) is None
-
-
 def test_the_best_step_is_beside_the_last(step_of):
     step = step_of()
     assert best_step(step) == 20
@@ -47,11 +41,6 @@ def test_the_best_step_is_beside_the_last(step_of):
         "the held-out loss was lowest after step 20 (1.5) and is 1.9 after step 30 (Token accuracy got better, 0.6 to "
         "0.65): further training made it worse; "
     )
-
-
-def test_a_run_that_ends_with_its_best_says_so(step_of):
-    step = step_of(OVERFIT[:3])
-    assert [figure.note for figure in headline(step)] == ["best at the end"] * 2 and worse_sentence(step) == ""
 
 
 def test_a_run_that_never_got_better(step_of):
@@ -77,11 +66,6 @@ def test_a_run_is_judged_by_the_metric_that_it_names(step_of):
     assert best_step(step) == 30 and worse_sentence(step) == ""
     step = step_of(metric_for_best_model="token_accuracy", greater_is_better=False)
     assert best_step(step) == 0
-
-
-def test_a_run_without_evaluations_has_no_outcome(step_of):
-    step = step_of(())
-    assert (headline(step), best_step(step), judged_course(step), worse_sentence(step)) == ([], None, None, "")
 
 
 @pytest.mark.parametrize("program", ["training.step2_reward.main", "training.step2_dpo.main"])

@@ -30,14 +30,6 @@ def test_facts_hold_no_paths_of_the_machine(sft_run):
     ]  # fmt: skip
 
 
-def test_several_steps_are_one_run(tmp_path, sft_run, ppo_run):
-    sft_run("all/step1_sft"), ppo_run("all/step3_ppo")
-    (tmp_path / "all/summary.json").write_text('{"seconds_sft": 60.0}')
-    facts = dict(facts_of(read_runs([tmp_path / "all"])[0]))
-    assert facts["Duration"] == "1 min 10 s (SFT 3 steps, PPO 2 steps)"
-    assert "Device" not in facts and "Versions" not in facts  # no file says so
-
-
 def test_only_settings_that_are_not_defaults(sft_run):
     folder = sft_run()
     changed = {"learning_rate": 0.25, "seed": 7, "padded": True, "output_dir": "x", "dataset_module": []}
@@ -46,13 +38,3 @@ def test_only_settings_that_are_not_defaults(sft_run):
     found = {name: (value, default) for name, value, default in changed_settings(step)}
     assert found.keys() == {"learning_rate", "seed", "padded"}
     assert found["padded"] == ("true", "false") and found["learning_rate"][0] == "0.25"
-
-
-def test_unknown_settings_and_no_settings_break_nothing(sft_run):
-    folder = sft_run()
-    (folder / "config.yaml").write_text("nothing_known: 1\n")
-    (step,) = read_runs([folder])[0].steps
-    assert changed_settings(step) == []
-    (folder / "config.yaml").unlink()
-    (folder / "environment.json").write_text('{"versions": "text"}')
-    assert dict(facts_of(read_runs([folder])[0]))["Rows"] == "90 training, 90 held out"

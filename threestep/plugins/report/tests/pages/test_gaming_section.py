@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 
 from threestep.plugins.report.figures.reading import read_runs
-from threestep.plugins.report.pages.page import page, parts_of
-from threestep.plugins.report.png import named_charts
+from threestep.plugins.report.pages.page import parts_of
 
 
 def samples(check_after: float) -> list[dict]:
@@ -41,25 +39,3 @@ def test_a_gamed_reward_is_on_the_page_with_its_pairs(ppo_run):
     assert "pairs of neighbouring words" in html and "A linear model of these features" in html
     assert "gaming-0" in parts.drawings and 'data-chart="gaming-0"' in html
     assert "it does not promise to warn" in html
-
-
-def test_an_honest_one_has_no_warning(ppo_run):
-    html = parts_of(read_runs([written(ppo_run, 0.9)])).html["gaming"]
-    assert "warning" not in html.replace("promise to warn", "")
-    assert "No sign: the score rose by 2 (s.e. 0), and checker rose with it." in html
-
-
-def test_without_a_checker_it_says_how_to_have_one(ppo_run):
-    html = parts_of(read_runs([written(ppo_run, 0.9, settings="")])).html["gaming"]
-    assert "Nothing held out checks the score: give --checker" in html
-
-
-def test_several_runs_have_a_curve_each(ppo_run):
-    runs = read_runs([written(ppo_run, 0.1, "a"), written(ppo_run, 0.9, "b")])
-    html = page(runs, datetime.datetime(2026, 1, 1))
-    assert html.count('data-chart="gaming-') == 2 and "<h3>a</h3>" in html and "<h3>b</h3>" in html
-    names = [name for name, _ in named_charts(runs)]
-    assert [name for name in names if name.startswith("gaming")] == [
-        "gaming_score_and_held_out_values_against_the_kl",
-        "gaming_score_and_held_out_values_against_the_kl_",
-    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threestep.plugins.report.pages.marked import length_chart, marked_texts
+from threestep.plugins.report.pages.marked import marked_texts
 
 
 def test_what_carries_loss_is_marked_and_escaped():
@@ -10,9 +10,3 @@ def test_what_carries_loss_is_marked_and_escaped():
     assert "&lt;b&gt;" in html and "<b>" not in html
     assert '<mark>a&amp;b<i class="break"></i>\n</mark>c' in html
     assert html.count("<p class=soft>") == 2 and marked_texts([("x", [])]).count("<p") == 0
-
-
-def test_lengths_beyond_the_limit_have_their_own_colour():
-    html = length_chart([(1, 10, 4), (11, 20, 2)], limit=10)
-    assert 'class="within"' in html and 'class="over"' in html and "width:50.0%" in html
-    assert length_chart([]) == '<div class="lengths"></div>'

@@ -12,7 +12,6 @@ import pytest
 from threestep.plugins.report.figures.reading import read_runs
 from threestep.plugins.report.pages import page as page_module
 from threestep.plugins.report.pages.page import page
-from threestep.plugins.report.tests.conftest import write_lines
 
 WHEN = datetime.datetime(2026, 1, 2, 3, 4)
 VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -89,54 +88,6 @@ def test_the_numbers_are_those_of_metrics_jsonl(sft_run):
     ]
 
 
-def test_every_drawing_has_its_place_and_every_line_its_legend(sft_run, ppo_run):
-    text, _ = read(sft_run(), ppo_run())
-    drawn = drawings(text)
-    assert set(re.findall(r'<figure data-chart="([^"]*)"', text)) == set(drawn) and len(drawn) == 5
-    for name, drawing in drawn.items():
-        figure = re.search(rf'<figure data-chart="{name}".*?</figure>', text, re.DOTALL)[0]
-        assert figure.count("<li>") == len(next(drawing[key] for key in ("lines", "kinds", "clouds") if key in drawing))
-
-
-def test_the_top_says_what_was_run(sft_run):
-    folder = sft_run(model_name_or_path="org/model", data_path=["embedded"], program="training.step1_sft.main")
-    (folder / "environment.json").write_text('{"device": "1 rank on cpu", "versions": {"torch": "2.13.0"}}')
-    text, reader = read(folder)
-    for word in ("org/model", "embedded", "1 rank on cpu", "torch 2.13.0", "10.0 s (SFT 3 steps)", "Settings"):
-        assert word in reader.texts, word
-    assert str(folder.parent) not in text  # a page is shown to others
-
-
-def test_results_come_first_and_settings_last_in_folds(sft_run, ppo_run):
-    """A phone shows the top."""
-    folder = sft_run(model_name_or_path="org/model", data_path=["embedded"], program="training.step1_sft.main")
-    write_lines(folder / "samples.jsonl", [{"step": at, "prompt": "p?", "response": f"r{at}"} for at in (0, 3)])
-    (folder / "divergence.jsonl").write_text('{"step": 3, "sentence": "it diverged"}')
-    text, _ = read(folder)
-    top = text.partition("<nav>")[0].partition("<body>")[2]
-    words = ("org/model · embedded · 10.0 s (SFT 3 steps)", "it diverged", "SFT loss", "4.5 →", "p?", "r0", "r3")
-    assert [top.find(word) for word in words] == sorted(top.find(word) for word in words) and words[0] in top
-    assert "learning_rate" not in top and "Versions" not in top and "Rows" not in top
-    sections = re.findall(r'<section id="([^"]*)">', text)
-    assert sections == ["sft", "samples", "time", "left-out", "run", "settings"]
-    settings = text.partition('<section id="settings">')[2]
-    folds = re.findall(r"<details><summary>([^<]*)</summary>", settings)
-    assert folds == [f"Step 1: supervised fine-tuning: {what}" for what in ("2 settings changed", "all 6 settings")]
-    assert "learning_rate" not in re.sub(r"<details>.*?</details>", "", settings)
-
-
-def test_one_or_two_values_are_a_sentence(ppo_run):
-    text, reader = read(ppo_run())
-    for words in (
-        "KL to the reference",
-        " (nats a response): 0 after step 1, 0.3 after step 2",
-        " (mean score of a response): rollouts 1.1 after step 1, 1.9 after step 2; held-out prompts 1 before training, "
-        "2 after step 2",
-    ):
-        assert words in reader.texts, words
-    assert set(drawings(text)) == set(re.findall(r'<figure data-chart="([^"]*)"', text)) == {"ppo-4", "ppo-5"}
-
-
 def test_the_best_step_is_marked_and_a_run_that_got_worse_says_so(sft_run):
     folder = sft_run(losses=(4.0, 3.0, 2.5, 2.0))
     lines = [{"step": at, "seconds": 2.0, "eval/loss": loss} for at, loss in ((2, 2.0), (3, 2.2), (4, 2.75))]
@@ -153,13 +104,6 @@ def test_the_best_step_is_marked_and_a_run_that_got_worse_says_so(sft_run):
     assert re.findall(r'<tr class="chosen"><td>([^<]*)</td><td class="number">([^<]*)<', text) == [("2 (best)", "2")]
     compared, _ = read(folder, sft_run("other"))
     assert "4.5 → 2.75 (best: 2 after step 2)" in compared and '<p class="warning">sft: the held-out' in compared
-
-
-def test_steps_without_samples_say_so_and_others_have_every_evaluation(sft_run, ppo_run):
-    _, reader = read(sft_run("a"))
-    assert "No samples of SFT: its folder has no samples.jsonl." in reader.texts
-    _, reader = read(ppo_run("b"))
-    assert "At every evaluation" in reader.texts and "step 10" in reader.texts
 
 
 def test_without_the_library_the_page_is_there_and_says_what_is_missing(sft_run, monkeypatch):
@@ -232,19 +176,3 @@ def test_runs_are_compared(sft_run):
     ):
         assert word in reader.texts, word
     assert reader.texts.count("4.5 → 2.4") == 2  # the SFT loss of each
-
-
-def test_rewards_are_coloured_beside_those_of_the_same_run(ppo_run):
-    def samples(*rewards):
-        return [{"step": step, "prompt": "p", "response": "r", "reward": one} for step, one in enumerate(rewards)]
-
-    text, _ = read(ppo_run("a", samples(1.0, 2.0)), ppo_run("b", samples(7.0, 6.0)))
-    told = re.findall(r"reward <b([^>]*)>(\d)<", text.partition('<section id="samples">')[2])
-    assert told == [("", "1"), (' class="good"', "2"), ("", "7"), (' class="bad"', "6")]
-
-
-def test_step_3_is_called_by_its_estimator(ppo_run):
-    folder = ppo_run()
-    (folder / "config.yaml").write_text("advantage: grpo\n")
-    _, reader = read(folder)
-    assert "Step 3: GRPO" in reader.texts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from threestep.plugins.report.figures.reading import read_runs
-from threestep.plugins.report.pages.samples_section import first_sample, samples_section
+from threestep.plugins.report.pages.samples_section import samples_section
 from threestep.plugins.report.tests.conftest import PAIRS, SAMPLES, pair_sample
 
 
@@ -25,13 +25,6 @@ def test_what_is_not_as_expected_is_a_gap(pair_run, broken):
     assert section(pair_run("one", [*PAIRS, {**pair_sample(9, 50, 1.0, 2.0), **broken}]))
 
 
-def test_margins_between_the_evaluations_can_be_opened(pair_run):
-    between = [*PAIRS[:12], pair_sample(5, 0, 3.0, 1.0), *PAIRS[12:]]
-    assert "Margins at every evaluation" in section(pair_run("one", between))
-    assert "step 5 <b>2</b>" in section(pair_run("two", between))
-    assert "Margins at every evaluation" not in section(pair_run("three", PAIRS))
-
-
 def test_pictures_stand_below_the_prompt_of_every_kind_of_step(ppo_run, pair_run):
     folders = [
         pair_run("pairs", [{**sample, "images": ["c" * 64]} for sample in PAIRS]),
@@ -45,13 +38,6 @@ def test_pictures_stand_below_the_prompt_of_every_kind_of_step(ppo_run, pair_run
         html = section(folder)
         shown = '<div class="pictures"><img src="data:image/png;base64,YSBwaWN0dXJl" alt="image 1 of 1"></div>'
         assert html.count(shown) == html.count('class="card sample"') and "not shown" not in html
-
-
-def test_each_kind_of_step_has_a_heading_where_there_are_several(ppo_run, pair_run):
-    html = section(pair_run("one", PAIRS), ppo_run("two"))
-    assert html.index('<h3 class="kind">reward model</h3>') < html.index("Judged worst after training")
-    assert html.index("Judged worst") < html.index('<h3 class="kind">PPO</h3>') < html.index("Rose most")
-    assert 'class="kind"' not in section(ppo_run("three"))
 
 
 def test_turns_of_conversations_stand_apart(ppo_run):
@@ -70,22 +56,3 @@ def test_turns_of_conversations_stand_apart(ppo_run):
     assert "(2 more parts)" in section(ppo_run("two", [{**sample, **long} for sample in SAMPLES]))
     for broken in ({"parts": 3}, {"parts": [[]]}, {"turns": "x"}, {"environment_figures": []}, {"cut_by": 3}):
         assert section(ppo_run(f"broken {broken}", [{**sample, **acted, **broken} for sample in SAMPLES]))
-
-
-def test_without_samples(sft_run):
-    assert section(sft_run()) == '<p class="soft">No samples of SFT: its folder has no samples.jsonl.</p>'
-
-
-def test_the_top_has_the_first_response_that_changed(ppo_run, sft_run, pair_run):
-    def top(*folders) -> str:
-        return first_sample([step for run in read_runs(folders) for step in run.steps])
-
-    samples = [
-        {"step": step, "uid": f"{index}", "prompt": f"p{index}", "response": f"r{step * index}", "reward": 1.0}
-        for step in (0, 9) for index in range(3)
-    ]  # fmt: skip
-    html = top(sft_run(), ppo_run("a", samples), pair_run("pairs", PAIRS))
-    assert "p1" in html and "r0" in html and "r9" in html and "p0" not in html and "(PPO)" in html
-    assert "p0" in top(ppo_run("same", [{**sample, "response": "r"} for sample in samples]))
-    assert '<b class="bad">0.25 → -2</b>' in top(pair_run("judged", PAIRS))  # the first after those judged worst
-    assert top(sft_run("none")) == ""

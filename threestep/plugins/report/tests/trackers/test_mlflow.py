@@ -59,9 +59,7 @@ def test_one_that_cannot_be_opened_ends_the_run_at_its_start(tmp_path, monkeypat
 
     mlflow.start_run = fail
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
-    with pytest.raises(
-        ThreestepError, match=r"--report_to mlflow: it cannot be opened \(RuntimeError: no such server\)"
-    ):
+    with pytest.raises(ThreestepError, match=r"--report_to mlflow: it cannot be opened \(RuntimeError: no such"):
         open_trackers(["mlflow"], tmp_path, {}, 0)
 
 

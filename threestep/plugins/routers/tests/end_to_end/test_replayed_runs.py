@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from tests.end_to_end.conftest import run_step
 from tests.families.builds import draw_weights
+from tests.support.new_models import save_new_model
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 
@@ -34,11 +35,7 @@ CASES = {
 def start(place: Path) -> Path:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from threestep.plugins.programs import new_model
-
-    folder = place / "mixture_start"
-    shape = "--vocab_size 353 --hidden_size 32 --num_hidden_layers 2 --num_attention_heads 2".split()
-    new_model.main(["--data_path", "embedded", "--out", str(folder), "--seed", "1", *shape])
+    folder = save_new_model(place / "mixture_start")
     old = AutoConfig.from_pretrained(folder).to_dict()
     kept = {name: old[name] for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "hidden_size")}
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}

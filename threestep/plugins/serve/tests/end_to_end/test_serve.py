@@ -6,7 +6,6 @@ import copy
 import importlib.util
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.pages import blocks
-from tests.support.tiny_models import tiny_causal_lm
+from tests.support.saved_models import save_pair
 
 pytestmark = [
     pytest.mark.end_to_end,
@@ -53,11 +52,9 @@ def client_of(server: SimpleNamespace, **changes):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, tiny_tokenizer):
     place = tmp_path_factory.mktemp("served")
-    own = {"vocab_size": len(tiny_tokenizer), "eos_token_id": tiny_tokenizer.eos_token_id}
-    tiny_causal_lm("llama", **own, pad_token_id=tiny_tokenizer.pad_token_id).save_pretrained(place / "model")
     tokenizer = copy.deepcopy(tiny_tokenizer)
     tokenizer.init_kwargs["threestep"] = {"prompt_style": "human_assistant"}
-    tokenizer.save_pretrained(place / "model")
+    save_pair(place / "model", tokenizer)
     return place / "model"
 
 
@@ -99,41 +96,6 @@ def test_the_printed_command_line_asks(server):
     assert done.returncode == 0 and json.loads(done.stdout)["choices"][0]["message"]["content"], done
 
 
-def test_stream(client):
-    whole = asked(client, seed=2)
-    chunks = list(asked(client, seed=2, stream=True, stream_options={"include_usage": True}))
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert text == whole.choices[0].message.content and chunks[-1].usage == whole.usage
-    assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]][-1] == whole.choices[0].finish_reason
-
-
-def test_stop(client):
-    text = asked(client, seed=2).choices[0].message.content
-    answer = asked(client, seed=2, stop=text[3:5])
-    assert answer.choices[0].message.content == text[: text.index(text[3:5])].strip()
-    assert answer.choices[0].finish_reason == "stop"
-
-
-def test_n_and_seed(client):
-    one = asked(client, seed=2).choices[0].message.content
-    three = [choice.message.content for choice in asked(client, seed=2, n=3).choices]
-    assert three[0] == one and len(set(three)) == 3
-    assert [choice.message.content for choice in asked(client, seed=2, n=3).choices] == three
-
-
-def test_logprobs(client):
-    choice = asked(client, temperature=0, logprobs=True, top_logprobs=3).choices[0]
-    assert choice.logprobs.content
-    for entry in choice.logprobs.content:
-        best = entry.top_logprobs[0]
-        assert len(entry.top_logprobs) == 3 and (best.token, best.logprob) == (entry.token, entry.logprob)
-
-
-def test_texts(client):
-    answer = client.completions.create(model="tiny", prompt=["Hi", "Sing"], max_tokens=4, temperature=0, logprobs=1)
-    assert [choice.index for choice in answer.choices] == [0, 1]
-
-
 @pytest.mark.parametrize(
     ("page", "name"), [("docs/after_training.md", "answer.py"), ("threestep/plugins/serve/README.md", "ask.py")]
 )
@@ -165,30 +127,6 @@ def test_mistakes_are_openais_errors(client, server):
     with pytest.raises(openai.RateLimitError, match="answers wait to be drawn and 128 more are too many"):
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda _: asked(client, n=128), range(8)))
-
-
-def test_a_hundred_at_once_are_those_asked_alone(client):
-    def text(number: int) -> str:
-        return asked(client, f"Question {number}", temperature=0 if number % 2 else 1, seed=number).choices[0].message
-
-    alone = [text(number).content for number in range(100)]
-    with ThreadPoolExecutor(100) as pool:
-        together = [message.content for message in pool.map(text, range(100))]
-    assert together == alone
-
-
-def test_a_client_that_hangs_up_frees_its_place(folder):
-    server = started(folder, folder.parent / "one_row", "--max_rows", "1", "--max_waiting", "1", "--engine", "ours")
-    try:
-        client = client_of(server, max_retries=5)  # a hang-up is noticed at the next token
-        for _ in range(5):
-            stream = asked(client, max_tokens=120, seed=3, stream=True, temperature=1.5)
-            next(iter(stream))
-            stream.close()
-        assert asked(client, max_tokens=2).usage.completion_tokens > 0
-    finally:
-        server.process.send_signal(signal.SIGINT)
-    assert server.process.wait(60) == 0
 
 
 def test_what_is_drawn_is_sent_before_the_end(folder):

@@ -11,6 +11,7 @@ import threading
 
 import pytest
 
+from tests.support.saved_models import save_pair
 from tests.support.tiny_models import tiny_scalar_model
 from threestep.plugins.evaluation.model import start_alone
 from threestep.plugins.evaluation.scorer import load_answer_scorer
@@ -26,12 +27,9 @@ RESPONSES = [" fig pear", " 5"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, tiny_tokenizer):
     place = tmp_path_factory.mktemp("reward") / "rm"
-    own = {"vocab_size": len(tiny_tokenizer), "eos_token_id": tiny_tokenizer.eos_token_id}
-    tiny_scalar_model("llama", **own, pad_token_id=tiny_tokenizer.pad_token_id).save_pretrained(place)
     tokenizer = copy.deepcopy(tiny_tokenizer)
     tokenizer.init_kwargs["threestep"] = {"prompt_style": "human_assistant"}
-    tokenizer.save_pretrained(place)
-    return str(place)
+    return save_pair(place, tokenizer, tiny_scalar_model)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.support.hostile import attack
+from tests.support.saved_models import save_pair
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from threestep.plugins.environments.driven.endpoint import ENDPOINT
 from threestep.plugins.evaluation.asgi import GuardedApp, server_of
@@ -59,19 +60,12 @@ def asking(port: int, path: str, body: object = None, **headers: str) -> Callabl
     return ask
 
 
-def saved(folder, make, tokenizer) -> str:
-    ids = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    make("llama", **ids).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
 @contextlib.contextmanager
 def model(folder, tokenizer) -> Iterator[Served]:
     from threestep.plugins.serve.endpoint.model import load_served
     from threestep.plugins.serve.tests.endpoint import conftest
 
-    served = load_served(saved(folder / "m", tiny_causal_lm, tokenizer), "tiny", conftest.SAMPLING, ChatArguments())
+    served = load_served(save_pair(folder / "m", tokenizer, tiny_causal_lm), "tiny", conftest.SAMPLING, ChatArguments())
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
     with conftest.serving(served) as client:
         yield (
@@ -83,7 +77,7 @@ def model(folder, tokenizer) -> Iterator[Served]:
 
 @contextlib.contextmanager
 def reward(folder, tokenizer) -> Iterator[Served]:
-    served = load_served_reward(saved(folder / "rm", tiny_scalar_model, tokenizer), "rm", None, ChatArguments())
+    served = load_served_reward(save_pair(folder / "rm", tokenizer, tiny_scalar_model), "rm", None, ChatArguments())
     body = {"prompts": ["Human: Hi Assistant:"], "responses": [" yes"]}
     with running(RewardServer(0, served, KEY, 2**16)) as port:
         yield port, SCORES, asking(port, SCORES, body, Authorization=f"Bearer {KEY}")
