@@ -19,7 +19,7 @@ from training.utils.plugins.registry import plugins, topics
 # What a number counts, as `--help` shows it behind the flag; for a text or a path, what it names.
 UNITS = frozenset(
     {
-        "characters", "checkpoints", "covariance", "epochs", "evaluations", "factor", "forwards", "gib",
+        "characters", "checkpoints", "covariance", "epochs", "evaluations", "factor", "gib",
         "gigabytes", "money", "heads", "index", "layers", "mib", "nats", "norm", "number", "passes", "paths", "port",
         "probability", "processes", "prompts", "rank", "ranks", "rate", "ratio", "responses", "rollouts",
         "rows", "samples", "score", "seconds", "seed", "sequences", "share", "stage", "steps", "temperature",
