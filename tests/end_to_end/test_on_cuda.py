@@ -323,7 +323,7 @@ def estimates_and_losses() -> dict[str, list[str]]:
         settings = learning_settings(algorithm, ppo)
         flat_M = values_BR.flatten().requires_grad_()
         sequence_M = torch.arange(4, device=device).repeat_interleave(3)
-        selected_M = sequence_M > 2 if settings.policy_loss.keys is not None else None
+        selected_M = sequence_M > 2 if settings.policy_loss.selects is not None else None
         tokens = PolicyTokens(flat_M, flat_M.detach() + 0.1, flat_M.detach(), sequence_M, selected_M)
         losses_M, clipped_M = settings.policy_loss.loss(tokens, settings.policy)
         losses_M.sum().backward()

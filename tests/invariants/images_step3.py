@@ -212,9 +212,6 @@ def settings_of(case: Any, rows: list[Any], images: Any, ranks: Any) -> Any:
         aggregation="token-mean",
         clip_range_value=CLIP_RANGE_VALUE,
         entropy_coef=0.0,
-        cov_share=2e-4,
-        clip_cov_low=1.0,
-        clip_cov_high=5.0,
         unsup_coef=0.0,
     )
     return made(

@@ -188,9 +188,6 @@ def make_trainer(
         aggregation="seq-mean-token-mean" if grpo else "token-mean",
         clip_range_value=CLIP_RANGE_VALUE,
         entropy_coef=ENTROPY_COEF if grpo else 0.0,
-        cov_share=2e-4,
-        clip_cov_low=1.0,
-        clip_cov_high=5.0,
         unsup_coef=UNSUP_COEF,
     )
     settings = made(

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.support.objectives import objective
-from tests.unit.step3_ppo.losses.test_losses import FORMULAS, HOW
+from tests.unit.step3_ppo.losses.test_losses import FORMULAS, how_of
 from training.step1_sft import loss as sft
 from training.step2_dpo.losses import LOSSES
 from training.step2_dpo.losses import pairs as dpo
@@ -25,7 +25,6 @@ from training.step3_ppo.kl import KL_ESTIMATORS
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
 from training.step3_ppo.losses.added import entropy_loss, pretraining_loss, value_loss
 from training.step3_ppo.losses.aggregation import StepTotals
-from training.step3_ppo.losses.covariance import covariance_sums, covariances
 from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
 from training.step3_ppo.measures.measures import moments as measured
 from training.step3_ppo.mismatch import CORRECTIONS, LEVELS, REJECTIONS
@@ -84,26 +83,22 @@ def tokens() -> PolicyTokens:
 @pytest.mark.parametrize("name", list(POLICY_LOSSES))
 def test_policy_losses(name):
     entry = POLICY_LOSSES[name]
-    settings = PolicyLossSettings(0.1, 0.3, 1.7, kl_cov_coef=0.7, sapo_tau_pos=1.1, sapo_tau_neg=1.3)
+    settings = PolicyLossSettings(0.1, 0.3, 1.7, options=entry.flags and entry.flags())
 
     def compute() -> Any:
         given = tokens()
         loss_M, clipped_M = entry.loss(given, settings)
         loss_M.sum().backward()
-        keys = entry.keys
-        sums = covariance_sums(given.advantages_M, given.old_logprobs_M)
-        covariance_M = covariances(given.advantages_M, given.old_logprobs_M, sums)
-        ranked = None if keys is None else keys(covariance_M, given.advantages_M, -0.3, 0.3)
-        return loss_M.detach(), clipped_M, given.logprobs_M.grad, covariance_M, ranked
+        return loss_M.detach(), clipped_M, given.logprobs_M.grad
 
     judge(compute)
 
 
-@pytest.mark.parametrize("name", list(POLICY_LOSSES))
+@pytest.mark.parametrize("name", FORMULAS)
 def test_policy_losses_by_their_formulas(name):
     """To 1e-12: float32 rounds by 1e-7."""
     given = tokens()
-    loss_M, _ = POLICY_LOSSES[name].loss(given, HOW)
+    loss_M, _ = POLICY_LOSSES[name].loss(given, how_of(name))
     differences = (given.logprobs_M - given.old_logprobs_M).tolist()
     rows = [
         [(differences[at], float(given.advantages_M[at])) for at in range(len(differences)) if SEQUENCE_M[at] == own]
@@ -154,7 +149,7 @@ def test_advantages(name, norm_over):
         collisions_BR=drawn(B, R, seed=5).sigmoid(),
         weights_BR=drawn(B, R, seed=6).exp(),
     )
-    judge(lambda: ESTIMATORS[name].estimate(inputs(), AdvantageSettings(0.9, 0.7, True, norm_over)))
+    judge(lambda: ESTIMATORS[name].estimate(inputs(), AdvantageSettings(0.9, 0.7, True, norm_over, (own := ESTIMATORS[name].flags) and own())))
 
 
 def test_whitening_and_shaped_rewards():

@@ -11,6 +11,8 @@ from pathlib import Path
 from training.utils.base.user_files import named_object
 from training.utils.plugins.registry import plugins
 
+# Tables of addresses of entries, which may have flags of their own.
+_WITH_FLAGS = ("policy_losses", "advantages")
 KNOWN = Path(__file__).parents[2] / "training" / "utils" / "plugins" / "known_plugins.txt"
 
 
@@ -23,6 +25,8 @@ def known_plugins() -> str:
         places = dict.fromkeys(place for places in plugin.flags.values() for place in places)
         places |= dict.fromkeys(entry.flags for entry in plugin.tables.get("rollout_engines", {}).values())
         groups = [named_object(place) for place in places if place]
+        entries = [each for table in _WITH_FLAGS for each in plugin.tables.get(table, {}).values()]
+        groups += [found for each in entries if (found := getattr(named_object(each), "flags", None))]
         flags = dict.fromkeys(sorted(field.name for group in groups for field in dataclasses.fields(group)))
         kinds = {"commands": plugin.commands, "flags": flags, **plugin.tables}
         lines += [f"{name} {kind}: {' '.join(words)}" for kind, words in kinds.items() if words]

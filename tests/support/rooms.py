@@ -92,7 +92,9 @@ MATHS_MAY_IMPORT = (
     "training.utils.base.errors",
     "training.utils.base.tables",
     "threestep.plugins.distillation.settings",
+    "training.utils.flags.entry_flags",
     "training.utils.flags.flags",
+    "training.utils.plugins.objectives",
     "training.utils.preference.arguments",
 )
 # What rooms hand to each other: the files that importing one of them may load, itself included.

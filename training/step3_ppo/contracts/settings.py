@@ -12,17 +12,16 @@ from training.utils.rewards.weighted import MODEL_ALONE, Rewards
 from training.utils.run.profiling import Traces
 
 if TYPE_CHECKING:
-    from training.step3_ppo.advantages import Estimator
     from training.step3_ppo.advantages.inputs import AdvantageSettings
     from training.step3_ppo.kl import KlEstimator
     from training.step3_ppo.kl.control import KlControl
-    from training.step3_ppo.losses import PolicyLoss
     from training.step3_ppo.losses.tokens import PolicyLossSettings
     from training.step3_ppo.mismatch.settings import MismatchSettings
     from training.utils.contracts.rollout_engine import Sampling
     from training.utils.layout.rank_share import SequenceLayout
     from training.utils.loading.score_scale import ScoreScale
     from training.utils.models.flops import ComputeMeter
+    from training.utils.plugins.objectives import Estimator, PolicyLoss
 
 
 @dataclass(frozen=True)
@@ -110,9 +109,6 @@ class LearningSettings:
     aggregation: str
     clip_range_value: float
     entropy_coef: float
-    cov_share: float
-    clip_cov_low: float
-    clip_cov_high: float
     unsup_coef: float
     bypass: MismatchSettings | None = None
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from training.step3_ppo.advantages import ESTIMATORS, NO_ADVANTAGE, WITH_CRITIC, Estimator
+from training.step3_ppo.advantages import ESTIMATORS, NO_ADVANTAGE, WITH_CRITIC
 from training.step3_ppo.advantages.inputs import AdvantageSettings
 from training.step3_ppo.contracts.settings import (
     ExperienceSettings,
@@ -19,11 +19,13 @@ from training.step3_ppo.contracts.settings import (
 from training.step3_ppo.flags.extensions import estimator_named, policy_loss_named
 from training.step3_ppo.kl import DEFAULT_KL_ESTIMATORS, KL_ESTIMATORS, KlEstimator
 from training.step3_ppo.kl.control import KlControl
-from training.step3_ppo.losses import AGGREGATIONS, PolicyLoss
+from training.step3_ppo.losses import AGGREGATIONS
 from training.step3_ppo.losses.tokens import PolicyLossSettings
 from training.utils.base.tables import either
+from training.utils.flags.entry_flags import own_options
 from training.utils.flags.flags import settings_of
 from training.utils.generation.table import engine_class
+from training.utils.plugins.objectives import PolicyLoss
 from training.utils.rewards.weighted import MODEL_ALONE, Rewards
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
     from training.utils.layout.rank_share import SequenceLayout
     from training.utils.loading.score_scale import ScoreScale
+    from training.utils.plugins.objectives import Estimator
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,9 @@ def experience_settings(
         ),
         kl=kl,
         estimator=estimator,
-        advantage=_advantage_settings(flags),
+        advantage=AdvantageSettings(
+            flags.gamma, flags.lam, flags.norm_adv_by_std, flags.norm_adv_over, own_options(estimator, flags)
+        ),
         whiten_advantages=estimator.whitens if flags.whiten_advantages is None else flags.whiten_advantages,
         mismatch=mismatch,
         reports_variance=ppo.report_variance,
@@ -172,13 +177,8 @@ def reads_old_policy(algorithm: Algorithm, ppo: PpoArguments) -> bool:
         or (mismatch is not None and not bypasses)
         or algorithm.estimator.needs_policy
         or ppo.report_variance
-        or (not bypasses and (ppo.steps_per_rollout > 1 or algorithm.policy_loss.keys is not None))
+        or (not bypasses and (ppo.steps_per_rollout > 1 or algorithm.policy_loss.selects is not None))
     )
-
-
-def _advantage_settings(flags: AlgorithmArguments) -> AdvantageSettings:
-    by_std, over, zero_tail = flags.norm_adv_by_std, flags.norm_adv_over, flags.otb_zero_tail
-    return settings_of(AdvantageSettings, flags, norm_by_std=by_std, norm_over=over, zero_tail=zero_tail)
 
 
 def mismatch_settings(algorithm: Algorithm, ppo: PpoArguments) -> MismatchSettings | None:
@@ -207,7 +207,7 @@ def learning_settings(algorithm: Algorithm, ppo: PpoArguments) -> LearningSettin
         LearningSettings,
         flags,
         policy_loss=policy_loss,
-        policy=settings_of(PolicyLossSettings, flags, clip_low=low, clip_high=high),
+        policy=PolicyLossSettings(low, high, flags.dual_clip, own_options(policy_loss, flags)),
         aggregation=flags.loss_aggregation or policy_loss.aggregation,
         unsup_coef=ppo.unsup_coef,
         bypass=mismatch if mismatch is not None and mismatch.bypass else None,

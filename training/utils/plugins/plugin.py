@@ -204,8 +204,8 @@ EVERY_STEP = "every step"
 TABLES = frozenset(
     """
 rollout_engines decode_loops rollout_sources trackers data_sources row_forms rewards media optimizers policy_losses
-evaluated_figures model_losses meant_flags kept_as_begun logs run_files in_place_of_run auto_choices advice curves
-evaluation_flags whole_run_switches stored_forms packed_layers backends
+advantages evaluated_figures model_losses meant_flags kept_as_begun logs run_files in_place_of_run auto_choices advice
+curves evaluation_flags whole_run_switches stored_forms packed_layers backends
 evaluation_flags whole_run_switches stored_forms packed_layers row_sharing
 """.split()
 )
@@ -234,7 +234,9 @@ class Plugin(NamedTuple):
         `media`: the address of the `MediaKind` of a class, by the name of the column of rows that holds such media;
             one at most in all plugins
         `optimizers`: OptimizerEntry, by the names that --optimizer takes
-        `policy_losses`: addresses of functions, as FILE.py:NAME takes them, by the names that --policy_loss takes
+        `policy_losses`, `advantages`: addresses of a `PolicyLoss` or an `Estimator` (`plugins.objectives`),
+            or of its function, by the names that --policy_loss and --advantage take; in modules that are cheap to
+            import
         `evaluated_figures`: steps, such as ("step1_sft",), by the figures that their evaluations then have too, as
             `StepFigures.evaluates` names them
         `model_losses`: what the plugin computes of a model's own losses, in words, by the fields of configurations

@@ -86,6 +86,7 @@ def how(**changes) -> ExperienceSettings:
         "reads_old_logprobs": True, "plan": PlanSettings(1, max_rows_per_micro_batch=2), "pad_token_id": PAD,
     }  # fmt: skip
     given |= changes
+    given["advantage"] = dataclasses.replace(given["advantage"], options=(own := given["estimator"].flags) and own())
     given.setdefault("with_collisions", given["estimator"].needs_policy or given.get("reports_variance", False))
     return records_made(ExperienceSettings, **given)
 
@@ -417,7 +418,7 @@ def test_the_optimal_token_baseline_reads_the_policys_distributions(rollout, rol
     inputs = AdvantageInputs(
         made.rewards_BR, rollout.response_lengths_B, group_B, logprobs_BR=old_BR, collisions_BR=collisions_BR
     )
-    want_BR, _ = estimator.estimate(inputs, AdvantageSettings(0.9, 0.7, True))
+    want_BR, _ = estimator.estimate(inputs, AdvantageSettings(0.9, 0.7, True, options=estimator.flags()))
     torch.testing.assert_close(made.advantages_BR, want_BR, rtol=1e-3, atol=1e-4)
 
 

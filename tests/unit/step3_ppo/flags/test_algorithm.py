@@ -146,15 +146,14 @@ def test_the_flags_arrive():
     ppo = PpoArguments(unsup_coef=3.0, temperature=0.7, clip_reward=2.0, max_answer_seq_len=99, **FOUR)
     given = algorithm(
         ppo, advantage="grpo", gamma=0.5, lam=0.4, norm_adv_by_std=False, dual_clip=3.0, clip_range_value=0.3,
-        cov_share=0.1, clip_cov_low=0.2, clip_cov_high=0.6, kl_cov_coef=0.8, entropy_coef=0.01, missing_eos_penalty=1.5,
+        entropy_coef=0.01, missing_eos_penalty=1.5,
         overlong_buffer_tokens=7, overlong_penalty=0.9, mask_truncated_responses=True, mismatch=MismatchArguments(
             mismatch_correction="mask", mismatch_level="sequence", mismatch_threshold=3.0
         ), kl_coef=0.05, kl_estimator="k2", kl_control="adaptive",
         kl_target=2.0, kl_horizon=500.0,
     )  # fmt: skip
     learning = learning_settings(given, ppo)
-    assert (learning.policy.dual_clip, learning.policy.kl_cov_coef) == (3.0, 0.8)
-    assert (learning.cov_share, learning.clip_cov_low, learning.clip_cov_high) == (0.1, 0.2, 0.6)
+    assert learning.policy.dual_clip == 3.0 and learning.policy.options is None
     assert (learning.clip_range_value, learning.entropy_coef, learning.unsup_coef) == (0.3, 0.01, 3.0)
     made = experience_settings(given, ppo, SequenceLayout(PLAN, 5))
     assert made.estimator is ESTIMATORS["grpo"] and not made.whiten_advantages
@@ -224,7 +223,7 @@ def test_what_an_estimator_reads_and_divides_by():
     settings = made(advantage="optimal_token_baseline", kl_coef=0.0, otb_zero_tail=False)
     assert (
         settings.reading.reads_old_logprobs
-        and not settings.advantage.zero_tail
+        and not settings.advantage.options.otb_zero_tail
         and settings.advantage.norm_over is None
     )
     assert made(advantage="rloo", norm_adv_over="batch").advantage.norm_over == "batch"

@@ -18,7 +18,6 @@ from training.step3_ppo.flags.algorithm import experience_settings, learning_set
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.flags.arguments import PpoArguments
 from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
-from training.step3_ppo.learning import selection
 from training.step3_ppo.learning.learning import Learner
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
 from training.step3_ppo.losses.added import value_loss
@@ -127,7 +126,9 @@ PLANS = [
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_micro_batches_change_nothing(policy_loss, aggregation):
     flags = {"policy_loss": policy_loss, "loss_aggregation": aggregation, "kl_in": "loss", "entropy_coef": 0.1}
-    flags |= {"cov_share": 0.2, "clip_cov_low": -1.0, "clip_range": 0.5}
+    own = {"cov_share": 0.2, "clip_cov_low": -1.0}  # so that some tokens are selected
+    flags |= {name: value for name, value in own.items() if hasattr(POLICY_LOSSES[policy_loss].flags, name)}
+    flags |= {} if policy_loss == "sapo" else {"clip_range": 0.5}
     found = []
     for plan in PLANS:
         roles = made_roles(with_critic=True)
@@ -241,8 +242,9 @@ def plain_gradients(made: Experience, policy_loss: str, aggregation: str) -> lis
         torch.cat, zip(*found, strict=True)
     )
     totals = StepTotals(float(counted.sum()), float(made.counts_B.sum()), 6.0)
+    own = POLICY_LOSSES[policy_loss].flags
     share = AGGREGATIONS[aggregation](counted, number, totals)
-    tokens, how = PolicyTokens(logp, old, advantages, number), PolicyLossSettings(0.5, 0.5)
+    tokens, how = PolicyTokens(logp, old, advantages, number), PolicyLossSettings(0.5, 0.5, options=own and own())
     kl = (torch.exp(ref - logp) - (ref - logp) - 1).clamp(max=10)
     ((POLICY_LOSSES[policy_loss].loss(tokens, how)[0] * weights + 0.3 * kl) * share).sum().backward()
     (value_loss(values, old_values, returns, 0.2)[0] * token_mean(counted, number, totals)).sum().backward()
@@ -255,7 +257,7 @@ SHARED = PlanSettings(1, 90, packed=True, max_row_tokens=90, least_shared_tokens
 
 
 @pytest.mark.parametrize(
-    "number, policy_loss", list(enumerate(name for name, loss in POLICY_LOSSES.items() if loss.keys is None))
+    "number, policy_loss", list(enumerate(name for name, loss in POLICY_LOSSES.items() if loss.selects is None))
 )
 def test_conversations_that_fork_weigh_as_conversations(number, policy_loss):
     """By every loss, against plain forwards of their parts: how rows hold them changes nothing."""
@@ -307,22 +309,6 @@ def test_a_response_that_does_not_count_changes_nothing():
         stepped(PLANS[1], one, roles, kl_in="loss", entropy_coef=0.1)
         gradients.append((roles.actor.gradient(), roles.critic.gradient()))
     assert all(torch.equal(one, two) for one, two in zip(*gradients, strict=True))
-
-
-def test_equal_responses_are_selected_together():
-    """Their old log-probabilities differ by rounding, which may not decide which of them KL-Cov holds back."""
-    first, *_ = training_sequences([random_experience(5)], 2, 0, 1)
-    assert first.old_logprobs_r is not None
-    algorithm = selected_algorithm(
-        AlgorithmArguments(policy_loss="kl_cov"), MismatchArguments(), PpoArguments(), Mistakes()
-    )
-    assert algorithm is not None
-    settings = learning_settings(algorithm, PpoArguments())
-    for rounding in (1e-7, -1e-7):
-        twin = dataclasses.replace(first, number=first.number + 1, old_logprobs_r=first.old_logprobs_r + rounding)
-        selected = selection.selected_tokens([first, twin], settings, 6.0, 7, device=CPU).by_number
-        one, other = selected.values()
-        assert one.equal(other) and int(one.sum()) == 1
 
 
 def test_without_old_log_probabilities_the_ratio_is_one():

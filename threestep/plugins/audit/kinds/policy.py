@@ -26,7 +26,6 @@ from threestep.plugins.audit.recording.hashes import mixed
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.experience.sequences import TokenColumns, counted_by_the_actor
 from training.step3_ppo.kl import KL_ESTIMATORS
-from training.step3_ppo.learning.selection import selected_tokens
 from training.step3_ppo.losses import POLICY_LOSSES
 
 if TYPE_CHECKING:
@@ -180,13 +179,14 @@ def _minibatch(step: PolicyStep, watched: Watched) -> dict[str, torch.Tensor]:
 def _drawn(step: PolicyStep, watched: Watched) -> dict[str, torch.Tensor]:
     """The tokens that Clip-Cov drew, once more by its seed; of other losses nothing: they follow from the rest."""
     learning, sequences = step.settings.updates.learning, step.minibatch.sequences
-    if learning.policy_loss != POLICY_LOSSES["clip_cov"]:
+    selects = learning.policy_loss.selects
+    if selects is None or learning.policy_loss != POLICY_LOSSES.get("clip_cov"):
         return {}
     first = next(iter(watched.values()))
     tokens = float(sum(len(each.advantages_r) for each in sequences if each.counts))
-    selected = selected_tokens(sequences, learning, tokens, step.minibatch.seed, device=first[0].loss.device)
-    assert selected is not None  # Clip-Cov treats tokens apart
-    ones = [selected.of_rows(forward.numbers).float() for forward in step.forwards]
+    selected = selects(sequences, learning.policy, tokens, step.minibatch.seed)
+    nothing = torch.empty(0, device=first[0].loss.device)
+    ones = [torch.cat([nothing, *(selected[number].float() for number in each.numbers)]) for each in step.forwards]
     return {"selected": spread(first, ones) > 0}
 
 
@@ -200,7 +200,7 @@ def _settings(
         "longest_tokens": float(settings.scoring.length.max_tokens),
         "temperature": settings.reading.temperature,
         "advantage": next((name for name, known in ESTIMATORS.items() if settings.estimator == known), None),
-        "zero_tail": advantage.zero_tail,
+        "zero_tail": getattr(advantage.options, "otb_zero_tail", None),
         "gamma": advantage.gamma,
         "lam": advantage.lam,
         "norm_by": _norm(settings),
@@ -235,13 +235,8 @@ def _of_loss(learning: LearningSettings) -> dict[str, Any]:
         "clip_low": policy.clip_low,
         "clip_high": policy.clip_high,
         "dual_clip": policy.dual_clip,
-        "sapo_tau_pos": policy.sapo_tau_pos,
-        "sapo_tau_neg": policy.sapo_tau_neg,
-        "kl_cov_coef": policy.kl_cov_coef,
-        "cov_share": learning.cov_share,
-        "clip_cov_low": learning.clip_cov_low,
-        "clip_cov_high": learning.clip_cov_high,
         "entropy_coef": learning.entropy_coef or None,
+        **({} if policy.options is None else vars(policy.options)),
     }
 
 
@@ -259,7 +254,7 @@ def _of_mismatch(mismatch: MismatchSettings) -> dict[str, Any]:
 
 def _norm(settings: ExperienceSettings) -> str:
     """Whose standard deviation divides the advantages: by default GRPO's group, and nobody's of RLOO."""
-    usual = "group" if settings.estimator in (ESTIMATORS["grpo"], ESTIMATORS["grpo_passk"]) else "none"
+    usual = "group" if settings.estimator in (ESTIMATORS["grpo"], ESTIMATORS.get("grpo_passk")) else "none"
     if not settings.estimator.norms:
         return "none"
     return (settings.advantage.norm_over or usual) if settings.advantage.norm_by_std else "none"

@@ -1,0 +1,25 @@
+"""Losses and advantage estimators that the three steps can do without."""
+
+from training.utils.plugins.plugin import Hooks, Plugin
+
+PLUGIN = Plugin(
+    "objectives",
+    "further policy losses and advantage estimators",
+    tables={
+        "policy_losses": {
+            "geo_mean": f"{__name__}.policy_losses:GEO_MEAN",
+            "sapo": f"{__name__}.policy_losses:SAPO",
+            "gpg": f"{__name__}.policy_losses:GPG",
+            "kl_cov": f"{__name__}.policy_losses:KL_COV",
+            "clip_cov": f"{__name__}.policy_losses:CLIP_COV",
+        },
+        "advantages": {
+            "grpo_passk": f"{__name__}.estimators:GRPO_PASSK",
+            "opo": f"{__name__}.estimators:OPO",
+            "gpg": f"{__name__}.estimators:GPG",
+            "optimal_token_baseline": f"{__name__}.estimators:TOKEN_BASELINE",
+            "tir_optimal_token_baseline": f"{__name__}.estimators:TOKEN_BASELINE",
+        },
+    },
+    hooks=Hooks(check=f"{__name__}.checks:check"),
+)
