@@ -285,12 +285,12 @@ def estimates_and_losses() -> dict[str, list[str]]:
     """Every advantage estimator and policy loss on the device, and where its results lie."""
     import torch
 
+    from threestep.plugins.mismatch.arguments import MismatchArguments
     from training.step3_ppo.advantages import ESTIMATORS
     from training.step3_ppo.advantages.inputs import AdvantageInputs
     from training.step3_ppo.flags.algorithm import experience_settings, learning_settings, selected_algorithm
     from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
     from training.step3_ppo.flags.arguments import PpoArguments
-    from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
     from training.step3_ppo.losses import POLICY_LOSSES
     from training.step3_ppo.losses.tokens import PolicyTokens
     from training.utils.base.errors import Mistakes

@@ -116,10 +116,10 @@ def settings_of(ranks: Any, packed: bool, number: int) -> Any:
 
 
 def settings_for(ranks: Any, packed: bool, estimator: str, kl: dict[str, Any]) -> Any:
+    from threestep.plugins.mismatch.arguments import MismatchArguments
     from training.step3_ppo.flags.algorithm import experience_settings, selected_algorithm
     from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
     from training.step3_ppo.flags.arguments import PpoArguments
-    from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
     from training.utils.base.errors import Mistakes
     from training.utils.layout.planner import PlanSettings
     from training.utils.layout.rank_share import SequenceLayout

@@ -13,6 +13,10 @@ from torch.utils._pytree import tree_leaves
 
 from tests.support.objectives import objective
 from tests.unit.step3_ppo.losses.test_losses import FORMULAS, how_of
+from threestep.plugins.mismatch.figures import mismatch_measures
+from threestep.plugins.mismatch.recipes import CORRECTIONS, LEVELS, REJECTIONS
+from threestep.plugins.mismatch.settings import MismatchSettings, rejection_of
+from threestep.plugins.mismatch.weights import corrected, loss_weights, sequences_of
 from training.step1_sft import loss as sft
 from training.step2_dpo.losses import LOSSES
 from training.step2_dpo.losses import pairs as dpo
@@ -27,10 +31,6 @@ from training.step3_ppo.losses.added import entropy_loss, pretraining_loss, valu
 from training.step3_ppo.losses.aggregation import StepTotals
 from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
 from training.step3_ppo.measures.measures import moments as measured
-from training.step3_ppo.mismatch import CORRECTIONS, LEVELS, REJECTIONS
-from training.step3_ppo.mismatch.figures import mismatch_measures
-from training.step3_ppo.mismatch.settings import MismatchSettings, rejection_of
-from training.step3_ppo.mismatch.weights import corrected, loss_weights, sequences_of
 from training.utils.contracts.rollout import DrawnTokens
 
 B, R = 6, 5
@@ -149,7 +149,11 @@ def test_advantages(name, norm_over):
         collisions_BR=drawn(B, R, seed=5).sigmoid(),
         weights_BR=drawn(B, R, seed=6).exp(),
     )
-    judge(lambda: ESTIMATORS[name].estimate(inputs(), AdvantageSettings(0.9, 0.7, True, norm_over, (own := ESTIMATORS[name].flags) and own())))
+    judge(
+        lambda: ESTIMATORS[name].estimate(
+            inputs(), AdvantageSettings(0.9, 0.7, True, norm_over, (own := ESTIMATORS[name].flags) and own())
+        )
+    )
 
 
 def test_whitening_and_shaped_rewards():

@@ -79,7 +79,6 @@ MATHS = {
     "training.step3_ppo.losses": (),
     "training.step3_ppo.kl": (),
     "training.step3_ppo.measures": (),
-    "training.step3_ppo.mismatch": (),
     "training.step3_ppo.experience.reward_shaping": (),
     "training.step3_ppo.advantages": (),
     "training.utils.layout": ("numpy",),

@@ -14,13 +14,13 @@ import torch
 from tests.support.plain_roles import plain_roles
 from tests.support.step3_records import changed as changed_settings
 from tests.support.step3_records import made as made_settings
+from threestep.plugins.mismatch.arguments import MismatchArguments
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.contracts.records import Experience
 from training.step3_ppo.contracts.settings import PpoSettings
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings, selected_algorithm
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.flags.arguments import PpoArguments
-from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
 from training.step3_ppo.learning.learning import Updates
 from training.step3_ppo.learning.notes import row_ids_of_all_ranks
 from training.step3_ppo.parts.prompt_source import PromptSource

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from training.step3_ppo.contracts.correction import Correction
 from training.utils.base.console import LogPace
 from training.utils.contracts.step_observers import StepObservers
 from training.utils.layout.order import completes_epochs
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from training.step3_ppo.kl import KlEstimator
     from training.step3_ppo.kl.control import KlControl
     from training.step3_ppo.losses.tokens import PolicyLossSettings
-    from training.step3_ppo.mismatch.settings import MismatchSettings
     from training.utils.contracts.rollout_engine import Sampling
     from training.utils.layout.rank_share import SequenceLayout
     from training.utils.loading.score_scale import ScoreScale
@@ -80,7 +80,6 @@ class ExperienceSettings:
     """Settings of parts 3 to 6; see the flags of the same names.
 
     samples_per_prompt: adjacent sequences of a rollout that form a group.
-    mismatch: None does not correct.
     reports_variance: variance proxies of the gradient, from the policy's distributions.
     """
 
@@ -92,7 +91,7 @@ class ExperienceSettings:
     estimator: Estimator
     advantage: AdvantageSettings
     whiten_advantages: bool
-    mismatch: MismatchSettings | None = None
+    correction: Correction = Correction()
     reports_variance: bool = False
 
 
@@ -100,8 +99,7 @@ class ExperienceSettings:
 class LearningSettings:
     """Settings of the losses of part 7; see the flags of the same names.
 
-    policy_loss, aggregation: entries of their tables. bypass: the correction where the loss makes it, from the policy
-        of each update; None where the experience has it.
+    policy_loss, aggregation: entries of their tables.
     """
 
     policy_loss: PolicyLoss
@@ -110,7 +108,6 @@ class LearningSettings:
     clip_range_value: float
     entropy_coef: float
     unsup_coef: float
-    bypass: MismatchSettings | None = None
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ from training.step3_ppo.losses import AGGREGATIONS
 from training.step3_ppo.losses.added import entropy_loss, pretraining_loss, value_loss
 from training.step3_ppo.losses.aggregation import StepTotals, token_mean
 from training.step3_ppo.losses.tokens import PolicyTokens
-from training.step3_ppo.mismatch.weights import loss_weights
 from training.utils.base.seeds import derived_seed
 from training.utils.base.transfer import moved, pinned
 from training.utils.contracts.documents import TokenSequence, plain
@@ -147,7 +146,8 @@ class Learner:
         weights_M = AGGREGATIONS[settings.aggregation](batch.actor_counted_M, sequence_M, totals)
         policy_M, clipped_M = settings.policy_loss.loss(tokens, settings.policy)
         log_ratio_M = tokens.log_ratio_M.detach()
-        corrections_M = batch.weights_M if settings.bypass is None else self._corrections(log_ratio_M, sequence_M)
+        of_update_M = self.experience.correction.loss_weights(log_ratio_M, sequence_M)
+        corrections_M = batch.weights_M if of_update_M is None else of_update_M
         if corrections_M is not None:
             policy_M = policy_M * corrections_M
         loss = (policy_M * weights_M).sum()
@@ -166,11 +166,6 @@ class Learner:
         assert critic is not None and old_M is not None and returns_M is not None  # both if there is a critic
         errors = value_loss(critic(forward.rows, at="targets"), old_M, returns_M, self.settings.clip_range_value)
         return critic_loss(batch.counted_M, token_mean(batch.counted_M, forward.rows.sequence_M, totals), *errors)
-
-    def _corrections(self, log_ratio_M: torch.Tensor, sequence_M: torch.Tensor) -> torch.Tensor:
-        """Return the weights of tokens with --mismatch_bypass, which this policy decides."""
-        assert self.settings.bypass is not None
-        return loss_weights(log_ratio_M, sequence_M, self.settings.bypass)
 
     def _text_batches(self, texts: Sequence[TokenSequence], device: torch.device) -> list[MicroBatch]:
         """Return this rank's micro-batches of texts, which are only read if their loss has no weight."""

@@ -163,6 +163,8 @@ class Hooks(NamedTuple):
         with `AddedFlags()`, those to a model that a program loads without such flags
     guests: (flags) -> GuestFeature: what trains beside a run's models, or adds to their losses; flags as of `check`
     rollout_scheduler: (PpoFlags) -> RolloutScheduler | None: which weights draw the rollouts of a step
+    correction: (PpoFlags) -> Correction: of rollouts that another policy drew (`step3_ppo.contracts.correction`); one
+        plugin at most
     partners: (AddedFlags) -> Partners: who answers the model while it draws, in step 3 and in a chat
         (`training.utils.generation.partners`)
     step_observer: (ObservedRun) -> StepObserver | None: what looks at the optimizer steps of a run
@@ -179,6 +181,7 @@ class Hooks(NamedTuple):
     preparers: str = ""
     guests: str = ""
     rollout_scheduler: str = ""
+    correction: str = ""
     partners: str = ""
     step_observer: str = ""
     evaluation_observer: str = ""

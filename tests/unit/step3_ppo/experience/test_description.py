@@ -9,6 +9,7 @@ import torch
 
 from tests.support.step3_records import changed, made_experience
 from tests.support.step3_records import made as records_made
+from threestep.plugins.mismatch.settings import MismatchSettings
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.advantages.inputs import AdvantageSettings
 from training.step3_ppo.contracts.records import Experience
@@ -17,7 +18,6 @@ from training.step3_ppo.experience import description
 from training.step3_ppo.experience.description import described, reward_means
 from training.step3_ppo.kl import KL_ESTIMATORS
 from training.step3_ppo.kl.control import KlControl
-from training.step3_ppo.mismatch.settings import MismatchSettings
 from training.utils.contracts.rollout import Rollout
 from training.utils.layout.planner import PlanSettings
 

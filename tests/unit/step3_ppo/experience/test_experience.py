@@ -12,6 +12,7 @@ import torch
 
 from tests.support.step3_records import made as records_made
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
+from threestep.plugins.mismatch.settings import MismatchSettings, Rejection
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
 from training.step3_ppo.advantages.returns import gae
@@ -22,7 +23,6 @@ from training.step3_ppo.experience.experience import make_experience
 from training.step3_ppo.experience.scoring import outcome_scores, score
 from training.step3_ppo.kl import KL_ESTIMATORS
 from training.step3_ppo.kl.control import KlControl
-from training.step3_ppo.mismatch.settings import MismatchSettings, Rejection
 from training.utils.contracts.rollout import Rollout
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import SequenceLayout, rank_share

@@ -110,7 +110,7 @@ FIELDS = ("scored.scores_B", "rewards_BR", "advantages_BR", "returns_BR", "old_l
 def test_what_others_say_changes_no_advantage(name):
     """None to five observations, appended or each in a fork: KL, turn rewards, correction, whitening and the punishment
     of length in between."""
-    from training.step3_ppo.mismatch.settings import MismatchSettings
+    from threestep.plugins.mismatch.settings import MismatchSettings
 
     settings = how(
         temperature=1.0, samples_per_prompt=4, estimator=ESTIMATORS[name],

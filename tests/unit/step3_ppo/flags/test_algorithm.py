@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from threestep.plugins.mismatch.arguments import MismatchArguments
+from threestep.plugins.mismatch.recipes import RECIPES
+from threestep.plugins.mismatch.settings import MismatchSettings, rejection_of
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.flags.algorithm import (
     Algorithm,
@@ -14,11 +17,8 @@ from training.step3_ppo.flags.algorithm import (
 )
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.flags.arguments import PpoArguments
-from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
 from training.step3_ppo.kl import KL_ESTIMATORS
 from training.step3_ppo.losses import POLICY_LOSSES
-from training.step3_ppo.mismatch import RECIPES
-from training.step3_ppo.mismatch.settings import MismatchSettings, rejection_of
 from training.utils.base.errors import Mistakes
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import SequenceLayout

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from threestep.plugins.mismatch.arguments import MismatchArguments
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
 from training.step3_ppo.flags.algorithm import selected_algorithm
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.flags.arguments import PpoArguments
 from training.step3_ppo.flags.extensions import estimator_named, policy_loss_named
-from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
 from training.step3_ppo.losses import POLICY_LOSSES
 from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
 from training.utils.base.errors import Mistakes, ThreestepError

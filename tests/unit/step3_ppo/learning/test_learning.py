@@ -12,12 +12,12 @@ import torch
 
 from tests.support.step3_records import changed, made_experience
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
+from threestep.plugins.mismatch.arguments import MismatchArguments
 from training.step3_ppo.contracts.records import Experience
 from training.step3_ppo.experience.sequences import text_sequence, training_sequences
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings, selected_algorithm
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.flags.arguments import PpoArguments
-from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
 from training.step3_ppo.learning.learning import Learner
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
 from training.step3_ppo.losses.added import value_loss

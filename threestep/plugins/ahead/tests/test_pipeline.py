@@ -19,12 +19,12 @@ from tests.support.step3_records import changed as changed_settings
 from tests.support.step3_records import made as made_settings
 from threestep.plugins.ahead.arguments import AheadArguments
 from threestep.plugins.ahead.scheduler import AheadScheduler
+from threestep.plugins.mismatch.arguments import MismatchArguments
 from training.step3_ppo.contracts.rollout_events import RolloutEvents
 from training.step3_ppo.contracts.settings import PpoSettings
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings, selected_algorithm
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.flags.arguments import PpoArguments
-from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
 from training.step3_ppo.learning.learning import Updates
 from training.step3_ppo.parts.prompt_source import PromptSource
 from training.step3_ppo.trainer import PpoTrainer

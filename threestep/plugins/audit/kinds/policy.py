@@ -23,15 +23,16 @@ from threestep.plugins.audit.recording.content import (
 )
 from threestep.plugins.audit.recording.files import RecordHead
 from threestep.plugins.audit.recording.hashes import mixed
+from threestep.plugins.mismatch.correction import MismatchCorrection
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.experience.sequences import TokenColumns, counted_by_the_actor
 from training.step3_ppo.kl import KL_ESTIMATORS
 from training.step3_ppo.losses import POLICY_LOSSES
 
 if TYPE_CHECKING:
+    from threestep.plugins.mismatch.settings import MismatchSettings
     from training.step3_ppo.contracts.settings import ExperienceSettings, LearningSettings
     from training.step3_ppo.learning.notes import LearntRollout, PolicyStep
-    from training.step3_ppo.mismatch.settings import MismatchSettings
 
 _REDUCTIONS = {
     "token-mean": "token mean",
@@ -117,7 +118,7 @@ def _rollout(step: PolicyStep) -> dict[str, torch.Tensor]:
     put("old_logprobs", [each.old_logprobs_BR for each in experiences])
     put("ref_logprobs", [each.read.ref_logprobs_BR for each in experiences])
     put("values", [each.read.values_BR for each in experiences])
-    put("corrections", [each.correction.weights_BR for each in experiences])
+    put("corrections", [each.corrected.weights_BR for each in experiences])
     if all(each.read.collisions_BR is not None for each in experiences):
         put("collisions", [each.read.collisions_BR for each in experiences])
         put("policy_logprobs", [each.read.logprobs_BR for each in experiences])
@@ -218,9 +219,9 @@ def _settings(
     }
     pulls = next((True for name in ("k1+", "k3+", "abs+") if kl.estimator == KL_ESTIMATORS[name]), False)
     found["kl_gradient"] = "+" if pulls else None
-    found |= _of_loss(learning) if learning.bypass is None else {}
-    if settings.mismatch is not None and not settings.mismatch.bypass and not settings.mismatch.rejects:
-        found |= _of_mismatch(settings.mismatch)
+    found |= {} if settings.correction.bypasses else _of_loss(learning)
+    if isinstance(settings.correction, MismatchCorrection):
+        found |= _of_mismatch(settings.correction.settings)
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -241,7 +242,7 @@ def _of_loss(learning: LearningSettings) -> dict[str, Any]:
 
 
 def _of_mismatch(mismatch: MismatchSettings) -> dict[str, Any]:
-    if mismatch.correction == "none":
+    if mismatch.correction == "none" or mismatch.bypass or mismatch.rejects:
         return {}
     return {
         "mismatch_correction": mismatch.correction,

@@ -9,6 +9,7 @@ from transformers import Qwen2Config
 
 from tests.unit.step3_ppo.flags.test_algorithm import FOUR, algorithm, told
 from tests.unit.step3_ppo.flags.test_checks import names_of
+from threestep.plugins.mismatch.arguments import MismatchArguments
 from threestep.plugins.routers.tests.test_checks import flags_of
 from threestep.plugins.speculation.settings import Speculation
 from threestep.plugins.vllm import checks
@@ -17,7 +18,6 @@ from threestep.plugins.vllm.servers.engine import VllmServerRollout
 from training.step3_ppo.flags.algorithm import experience_settings
 from training.step3_ppo.flags.arguments import PpoArguments
 from training.step3_ppo.flags.checks import checked_components
-from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.generation.table import RolloutEngineFlags, engine_class
 from training.utils.layout.planner import PlanSettings

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
-from training.step3_ppo.mismatch import RECIPES, REJECTIONS
+from threestep.plugins.mismatch.arguments import MismatchArguments
+from threestep.plugins.mismatch.recipes import RECIPES, REJECTIONS
 from training.utils.base.errors import Mistakes
 from training.utils.flags.flags import note_mistakes
 
