@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import Ran, run_step, save_start
-from training.step2_dpo.losses import LOSSES
+from training.step2_dpo.losses.ranked import LOSSES
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 

@@ -285,7 +285,6 @@ def estimates_and_losses() -> dict[str, list[str]]:
     """Every advantage estimator and policy loss on the device, and where its results lie."""
     import torch
 
-    from threestep.plugins.mismatch.arguments import MismatchArguments
     from training.step3_ppo.advantages import ESTIMATORS
     from training.step3_ppo.advantages.inputs import AdvantageInputs
     from training.step3_ppo.flags.algorithm import experience_settings, learning_settings, selected_algorithm
@@ -303,7 +302,7 @@ def estimates_and_losses() -> dict[str, list[str]]:
     lengths_B = torch.tensor([3, 2, 3, 1], device=device)
     found = {}
     for name in ESTIMATORS:
-        algorithm = selected_algorithm(AlgorithmArguments(advantage=name), MismatchArguments(), ppo, Mistakes())
+        algorithm = selected_algorithm(AlgorithmArguments(advantage=name), ppo, Mistakes())
         settings = experience_settings(algorithm, ppo, SequenceLayout(PlanSettings(1), 1))
         group_B = torch.arange(4, device=device) // 2
         inputs = AdvantageInputs(
@@ -319,7 +318,7 @@ def estimates_and_losses() -> dict[str, list[str]]:
         made = settings.estimator.estimate(inputs, settings.advantage)
         found[name] = sorted({str(part.device) for part in made if part is not None})
     for name in POLICY_LOSSES:
-        algorithm = selected_algorithm(AlgorithmArguments(policy_loss=name), MismatchArguments(), ppo, Mistakes())
+        algorithm = selected_algorithm(AlgorithmArguments(policy_loss=name), ppo, Mistakes())
         settings = learning_settings(algorithm, ppo)
         flat_M = values_BR.flatten().requires_grad_()
         sequence_M = torch.arange(4, device=device).repeat_interleave(3)

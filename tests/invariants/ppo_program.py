@@ -174,7 +174,6 @@ def make_trainer(
         whiten_advantages=not grpo,
         kl=KlSettings(KlControl(KL_COEF), in_loss=grpo, estimator=KL_ESTIMATORS["k3" if grpo else "k1"]),
         length=LengthSettings(MAX_NEW_TOKENS, mask_truncated_responses=grpo),
-        mismatch=None,
         reads_old_logprobs=not grpo or epochs > 1,
         rank=ranks.rank,
         sharing=ranks.sharing.size,

@@ -18,8 +18,8 @@ from threestep.plugins.mismatch.recipes import CORRECTIONS, LEVELS, REJECTIONS
 from threestep.plugins.mismatch.settings import MismatchSettings, rejection_of
 from threestep.plugins.mismatch.weights import corrected, loss_weights, sequences_of
 from training.step1_sft import loss as sft
-from training.step2_dpo.losses import LOSSES
 from training.step2_dpo.losses import pairs as dpo
+from training.step2_dpo.losses.ranked import LOSSES
 from training.step2_reward import loss as reward
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings

@@ -14,7 +14,6 @@ import torch
 from tests.support.plain_roles import plain_roles
 from tests.support.step3_records import changed as changed_settings
 from tests.support.step3_records import made as made_settings
-from threestep.plugins.mismatch.arguments import MismatchArguments
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.contracts.records import Experience
 from training.step3_ppo.contracts.settings import PpoSettings
@@ -72,7 +71,7 @@ def made_trainer(
         num_samples_per_prompt=2, per_device_generation_batch_size=4 // world_size, clip_reward=100.0,
         per_device_training_batch_size=8 // world_size, ppo_epochs=(changed or {}).get("ppo_epochs", 1),
     )  # fmt: skip
-    algorithm = selected_algorithm(AlgorithmArguments(**flags), MismatchArguments(), ppo, Mistakes())
+    algorithm = selected_algorithm(AlgorithmArguments(**flags), ppo, Mistakes())
     assert algorithm is not None
     ranks = Ranks(rank, rank, world_size, torch.device("cpu"))
     roles, _ = plain_roles(last_tokens, algorithm.estimator.needs_critic, algorithm.wants_reference, ranks, rate)

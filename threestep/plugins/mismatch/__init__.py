@@ -7,6 +7,7 @@ PLUGIN = Plugin(
     "weights and rejection where rollout and training differ",
     flags={"step3_ppo": (f"{__name__}.arguments:MismatchArguments",)},
     tables={
+        "corrections": {"mismatch_correction": f"{__name__}.correction:correction"},
         "curves": {
             "mismatch": (
                 "step3_ppo",
@@ -16,5 +17,5 @@ PLUGIN = Plugin(
             ),
         },
     },
-    hooks=Hooks(check=f"{__name__}.checks:check", correction=f"{__name__}.correction:correction"),
+    hooks=Hooks(check=f"{__name__}.checks:check"),
 )

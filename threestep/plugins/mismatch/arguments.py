@@ -1,4 +1,4 @@
-"""The flags of the correction between rollout and training. Cheap to import for `--help`. Which to use: docs/ppo.md."""
+"""The flags of the correction between rollout and training. Cheap to import for `--help`. Which to use: README.md."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class MismatchArguments:
 
     mismatch_recipe: str | None = flag(
         None,
-        "Set the flags of this topic by a name; flags that are given win. One of the recipes of docs/mismatch.md.",
+        "Set the flags of this topic by a name; flags that are given win. One of the recipes of the plugin's page.",
         "name",
         choices=tuple(RECIPES),
     )

@@ -46,3 +46,6 @@ class Correction:
     def figures(self, figures: Mapping[str, float]) -> dict[str, float]:
         """Return figures that follow from others, such as those of `measures`."""
         return {}
+
+
+NO_CORRECTION = Correction()

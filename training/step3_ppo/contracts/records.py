@@ -145,8 +145,8 @@ class Experience:
     advantages_BR: whitened over all ranks if the estimator or the user asks for it, over what counts; then 0 where the
         response is left out.
     returns_BR: advantages before whitening + values; None without a critic.
-    old_logprobs_BR: those that were read, or the rollout's own (`Correction.bypasses`); None where the update is exactly
-        on-policy and nothing else reads them.
+    old_logprobs_BR: those that were read, or the rollout's own (`Correction.bypasses`); None where the update is
+        exactly on-policy and nothing else reads them.
     corrected: the tokens, weighed and rejected.
     reused: what of part 7 has been done by reading.
     """

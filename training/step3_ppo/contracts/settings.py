@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from training.step3_ppo.contracts.correction import Correction
+from training.step3_ppo.contracts.correction import NO_CORRECTION, Correction
 from training.utils.base.console import LogPace
 from training.utils.contracts.step_observers import StepObservers
 from training.utils.layout.order import completes_epochs
@@ -91,7 +91,7 @@ class ExperienceSettings:
     estimator: Estimator
     advantage: AdvantageSettings
     whiten_advantages: bool
-    correction: Correction = Correction()
+    correction: Correction = NO_CORRECTION
     reports_variance: bool = False
 
 

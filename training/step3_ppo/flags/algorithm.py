@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from training.step3_ppo.advantages import ESTIMATORS, NO_ADVANTAGE, WITH_CRITIC
 from training.step3_ppo.advantages.inputs import AdvantageSettings
-from training.step3_ppo.contracts.correction import Correction
+from training.step3_ppo.contracts.correction import NO_CORRECTION, Correction
 from training.step3_ppo.contracts.settings import (
     ExperienceSettings,
     KlSettings,
@@ -45,7 +45,7 @@ class Algorithm:
     estimator: Estimator
     policy_loss: PolicyLoss
     kl_estimator: KlEstimator
-    correction: Correction = Correction()
+    correction: Correction = NO_CORRECTION
 
     @property
     def wants_reference(self) -> bool:
@@ -53,7 +53,7 @@ class Algorithm:
 
 
 def selected_algorithm(
-    flags: AlgorithmArguments, ppo: PpoArguments, mistakes: Mistakes, *, correction: Correction = Correction()
+    flags: AlgorithmArguments, ppo: PpoArguments, mistakes: Mistakes, *, correction: Correction = NO_CORRECTION
 ) -> Algorithm | None:
     """Look every name up and note flags that do not go together; None where a name is unknown. correction: of the
     rollouts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from training.step3_ppo.advantages import NO_ADVANTAGE, WITH_CRITIC
-from training.step3_ppo.contracts.correction import Correction
+from training.step3_ppo.contracts.correction import NO_CORRECTION
 from training.step3_ppo.flags.algorithm import Algorithm, selected_algorithm
 from training.step3_ppo.flags.reuse import check_reuse
 from training.step3_ppo.flags.rollout_choices import (
@@ -101,7 +101,7 @@ def _checked_algorithm(
     flags: PpoFlags, scheduler: RolloutScheduler | None, rewards: tuple[Reward, ...], mistakes: Mistakes
 ) -> Algorithm | None:
     """Return what the names select; None where one is unknown. Note flags that do not go with it."""
-    correction = mistakes.note(correction_of, flags) or Correction()
+    correction = mistakes.note(correction_of, flags) or NO_CORRECTION
     algorithm = selected_algorithm(flags.algorithm, flags.ppo, mistakes, correction=correction)
     if algorithm is not None:
         _check_critic(flags.roles, flags.ppo, algorithm, rewards, mistakes=mistakes)

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from training.step3_ppo.contracts.correction import Correction
+from training.step3_ppo.contracts.correction import NO_CORRECTION, Correction
 from training.utils.base.errors import ThreestepError
 from training.utils.base.user_files import named_object
 from training.utils.generation.table import engine_class
-from training.utils.plugins.registry import added, hooks, one_at_most, owner_sentence
+from training.utils.plugins.registry import added, hooks, one_at_most
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -107,13 +107,13 @@ def draws_exactly(flags: PpoFlags) -> bool:
 
 def correction_of(flags: PpoFlags) -> Correction:
     """Return what corrects rollouts. ThreestepError where two plugins would, or none does and a run needs it."""
-    made = (make(flags) for make in hooks("correction"))
-    found = one_at_most(
-        ((type(each).__name__, each) for each in made), "rollouts are corrected once", "would each do it"
-    )
-    if found is None and not draws_exactly(flags):
+    named = ((f"--{name}", place) for name, place in added("corrections", ()).items())
+    place = one_at_most(named, "rollouts are corrected once", "would each do it")
+    if place is not None:
+        return named_object(place)(flags)
+    if not draws_exactly(flags):
         raise ThreestepError(
-            "losses need a correction for what other weights or programs draw, and no plugin that is installed has one"
-            f"{owner_sentence('flags', 'mismatch_correction')}; draw by --rollout_engine hf and the newest weights"
+            "losses need a correction for what other weights or programs draw, and no plugin that is installed has "
+            "one; draw by --rollout_engine hf and the newest weights"
         )
-    return found or Correction()
+    return NO_CORRECTION

@@ -30,7 +30,9 @@ def with_added(table: str, own: Mapping[str, _Entry], kind: type[_Entry]) -> dic
 
 def flags_of_entries(table: Mapping[str, Any]) -> Any:
     """Return a class that has the flags of all entries."""
-    return type("OwnFlags", tuple(dict.fromkeys(entry.flags for entry in reversed(table.values()) if entry.flags)), {})
+    return type(
+        "OwnFlags", tuple(dict.fromkeys(entry.flags for entry in reversed([*table.values()]) if entry.flags)), {}
+    )
 
 
 def own_options(entry: Any, flags: Any) -> Any:

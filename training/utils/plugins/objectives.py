@@ -1,11 +1,11 @@
-"""Entries of the tables of advantage estimators and policy losses. A plugin adds to them, and a user's file has one, or
-its function alone. Cheap to import."""
+"""Entries of the tables of advantage estimators, policy losses and preference losses. A plugin adds to them; a user's
+file may have an estimator or a policy loss, or its function alone. Cheap to import."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -58,3 +58,48 @@ class PolicyLoss:
     unread: tuple[str, ...] = ()
     flags: type | None = None
     selects: Callable[..., Mapping[int, torch.Tensor]] | None = None
+
+
+@dataclass(frozen=True)
+class FirstPass:
+    """A number that a loss needs of the whole optimizer step, on all ranks, before its gradients: read without
+    gradients, by the policy as it is before the step.
+
+    sums: (Responses) -> sums over them, by name.
+    point: (the sums over the step) -> `Responses.reference_point`.
+    reads_mismatched: the responses are those of other rows (`preference.batches`); otherwise the rows' own.
+    """
+
+    sums: Callable[..., dict[str, float | torch.Tensor]]
+    point: Callable[[Mapping[str, float]], float]
+    reads_mismatched: bool = False
+
+
+@dataclass(frozen=True)
+class PreferenceLoss:
+    """A loss on ranked or marked responses.
+
+    note: on it, for `--help`.
+    of_margins: (margins_Q, Objective) -> loss_Q. A margin is the difference of a pair's log-ratios.
+    of_responses: (Responses, Objective) -> the sum of all prompts' losses, for a loss on more than margins.
+    rows: the kind of rows that it trains on.
+    flags: a dataclass of the flags that it has for itself, if any.
+    is_token_mean: a response's log-ratio is averaged over its tokens.
+    needs_reference: without one log-ratios are log-probabilities, and no reference is read.
+    loss_of_equal_pairs: in nats, that of a model to which the responses of a pair are alike, of losses whose rise to it
+        shows that nothing is learned.
+    first_pass: what it needs of a step before its gradients, if anything.
+    mark_advice: (good, bad responses to train on, the values of its flags) -> a line on weights that do not balance
+        them, or None.
+    """
+
+    note: str
+    of_margins: Callable[..., torch.Tensor] | None = None
+    flags: type | None = None
+    is_token_mean: bool = False
+    needs_reference: bool = True
+    loss_of_equal_pairs: Callable[..., float] | None = None
+    of_responses: Callable[..., torch.Tensor] | None = None
+    rows: str = "ranked"
+    first_pass: FirstPass | None = None
+    mark_advice: Callable[[int, int, Any], str | None] | None = None

@@ -163,8 +163,6 @@ class Hooks(NamedTuple):
         with `AddedFlags()`, those to a model that a program loads without such flags
     guests: (flags) -> GuestFeature: what trains beside a run's models, or adds to their losses; flags as of `check`
     rollout_scheduler: (PpoFlags) -> RolloutScheduler | None: which weights draw the rollouts of a step
-    correction: (PpoFlags) -> Correction: of rollouts that another policy drew (`step3_ppo.contracts.correction`); one
-        plugin at most
     partners: (AddedFlags) -> Partners: who answers the model while it draws, in step 3 and in a chat
         (`training.utils.generation.partners`)
     step_observer: (ObservedRun) -> StepObserver | None: what looks at the optimizer steps of a run
@@ -181,7 +179,6 @@ class Hooks(NamedTuple):
     preparers: str = ""
     guests: str = ""
     rollout_scheduler: str = ""
-    correction: str = ""
     partners: str = ""
     step_observer: str = ""
     evaluation_observer: str = ""
@@ -207,9 +204,9 @@ EVERY_STEP = "every step"
 TABLES = frozenset(
     """
 rollout_engines decode_loops rollout_sources trackers data_sources row_forms rewards media optimizers policy_losses
-advantages evaluated_figures model_losses meant_flags kept_as_begun logs run_files in_place_of_run auto_choices advice
-curves evaluation_flags whole_run_switches stored_forms packed_layers backends
-evaluation_flags whole_run_switches stored_forms packed_layers row_sharing
+advantages preference_losses evaluated_figures model_losses meant_flags kept_as_begun logs run_files in_place_of_run
+auto_choices advice curves evaluation_flags whole_run_switches stored_forms packed_layers backends row_sharing
+corrections
 """.split()
 )
 
@@ -240,6 +237,7 @@ class Plugin(NamedTuple):
         `policy_losses`, `advantages`: addresses of a `PolicyLoss` or an `Estimator` (`plugins.objectives`),
             or of its function, by the names that --policy_loss and --advantage take; in modules that are cheap to
             import
+        `preference_losses`: addresses of a `PreferenceLoss` there, by the names that --loss_type takes, in the same way
         `evaluated_figures`: steps, such as ("step1_sft",), by the figures that their evaluations then have too, as
             `StepFigures.evaluates` names them
         `model_losses`: what the plugin computes of a model's own losses, in words, by the fields of configurations
@@ -274,6 +272,8 @@ class Plugin(NamedTuple):
         `whole_run_switches`: by flags of every step that are true or false, and that the file of `threestep all` has at
             its top, by default true: a line on each for `--help`
         `row_forms`: RowFormEntry, by the names of the columns of cached rows that hold their numbers
+        `corrections`: the address of a function (PpoFlags) -> Correction (`step3_ppo.contracts.correction`), of
+            rollouts that another policy drew; by the name of the flag that says how; one at most in all plugins
         `row_sharing`: the address of a function (AddedFlags) -> RowSharing (`models.row_sharing`), the ranks that
             share each row; by the name of the flag that says how many; one at most in all plugins
     """

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from threestep.plugins.mismatch.arguments import MismatchArguments
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
 from training.step3_ppo.flags.algorithm import selected_algorithm
@@ -77,7 +76,7 @@ def test_an_estimator_says_what_it_needs(own):
     estimator = estimator_named(own("grouped"))
     assert estimator.needs_groups and estimator.whitens
     mistakes = Mistakes()
-    selected_algorithm(AlgorithmArguments(advantage=own("grouped")), MismatchArguments(), PpoArguments(), mistakes)
+    selected_algorithm(AlgorithmArguments(advantage=own("grouped")), PpoArguments(), mistakes)
     assert "compares the samples of a prompt and --num_samples_per_prompt is 1; give 2" in mistakes.sentences[0]
 
 
@@ -145,5 +144,5 @@ def test_mistakes_in_a_policy_loss(own):
     with pytest.raises(ThreestepError, match="^--policy_loss expects loss_M of '.*' to have a gradient, got none"):
         policy_loss_named(own("constant")).loss(tokens(), CLIP)
     mistakes = Mistakes()
-    selected_algorithm(AlgorithmArguments(policy_loss=own("misnamed")), MismatchArguments(), PpoArguments(), mistakes)
+    selected_algorithm(AlgorithmArguments(policy_loss=own("misnamed")), PpoArguments(), mistakes)
     assert mistakes.sentences[0].startswith("--loss_aggregation expects one of token-mean, ")

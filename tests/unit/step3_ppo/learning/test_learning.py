@@ -13,6 +13,8 @@ import torch
 from tests.support.step3_records import changed, made_experience
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
 from threestep.plugins.mismatch.arguments import MismatchArguments
+from threestep.plugins.mismatch.correction import MismatchCorrection
+from training.step3_ppo.contracts.correction import NO_CORRECTION
 from training.step3_ppo.contracts.records import Experience
 from training.step3_ppo.experience.sequences import text_sequence, training_sequences
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings, selected_algorithm
@@ -107,8 +109,8 @@ def stepped(plan: PlanSettings, made: Experience, roles: SimpleNamespace, train_
         num_samples_per_prompt=2, max_answer_seq_len=6, per_device_generation_batch_size=3,
         per_device_training_batch_size=6, unsup_coef=flags.pop("unsup_coef", 27.8),
     )  # fmt: skip
-    mismatch = flags.pop("mismatch", MismatchArguments())
-    algorithm = selected_algorithm(AlgorithmArguments(**flags), mismatch, ppo, Mistakes())
+    correction = flags.pop("correction", NO_CORRECTION)
+    algorithm = selected_algorithm(AlgorithmArguments(**flags), ppo, Mistakes(), correction=correction)
     assert algorithm is not None
     how, learning = experience_settings(algorithm, ppo, SequenceLayout(plan, 0)), learning_settings(algorithm, ppo)
     learner, sequences = Learner(roles, how, learning, 0.3, train_actor), training_sequences([made], 2, 0, 1)
@@ -150,7 +152,7 @@ def test_rejected_tokens_leave_the_denominators_of_the_actor_alone(plan, aggrega
     kept_BR = made.rollout.response_mask_BR.clone()
     kept_BR[0, 1] = False
     kept_BR[5] = False
-    left = changed(made, kept_BR=kept_BR, weights_BR=made.correction.weights_BR * kept_BR)
+    left = changed(made, kept_BR=kept_BR, weights_BR=made.corrected.weights_BR * kept_BR)
     roles = made_roles(with_critic=True)
     flags = {"loss_aggregation": aggregation, "kl_in": "loss", "clip_range": 5.0}
     figures = stepped(plan, left, roles, **flags)
@@ -165,7 +167,7 @@ def test_rejected_tokens_leave_the_denominators_of_the_actor_alone(plan, aggrega
         logits = plain(ids, use_cache=False).logits[0, 2:-1].log_softmax(-1)
         logp_r = logits.gather(-1, ids[0, 3:, None])[:, 0]
         old_r, advantages_r, weights_r = (
-            field[row, :length] for field in (made.old_logprobs_BR, made.advantages_BR, made.correction.weights_BR)
+            field[row, :length] for field in (made.old_logprobs_BR, made.advantages_BR, made.corrected.weights_BR)
         )
         ratio_r = torch.exp(logp_r - old_r)
         free_r, held_r = -advantages_r * ratio_r, -advantages_r * ratio_r.clamp(-4.0, 6.0)
@@ -232,7 +234,7 @@ def plain_gradients(made: Experience, policy_loss: str, aggregation: str) -> lis
             parts.append((logits.gather(-1, ids[0, places, None])[:, 0], values))
         length = sum(len(logp) for logp, _ in parts)
         names = (
-            "old_logprobs_BR", "advantages_BR", "correction.weights_BR", "read.ref_logprobs_BR", "read.values_BR",
+            "old_logprobs_BR", "advantages_BR", "corrected.weights_BR", "read.ref_logprobs_BR", "read.values_BR",
             "returns_BR",
         )  # fmt: skip
         fields = (attrgetter(name)(made)[row, :length] for name in names)
@@ -279,8 +281,9 @@ def test_a_bypass_weighs_by_the_policy_of_the_update(plan):
     and the vetoed tokens stay in the denominator."""
     made = changed(random_experience(0), weights_BR=None)
     roles = made_roles(with_critic=False)
-    bypass = MismatchArguments(mismatch_recipe="bypass_pg_is", mismatch_veto=0.05)
-    stepped(plan, made, roles, advantage="grpo", kl_coef=0.0, policy_loss="gpg", mismatch=bypass)
+    given = MismatchArguments(mismatch_recipe="bypass_pg_is", mismatch_veto=0.05)
+    bypass = MismatchCorrection(given.chosen(is_exact=True))
+    stepped(plan, made, roles, advantage="grpo", kl_coef=0.0, policy_loss="gpg", correction=bypass)
     plain, total, tokens, vetoed = tiny_causal_lm("llama", seed=1, dtype=torch.float64), 0.0, 0, 0
     for row, counts in enumerate(made.counts_B.tolist()):
         ids = torch.cat([made.rollout.prompt_of(row), made.rollout.response_of(row)])[None]
@@ -325,7 +328,7 @@ def test_without_old_log_probabilities_the_ratio_is_one():
 
 def test_the_correction_weighs_each_token():
     made = random_experience(0)
-    halved = changed(made, weights_BR=made.correction.weights_BR / 2)
+    halved = changed(made, weights_BR=made.corrected.weights_BR / 2)
     found = [stepped(PLANS[1], one, made_roles(True))["actor/policy_loss"] for one in (made, halved)]
     assert found[1] == pytest.approx(found[0] / 2)
 
