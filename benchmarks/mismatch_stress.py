@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.forked import run_in_fork
 from benchmarks.wrong_rollouts import WRONGS, wrong_engine
-from training.step3_ppo.mismatch import RECIPES
+from threestep.plugins.mismatch.recipes import RECIPES
 
 NONE = "none"  # no correction
 SAMPLES = 8

@@ -216,7 +216,7 @@ def _policy(dice: random.Random) -> list[str]:
 
 
 def _mismatch(dice: random.Random) -> list[str]:
-    from training.step3_ppo.mismatch import RECIPES
+    from threestep.plugins.mismatch.recipes import RECIPES
 
     return ["--mismatch_recipe", dice.choice(list(RECIPES))] if dice.random() < 0.35 else []
 

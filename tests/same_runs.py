@@ -283,6 +283,12 @@ RUNS = (
     _dpo("dpo_adapter_off", f"{_FP32} --reference adapter_off --lora_dim 4 --learning_rate 1e-2"),
     _dpo("dpo_mixture", f"{_FP32} --max_tokens_per_micro_batch 150", model="start/mixture"),
     _reward("reward_mixture", f"{_FP32} --max_tokens_per_micro_batch 150", model="start/mixture"),
+    _dpo(
+        "dpo_sum",
+        f"{_FP32} --loss_type sigmoid,sigmoid_norm:0.5,robust:0.5,apo_zero:0.2,apo_down:0.2,plackett_luce:0.3,sft:0.1 "
+        "--label_smoothing 0.1",
+    ),
+    _dpo("dpo_simpo", f"{_FP32} --loss_type simpo,orpo:0.5,cpo:0.5 --simpo_gamma 0.3 --cpo_alpha 0.5 --beta 2"),
     _dpo("dpo_ipo", f"{_FP32} --loss_type ipo", f"--data_path csv:data/pairs.csv {_SPLIT}"),
     _dpo(
         "dpo_hinge",
@@ -387,6 +393,18 @@ RUNS = (
     _ppo("remax", f"{_FP32} {_LETTERS} --advantage remax --clip_range_high 0.28 --dual_clip 3 --padded true"),
     _ppo("opo", f"{_FP32} {_LETTERS} --advantage opo --policy_loss clip_cov --cov_share 0.1 --kl_estimator k2"),
     _ppo("gpg", f"{_FP32} {_LETTERS} --advantage gpg --policy_loss gpg --loss_aggregation seq-mean-token-sum-norm"),
+    _ppo("baseline", f"{_FP32} {_LETTERS} --advantage optimal_token_baseline --policy_loss sapo --sapo_tau_neg 2"),
+    _ppo(
+        "geo_mean",
+        f"{_FP32} {_LETTERS} --advantage tir_optimal_token_baseline --otb_zero_tail false --policy_loss geo_mean "
+        "--mismatch_rejection seq_max_k3:0.01 --mismatch_rejected leave --mismatch_correction truncate "
+        "--mismatch_normalize true --ppo_epochs 2",
+    ),
+    _ppo(
+        "bypass",
+        f"{_FP32} {_LETTERS} --advantage rloo --norm_adv_over batch --mismatch_recipe bypass_pg_geo_rs_token_tis "
+        "--policy_loss gpg --ppo_epochs 2 --mismatch_veto 1e-4",
+    ),
     _ppo(
         "grpo_gsm8k",
         f"{_FP32} --advantage grpo --num_samples_per_prompt 2 --reward gsm8k:1,format:0.5,data/own.py:letters "

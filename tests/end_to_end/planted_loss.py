@@ -7,9 +7,9 @@ import sys
 
 from torch.nn.functional import logsigmoid
 
-from training.step2_dpo.losses import LOSSES
-from training.step2_dpo.losses.pairs import PreferenceLoss
+from training.step2_dpo.losses.ranked import LOSSES
 from training.step2_dpo.main import main
+from training.utils.plugins.objectives import PreferenceLoss
 
 LOSSES["planted"] = PreferenceLoss(
     "is planted", lambda margins_Q, how: -logsigmoid(how.beta * margins_Q), is_token_mean=True, needs_reference=False

@@ -290,7 +290,6 @@ def estimates_and_losses() -> dict[str, list[str]]:
     from training.step3_ppo.flags.algorithm import experience_settings, learning_settings, selected_algorithm
     from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
     from training.step3_ppo.flags.arguments import PpoArguments
-    from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
     from training.step3_ppo.losses import POLICY_LOSSES
     from training.step3_ppo.losses.tokens import PolicyTokens
     from training.utils.base.errors import Mistakes
@@ -303,7 +302,7 @@ def estimates_and_losses() -> dict[str, list[str]]:
     lengths_B = torch.tensor([3, 2, 3, 1], device=device)
     found = {}
     for name in ESTIMATORS:
-        algorithm = selected_algorithm(AlgorithmArguments(advantage=name), MismatchArguments(), ppo, Mistakes())
+        algorithm = selected_algorithm(AlgorithmArguments(advantage=name), ppo, Mistakes())
         settings = experience_settings(algorithm, ppo, SequenceLayout(PlanSettings(1), 1))
         group_B = torch.arange(4, device=device) // 2
         inputs = AdvantageInputs(
@@ -319,11 +318,11 @@ def estimates_and_losses() -> dict[str, list[str]]:
         made = settings.estimator.estimate(inputs, settings.advantage)
         found[name] = sorted({str(part.device) for part in made if part is not None})
     for name in POLICY_LOSSES:
-        algorithm = selected_algorithm(AlgorithmArguments(policy_loss=name), MismatchArguments(), ppo, Mistakes())
+        algorithm = selected_algorithm(AlgorithmArguments(policy_loss=name), ppo, Mistakes())
         settings = learning_settings(algorithm, ppo)
         flat_M = values_BR.flatten().requires_grad_()
         sequence_M = torch.arange(4, device=device).repeat_interleave(3)
-        selected_M = sequence_M > 2 if settings.policy_loss.keys is not None else None
+        selected_M = sequence_M > 2 if settings.policy_loss.selects is not None else None
         tokens = PolicyTokens(flat_M, flat_M.detach() + 0.1, flat_M.detach(), sequence_M, selected_M)
         losses_M, clipped_M = settings.policy_loss.loss(tokens, settings.policy)
         losses_M.sum().backward()

@@ -119,7 +119,6 @@ def settings_for(ranks: Any, packed: bool, estimator: str, kl: dict[str, Any]) -
     from training.step3_ppo.flags.algorithm import experience_settings, selected_algorithm
     from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
     from training.step3_ppo.flags.arguments import PpoArguments
-    from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
     from training.utils.base.errors import Mistakes
     from training.utils.layout.planner import PlanSettings
     from training.utils.layout.rank_share import SequenceLayout
@@ -131,7 +130,7 @@ def settings_for(ranks: Any, packed: bool, estimator: str, kl: dict[str, Any]) -
     }
     flags = AlgorithmArguments(**forms.get(estimator, {"advantage": estimator}), **kl)
     ppo = PpoArguments(num_samples_per_prompt=SAMPLES, clip_reward=100.0)
-    algorithm = selected_algorithm(flags, MismatchArguments(), ppo, Mistakes())
+    algorithm = selected_algorithm(flags, ppo, Mistakes())
     assert algorithm is not None
     plan = PlanSettings(ranks.world_size, 300 if packed else None, 16, packed, 60 if packed else 0)
     return experience_settings(algorithm, ppo, SequenceLayout(plan, PAD, ranks.rank))

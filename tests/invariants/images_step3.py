@@ -195,7 +195,6 @@ def settings_of(case: Any, rows: list[Any], images: Any, ranks: Any) -> Any:
         whiten_advantages=is_ppo,
         kl=KlSettings(KlControl(KL_COEF), in_loss=not is_ppo, estimator=KL_ESTIMATORS["k1" if is_ppo else "k3"]),
         length=LengthSettings(MAX_NEW_TOKENS),
-        mismatch=None,
         reads_old_logprobs=True,
         rank=ranks.rank,
         sharing=ranks.sharing.size,
@@ -212,9 +211,6 @@ def settings_of(case: Any, rows: list[Any], images: Any, ranks: Any) -> Any:
         aggregation="token-mean",
         clip_range_value=CLIP_RANGE_VALUE,
         entropy_coef=0.0,
-        cov_share=2e-4,
-        clip_cov_low=1.0,
-        clip_cov_high=5.0,
     )
     return made(
         PpoSettings,

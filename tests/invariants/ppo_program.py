@@ -176,7 +176,6 @@ def make_trainer(
         whiten_advantages=not grpo,
         kl=KlSettings(KlControl(KL_COEF), in_loss=grpo, estimator=KL_ESTIMATORS["k3" if grpo else "k1"]),
         length=LengthSettings(MAX_NEW_TOKENS, mask_truncated_responses=grpo),
-        mismatch=None,
         reads_old_logprobs=not grpo or epochs > 1,
         rank=ranks.rank,
         sharing=ranks.sharing.size,
@@ -190,9 +189,6 @@ def make_trainer(
         aggregation="seq-mean-token-mean" if grpo else "token-mean",
         clip_range_value=CLIP_RANGE_VALUE,
         entropy_coef=ENTROPY_COEF if grpo else 0.0,
-        cov_share=2e-4,
-        clip_cov_low=1.0,
-        clip_cov_high=5.0,
     )
     settings = made(
         PpoSettings,

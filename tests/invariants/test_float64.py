@@ -12,12 +12,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.support.objectives import objective
-from tests.unit.step3_ppo.losses.test_losses import FORMULAS, HOW
+from tests.unit.step3_ppo.losses.test_losses import FORMULAS, how_of
+from threestep.plugins.mismatch.figures import mismatch_measures
+from threestep.plugins.mismatch.recipes import CORRECTIONS, LEVELS, REJECTIONS
+from threestep.plugins.mismatch.settings import MismatchSettings, rejection_of
+from threestep.plugins.mismatch.weights import corrected, loss_weights, sequences_of
 from threestep.plugins.pretraining_loss.learnt_texts import pretraining_loss
 from threestep.plugins.sft_losses.z_loss import z_loss
 from training.step1_sft import loss as sft
-from training.step2_dpo.losses import LOSSES
 from training.step2_dpo.losses import pairs as dpo
+from training.step2_dpo.losses.ranked import LOSSES
 from training.step2_reward import loss as reward
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
@@ -27,13 +31,8 @@ from training.step3_ppo.kl import KL_ESTIMATORS
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
 from training.step3_ppo.losses.added import entropy_loss, value_loss
 from training.step3_ppo.losses.aggregation import StepTotals
-from training.step3_ppo.losses.covariance import covariance_sums, covariances
 from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
 from training.step3_ppo.measures.measures import moments as measured
-from training.step3_ppo.mismatch import CORRECTIONS, LEVELS, REJECTIONS
-from training.step3_ppo.mismatch.figures import mismatch_measures
-from training.step3_ppo.mismatch.settings import MismatchSettings, rejection_of
-from training.step3_ppo.mismatch.weights import corrected, loss_weights, sequences_of
 from training.utils.contracts.rollout import DrawnTokens
 
 B, R = 6, 5
@@ -86,26 +85,22 @@ def tokens() -> PolicyTokens:
 @pytest.mark.parametrize("name", list(POLICY_LOSSES))
 def test_policy_losses(name):
     entry = POLICY_LOSSES[name]
-    settings = PolicyLossSettings(0.1, 0.3, 1.7, kl_cov_coef=0.7, sapo_tau_pos=1.1, sapo_tau_neg=1.3)
+    settings = PolicyLossSettings(0.1, 0.3, 1.7, options=entry.flags and entry.flags())
 
     def compute() -> Any:
         given = tokens()
         loss_M, clipped_M = entry.loss(given, settings)
         loss_M.sum().backward()
-        keys = entry.keys
-        sums = covariance_sums(given.advantages_M, given.old_logprobs_M)
-        covariance_M = covariances(given.advantages_M, given.old_logprobs_M, sums)
-        ranked = None if keys is None else keys(covariance_M, given.advantages_M, -0.3, 0.3)
-        return loss_M.detach(), clipped_M, given.logprobs_M.grad, covariance_M, ranked
+        return loss_M.detach(), clipped_M, given.logprobs_M.grad
 
     judge(compute)
 
 
-@pytest.mark.parametrize("name", list(POLICY_LOSSES))
+@pytest.mark.parametrize("name", FORMULAS)
 def test_policy_losses_by_their_formulas(name):
     """To 1e-12: float32 rounds by 1e-7."""
     given = tokens()
-    loss_M, _ = POLICY_LOSSES[name].loss(given, HOW)
+    loss_M, _ = POLICY_LOSSES[name].loss(given, how_of(name))
     differences = (given.logprobs_M - given.old_logprobs_M).tolist()
     rows = [
         [(differences[at], float(given.advantages_M[at])) for at in range(len(differences)) if SEQUENCE_M[at] == own]
@@ -156,7 +151,11 @@ def test_advantages(name, norm_over):
         collisions_BR=drawn(B, R, seed=5).sigmoid(),
         weights_BR=drawn(B, R, seed=6).exp(),
     )
-    judge(lambda: ESTIMATORS[name].estimate(inputs(), AdvantageSettings(0.9, 0.7, True, norm_over)))
+    judge(
+        lambda: ESTIMATORS[name].estimate(
+            inputs(), AdvantageSettings(0.9, 0.7, True, norm_over, (own := ESTIMATORS[name].flags) and own())
+        )
+    )
 
 
 def test_whitening_and_shaped_rewards():

@@ -76,7 +76,6 @@ MATHS = {
     "training.step3_ppo.losses": (),
     "training.step3_ppo.kl": (),
     "training.step3_ppo.measures": (),
-    "training.step3_ppo.mismatch": (),
     "training.step3_ppo.experience.reward_shaping": (),
     "training.step3_ppo.advantages": (),
     "training.utils.layout": ("numpy",),
@@ -91,7 +90,9 @@ MATHS_MAY_IMPORT = (
     "training.utils.base.errors",
     "training.utils.base.tables",
     "threestep.plugins.distillation.settings",
+    "training.utils.flags.entry_flags",
     "training.utils.flags.flags",
+    "training.utils.plugins.objectives",
     "training.utils.preference.arguments",
 )
 # What rooms hand to each other: the files that importing one of them may load, itself included.

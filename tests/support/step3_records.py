@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from training.step3_ppo.contracts.correction import Corrected
 from training.step3_ppo.contracts.records import Experience, Readings, Scored
 from training.step3_ppo.contracts.settings import (
     DrawingSettings,
@@ -19,7 +20,6 @@ from training.step3_ppo.contracts.settings import (
     ScoringSettings,
     UpdateSettings,
 )
-from training.step3_ppo.mismatch.weights import Corrected
 from training.utils.contracts.rollout_engine import Sampling
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import SequenceLayout

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from training.step2_dpo.losses import LOSSES, OwnFlags
 from training.step2_dpo.losses.pairs import Objective
+from training.step2_dpo.losses.ranked import LOSSES
 from training.step2_dpo.objectives import BETA_SCHEDULES, BetaSchedule, weighted_names
 from training.utils.base.console import log_on_main
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.engine.config.arguments import RateArguments
 from training.utils.flags.added import advice
-from training.utils.flags.flags import flag, flag_of, settings_of
+from training.utils.flags.entry_flags import flags_of_entries, own_options, refuse_flags_of_others
+from training.utils.flags.flags import flag, flag_of
 
 if TYPE_CHECKING:
     from training.utils.setup.flags import OneModelFlags
@@ -45,7 +46,7 @@ class _LossArguments:
 
 
 @dataclass
-class DpoArguments(OwnFlags, _LossArguments):
+class DpoArguments(flags_of_entries(LOSSES), _LossArguments):  # type: ignore[misc]
     """Direct preference optimisation."""
 
     topic: ClassVar[str] = "loss"
@@ -74,12 +75,7 @@ class DpoArguments(OwnFlags, _LossArguments):
         if weights is None:
             return
         chosen = [LOSSES[name] for name in weights]
-        for field, names in _own_flags().items():
-            value = getattr(self, field)
-            mistakes.require(
-                not weights.keys().isdisjoint(names) or value == self.__dataclass_fields__[field].default,
-                f"--{field} {value} needs --loss_type {', '.join(names)}: '{self.loss_type}' has no such form",
-            )
+        refuse_flags_of_others(LOSSES, weights, self, "loss_type", mistakes=mistakes)
         mistakes.require(
             not any(loss.is_token_mean for loss in chosen) or self.ld_alpha == 1.0,
             f"--ld_alpha {self.ld_alpha} weighs the tokens of a sum, and --loss_type {self.loss_type} takes means over "
@@ -95,15 +91,6 @@ class DpoArguments(OwnFlags, _LossArguments):
             f"--reference {self.reference} is of losses with a reference, and --loss_type {self.loss_type} has none; "
             "leave it out",
         )
-
-
-def _own_flags() -> dict[str, list[str]]:
-    """By the names of the flags that some losses alone have, the names of these losses."""
-    found: dict[str, list[str]] = {}
-    for name, loss in LOSSES.items():
-        for field in fields(loss.flags) if loss.flags else ():
-            found.setdefault(field.name, []).append(name)
-    return found
 
 
 def needs_reference(dpo: DpoArguments) -> bool:
@@ -126,8 +113,7 @@ def objectives_of(dpo: DpoArguments) -> tuple[Objective, ...]:
 
 def _objective(name: str, weight: float, dpo: DpoArguments) -> Objective:
     loss = LOSSES[name]
-    options: Any = loss.flags and settings_of(loss.flags, dpo)
-    return Objective(loss, dpo.beta, options, weight, dpo.ld_alpha, name)
+    return Objective(loss, dpo.beta, own_options(loss, dpo), weight, dpo.ld_alpha, name)
 
 
 def schedule_of(dpo: DpoArguments) -> BetaSchedule:
@@ -146,12 +132,10 @@ def check_marks(rows: Sequence[Any], dpo: DpoArguments) -> None:
             f"--loss_type {dpo.loss_type} expects good and bad responses, got {good:,} good and {bad:,} bad ones; see "
             "the column of marks (--label_column), or train on good ones alone by step 1"
         )
-    ratio = dpo.desirable_weight * good / (dpo.undesirable_weight * bad)
-    if "kto" in weighted_names(dpo.loss_type) and not 1.0 <= ratio <= 4.0 / 3.0:
-        log_on_main(
-            f"{good:,} good and {bad:,} bad responses: --desirable_weight x good is {ratio:.2f} x --undesirable_weight "
-            "x bad, and KTO's authors advise 1 to 1.33 (Ethayarajh et al. 2024)"
-        )
+    for one in objectives_of(dpo):
+        advice = one.loss.mark_advice and one.loss.mark_advice(good, bad, one.options)
+        if advice:
+            log_on_main(advice)
 
 
 def check_reference(flags: OneModelFlags) -> None:

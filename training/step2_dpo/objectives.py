@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from training.step2_dpo.losses import LOSSES
+from training.step2_dpo.losses.ranked import LOSSES
 from training.utils.base.errors import ThreestepError, nearest_names
+from training.utils.plugins.registry import owner_sentence
 
 if TYPE_CHECKING:
     from training.step2_dpo.losses.pairs import Objective
@@ -25,7 +26,7 @@ def weighted_names(text: str) -> dict[str, float]:
     for entry in text.split(","):
         name, colon, written = entry.strip().partition(":")
         if name not in LOSSES:
-            near = nearest_names(name, list(LOSSES))
+            near = owner_sentence("preference_losses", name) or nearest_names(name, list(LOSSES))
             raise ThreestepError(f"--loss_type expects one of {', '.join(LOSSES)}, got '{name}'{near}")
         if name in found:
             raise ThreestepError(f"--loss_type expects each loss once, got '{name}' twice in '{text}'; add the weights")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from training.step2_dpo.losses.pairs import Objective, Responses, log_ratios, preference_loss, weighted_sum
+from training.step2_dpo.losses.pairs import FIGURES, Objective, Responses, log_ratios, preference_loss, weighted_sum
 from training.step2_dpo.objectives import BetaSchedule, at_beta, reads_mismatched
 from training.utils.contracts.step_observers import StepTaken
 from training.utils.divergence.signs import EQUAL_PAIRS, Uniform
@@ -291,7 +291,7 @@ class DpoTrainer:
         loss = weighted_sum(losses, objectives)
         rewards_B = first.beta * of_terms[0].ratios_B.detach()
         parts = {f"loss_{one.name}": part for one, part in zip(objectives, losses, strict=True) if len(losses) > 1}
-        return MicroLoss(loss, {"loss": loss, **parts, **first.loss.figures(rewards_B, of_terms[0])}, rewards_B)
+        return MicroLoss(loss, {"loss": loss, **parts, **FIGURES[first.loss.rows](rewards_B, of_terms[0])}, rewards_B)
 
 
 def _uniform(objectives: Sequence[Objective]) -> Uniform | None:

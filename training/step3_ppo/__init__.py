@@ -81,11 +81,6 @@ STEP = Step(
                 "of tokens whose update was clipped",
                 {"actor": "actor/clip_fraction", "critic": "critic/clip_fraction"},
             ),
-            Curve(
-                "Rollout and training",
-                "difference of a token's probability",
-                {"mean": "mismatch/probability_difference_mean", "greatest": "mismatch/probability_difference_max"},
-            ),
             *added_curves("step3_ppo"),
             Curve("Gradient norm", "before clipping", {"actor": "actor/grad_norm", "critic": "critic/grad_norm"}),
             SPEED,

@@ -9,10 +9,10 @@ import pytest
 
 from tests.support.lora_settings import lora_settings
 from training.step2_dpo.arguments import DpoArguments, check_marks, check_reference, kind_of_rows, needs_reference
-from training.step2_dpo.losses import LOSSES
-from training.step2_dpo.losses.pairs import PreferenceLoss
+from training.step2_dpo.losses.ranked import LOSSES
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.flags.flags import note_mistakes
+from training.utils.plugins.objectives import PreferenceLoss
 
 
 def sentences(**given) -> list[str]:
@@ -75,21 +75,22 @@ def test_a_loss_without_a_reference(monkeypatch):
         ),
         (
             {"loss_type": "ipo,sft", "label_smoothing": 0.1},
-            "--label_smoothing 0.1 needs --loss_type sigmoid, sigmoid_norm, robust, simpo, cpo: 'ipo,sft' has no such "
-            "form",
+            "--label_smoothing 0.1 is of --loss_type sigmoid, sigmoid_norm, robust, simpo or cpo, and it is ipo, sft; "
+            "leave it out",
         ),
         ({"sft_coef": -1.0}, "--sft_coef expects 0 or more, got -1.0"),
         ({"label_smoothing": 0.5}, "--label_smoothing expects 0 or more and less than 0.5, got 0.5"),
         (
             {"label_smoothing": 0.1, "loss_type": "ipo"},
-            "--label_smoothing 0.1 needs --loss_type sigmoid, sigmoid_norm, robust, simpo, cpo: 'ipo' has no such form",
+            "--label_smoothing 0.1 is of --loss_type sigmoid, sigmoid_norm, robust, simpo or cpo, and it is ipo; leave "
+            "it out",
         ),
         (
             {"simpo_gamma": 1.0, "loss_type": "cpo"},
-            "--simpo_gamma 1.0 needs --loss_type simpo: 'cpo' has no such form",
+            "--simpo_gamma 1.0 is of --loss_type simpo, and it is cpo; leave it out",
         ),
         ({"simpo_gamma": -1.0, "loss_type": "simpo"}, "--simpo_gamma expects 0 or more, got -1.0"),
-        ({"cpo_alpha": 0.0}, "--cpo_alpha 0.0 needs --loss_type cpo: 'sigmoid' has no such form"),
+        ({"cpo_alpha": 0.0}, "--cpo_alpha 0.0 is of --loss_type cpo, and it is sigmoid; leave it out"),
         (
             {"loss_type": "kto,sigmoid"},
             "--loss_type expects losses of one kind of rows, got 'kto' marked, 'sigmoid' ranked rows in 'kto,sigmoid'",
@@ -101,7 +102,7 @@ def test_a_loss_without_a_reference(monkeypatch):
         ),
         (
             {"loss_type": "bco", "desirable_weight": 2.0},
-            "--desirable_weight 2.0 needs --loss_type kto: 'bco' has no such form",
+            "--desirable_weight 2.0 is of --loss_type kto, and it is bco; leave it out",
         ),
         ({"ld_alpha": 1.1}, "--ld_alpha expects a number from 0 to 1, got 1.1"),
         (

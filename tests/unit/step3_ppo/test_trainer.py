@@ -20,7 +20,6 @@ from training.step3_ppo.contracts.settings import PpoSettings
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings, selected_algorithm
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.flags.arguments import PpoArguments
-from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
 from training.step3_ppo.learning.learning import Updates
 from training.step3_ppo.learning.notes import row_ids_of_all_ranks
 from training.step3_ppo.parts.prompt_source import PromptSource
@@ -72,7 +71,7 @@ def made_trainer(
         num_samples_per_prompt=2, per_device_generation_batch_size=4 // world_size, clip_reward=100.0,
         per_device_training_batch_size=8 // world_size, ppo_epochs=(changed or {}).get("ppo_epochs", 1),
     )  # fmt: skip
-    algorithm = selected_algorithm(AlgorithmArguments(**flags), MismatchArguments(), ppo, Mistakes())
+    algorithm = selected_algorithm(AlgorithmArguments(**flags), ppo, Mistakes())
     assert algorithm is not None
     ranks = Ranks(rank, rank, world_size, torch.device("cpu"))
     roles, _ = plain_roles(last_tokens, algorithm.estimator.needs_critic, algorithm.wants_reference, ranks, rate)

@@ -9,7 +9,7 @@ from training.utils.plugins.plugin import EVERY_STEP, Command, Hooks, Plugin
 PLUGIN = Plugin(
     "audit",
     "every number of a training step, recorded and recomputed",
-    needs=("report",),
+    needs=("mismatch", "report"),
     commands={
         "audit": Command(__name__, "which number of a training step is wrong, and why; where two runs part"),
     },

@@ -1,5 +1,4 @@
-"""The loss of a batch of responses, and what the table has for each. Pure: tensors in, tensors out. Cheap to import:
-`--help` reaches this module.
+"""The loss of a batch of responses. Pure: tensors in, tensors out. Cheap to import: `--help` reaches this module.
 
 M target tokens, B sequences (a prompt with one response each), Q pairs of sequences with the same prompt, the first
 better than the second.
@@ -7,12 +6,14 @@ better than the second.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+
+    from training.utils.plugins.objectives import PreferenceLoss
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ def pair_figures(rewards_B: torch.Tensor, responses: Responses) -> dict[str, flo
 
 
 def mark_figures(rewards_B: torch.Tensor, responses: Responses) -> dict[str, float | torch.Tensor]:
-    """The same of responses that are marked one by one. Right is a good one whose log-ratio is above the reference
-    point, and a bad one whose is below."""
+    """Sums over responses that are marked one by one; `chosen` and `rejected` count the good and the bad ones. Right is
+    a good one whose log-ratio is above the reference point, and a bad one whose is below."""
     good_B, ratios_B = responses.columns["is_good"] > 0, responses.ratios_B.detach()
     right_B = (good_B & (ratios_B > responses.reference_point)) | (~good_B & (ratios_B < responses.reference_point))
     return {
@@ -65,49 +66,7 @@ def mark_figures(rewards_B: torch.Tensor, responses: Responses) -> dict[str, flo
     }
 
 
-@dataclass(frozen=True)
-class FirstPass:
-    """A number that a loss needs of the whole optimizer step, on all ranks, before its gradients: read without
-    gradients, by the policy as it is before the step.
-
-    sums: (responses) -> sums over them, by name.
-    point: (the sums over the step) -> `Responses.reference_point`.
-    reads_mismatched: the responses are those of other rows (`preference.batches`); otherwise the rows' own.
-    """
-
-    sums: Callable[[Responses], dict[str, float | torch.Tensor]]
-    point: Callable[[Mapping[str, float]], float]
-    reads_mismatched: bool = False
-
-
-@dataclass(frozen=True)
-class PreferenceLoss:
-    """An entry of the table.
-
-    note: on it, for `--help`.
-    of_margins: (margins_Q, objective) -> loss_Q. A margin is the difference of a pair's log-ratios.
-    of_responses: (responses, objective) -> the sum of all prompts' losses, for a loss on more than margins.
-    rows: the kind of rows that it trains on.
-    figures: (implicit rewards, responses) -> sums for the evaluation, which may also count `chosen` and `rejected`
-        responses where these are no pairs.
-    flags: a dataclass of the flags that it has for itself, if any.
-    is_token_mean: a response's log-ratio is averaged over its tokens.
-    needs_reference: without one log-ratios are log-probabilities, and no reference is read.
-    loss_of_equal_pairs: in nats, that of a model to which the responses of a pair are alike, of losses whose rise to it
-        shows that nothing is learned.
-    first_pass: what it needs of a step before its gradients, if anything.
-    """
-
-    note: str
-    of_margins: Callable[[torch.Tensor, Objective], torch.Tensor] | None = None
-    flags: type | None = None
-    is_token_mean: bool = False
-    needs_reference: bool = True
-    loss_of_equal_pairs: Callable[[Objective], float] | None = None
-    of_responses: Callable[[Responses, Objective], torch.Tensor] | None = None
-    rows: str = "ranked"
-    figures: Callable[[torch.Tensor, Responses], dict[str, float | torch.Tensor]] = pair_figures
-    first_pass: FirstPass | None = None
+FIGURES = {"ranked": pair_figures, "marked": mark_figures}  # of an evaluation, by the kind of rows
 
 
 @dataclass(frozen=True)

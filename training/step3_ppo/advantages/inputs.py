@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -23,16 +24,14 @@ ALIKE = 1e-5
 
 @dataclass(frozen=True)
 class AdvantageInputs:
-    """The sequences of one rank. A group, the samples of one prompt, is whole on its rank.
+    """The sequences of one rank, of drawn tokens alone. A group, the samples of one prompt, is whole on its rank.
 
     rewards_BR: float, one per token, read inside the response only.   response_lengths_B: int64 >= 1.
     group_B: int64, equal for the members of a group; any order.       values_BR: float, of the critic, or None.
     greedy_scores_B: float, the score of the greedy response to each sequence's prompt, or None.
     logprobs_BR, collisions_BR: float, of the policy that rolled out, by the training forward: log p of the token, and
         the sum of p^2 over the vocabulary; None if the estimator does not read them.
-    weights_BR: float, of the correction of a mismatch (`mismatch.weights`), or None.
-    drawn_BR: bool, False on tokens of a response that were inserted, not drawn; None where all columns are drawn
-        tokens, as in this step's loop.
+    weights_BR: float, of the correction of the rollout (`contracts.correction`), or None.
     over_ranks: sums a tensor over all ranks.
     """
 
@@ -44,7 +43,6 @@ class AdvantageInputs:
     logprobs_BR: torch.Tensor | None = None
     collisions_BR: torch.Tensor | None = None
     weights_BR: torch.Tensor | None = None
-    drawn_BR: torch.Tensor | None = None
     over_ranks: Callable[[torch.Tensor], torch.Tensor] = lambda own: own
 
     @cached_property
@@ -52,11 +50,6 @@ class AdvantageInputs:
         """bool, True on response tokens."""
         columns_R = torch.arange(self.rewards_BR.shape[1], device=self.rewards_BR.device)
         return columns_R < self.response_lengths_B.unsqueeze(1)
-
-    @cached_property
-    def all_drawn_BR(self) -> torch.Tensor:
-        """bool, True on response tokens that were drawn."""
-        return self.inside_BR if self.drawn_BR is None else self.inside_BR & self.drawn_BR
 
     @cached_property
     def outcomes_B(self) -> torch.Tensor:
@@ -73,14 +66,13 @@ class AdvantageInputs:
 @dataclass(frozen=True)
 class AdvantageSettings:
     """gamma: discount. lam: GAE's lambda. norm_by_std: divide by a standard deviation. norm_over: whose, `group` or
-    `batch`; None is the estimator's default. zero_tail: the optimal token baseline is 0 where only one response of a
-    group continues."""
+    `batch`; None is the estimator's default. options: values of the estimator's own flags."""
 
     gamma: float
     lam: float
     norm_by_std: bool
     norm_over: str | None = None
-    zero_tail: bool = True
+    options: Any = None
 
 
 def group_sums(values_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import torch
 
-    from training.step3_ppo.mismatch.weights import Corrected
+    from training.step3_ppo.contracts.correction import Corrected
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rollout_engine import RolloutRequest, ServerShare
     from training.utils.contracts.rows import PromptRow
@@ -145,9 +145,9 @@ class Experience:
     advantages_BR: whitened over all ranks if the estimator or the user asks for it, over what counts; then 0 where the
         response is left out.
     returns_BR: advantages before whitening + values; None without a critic.
-    old_logprobs_BR: those that were read, or the rollout's own with --mismatch_bypass; None where the update is exactly
-        on-policy and nothing else reads them.
-    correction: of the rollout's mismatch; its fields are None without one.
+    old_logprobs_BR: those that were read, or the rollout's own (`Correction.bypasses`); None where the update is
+        exactly on-policy and nothing else reads them.
+    corrected: the tokens, weighed and rejected.
     reused: what of part 7 has been done by reading.
     """
 
@@ -159,7 +159,7 @@ class Experience:
     returns_BR: torch.Tensor | None
     read: Readings
     old_logprobs_BR: torch.Tensor | None
-    correction: Corrected
+    corrected: Corrected
     reused: Reused = Reused()
 
 

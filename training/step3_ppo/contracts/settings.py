@@ -5,23 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from training.step3_ppo.contracts.correction import NO_CORRECTION, Correction
 from training.utils.base.console import LogPace
 from training.utils.contracts.step_observers import StepObservers
 from training.utils.layout.order import completes_epochs
 from training.utils.rewards.weighted import MODEL_ALONE, Rewards
 
 if TYPE_CHECKING:
-    from training.step3_ppo.advantages import Estimator
     from training.step3_ppo.advantages.inputs import AdvantageSettings
     from training.step3_ppo.kl import KlEstimator
     from training.step3_ppo.kl.control import KlControl
-    from training.step3_ppo.losses import PolicyLoss
     from training.step3_ppo.losses.tokens import PolicyLossSettings
-    from training.step3_ppo.mismatch.settings import MismatchSettings
     from training.utils.contracts.rollout_engine import Sampling
     from training.utils.layout.rank_share import SequenceLayout
     from training.utils.loading.score_scale import ScoreScale
     from training.utils.models.flops import ComputeMeter
+    from training.utils.plugins.objectives import Estimator, PolicyLoss
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,6 @@ class ExperienceSettings:
     """Settings of parts 3 to 6; see the flags of the same names.
 
     samples_per_prompt: adjacent sequences of a rollout that form a group.
-    mismatch: None does not correct.
     reports_variance: variance proxies of the gradient, from the policy's distributions.
     """
 
@@ -92,7 +90,7 @@ class ExperienceSettings:
     estimator: Estimator
     advantage: AdvantageSettings
     whiten_advantages: bool
-    mismatch: MismatchSettings | None = None
+    correction: Correction = NO_CORRECTION
     reports_variance: bool = False
 
 
@@ -100,8 +98,7 @@ class ExperienceSettings:
 class LearningSettings:
     """Settings of the losses of part 7; see the flags of the same names.
 
-    policy_loss, aggregation: entries of their tables. bypass: the correction where the loss makes it, from the policy
-        of each update; None where the experience has it.
+    policy_loss, aggregation: entries of their tables.
     """
 
     policy_loss: PolicyLoss
@@ -109,10 +106,6 @@ class LearningSettings:
     aggregation: str
     clip_range_value: float
     entropy_coef: float
-    cov_share: float
-    clip_cov_low: float
-    clip_cov_high: float
-    bypass: MismatchSettings | None = None
 
 
 @dataclass(frozen=True)

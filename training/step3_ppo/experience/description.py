@@ -15,7 +15,6 @@ import torch
 from training.step3_ppo.advantages.inputs import discounted_sums
 from training.step3_ppo.experience.dynamic_sampling import equal_groups
 from training.step3_ppo.measures.measures import NOTHING, Measure, Moments, figures_of, moments, spread
-from training.step3_ppo.mismatch.figures import PROBABILITIES, mismatch_measures
 from training.utils.contracts.rollout import CUTS, FAILURES
 from training.utils.engine.ranks.collectives import gathered
 
@@ -31,7 +30,7 @@ def described(experiences: Sequence[Experience], settings: ExperienceSettings) -
     of_rank = [_joined(parts) for parts in zip(*(moments(measures) for measures in each), strict=True)]
     of_all = [_joined(parts) for parts in zip(*gathered(of_rank), strict=True)]
     figures = figures_of(each[0], of_all)
-    figures |= _explained_variance(figures) | _probability_correlation(figures)
+    figures |= _explained_variance(figures) | settings.correction.figures(figures)
     return figures | reward_means(experiences) | conversation_means(experiences)
 
 
@@ -44,16 +43,6 @@ def _explained_variance(figures: Mapping[str, float]) -> dict[str, float]:
     Var(returns): 1 for a perfect critic, 0 for a constant one; none without one, or where all returns are equal."""
     returns = figures.get("critic/return_std", 0.0)
     return {"critic/explained_variance": 1.0 - (figures["critic/error_std"] / returns) ** 2} if returns > 0 else {}
-
-
-def _probability_correlation(figures: Mapping[str, float]) -> dict[str, float]:
-    """Return Pearson's correlation of tokens' probabilities in training and in the rollout, from their deviations and
-    that of their difference: Var(x - y) = Var x + Var y - 2 Cov; none where either is constant."""
-    train, rollout, difference = (figures.get(f"mismatch/{name}_std", 0.0) for name in PROBABILITIES)
-    if not (train > 0 and rollout > 0):
-        return {}
-    covariance = (train**2 + rollout**2 - difference**2) / 2
-    return {"mismatch/probability_correlation": covariance / (train * rollout)}
 
 
 def reward_means(experiences: Sequence[Experience]) -> dict[str, float]:
@@ -142,10 +131,8 @@ def _measures(experience: Experience, settings: ExperienceSettings) -> list[Meas
     if read.ref_logprobs_BR is not None:  # without a training forward, from the rollout's log-probabilities
         kl_BR = (sampled_BR if old_BR is None else old_BR) - read.ref_logprobs_BR
         measures.append(Measure(torch.where(mask_BR, kl_BR, 0.0).sum(dim=1), {"mean": "rollout/kl"}))
-    if old_BR is not None and not (settings.mismatch is not None and settings.mismatch.bypass):
-        measures += mismatch_measures(
-            old_BR, sampled_BR, mask_BR, settings.mismatch, weights_BR=experience.correction.weights_BR
-        )
+    if old_BR is not None:
+        measures += settings.correction.measures(old_BR, rollout.drawn, experience.corrected)
     if read.experts_differ_BR is not None:
         measures.append(Measure(read.experts_differ_BR[mask_BR], {"mean": "mismatch/experts_differ"}))
     if experience.returns_BR is None:  # no critic learns from them

@@ -20,7 +20,6 @@ from training.step3_ppo.contracts.records import Experience, Forward, Readings, 
 from training.step3_ppo.experience.exchange import LearnValues, read_balanced, targets_of
 from training.step3_ppo.experience.reward_shaping import shaped_rewards
 from training.step3_ppo.experience.scoring import beside
-from training.step3_ppo.mismatch.weights import NOT_CORRECTED, corrected, old_policy
 from training.utils.base.transfer import moved
 from training.utils.contracts.documents import first_alike
 from training.utils.engine.ranks.collectives import summed
@@ -57,7 +56,9 @@ def make_experience(
     counts_B = torch.ones_like(rollout.ended_B) if cut_count else rollout.ended_B
     with clock.phase("4_read"):
         read, reused = read_tokens(rollout, roles, settings, learn_values is None)
-    old_BR = old_policy(read.logprobs_BR, drawn, settings.mismatch)
+    old_BR = read.logprobs_BR
+    if settings.correction.bypasses:
+        old_BR = torch.where(drawn.mask_BR, drawn.logprobs_BR.float(), 0.0)
     with clock.phase("5_rewards"):
         scored = samples.scored
         group_B = torch.arange(len(counts_B), device=counts_B.device) // settings.samples_per_prompt
@@ -67,9 +68,7 @@ def make_experience(
             learnt = learn_values(rollout, rewards_BR, counts_B)
         read, reused = replace(read, values_BR=learnt.values_BR), reused._replace(values=learnt)
     with clock.phase("6_advantages"):
-        correction = NOT_CORRECTED
-        if settings.mismatch is not None:
-            correction = corrected(old_BR, drawn, counts_B, settings.mismatch, over_ranks=summed)
+        corrected = settings.correction.corrected(old_BR, drawn, counts_B)
         if greedy is not None:
             read = replace(read, greedy_scores_B=beside(scored, greedy.scored, settings.samples_per_prompt))
         inputs = AdvantageInputs(
@@ -80,16 +79,14 @@ def make_experience(
             read.greedy_scores_B,
             None if read.collisions_BR is None else read.logprobs_BR,
             read.collisions_BR,
-            correction.weights_BR,
+            corrected.weights_BR,
             over_ranks=summed,
         )
         advantages_BR, returns_BR = settings.estimator.estimate(inputs, settings.advantage)
         if settings.whiten_advantages:
             learns_BR = drawn.mask_BR & counts_B.unsqueeze(1)
             advantages_BR = whiten(advantages_BR, learns_BR, summed(moments(advantages_BR, learns_BR)))
-    return Experience(
-        rollout, scored, counts_B, rewards_BR, advantages_BR, returns_BR, read, old_BR, correction, reused
-    )
+    return Experience(rollout, scored, counts_B, rewards_BR, advantages_BR, returns_BR, read, old_BR, corrected, reused)
 
 
 def token_rewards(

@@ -86,14 +86,14 @@ def training_sequences(
     sequences: list[TrainingSequence] = []
     for experience in experiences:
         lengths, counts = experience.rollout.drawn.lengths_B.tolist(), experience.counts_B.tolist()
-        read, correction = experience.read, experience.correction
+        read = experience.read
         fields_BR = (
             experience.advantages_BR,
             experience.old_logprobs_BR,
             read.ref_logprobs_BR,
             read.values_BR,
             experience.returns_BR,
-            *correction,
+            *experience.corrected,
         )
         for index, (tokens, length) in enumerate(zip(experience.rollout.sequences(), lengths, strict=True)):
             number = sequence_number(rank, len(sequences), samples_per_prompt, world_size)

@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from training.step3_ppo.advantages import ESTIMATORS, NO_ADVANTAGE, WITH_CRITIC, Estimator
+from training.step3_ppo.advantages import ESTIMATORS, NO_ADVANTAGE, WITH_CRITIC
 from training.step3_ppo.advantages.inputs import AdvantageSettings
+from training.step3_ppo.contracts.correction import NO_CORRECTION, Correction
 from training.step3_ppo.contracts.settings import (
     ExperienceSettings,
     KlSettings,
@@ -19,33 +20,32 @@ from training.step3_ppo.contracts.settings import (
 from training.step3_ppo.flags.extensions import estimator_named, policy_loss_named
 from training.step3_ppo.kl import DEFAULT_KL_ESTIMATORS, KL_ESTIMATORS, KlEstimator
 from training.step3_ppo.kl.control import KlControl
-from training.step3_ppo.losses import AGGREGATIONS, PolicyLoss
+from training.step3_ppo.losses import AGGREGATIONS
 from training.step3_ppo.losses.tokens import PolicyLossSettings
 from training.utils.base.tables import either
+from training.utils.flags.entry_flags import own_options
 from training.utils.flags.flags import settings_of
-from training.utils.generation.table import engine_class
+from training.utils.plugins.objectives import PolicyLoss
 from training.utils.rewards.weighted import MODEL_ALONE, Rewards
 
 if TYPE_CHECKING:
     from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
     from training.step3_ppo.flags.arguments import PpoArguments
-    from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
-    from training.step3_ppo.mismatch.settings import MismatchSettings
     from training.utils.base.errors import Mistakes
     from training.utils.layout.rank_share import SequenceLayout
     from training.utils.loading.score_scale import ScoreScale
+    from training.utils.plugins.objectives import Estimator
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The flags, and what their names select. on_policy: the newest weights draw rollouts."""
+    """The flags, and what their names select."""
 
     flags: AlgorithmArguments
-    mismatch: MismatchArguments
     estimator: Estimator
     policy_loss: PolicyLoss
     kl_estimator: KlEstimator
-    on_policy: bool = True
+    correction: Correction = NO_CORRECTION
 
     @property
     def wants_reference(self) -> bool:
@@ -53,15 +53,10 @@ class Algorithm:
 
 
 def selected_algorithm(
-    flags: AlgorithmArguments,
-    mismatch: MismatchArguments,
-    ppo: PpoArguments,
-    mistakes: Mistakes,
-    *,
-    on_policy: bool = True,
+    flags: AlgorithmArguments, ppo: PpoArguments, mistakes: Mistakes, *, correction: Correction = NO_CORRECTION
 ) -> Algorithm | None:
-    """Look every name up and note flags that do not go together; None where a name is unknown. on_policy: the newest
-    weights draw rollouts"""
+    """Look every name up and note flags that do not go together; None where a name is unknown. correction: of the
+    rollouts."""
     estimator = mistakes.note(estimator_named, flags.advantage)
     policy_loss = mistakes.note(policy_loss_named, flags.policy_loss)
     known = estimator is not None and policy_loss is not None
@@ -95,36 +90,13 @@ def selected_algorithm(
         f"--overlong_buffer_tokens expects at most --max_answer_seq_len {ppo.max_answer_seq_len}, got "
         f"{flags.overlong_buffer_tokens}",
     )
-    default = _default_correction(ppo, on_policy)
-    _note_mismatch(mismatch, flags.policy_loss, policy_loss.has_ratio, default, mistakes=mistakes)
     kl_estimator = KL_ESTIMATORS[flags.kl_estimator or DEFAULT_KL_ESTIMATORS[flags.kl_in]]
-    return Algorithm(flags, mismatch, estimator, policy_loss, kl_estimator, on_policy)
+    return Algorithm(flags, estimator, policy_loss, kl_estimator, correction)
 
 
 def _without_groups() -> list[str]:
     """Names of estimators of a reward that compare no samples of a prompt."""
     return [name for name, entry in ESTIMATORS.items() if not entry.needs_groups and name != NO_ADVANTAGE]
-
-
-def _note_mismatch(
-    given: MismatchArguments, policy_loss: str, has_ratio: bool, default: str, *, mistakes: Mistakes
-) -> None:
-    """Note a correction that does not go with the policy loss, and flags of one where there is none."""
-    found = mistakes.note(given.chosen, default)
-    if found is None:
-        return
-    mistakes.require(
-        not (found.bypass and found.correction != "none" and has_ratio),
-        f"--mismatch_bypass makes the ratio of --policy_loss {policy_loss} one to the rollout's policy, and "
-        f"--mismatch_correction {found.correction} weighs by that ratio once more; give --policy_loss gpg, or "
-        "--mismatch_correction none",
-    )
-    for name in ("level", "threshold_lower", "normalize"):
-        mistakes.require(
-            found.correction != "none" or not getattr(given, f"mismatch_{name}"),
-            f"--mismatch_{name} {getattr(given, f'mismatch_{name}')} is of the weights of a correction, and "
-            "--mismatch_correction is none; give truncate or mask, or leave it out",
-        )
 
 
 def experience_settings(
@@ -139,7 +111,6 @@ def experience_settings(
     flags, estimator = algorithm.flags, algorithm.estimator
     control = KlControl(flags.kl_coef, flags.kl_target if flags.kl_control == "adaptive" else None, flags.kl_horizon)
     kl = KlSettings(control, in_loss=flags.kl_in == "loss", estimator=algorithm.kl_estimator)
-    mismatch = mismatch_settings(algorithm, ppo)
     length = settings_of(LengthSettings, flags, max_tokens=ppo.max_answer_seq_len, defaults=("max_prompt_tokens",))
     return ExperienceSettings(
         samples_per_prompt=ppo.num_samples_per_prompt,
@@ -155,9 +126,11 @@ def experience_settings(
         ),
         kl=kl,
         estimator=estimator,
-        advantage=_advantage_settings(flags),
+        advantage=AdvantageSettings(
+            flags.gamma, flags.lam, flags.norm_adv_by_std, flags.norm_adv_over, own_options(estimator, flags)
+        ),
         whiten_advantages=estimator.whitens if flags.whiten_advantages is None else flags.whiten_advantages,
-        mismatch=mismatch,
+        correction=algorithm.correction,
         reports_variance=ppo.report_variance,
     )
 
@@ -165,33 +138,14 @@ def experience_settings(
 def reads_old_policy(algorithm: Algorithm, ppo: PpoArguments) -> bool:
     """Return whether something needs the actor's log-probabilities of before its step. Otherwise the actor takes one
     step on each rollout, and the old policy is the one that is trained."""
-    mismatch, in_loss = mismatch_settings(algorithm, ppo), algorithm.flags.kl_in == "loss"
-    bypasses = mismatch is not None and mismatch.bypass
+    bypasses, in_loss = algorithm.correction.bypasses, algorithm.flags.kl_in == "loss"
     return (
         (algorithm.wants_reference and not in_loss and (algorithm.kl_estimator.of_logits or not bypasses))
-        or (mismatch is not None and not bypasses)
+        or algorithm.correction.reads_old_policy
         or algorithm.estimator.needs_policy
         or ppo.report_variance
-        or (not bypasses and (ppo.steps_per_rollout > 1 or algorithm.policy_loss.keys is not None))
+        or (not bypasses and (ppo.steps_per_rollout > 1 or algorithm.policy_loss.selects is not None))
     )
-
-
-def _advantage_settings(flags: AlgorithmArguments) -> AdvantageSettings:
-    by_std, over, zero_tail = flags.norm_adv_by_std, flags.norm_adv_over, flags.otb_zero_tail
-    return settings_of(AdvantageSettings, flags, norm_by_std=by_std, norm_over=over, zero_tail=zero_tail)
-
-
-def mismatch_settings(algorithm: Algorithm, ppo: PpoArguments) -> MismatchSettings | None:
-    """Return the correction, None where nothing is corrected."""
-    found = algorithm.mismatch.chosen(_default_correction(ppo, algorithm.on_policy))
-    return found if found.acts else None
-
-
-def _default_correction(ppo: PpoArguments, on_policy: bool) -> str:
-    """Rollouts are corrected if another program than the trained model computes their log-probabilities, or older
-    weights do."""
-    is_exact = engine_class(ppo.rollout_engine).logprobs_are_trained_models and on_policy
-    return "none" if is_exact else "truncate"
 
 
 def learning_settings(algorithm: Algorithm, ppo: PpoArguments) -> LearningSettings:
@@ -201,13 +155,11 @@ def learning_settings(algorithm: Algorithm, ppo: PpoArguments) -> LearningSettin
     def bound(one_way: float | None, own: float) -> float:
         return next(value for value in (one_way, flags.clip_range, own) if value is not None)
 
-    mismatch = mismatch_settings(algorithm, ppo)
     low, high = bound(flags.clip_range_low, policy_loss.clip_low), bound(flags.clip_range_high, policy_loss.clip_high)
     return settings_of(
         LearningSettings,
         flags,
         policy_loss=policy_loss,
-        policy=settings_of(PolicyLossSettings, flags, clip_low=low, clip_high=high),
+        policy=PolicyLossSettings(low, high, flags.dual_clip, own_options(policy_loss, flags)),
         aggregation=flags.loss_aggregation or policy_loss.aggregation,
-        bypass=mismatch if mismatch is not None and mismatch.bypass else None,
     )

@@ -9,23 +9,21 @@ from typing import TYPE_CHECKING, ClassVar
 
 from training.step3_ppo.advantages import ESTIMATORS, WITH_CRITIC
 from training.step3_ppo.kl import DEFAULT_KL_ESTIMATORS, KL_ESTIMATORS
-from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES, PolicyLoss
+from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
 from training.utils.base.tables import either
+from training.utils.flags.entry_flags import flags_of_entries, refuse_flags_of_others
 from training.utils.flags.flags import flag
-from training.utils.plugins.registry import added
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
+    from training.utils.plugins.objectives import PolicyLoss
 
-_LOSSES = (*POLICY_LOSSES, *added("policy_losses", POLICY_LOSSES))
 KL_CONTROLS = ("fixed", "adaptive")
 NORMS = ("group", "batch")
-# Flags that a policy loss leaves unread.
-_UNREAD = {"geo_mean": ("dual_clip",), "sapo": ("clip_range", "clip_range_low", "clip_range_high", "dual_clip")}
 
 
 def _by_loss(shown: Callable[[PolicyLoss], str]) -> str:
-    """A default that is the policy loss's: the usual one, then the losses with another."""
+    """Return a default that is the policy loss's: the usual one, then the losses with another."""
     usual = shown(POLICY_LOSSES["ppo"])
     others = [f"{shown(loss)} for {name}" for name, loss in POLICY_LOSSES.items() if shown(loss) != usual]
     return ", ".join([usual, *others])
@@ -40,7 +38,7 @@ def _kl_estimators(of_logits: bool) -> str:
 
 
 @dataclass
-class AlgorithmArguments:
+class AlgorithmArguments(flags_of_entries(ESTIMATORS), flags_of_entries(POLICY_LOSSES)):  # type: ignore[misc]
     """Advantages and losses."""
 
     topic: ClassVar[str] = "policy"
@@ -58,19 +56,13 @@ class AlgorithmArguments:
         None, f"Whiten advantages over all ranks' tokens; default: for {_estimators('whitens')}.", topic="advantage"
     )
     norm_adv_by_std: bool = flag(
-        True, "grpo and grpo_passk: divide by the group's standard deviation; false: Dr. GRPO.", topic="advantage"
+        True, "grpo: divide by the group's standard deviation; false: Dr. GRPO.", topic="advantage"
     )
     norm_adv_over: str | None = flag(
         None,
         f"{_estimators('norms')}: divide by the standard deviation of the group, or of the batch, all ranks' "
         "sequences of a rollout; default: group, for rloo by none.",
         choices=NORMS,
-        topic="advantage",
-    )
-    otb_zero_tail: bool = flag(
-        True,
-        f"{_estimators('needs_policy')}: a baseline of 0 where the longest response of a group goes on alone; "
-        "false: its own return, so that it learns nothing there.",
         topic="advantage",
     )
     kl_coef: float = flag(0.1, "Weight of the KL to the reference; 0 loads no reference.", "factor >= 0", topic="kl")
@@ -114,7 +106,7 @@ class AlgorithmArguments:
         "nats > 0",
         topic="kl",
     )
-    policy_loss: str = flag("ppo", f"{', '.join(_LOSSES)}, or your own as FILE.py:NAME.", "name")
+    policy_loss: str = flag("ppo", f"{', '.join(POLICY_LOSSES)}, or your own as FILE.py:NAME.", "name")
     loss_aggregation: str | None = flag(
         None, f"{either(AGGREGATIONS)}; default: {_by_loss(lambda loss: loss.aggregation)}."
     )
@@ -134,16 +126,6 @@ class AlgorithmArguments:
         None, "Upper bound on the ratio where the advantage is negative; default: none.", "ratio > 1"
     )
     clip_range_value: float = flag(0.2, "Clip of the change of a value in an update.", "number > 0")
-    cov_share: float = flag(2e-4, "kl_cov and clip_cov: share of tokens that are held back.", "0 < share < 1")
-    clip_cov_low: float = flag(1.0, "clip_cov: lowest covariance of a token that is held back.", "covariance")
-    clip_cov_high: float = flag(5.0, "clip_cov: highest covariance of a token that is held back.", "covariance")
-    kl_cov_coef: float = flag(1.0, "kl_cov: weight of the penalty on the tokens held back.", "factor >= 0")
-    sapo_tau_pos: float = flag(
-        1.0, "sapo: how fast the gate closes where the advantage is positive.", "temperature > 0"
-    )
-    sapo_tau_neg: float = flag(
-        1.05, "sapo: how fast the gate closes where the advantage is negative.", "temperature > 0"
-    )
     entropy_coef: float = flag(0.0, "Weight of the entropy bonus; 0 leaves it out.", "factor >= 0")
     critic_warmup: int = flag(0, "Number of rollouts at the start that train only the critic.", "rollouts >= 0")
     dynamic_sampling_tries: int = flag(
@@ -184,18 +166,10 @@ class AlgorithmArguments:
             f"--norm_adv_over {self.norm_adv_over} divides by a standard deviation, and --norm_adv_by_std false by "
             "none; leave one of them out",
         )
-        mistakes.require(
-            self.otb_zero_tail or estimator is None or estimator.needs_policy,
-            f"--otb_zero_tail false is of --advantage {_estimators('needs_policy')}, and it is {self.advantage}; leave "
-            "it out",
-        )
-        for name in ("sapo_tau_pos", "sapo_tau_neg"):
-            mistakes.require(
-                self.policy_loss == "sapo" or getattr(self, name) == getattr(type(self), name),
-                f"--{name} {getattr(self, name):g} is of --policy_loss sapo, and it is {self.policy_loss}; leave it "
-                "out",
-            )
-        for name in _UNREAD.get(self.policy_loss, ()):
+        refuse_flags_of_others(ESTIMATORS, (self.advantage,), self, "advantage", mistakes=mistakes)
+        refuse_flags_of_others(POLICY_LOSSES, (self.policy_loss,), self, "policy_loss", mistakes=mistakes)
+        policy_loss = POLICY_LOSSES.get(self.policy_loss)
+        for name in () if policy_loss is None else policy_loss.unread:
             mistakes.require(
                 getattr(self, name) is None,
                 f"--{name} {getattr(self, name)} does nothing with --policy_loss {self.policy_loss}; leave it out",
@@ -204,10 +178,6 @@ class AlgorithmArguments:
             not (self.kl_estimator or "").endswith("+") or self.kl_in == "loss",
             f"--kl_estimator {self.kl_estimator} is {(self.kl_estimator or '')[:-1]} with the gradient of k2, and "
             f"--kl_in reward has no gradient; give {(self.kl_estimator or '')[:-1]}, or --kl_in loss",
-        )
-        mistakes.require(
-            self.clip_cov_low < self.clip_cov_high,
-            f"--clip_cov_low expects less than --clip_cov_high {self.clip_cov_high}, got {self.clip_cov_low}",
         )
         mistakes.require(
             self.kl_control == "fixed" or self.kl_coef > 0,

@@ -5,10 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from training.step3_ppo.advantages import NO_ADVANTAGE
+from training.step3_ppo.contracts.correction import NO_CORRECTION
 from training.step3_ppo.flags.algorithm import Algorithm, selected_algorithm
 from training.step3_ppo.flags.reuse import check_reuse
 from training.step3_ppo.flags.roles_arguments import critic_on_trunk
-from training.step3_ppo.flags.rollout_choices import RolloutScheduler, asked_loop, check_loop, scheduler_of, source_of
+from training.step3_ppo.flags.rollout_choices import (
+    RolloutScheduler,
+    asked_loop,
+    check_loop,
+    correction_of,
+    scheduler_of,
+    source_of,
+)
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.tables import either
 from training.utils.flags.added import advice, in_place_of_run
@@ -93,8 +101,8 @@ def _checked_algorithm(
     flags: PpoFlags, scheduler: RolloutScheduler | None, rewards: tuple[Reward, ...], mistakes: Mistakes
 ) -> Algorithm | None:
     """Return what the names select; None where one is unknown. Note flags that do not go with it."""
-    on_policy = scheduler is None
-    algorithm = selected_algorithm(flags.algorithm, flags.mismatch, flags.ppo, mistakes, on_policy=on_policy)
+    correction = mistakes.note(correction_of, flags) or NO_CORRECTION
+    algorithm = selected_algorithm(flags.algorithm, flags.ppo, mistakes, correction=correction)
     if algorithm is not None:
         _check_critic(flags, algorithm, rewards, mistakes)
         check_reuse(flags, algorithm, mistakes)

@@ -7,21 +7,22 @@ from typing import Any, TypeVar
 
 import torch
 
-from training.step3_ppo.advantages import ESTIMATORS, Estimator
+from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
-from training.step3_ppo.losses import POLICY_LOSSES, PolicyLoss
+from training.step3_ppo.losses import POLICY_LOSSES
 from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
 from training.utils.base.errors import ThreestepError
-from training.utils.base.tables import check_signature, entry_named, imported
+from training.utils.base.tables import check_signature, entry_named
 from training.utils.base.user_files import call_user, is_address
-from training.utils.plugins.registry import added
+from training.utils.plugins.objectives import Estimator, PolicyLoss
+from training.utils.plugins.registry import owner_sentence
 
 _Record = TypeVar("_Record", AdvantageInputs, PolicyTokens)
 
 
 def estimator_named(given: str) -> Estimator:
     """Return the estimator of `--advantage`: a name, or FILE.py:NAME of an Estimator or its function."""
-    estimator = entry_named("--advantage", given, ESTIMATORS, Estimator)
+    estimator = entry_named("--advantage", given, ESTIMATORS, Estimator, owner=owner_sentence("advantages", given))
     if not is_address(given):
         return estimator
     check_signature(estimator.estimate, "--advantage", given, ("inputs", "settings"))
@@ -36,11 +37,10 @@ def estimator_named(given: str) -> Estimator:
 
 
 def policy_loss_named(given: str) -> PolicyLoss:
-    """Return the loss of `--policy_loss`: a name, a plugin's too, or FILE.py:NAME of a PolicyLoss or its function."""
-    of_plugins = added("policy_losses", POLICY_LOSSES)
-    table = POLICY_LOSSES | {name: PolicyLoss(imported(address)) for name, address in of_plugins.items()}
-    policy_loss = entry_named("--policy_loss", given, table, PolicyLoss)
-    if given in POLICY_LOSSES:
+    """Return the loss of `--policy_loss`: a name, or FILE.py:NAME of a PolicyLoss or its function."""
+    owner = owner_sentence("policy_losses", given)
+    policy_loss = entry_named("--policy_loss", given, POLICY_LOSSES, PolicyLoss, owner=owner)
+    if not is_address(given):
         return policy_loss
     check_signature(policy_loss.loss, "--policy_loss", given, ("tokens", "settings"))
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from training.step3_ppo.advantages import NO_ADVANTAGE
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.flags.arguments import PpoArguments
-from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
 from training.step3_ppo.flags.roles_arguments import RolesArguments
 from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints.arguments import CheckpointArguments
@@ -37,7 +36,6 @@ class PpoFlags(NamedTuple):
     roles: RolesArguments
     ppo: PpoArguments
     algorithm: AlgorithmArguments
-    mismatch: MismatchArguments
     reward: ScoringArguments
     engines: RolloutEngineFlags
     added: AddedFlags = AddedFlags()

@@ -6,7 +6,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from training.step3_ppo.contracts.correction import NO_CORRECTION, Correction
+from training.utils.base.errors import ThreestepError
 from training.utils.base.user_files import named_object
+from training.utils.generation.table import engine_class
 from training.utils.plugins.registry import added, hooks, one_at_most
 
 if TYPE_CHECKING:
@@ -95,3 +98,22 @@ def scheduler_of(flags: PpoFlags) -> RolloutScheduler | None:
     made = (make(flags) for make in hooks("rollout_scheduler"))
     found = ((type(scheduler).__name__, scheduler) for scheduler in made if scheduler is not None)
     return one_at_most(found, "rollouts are drawn in one order", "would each decide about it")
+
+
+def draws_exactly(flags: PpoFlags) -> bool:
+    """Return whether the trained model's newest weights draw, and compute the log-probabilities of what is drawn."""
+    return engine_class(flags.ppo.rollout_engine).logprobs_are_trained_models and scheduler_of(flags) is None
+
+
+def correction_of(flags: PpoFlags) -> Correction:
+    """Return what corrects rollouts. ThreestepError where two plugins would, or none does and a run needs it."""
+    named = ((f"--{name}", place) for name, place in added("corrections", ()).items())
+    place = one_at_most(named, "rollouts are corrected once", "would each do it")
+    if place is not None:
+        return named_object(place)(flags)
+    if not draws_exactly(flags):
+        raise ThreestepError(
+            "losses need a correction for what other weights or programs draw, and no plugin that is installed has "
+            "one; draw by --rollout_engine hf and the newest weights"
+        )
+    return NO_CORRECTION

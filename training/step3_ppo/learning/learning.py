@@ -5,7 +5,7 @@ M response tokens of a micro-batch, r of one sequence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,13 +22,11 @@ from training.step3_ppo.experience.sequences import (
     training_sequences,
 )
 from training.step3_ppo.learning.notes import FIRST, LearntRollout, Minibatch, StepNotes
-from training.step3_ppo.learning.selection import Selected, selected_tokens
 from training.step3_ppo.learning.values import ValueLearner, critic_loss
 from training.step3_ppo.losses import AGGREGATIONS
 from training.step3_ppo.losses.added import entropy_loss, value_loss
 from training.step3_ppo.losses.aggregation import StepTotals, token_mean
 from training.step3_ppo.losses.tokens import PolicyTokens
-from training.step3_ppo.mismatch.weights import loss_weights
 from training.utils.base.seeds import derived_seed
 from training.utils.base.transfer import pinned
 from training.utils.contracts.documents import plain
@@ -89,7 +87,8 @@ class Learner:
         totals, actor_totals = self._totals(sequences)
         trainees: list[Trainee] = []
         if self.train_actor:
-            selected = self._selected(sequences, totals, noise_seed)
+            selects = self.settings.policy_loss.selects
+            selected = selects and selects(sequences, self.settings.policy, totals.tokens, noise_seed)
             loss = partial(self._actor_loss, totals=actor_totals, selected=selected)
             policies = [MicroBatch(part.rows, partial(loss, part, own), part.for_guests) for part, own in batches]
             counted = guests.tally([plain(part) for each in sequences for part in each.tokens.parts]) if guests else ()
@@ -132,19 +131,22 @@ class Learner:
         return self.roles.actor(forward.rows, readout, **self.roles.actor_guests.forward_kwargs(forward.for_guests))
 
     def _actor_loss(
-        self, forward: Forward, batch: TokenColumns, totals: StepTotals, selected: Selected | None
+        self, forward: Forward, batch: TokenColumns, totals: StepTotals, selected: Mapping[int, torch.Tensor] | None
     ) -> MicroLoss:
-        """Return this micro-batch's part of the actor's loss. selected: of KL-Cov and Clip-Cov; None for others."""
+        """Return this micro-batch's part of the actor's loss. selected: tokens that it treats apart, by sequence."""
         settings, sequence_M, counted_M = self.settings, forward.rows.sequence_M, batch.counted_M
         read = self._read(forward)
         # Exactly on-policy, the old policy is this one.
         old_logprobs_M = read.logprobs_M.detach() if batch.old_logprobs_M is None else batch.old_logprobs_M
-        selected_M = None if selected is None else selected.of_rows(forward.numbers)
+        selected_M = None
+        if selected is not None:
+            selected_M = torch.cat([sequence_M[:0].bool(), *(selected[number] for number in forward.numbers)])
         tokens = PolicyTokens(read.logprobs_M, old_logprobs_M, batch.advantages_M, sequence_M, selected_M)
         weights_M = AGGREGATIONS[settings.aggregation](batch.actor_counted_M, sequence_M, totals)
         policy_M, clipped_M = settings.policy_loss.loss(tokens, settings.policy)
         log_ratio_M = tokens.log_ratio_M.detach()
-        corrections_M = batch.weights_M if settings.bypass is None else self._corrections(log_ratio_M, sequence_M)
+        of_update_M = self.experience.correction.loss_weights(log_ratio_M, sequence_M)
+        corrections_M = batch.weights_M if of_update_M is None else of_update_M
         if corrections_M is not None:
             policy_M = policy_M * corrections_M
         loss = (policy_M * weights_M).sum()
@@ -163,16 +165,6 @@ class Learner:
         assert critic is not None and old_M is not None and returns_M is not None  # both if there is a critic
         errors = value_loss(critic(forward.rows, at="targets"), old_M, returns_M, self.settings.clip_range_value)
         return critic_loss(batch.counted_M, token_mean(batch.counted_M, forward.rows.sequence_M, totals), *errors)
-
-    def _selected(self, sequences: Sequence[TrainingSequence], totals: StepTotals, noise_seed: int) -> Selected | None:
-        """Return the tokens that KL-Cov and Clip-Cov treat apart; None for other losses."""
-        device = self.roles.actor.ranks.device
-        return selected_tokens(sequences, self.settings, totals.tokens, noise_seed, device=device)
-
-    def _corrections(self, log_ratio_M: torch.Tensor, sequence_M: torch.Tensor) -> torch.Tensor:
-        """Return the weights of tokens with --mismatch_bypass, which this policy decides."""
-        assert self.settings.bypass is not None
-        return loss_weights(log_ratio_M, sequence_M, self.settings.bypass)
 
     def _added(
         self, read: TokenLogprobs, forward: Forward, batch: TokenColumns, weights_M: torch.Tensor

@@ -9,6 +9,7 @@ M response tokens of a micro-batch (may be 0), whose sequences are whole.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ _MOST = 20.0
 class PolicyTokens:
     """logprobs_M: float, of the trained policy, with a gradient. old_logprobs_M: of the policy that rolled out.
     advantages_M: float. sequence_M: int64, the token's sequence in the micro-batch.
-    selected_M: bool, the tokens that KL-Cov and Clip-Cov treat apart (`losses.covariance`); None for other losses.
+    selected_M: bool, the tokens that the loss treats apart (`PolicyLoss.selects`); None for losses that select none.
     """
 
     logprobs_M: torch.Tensor
@@ -38,15 +39,12 @@ class PolicyTokens:
 @dataclass(frozen=True)
 class PolicyLossSettings:
     """clip_low, clip_high: the ratio is held from 1 - low to 1 + high. dual_clip: c > 1 of dual-clip PPO, or None.
-    kl_cov_coef: weight of KL-Cov's penalty on the selected tokens. sapo_tau_pos, sapo_tau_neg: how fast SAPO's gate
-    closes where the advantage is positive or negative."""
+    options: values of the loss's own flags."""
 
     clip_low: float
     clip_high: float
     dual_clip: float | None = None
-    kl_cov_coef: float = 0.0
-    sapo_tau_pos: float = 1.0
-    sapo_tau_neg: float = 1.05
+    options: Any = None
 
 
 def own_sequence_means(values_M: torch.Tensor, sequence_M: torch.Tensor) -> torch.Tensor:

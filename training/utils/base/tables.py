@@ -21,14 +21,13 @@ def imported(address: str) -> Callable[..., Any]:
     return call
 
 
-def entry_named(flag: str, given: str, table: Mapping[str, Entry], kind: type[Entry]) -> Entry:
+def entry_named(flag: str, given: str, table: Mapping[str, Entry], kind: type[Entry], *, owner: str = "") -> Entry:
     """Return the table's entry of that name, or FILE.py's: an entry of this kind, or one made from a function.
-    ThreestepError for anything else."""
+    ThreestepError for anything else, which ends with `owner`, or with the nearest names."""
     if not is_address(given):
         if given not in table:
-            raise ThreestepError(
-                f"{flag} expects one of {', '.join(table)} or FILE.py:NAME, got '{given}'{nearest_names(given, table)}"
-            )
+            near = owner or nearest_names(given, table)
+            raise ThreestepError(f"{flag} expects one of {', '.join(table)} or FILE.py:NAME, got '{given}'{near}")
         return table[given]
     loaded = load_named(given, flag)
     return loaded if isinstance(loaded, kind) else kind(load_function(given, flag))  # type: ignore[call-arg]

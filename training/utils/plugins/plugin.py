@@ -231,7 +231,7 @@ TABLES = frozenset(
 rollout_engines decode_loops rollout_sources trackers data_sources row_forms rewards media optimizers policy_losses
 evaluated_figures model_losses meant_flags kept_as_begun logs run_files in_place_of_run auto_choices advice curves
 evaluation_flags whole_run_switches stored_forms packed_layers backends row_sharing attention_kernels adapters critics
-row_stores run_courses learnt_beside sft_regularizers prompt_sources
+row_stores run_courses learnt_beside sft_regularizers prompt_sources advantages preference_losses corrections
 """.split()
 )
 
@@ -262,7 +262,10 @@ class Plugin(NamedTuple):
             one at most in all plugins
         `optimizers`: OptimizerEntry, by the names that --optimizer takes
         `attention_kernels`: AttentionEntry, by the names that --attn_implementation takes
-        `policy_losses`: addresses of functions, as FILE.py:NAME takes them, by the names that --policy_loss takes
+        `policy_losses`, `advantages`: addresses of a `PolicyLoss` or an `Estimator` (`plugins.objectives`),
+            or of its function, by the names that --policy_loss and --advantage take; in modules that are cheap to
+            import
+        `preference_losses`: addresses of a `PreferenceLoss` there, by the names that --loss_type takes, in the same way
         `evaluated_figures`: steps, such as ("step1_sft",), by the figures that their evaluations then have too, as
             `StepFigures.evaluates` names them
         `model_losses`: what the plugin computes of a model's own losses, in words, by the fields of configurations
@@ -312,6 +315,8 @@ class Plugin(NamedTuple):
         `row_forms`: RowFormEntry, by the names of the columns of cached rows that hold their numbers
         `run_courses`: addresses of functions (settings) -> RunCourse | None (`contracts.checkpoints`), by their names:
             who has a say in when a run saves and ends; settings by the flags' names
+        `corrections`: the address of a function (PpoFlags) -> Correction (`step3_ppo.contracts.correction`), of
+            rollouts that another policy drew; by the name of the flag that says how; one at most in all plugins
         `row_sharing`: the address of a function (AddedFlags) -> RowSharing (`models.row_sharing`), the ranks that
             share each row; by the name of the flag that says how many; one at most in all plugins
     """

@@ -9,6 +9,8 @@ import torch
 
 from tests.support.step3_records import changed, made_experience
 from tests.support.step3_records import made as records_made
+from threestep.plugins.mismatch.correction import MismatchCorrection
+from threestep.plugins.mismatch.settings import MismatchSettings
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.advantages.inputs import AdvantageSettings
 from training.step3_ppo.contracts.records import Experience
@@ -17,7 +19,6 @@ from training.step3_ppo.experience import description
 from training.step3_ppo.experience.description import described, reward_means
 from training.step3_ppo.kl import KL_ESTIMATORS
 from training.step3_ppo.kl.control import KlControl
-from training.step3_ppo.mismatch.settings import MismatchSettings
 from training.utils.contracts.rollout import Rollout
 from training.utils.layout.planner import PlanSettings
 
@@ -27,7 +28,8 @@ SETTINGS = records_made(
     temperature=1.0, score_scale=None, clip_reward=5.0, samples_per_prompt=2, estimator=ESTIMATORS["gae"],
     advantage=AdvantageSettings(1.0, 0.95, True), whiten_advantages=True,
     kl=KlSettings(KlControl(0.1), False, KL_ESTIMATORS["k1"]),
-    length=LengthSettings(2, missing_eos_penalty=1.0), mismatch=MismatchSettings("truncate", "token", 1.5),
+    length=LengthSettings(2, missing_eos_penalty=1.0),
+    correction=MismatchCorrection(MismatchSettings("truncate", "token", 1.5)),
     reads_old_logprobs=True, plan=PlanSettings(1), pad_token_id=0,
 )  # fmt: skip
 

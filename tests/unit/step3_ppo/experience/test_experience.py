@@ -12,6 +12,8 @@ import torch
 
 from tests.support.step3_records import made as records_made
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
+from threestep.plugins.mismatch.correction import MismatchCorrection
+from threestep.plugins.mismatch.settings import MismatchSettings, Rejection
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
 from training.step3_ppo.advantages.returns import gae
@@ -22,7 +24,6 @@ from training.step3_ppo.experience.experience import make_experience
 from training.step3_ppo.experience.scoring import outcome_scores, score
 from training.step3_ppo.kl import KL_ESTIMATORS
 from training.step3_ppo.kl.control import KlControl
-from training.step3_ppo.mismatch.settings import MismatchSettings, Rejection
 from training.utils.contracts.rollout import Rollout
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import SequenceLayout, rank_share
@@ -82,10 +83,10 @@ def how(**changes) -> ExperienceSettings:
         "temperature": 0.8, "score_scale": None, "clip_reward": 100.0, "samples_per_prompt": 1,
         "estimator": ESTIMATORS["gae"], "advantage": AdvantageSettings(0.9, 0.7, True), "whiten_advantages": False,
         "kl": KlSettings(KlControl(0.1), in_loss=False, estimator=KL_ESTIMATORS["k1"]), "length": LengthSettings(6),
-        "mismatch": None,
         "reads_old_logprobs": True, "plan": PlanSettings(1, max_rows_per_micro_batch=2), "pad_token_id": PAD,
     }  # fmt: skip
     given |= changes
+    given["advantage"] = dataclasses.replace(given["advantage"], options=(own := given["estimator"].flags) and own())
     given.setdefault("with_collisions", given["estimator"].needs_policy or given.get("reports_variance", False))
     return records_made(ExperienceSettings, **given)
 
@@ -365,30 +366,30 @@ def test_the_weights_of_the_correction(rollout, roles):
     sampled_BR = torch.where(rollout.response_mask_BR, -3.0, 0.0)
     off = Rollout(**{**vars_of(rollout), "sampled_logprobs_BR": sampled_BR})
     mismatch = MismatchSettings("truncate", "token", 2.0)
-    made = made_from(off, roles, how(mismatch=mismatch))
+    made = made_from(off, roles, how(correction=MismatchCorrection(mismatch)))
     ratio_BR = torch.exp(made.old_logprobs_BR - sampled_BR).clamp(max=2.0)
     want_BR = torch.where(rollout.response_mask_BR, ratio_BR, 0.0)
-    torch.testing.assert_close(made.correction.weights_BR, want_BR)
-    assert made.correction.kept_BR is None and made_from(off, roles, how()).correction.weights_BR is None
+    torch.testing.assert_close(made.corrected.weights_BR, want_BR)
+    assert made.corrected.kept_BR is None and made_from(off, roles, how()).corrected.weights_BR is None
     some = MismatchSettings("none", rejection=(Rejection("token_k1", 0.5, 1.5),), rejected="leave")
-    rejected = made_from(off, roles, how(mismatch=some))
+    rejected = made_from(off, roles, how(correction=MismatchCorrection(some)))
     kept_BR = (ratio_BR >= 0.5) & (ratio_BR <= 1.5) & rollout.response_mask_BR
-    assert torch.equal(rejected.correction.kept_BR, kept_BR)
+    assert torch.equal(rejected.corrected.kept_BR, kept_BR)
     assert 0 < int(kept_BR.sum()) < int(rollout.response_mask_BR.sum())
-    assert torch.equal(rejected.correction.weights_BR, kept_BR.float())
+    assert torch.equal(rejected.corrected.weights_BR, kept_BR.float())
 
 
 def test_a_bypass_takes_the_rollouts_log_probabilities_for_the_old_ones(rollout, roles):
     sampled_BR = torch.where(rollout.response_mask_BR, -3.0, 0.0)
     off = Rollout(**{**vars_of(rollout), "sampled_logprobs_BR": sampled_BR})
-    settings = how(mismatch=MismatchSettings("none", bypass=True), reads_old_logprobs=False)
+    settings = how(correction=MismatchCorrection(MismatchSettings("none", bypass=True)), reads_old_logprobs=False)
     made = made_from(off, roles, settings)
     want_BR = sampled_BR
     kl_BR = want_BR - made.read.ref_logprobs_BR
     torch.testing.assert_close(
         (made.rewards_BR + 0.1 * kl_BR).sum(1), made.scored.scores_B
     )  # the KL is the rollout's too
-    assert torch.equal(made.old_logprobs_BR, want_BR) and made.correction.weights_BR is None
+    assert torch.equal(made.old_logprobs_BR, want_BR) and made.corrected.weights_BR is None
 
 
 @pytest.mark.parametrize(
@@ -417,7 +418,7 @@ def test_the_optimal_token_baseline_reads_the_policys_distributions(rollout, rol
     inputs = AdvantageInputs(
         made.rewards_BR, rollout.response_lengths_B, group_B, logprobs_BR=old_BR, collisions_BR=collisions_BR
     )
-    want_BR, _ = estimator.estimate(inputs, AdvantageSettings(0.9, 0.7, True))
+    want_BR, _ = estimator.estimate(inputs, AdvantageSettings(0.9, 0.7, True, options=estimator.flags()))
     torch.testing.assert_close(made.advantages_BR, want_BR, rtol=1e-3, atol=1e-4)
 
 
@@ -429,10 +430,14 @@ def test_the_optimal_token_baseline_under_a_bypass_and_a_correction(rollout, rol
     off = Rollout(**{**vars_of(rollout), "sampled_logprobs_BR": sampled_BR})
     common = {"estimator": ESTIMATORS["optimal_token_baseline"], "samples_per_prompt": 5, "kl": IN_LOSS}
     plain = made_from(rollout, roles, how(**common))
-    bypassed = made_from(off, roles, how(**common, mismatch=MismatchSettings("none", bypass=True)))
+    bypassed = made_from(
+        off, roles, how(**common, correction=MismatchCorrection(MismatchSettings("none", bypass=True)))
+    )
     torch.testing.assert_close(bypassed.advantages_BR, plain.advantages_BR)
     assert torch.equal(bypassed.old_logprobs_BR, sampled_BR)
-    weighed = made_from(off, roles, how(**common, mismatch=MismatchSettings("truncate", "token", 2.0)))
+    weighed = made_from(
+        off, roles, how(**common, correction=MismatchCorrection(MismatchSettings("truncate", "token", 2.0)))
+    )
     assert not torch.allclose(weighed.advantages_BR, plain.advantages_BR)
 
 

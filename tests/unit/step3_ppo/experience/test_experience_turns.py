@@ -103,18 +103,20 @@ def made(rollout: Rollout, settings: ExperienceSettings, kl_coef: float = 0.1):
 
 
 FIELDS = ("scored.scores_B", "rewards_BR", "advantages_BR", "returns_BR", "old_logprobs_BR", "read.ref_logprobs_BR",
-          "correction.weights_BR")  # fmt: skip
+          "corrected.weights_BR")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - {"none"}))  # which has no advantages
 def test_what_others_say_changes_no_advantage(name):
     """None to five observations, appended or each in a fork: KL, turn rewards, correction, whitening and the punishment
     of length in between."""
-    from training.step3_ppo.mismatch.settings import MismatchSettings
+    from threestep.plugins.mismatch.correction import MismatchCorrection
+    from threestep.plugins.mismatch.settings import MismatchSettings
 
     settings = how(
         temperature=1.0, samples_per_prompt=4, estimator=ESTIMATORS[name],
-        whiten_advantages=ESTIMATORS[name].whitens, mismatch=MismatchSettings("truncate", "token", 1.05),
+        whiten_advantages=ESTIMATORS[name].whitens,
+        correction=MismatchCorrection(MismatchSettings("truncate", "token", 1.05)),
         length=LengthSettings(20, overlong_buffer_tokens=12, overlong_penalty=0.5),
     )  # fmt: skip
     bare = made(conversations(0), settings)

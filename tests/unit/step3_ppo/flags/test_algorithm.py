@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from training.step3_ppo.advantages import ESTIMATORS
+from training.step3_ppo.contracts.correction import NO_CORRECTION
 from training.step3_ppo.flags.algorithm import (
     Algorithm,
     experience_settings,
     learning_settings,
-    mismatch_settings,
     selected_algorithm,
 )
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.flags.arguments import PpoArguments
-from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
 from training.step3_ppo.kl import KL_ESTIMATORS
 from training.step3_ppo.losses import POLICY_LOSSES
-from training.step3_ppo.mismatch import RECIPES
-from training.step3_ppo.mismatch.settings import MismatchSettings, rejection_of
 from training.utils.base.errors import Mistakes
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import SequenceLayout
@@ -29,52 +28,17 @@ FOUR = {"num_samples_per_prompt": 4, "per_device_generation_batch_size": 4}
 
 def told(ppo: dict, **flags) -> list[str]:
     mistakes = Mistakes()
-    mismatch = flags.pop("mismatch", MismatchArguments())
-    selected_algorithm(AlgorithmArguments(**flags), mismatch, PpoArguments(**ppo), mistakes)
+    selected_algorithm(AlgorithmArguments(**flags), PpoArguments(**ppo), mistakes)
     return mistakes.sentences
 
 
 def algorithm(ppo: PpoArguments, **flags) -> Algorithm:
     mistakes = Mistakes()
-    mismatch = flags.pop("mismatch", MismatchArguments())
-    found = selected_algorithm(AlgorithmArguments(**flags), mismatch, ppo, mistakes)
+    correction = flags.pop("correction", NO_CORRECTION)
+    found = selected_algorithm(AlgorithmArguments(**flags), ppo, mistakes, correction=correction)
     mistakes.raise_if_any()
     assert found is not None
     return found
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_recipes_arrive_and_flags_win(recipe):
-    ppo = PpoArguments(**FOUR)
-    loss = "gpg" if recipe.startswith("bypass_pg") else "ppo"
-
-    def made(**flags) -> MismatchSettings | None:
-        given = MismatchArguments(mismatch_recipe=recipe, **flags)
-        return mismatch_settings(algorithm(ppo, policy_loss=loss, mismatch=given), ppo)
-
-    found, wanted = made(), dict(RECIPES[recipe].flags)
-    rejection = tuple(rejection_of(each) for each in wanted.pop("rejection", ()))
-    if recipe == "disabled":
-        assert found is None
-    else:
-        assert found == MismatchSettings(**wanted, rejection=rejection)
-    other = made(mismatch_threshold=7.0, mismatch_veto=1e-3)
-    assert other is not None and (other.threshold, other.veto) == (7.0, 1e-3)
-
-
-def test_a_bypass_and_a_correction_want_a_loss_without_a_ratio():
-    sentence = (
-        "--mismatch_bypass makes the ratio of --policy_loss ppo one to the rollout's policy, and --mismatch_correction "
-        "truncate weighs by that ratio once more; give --policy_loss gpg, or --mismatch_correction none"
-    )
-    assert told(FOUR, mismatch=MismatchArguments(mismatch_recipe="bypass_pg_is")) == [sentence]
-
-
-def test_weights_flags_without_a_correction():
-    assert told(FOUR, mismatch=MismatchArguments(mismatch_level="sequence")) == [
-        "--mismatch_level sequence is of the weights of a correction, and --mismatch_correction is none; give truncate "
-        "or mask, or leave it out"
-    ]
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -146,15 +110,13 @@ def test_the_flags_arrive():
     ppo = PpoArguments(temperature=0.7, clip_reward=2.0, max_answer_seq_len=99, **FOUR)
     given = algorithm(
         ppo, advantage="grpo", gamma=0.5, lam=0.4, norm_adv_by_std=False, dual_clip=3.0, clip_range_value=0.3,
-        cov_share=0.1, clip_cov_low=0.2, clip_cov_high=0.6, kl_cov_coef=0.8, entropy_coef=0.01, missing_eos_penalty=1.5,
-        overlong_buffer_tokens=7, overlong_penalty=0.9, mask_truncated_responses=True, mismatch=MismatchArguments(
-            mismatch_correction="mask", mismatch_level="sequence", mismatch_threshold=3.0
-        ), kl_coef=0.05, kl_estimator="k2", kl_control="adaptive",
+        entropy_coef=0.01, missing_eos_penalty=1.5,
+        overlong_buffer_tokens=7, overlong_penalty=0.9, mask_truncated_responses=True,
+        kl_coef=0.05, kl_estimator="k2", kl_control="adaptive",
         kl_target=2.0, kl_horizon=500.0,
     )  # fmt: skip
     learning = learning_settings(given, ppo)
-    assert (learning.policy.dual_clip, learning.policy.kl_cov_coef) == (3.0, 0.8)
-    assert (learning.cov_share, learning.clip_cov_low, learning.clip_cov_high) == (0.1, 0.2, 0.6)
+    assert learning.policy.dual_clip == 3.0 and learning.policy.options is None
     assert (learning.clip_range_value, learning.entropy_coef) == (0.3, 0.01)
     made = experience_settings(given, ppo, SequenceLayout(PLAN, 5))
     assert made.estimator is ESTIMATORS["grpo"] and not made.whiten_advantages
@@ -162,8 +124,6 @@ def test_the_flags_arrive():
     length = made.scoring.length
     assert (length.max_tokens, length.missing_eos_penalty, length.overlong_buffer_tokens) == (99, 1.5, 7)
     assert length.overlong_penalty == 0.9 and length.mask_truncated_responses
-    assert made.mismatch is not None and made.mismatch.threshold == 3.0
-    assert (made.mismatch.correction, made.mismatch.level) == ("mask", "sequence")
     assert (made.samples_per_prompt, made.reading.temperature, made.scoring.clip_reward, made.layout.pad_token_id) == (
         4,
         0.7,
@@ -185,7 +145,7 @@ def test_defaults_that_depend_on_others():
     assert made().kl.estimator is KL_ESTIMATORS["k1"]
     assert made(kl_in="loss").kl.estimator is KL_ESTIMATORS["k3"]
     assert made(kl_in="loss", kl_estimator="k1").kl.estimator is KL_ESTIMATORS["k1"]
-    assert made().kl.control.target is None and made().mismatch is None
+    assert made().kl.control.target is None
     whitened = {name for name in ESTIMATORS if made(advantage=name).whiten_advantages}
     assert whitened == {"gae", "reinforce++", "reinforce++_baseline"}
     assert made(advantage="grpo", whiten_advantages=True).whiten_advantages
@@ -203,28 +163,30 @@ def test_old_log_probabilities_are_read_where_something_needs_them():
     assert not reads()
     assert not reads(kl_in="reward", kl_coef=0.0)
     assert reads(kl_in="reward")
-    corrected, bypassed = MismatchArguments(mismatch_correction="truncate"), MismatchArguments(mismatch_bypass=True)
-    assert reads(mismatch=corrected) and reads(mismatch=MismatchArguments(mismatch_veto=1e-4))
-    assert not reads(kl_in="reward", mismatch=bypassed)
-    assert reads(kl_in="reward", kl_estimator="full", mismatch=bypassed)  # which takes the actor's logits
+    corrected, bypassed = (
+        SimpleNamespace(bypasses=bypasses, reads_old_policy=not bypasses) for bypasses in (False, True)
+    )
+    assert reads(correction=corrected)
+    assert not reads(kl_in="reward", correction=bypassed)
+    assert reads(kl_in="reward", kl_estimator="full", correction=bypassed)  # which takes the actor's logits
     assert reads(policy_loss="kl_cov")
     assert reads(PpoArguments(**FOUR, per_device_training_batch_size=8))
     two_epochs = PpoArguments(**FOUR, per_device_training_batch_size=16, ppo_epochs=2)
-    assert reads(two_epochs) and not reads(two_epochs, mismatch=bypassed)
+    assert reads(two_epochs) and not reads(two_epochs, correction=bypassed)
 
 
 def test_what_an_estimator_reads_and_divides_by():
     ppo = PpoArguments(num_samples_per_prompt=4, per_device_training_batch_size=64)
 
     def made(**flags):
-        algorithm = selected_algorithm(AlgorithmArguments(**flags), MismatchArguments(), ppo, Mistakes())
+        algorithm = selected_algorithm(AlgorithmArguments(**flags), ppo, Mistakes())
         return experience_settings(algorithm, ppo, SequenceLayout(PlanSettings(1), 0))
 
     assert not made(advantage="grpo", kl_coef=0.0).reading.reads_old_logprobs  # on-policy
     settings = made(advantage="optimal_token_baseline", kl_coef=0.0, otb_zero_tail=False)
     assert (
         settings.reading.reads_old_logprobs
-        and not settings.advantage.zero_tail
+        and not settings.advantage.options.otb_zero_tail
         and settings.advantage.norm_over is None
     )
     assert made(advantage="rloo", norm_adv_over="batch").advantage.norm_over == "batch"

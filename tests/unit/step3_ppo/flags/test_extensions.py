@@ -13,7 +13,6 @@ from training.step3_ppo.flags.algorithm import selected_algorithm
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.flags.arguments import PpoArguments
 from training.step3_ppo.flags.extensions import estimator_named, policy_loss_named
-from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
 from training.step3_ppo.losses import POLICY_LOSSES
 from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
 from training.utils.base.errors import Mistakes, ThreestepError
@@ -77,15 +76,15 @@ def test_an_estimator_says_what_it_needs(own):
     estimator = estimator_named(own("grouped"))
     assert estimator.needs_groups and estimator.whitens
     mistakes = Mistakes()
-    selected_algorithm(AlgorithmArguments(advantage=own("grouped")), MismatchArguments(), PpoArguments(), mistakes)
+    selected_algorithm(AlgorithmArguments(advantage=own("grouped")), PpoArguments(), mistakes)
     assert "compares the samples of a prompt and --num_samples_per_prompt is 1; give 2" in mistakes.sentences[0]
 
 
 def test_a_function_is_a_policy_loss_with_the_usual_defaults(own):
-    mine, builtin = policy_loss_named(own("plain_gradient")), POLICY_LOSSES["gpg"]
-    for one, two in zip(mine.loss(tokens(), CLIP), builtin.loss(tokens(), CLIP), strict=True):
-        assert torch.equal(one, two)
-    assert (mine.aggregation, mine.clip_low, mine.keys) == (builtin.aggregation, builtin.clip_low, None)
+    mine, usual = policy_loss_named(own("plain_gradient")), POLICY_LOSSES["ppo"]
+    loss_M, clipped_M = mine.loss(tokens(), CLIP)
+    assert torch.equal(loss_M, -tokens().advantages_M * tokens().logprobs_M) and not clipped_M.any()
+    assert (mine.aggregation, mine.clip_low, mine.selects) == (usual.aggregation, usual.clip_low, None)
     given = policy_loss_named(own("by_sequence"))
     assert (given.aggregation, given.clip_low) == ("seq-mean-token-sum", 0.5)
 
@@ -145,5 +144,5 @@ def test_mistakes_in_a_policy_loss(own):
     with pytest.raises(ThreestepError, match="^--policy_loss expects loss_M of '.*' to have a gradient, got none"):
         policy_loss_named(own("constant")).loss(tokens(), CLIP)
     mistakes = Mistakes()
-    selected_algorithm(AlgorithmArguments(policy_loss=own("misnamed")), MismatchArguments(), PpoArguments(), mistakes)
+    selected_algorithm(AlgorithmArguments(policy_loss=own("misnamed")), PpoArguments(), mistakes)
     assert mistakes.sentences[0].startswith("--loss_aggregation expects one of token-mean, ")

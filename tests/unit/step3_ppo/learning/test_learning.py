@@ -11,13 +11,14 @@ import torch
 
 from tests.support.step3_records import changed, made_experience
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
+from threestep.plugins.mismatch.arguments import MismatchArguments
+from threestep.plugins.mismatch.correction import MismatchCorrection
+from training.step3_ppo.contracts.correction import NO_CORRECTION
 from training.step3_ppo.contracts.records import Experience
 from training.step3_ppo.experience.sequences import training_sequences
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings, selected_algorithm
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.flags.arguments import PpoArguments
-from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
-from training.step3_ppo.learning import selection
 from training.step3_ppo.learning.learning import Learner
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
 from training.step3_ppo.losses.added import value_loss
@@ -106,8 +107,8 @@ def stepped(plan: PlanSettings, made: Experience, roles: SimpleNamespace, train_
         num_samples_per_prompt=2, max_answer_seq_len=6, per_device_generation_batch_size=3,
         per_device_training_batch_size=6,
     )  # fmt: skip
-    mismatch = flags.pop("mismatch", MismatchArguments())
-    algorithm = selected_algorithm(AlgorithmArguments(**flags), mismatch, ppo, Mistakes())
+    correction = flags.pop("correction", NO_CORRECTION)
+    algorithm = selected_algorithm(AlgorithmArguments(**flags), ppo, Mistakes(), correction=correction)
     assert algorithm is not None
     how, learning = experience_settings(algorithm, ppo, SequenceLayout(plan, 0)), learning_settings(algorithm, ppo)
     learner, sequences = Learner(roles, how, learning, 0.3, train_actor), training_sequences([made], 2, 0, 1)
@@ -125,7 +126,9 @@ PLANS = [
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_micro_batches_change_nothing(policy_loss, aggregation):
     flags = {"policy_loss": policy_loss, "loss_aggregation": aggregation, "kl_in": "loss", "entropy_coef": 0.1}
-    flags |= {"cov_share": 0.2, "clip_cov_low": -1.0, "clip_range": 0.5}
+    own = {"cov_share": 0.2, "clip_cov_low": -1.0}  # so that some tokens are selected
+    flags |= {name: value for name, value in own.items() if hasattr(POLICY_LOSSES[policy_loss].flags, name)}
+    flags |= {} if policy_loss == "sapo" else {"clip_range": 0.5}
     found = []
     for plan in PLANS:
         roles = made_roles(with_critic=True)
@@ -147,7 +150,7 @@ def test_rejected_tokens_leave_the_denominators_of_the_actor_alone(plan, aggrega
     kept_BR = made.rollout.response_mask_BR.clone()
     kept_BR[0, 1] = False
     kept_BR[5] = False
-    left = changed(made, kept_BR=kept_BR, weights_BR=made.correction.weights_BR * kept_BR)
+    left = changed(made, kept_BR=kept_BR, weights_BR=made.corrected.weights_BR * kept_BR)
     roles = made_roles(with_critic=True)
     flags = {"loss_aggregation": aggregation, "kl_in": "loss", "clip_range": 5.0}
     figures = stepped(plan, left, roles, **flags)
@@ -162,7 +165,7 @@ def test_rejected_tokens_leave_the_denominators_of_the_actor_alone(plan, aggrega
         logits = plain(ids, use_cache=False).logits[0, 2:-1].log_softmax(-1)
         logp_r = logits.gather(-1, ids[0, 3:, None])[:, 0]
         old_r, advantages_r, weights_r = (
-            field[row, :length] for field in (made.old_logprobs_BR, made.advantages_BR, made.correction.weights_BR)
+            field[row, :length] for field in (made.old_logprobs_BR, made.advantages_BR, made.corrected.weights_BR)
         )
         ratio_r = torch.exp(logp_r - old_r)
         free_r, held_r = -advantages_r * ratio_r, -advantages_r * ratio_r.clamp(-4.0, 6.0)
@@ -229,7 +232,7 @@ def plain_gradients(made: Experience, policy_loss: str, aggregation: str) -> lis
             parts.append((logits.gather(-1, ids[0, places, None])[:, 0], values))
         length = sum(len(logp) for logp, _ in parts)
         names = (
-            "old_logprobs_BR", "advantages_BR", "correction.weights_BR", "read.ref_logprobs_BR", "read.values_BR",
+            "old_logprobs_BR", "advantages_BR", "corrected.weights_BR", "read.ref_logprobs_BR", "read.values_BR",
             "returns_BR",
         )  # fmt: skip
         fields = (attrgetter(name)(made)[row, :length] for name in names)
@@ -239,8 +242,9 @@ def plain_gradients(made: Experience, policy_loss: str, aggregation: str) -> lis
         torch.cat, zip(*found, strict=True)
     )
     totals = StepTotals(float(counted.sum()), float(made.counts_B.sum()), 6.0)
+    own = POLICY_LOSSES[policy_loss].flags
     share = AGGREGATIONS[aggregation](counted, number, totals)
-    tokens, how = PolicyTokens(logp, old, advantages, number), PolicyLossSettings(0.5, 0.5)
+    tokens, how = PolicyTokens(logp, old, advantages, number), PolicyLossSettings(0.5, 0.5, options=own and own())
     kl = (torch.exp(ref - logp) - (ref - logp) - 1).clamp(max=10)
     ((POLICY_LOSSES[policy_loss].loss(tokens, how)[0] * weights + 0.3 * kl) * share).sum().backward()
     (value_loss(values, old_values, returns, 0.2)[0] * token_mean(counted, number, totals)).sum().backward()
@@ -253,7 +257,7 @@ SHARED = PlanSettings(1, 90, packed=True, max_row_tokens=90, least_shared_tokens
 
 
 @pytest.mark.parametrize(
-    "number, policy_loss", list(enumerate(name for name, loss in POLICY_LOSSES.items() if loss.keys is None))
+    "number, policy_loss", list(enumerate(name for name, loss in POLICY_LOSSES.items() if loss.selects is None))
 )
 def test_conversations_that_fork_weigh_as_conversations(number, policy_loss):
     """By every loss, against plain forwards of their parts: how rows hold them changes nothing."""
@@ -275,8 +279,9 @@ def test_a_bypass_weighs_by_the_policy_of_the_update(plan):
     and the vetoed tokens stay in the denominator."""
     made = changed(random_experience(0), weights_BR=None)
     roles = made_roles(with_critic=False)
-    bypass = MismatchArguments(mismatch_recipe="bypass_pg_is", mismatch_veto=0.05)
-    stepped(plan, made, roles, advantage="grpo", kl_coef=0.0, policy_loss="gpg", mismatch=bypass)
+    given = MismatchArguments(mismatch_recipe="bypass_pg_is", mismatch_veto=0.05)
+    bypass = MismatchCorrection(given.chosen(is_exact=True))
+    stepped(plan, made, roles, advantage="grpo", kl_coef=0.0, policy_loss="gpg", correction=bypass)
     plain, total, tokens, vetoed = tiny_causal_lm("llama", seed=1, dtype=torch.float64), 0.0, 0, 0
     for row, counts in enumerate(made.counts_B.tolist()):
         ids = torch.cat([made.rollout.prompt_of(row), made.rollout.response_of(row)])[None]
@@ -307,22 +312,6 @@ def test_a_response_that_does_not_count_changes_nothing():
     assert all(torch.equal(one, two) for one, two in zip(*gradients, strict=True))
 
 
-def test_equal_responses_are_selected_together():
-    """Their old log-probabilities differ by rounding, which may not decide which of them KL-Cov holds back."""
-    first, *_ = training_sequences([random_experience(5)], 2, 0, 1)
-    assert first.old_logprobs_r is not None
-    algorithm = selected_algorithm(
-        AlgorithmArguments(policy_loss="kl_cov"), MismatchArguments(), PpoArguments(), Mistakes()
-    )
-    assert algorithm is not None
-    settings = learning_settings(algorithm, PpoArguments())
-    for rounding in (1e-7, -1e-7):
-        twin = dataclasses.replace(first, number=first.number + 1, old_logprobs_r=first.old_logprobs_r + rounding)
-        selected = selection.selected_tokens([first, twin], settings, 6.0, 7, device=CPU).by_number
-        one, other = selected.values()
-        assert one.equal(other) and int(one.sum()) == 1
-
-
 def test_without_old_log_probabilities_the_ratio_is_one():
     made = changed(random_experience(0), old_logprobs_BR=None, weights_BR=None)
     roles = made_roles(with_critic=False)
@@ -337,7 +326,7 @@ def test_without_old_log_probabilities_the_ratio_is_one():
 
 def test_the_correction_weighs_each_token():
     made = random_experience(0)
-    halved = changed(made, weights_BR=made.correction.weights_BR / 2)
+    halved = changed(made, weights_BR=made.corrected.weights_BR / 2)
     found = [stepped(PLANS[1], one, made_roles(True))["actor/policy_loss"] for one in (made, halved)]
     assert found[1] == pytest.approx(found[0] / 2)
 

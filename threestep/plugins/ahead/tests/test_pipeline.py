@@ -19,12 +19,13 @@ from tests.support.step3_records import changed as changed_settings
 from tests.support.step3_records import made as made_settings
 from threestep.plugins.ahead.arguments import AheadArguments
 from threestep.plugins.ahead.scheduler import AheadScheduler
+from threestep.plugins.mismatch.arguments import MismatchArguments
+from threestep.plugins.mismatch.correction import MismatchCorrection
 from training.step3_ppo.contracts.rollout_events import RolloutEvents
 from training.step3_ppo.contracts.settings import PpoSettings
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings, selected_algorithm
 from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
 from training.step3_ppo.flags.arguments import PpoArguments
-from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
 from training.step3_ppo.learning.learning import Updates
 from training.step3_ppo.parts.prompt_source import PromptSource
 from training.step3_ppo.trainer import PpoTrainer
@@ -98,7 +99,8 @@ def made_trainer(
     own = ahead if isinstance(ahead, AheadArguments) else AheadArguments(rollouts_ahead=str(ahead))
     scheduler = AheadScheduler(own, ppo) if own.steps_ahead else None
     mismatch = MismatchArguments(mismatch_correction=mismatch_correction)
-    algorithm = selected_algorithm(flags, mismatch, ppo, Mistakes(), on_policy=scheduler is None)
+    correction = MismatchCorrection(mismatch.chosen(is_exact=scheduler is None))
+    algorithm = selected_algorithm(flags, ppo, Mistakes(), correction=correction)
     assert algorithm is not None
     roles, _ = plain_roles(last_tokens, False, False, Ranks(rank, rank, ranks, torch.device("cpu")), RATE)
     settings = made_settings(

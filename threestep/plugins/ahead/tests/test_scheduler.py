@@ -28,9 +28,9 @@ def settings_of(**given):
 
 def test_older_weights_are_corrected_unless_that_is_refused():
     ahead = settings_of()
-    assert ahead.mismatch.correction == "truncate" and ahead.reading.reads_old_logprobs
-    assert settings_of(mismatch_correction="none").mismatch is None
-    assert settings_of(rollouts_ahead=0).mismatch is None
+    assert ahead.correction.settings.correction == "truncate" and ahead.reading.reads_old_logprobs
+    assert not settings_of(mismatch_correction="none").correction.settings.acts
+    assert not settings_of(rollouts_ahead=0).correction.settings.acts
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_runs_that_cannot_be_ahead():
 def test_free_has_settings_of_its_own():
     assert flags_of(rollouts_ahead="free").added.of(AheadArguments).steps_ahead == 2
     assert flags_of(rollouts_ahead="free", max_rollout_age=5).added.of(AheadArguments).steps_ahead == 5
-    assert settings_of(rollouts_ahead="free").mismatch.correction == "truncate"
+    assert settings_of(rollouts_ahead="free").correction.settings.correction == "truncate"
     check_ahead_of_run(flags_of(rollouts_ahead="free"), TransformersRollout, None, rollouts=1, ranks=2)
     check_ahead_of_run(flags_of(rollouts_ahead="free"), Sent, None, rollouts=2, ranks=1)
     check_ahead_of_run(flags_of(rollouts_ahead="free"), Met, None, rollouts=2, ranks=2)

@@ -23,16 +23,16 @@ from threestep.plugins.audit.recording.content import (
 )
 from threestep.plugins.audit.recording.files import RecordHead
 from threestep.plugins.audit.recording.hashes import mixed
+from threestep.plugins.mismatch.correction import MismatchCorrection
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.experience.sequences import TokenColumns, counted_by_the_actor
 from training.step3_ppo.kl import KL_ESTIMATORS
-from training.step3_ppo.learning.selection import selected_tokens
 from training.step3_ppo.losses import POLICY_LOSSES
 
 if TYPE_CHECKING:
+    from threestep.plugins.mismatch.settings import MismatchSettings
     from training.step3_ppo.contracts.settings import ExperienceSettings, LearningSettings
     from training.step3_ppo.learning.notes import LearntRollout, PolicyStep
-    from training.step3_ppo.mismatch.settings import MismatchSettings
 
 _REDUCTIONS = {
     "token-mean": "token mean",
@@ -118,7 +118,7 @@ def _rollout(step: PolicyStep) -> dict[str, torch.Tensor]:
     put("old_logprobs", [each.old_logprobs_BR for each in experiences])
     put("ref_logprobs", [each.read.ref_logprobs_BR for each in experiences])
     put("values", [each.read.values_BR for each in experiences])
-    put("corrections", [each.correction.weights_BR for each in experiences])
+    put("corrections", [each.corrected.weights_BR for each in experiences])
     if all(each.read.collisions_BR is not None for each in experiences):
         put("collisions", [each.read.collisions_BR for each in experiences])
         put("policy_logprobs", [each.read.logprobs_BR for each in experiences])
@@ -180,13 +180,14 @@ def _minibatch(step: PolicyStep, watched: Watched) -> dict[str, torch.Tensor]:
 def _drawn(step: PolicyStep, watched: Watched) -> dict[str, torch.Tensor]:
     """The tokens that Clip-Cov drew, once more by its seed; of other losses nothing: they follow from the rest."""
     learning, sequences = step.settings.updates.learning, step.minibatch.sequences
-    if learning.policy_loss != POLICY_LOSSES["clip_cov"]:
+    selects = learning.policy_loss.selects
+    if selects is None or learning.policy_loss != POLICY_LOSSES.get("clip_cov"):
         return {}
     first = next(iter(watched.values()))
     tokens = float(sum(len(each.advantages_r) for each in sequences if each.counts))
-    selected = selected_tokens(sequences, learning, tokens, step.minibatch.seed, device=first[0].loss.device)
-    assert selected is not None  # Clip-Cov treats tokens apart
-    ones = [selected.of_rows(forward.numbers).float() for forward in step.forwards]
+    selected = selects(sequences, learning.policy, tokens, step.minibatch.seed)
+    nothing = torch.empty(0, device=first[0].loss.device)
+    ones = [torch.cat([nothing, *(selected[number].float() for number in each.numbers)]) for each in step.forwards]
     return {"selected": spread(first, ones) > 0}
 
 
@@ -200,7 +201,7 @@ def _settings(
         "longest_tokens": float(settings.scoring.length.max_tokens),
         "temperature": settings.reading.temperature,
         "advantage": next((name for name, known in ESTIMATORS.items() if settings.estimator == known), None),
-        "zero_tail": advantage.zero_tail,
+        "zero_tail": getattr(advantage.options, "otb_zero_tail", None),
         "gamma": advantage.gamma,
         "lam": advantage.lam,
         "norm_by": _norm(settings),
@@ -218,9 +219,9 @@ def _settings(
     }
     pulls = next((True for name in ("k1+", "k3+", "abs+") if kl.estimator == KL_ESTIMATORS[name]), False)
     found["kl_gradient"] = "+" if pulls else None
-    found |= _of_loss(learning) if learning.bypass is None else {}
-    if settings.mismatch is not None and not settings.mismatch.bypass and not settings.mismatch.rejects:
-        found |= _of_mismatch(settings.mismatch)
+    found |= {} if settings.correction.bypasses else _of_loss(learning)
+    if isinstance(settings.correction, MismatchCorrection):
+        found |= _of_mismatch(settings.correction.settings)
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -235,18 +236,13 @@ def _of_loss(learning: LearningSettings) -> dict[str, Any]:
         "clip_low": policy.clip_low,
         "clip_high": policy.clip_high,
         "dual_clip": policy.dual_clip,
-        "sapo_tau_pos": policy.sapo_tau_pos,
-        "sapo_tau_neg": policy.sapo_tau_neg,
-        "kl_cov_coef": policy.kl_cov_coef,
-        "cov_share": learning.cov_share,
-        "clip_cov_low": learning.clip_cov_low,
-        "clip_cov_high": learning.clip_cov_high,
         "entropy_coef": learning.entropy_coef or None,
+        **({} if policy.options is None else vars(policy.options)),
     }
 
 
 def _of_mismatch(mismatch: MismatchSettings) -> dict[str, Any]:
-    if mismatch.correction == "none":
+    if mismatch.correction == "none" or mismatch.bypass or mismatch.rejects:
         return {}
     return {
         "mismatch_correction": mismatch.correction,
@@ -259,7 +255,7 @@ def _of_mismatch(mismatch: MismatchSettings) -> dict[str, Any]:
 
 def _norm(settings: ExperienceSettings) -> str:
     """Whose standard deviation divides the advantages: by default GRPO's group, and nobody's of RLOO."""
-    usual = "group" if settings.estimator in (ESTIMATORS["grpo"], ESTIMATORS["grpo_passk"]) else "none"
+    usual = "group" if settings.estimator in (ESTIMATORS["grpo"], ESTIMATORS.get("grpo_passk")) else "none"
     if not settings.estimator.norms:
         return "none"
     return (settings.advantage.norm_over or usual) if settings.advantage.norm_by_std else "none"

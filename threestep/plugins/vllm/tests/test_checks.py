@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from transformers import Qwen2Config
 
-from tests.unit.step3_ppo.flags.test_algorithm import FOUR, algorithm, told
+from tests.support.ppo_flags import ppo_flags
 from tests.unit.step3_ppo.flags.test_checks import names_of
 from threestep.plugins.routers.tests.test_checks import flags_of
 from threestep.plugins.speculation.settings import Speculation
 from threestep.plugins.vllm import checks
 from threestep.plugins.vllm.engine import VllmRollout
 from threestep.plugins.vllm.servers.engine import VllmServerRollout
-from training.step3_ppo.flags.algorithm import experience_settings
-from training.step3_ppo.flags.arguments import PpoArguments
 from training.step3_ppo.flags.checks import checked_components
-from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
+from training.step3_ppo.flags.rollout_choices import draws_exactly
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.generation.table import RolloutEngineFlags, engine_class
-from training.utils.layout.planner import PlanSettings
-from training.utils.layout.rank_share import SequenceLayout
 
 DRAFTS = {"vllm_speculate": 2, "mtp_num_layers": 1, "rollout_engine": "vllm", "dry_run": True}
 
@@ -108,13 +102,5 @@ def test_flags_of_another_engine_are_refused(given: str):
     assert own.sentences == []
 
 
-def test_a_correction_is_the_default():
-    [sentence] = told({**FOUR, "rollout_engine": "vllm"}, mismatch=MismatchArguments(mismatch_bypass=True))
-    assert "and --mismatch_correction truncate weighs by that ratio once more; give" in sentence
-    ppo = dataclasses.replace(PpoArguments(**FOUR, per_device_training_batch_size=16), rollout_engine="vllm")
-
-    def reads(**mismatch) -> bool:
-        chosen = algorithm(ppo, advantage="grpo", kl_in="loss", mismatch=MismatchArguments(**mismatch))
-        return experience_settings(chosen, ppo, SequenceLayout(PlanSettings(1), 0)).reading.reads_old_logprobs
-
-    assert reads() and not reads(mismatch_correction="none")
+def test_what_vllm_draws_is_corrected_by_default():
+    assert not draws_exactly(ppo_flags(rollout_engine="vllm")) and draws_exactly(ppo_flags())

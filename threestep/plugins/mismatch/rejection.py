@@ -23,7 +23,7 @@ import torch
 from training.step3_ppo.losses.tokens import own_sequence_means, own_sequence_sums
 
 if TYPE_CHECKING:
-    from training.step3_ppo.mismatch.settings import MismatchSettings, Rejection
+    from threestep.plugins.mismatch.settings import MismatchSettings, Rejection
 
 _MOST = 20.0  # bound of d, as that of the weights
 

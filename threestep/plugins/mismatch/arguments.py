@@ -1,4 +1,4 @@
-"""The flags of the correction between rollout and training. Cheap to import for `--help`. Which to use: docs/ppo.md."""
+"""The flags of the correction between rollout and training. Cheap to import for `--help`. Which to use: README.md."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from training.step3_ppo.mismatch import CORRECTIONS, LEVELS, RECIPES, REJECTED, REJECTIONS
-from training.step3_ppo.mismatch.settings import MismatchSettings, rejection_of
+from threestep.plugins.mismatch.recipes import CORRECTIONS, LEVELS, RECIPES, REJECTED, REJECTIONS
+from threestep.plugins.mismatch.settings import MismatchSettings, rejection_of
 from training.utils.base.tables import either
 from training.utils.flags.added import advice
 from training.utils.flags.flags import flag
@@ -30,7 +30,7 @@ class MismatchArguments:
 
     mismatch_recipe: str | None = flag(
         None,
-        "Set the flags of this topic by a name; flags that are given win. One of the recipes of docs/mismatch.md.",
+        "Set the flags of this topic by a name; flags that are given win. One of the recipes of the plugin's page.",
         "name",
         choices=tuple(RECIPES),
     )
@@ -71,10 +71,11 @@ class MismatchArguments:
         " --policy_loss gpg. Default: false.",
     )
 
-    def chosen(self, correction: str) -> MismatchSettings:
-        """Return the settings: flags that are given, then the recipe's, then `correction` and the defaults."""
+    def chosen(self, is_exact: bool) -> MismatchSettings:
+        """Return the settings: flags that are given, then the recipe's, then the defaults. is_exact: the newest weights
+        of the trained model draw; other rollouts are corrected by default."""
         recipe = RECIPES[self.mismatch_recipe].flags if self.mismatch_recipe else {}
-        values = {"correction": correction, **recipe, **self._given()}
+        values = {"correction": "none" if is_exact else "truncate", **recipe, **self._given()}
         values["rejection"] = tuple(rejection_of(str(each)) for each in values.get("rejection") or ())  # type: ignore[attr-defined]
         return MismatchSettings(**values)  # type: ignore[arg-type]
 
@@ -89,7 +90,7 @@ class MismatchArguments:
             return
         if self.mismatch_recipe is not None and self.mismatch_recipe not in RECIPES:
             return  # noted with the other names
-        found = self.chosen(correction="none")
+        found = self.chosen(is_exact=True)
         mistakes.require(
             found.threshold_lower is None or found.threshold_lower < found.threshold,
             f"--mismatch_threshold_lower expects less than --mismatch_threshold {found.threshold:g}, got "

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from training.step3_ppo.flags.mismatch_arguments import MismatchArguments
-from training.step3_ppo.mismatch import RECIPES, REJECTIONS
+from threestep.plugins.mismatch.arguments import MismatchArguments
+from threestep.plugins.mismatch.recipes import RECIPES, REJECTIONS
 from training.utils.base.errors import Mistakes
 from training.utils.flags.flags import note_mistakes
 
-PAGE = Path(__file__).parents[4] / "docs" / "mismatch.md"
+PAGE = Path(__file__).parents[1] / "README.md"
 
 
 def mistakes_of(arguments: MismatchArguments) -> list[str]:
@@ -22,7 +22,7 @@ def mistakes_of(arguments: MismatchArguments) -> list[str]:
 
 def test_the_defaults_are_sound_and_do_nothing():
     assert mistakes_of(MismatchArguments()) == []
-    assert not MismatchArguments().chosen("none").acts and MismatchArguments().chosen("truncate").acts
+    assert not MismatchArguments().chosen(is_exact=True).acts and MismatchArguments().chosen(is_exact=False).acts
 
 
 @pytest.mark.parametrize(

@@ -5,20 +5,77 @@ small share of the tokens of the whole optimizer step by that covariance. The pa
 log-probabilities; here it is computed from the old ones, so that the selection is made before the step's first forward
 and is the same for any split over micro-batches and ranks (the two are equal in the first update of a rollout).
 
-M response tokens.
+M response tokens, r of one sequence.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from training.step3_ppo.experience.sequences import TokenColumns
 from training.step3_ppo.kl.estimators import smooth_absolute
 from training.step3_ppo.losses.policy import ppo
+from training.utils.base.seeds import derived_seed
+from training.utils.contracts.documents import first_alike
 
 if TYPE_CHECKING:
+    from training.step3_ppo.experience.sequences import TrainingSequence
     from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
+
+
+def most_covariant(
+    sequences: Sequence[TrainingSequence], settings: PolicyLossSettings, tokens: float, noise_seed: int
+) -> Mapping[int, torch.Tensor]:
+    """Return the tokens that KL-Cov selects (`PolicyLoss.selects`): those of the largest covariance."""
+    return _selected(sequences, settings, tokens, lambda covariance_r, number: covariance_r)
+
+
+def drawn_between(
+    sequences: Sequence[TrainingSequence], settings: PolicyLossSettings, tokens: float, noise_seed: int
+) -> Mapping[int, torch.Tensor]:
+    """Return the tokens that Clip-Cov selects: drawn among those whose covariance is between its bounds. Each sequence
+    has its own noise."""
+    low, high = settings.options.clip_cov_low, settings.options.clip_cov_high
+
+    def keys(covariance_r: torch.Tensor, number: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(derived_seed(noise_seed, number))
+        noise_r = torch.rand(len(covariance_r), generator=generator, dtype=torch.float64).to(covariance_r.device)
+        return torch.where((covariance_r > low) & (covariance_r < high), noise_r, float("-inf"))
+
+    return _selected(sequences, settings, tokens, keys)
+
+
+def _selected(
+    sequences: Sequence[TrainingSequence],
+    settings: PolicyLossSettings,
+    tokens: float,
+    keys: Callable[[torch.Tensor, int], torch.Tensor],
+) -> Mapping[int, torch.Tensor]:
+    """Select the tokens with the largest keys among those that count. keys: of (covariances of a sequence, its number).
+
+    Sequences that are read alike are ranked by the old log-probabilities of the first of them: rounding, by which those
+    of their forwards differ, would decide which of two equal tokens is selected.
+    """
+    first = first_alike([sequence.tokens for sequence in sequences])
+    olds = [sequences[place].old_logprobs_r for place in first]
+    sequences = [replace(sequence, old_logprobs_r=old_r) for sequence, old_r in zip(sequences, olds, strict=True)]
+    device = sequences[0].advantages_r.device
+    counted = TokenColumns([sequence for sequence in sequences if sequence.counts], device)
+    assert counted.old_logprobs_M is not None  # they are read wherever tokens are selected
+    sums = covariance_sums(counted.advantages_M, counted.old_logprobs_M)
+    found = {}
+    for sequence in sequences:
+        assert sequence.old_logprobs_r is not None
+        covariance_r = covariances(sequence.advantages_r, sequence.old_logprobs_r, sums)
+        found[sequence.number] = keys(covariance_r, sequence.number)
+    nothing = torch.empty(0, dtype=torch.float64, device=device)
+    those = torch.cat([nothing, *(found[sequence.number] for sequence in sequences if sequence.counts)])
+    bound = smallest_selected_key(those, tokens_to_select(settings.options.cov_share, tokens))
+    return {number: key_r >= bound for number, key_r in found.items()}
 
 
 def covariance_sums(advantages_M: torch.Tensor, old_logprobs_M: torch.Tensor) -> torch.Tensor:
@@ -32,17 +89,6 @@ def covariances(advantages_M: torch.Tensor, old_logprobs_M: torch.Tensor, sums: 
     count, advantages, logprobs = sums.unbind()
     count = count.clamp(min=1.0)
     return (advantages_M.double() - advantages / count) * (old_logprobs_M.double() - logprobs / count)
-
-
-def kl_cov_keys(covariance_M: torch.Tensor, noise_M: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """Return the covariance, by which KL-Cov ranks tokens."""
-    return covariance_M
-
-
-def clip_cov_keys(covariance_M: torch.Tensor, noise_M: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """Return random keys, by which Clip-Cov ranks the tokens whose covariance is between low and high."""
-    eligible_M = (covariance_M > low) & (covariance_M < high)
-    return torch.where(eligible_M, noise_M.double(), float("-inf"))
 
 
 def tokens_to_select(share: float, tokens_in_step: float) -> int:
@@ -66,7 +112,7 @@ def kl_cov(tokens: PolicyTokens, settings: PolicyLossSettings) -> tuple[torch.Te
     if tokens.selected_M is None:
         raise AssertionError("KL-Cov needs its selected tokens")
     log_ratio_M = tokens.log_ratio_M
-    penalty_M = settings.kl_cov_coef * smooth_absolute(log_ratio_M)
+    penalty_M = settings.options.kl_cov_coef * smooth_absolute(log_ratio_M)
     loss_M = -tokens.advantages_M * torch.exp(log_ratio_M)
     return loss_M + torch.where(tokens.selected_M, penalty_M, 0.0), tokens.selected_M
 

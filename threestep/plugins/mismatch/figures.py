@@ -5,13 +5,15 @@ d = log p_train - log p_rollout of a token. B sequences, R response tokens, M to
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
+from threestep.plugins.mismatch.recipes import LEVELS
+from threestep.plugins.mismatch.rejection import kept_by, kept_tokens, vetoed
+from threestep.plugins.mismatch.settings import MismatchSettings
+from threestep.plugins.mismatch.weights import MOST, importance_weights, ratios, sequences_of
 from training.step3_ppo.measures.measures import Measure, spread
-from training.step3_ppo.mismatch import LEVELS
-from training.step3_ppo.mismatch.rejection import kept_by, kept_tokens, vetoed
-from training.step3_ppo.mismatch.settings import MismatchSettings
-from training.step3_ppo.mismatch.weights import MOST, importance_weights, ratios, sequences_of
 
 # Groups of the figures of probabilities: in training, in the rollout, and their difference.
 PROBABILITIES = ("train_probability", "rollout_probability", "probability_gap")
@@ -117,3 +119,13 @@ def _of_correction(
             lost_M = vetoed(log_ratio_M, sequence_M, settings.veto)
             measures.append(Measure(lost_M[first_M], {"mean": "mismatch/vetoed_share"}))
     return measures
+
+
+def probability_correlation(figures: Mapping[str, float]) -> dict[str, float]:
+    """Return Pearson's correlation of tokens' probabilities in training and in the rollout, from their deviations and
+    that of their difference: Var(x - y) = Var x + Var y - 2 Cov; none where either is constant."""
+    train, rollout, difference = (figures.get(f"mismatch/{name}_std", 0.0) for name in PROBABILITIES)
+    if not (train > 0 and rollout > 0):
+        return {}
+    covariance = (train**2 + rollout**2 - difference**2) / 2
+    return {"mismatch/probability_correlation": covariance / (train * rollout)}

@@ -8,10 +8,10 @@ import statistics
 import pytest
 import torch
 
+from threestep.plugins.mismatch.figures import mismatch_measures
+from threestep.plugins.mismatch.settings import MismatchSettings, rejection_of
+from threestep.plugins.mismatch.weights import corrected
 from training.step3_ppo.measures.measures import figures_of, moments
-from training.step3_ppo.mismatch.figures import mismatch_measures
-from training.step3_ppo.mismatch.settings import MismatchSettings, rejection_of
-from training.step3_ppo.mismatch.weights import corrected
 from training.utils.contracts.rollout import DrawnTokens
 
 # Ratios p_train / p_rollout: 3, 0.5 | 1.5 | 0.1, 1, 1.

@@ -9,9 +9,9 @@ import math
 import pytest
 import torch
 
-from training.step3_ppo.mismatch.rejection import kept_tokens
-from training.step3_ppo.mismatch.settings import MismatchSettings, rejection_of
-from training.step3_ppo.mismatch.weights import corrected, importance_weights, loss_weights, ratios, sequences_of
+from threestep.plugins.mismatch.rejection import kept_tokens
+from threestep.plugins.mismatch.settings import MismatchSettings, rejection_of
+from threestep.plugins.mismatch.weights import corrected, importance_weights, loss_weights, ratios, sequences_of
 from training.utils.contracts.rollout import DrawnTokens
 
 # Ratios p_train / p_rollout: 3, 0.5 | 1.5 | 0.1, 1, 1. Products: 1.5, 1.5, 0.1; geometric means: sqrt(1.5) = 1.2247,

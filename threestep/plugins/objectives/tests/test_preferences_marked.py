@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.support.objectives import objective
-from training.step2_dpo.losses import LOSSES
 from training.step2_dpo.losses.pairs import Responses, mark_figures, preference_loss
+from training.step2_dpo.losses.ranked import LOSSES
 
 
 def responses(ratios, marks, point: float = 0.0) -> tuple[Responses, torch.Tensor]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.objectives import objective, objectives
-from training.step2_dpo.losses import LOSSES, ranked
+from threestep.plugins.objectives.preferences import log_odds
 from training.step2_dpo.losses.pairs import (
     Objective,
     Responses,
@@ -18,6 +18,7 @@ from training.step2_dpo.losses.pairs import (
     preference_loss,
     weighted_sum,
 )
+from training.step2_dpo.losses.ranked import LOSSES
 
 # A pair of three tokens each (the prompt apart): r_w = 0.4, r_l = -0.6, so that m = 1, and a token's means are thirds.
 POLICY = ([-0.5, -1.0, -1.5], [-1.0, -2.0, -0.5])
@@ -204,9 +205,9 @@ def test_odds_near_one_and_near_zero():
     """float32: log(1 - P) is exact to rounding where P rounds to 1 or to 0, and P = 1 is finite and has no gradient."""
     for x in (-1e-6, -0.01, -0.6931, -0.6932, -30.0, -200.0):
         want = x - math.log(-math.expm1(x))
-        assert ranked.log_odds(torch.tensor(x)).item() == pytest.approx(want, rel=1e-6, abs=1e-7)
+        assert log_odds(torch.tensor(x)).item() == pytest.approx(want, rel=1e-6, abs=1e-7)
     certain = torch.zeros(1, requires_grad=True)
-    odds = ranked.log_odds(certain)
+    odds = log_odds(certain)
     odds.sum().backward()
     assert torch.isfinite(odds).all() and certain.grad.tolist() == [0.0]
 
@@ -229,4 +230,4 @@ def test_robust_dpo_is_unbiased():
 
 
 def test_losses_without_a_reference():
-    assert [name for name, loss in LOSSES.items() if not loss.needs_reference] == ["orpo", "simpo", "cpo", "sft"]
+    assert {name for name, loss in LOSSES.items() if not loss.needs_reference} == {"orpo", "simpo", "cpo", "sft"}

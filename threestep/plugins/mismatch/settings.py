@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from training.step3_ppo.mismatch import REJECTIONS
+from threestep.plugins.mismatch.recipes import REJECTIONS
 from training.utils.base.errors import ThreestepError
 
 

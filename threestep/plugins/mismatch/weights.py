@@ -7,15 +7,16 @@ log p_rollout of each. B sequences, R response tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
+from threestep.plugins.mismatch.rejection import kept_tokens
+from training.step3_ppo.contracts.correction import Corrected
 from training.step3_ppo.losses.tokens import own_sequence_means, own_sequence_sums
-from training.step3_ppo.mismatch.rejection import kept_tokens
 
 if TYPE_CHECKING:
-    from training.step3_ppo.mismatch.settings import MismatchSettings
+    from threestep.plugins.mismatch.settings import MismatchSettings
     from training.utils.contracts.rollout import DrawnTokens
 
 MOST = 20.0  # bound of a log ratio, as verl's: exp(20) is 5e8, and its square is finite in float64
@@ -63,44 +64,20 @@ def weight_sums(weights_M: torch.Tensor, sequence_M: torch.Tensor, counted_M: to
     return torch.stack([(weights_M * share_M).sum(), share_M.sum()])
 
 
-class Corrected(NamedTuple):
-    """weights_BR: float32, of each token's policy loss, 0 outside the response and where rejected; None without a
-    correction. kept_BR: bool, False where a token leaves the denominators of the actor's loss; None where all stay."""
-
-    weights_BR: torch.Tensor | None = None
-    kept_BR: torch.Tensor | None = None
-
-
-NOT_CORRECTED = Corrected()
-
-
-def old_policy(
-    read_BR: torch.Tensor | None, drawn: DrawnTokens, settings: MismatchSettings | None
-) -> torch.Tensor | None:
-    """Return the old policy's log-probabilities: read_BR, of the training forward, or the rollout's own in a bypass."""
-    if settings is None or not settings.bypass:
-        return read_BR
-    return torch.where(drawn.mask_BR, drawn.logprobs_BR.float(), 0.0)
-
-
 def corrected(
-    old_logprobs_BR: torch.Tensor | None,
+    old_logprobs_BR: torch.Tensor,
     drawn: DrawnTokens,
     counts_B: torch.Tensor,
     settings: MismatchSettings,
     *,
     over_ranks: Callable[[torch.Tensor], torch.Tensor],
 ) -> Corrected:
-    """Weigh and reject the tokens of a rollout; nothing in a bypass. over_ranks: the sum of a
-    tensor over all ranks, called only to normalise.
+    """Weigh and reject the tokens of a rollout. over_ranks: the sum of a tensor over all ranks, to normalise.
 
     Normalised weights are divided by their mean over all ranks' tokens (responses, above the level of tokens), those
     of responses that do not count (counts_B) and what is rejected apart: first the bounds, then the mean, then the
     rejection.
     """
-    if settings.bypass:
-        return NOT_CORRECTED
-    assert old_logprobs_BR is not None  # reads_old_logprobs is True wherever there is a correction
     log_ratio_M = (old_logprobs_BR - drawn.logprobs_BR)[drawn.mask_BR]
     sequence_M = sequences_of(drawn.mask_BR)
     weights_M = importance_weights(log_ratio_M, sequence_M, settings)

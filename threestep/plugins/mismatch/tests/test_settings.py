@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.step3_ppo.mismatch.settings import MismatchSettings, Rejection, rejection_of
+from threestep.plugins.mismatch.settings import MismatchSettings, Rejection, rejection_of
 from training.utils.base.errors import ThreestepError
 
 

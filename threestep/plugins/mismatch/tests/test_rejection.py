@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from training.step3_ppo.mismatch import REJECTIONS
-from training.step3_ppo.mismatch.rejection import kept_by, kept_tokens, vetoed
-from training.step3_ppo.mismatch.settings import MismatchSettings, rejection_of
+from threestep.plugins.mismatch.recipes import REJECTIONS
+from threestep.plugins.mismatch.rejection import kept_by, kept_tokens, vetoed
+from threestep.plugins.mismatch.settings import MismatchSettings, rejection_of
 
 # Two responses, r = 2, 1, 1/4 (the module's worked row) and r = 1.
 LOG_RATIO = torch.tensor([2.0, 1.0, 0.25, 1.0], dtype=torch.float64).log()

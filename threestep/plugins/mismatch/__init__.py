@@ -1,0 +1,21 @@
+"""Losses corrected where rollout and training differ: weights of tokens, rejection, a bypass."""
+
+from training.utils.plugins.plugin import Hooks, Plugin
+
+PLUGIN = Plugin(
+    "mismatch",
+    "weights and rejection where rollout and training differ",
+    flags={"step3_ppo": (f"{__name__}.arguments:MismatchArguments",)},
+    tables={
+        "corrections": {"mismatch_correction": f"{__name__}.correction:correction"},
+        "curves": {
+            "mismatch": (
+                "step3_ppo",
+                "Rollout and training",
+                "difference of a token's probability",
+                {"mean": "mismatch/probability_difference_mean", "greatest": "mismatch/probability_difference_max"},
+            ),
+        },
+    },
+    hooks=Hooks(check=f"{__name__}.checks:check"),
+)

@@ -1,0 +1,33 @@
+"""Entries of the table of advantage estimators, and the flags that each alone has. Cheap to import: `--help` reaches
+this module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from training.utils.base.tables import imported
+from training.utils.flags.flags import flag
+from training.utils.plugins.objectives import Estimator
+
+
+@dataclass
+class TokenBaselineArguments:
+    """Flags of the optimal token baseline."""
+
+    otb_zero_tail: bool = flag(
+        True,
+        "optimal_token_baseline: a baseline of 0 where the longest response of a group goes on alone; false: its own "
+        "return, so that it learns nothing there.",
+        topic="advantage",
+    )
+
+
+GRPO_PASSK = Estimator(imported("threestep.plugins.objectives.groups:grpo_passk"), needs_groups=True, norms=True)
+OPO = Estimator(imported("threestep.plugins.objectives.groups:opo"), needs_groups=True)
+GPG = Estimator(imported("threestep.plugins.objectives.groups:gpg"), needs_groups=True)
+TOKEN_BASELINE = Estimator(
+    imported("threestep.plugins.objectives.token_baseline:optimal_token_baseline"),
+    needs_groups=True,
+    needs_policy=True,
+    flags=TokenBaselineArguments,
+)
