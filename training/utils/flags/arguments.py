@@ -136,14 +136,12 @@ def parse_arguments(
     config_path = _config_path(argv)
     config_flags: list[str] = []
     if config_path is not None:
-        # The path at the end separates a list in the file from the first words of the command line.
         values = read_yaml(config_path)
         is_resumed = _is_resumed(values, argv)
         values = _without_choices(values, config_path) if is_resumed else values
-        suggested = _read_as_others(old_flags or {})
-        settings = _flags_of(
-            values, parser, config_path, {*(old_flags or {}), *unread}, suggested=suggested, may_be_older=is_resumed
-        )
+        others, suggested = {*(old_flags or {}), *unread}, _read_as_others(old_flags or {})
+        settings = _flags_of(values, parser, config_path, others, suggested=suggested, may_be_older=is_resumed)
+        # The path at the end separates a list in the file from the first words of the command line.
         config_flags = [*settings, f"--config={config_path}"]
     config_flags, argv = _in_our_names(config_flags, argv, old_flags, refused or {})
     config_flags, argv = _set_aside(config_flags, argv, unread)
@@ -154,8 +152,13 @@ def parse_arguments(
             parser.error(f"'{word}': '--' is not a value; leave it out")
     namespace, unknown = parser.parse_known_args([*config_flags, *argv])
     _refuse_unknown_flags(unknown, parser, _read_as_others(old_flags or {}))
-
     instances = tuple(_instance(group, namespace) for group in groups)
+    _check(instances)
+    return instances
+
+
+def _check(instances: Sequence[Any]) -> None:
+    """ThreestepError with all mistakes in the values of flags."""
     mistakes = Mistakes()
     for instance in instances:
         note_mistakes(instance, mistakes)
@@ -163,7 +166,6 @@ def parse_arguments(
         if hasattr(instance, "validate_beside"):
             instance.validate_beside(resolved_settings(instances), mistakes)
     mistakes.raise_if_any()
-    return instances
 
 
 def _of_argparse(keywords: Mapping[str, Any]) -> dict[str, Any]:
