@@ -151,9 +151,9 @@ def flags_of(module: str) -> frozenset[str]:
     if home is not None:
         parsing = home.parse_arguments
 
-        def note_old(groups: Any, argv: Any, description: str, old_flags: Any = None, *, first_flags: Any = ()) -> Any:
-            seen.update(old_flags or {})
-            return parsing(groups, argv, description, old_flags, first_flags=first_flags)
+        def note_old(groups: Any, argv: Any, description: str, old_flags: Any = None, **others: Any) -> Any:
+            seen.update(old_flags or {}, others.get("unread", ()))
+            return parsing(groups, argv, description, old_flags, **others)
 
         stack = patch.object(home, "parse_arguments", note_old)
     else:

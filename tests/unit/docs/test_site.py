@@ -53,6 +53,7 @@ def test_each_plugin_has_a_page_and_the_index_lists_them_by_name_behind_the_core
 def test_each_command_has_a_page_with_all_its_flags(flag_pages):
     """DeepSpeed-Chat's old names apart, which have a page of their own."""
     old = {flag for step in known_steps().values() for flag in step.old_flags} | {"--help", "--local_rank"}
+    old |= {flag for step in known_steps().values() for flag in step.set_aside}
     old |= ANSWERING_OLD_FLAGS.keys()
     for word, program in commands().items():
         text = flag_pages[f"reference/flags/{word}.md"]

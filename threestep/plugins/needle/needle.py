@@ -10,7 +10,7 @@ where two ranks share a row, question and fact are on different ranks; others st
 `--reward exact_match` compares a response with it. The rejected response is the number of another fact, or any other.
 
 A row follows from the seed, the settings and its index alone, and is made when it is read: rows take no memory. The
-same seed gives the same rows on every machine and Python version: see `embedded.Draws`. The fact that is asked for
+same seed gives the same rows on every machine and Python version: see `embedded.task.Draws`. The fact that is asked for
 alone decides whether a row is held out for evaluation, so no held-out fact is ever learnt.
 """
 

@@ -23,7 +23,7 @@ UNITS = frozenset(
         "gigabytes", "money", "heads", "index", "layers", "mib", "nats", "norm", "number", "passes", "paths", "port",
         "probability", "processes", "prompts", "rank", "ranks", "rate", "ratio", "responses", "rollouts",
         "rows", "samples", "score", "seconds", "seed", "sequences", "share", "stage", "steps", "temperature",
-        "tiles", "tokens", "tries", "units", "waves", "weights",
+        "tiles", "tokens", "tries", "units", "weights",
     }
 )  # fmt: skip
 
