@@ -206,7 +206,7 @@ def test_the_trainers_own_state_comes_back():
 
 
 def test_each_rank_has_its_engines_state_back():
-    """On another number of ranks any of them; a checkpoint of before has one of all."""
+    """On another number of ranks any of them."""
 
     class Counting(Engine):
         state = None
@@ -215,7 +215,7 @@ def test_each_rank_has_its_engines_state_back():
             self.state = state
 
     saved = made_trainer(Engine()).state_dict()
-    for rank, ranks, found, wanted in ((1, 2, [{"n": 3}, {"n": 4}], 4), (3, 4, [{"n": 3}], 3), (1, 2, {"n": 5}, 5)):
+    for rank, ranks, found, wanted in ((1, 2, [{"n": 3}, {"n": 4}], 4), (3, 4, [{"n": 3}], 3)):
         engine = Counting()
         made_trainer(engine, rank, ranks).load_state_dict({**saved, "rollout_engine": found})
         assert engine.state == {"n": wanted}

@@ -130,7 +130,7 @@ def test_the_plugins_of_the_project_come_in_the_order_of_their_names(found):
         ("PLUGIN = 3", "broken:PLUGIN is 3, not a Plugin"),
         (
             GREETS.replace('"greets"', '"", tables={"rewardss": {}}'),
-            "it adds to rewardss, and tables are advice, auto_choices",
+            "it adds to rewardss, and tables are adapters, advantages, advice",
         ),
         (GREETS.replace('"greets"', '"", needs=("attic",)'), "it needs the plugin 'attic', which is not installed"),
     ],

@@ -90,7 +90,7 @@ def test_sft_only_data_works_alone(flags, tiny_tokenizer):
     data = flags()
     data = with_flags(data, sft_only_data_path=data.source.data_path, data_path=[])
     assert len(build_phase(1, data, tiny_tokenizer, seed=1).train) == 36
-    with pytest.raises(ThreestepError, match="--data_path expects at least one dataset, got none; .* task$"):
+    with pytest.raises(ThreestepError, match="--data_path expects at least one dataset, got none; .* by code$"):
         build_phase(3, data, tiny_tokenizer, seed=1)
 
 
