@@ -42,7 +42,7 @@ class EvaluatedRun(NamedTuple):
     tokenizer: PreTrainedTokenizerBase
     template: dict[str, Any] | None
     rows_per_batch: int
-    held_out: HeldOutRows | None
+    held_out: HeldOutRows | None = None
 
 
 def open_evaluation_observer(

@@ -11,6 +11,7 @@ import pytest
 from threestep.plugins.audit import __main__ as program
 from threestep.plugins.audit.judge import DIFFERS, Difference, Finding
 from threestep.plugins.audit.recording.files import write_record
+from threestep.plugins.audit.tests.audited_steps import ALL_FAULTS
 from threestep.plugins.audit.tests.plain_trainer import Setting, step_of
 from threestep.plugins.audit.text import verdict
 from training.utils.base.errors import ThreestepError
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.unit
 
 
 def written(folder: Path, objective: str = "sft", fault: str = "") -> str:
+    assert not fault or fault in {name for _, name, *_ in ALL_FAULTS}
     write_record(folder, step_of(objective, Setting(2, fault, ranks=2)))
     return str(folder)
 
@@ -64,10 +66,10 @@ def test_a_quantity_without_a_cause_names_the_next_with_one():
 
 def test_json_has_the_same(tmp_path, capsys):
     with pytest.raises(SystemExit):
-        program.main([written(tmp_path / "wrong", "grpo", "clip of the wrong side"), "--json"])
+        program.main([written(tmp_path / "wrong", "grpo", "clip bounds swapped"), "--json"])
     found = json.loads(capsys.readouterr().out)
     by_name = {finding["name"]: finding for finding in found["findings"]}
-    assert "wrong side" in by_name["policy_loss"]["difference"]["causes"][0] and "policy_loss" in found["verdict"]
+    assert "swapped" in by_name["policy_loss"]["difference"]["causes"][0] and "policy_loss" in found["verdict"]
     assert by_name["value_loss"]["state"] == "not judged" and by_name["value_loss"]["lacks"]
 
 
