@@ -1,7 +1,8 @@
 """The code that one follows from a step's `main` on: `python -m tests.support.reading_path [CHECKOUT]`.
 
 Each step is run once on a tiny model with a profile hook. Whole functions of `training/` that are called count, from
-decorators to end; plugins and third parties do not. The loop is what is called while the trainer's `train` runs.
+decorators to end; plugins do not, nor what a plugin calls, nor third parties. The loop is what is called while the
+trainer's `train` runs.
 """
 
 from __future__ import annotations
@@ -58,14 +59,19 @@ def run_and_count(package: Path, step: str, argv: list[str]) -> dict[str, tuple[
     """Run a step's main in this process; return lines and files of the whole program, and of its loop."""
     called: dict[str, set[tuple[str, int]]] = {"program": set(), "loop": set()}
     trainer, main_file = str(package / step / "trainer.py"), str(package / step / "main.py")
-    open_loops = open_modules = 0
+    plugins = str(package.parent / "threestep" / "plugins")
+    open_loops = open_modules = open_plugins = 0
 
     def note(frame: Any, event: str, _: Any) -> None:
-        nonlocal open_loops, open_modules
+        nonlocal open_loops, open_modules, open_plugins
         code = frame.f_code
-        if event not in ("call", "return") or not code.co_filename.startswith(str(package)):
+        if event not in ("call", "return") or not code.co_filename.startswith((str(package), plugins)):
             return
         way = 1 if event == "call" else -1
+        is_plugin = code.co_filename.startswith(plugins)
+        open_plugins += is_plugin * way
+        if open_plugins or is_plugin:
+            return
         if code.co_name == "<module>" and code.co_filename != main_file:
             open_modules += way
         if open_modules:  # what an import calls is no part of the run

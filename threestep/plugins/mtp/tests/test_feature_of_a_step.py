@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.utils.setup.test_first_look import looked_at
 
+from threestep.plugins.best_model.tests.test_checks import looked_at
 from training.step1_sft.main import main
 from training.utils.base.errors import ThreestepError
 
