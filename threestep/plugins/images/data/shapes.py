@@ -12,8 +12,8 @@ model soon has something to build on. The kinds of questions are `KINDS`. The an
 compares a response with it. The chosen response is the answer; the rejected one is a slip of the same form: a count
 that is one off, another shape, colour or place, another of three words.
 
-The same seed gives the same rows on every machine and Python version: see `embedded.task.Draws`. Pictures and question alone
-decide whether a row is held out for evaluation, so those of training and of evaluation differ even between seeds.
+The same seed gives the same rows on every machine and Python version: see `embedded.task.Draws`. Pictures and question
+alone decide whether a row is held out for evaluation, so those of training and of evaluation differ even between seeds.
 Training rows may come twice, since there are few small grids.
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from threestep.plugins.best_model.tests.test_checks import looked_at
+from threestep.plugins.best_model.tests.test_checks import checked
 from training.step1_sft.main import main
 from training.utils.base.errors import ThreestepError
 
@@ -15,5 +15,5 @@ def test_adapters_are_not_trained_by_a_heads_loss():
         main(flags.split())
 
 
-def test_its_loss_may_choose_the_best_model(tmp_path):
-    looked_at("step1_sft", "mtp_loss", tmp_path)
+def test_its_loss_may_choose_the_best_model():
+    checked("step1_sft", "mtp_loss")
