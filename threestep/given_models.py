@@ -174,7 +174,7 @@ def _tied(model: Any) -> set[frozenset[str]]:
 
 
 def _save(model: Any, tokenizer: Any, folder: Path, name: str) -> None:
-    from training.utils.models.adapters.saving import mend_settings
+    from training.utils.models.saved.saving import mend_settings
 
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)

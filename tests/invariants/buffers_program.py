@@ -102,7 +102,7 @@ def saved(engine: Any, model: Any, folder: Path, name: str) -> Any:
 
     from tests.families.builds import NoTokenizer
     from training.utils.engine.ranks.collectives import barrier
-    from training.utils.models.adapters.saving import save_model
+    from training.utils.models.saved.saving import save_model
 
     tokenizer: Any = NoTokenizer()
     state = engine.full_state(model)

@@ -40,19 +40,19 @@ trackers: run flags plugins contracts base
 data.kinds: data.chat data.cache data.sources data.rows data.sources.formats contracts base
 generation: data.chat engine.config data.rows flags plugins contracts base
 generation.decoding: models models.tensors contracts base
-models.adapters: models models.tensors plugins models.families base
+models.saved: models models.tensors plugins models.families base
 data.build: data.kinds data.chat data.cache data.sources data.rows flags data.sources.formats plugins data.files
     contracts base
-engine.ranks: models.adapters models run flags plugins base
+engine.ranks: models.saved models run flags plugins base
 generation.engines: generation.decoding models models.attention contracts
 loading: models models.attention models.tensors plugins models.families contracts base
 engine: engine.ranks run engine.config models.tensors flags contracts base
 rewards.calling: engine.ranks run contracts base
-checkpoints: engine engine.ranks models.adapters trackers run engine.config models.tensors layout flags plugins
+checkpoints: engine engine.ranks models.saved trackers run engine.config models.tensors layout flags plugins
     models.families contracts base
 rewards.rules: rewards.calling base
 rewards: rewards.rules rewards.calling flags plugins contracts base
-setup: checkpoints engine loading engine.ranks data.build models.adapters data.kinds trackers models
+setup: checkpoints engine loading engine.ranks data.build models.saved data.kinds trackers models
     divergence data.chat data.cache run models.attention engine.config data.sources data.rows models.tensors layout
     flags data.sources.formats plugins models.families data.files contracts base
 preference: setup engine loading engine.ranks data.build models run data.rows models.tensors layout flags data.files

@@ -22,8 +22,8 @@ from training.utils.checkpoints import universal
 from training.utils.checkpoints.records import as_written, check_keys, read_record
 from training.utils.engine.checkpoint_files import load_engine
 from training.utils.engine.ranks.collectives import barrier, gathered, on_main, wait_for_main
-from training.utils.models.adapters.description import write_description
 from training.utils.models.families.parts import copy_files
+from training.utils.models.saved.description import write_description
 
 if TYPE_CHECKING:
     import torch

@@ -22,8 +22,8 @@ from training.utils.engine.ranks.startup import Ranks, started_process_group
 from training.utils.flags.auto import AutoChoice, sentence
 from training.utils.flags.flags import AUTO
 from training.utils.loading.configurations import model_files
-from training.utils.models.adapters.saving import save_model
 from training.utils.models.families.parts import write_beside
+from training.utils.models.saved.saving import save_model
 from training.utils.plugins.registry import added, hooks
 from training.utils.run.run_folder import BAD_STEPS, EndedRun, RunFolder
 from training.utils.setup.final_models import FinalModels

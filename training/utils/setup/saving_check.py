@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.engine.ranks.collectives import on_main
-from training.utils.models.adapters.saving import mend_settings, save_without_weights
 from training.utils.models.families.parts import copy_files
+from training.utils.models.saved.saving import mend_settings, save_without_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -26,10 +26,10 @@ from training.utils.engine.ranks.startup import DTYPES, Ranks, born_sharded, che
 from training.utils.layout.order import steps_in
 from training.utils.loading.configurations import load_config
 from training.utils.loading.models import check_no_dropout
-from training.utils.models.adapters.one_precision import to_one_precision
 from training.utils.models.attention.attention import text_attention
 from training.utils.models.attention.kernels import kernel_of
 from training.utils.models.flops import ComputeMeter, model_shape
+from training.utils.models.saved.one_precision import to_one_precision
 from training.utils.models.target_head import CHUNK_MB, chunk_mb_for
 from training.utils.plugins.registry import hooks
 from training.utils.run.run_folder import RunFolder

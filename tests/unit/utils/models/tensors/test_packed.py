@@ -15,9 +15,9 @@ from threestep.plugins.lora.adding import add_lora
 from threestep.plugins.lora.preparers import Lora
 from training.utils.base.errors import ThreestepError
 from training.utils.engine.training_engine import full_tensors
-from training.utils.models.adapters import description
-from training.utils.models.adapters.description import read_description, write_description
 from training.utils.models.flops import model_shape
+from training.utils.models.saved import description
+from training.utils.models.saved.description import read_description, write_description
 from training.utils.models.tensors.adapters import adapters_of, adapters_off
 from training.utils.models.tensors.packed import PackedLinear, count_weights, packed_elements, packed_layers
 
