@@ -130,13 +130,14 @@ NEW_HEAD = "has no scalar head: score.weight is new, drawn at random"
 @CHAINS
 @STEPS
 def test_only_the_first_rank_speaks(chain_named, name: str, step: int):
-    """Lines of the launcher's command, the ranks' device, what `auto` chose, the data, the prompt style, step 2's
-    new head, the machine's rate, the evaluations, the report's place, the result; on stderr the progress alone."""
+    """Lines of the launcher's command, the flags of other steps, the ranks' device, what `auto` chose, the data, the
+    prompt style, step 2's new head, the machine's rate, the evaluations, the report's place, the result; on stderr the
+    progress alone."""
     ran = chain_named(name).ran[step]
     lines = [line for line in ran.stdout.splitlines() if line.strip()]
     label, unit = {1: ("SFT", "step"), 2: ("reward model", "step"), 3: ("PPO", "rollout")}[step]
     evaluations = f"{label}: evaluation "
-    starts = ("auto: ", "data: ", "prompt style: ", "model: ", "mfu: ", "sample: ", "report: ", f"step {step}: ")
+    starts = ("set aside, ", "auto: ", "data: ", "prompt style: ", "model: ", "mfu: ", "sample: ", "report: ", f"step {step}: ")
     launched = lines[0].startswith("+ ")  # where the program is not a fork
     ranks = "2 ranks" if name == "together" else "1 rank"
     told = [line for line in lines[launched:] if not line.startswith((*starts, evaluations, "warning: "))]
