@@ -137,7 +137,17 @@ def test_only_the_first_rank_speaks(chain_named, name: str, step: int):
     lines = [line for line in ran.stdout.splitlines() if line.strip()]
     label, unit = {1: ("SFT", "step"), 2: ("reward model", "step"), 3: ("PPO", "rollout")}[step]
     evaluations = f"{label}: evaluation "
-    starts = ("set aside, ", "auto: ", "data: ", "prompt style: ", "model: ", "mfu: ", "sample: ", "report: ", f"step {step}: ")
+    starts = (
+        "set aside, ",
+        "auto: ",
+        "data: ",
+        "prompt style: ",
+        "model: ",
+        "mfu: ",
+        "sample: ",
+        "report: ",
+        f"step {step}: ",
+    )
     launched = lines[0].startswith("+ ")  # where the program is not a fork
     ranks = "2 ranks" if name == "together" else "1 rank"
     told = [line for line in lines[launched:] if not line.startswith((*starts, evaluations, "warning: "))]

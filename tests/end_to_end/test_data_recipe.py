@@ -50,10 +50,14 @@ def test_the_recipe_runs(tmp_path):
         assert done.returncode == 0, content + done.stdout + done.stderr
         outputs.append(done.stdout)
 
-    _, by_flags, by_class, _ = outputs
+    _, by_flags, by_class, *steps = outputs
     for output in (by_flags, by_class):
         kept = re.findall(r"^phase (\d): train: (\d) rows", output, re.MULTILINE)
         assert kept == [("1", "2"), ("2", "1"), ("3", "1")]
     assert "asks: 'Human: " in by_flags and "reference: None" in by_flags
     assert "asks: 'Human: (" in by_class and re.search(r"reference: [^N]", by_class)
-    assert (tmp_path / "sft" / "model" / "config.json").is_file()
+    for step, log in zip(("sft", "reward", "ppo"), steps, strict=True):
+        assert (tmp_path / step / "model" / "config.json").is_file() and "read from the cache" not in log
+    sft = next(content for _, _, content in found if content.startswith("threestep sft"))
+    again = pasted(sft.replace("--output_dir sft", "--output_dir again"), tmp_path)
+    assert "data: phase1 read from the cache" in again.stdout

@@ -141,7 +141,10 @@ def core_keeps_its_budget(sources: Mapping[str, str]) -> list[str]:
         ("files", len(core), MOST_CORE_FILES),
         ("flags", len(declared_flags(core)), MOST_CORE_FLAGS),
     )
-    return [f"training has {count:,} {what}, at most {most:,}" for what, count, most in counts if count > most]
+    advice = "make something smaller, or put the option in a plugin"
+    return [
+        f"training has {count:,} {what}, at most {most:,}; {advice}" for what, count, most in counts if count > most
+    ]
 
 
 def _needs(plugin: str, sources: Mapping[str, str]) -> tuple[str, ...]:

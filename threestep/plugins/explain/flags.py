@@ -22,8 +22,8 @@ class ExplainArguments:
 
     explain_steps: list[int] = flag(
         [],
-        "Say of these steps (step 3: rollouts) what each token did, as `threestep explain` does: their records with "
-        "values, and at the end of the run OUTPUT_DIR/explained.",
+        "Explain what each token did in these steps (step 3: rollouts), as `threestep explain` does: keep their "
+        "records with values, and write OUTPUT_DIR/explained at the end of the run.",
         "steps >= 1",
     )
 

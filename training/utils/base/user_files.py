@@ -106,7 +106,8 @@ def load_module(path: str, flag: str, package: str = "") -> ModuleType:
             sys.path.append(folder)
         return _loaded[real_path]
     if not os.path.isfile(real_path) or not real_path.endswith(".py"):
-        raise ThreestepError(f"{flag} expects a Python file, got '{path}'")
+        why = "whose name does not end in .py" if os.path.isfile(real_path) else "and there is no such file"
+        raise ThreestepError(f"{flag} expects a Python file, got '{path}', {why}; correct the path")
     stem = os.path.splitext(os.path.basename(real_path))[0]
     name = (
         f"{package}{'.' if package else ''}threestep_user_{stem}_{hashlib.sha256(real_path.encode()).hexdigest()[:8]}"
@@ -129,8 +130,8 @@ def load_module(path: str, flag: str, package: str = "") -> ModuleType:
     return module
 
 
-def call_user(function: Callable[..., Returned], *arguments: Any) -> Returned:
-    """Call a user's function; its exceptions become ThreestepErrors with their place, to send to all ranks."""
+def call_user(function: Callable[..., Returned], *arguments: Any, where: str = "") -> Returned:
+    """Call a user's function; its exceptions become ThreestepErrors with their place. where: before the sentence."""
     try:
         return function(*arguments)
     except ThreestepError:
@@ -138,6 +139,6 @@ def call_user(function: Callable[..., Returned], *arguments: Any) -> Returned:
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise ThreestepError(
-            f"{function.__qualname__} raised {type(error).__name__}: {error} ({os.path.basename(place.filename)}, line "
-            f"{place.lineno})"
+            f"{where}{function.__qualname__} raised {type(error).__name__}: {error} ("
+            f"{os.path.basename(place.filename)}, line {place.lineno})"
         ) from error

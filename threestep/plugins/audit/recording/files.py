@@ -91,7 +91,7 @@ def read_record(folder: Path) -> StepRecord:
     if text is None:
         raise ThreestepError(
             f"{folder} expects the record of a step, a folder with {DESCRIPTION}, and has none; --record_steps 1,10 "
-            "writes records to OUTPUT_DIR/records/step_000001 and so on"
+            "writes records to OUTPUT_DIR/records/step_000001 and so on, of step 3 to step_000001_update1 and so on"
         )
     head = _head(text, str(path))
     ranks = [read_tensors(folder / rank_file(rank), "the tensors of one rank") for rank in range(head.ranks)]

@@ -86,6 +86,7 @@ def test_what_a_user_says_replaces_the_recorded_settings(tmp_path, capsys):
     [
         ([], "expects the folder of a record, such as RUN/records/step_000010"),
         (["nowhere"], "nowhere expects the record of a step, a folder with record.json, and has none"),
+        (["nowhere"], "of step 3 to step_000001_update1 and so on"),
     ],
 )
 def test_mistakes_are_one_sentence(argv, words):

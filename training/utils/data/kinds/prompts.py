@@ -11,7 +11,7 @@ import numpy as np
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import PromptRow, Row
 from training.utils.data.kinds.kind import Making, RowKind, Waiting
-from training.utils.data.kinds.samples import checked_json, read_carried, read_texts
+from training.utils.data.kinds.samples import checked_json, got, read_carried, read_texts
 from training.utils.data.kinds.strategies import ReadSample, asks_nothing
 from training.utils.data.rows.arguments import FULL_PROMPT, MESSAGES, RAW_CHAT, RAW_IDS
 from training.utils.data.rows.documents import prompt_document
@@ -53,7 +53,7 @@ class Prompts(RowKind):
         }
 
     def read_chat(self, chat: ChatText, responses: Sequence[str], sample: Any, where: str) -> ReadSample:
-        messages, text = chat.raw.get_prompt_messages(sample), None
+        messages, text = got(chat.raw, "get_prompt_messages", sample, where), None
         has_messages = messages is not None
         if messages is None:
             text, _ = read_texts(chat.raw, responses, sample, where)

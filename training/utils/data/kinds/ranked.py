@@ -11,7 +11,7 @@ import numpy as np
 
 from training.utils.contracts.rows import MarkedRow, ResponsesRow, Row
 from training.utils.data.kinds.kind import Making, RowKind, Waiting
-from training.utils.data.kinds.samples import read_margins, read_texts
+from training.utils.data.kinds.samples import got, read_margins, read_texts
 from training.utils.data.kinds.strategies import ReadSample
 from training.utils.data.rows.documents import responses_document
 from training.utils.data.rows.tokenize import Dropped, Ids, fit_sentences
@@ -49,7 +49,7 @@ class Ranked(RowKind):
     loss = "the responses, for DPO; a reward model is scored at the last token of each"
 
     def read_chat(self, chat: ChatText, responses: Sequence[str], sample: Any, where: str) -> ReadSample:
-        messages = chat.raw.get_prompt_messages(sample)
+        messages = got(chat.raw, "get_prompt_messages", sample, where)
         if messages is None:
             prompt, texts = read_texts(chat.raw, responses, sample, where)
             messages = messages_of_text(prompt)

@@ -8,16 +8,14 @@ import math
 from collections.abc import Sequence
 from numbers import Real
 from os.path import commonprefix
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from training.utils.base.errors import ThreestepError
+from training.utils.base.user_files import call_user
 from training.utils.data.rows.tokenize import Dropped
 from training.utils.data.sources.raw_dataset import PromptRawDataset
-
-if TYPE_CHECKING:
-    from training.utils.data.sources.raw_dataset import PromptRawDataset
 
 _ANSWER_BEGINS = "Assistant:"
 PARTS_TAKEN = "with the parts, because the sentence does not begin with the prompt"
@@ -55,9 +53,14 @@ def prompt_of_sentences(sentences: Sequence[str]) -> str:
 _REWARD_ARGUMENTS = ("prompts", "responses")
 
 
+def got(raw: PromptRawDataset, getter: str, sample: Any, where: str) -> Any:
+    """Return the value of `getter`; ThreestepError where it raises."""
+    return call_user(getattr(raw, getter), sample, where=f"{where}: ")
+
+
 def read_text(raw: PromptRawDataset, getter: str, sample: Any, where: str) -> str | None:
     """The text or None that `getter` returns; ThreestepError for anything else."""
-    value = getattr(raw, getter)(sample)
+    value = got(raw, getter, sample, where)
     if value is not None and not isinstance(value, str):
         raise ThreestepError(
             f"{where}: {type(raw).__name__}.{getter}: expected text or None, got {type(value).__name__}"
@@ -73,7 +76,7 @@ def read_texts(raw: PromptRawDataset, kinds: Sequence[str], sample: Any, where: 
         prompt = _prompt_of_sentences(raw, kinds, sample, where)
     if prompt is None:
         raise Dropped("no_prompt")
-    ranked = raw.get_responses(sample) if len(kinds) > 1 else None
+    ranked = got(raw, "get_responses", sample, where) if len(kinds) > 1 else None
     if ranked is None:
         responses = [(kind, _read_response(raw, sample, prompt, kind, where=where)) for kind in kinds]
     else:
@@ -118,7 +121,7 @@ def _read_response(raw: PromptRawDataset, sample: Any, prompt: str, kind: str, *
 
 def read_margins(raw: PromptRawDataset, sample: Any, responses: int, where: str) -> np.ndarray | None:
     """The margins between neighbours in the ranking, float32 [responses - 1], from `get_margin`."""
-    margin = raw.get_margin(sample)
+    margin = got(raw, "get_margin", sample, where)
     if margin is None:
         return None
     numbers = list(margin) if isinstance(margin, (Sequence, np.ndarray)) else [margin] * (responses - 1)
@@ -136,8 +139,8 @@ def read_carried(raw: PromptRawDataset, sample: Any, source_name: str, where: st
 
     Where no column `data_source` exists, it is the dataset's name.
     """
-    reference = checked_json(raw, "get_reference", raw.get_reference(sample), where)
-    extra = checked_json(raw, "get_extra", raw.get_extra(sample), where)
+    reference = checked_json(raw, "get_reference", got(raw, "get_reference", sample, where), where)
+    extra = checked_json(raw, "get_extra", got(raw, "get_extra", sample, where), where)
     if extra is not None and not isinstance(extra, dict):
         raise ThreestepError(
             f"{where}: {type(raw).__name__}.get_extra: expected values by name in a dict, or None, got "

@@ -11,7 +11,7 @@ import numpy as np
 from training.utils.contracts.rows import Row, SentenceRow
 from training.utils.data.chat.chat import fit_conversation, joined
 from training.utils.data.kinds.kind import Making, RowKind, Waiting
-from training.utils.data.kinds.samples import read_texts
+from training.utils.data.kinds.samples import got, read_texts
 from training.utils.data.kinds.strategies import UNANSWERED, ReadSample
 from training.utils.data.rows.documents import sentence_document
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer
@@ -43,7 +43,7 @@ class Sentences(RowKind):
         return {**super().parts(rows, texts), "loss_on": rows.loss_on}
 
     def read_chat(self, chat: ChatText, responses: Sequence[str], sample: Any, where: str) -> ReadSample:
-        messages, train_turns = chat.raw.get_messages(sample), chat.train_turns
+        messages, train_turns = got(chat.raw, "get_messages", sample, where), chat.train_turns
         if messages is None:
             # The dataset offers its response to learn from, not the turns before it.
             prompt, (response,) = read_texts(chat.raw, responses, sample, where)

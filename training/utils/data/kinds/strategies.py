@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from training.utils.data.chat.chat import ChatTokenizer, TextPiece
-from training.utils.data.kinds.samples import checked_json, read_texts
+from training.utils.data.kinds.samples import checked_json, got, read_texts
 from training.utils.data.rows.arguments import MESSAGES, RAW_CHAT
 from training.utils.data.rows.tokenize import Dropped, EncodedParts, TextTokenizer
 from training.utils.data.sources.formats.messages import (
@@ -141,7 +141,7 @@ class PlainText:
 
     def _check_weights(self, sample: Any, where: str) -> None:
         """Raise Dropped where the weight of the response, the messages after the prompt's, takes the loss off it."""
-        messages = self._raw.get_messages(sample)
+        messages = got(self._raw, "get_messages", sample, where)
         if messages is None or not has_weights(messages):
             return
         messages = checked_messages(messages, where)

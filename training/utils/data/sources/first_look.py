@@ -17,7 +17,7 @@ from training.utils.data.sources.registry import find_dataset
 if TYPE_CHECKING:
     from training.utils.data.sources.arguments import SourceArguments
 
-POINTER = "threestep inspect with the same data flags shows how they are read"
+POINTER = "threestep inspect with the same data flags shows how the rows are read"
 _MOST_BYTES = 32 << 20  # read in about a second; larger files are read once, by the build
 
 

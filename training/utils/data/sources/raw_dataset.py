@@ -22,16 +22,13 @@ ALL_PHASES = (1, 2, 3)
 class PromptRawDataset:
     """One source of prompts and responses.
 
-    A subclass sets `dataset_name` and `dataset_clean_name` (fit for a file name) and returns the rows
-    (`get_train_data`, `get_eval_data`: any sequence with `len` and `[i]`) and their texts. Where a text getter returns
-    None, the row is dropped from the phases that need the text.
+    A subclass returns the rows (`get_train_data`, `get_eval_data`: any sequence with `len` and `[i]`) and their texts.
+    Where a text getter returns None, the row is dropped from the phases that need the text. The constructor sets
+    `dataset_name`, and loads `raw_datasets` by it as DeepSpeed-Chat's does: from a folder of that name, otherwise from
+    the hub. A class that reads or makes its rows overrides `load_raw_datasets`.
 
-    A `--data_path` that ends in a registered name, such as data/gsm8k, reaches the class as its name: `dataset_dir` is
-    that folder. `dataset_dir_remedy` names the files that belong into it and where to get them: the end of the sentence
-    on a missing folder.
-
-    The constructor loads `raw_datasets` by name, as DeepSpeed-Chat's does: from disk where the name is an existing
-    path, otherwise from the hub. A class that reads or generates its rows overrides `load_raw_datasets`.
+    A `--data_path` that ends in a registered name, such as data/gsm8k, is the class's `dataset_name`, and `dataset_dir`
+    is that folder. `dataset_dir_remedy` ends the sentence on a missing folder: its files, and where to get them.
     """
 
     dataset_name: str = ""

@@ -70,9 +70,8 @@ def registered_names() -> list[str]:
 
 
 def load_dataset_module(path: str) -> ModuleType:
-    """Run a Python file that registers datasets; a file already loaded is not run again. Its relative imports are
-    those of a file in training/utils/data, where DeepSpeed-Chat's stand."""
-    return load_module(path, "dataset_module", package=loaded_name("training.utils.data"))
+    """Run a Python file that registers datasets, once. Its relative imports are those of training/utils/data."""
+    return load_module(path, "--dataset_module", package=loaded_name("training.utils.data"))
 
 
 def find_dataset(name: str) -> type[PromptRawDataset] | str:
@@ -111,7 +110,7 @@ def find_dataset(name: str) -> type[PromptRawDataset] | str:
         raise ThreestepError(f"--data_path: '{name}' is of the plugin '{plugin}', which is not installed")
     near = nearest_names(name, names) or f"; known are {', '.join(names)}"
     raise ThreestepError(
-        f"--data_path: no dataset is registered as '{name}'{near.rstrip('?')}; register a class for it with "
-        "@register_dataset in a file given as --dataset_module, or read files as "
-        f"{', '.join(f'{reader}:PATH' for reader in READERS)}, or any dataset on the hub as hub:OWNER/NAME"
+        f"--data_path: no dataset is registered as '{name}'{near.rstrip('?')}; put @register_dataset(\"{name}\") above "
+        f"a class in a file given as --dataset_module, or read files as {', '.join(f'{one}:PATH' for one in READERS)}, "
+        "or any dataset on the hub as hub:OWNER/NAME"
     )

@@ -214,7 +214,7 @@ def test_no_pad_token_where_it_matters(flags):
 
 
 def test_refusals_of_data_name_the_program_that_shows_them_and_a_full_disk_does_not(flags, tiny_tokenizer, monkeypatch):
-    named = "; threestep inspect with the same data flags shows how they are read"
+    named = "; threestep inspect with the same data flags shows how the rows are read"
     with pytest.raises(ThreestepError, match="fit no format") as refusal:
         build_phase(1, flags([{"frage": "Was?"}]), tiny_tokenizer, seed=1)
     assert str(refusal.value).endswith(named) and str(refusal.value).count("threestep inspect") == 1

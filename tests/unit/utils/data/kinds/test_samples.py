@@ -216,6 +216,13 @@ def test_sentences_that_deepspeed_chat_asks_for_are_enough(own, tiny_tokenizer):
         ({"get_margin": lambda self, s: float("inf")}, 2, "get_margin: expected a number from 0 up, .*, got inf"),
         ({"get_margin": lambda self, s: True}, 2, "get_margin: expected a number from 0 up, .*, got True"),
         ({"get_margin": lambda self, s: [1, 2]}, 2, r"get_margin: expected a number from 0 up, 1 of .*, got \[1, 2\]"),
+        (
+            {"get_chosen": lambda self, s: s["chosn"]},
+            1,
+            r"^dataset 'own', row \d+: .*<lambda> raised KeyError: 'chosn' \(test_samples.py, line \d+\); threestep ",
+        ),
+        ({"get_messages": lambda self, s: s["chat"]}, 1, r"^dataset 'own', row \d+: .* raised KeyError: 'chat' \("),
+        ({"get_reference": lambda self, s: s["ref"]}, 3, r"^dataset 'own', row \d+: .* raised KeyError: 'ref' \("),
         ({"get_reference": lambda self, s: {1, 2}}, 3, "get_reference: expected a value that JSON can hold"),
         ({"rows": []}, 1, "dataset 'own' is empty: it has no training rows"),
         (

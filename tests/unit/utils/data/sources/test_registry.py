@@ -123,8 +123,8 @@ def test_a_module_that_does_not_load(tmp_path, source, fragment):
 
 def test_a_module_that_is_none(tmp_path):
     (tmp_path / "notes.txt").write_text("")
-    for path in ("missing.py", str(tmp_path / "notes.txt")):
-        with pytest.raises(ThreestepError, match="expects a Python file"):
+    for path, why in (("missing.py", "there is no such file"), (str(tmp_path / "notes.txt"), "does not end in .py")):
+        with pytest.raises(ThreestepError, match=f"^--dataset_module expects a Python file, got '{path}', .*{why}; c"):
             load_dataset_module(path)
 
 
