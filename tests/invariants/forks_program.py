@@ -63,7 +63,7 @@ def one_try(trainer: Any, plain: dict[str, Any], seed: int, how: tuple[bool, int
     forwards = learner.forwards(sequences)
     trained = [pair for forward in forwards for pair in targets_of(forward, sequences)]
     found: dict[str, float] = {"untrained": untrained(drawn, [pair for own in gathered(trained) for pair in own])}
-    figures = learner.learn(sequences, [], seed, forwards)
+    figures = learner.learn(sequences, seed, forwards)
     wanted = plain_losses(sequences, *read.values())
     for role, loss_name in (("actor", "actor/policy_loss"), ("critic", "critic/value_loss")):
         loss, clipped = wanted[loss_name], f"{role}/clip_fraction"

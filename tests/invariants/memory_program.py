@@ -69,7 +69,7 @@ def compared(dtype: str, stage: int, offload: bool, lora_dim: int, ranks: Any, s
 
     def load(torch_dtype: torch.dtype) -> Any:
         model = AutoModelForCausalLM.from_config(config, dtype=torch_dtype)
-        return add_lora(model, Lora(lora_dim=lora_dim)).to(torch_dtype)
+        return (add_lora(model, Lora(lora_dim=lora_dim)) if lora_dim else model).to(torch_dtype)
 
     model = load_under(settings, ranks, load)
     sizes = [(getattr(part, "ds_numel", part.numel()), part.requires_grad) for part in model.parameters()]

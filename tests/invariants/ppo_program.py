@@ -459,7 +459,7 @@ def tries(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[s
         learner = Learner(trainer.roles, experience, trainer.settings.updates.learning, kl_coef=0.0)
         forwards = learner.forwards(sequences)
         found[layout] = {
-            "figures": [learner.learn(sequences, [], SEED, forwards) for _ in range(2)],
+            "figures": [learner.learn(sequences, SEED, forwards) for _ in range(2)],
             "tokens": sum(int((each.rows.segment_ids_NT >= 0).sum()) for each in forwards),
         }
         save_weights(trainer, out, "tries", layout)

@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from tests.distributed.launch import run_ranks
-from tests.invariants import images_program, plain, plain_ppo
+from tests.invariants import images_program, plain, plain_ppo, ppo_program
 from tests.invariants import images_step3 as step3
 from tests.invariants.conftest import LAUNCH_SECONDS
 from tests.invariants.images_program import BETA, CASES, LORA_ALPHA, LORA_DIM, ORDINARY, PER_STEP, SEED, STEPS, Case
 from tests.invariants.test_engine_exact import assert_weights_equal, loaded
+from tests.support import plain_losses
 from tests.support.vision_models import FAMILIES, Family, PlainScorer, awake
 from training.utils.base.seeds import seed_everything
 from training.utils.contracts.documents import Document, join, unshared
@@ -289,7 +290,8 @@ def advantages(
     for score, mine, theirs, own in zip(scores, old, ref, values, strict=True):
         rewards = [-step3.KL_COEF * float(term) for term in mine - theirs]
         rewards[-1] += score
-        gains.append(torch.tensor(plain_ppo.advantages_of(rewards, own.tolist()), dtype=torch.float64))
+        rewards_r = torch.tensor(rewards, dtype=torch.float64)
+        gains.append(plain_losses.gae(rewards_r, own.double(), ppo_program.GAMMA, ppo_program.LAM))
     all_M = torch.cat(gains)
     return (all_M - all_M.mean()) / all_M.std(), all_M + torch.cat(values)
 
