@@ -113,6 +113,8 @@ def make_trainer(
     from tests.support.data_flags import with_flags
     from tests.support.guests import balancing
     from tests.support.step3_records import made
+    from threestep.plugins.mismatch.correction import MismatchCorrection
+    from threestep.plugins.mismatch.settings import MismatchSettings
     from threestep.plugins.pretraining_loss.learnt_texts import LearntTexts
     from training.step3_ppo.advantages import ESTIMATORS
     from training.step3_ppo.advantages.inputs import AdvantageSettings
@@ -174,6 +176,7 @@ def make_trainer(
         estimator=ESTIMATORS["grpo" if grpo else "gae"],
         advantage=AdvantageSettings(GAMMA, LAM, norm_by_std=True),
         whiten_advantages=not grpo,
+        correction=MismatchCorrection(MismatchSettings("none")),  # its measures alone
         kl=KlSettings(KlControl(KL_COEF), in_loss=grpo, estimator=KL_ESTIMATORS["k3" if grpo else "k1"]),
         length=LengthSettings(MAX_NEW_TOKENS, mask_truncated_responses=grpo),
         reads_old_logprobs=not grpo or epochs > 1,
