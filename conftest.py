@@ -17,6 +17,7 @@ from tests.support.cuda_stand_in.client import StandIn
 from tests.support.forked_programs import FORKS_VARIABLE
 from tests.support.needed_plugins import missing_plugins
 from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
+from training.utils.plugins.registry import plugins
 
 # No test reaches a hub: a name that is not on disk fails at once instead of waiting for a network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -82,6 +83,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(marker)
         if item.path.parent.name == "tests" and "plugins" in item.path.parts:  # of a plugin, and no program
             item.add_marker("unit")
+        needed = {name for marker in item.iter_markers("needs_plugin") for name in marker.args}
+        if missing := sorted(needed - plugins().keys()):
+            item.add_marker(pytest.mark.skip(reason=f"needs {', '.join(missing)}"))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if on_gpu and not _has_cuda():
         for item in on_gpu:

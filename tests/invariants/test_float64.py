@@ -13,12 +13,6 @@ from torch.utils._pytree import tree_leaves
 
 from tests.support.objectives import objective
 from tests.unit.step3_ppo.losses.test_losses import FORMULAS, how_of
-from threestep.plugins.mismatch.figures import mismatch_measures
-from threestep.plugins.mismatch.recipes import CORRECTIONS, LEVELS, REJECTIONS
-from threestep.plugins.mismatch.settings import MismatchSettings, rejection_of
-from threestep.plugins.mismatch.weights import corrected, loss_weights, sequences_of
-from threestep.plugins.pretraining_loss.learnt_texts import pretraining_loss
-from threestep.plugins.sft_losses.z_loss import z_loss
 from training.step1_sft import loss as sft
 from training.step2_dpo.losses import pairs as dpo
 from training.step2_dpo.losses.ranked import LOSSES
@@ -32,13 +26,11 @@ from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
 from training.step3_ppo.losses.added import entropy_loss, value_loss
 from training.step3_ppo.losses.aggregation import StepTotals
 from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
-from training.step3_ppo.measures.measures import moments as measured
-from training.utils.contracts.rollout import DrawnTokens
 
 B, R = 6, 5
 LENGTHS_B = torch.tensor([5, 3, 1, 4, 2, 5])
 INSIDE_BR = torch.arange(R) < LENGTHS_B.unsqueeze(1)
-SEQUENCE_M = sequences_of(INSIDE_BR)
+SEQUENCE_M = torch.arange(B).repeat_interleave(LENGTHS_B)
 GROUP_B = torch.tensor([0, 0, 0, 1, 1, 1])
 HALF, FULL = (torch.float16, torch.bfloat16, torch.float32), torch.float64
 
@@ -127,8 +119,7 @@ def test_kl_by_its_formula(name):
 
 
 def test_sums_over_tokens():
-    judge(lambda: (sft.sft_loss(drawn(7), 3.0), z_loss(drawn(7), 3.0)))
-    judge(lambda: (entropy_loss(drawn(7), 0.3), pretraining_loss(drawn(7), 3.0)))
+    judge(lambda: (sft.sft_loss(drawn(7), 3.0), entropy_loss(drawn(7), 0.3)))
 
 
 @pytest.mark.parametrize("name", list(AGGREGATIONS))
@@ -174,26 +165,6 @@ def test_kl(name):
         kl_M = estimator.estimate(logprobs, drawn(*shape, seed=1))
         kl_M.sum().backward()
         return kl_M.detach(), logprobs.grad
-
-    judge(compute)
-
-
-@pytest.mark.parametrize("level", list(LEVELS))
-@pytest.mark.parametrize("correction", list(CORRECTIONS))
-def test_mismatch(correction, level):
-    rejection = tuple(rejection_of(f"{kind}:1.1") for kind in REJECTIONS)
-    settings = MismatchSettings(
-        correction, level, 1.3, 0.7, normalize=correction != "none", veto=0.1, rejection=rejection, rejected="leave"
-    )
-    old_BR, sampled_BR = drawn(B, R), drawn(B, R, seed=1)
-    counts_B = torch.tensor([True, True, False, True, True, True])
-
-    def compute() -> Any:
-        tokens = DrawnTokens(INSIDE_BR, INSIDE_BR.sum(-1), sampled_BR)
-        weights_BR, kept_BR = corrected(old_BR, tokens, counts_B, settings, over_ranks=lambda own: own)
-        measures = mismatch_measures(old_BR, sampled_BR, INSIDE_BR, settings, weights_BR=weights_BR)
-        in_loss_M = loss_weights((old_BR - sampled_BR)[INSIDE_BR], SEQUENCE_M, settings)
-        return weights_BR, kept_BR, in_loss_M, [measure.values for measure in measures], measured(measures)
 
     judge(compute)
 

@@ -257,6 +257,7 @@ def test_another_failure_of_vllms_install_fails(checkout):
     assert done.returncode == 9 and "SKIPPED" not in done.stdout
 
 
+@pytest.mark.needs_plugin("reservations")
 def test_the_slurm_template_starts_torchrun_once_a_node(checkout, tmp_path):
     """With stand-ins for srun and scontrol; the words that srun gets are torchrun's and the step's own."""
     programs = checkout.parent / "programs"

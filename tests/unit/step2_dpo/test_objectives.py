@@ -12,6 +12,7 @@ from training.step2_dpo.objectives import BetaSchedule, at_beta, weighted_names
 from training.utils.base.errors import ThreestepError
 
 
+@pytest.mark.needs_plugin("objectives")
 def test_losses_and_weights():
     assert weighted_names("ipo") == {"ipo": 1.0}
     assert weighted_names("sigmoid:0.8, sft:.2,orpo:1e-1") == {"sigmoid": 0.8, "sft": 0.2, "orpo": 0.1}
@@ -33,6 +34,7 @@ def test_mistakes(text, said):
         weighted_names(text)
 
 
+@pytest.mark.needs_plugin("objectives")
 def test_the_terms():
     flags = DpoArguments(
         loss_type="sigmoid:0.8,simpo:0.2", beta=0.3, sft_coef=0.5, simpo_gamma=1.0, label_smoothing=0.1

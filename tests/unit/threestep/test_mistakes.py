@@ -23,6 +23,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.needs_plugin("lora")
 @pytest.mark.parametrize(
     ("sentence", "expected"),
     [
@@ -56,6 +57,7 @@ def test_step_3_has_two_models():
     assert in_python(sentence, "ppo", {"advantage": "rloo"}) == expected
 
 
+@pytest.mark.needs_plugin("best_model")
 def test_the_traceback_is_the_calls(here, monkeypatch):
     """Two frames: the caller's line, and the border. All of them where the variable is set."""
     with pytest.raises(ThreestepError, match="^early_stopping expects a whole number .evaluations., got .true.$") as e:

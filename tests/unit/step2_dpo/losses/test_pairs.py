@@ -63,6 +63,7 @@ def loss_of(margins, weights, prompts, how: Objective, dtype=torch.float32):
     return preference_loss(responses, prompts, how), ratios_B
 
 
+@pytest.mark.needs_plugin("objectives")
 def test_every_loss_has_a_formula_here():
     assert {*FORMULAS} == {*OF_MARGINS}
 
@@ -97,6 +98,7 @@ def test_by_hand(loss_type, smoothing, first, second, slopes):
     assert ratios_B.grad.tolist() == pytest.approx([*better, -better[0], -better[1]], rel=1e-5, abs=1e-7)
 
 
+@pytest.mark.needs_plugin("objectives")
 @settings(max_examples=80, deadline=None)
 @given(pairs, objectives)
 def test_against_the_formulas(pairs, how):
@@ -107,6 +109,7 @@ def test_against_the_formulas(pairs, how):
     assert loss.item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.needs_plugin("objectives")
 @settings(max_examples=30, deadline=None)
 @given(pairs, objectives, st.integers(0, 20))
 def test_parts_add_up_to_the_whole(pairs, how, cut):
@@ -168,6 +171,7 @@ def test_sums_of_sequences():
     assert sequence_sums(torch.zeros(0), torch.zeros(0, dtype=torch.int64), 2).tolist() == [0.0, 0.0]
 
 
+@pytest.mark.needs_plugin("objectives")
 def test_log_ratios_are_sums_or_means():
     logprobs_B, reference_B, tokens_B = torch.tensor([-6.0, -4.0]), torch.tensor([-9.0, -2.0]), torch.tensor([3.0, 4.0])
     assert {name for name, loss in LOSSES.items() if loss.is_token_mean} == {"sigmoid_norm", "ipo", "orpo", "simpo"}

@@ -47,6 +47,7 @@ def test_everything_goes_with_four_samples(name, loss):
     assert told(FOUR, advantage=name, policy_loss=loss) == []
 
 
+@pytest.mark.needs_plugin("objectives")
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
@@ -153,6 +154,7 @@ def test_defaults_that_depend_on_others():
     assert algorithm(ppo).wants_reference and not algorithm(ppo, kl_coef=0.0).wants_reference
 
 
+@pytest.mark.needs_plugin("objectives")
 def test_old_log_probabilities_are_read_where_something_needs_them():
     one_step = PpoArguments(**FOUR, per_device_training_batch_size=16)
 
@@ -175,6 +177,7 @@ def test_old_log_probabilities_are_read_where_something_needs_them():
     assert reads(two_epochs) and not reads(two_epochs, correction=bypassed)
 
 
+@pytest.mark.needs_plugin("objectives")
 def test_what_an_estimator_reads_and_divides_by():
     ppo = PpoArguments(num_samples_per_prompt=4, per_device_training_batch_size=64)
 

@@ -19,6 +19,7 @@ def test_the_defaults_are_sound():
     assert mistakes_of(AlgorithmArguments()) == []
 
 
+@pytest.mark.needs_plugin("objectives")
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [

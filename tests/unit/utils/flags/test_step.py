@@ -32,6 +32,7 @@ def test_one_flag_of_its_own_is_enough(settings, kind):
     assert step_of(settings).kind == kind
 
 
+@pytest.mark.needs_plugin("sft_losses")
 def test_a_variant_takes_the_place_of_the_title():
     ppo = step_of({"ppo_epochs": 1})
     assert [ppo.title_of(settings) for settings in ({}, {"advantage": "gae"}, {"advantage": "rloo"})] == [
@@ -40,6 +41,7 @@ def test_a_variant_takes_the_place_of_the_title():
     assert step_of({"neftune_alpha": 0.0}).title_of({"advantage": "rloo"}) == "supervised fine-tuning"
 
 
+@pytest.mark.needs_plugin("embedded")
 @pytest.mark.parametrize("name", STEPS)
 def test_flags_of_other_steps_are_set_aside(name, tmp_path, capsys):
     """A file of settings that all steps share, and each flag of it on the command line."""

@@ -168,6 +168,7 @@ def test_the_nearest_folder_is_named_first(given, nearest, tmp_path, monkeypatch
         check_model_folder(given)
 
 
+@pytest.mark.needs_plugin("embedded")
 @pytest.mark.parametrize(
     ("module", "flags"),
     [

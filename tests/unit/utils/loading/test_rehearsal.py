@@ -412,6 +412,7 @@ def test_a_hub_name_with_pickles_alone(save_folder, in_hub):
     )
 
 
+@pytest.mark.needs_plugin("lora")
 def test_a_hub_name_of_an_adapter(save_folder, in_hub):
     folder = Path(save_folder())
     (folder / "config.json").unlink()

@@ -182,6 +182,7 @@ def test_a_command_says_what_it_is():
     assert Command("a.b", "does it").takes_ranks == "alone"
 
 
+@pytest.mark.needs_plugin("embedded")
 def test_a_package_adds_flags_a_check_an_observer_and_an_end_to_a_step(tmp_path):
     installed(tmp_path, "cheering", CHEERS)
     (tmp_path / "cheering" / "hello.py").write_text(CHEERS_CODE)

@@ -63,6 +63,7 @@ def test_rules_that_flags_make():
     assert regex.rule([""], ["abba"]) == [1.0] and length.rule([""], ["abc"]) == [0.5]
 
 
+@pytest.mark.needs_plugin("embedded")
 def test_a_checker_is_a_rule_too():
     assert rule_named("format", ScoringArguments(), "--checker") is format_reward
     with pytest.raises(ThreestepError, match="^--checker expects gsm8k, .*, embedded, .*, got 'model'"):

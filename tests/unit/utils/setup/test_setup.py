@@ -170,6 +170,7 @@ def test_what_the_users_json_left_out_is_said_once(tmp_path, capsys):
     assert "zero_optimization" in said and "gradient_clipping" not in said
 
 
+@pytest.mark.needs_plugin("embedded")
 @pytest.mark.parametrize("step", ["step1_sft", "step2_reward", "step3_ppo"])
 def test_the_settings_of_a_run_read_back_as_its_configuration(tmp_path, step):
     """`--config OUTPUT_DIR/config.yaml` is the same run again."""

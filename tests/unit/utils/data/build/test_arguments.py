@@ -23,6 +23,7 @@ def sentences_of(arguments: DataArguments) -> list[str]:
     return mistakes.sentences
 
 
+@pytest.mark.needs_plugin("embedded")
 def test_flags_by_deepspeed_chats_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.jsonl").write_text('{"prompt": "p", "chosen": "c"}\n')
@@ -61,6 +62,7 @@ def test_the_defaults_are_sound(flags):
     assert "~" not in DataArguments().cache.cache_dir and not DataArguments().cache.cache_dir.startswith("/tmp")
 
 
+@pytest.mark.needs_plugin("embedded")
 def test_every_mistake_at_once(flags):
     wrong = flags(
         data_path=["jsonl:missing.jsonl", "embeded"],
@@ -127,6 +129,7 @@ def test_two_plugins_that_each_ask_for_a_form_of_responses(flags, monkeypatch):
     assert flags().opened_form("tokens") is None
 
 
+@pytest.mark.needs_plugin("embedded")
 def test_no_dataset_at_all(flags):
     (sentence,) = sentences_of(DataArguments())
     assert sentence.startswith("--data_path expects at least one dataset, got none; name files (jsonl:PATH, ")

@@ -178,6 +178,7 @@ def test_the_fingerprint_is_the_files_content(write_rows, dataset):
 # --- what a phase needs
 
 
+@pytest.mark.needs_plugin("pretraining_loss")
 @pytest.mark.parametrize(
     ("row", "columns", "phase", "fragment"),
     [

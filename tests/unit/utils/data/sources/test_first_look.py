@@ -30,6 +30,7 @@ def test_a_file_that_cannot_serve(tmp_path):
         look(str(path), phase=2)
 
 
+@pytest.mark.needs_plugin("embedded")
 def test_data_for_the_first_step_alone(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
     flags = data_flags(data_path=["embedded"], sft_only_data_path=[str(tmp_path / "rows.jsonl")]).source
@@ -47,6 +48,7 @@ def test_large_files_are_read_once(tmp_path, monkeypatch):
     look(str(tmp_path / "rows.jsonl"))
 
 
+@pytest.mark.needs_plugin("embedded")
 def test_the_hub_is_asked_for_its_datasets_alone(monkeypatch):
     asked = []
     monkeypatch.setattr(first_look, "check_hub", lambda *words: asked.append(words))

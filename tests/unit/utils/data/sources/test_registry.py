@@ -60,17 +60,20 @@ def test_the_folder_is_there_while_the_constructor_runs(own_module, flags, tmp_p
     assert raw.seen_dir == raw.dataset_dir == place
 
 
+@pytest.mark.needs_plugin("embedded")
 def test_an_unknown_name_and_the_near_ones():
     with pytest.raises(ThreestepError, match="no dataset is registered as 'embeded'; did you mean") as e:
         find_dataset("embeded")
     assert "'embedded'" in str(e.value) and "--dataset_module" in str(e.value)
 
 
+@pytest.mark.needs_plugin("embedded")
 def test_an_unknown_name_near_none():
     with pytest.raises(ThreestepError, match="; known are .*embedded"):
         find_dataset("qqqqqqqqqqqqqqqq")
 
 
+@pytest.mark.needs_plugin("embedded")
 def test_a_path_that_ends_in_a_registered_name(tmp_path):
     folder = tmp_path / "mirror" / "embedded"
     folder.mkdir(parents=True)
@@ -78,6 +81,7 @@ def test_a_path_that_ends_in_a_registered_name(tmp_path):
     assert find_dataset(f"{folder}/") is find_dataset("embedded")
 
 
+@pytest.mark.needs_plugin("embedded")
 def test_a_path_that_ends_in_a_registered_name_and_is_not_there():
     with pytest.raises(ThreestepError, match="ends in the registered name 'embedded', but does not exist"):
         find_dataset("/nowhere/embedded")
@@ -101,6 +105,7 @@ def test_two_classes_for_one_name(own_module):
     assert "Another in " in str(caught.value) and "test_registry.py" in str(caught.value)
 
 
+@pytest.mark.needs_plugin("embedded")
 def test_one_class_under_two_names():
     @register_dataset("first", "second")
     class Both(PromptRawDataset):
@@ -128,6 +133,7 @@ def test_a_module_that_is_none(tmp_path):
             load_dataset_module(path)
 
 
+@pytest.mark.needs_plugin("embedded")
 def test_a_mistake_raised_while_a_module_loads_stays_itself(tmp_path):
     path = tmp_path / "clash.py"
     path.write_text(OWN_MODULE.replace('"custom"', '"embedded"'))

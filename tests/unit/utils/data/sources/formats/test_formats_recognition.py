@@ -43,6 +43,7 @@ def test_the_log_names_it_for_a_build_and_for_a_cached_one(flags, tiny_tokenizer
     assert logs[0] == logs[1] and len(logs[0]) == 1 and logs[0][0].endswith("not read: 'tags', 'topic'")
 
 
+@pytest.mark.needs_plugin("embedded")
 def test_a_class_decides_itself(flags):
     data = flags(data_path=["embedded"])
     assert raw_dataset_of("embedded", data, 1).get_recognition() is None
