@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.support.step3_records import changed
+from tests.unit.step3_ppo.experience.test_experience import how
 from training.step3_ppo.experience import scoring
 from training.step3_ppo.experience.experience import make_experience
 from training.step3_ppo.experience.scoring import start_scoring
@@ -22,8 +23,6 @@ from training.utils.rewards.combination import Combination
 from training.utils.rewards.table import OpenedRule
 from training.utils.rewards.weighted import Reward, Rewards
 from training.utils.run.phase_clock import PhaseClock
-
-from .test_experience import how
 
 ROWS = [PromptRow(index, np.array([10 + index]), f"prompt {index}", f"truth {index}") for index in range(2)]
 TEXTS = ["a", "bb", "ccc", "dddd"]

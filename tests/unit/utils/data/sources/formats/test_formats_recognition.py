@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.support.data_flags import raw_dataset_of, with_flags
 from training.utils.data.build.build import build_phase
 from training.utils.data.kinds.strategies import CROSSED, GLUED
