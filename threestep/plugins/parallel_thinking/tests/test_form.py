@@ -96,8 +96,8 @@ def test_a_malformed_row_is_named(flags, tagged, row):
     sentence = (
         r"^dataset 'jsonl:.*rows.jsonl', row [37]: the tags of parallel thinking \(<Parallel> <Path> </Path> "
         rf"</Parallel>\) do not match in the response: token \d+: {reason}; correct the row, or choose "
-        r"--malformed_parallel drop or causal; threestep inspect with the same data flags shows how they are "
-        r"read$"
+        r"--malformed_parallel drop or causal; threestep inspect with the same data flags shows how the "
+        r"rows are read$"
     )
     rows = [GOOD] * 10
     rows[3] = rows[7] = row
