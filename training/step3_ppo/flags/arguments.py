@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.engine.config.arguments import EngineArguments, check_epochs
 from training.utils.flags.flags import flag, flag_of
-from training.utils.generation.arguments import (
-    EvaluationArguments,
-    PromptSamplesArguments,
-    SamplingArguments,
-)
+from training.utils.generation.arguments import EvaluationArguments, PromptSamplesArguments, SamplingArguments
 from training.utils.generation.table import ENGINES_HELP
 from training.utils.rewards.arguments import CheckerArguments
 

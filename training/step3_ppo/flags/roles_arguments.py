@@ -65,12 +65,7 @@ _FLAGS = (
         ROLES,
     ),
     *flags_of(EngineArguments, {"zero3_live_parameters": ""}),
-    *flags_of(
-        ModelArguments,
-        {
-            "head_chunk_mb": "",
-        },
-    ),
+    *flags_of(ModelArguments, {"head_chunk_mb": ""}),
     *flags_of(
         ModelArguments,
         {
@@ -101,13 +96,7 @@ _FLAGS = (
         ROLES,
         default=0.0,
     ),
-    *flags_of(
-        ModelArguments,
-        {
-            "freeze_vision_tower": "",
-            "freeze_projector": "",
-        },
-    ),
+    *flags_of(ModelArguments, {"freeze_vision_tower": "", "freeze_projector": ""}),
     *flags_of(
         EngineArguments,
         {

@@ -116,26 +116,15 @@ def run_one_model(
         run, loop = _settled(
             flags, run, loop, chosen, rows=rows.train, check=check, may=partial(may_share, model, engine, read, most)
         )
-        held_out = HeldOutRows(rows, ends, media)
-        loop = _observed(
-            loop, flags, run, WholeModel(engine, model), held_out=held_out, style=style, tokenizer=tokenizer
-        )
+        whole, held_out = WholeModel(engine, model), HeldOutRows(rows, ends, media)
+        loop = _observed(loop, flags, run, whole, held_out=held_out, style=style, tokenizer=tokenizer)
         processor = processor_of(start.name_or_path, model)
         parts = CheckpointParts(
             {"model": engine, **guests.engines}, ranks, guests.other_weights, {"model": tokenizer}, processor
         )
         read_data = RunData(rows.report, rows.train.manifest["fingerprint"], len(rows.train) / steps[1])
         with run.recorded(parts, read_data, _start_digests(flags, rereads_start)) as files:
-            training = TrainingRun(
-                engine,
-                rows.train,
-                rows.eval,
-                loop,
-                *files,
-                guests,
-                run.folder,
-                media,
-            )
+            training = TrainingRun(engine, rows.train, rows.eval, loop, *files, guests, run.folder, media)
             result = train(OpenedModel(flags, rows, sum(added), model, training), flags.of_step)
         closing = (
             f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s; the model is in "
