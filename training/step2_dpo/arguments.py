@@ -133,9 +133,9 @@ def check_marks(rows: Sequence[Any], dpo: DpoArguments) -> None:
             "the column of marks (--label_column), or train on good ones alone by step 1"
         )
     for one in objectives_of(dpo):
-        advice = one.loss.mark_advice and one.loss.mark_advice(good, bad, one.options)
-        if advice:
-            log_on_main(advice)
+        line = one.loss.mark_advice and one.loss.mark_advice(good, bad, one.options)
+        if line:
+            log_on_main(line)
 
 
 def check_reference(flags: OneModelFlags) -> None:
