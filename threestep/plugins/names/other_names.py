@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.flags.flag_names import flag_in
 
 # From a flag's value (of a list: its words, joined by spaces) and all flags that are given with theirs: the words to
 # read instead, or a sentence that says why there are none.
@@ -141,14 +142,13 @@ def flags_with_values(argv: Sequence[str]) -> dict[str, str]:
 
 
 def _flags(argv: Sequence[str]) -> list[tuple[str, list[str], list[str]]]:
-    """Each flag, its words, and both as they were typed; "" with the words before the first. As for argparse, a name
-    may have dashes for underscores."""
+    """Each flag, its words, and both as they were typed; "" with the words before the first."""
     found: list[tuple[str, list[str], list[str]]] = []
     for word in argv:
-        if word.startswith("--") or not found:
-            flag, has_equals, value = word.partition("=") if word.startswith("--") else ("", True, word)
-            name = f"--{flag[2:].replace('-', '_')}" if flag else ""
-            found.append((name, [value] if has_equals else [], [word]))
+        flag = flag_in(word)
+        if flag or not found:
+            _, has_equals, value = word.partition("=") if flag else ("", True, word)
+            found.append((flag, [value] if has_equals else [], [word]))
         else:
             found[-1][1].append(word)
             found[-1][2].append(word)

@@ -23,7 +23,7 @@ from training.utils.base.credentials import ADDRESSES_VARIABLE, hide, redacted_v
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.storage import MOST_YAML_CHARACTERS, MOST_YAML_VALUES, WrittenOutTooLong, parse_yaml
 from training.utils.flags.auto import chosen_in
-from training.utils.flags.flag_names import nearest_flags
+from training.utils.flags.flag_names import flag_in, nearest_flags
 from training.utils.flags.flags import AUTO, MAY_CHANGE, OWN_KEYS, TAKES_AUTO, UNIT, VALUES, Range, note_mistakes
 from training.utils.flags.help_page import HELP_FLAGS, as_typed, help_page, requested_topic
 from training.utils.flags.launcher_flags import LAUNCHER_FLAGS
@@ -324,7 +324,7 @@ def _in_our_names(
     launchers = {} if old_flags is None else {flag: LAUNCHER_FLAGS[flag] for flag in LAUNCHER_FLAGS.keys() - old_flags}
     mistakes, reasons = Mistakes(), {**launchers, **refused}
     for word in (*config_flags, *argv):
-        flag = f"--{word[2:].partition('=')[0].replace('-', '_')}" if word.startswith("--") else ""
+        flag = flag_in(word)
         mistakes.require(flag not in reasons, f"{flag} {reasons.get(flag)}")
     mistakes.raise_if_any()
     settings, words, lines = read_other_names(config_flags, argv, old_flags or {})
@@ -368,8 +368,7 @@ def _set_aside(
     for words, own in zip((config_flags, argv), kept, strict=True):
         flag = ""
         for word in words:
-            if word.startswith("--"):
-                flag = f"--{word[2:].partition('=')[0].replace('-', '_')}"
+            flag = flag_in(word) or flag
             if flag in unread:
                 found[flag] = None
             else:

@@ -1,4 +1,4 @@
-"""Suggestions for unknown flags."""
+"""The names of flags: as they are typed, and suggestions for unknown ones."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ from training.utils.plugins.registry import added
 
 _MOST = 3
 _ALIKE, _SLIP = 0.72, 0.9  # how much of two names is the same where one may be meant by the other, or is a slip of it
+
+
+def flag_in(word: str) -> str:
+    """Return the flag in a word of the command line, spelled as flags are here; "" for a value. As for argparse, a name
+    may have dashes for underscores, and its value behind `=`."""
+    return f"--{word[2:].partition('=')[0].replace('-', '_')}" if word.startswith("--") else ""
 
 
 def nearest_flags(name: str, names: Sequence[str]) -> str:
