@@ -14,7 +14,7 @@ from training.utils.data.build.arguments import RolloutDataArguments
 from training.utils.flags.added import AddedFlags
 from training.utils.flags.arguments import resolved_settings
 from training.utils.generation.table import RolloutEngineFlags
-from training.utils.plugins.registry import added, one_at_most
+from training.utils.plugins.registry import asked_for
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.run.run_arguments import FaultArguments, RunArguments
 from training.utils.setup.guests import GuestFeatures, guest_features
@@ -72,9 +72,7 @@ class PpoFlags(NamedTuple):
     @property
     def prompt_source(self) -> str | None:
         """The address of what opens the source of prompts (`prompt_sources` of plugins); None: the dataset's."""
-        settings, places = self.settings, added("prompt_sources", ())
-        asked = {place: f"--{name}" for name, place in places.items() if settings.get(name) is not None}
-        return one_at_most(((flag, place) for place, flag in asked.items()), "prompts have one source", "each name one")
+        return asked_for("prompt_sources", self.settings, "prompts have one source")[1]
 
     @property
     def guests(self) -> GuestFeatures:

@@ -10,7 +10,7 @@ from training.step3_ppo.contracts.correction import NO_CORRECTION, Correction
 from training.utils.base.errors import ThreestepError
 from training.utils.base.user_files import named_object
 from training.utils.generation.table import engine_class
-from training.utils.plugins.registry import added, hooks, one_at_most
+from training.utils.plugins.registry import added, asked_for, hooks, one_at_most
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -61,10 +61,8 @@ class RolloutSource:
 def source_of(flags: PpoFlags) -> RolloutSource:
     """Return the source of a run's rollouts (`rollout_sources` of plugins). ThreestepError for two flags that name
     one."""
-    settings, kinds = flags.settings, added("rollout_sources", ())
-    named = ((f"--{name}", name) for name in kinds if settings.get(name) is not None)
-    name = one_at_most(named, "rollouts have one source", "each name one")
-    return RolloutSource() if name is None else named_object(kinds[name])(name, settings[name])
+    name, place = asked_for("rollout_sources", flags.settings, "rollouts have one source")
+    return RolloutSource() if place is None else named_object(place)(name, flags.settings[name])
 
 
 class RolloutScheduler:

@@ -27,7 +27,7 @@ from training.utils.layout.order import steps_in
 from training.utils.loading.configurations import saved_stop_tokens
 from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
 from training.utils.models.stop_tokens import joined_stop_tokens, unused_stop_tokens
-from training.utils.plugins.registry import added, one_at_most
+from training.utils.plugins.registry import asked_for
 from training.utils.rewards.needed import check_columns
 from training.utils.rewards.weighted import reads_messages
 from training.utils.setup.media import media_kind, reader_of_model, run_media, why_unread
@@ -224,10 +224,8 @@ def _prompt_source(
 
 def _learnt_beside(flags: PpoFlags, tokenizer: PreTrainedTokenizerBase, ranks: Ranks) -> LearntBeside:
     """ThreestepError for two flags that name something."""
-    settings, places = flags.settings, added("learnt_beside", ())
-    named = ((f"--{name}", name) for name in places if settings.get(name) is not None)
-    name = one_at_most(named, "the actor learns from one thing beside its rollouts", "each name one")
-    return LearntBeside() if name is None else named_object(places[name])(flags, tokenizer, ranks)
+    _, place = asked_for("learnt_beside", flags.settings, "the actor learns from one thing beside its rollouts")
+    return LearntBeside() if place is None else named_object(place)(flags, tokenizer, ranks)
 
 
 def _prompts_per_rollout(ppo: PpoArguments, world_size: int) -> int:

@@ -88,6 +88,17 @@ def one_at_most(found: Iterable[tuple[str, Given]], what: str, each: str) -> Giv
     return pairs[0][1] if pairs else None
 
 
+def asked_for(table: str, settings: Mapping[str, Any], what: str) -> tuple[str, str | None]:
+    """Return the flag that is given of those in a table, and its address; ("", None) without one. Several flags may
+    have the same address. settings: by the flags' names.
+
+    ThreestepError where flags of several addresses are given: `what`, and these flags each name one.
+    """
+    given = {place: name for name, place in added(table, ()).items() if settings.get(name) is not None}
+    found = ((f"--{name}", (name, place)) for place, name in given.items())
+    return one_at_most(found, what, "each name one") or ("", None)
+
+
 def flag_groups(step: str) -> dict[str, type]:
     """Return the dataclasses of flags that plugins add to a step, or to another program, by names that a record's
     fields can have."""
