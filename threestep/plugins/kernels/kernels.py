@@ -16,7 +16,7 @@ from threestep.plugins.kernels.varlen import LARGEST_HEAD, VARLEN, use_varlen_at
 from training.utils.base.errors import ThreestepError
 from training.utils.base.memory import MemoryLine
 from training.utils.models.attention.attention import give_runs, heads_of, set_text_attention, text_attention
-from training.utils.models.attention.kernels import AUTO, SDPA
+from training.utils.models.attention.kernels import AttentionKernel
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,15 +25,14 @@ if TYPE_CHECKING:
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.models.attention.kernels import AttentionCall
 
-_TAKES_MEDIA = (AUTO, SDPA, VARLEN)  # one row at a time, whose positions fit
 
-
-class VarlenKernel:
-    """An `AttentionKernel`: the runs of rows by their lengths, and which keys each has (`varlen`)."""
+class VarlenKernel(AttentionKernel):
+    """The runs of rows by their lengths, and which keys each has (`varlen`)."""
 
     why = "torch's kernel for runs of several lengths, without a mask"
     of_transformers = False
     shares_prompts = True
+    takes_media = True
 
     def why_not(self, model: PreTrainedModel, call: AttentionCall) -> str | None:
         missing = why_no_kernel()
@@ -51,9 +50,6 @@ class VarlenKernel:
         if call.dropout:
             return f"its kernel has no dropout, and the model's attention has {call.dropout:g}"
         return f"its kernel takes no {call.changes[0]}, which the family gives it" if call.changes else None
-
-    def why_not_here(self, media: str | None) -> str | None:
-        return None
 
     def use(self, model: PreTrainedModel, by_dense_mask: Callable[..., Any] | None = None) -> None:
         use_varlen_attention(model)
@@ -76,12 +72,13 @@ class VarlenKernel:
         return [MemoryLine("lengths of runs", 16 * rows * tokens)]
 
 
-class FlexKernel:
-    """An `AttentionKernel`: compiled; masked blocks are skipped, also between responses that share a prompt."""
+class FlexKernel(AttentionKernel):
+    """Compiled: masked blocks are skipped, also between responses that share a prompt."""
 
     why = "compiled, masked blocks are skipped"
     of_transformers = True
     shares_prompts = True
+    takes_media = False
 
     def why_not(self, model: PreTrainedModel, call: AttentionCall) -> str | None:
         if not getattr(model, "_supports_flex_attn", False):
@@ -95,12 +92,10 @@ class FlexKernel:
         # transformers' SDPA, by which the model was measured, leaves a soft cap out; FlexAttention would bring it back.
         return f"with it {call.changes[0]}, which the family gives, would count" if call.changes else None
 
-    def why_not_here(self, media: str | None) -> str | None:
+    def why_not_here(self) -> str | None:
         from torch.utils._triton import has_triton
 
-        if not has_triton():
-            return "Triton, which compiles it, cannot be used here"
-        return None if media is None else f"it takes all rows as one, and {media} do not"
+        return None if has_triton() else "Triton, which compiles it, cannot be used here"
 
     def use(self, model: PreTrainedModel, by_dense_mask: Callable[..., Any] | None = None) -> None:
         if text_attention(model) != FLEX:
@@ -108,8 +103,6 @@ class FlexKernel:
         use_flex_attention(model, by_dense_mask)
 
     def lay_out(self, rows: TokenRows, inputs: dict[str, Any]) -> bool:
-        if rows.media is not None:
-            rows.media.refuse_attention(FLEX, _TAKES_MEDIA)
         tokens = rows.input_ids_NT.numel()
         extra = width_in_blocks(tokens) - tokens
         for name in ("input_ids", "position_ids"):
@@ -128,40 +121,21 @@ class FlexKernel:
         return [MemoryLine("block mask", 4 * 4 * (blocks**2 + blocks))]
 
 
-class FlashKernel:
-    """An `AttentionKernel`, for who names it: all rows as one, with cumulative lengths in the place of a mask.
-    Responses that share a prompt would see each other."""
+class FlashKernel(AttentionKernel):
+    """For who names it: all rows as one, with cumulative lengths in the place of a mask. Responses that share a prompt
+    would see each other. The model was loaded with it."""
 
     why = "FlashAttention, by lengths of documents"
     of_transformers = True
     shares_prompts = False
-
-    def why_not(self, model: PreTrainedModel, call: AttentionCall) -> str | None:
-        return None
-
-    def why_not_here(self, media: str | None) -> str | None:
-        return None
-
-    def use(self, model: PreTrainedModel, by_dense_mask: Callable[..., Any] | None = None) -> None:
-        """Nothing: the model was loaded with it."""
+    takes_media = False
 
     def lay_out(self, rows: TokenRows, inputs: dict[str, Any]) -> bool:
-        if rows.media is not None:
-            rows.media.refuse_attention("FlashAttention", _TAKES_MEDIA)
         lengths, longest = cumulative_lengths(rows)
         inputs["input_ids"] = rows.input_ids_NT.view(1, -1)
         inputs["position_ids"] = rows.position_ids_NT.view(1, -1)
         inputs.update(cu_seq_lens_q=lengths, cu_seq_lens_k=lengths, max_length_q=longest, max_length_k=longest)
         return True
-
-    def why_wrong(self, model: PreTrainedModel, device: torch.device) -> str | None:
-        return None
-
-    def time_first_rows(self, reader: nn.Module, model: PreTrainedModel, log: Callable[[str], None]) -> None:
-        """Nothing: no other form computes the same rows."""
-
-    def mask_memory(self, rows: int, tokens: int) -> list[MemoryLine]:
-        return []
 
 
 def cumulative_lengths(rows: TokenRows) -> tuple[torch.Tensor, int]:

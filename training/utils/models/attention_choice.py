@@ -24,7 +24,7 @@ from training.utils.models.attention.document_attention import (
     comparisons_with_sdpa,
     use_document_attention,
 )
-from training.utils.models.attention.kernels import AUTO, CHANGES_SCORES, KERNELS, SDPA, AttentionCall, kernel_of
+from training.utils.models.attention.kernels import AUTO, CHANGES_SCORES, SDPA, AttentionCall, auto_kernels, kernel_of
 from training.utils.models.own_forward import OwnForward, current_difference
 from training.utils.models.tensors.weights import whole_where_used
 
@@ -65,10 +65,10 @@ def choose_on_cuda(model: PreTrainedModel, own: OwnForward, dropout: float | Non
         return
     call, chosen = _call_of(model, own, dropout), ""
     media = None if own.with_media is None else own.with_media.media.name
-    for name in (name for name, entry in KERNELS.items() if entry.by_auto):
-        kernel = kernel_of(name)
-        assert kernel is not None
-        reason = kernel.why_not(model, call) or kernel.why_not_here(media)
+    for name, kernel in auto_kernels():
+        reason = kernel.why_not(model, call) or kernel.why_not_here()
+        if reason is None and media is not None and not kernel.takes_media:
+            reason = f"it takes all rows as one, and {media} do not"
         if chosen:
             own.others.extend([name] if reason is None else [])
             continue
@@ -96,9 +96,7 @@ def planned_attention(model: PreTrainedModel, wanted: str, on_cuda: bool, dropou
     rate = float(getattr(config, "attention_dropout", None) or 0.0) if dropout is None else dropout
     capped = getattr(config, "attn_logit_softcapping", None) is not None
     call = AttentionCall((size, size), rate, ("softcap",) if capped else ())
-    kernels = {name: kernel_of(name) for name, entry in KERNELS.items() if entry.by_auto}
-    fitting = (name for name, kernel in kernels.items() if kernel is not None and kernel.why_not(model, call) is None)
-    return next(fitting, SDPA)
+    return next((name for name, kernel in auto_kernels() if kernel.why_not(model, call) is None), SDPA)
 
 
 def switch_attention(model: PreTrainedModel, name: str) -> None:

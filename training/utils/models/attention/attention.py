@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from training.utils.models.attention.kernels import KERNELS, kernel_of
+from training.utils.models.attention.kernels import AUTO, KERNELS, SDPA, kernel_of
 
 if TYPE_CHECKING:
     from training.utils.contracts.runs import AttentionRun, RunLengths
@@ -72,9 +72,12 @@ def model_inputs(rows: TokenRows, implementation: str, window: int | None = None
         "attention_mask": None,
         "use_cache": False,
     }
-    if rows.media is not None:
-        inputs.update(rows.media.positions)
     kernel = kernel_of(implementation)
+    if rows.media is not None:
+        if kernel is not None and not kernel.takes_media:
+            fitting = [name for name in KERNELS if (each := kernel_of(name)) is not None and each.takes_media]
+            rows.media.refuse_attention(implementation, (AUTO, SDPA, *fitting))
+        inputs.update(rows.media.positions)
     if kernel is not None and kernel.lay_out(rows, inputs):
         return inputs
     if implementation == BY_DOCUMENT and rows.segments is not None and rows.is_causal:

@@ -6,9 +6,9 @@ A heads, K key-value heads, D head size.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.user_files import named_object
 from training.utils.plugins.registry import added
@@ -43,23 +43,27 @@ class AttentionCall:
     changes: tuple[str, ...]
 
 
-class AttentionKernel(Protocol):
+class AttentionKernel:
     """An attention implementation for CUDA, whose cost depends on the lengths of documents alone.
 
     why: words on it, for the log.
     of_transformers: transformers knows it, and loads models with it by its name.
     shares_prompts: responses that share a prompt do not see each other.
+    takes_media: it computes rows one by one, so that the positions of media fit.
     """
 
     why: str
     of_transformers: bool
     shares_prompts: bool
+    takes_media: bool
 
     def why_not(self, model: PreTrainedModel, call: AttentionCall) -> str | None:
         """Return None if it can compute the model's attention, else the reason. model: perhaps on the meta device."""
+        return None
 
-    def why_not_here(self, media: str | None) -> str | None:
-        """Return None if it can be used on this machine, else the reason. media: a name of those in the rows."""
+    def why_not_here(self) -> str | None:
+        """Return None if it can be used on this machine, else the reason."""
+        return None
 
     def use(self, model: PreTrainedModel, by_dense_mask: Callable[..., Any] | None = None) -> None:
         """Give it to a model. by_dense_mask: an attention function for rollouts, where it has none of its own."""
@@ -67,15 +71,18 @@ class AttentionKernel(Protocol):
     def lay_out(self, rows: TokenRows, inputs: dict[str, Any]) -> bool:
         """Complete the arguments of a model's forward (`attention.model_inputs`). Return False where the mask that sdpa
         takes is to be added. ThreestepError for rows that it cannot compute."""
+        raise NotImplementedError
 
     def why_wrong(self, model: PreTrainedModel, device: torch.device) -> str | None:
         """Return None if its numbers here are right on rows longer than any of its blocks, else how wrong they are."""
+        return None
 
     def time_first_rows(self, reader: nn.Module, model: PreTrainedModel, log: Callable[[str], None]) -> None:
         """Have its time on the first rows that `reader` trains on noted."""
 
     def mask_memory(self, rows: int, tokens: int) -> list[MemoryLine]:
-        """Return the memory that it takes for packed rows of so many tokens, in the place of a mask."""
+        """Return the memory that it takes in the place of a mask, for packed rows of that length."""
+        return []
 
 
 @functools.cache
@@ -83,3 +90,10 @@ def kernel_of(name: str) -> AttentionKernel | None:
     """Return the kernel of a name of --attn_implementation; None where there is none: sdpa, or the model's own."""
     kernel: AttentionKernel | None = named_object(KERNELS[name].place)() if name in KERNELS else None
     return kernel
+
+
+def auto_kernels() -> Iterator[tuple[str, AttentionKernel]]:
+    """Yield the name and the kernel of each that --attn_implementation auto tries, in its order."""
+    for name, entry in KERNELS.items():
+        if entry.by_auto and (kernel := kernel_of(name)) is not None:
+            yield name, kernel

@@ -151,5 +151,7 @@ def test_what_does_not_fit_images_is_refused(family, rows_of_documents):
         policy(rows, noise_NTE=torch.zeros(*rows.input_ids_NT.shape, 32))
     from training.utils.models.attention.attention import model_inputs
 
-    with pytest.raises(ThreestepError, match="rows with images expect --attn_implementation auto, sdpa or varlen,"):
-        model_inputs(rows, "flex_attention")
+    for name in ("flex_attention", "flash_attention_2", "flash_attention_3"):
+        expected = f"rows with images expect --attn_implementation auto, sdpa or varlen, got {name}"
+        with pytest.raises(ThreestepError, match=f"^{expected}$"):
+            model_inputs(rows, name)
