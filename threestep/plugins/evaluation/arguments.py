@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 SPLITS = ("eval", "train")
 BENCHMARKS = ("rewardbench2", "rewardbench")
+# Fields of `ChatArguments` that training alone reads: programs that ask finished models have no flags for them.
+OF_TRAINING = ("add_end_of_conversation_token", "bad_conversations", "chat_template", "train_turns")
 
 # Flags of programs that ask finished models, which know more than training's: the style is saved with the model.
 PROMPT_STYLE_TEXT = (

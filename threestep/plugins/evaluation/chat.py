@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from threestep.plugins.evaluation.arguments import (
     END_OF_ANSWER_TEXT,
+    OF_TRAINING,
     PROMPT_STYLE_TEXT,
     TEMPLATE_KWARGS_TEXT,
     EvaluateArguments,
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from threestep.plugins.evaluation.talk import Talk
 
 LONGEST_TOKENS = 8192  # of a conversation, of engines whose cache must hold the longest
-
-_OF_TRAINING = ("add_end_of_conversation_token", "bad_conversations", "chat_template", "train_turns")
 
 
 @dataclass
@@ -83,7 +82,7 @@ class TalkArguments:
     @property
     def text(self) -> ChatArguments:
         """The settings by which messages become text."""
-        return settings_of(ChatArguments, self, defaults=_OF_TRAINING)
+        return settings_of(ChatArguments, self, defaults=OF_TRAINING)
 
 
 GROUPS = (TalkArguments, SamplingArguments, RolloutEngineFlags, added_flags("chat"))

@@ -282,12 +282,10 @@ class Plugin(NamedTuple):
             free memory; by the flag's name, `per_device_train_batch_size` or `reuse_forwards`
         `advice`: by flags, words that name them in messages, pages and `--help`, by their places there
             (`flags.added.advice`): `no_own_loss`, for a model without the trainer's loss; `plain_text`, ways to give
-            text without prompts, after "give it"; `old_weights`, flags by which
-            older weights draw rollouts; `other_forward`, for forwards that differ from the family's own; `batch`, on
-            how a forward's size is chosen; `own_reference`, flags by
-            which a model without its adapters is the start model; `page`, what a reader of a run's page has to know,
-            with {} for the value; a
-            key of DeepSpeed's configuration, what to do in its place
+            text without prompts, after "give it"; `old_weights`, flags by which older weights draw rollouts;
+            `other_forward`, for forwards that differ from the family's own; `batch`, on how a forward's size is chosen;
+            `own_reference`, flags by which a model without its adapters is the start model; `page`, what a reader of a
+            run's page has to know, with {} for the value; a key of DeepSpeed's configuration, what to do in its place
         `curves`: by the group of their figures, curves of a step's page: the step, a title, a note, figures by the
             names of their lines
         `rollout_sources`: addresses of RolloutSource classes (`step3_ppo.flags.rollout_choices`), by the flags that ask

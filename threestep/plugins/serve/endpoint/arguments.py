@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from threestep.plugins.evaluation.arguments import OF_TRAINING
 from threestep.plugins.serving.access import ADDRESS
 from threestep.plugins.serving.keys import KEY_VARIABLE, given_key
 from training.utils.data.chat.arguments import ChatArguments
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
 
 _KEY_BYTES = 24
-_OF_TRAINING = ("add_end_of_conversation_token", "bad_conversations", "chat_template", "train_turns")
 
 
 @dataclass
@@ -62,7 +62,7 @@ class ServedModelFlags:
     @property
     def text(self) -> ChatArguments:
         """The settings by which messages become text."""
-        return settings_of(ChatArguments, self, defaults=_OF_TRAINING)
+        return settings_of(ChatArguments, self, defaults=OF_TRAINING)
 
     @property
     def name(self) -> str:
