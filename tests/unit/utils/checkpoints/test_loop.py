@@ -274,19 +274,16 @@ def test_a_part_of_the_course_stops_the_run(tmp_path, capsys):
     assert "stopped after step 2 (the time is up); to resume: " in capsys.readouterr().out
 
 
-def ended(
-    place: Path, losses: dict[int, float], callback: str | None = None, resume: str | None = None, **flags: Any
-) -> int:
-    """The step after which a run of ten ends that is evaluated after the steps of `losses`."""
-    changes = {"callback": callback} if callback else {}
-    with opened(plan(place, resume=resume, changes=changes.items(), **flags), place) as (metrics, kept):
+def last_step(run: Any, losses: dict[int, float]) -> int:
+    """Do a run of ten steps that is evaluated after those of `losses`; return the step after which it ends."""
+    with run as (metrics, kept):
         done, _ = kept.restore()
         end = done if kept.ends(done) else 10
         for step in range(done + 1, end + 1):
             metrics.write(step, {"train/loss": float(step)})
             last = kept.ends(step)
             if step in losses:
-                metrics.write(step, {"eval/loss": losses[step]})
+                metrics.write(step, {"eval/loss": losses[step], "eval/accuracy": -losses[step]})
                 kept.evaluated(step)
                 last = last or kept.ends(step)
             if kept.due(step, step if last else 10):
@@ -294,6 +291,13 @@ def ended(
             if last:
                 return step
         return end
+
+
+def ended(
+    place: Path, losses: dict[int, float], callback: str | None = None, resume: str | None = None, **flags: Any
+) -> int:
+    changes = {"callback": callback} if callback else {}
+    return last_step(opened(plan(place, resume=resume, changes=changes.items(), **flags), place), losses)
 
 
 LOSSES = {1: 3.0, 2: 1.0, 4: 2.0, 6: 1.0}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.utils.checkpoints.test_loop import opened, plan
+from tests.unit.utils.checkpoints.test_loop import last_step, opened, plan
 from threestep.plugins.best_model.arguments import BestModelArguments
 from threestep.plugins.best_model.best import open_course
 from training.utils.base.errors import ThreestepError
@@ -65,22 +65,7 @@ def test_a_resumed_run_remembers_the_best(tmp_path):
 
 
 def ended(place: Path, losses: dict[int, float], resume: str | None = None, **flags: Any) -> int:
-    """The step after which a run of ten ends that is evaluated after the steps of `losses`."""
-    with run_in(place, resume, **flags) as (metrics, kept):
-        done, _ = kept.restore()
-        end = done if kept.ends(done) else 10
-        for step in range(done + 1, end + 1):
-            metrics.write(step, {"train/loss": float(step)})
-            last = kept.ends(step)
-            if step in losses:
-                metrics.write(step, {"eval/loss": losses[step], "eval/accuracy": -losses[step]})
-                kept.evaluated(step)
-                last = last or kept.ends(step)
-            if kept.due(step, step if last else 10):
-                kept.save(step, {})
-            if last:
-                return step
-        return end
+    return last_step(run_in(place, resume, **flags), losses)
 
 
 LOSSES = {1: 3.0, 2: 1.0, 4: 2.0, 5: float("nan"), 6: 1.0, 7: 0.5, 8: 4.0}
