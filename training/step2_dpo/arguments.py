@@ -88,7 +88,7 @@ class DpoArguments(flags_of_entries(LOSSES), _LossArguments):  # type: ignore[mi
         )
         mistakes.require(
             any(loss.needs_reference for loss in chosen) or self.reference == "cached",
-            f"--reference {self.reference} is of losses with a reference, and --loss_type {self.loss_type} has none; "
+            f"--reference {self.reference} is for losses with a reference, and --loss_type {self.loss_type} has none; "
             "leave it out",
         )
 

@@ -43,7 +43,7 @@ def test_a_loss_without_a_reference(monkeypatch):
     assert sentences(loss_type="planted") == [] and not needs_reference(DpoArguments(loss_type="planted"))
     assert all(needs_reference(DpoArguments(loss_type=name)) == loss.needs_reference for name, loss in LOSSES.items())
     assert sentences(loss_type="planted", reference="adapter_off") == [
-        "--reference adapter_off is of losses with a reference, and --loss_type planted has none; leave it out"
+        "--reference adapter_off is for losses with a reference, and --loss_type planted has none; leave it out"
     ]
 
 
@@ -71,26 +71,26 @@ def test_a_loss_without_a_reference(monkeypatch):
         ),
         (
             {"loss_type": "orpo,simpo", "reference": "adapter_off"},
-            "--reference adapter_off is of losses with a reference, and --loss_type orpo,simpo has none; leave it out",
+            "--reference adapter_off is for losses with a reference, and --loss_type orpo,simpo has none; leave it out",
         ),
         (
             {"loss_type": "ipo,sft", "label_smoothing": 0.1},
-            "--label_smoothing 0.1 is of --loss_type sigmoid, sigmoid_norm, robust, simpo or cpo, and it is ipo, sft; "
+            "--label_smoothing 0.1 is for --loss_type sigmoid, sigmoid_norm, robust, simpo or cpo, and it is ipo, sft; "
             "leave it out",
         ),
         ({"sft_coef": -1.0}, "--sft_coef expects 0 or more, got -1.0"),
         ({"label_smoothing": 0.5}, "--label_smoothing expects 0 or more and less than 0.5, got 0.5"),
         (
             {"label_smoothing": 0.1, "loss_type": "ipo"},
-            "--label_smoothing 0.1 is of --loss_type sigmoid, sigmoid_norm, robust, simpo or cpo, and it is ipo; leave "
-            "it out",
+            "--label_smoothing 0.1 is for --loss_type sigmoid, sigmoid_norm, robust, simpo or cpo, and it is ipo; "
+            "leave it out",
         ),
         (
             {"simpo_gamma": 1.0, "loss_type": "cpo"},
-            "--simpo_gamma 1.0 is of --loss_type simpo, and it is cpo; leave it out",
+            "--simpo_gamma 1.0 is for --loss_type simpo, and it is cpo; leave it out",
         ),
         ({"simpo_gamma": -1.0, "loss_type": "simpo"}, "--simpo_gamma expects 0 or more, got -1.0"),
-        ({"cpo_alpha": 0.0}, "--cpo_alpha 0.0 is of --loss_type cpo, and it is sigmoid; leave it out"),
+        ({"cpo_alpha": 0.0}, "--cpo_alpha 0.0 is for --loss_type cpo, and it is sigmoid; leave it out"),
         (
             {"loss_type": "kto,sigmoid"},
             "--loss_type expects losses of one kind of rows, got 'kto' marked, 'sigmoid' ranked rows in 'kto,sigmoid'",
@@ -102,7 +102,7 @@ def test_a_loss_without_a_reference(monkeypatch):
         ),
         (
             {"loss_type": "bco", "desirable_weight": 2.0},
-            "--desirable_weight 2.0 is of --loss_type kto, and it is bco; leave it out",
+            "--desirable_weight 2.0 is for --loss_type kto, and it is bco; leave it out",
         ),
         ({"ld_alpha": 1.1}, "--ld_alpha expects a number from 0 to 1, got 1.1"),
         (

@@ -50,7 +50,7 @@ class AheadArguments:
         for name in ("max_rollout_age", "replay_schedule"):
             mistakes.require(
                 self.takes_as_they_end or getattr(self, name) is None,
-                f"--{name} {getattr(self, name)} is of --rollouts_ahead {FREE}, got --rollouts_ahead {given}; leave "
+                f"--{name} {getattr(self, name)} is for --rollouts_ahead {FREE}, got --rollouts_ahead {given}; leave "
                 "one of them out",
             )
 

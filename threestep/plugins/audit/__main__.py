@@ -133,13 +133,13 @@ def _refuse_what_has_no_effect(program: str, options: argparse.Namespace) -> Non
     given = [name for name in of_reruns if getattr(options, name)] + ["work"] * (options.work != DEFAULT_WORK)
     if options.other and given and not options.trust_run:
         raise ThreestepError(
-            f"{program}: --{given[0]} is of runs that are run again; give --trust_run, or leave it out"
+            f"{program}: --{given[0]} is for runs that are run again; give --trust_run, or leave it out"
         )
     given += ["trust_run"] * options.trust_run
     if options.other and options.settings:
-        raise ThreestepError(f"{program}: --as is of a record, and two runs are given; leave it out")
+        raise ThreestepError(f"{program}: --as is for a record, and two runs are given; leave it out")
     if not options.other and given:
-        raise ThreestepError(f"{program}: --{given[0]} is of two runs, RUN_A RUN_B, and one folder is given")
+        raise ThreestepError(f"{program}: --{given[0]} is for two runs, RUN_A RUN_B, and one folder is given")
 
 
 if __name__ == "__main__":

@@ -40,6 +40,6 @@ class BestModelArguments:
         for name in ("metric_for_best_model", "greater_is_better"):
             mistakes.require(
                 self.load_best_model_at_end or self.early_stopping > 0 or getattr(self, name) is None,
-                f"--{name} {getattr(self, name)} is of --load_best_model_at_end, which is off; give it too (or "
+                f"--{name} {getattr(self, name)} is for --load_best_model_at_end, which is off; give it too (or "
                 f"--early_stopping), or leave --{name} out",
             )

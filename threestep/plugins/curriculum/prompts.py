@@ -246,8 +246,8 @@ def _state_of(part: Any) -> State:
 
 def _check_parts(state: State, parts: dict[str, Any]) -> None:
     if state.keys() != parts.keys():
-        saved, mine = (" and ".join(sorted(names)) or "neither" for names in (state, parts))
+        neither = "neither --prompt_sampler nor --prompt_dataset"
+        saved, mine = (" and ".join(f"a {name}" for name in sorted(names)) or neither for names in (state, parts))
         raise ThreestepError(
-            f"the saved state is of --prompt_sampler or --prompt_dataset as {saved}, this run's of {mine}; give the "
-            "flags that the saved run had"
+            f"the saved run took its prompts by {saved}, this run by {mine}; give the flags that the saved run had"
         )

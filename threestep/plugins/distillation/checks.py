@@ -28,7 +28,7 @@ def check_beside_teacher(flags: Any, mistakes: Mistakes) -> None:
         return
     mistakes.require(
         flags.data.form is None,
-        f"--parallel_thinking lays out paths side by side, and {teacher.flag} is of a teacher that was not trained on "
+        f"--parallel_thinking lays out paths side by side, and {teacher.flag} names a teacher that was not trained on "
         "them; leave one of them out",
     )
 

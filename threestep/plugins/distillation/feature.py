@@ -35,7 +35,7 @@ class TeacherFeature(GuestFeature):
 
     def check_media(self, mistakes: Mistakes) -> None:
         """See `GuestFeature.check_media`."""
-        why = "is of a teacher that reads texts alone, and rows of the data have media"
+        why = "names a teacher that reads texts alone, and rows of the data have media"
         if self._in_rollouts:
             why = "does not go with prompts that have images: it is read on texts alone"
         mistakes.require(not self.settings.is_there, f"{self.settings.flag} {why}; leave it out")

@@ -62,11 +62,11 @@ def check_teacher(mistakes: Mistakes, settings: TeacherSettings) -> None:
     ):
         mistakes.require(
             settings.is_there or value == default,
-            f"--teacher_{name} {value} is of a teacher, and there is none; give {MODEL_FLAG} or leave it out",
+            f"--teacher_{name} {value} is for a teacher, and there is none; give {MODEL_FLAG} or leave it out",
         )
     mistakes.require(
         compared.kind == JENSEN_SHANNON or compared.beta == DivergenceSettings.beta,
-        f"--teacher_beta {compared.beta:g} is of --teacher_divergence {JENSEN_SHANNON}, and that is {compared.kind}; "
+        f"--teacher_beta {compared.beta:g} is for --teacher_divergence {JENSEN_SHANNON}, and that is {compared.kind}; "
         "leave one of them out",
     )
     mistakes.require(
@@ -85,6 +85,6 @@ def check_teacher(mistakes: Mistakes, settings: TeacherSettings) -> None:
     )
     mistakes.require(
         settings.file is None or settings.name_or_path is not None or compared.top_k == 0,
-        f"--teacher_top_k {compared.top_k} is of a teacher that is read, and {FILE_FLAG} {settings.file} has as many "
+        f"--teacher_top_k {compared.top_k} is for a teacher that is read, and {FILE_FLAG} {settings.file} has as many "
         "tokens as it has; leave it out",
     )

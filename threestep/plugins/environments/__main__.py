@@ -84,7 +84,7 @@ class EnvArguments:
         for task, names in of_task.items():
             for name in names:
                 mistakes.require(
-                    task == self.task or not getattr(self, name), f"--{name} is of `{task}`, and this is {self.task}"
+                    task == self.task or not getattr(self, name), f"--{name} is for `{task}`, and this is {self.task}"
                 )
         mistakes.require(
             not self.by_hand or bool(self.model_name_or_path),

@@ -1,7 +1,7 @@
 """Finished models that the run's disk refuses: written once there is room, or else in the rescue folder; and the
 checkpoint of a run that must stop.
 
-Training is over then, and its weights are in this process alone. Nothing here ends it before they are written, or
+Training has ended by then, and its weights are in this process alone. Nothing here ends it before they are written, or
 every place has refused them.
 """
 
@@ -51,7 +51,7 @@ class Rescue(RunCourse):
     def _wait(self, place: Path, save: Callable[[Path], None], refusal: OSError) -> OSError | None:
         """Try again, at once and then at growing intervals, until the time is over; return the last refusal."""
         log(
-            f"warning: {place} cannot be written ({in_words(refusal)}; {_free(place)}); training is over, and its "
+            f"warning: {place} cannot be written ({in_words(refusal)}; {_free(place)}); training has ended, and its "
             f"weights are in this process alone: trying again for {self._left_seconds:.0f} seconds "
             "(--wait_for_disk_seconds), so free space now; Ctrl-C or SIGTERM ends the wait"
         )

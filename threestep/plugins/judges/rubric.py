@@ -93,7 +93,7 @@ class RubricSettings:
             is_pairwise or (self.against == GROUP and self.opponents is None),
             f"{where}: against and opponents are of form: pairwise, and this one is {self.form}; leave them out",
         )
-        mistakes.require(not is_pairwise or self.scale is None, f"{where}: scale is of form: pointwise; leave it out")
+        mistakes.require(not is_pairwise or self.scale is None, f"{where}: scale is for form: pointwise; leave it out")
         mistakes.require(
             self.opponents is None or (self.opponents >= 1 and self.against == GROUP),
             f"{where}: opponents expects 1 or more, and against: group, got {self.opponents} and {self.against}",

@@ -98,7 +98,7 @@ class MismatchArguments:
         )
         mistakes.require(
             self.mismatch_rejected is None or found.rejects,
-            f"--mismatch_rejected {self.mismatch_rejected} is of what --mismatch_rejection or --mismatch_veto reject, "
+            f"--mismatch_rejected {self.mismatch_rejected} is for what --mismatch_rejection or --mismatch_veto reject, "
             "and neither is given; give one, or leave it out",
         )
         for flags, contradicts in (

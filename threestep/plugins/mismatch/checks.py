@@ -39,6 +39,6 @@ def note_mistakes(
     for name in ("level", "threshold_lower", "normalize"):
         mistakes.require(
             found.correction != "none" or not getattr(given, f"mismatch_{name}"),
-            f"--mismatch_{name} {getattr(given, f'mismatch_{name}')} is of the weights of a correction, and "
+            f"--mismatch_{name} {getattr(given, f'mismatch_{name}')} is for the weights of a correction, and "
             "--mismatch_correction is none; give truncate or mask, or leave it out",
         )

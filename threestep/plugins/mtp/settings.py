@@ -39,9 +39,9 @@ def check_mtp(mistakes: Mistakes, settings: MtpSettings) -> None:
     )
     mistakes.require(
         settings.layers > 0 or settings.final_norm,
-        "--mtp_final_norm false is of a head, and there is none; give --mtp_num_layers 1 or leave it out",
+        "--mtp_final_norm false is for a head, and there is none; give --mtp_num_layers 1 or leave it out",
     )
     mistakes.require(
         settings.layers > 0 or settings.detach,
-        "--mtp_detach false is of a head, and there is none; give --mtp_num_layers 1 or leave it out",
+        "--mtp_detach false is for a head, and there is none; give --mtp_num_layers 1 or leave it out",
     )

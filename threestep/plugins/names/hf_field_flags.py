@@ -26,7 +26,7 @@ _LOADER = "rows are tokenized before training, and laid out while the device com
 _ENGINE = "DeepSpeed reduces the gradients"
 _FIGURES = "an evaluation sums figures over batches and ranks, and keeps no outputs"
 _LOG = "the main rank alone writes the log"
-_SYNC = "is of --sync_ref_model, which is not built"
+_SYNC = "is for --sync_ref_model, which is not built"
 _TRACKIO = "is not built; trackio's project is TRACKIO_PROJECT of the environment, and its place trackio's own settings"
 _DEFAULTS_ALONE = "is not read: --torch_compile compiles with torch's defaults; leave it out"
 SYNC_FIELDS: dict[str, OldFlag] = {
@@ -118,7 +118,7 @@ EVERY_STEP_FIELDS: dict[str, OldFlag] = {
     ),
     "--num_processes": renamed("--num_ranks", "behind `threestep`, and in its file of settings", words=_processes),
     "--optim_target_modules": refused(
-        "is of optimizers that project gradients, and none here does", takes_list=True, unless=NO_VALUE
+        "is for optimizers that project gradients, and none here does", takes_list=True, unless=NO_VALUE
     ),
     "--project": refused(
         "is an environment's here: WANDB_PROJECT, TRACKIO_PROJECT or MLFLOW_EXPERIMENT_NAME names the project",
@@ -143,7 +143,7 @@ EVERY_STEP_FIELDS: dict[str, OldFlag] = {
 _OFFLOADING = renamed_switch(
     "--activation_offload", "layer inputs beside --gradient_checkpointing, not all that autograd saves"
 )
-_ONLY_SFT = refused("is of step 1 here", unless=("0", "0.0", *NO_VALUE))
+_ONLY_SFT = refused("is for step 1 here", unless=("0", "0.0", *NO_VALUE))
 ONE_MODEL_FIELDS: dict[str, OldFlag] = {
     "--activation_offloading": _OFFLOADING,
     "--neftune_noise_alpha": _ONLY_SFT,
@@ -156,8 +156,8 @@ SFT_FIELDS: dict[str, OldFlag] = {
 }  # fmt: skip
 DPO_FIELDS: dict[str, OldFlag] = {
     **SYNC_FIELDS,
-    "--discopop_tau": needless("is of the loss discopop, which is not built"),
-    "--f_alpha_divergence_coef": needless("is of --f_divergence_type alpha_divergence, which is refused"),
+    "--discopop_tau": needless("is for the loss discopop, which is not built"),
+    "--f_alpha_divergence_coef": needless("is for --f_divergence_type alpha_divergence, which is refused"),
     "--loss_weights": refused(
         "weighs several losses, as --loss_type does here: --loss_type sigmoid:0.8,sft:0.2", takes_list=True,
         unless=("1", "1.0", *NO_VALUE)
@@ -165,9 +165,9 @@ DPO_FIELDS: dict[str, OldFlag] = {
     "--precompute_ref_batch_size": needless("the reference reads as many rows at a time as an evaluation does"),
     "--use_weighting": refused_switch("is not built: every pair weighs the same"),
 }  # fmt: skip
-_SERVER = "is of TRL's own server; --rollout_engine vllm_server draws by servers of scripts/serve.sh, --vllm_servers"
-_ADAPTIVE = "is of --use_adaptive_entropy, which is not built"
-_VESPO = "is of the loss vespo, which is not built"
+_SERVER = "is for TRL's own server; --rollout_engine vllm_server draws by servers of scripts/serve.sh, --vllm_servers"
+_ADAPTIVE = "is for --use_adaptive_entropy, which is not built"
+_VESPO = "is for the loss vespo, which is not built"
 _BATCHING = refused_switch("is not built; --rollout_engine vllm batches continuously")
 PPO_FIELDS: dict[str, OldFlag] = {
     **SYNC_FIELDS,
@@ -193,7 +193,7 @@ PPO_FIELDS: dict[str, OldFlag] = {
         takes_list=True, unless=NO_VALUE
     ),
     "--top_entropy_quantile": refused("is not built: all tokens train", unless=("1", "1.0")),
-    "--torch_compile": refused_switch("is of steps 1 and 2"),
+    "--torch_compile": refused_switch("is for steps 1 and 2"),
     "--use_adaptive_entropy": refused_switch("is not built; --entropy_coef stays what it is"),
     **dict.fromkeys(
         ("--entropy_coef_min", "--entropy_coef_max", "--entropy_coef_delta", "--entropy_target"), needless(_ADAPTIVE)
@@ -204,7 +204,7 @@ PPO_FIELDS: dict[str, OldFlag] = {
     "--use_transformers_continuous_batching": _BATCHING,
     "--use_transformers_paged": _BATCHING,
     "--transformers_continuous_batching_config": needless(
-        "is of --use_transformers_continuous_batching, which is not built", takes_list=True
+        "is for --use_transformers_continuous_batching, which is not built", takes_list=True
     ),
     **dict.fromkeys(
         ("--vllm_server_base_url", "--vllm_server_host", "--vllm_server_port", "--vllm_server_timeout",

@@ -113,7 +113,7 @@ def _tool_calls(value: str, _given: Mapping[str, str]) -> list[str] | str:
 
 def _kl_correction(value: str, given: Mapping[str, str]) -> list[str] | str:
     if not {"--beta", "--kl_in"} & given.keys():
-        return "it is of the KL in the loss, which --beta asks for"
+        return "it is for the KL in the loss, which --beta asks for"
     return ["--kl_estimator", "k3" if is_false(value) else "k3+"]
 
 

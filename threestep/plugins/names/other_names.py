@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.flags.flag_names import flag_in
+from training.utils.flags.flags import flag_in
 
 # From a flag's value (of a list: its words, joined by spaces) and all flags that are given with theirs: the words to
 # read instead, or a sentence that says why there are none.

@@ -65,7 +65,7 @@ class PathFlags:
             value = getattr(self, name)
             mistakes.require(
                 self.parallel_thinking or value is None,
-                f"--{name} {value} is of the paths of --parallel_thinking, which is not given; give it, or leave "
+                f"--{name} {value} is for the paths of --parallel_thinking, which is not given; give it, or leave "
                 f"--{name} out",
             )
 

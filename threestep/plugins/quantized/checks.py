@@ -25,7 +25,7 @@ def check(flags: Any, mistakes: Mistakes) -> None:
         "--bnb_4bit_use_double_quant": own.bnb_4bit_use_double_quant,
     }.items():
         mistakes.require(
-            not is_given or own.load_in_4bit, f"{name} is of --load_in_4bit, which is off; leave it out or give both"
+            not is_given or own.load_in_4bit, f"{name} is for --load_in_4bit, which is off; leave it out or give both"
         )
     if own.quantization is None:
         return

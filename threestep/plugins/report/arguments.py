@@ -33,5 +33,5 @@ class ReportArguments:
         """Collect an upload's name without an upload."""
         mistakes.require(
             self.push_to_hub or not self.hub_model_id,
-            f"--hub_model_id {self.hub_model_id} is of --push_to_hub, which is off; give it too, or leave it out",
+            f"--hub_model_id {self.hub_model_id} is for --push_to_hub, which is off; give it too, or leave it out",
         )

@@ -158,7 +158,7 @@ class AlgorithmArguments(flags_of_entries(ESTIMATORS), flags_of_entries(POLICY_L
         estimator = ESTIMATORS.get(self.advantage)
         mistakes.require(
             self.norm_adv_over is None or estimator is None or estimator.norms,
-            f"--norm_adv_over {self.norm_adv_over} is of --advantage {_estimators('norms')}, and it is "
+            f"--norm_adv_over {self.norm_adv_over} is for --advantage {_estimators('norms')}, and it is "
             f"{self.advantage}; leave it out",
         )
         mistakes.require(

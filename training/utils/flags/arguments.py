@@ -23,8 +23,18 @@ from training.utils.base.credentials import ADDRESSES_VARIABLE, hide, redacted_v
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.storage import MOST_YAML_CHARACTERS, MOST_YAML_VALUES, WrittenOutTooLong, parse_yaml
 from training.utils.flags.auto import chosen_in
-from training.utils.flags.flag_names import flag_in, nearest_flags
-from training.utils.flags.flags import AUTO, MAY_CHANGE, OWN_KEYS, TAKES_AUTO, UNIT, VALUES, Range, note_mistakes
+from training.utils.flags.flags import (
+    AUTO,
+    MAY_CHANGE,
+    OWN_KEYS,
+    TAKES_AUTO,
+    UNIT,
+    VALUES,
+    Range,
+    flag_in,
+    nearest_flags,
+    note_mistakes,
+)
 from training.utils.flags.help_page import HELP_FLAGS, as_typed, help_page, requested_topic
 from training.utils.flags.launcher_flags import LAUNCHER_FLAGS
 from training.utils.plugins.registry import owner_sentence, read_other_names

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import itertools
 import re
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from training.utils.plugins.registry import added
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
@@ -46,6 +49,30 @@ AUTO = "auto"  # a flag's value that leaves the choice to the program
 # Keys of a field's metadata that argparse must not see (`arguments.StrictParser`).
 OWN_KEYS = ("values", "unit", "topic", "may_change", "takes_auto", "declared")
 VALUES, UNIT, TOPIC, MAY_CHANGE, TAKES_AUTO, DECLARED = OWN_KEYS
+
+
+# How many flags are suggested; how much of two names is the same where one may be meant, or is a slip of the pen.
+_MOST, _ALIKE, _SLIP = 3, 0.72, 0.9
+
+
+def flag_in(word: str) -> str:
+    """Return the flag in a word of the command line, with underscores for dashes; "" for a word that is a value."""
+    return f"--{word[2:].partition('=')[0].replace('-', '_')}" if word.startswith("--") else ""
+
+
+def nearest_flags(name: str, names: Sequence[str]) -> str:
+    """Return "; did you mean 'a' or 'b'?" for the flags in `names` that `name` may stand for, or "" if there is none:
+    a slip of the pen, what people mean by it, flags with all its words, flags that are written much alike."""
+    plain = name.lower().replace("-", "_").replace(".", "_")
+    known = [flag.replace("-", "_") for flag in names]
+    alike = difflib.get_close_matches(plain, known, n=_MOST, cutoff=_ALIKE)
+    slips = [flag for flag in alike if difflib.SequenceMatcher(None, flag, plain).ratio() > _SLIP]
+    with_words = [flag for flag in known if set(plain.split("_")) < set(flag.split("_"))]
+    meant = added("meant_flags", ()).get(plain)
+    by_name = [flag for flag in meant if flag in known] if meant else [*alike[:1], *sorted(with_words, key=len), *alike]
+    found = [*slips[:1], *by_name]
+    shown = " or ".join(f"'{flag}'" for flag in list(dict.fromkeys(found))[:_MOST])
+    return f"; did you mean {shown}?" if shown else ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -110,7 +110,7 @@ def tries_of(sequences: Sequence[TokenSequence], least_tokens: int, forks: bool 
     of as many as it takes.
 
     A node ends where its sequences part, or at the end of their shortest prompt if they part fewer than `least_tokens`
-    later. Below it, sequences share a node if they share at least so many tokens more, or the rest of a prompt.
+    later. Below it, sequences share a node if they share at least that many tokens more, or the rest of a prompt.
     """
     keys, prompts = [_key(sequence) for sequence in sequences], [prompt_tokens(sequence) for sequence in sequences]
     order = sorted(range(len(keys)), key=lambda index: keys[index].tobytes())  # equal beginnings are neighbours

@@ -182,7 +182,7 @@ def owner_sentence(kind: str, name: str, by_beginning: bool = False) -> str:
     """Return the end of a sentence on an unknown name that a plugin of this project would add; "" for others. kind,
     by_beginning: as of `owner_of`"""
     plugin = owner_of(kind, name, by_beginning)
-    return f"; it is of the plugin '{plugin}', which is not installed" if plugin else ""
+    return f"; it belongs to the plugin '{plugin}', which is not installed" if plugin else ""
 
 
 def missing_plugin(kind: str, name: str) -> str:

@@ -65,7 +65,7 @@ def one_model_program(
             check(flags)
         if scores and flags.model.head_chunk_mb:
             raise ThreestepError(
-                f"--head_chunk_mb is of a language model's output layer, got {flags.model.head_chunk_mb} for a reward "
+                f"--head_chunk_mb is for a language model's output layer, got {flags.model.head_chunk_mb} for a reward "
                 "model, which has a score for each sequence instead; leave it out"
             )
         check_model_folder(flags.model.model_name_or_path)

@@ -51,7 +51,7 @@ def test_the_defaults_are_sound():
         ),
         (
             {"norm_adv_over": "batch"},
-            "--norm_adv_over batch is of --advantage grpo, rloo or grpo_passk, and it is gae; leave it out",
+            "--norm_adv_over batch is for --advantage grpo, rloo or grpo_passk, and it is gae; leave it out",
         ),
         (
             {"norm_adv_over": "batch", "advantage": "grpo", "norm_adv_by_std": False},

@@ -54,8 +54,8 @@ def test_an_entry_reads_its_own():
         ({}, ["plain"], []),
         ({"power": 3}, ["further"], []),
         ({"power": 3}, ["plain", "further"], []),
-        ({"power": 3}, ["shared"], ["--power 3 is of --kind further, and it is shared; leave it out"]),
-        ({"share": 0.1}, ["plain"], ["--share 0.1 is of --kind shared or further, and it is plain; leave it out"]),
+        ({"power": 3}, ["shared"], ["--power 3 is for --kind further, and it is shared; leave it out"]),
+        ({"share": 0.1}, ["plain"], ["--share 0.1 is for --kind shared or further, and it is plain; leave it out"]),
     ],
 )
 def test_flags_of_others_are_refused(given, names, sentences):

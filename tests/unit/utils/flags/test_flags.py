@@ -10,7 +10,7 @@ import pytest
 
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.flags.arguments import may_change_in, parse_arguments
-from training.utils.flags.flags import flag, flag_of, flags_of, note_mistakes, settings_of, without_flags
+from training.utils.flags.flags import flag, flag_of, flags_of, nearest_flags, note_mistakes, settings_of, without_flags
 
 
 @dataclass
@@ -180,3 +180,23 @@ def test_a_group_without_flags_has_their_defaults():
     with pytest.raises(ThreestepError, match="--free expects anything but no"):
         parse_arguments([smaller], ["--free", "no"], "")
     assert without_flags(BothArguments, ["other"]) is BothArguments
+
+
+OF_A_STEP = ["learning_rate", "num_train_epochs", "gradient_accumulation_steps", "output_dir", "eval_interval"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "first"),
+    [
+        ("learning_rat", "learning_rate"),
+        ("output-dir", "output_dir"),
+        ("accumulation_steps", "gradient_accumulation_steps"),
+        ("train_epochs", "num_train_epochs"),
+    ],
+)
+def test_the_nearest_comes_first(typed, first):
+    assert nearest_flags(typed, OF_A_STEP).startswith(f"; did you mean '{first}'")
+
+
+def test_nothing_is_suggested_for_what_resembles_nothing():
+    assert nearest_flags("qqqq", OF_A_STEP) == ""

@@ -45,7 +45,7 @@ def test_against_numpy():
 def test_deviations_are_of_one_kind():
     mistakes = Mistakes()
     ScoringArguments(reward_combine="mean", reward_deviations=2.0).validate(mistakes)
-    with pytest.raises(ThreestepError, match="--reward_deviations 2 is of --reward_combine mean_minus_deviations"):
+    with pytest.raises(ThreestepError, match="--reward_deviations 2 is for --reward_combine mean_minus_deviations"):
         mistakes.raise_if_any()
     mistakes = Mistakes()
     ScoringArguments(reward_combine="mean_minus_deviations", reward_deviations=2.0).validate(mistakes)

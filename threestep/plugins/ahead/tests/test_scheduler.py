@@ -103,8 +103,8 @@ def test_free_has_settings_of_its_own():
     ("given", "why"),
     [
         ({"rollouts_ahead": "soon"}, "--rollouts_ahead expects a number of steps, 0 or more, or free, got 'soon'"),
-        ({"max_rollout_age": 3}, "--max_rollout_age 3 is of --rollouts_ahead free, got --rollouts_ahead 1; leave one"),
-        ({"replay_schedule": "a"}, "--replay_schedule a is of --rollouts_ahead free, got --rollouts_ahead 1; leave"),
+        ({"max_rollout_age": 3}, "--max_rollout_age 3 is for --rollouts_ahead free, got --rollouts_ahead 1; leave one"),
+        ({"replay_schedule": "a"}, "--replay_schedule a is for --rollouts_ahead free, got --rollouts_ahead 1; leave"),
     ],
 )
 def test_flags_of_free_and_of_no_other(given, why):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from training.utils.data.chat.arguments import ChatArguments
 
 _ASKED, _ANSWERED = "\U000f0001", "\U000f0002"  # private characters, which no template writes
-_SAFE = 4  # ids, the last of which may be another where the text goes on
+_SAFE = 4  # ids; the last may differ where more text follows
 
 
 def own_prompt(chat: ChatArguments, tokenizer: Any) -> str:

@@ -97,13 +97,13 @@ def test_mistakes_are_one_sentence(argv, words):
 
 def test_flags_of_two_runs_and_of_a_record_are_apart(tmp_path):
     folder = written(tmp_path / "right")
-    with pytest.raises(ThreestepError, match="--trust_run is of two runs, RUN_A RUN_B, and one folder is given"):
+    with pytest.raises(ThreestepError, match="--trust_run is for two runs, RUN_A RUN_B, and one folder is given"):
         program.main([folder, "--trust_run"])
-    with pytest.raises(ThreestepError, match="--code_b is of runs that are run again; give --trust_run, or leave it"):
+    with pytest.raises(ThreestepError, match="--code_b is for runs that are run again; give --trust_run, or leave it"):
         program.main([folder, folder, "--code_b", "elsewhere"])
-    with pytest.raises(ThreestepError, match="--work is of two runs"):
+    with pytest.raises(ThreestepError, match="--work is for two runs"):
         program.main([folder, "--work", "elsewhere"])
-    with pytest.raises(ThreestepError, match="--as is of a record, and two runs are given"):
+    with pytest.raises(ThreestepError, match="--as is for a record, and two runs are given"):
         program.main([folder, folder, "--as", "grpo"])
     with pytest.raises(ThreestepError, match="expects a run with digests.jsonl"):
         program.main([folder, folder])

@@ -281,7 +281,10 @@ def test_a_state_of_another_kind_of_source():
     state = source_of((AtRandom, SureQuestions), rows(7)).state_dict()
     with pytest.raises(ThreestepError, match="by a dataset and a sampler, and this one takes them in"):
         PromptSource(rows(7), 5).load_state_dict(state)
-    with pytest.raises(ThreestepError, match="as neither, this run's of sampler; give"):
+    with pytest.raises(
+        ThreestepError,
+        match="by neither --prompt_sampler nor --prompt_dataset, this run by a sampler; give the flags",
+    ):
         source_of((AtRandom, None), rows(7)).load_state_dict({})
 
 

@@ -28,7 +28,7 @@ def test_without_a_teacher_nothing_is_asked():
 @pytest.mark.parametrize(
     ("in_rollouts", "why"),
     [
-        (False, "--distill is of a teacher that reads texts alone, and rows of the data have media; leave it out"),
+        (False, "--distill names a teacher that reads texts alone, and rows of the data have media; leave it out"),
         (True, "--distill does not go with prompts that have images: it is read on texts alone; leave it out"),
     ],
 )
@@ -55,5 +55,5 @@ def test_a_teacher_of_step_1_reads_its_rows_and_no_paths():
     assert teacher_of(flags).settings == TeacherSettings(file="t.jsonl", padded=True, longest_tokens=77)
     mistakes = Mistakes()
     check_beside_teacher(flags, mistakes)
-    with pytest.raises(ThreestepError, match="--parallel_thinking lays out paths side by side, and --distill is of a"):
+    with pytest.raises(ThreestepError, match="--parallel_thinking lays out paths side by side, and --distill names a"):
         mistakes.raise_if_any()

@@ -13,13 +13,16 @@ TOP = DivergenceSettings("js", 0.1, 5)
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        (TeacherSettings(compared=DivergenceSettings(top_k=5)), "--teacher_top_k 5 is of a teacher, and there is none"),
-        (TeacherSettings(zero_stage=3), "--teacher_zero_stage 3 is of a teacher, and there is none; give"),
-        (TeacherSettings("t", compared=DivergenceSettings(beta=0.1)), "--teacher_beta 0.1 is of --teacher_divergence"),
+        (
+            TeacherSettings(compared=DivergenceSettings(top_k=5)),
+            "--teacher_top_k 5 is for a teacher, and there is none",
+        ),
+        (TeacherSettings(zero_stage=3), "--teacher_zero_stage 3 is for a teacher, and there is none; give"),
+        (TeacherSettings("t", compared=DivergenceSettings(beta=0.1)), "--teacher_beta 0.1 is for --teacher_divergence"),
         (TeacherSettings(url="http://a/v1"), "--teacher_url gives a teacher's likeliest tokens alone; give"),
         (TeacherSettings("t", url="http://a/v1"), "--teacher_url http://a/v1 asks a server, and"),
         (TeacherSettings("t", "f.jsonl"), "--distill f.jsonl takes a teacher's likeliest tokens; give --teacher_top_k"),
-        (TeacherSettings(file="f.jsonl", compared=TOP), "--teacher_top_k 5 is of a teacher that is read, and"),
+        (TeacherSettings(file="f.jsonl", compared=TOP), "--teacher_top_k 5 is for a teacher that is read, and"),
     ],
 )
 def test_what_does_not_go_together(settings: TeacherSettings, why: str):

@@ -54,7 +54,7 @@ class RunTaskArguments:
         """Collect task files that there are not, a bound without tasks, and a package that is missing."""
         tasks, rows = self.harness_tasks, self.harness_rows
         mistakes.require(
-            bool(tasks) or rows is None, f"--harness_rows {rows} is of --harness_tasks; give both or neither"
+            bool(tasks) or rows is None, f"--harness_rows {rows} is for --harness_tasks; give both or neither"
         )
         for name in tasks:
             mistakes.require(

@@ -28,7 +28,7 @@ def refused(path: Path) -> OSError:
 
 
 def saving(refusals: int, below: Path, times: list[float]) -> Callable[[Path], None]:
-    """Saves a model, after so many refusals `below` a folder."""
+    """Saves a model, after `refusals` refusals `below` a folder."""
 
     def save(place: Path) -> None:
         times.append(time.monotonic())

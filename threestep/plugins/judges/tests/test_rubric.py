@@ -62,7 +62,7 @@ def test_what_is_put_in_is_not_read_again():
         ({"scale": [1]}, r"scale expects \[LOWEST, HIGHEST\], got \[1\]"),
         ({"scale": [1, "5"]}, r"scale expects \[LOWEST, HIGHEST\]"),
         ({"against": "ground_truth"}, "against and opponents are of form: pairwise, and this one is pointwise"),
-        ({"form": PAIRWISE, "scale": [1, 5]}, "scale is of form: pointwise"),
+        ({"form": PAIRWISE, "scale": [1, 5]}, "scale is for form: pointwise"),
         ({"form": PAIRWISE, "opponents": 0}, "opponents expects 1 or more"),
         ({"form": PAIRWISE, "opponents": 1, "against": "ground_truth"}, "opponents expects 1 or more, and against: gr"),
         ({"question": "{prompt} {answer}"}, "question has {answer}, which stands for nothing; it may have {prompt}, "),

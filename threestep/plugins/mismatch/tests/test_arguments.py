@@ -39,7 +39,7 @@ def test_the_defaults_are_sound_and_do_nothing():
         ),
         (
             {"mismatch_rejected": "leave"},
-            "--mismatch_rejected leave is of what --mismatch_rejection or --mismatch_veto reject, and neither is "
+            "--mismatch_rejected leave is for what --mismatch_rejection or --mismatch_veto reject, and neither is "
             "given; give one, or leave it out",
         ),
         (

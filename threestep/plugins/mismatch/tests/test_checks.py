@@ -33,7 +33,7 @@ def told(**given) -> list[str]:
         (
             {"mismatch_level": "sequence"},
             [
-                "--mismatch_level sequence is of the weights of a correction, and --mismatch_correction is none; give "
+                "--mismatch_level sequence is for the weights of a correction, and --mismatch_correction is none; give "
                 "truncate or mask, or leave it out"
             ],
         ),

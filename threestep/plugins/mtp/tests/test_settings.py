@@ -18,7 +18,7 @@ def test_a_weight_without_a_head_is_a_mistake():
 def test_a_form_without_a_head_is_a_mistake():
     mistakes = Mistakes()
     check_mtp(mistakes, MtpSettings(0, final_norm=False))
-    with pytest.raises(ThreestepError, match="--mtp_final_norm false is of a head, and there is none"):
+    with pytest.raises(ThreestepError, match="--mtp_final_norm false is for a head, and there is none"):
         mistakes.raise_if_any()
 
 
@@ -32,5 +32,5 @@ def test_defaults_and_a_head_are_none():
 def test_one_loss_for_both_needs_a_head():
     mistakes = Mistakes()
     check_mtp(mistakes, MtpSettings(0, detach=False))
-    with pytest.raises(ThreestepError, match="--mtp_detach false is of a head, and there is none; give --mtp_num_lay"):
+    with pytest.raises(ThreestepError, match="--mtp_detach false is for a head, and there is none; give --mtp_num_lay"):
         mistakes.raise_if_any()

@@ -6,7 +6,7 @@ import pytest
 
 from threestep.plugins.names.meant_flags import MEANT
 from training.utils.flags.arguments import defaults_of
-from training.utils.flags.flag_names import nearest_flags
+from training.utils.flags.flags import nearest_flags
 from training.utils.flags.step import known_steps
 from training.utils.plugins.registry import missing
 

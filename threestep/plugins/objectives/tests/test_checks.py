@@ -17,12 +17,12 @@ from training.utils.base.errors import Mistakes
     [
         (
             {"otb_zero_tail": False, "advantage": "opo"},
-            "--otb_zero_tail False is of --advantage optimal_token_baseline or tir_optimal_token_baseline, and it is "
+            "--otb_zero_tail False is for --advantage optimal_token_baseline or tir_optimal_token_baseline, and it is "
             "opo; leave it out",
         ),
         ({"cov_share": 0.0, "policy_loss": "kl_cov"}, "--cov_share expects more than 0 and less than 1, got 0.0"),
-        ({"cov_share": 0.1}, "--cov_share 0.1 is of --policy_loss kl_cov or clip_cov, and it is ppo; leave it out"),
-        ({"sapo_tau_neg": 2.0}, "--sapo_tau_neg 2.0 is of --policy_loss sapo, and it is ppo; leave it out"),
+        ({"cov_share": 0.1}, "--cov_share 0.1 is for --policy_loss kl_cov or clip_cov, and it is ppo; leave it out"),
+        ({"sapo_tau_neg": 2.0}, "--sapo_tau_neg 2.0 is for --policy_loss sapo, and it is ppo; leave it out"),
         ({"sapo_tau_pos": 0.0, "policy_loss": "sapo"}, "--sapo_tau_pos expects more than 0, got 0.0"),
         (
             {"policy_loss": "sapo", "clip_range": 0.2},

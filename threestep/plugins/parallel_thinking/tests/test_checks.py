@@ -35,7 +35,7 @@ def test_what_does_not_go_with_paths_side_by_side(given, said):
 def test_settings_of_paths_without_them(name):
     mistakes = Mistakes()
     note_mistakes(ppo_flags(**{name: 3}).data, mistakes)
-    sentence = f"--{name} 3 is of the paths of --parallel_thinking, which is not given; give it, or leave --{name} out"
+    sentence = f"--{name} 3 is for the paths of --parallel_thinking, which is not given; give it, or leave --{name} out"
     assert sentence in mistakes.sentences
 
 

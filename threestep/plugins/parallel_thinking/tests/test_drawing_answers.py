@@ -122,7 +122,7 @@ def test_paths_without_parallel_thinking_are_refused():
     mistakes = Mistakes()
     note_mistakes(with_flags(AnswerDataArguments(), parallel_paths=3), mistakes)
     [sentence] = mistakes.sentences
-    assert sentence.startswith("--parallel_paths 3 is of the paths of --parallel_thinking, which is not")
+    assert sentence.startswith("--parallel_paths 3 is for the paths of --parallel_thinking, which is not")
     with pytest.raises(ThreestepError, match="--rollout_engine vllm does not support --parallel_thinking"):
         engine_maker(dataclasses.replace(DRAWN, rollout_engine="vllm"), RolloutEngineFlags(), 64, PATHS.form)
 

@@ -58,11 +58,11 @@ def mistakes_of(flags: Any) -> list[str]:
         ),
         (
             "--load_in_8bit --lora_dim 4 --bnb_4bit_quant_type fp4",
-            ["--bnb_4bit_quant_type fp4 is of --load_in_4bit, which is off; leave it out or give both"],
+            ["--bnb_4bit_quant_type fp4 is for --load_in_4bit, which is off; leave it out or give both"],
         ),
         (
             "--lora_dim 4 --bnb_4bit_use_double_quant",
-            ["--bnb_4bit_use_double_quant is of --load_in_4bit, which is off; leave it out or give both"],
+            ["--bnb_4bit_use_double_quant is for --load_in_4bit, which is off; leave it out or give both"],
         ),
         (
             "--load_in_8bit --lora_dim 4 --use_dora",

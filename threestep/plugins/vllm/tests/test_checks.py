@@ -32,7 +32,7 @@ def test_names_stand_for_engines():
         ({"mtp_num_layers": 0}, "--vllm_speculate 2 guesses by a head .* there is none; give .* or leave"),
         ({"rollout_engine": "hf"}, "--rollout_engine hf does not support --vllm_speculate, got 2; leave it out or use"),
         ({"rollout_engine": "vllm_server"}, "--rollout_engine vllm_server does not support --vllm_speculate, got 2; "),
-        ({"speculate": "1"}, "--vllm_speculate 2 is of --rollout_engine vllm and --speculate 1 of hf; leave one of"),
+        ({"speculate": "1"}, "--vllm_speculate 2 is for --rollout_engine vllm and --speculate 1 for hf; leave one of"),
         ({"rollout_replay": "there"}, "--vllm_speculate 2 draws several tokens at once, and --rollout_replay draws"),
         ({"min_p": 0.05}, r"--vllm_speculate 2 verifies drafts without min-p \(vLLM 0.32 .*, got --min_p 0.05; leave"),
         ({"vllm_tensor_parallel_size": 2}, "of the head, and --vllm_tensor_parallel_size is 2; leave one of them out"),

@@ -107,7 +107,7 @@ def find_dataset(name: str) -> type[PromptRawDataset] | str:
         raise ThreestepError(f"--data_path: {why}")
     plugin = owner_of("data_sources", bare) or owner_of("data_sources", name, by_beginning=":" in name)
     if plugin := plugin or owner_of("row_stores", name.partition(":")[0]):
-        raise ThreestepError(f"--data_path: '{name}' is of the plugin '{plugin}', which is not installed")
+        raise ThreestepError(f"--data_path: '{name}' belongs to the plugin '{plugin}', which is not installed")
     near = nearest_names(name, names) or f"; known are {', '.join(names)}"
     raise ThreestepError(
         f"--data_path: no dataset is registered as '{name}'{near.rstrip('?')}; put @register_dataset(\"{name}\") above "

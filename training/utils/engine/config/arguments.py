@@ -269,7 +269,7 @@ def check_schedule(mistakes: Mistakes, flags: Any) -> None:
         schedules = _reading(setting)
         mistakes.require(
             given == getattr(ScheduleShape, setting) or flags.lr_scheduler_type in schedules,
-            f"--{setting} {given:g} is of the schedules {', '.join(schedules)}, and --lr_scheduler_type is "
+            f"--{setting} {given:g} is for the schedules {', '.join(schedules)}, and --lr_scheduler_type is "
             f"{flags.lr_scheduler_type}; leave it out or take one of those",
         )
     mistakes.require(

@@ -67,7 +67,7 @@ class TransformersRollout(RolloutEngine):
     supports_rollouts_ahead = True
     records_experts = True
     launched_by_host = True
-    _prefill_tokens: int | None = PREFILL_TOKENS  # of a longer prompt, each forward reads so many; None: all
+    _prefill_tokens: int | None = PREFILL_TOKENS  # that a forward reads of a longer prompt; None: all
     _longest_tokens: int | None = None  # of a prompt with its response
     _way: DecodeWay = WAYS[0]
     _experts: ExpertRecord | None = None

@@ -106,10 +106,10 @@ def test_the_engine_takes_its_settings():
     ("flags", "said"),
     [
         ({"lr_scheduler_type": "constant", "min_lr_ratio": 0.1},
-         "--min_lr_ratio 0.1 is of the schedules linear, cosine, wsd, and --lr_scheduler_type is constant; leave"),
-        ({"stable_ratio": 0.5}, "--stable_ratio 0.5 is of the schedules wsd, and --lr_scheduler_type is cosine"),
+         "--min_lr_ratio 0.1 is for the schedules linear, cosine, wsd, and --lr_scheduler_type is constant; leave"),
+        ({"stable_ratio": 0.5}, "--stable_ratio 0.5 is for the schedules wsd, and --lr_scheduler_type is cosine"),
         ({"lr_scheduler_type": "inverse_sqrt", "min_lr_ratio": 0.5},
-         "--min_lr_ratio 0.5 is of the schedules linear, cosine, wsd, and --lr_scheduler_type is inverse_sqrt"),
+         "--min_lr_ratio 0.5 is for the schedules linear, cosine, wsd, and --lr_scheduler_type is inverse_sqrt"),
         ({"min_lr_ratio": 1.5}, "--min_lr_ratio expects a number from 0 to 1, got 1.5"),
     ],
 )  # fmt: skip

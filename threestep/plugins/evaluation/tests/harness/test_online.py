@@ -97,7 +97,7 @@ def test_mistakes(tmp_path, monkeypatch):
             mistakes.raise_if_any()
         return str(error.value)
 
-    assert "--harness_rows 3 is of --harness_tasks; give both or neither" in said(harness_rows=3)
+    assert "--harness_rows 3 is for --harness_tasks; give both or neither" in said(harness_rows=3)
     assert "--harness_tasks expects task files (FILE.yaml) on this disk, got 'gsm8k'" in said(harness_tasks=["gsm8k"])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (tmp_path / "t.yaml").touch()
