@@ -18,8 +18,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from benchmarks.workload import SHAPES, VOCABULARY, config_of
-from training.step3_ppo.losses.policy import ppo
-from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
+from training.step3_ppo.losses.losses import PolicyLossSettings, PolicyTokens, ppo
 from training.utils.contracts.documents import TokenSequence
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import SequenceLayout, rank_share

@@ -105,7 +105,7 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
     (rooms.third_parties_stay_home, "training.utils.generation.engines.hf", "from vllm import LLM", "import torch"),
     (
         rooms.maths_needs_torch_alone,
-        "training.step3_ppo.advantages.returns",
+        "training.step3_ppo.advantages.estimators",
         "from transformers import AutoModel",
         "import math\nimport torch.nn.functional as F",
     ),

@@ -25,7 +25,7 @@ from threestep.plugins.embedded.task import Draws
 from threestep.plugins.environments.calling.schemas import argument_problem, schema_of
 from threestep.plugins.environments.interface import AssistantMessage, Call, EnvironmentReply, Opening
 from training.utils.data.registry import register_dataset
-from training.utils.rewards.rules.text_rules import gsm8k_reward
+from training.utils.rewards.rules import gsm8k_reward
 
 CALLS, GUESSES = 1, 2  # weights of the demonstrations
 RIGHT_GUESSES, WRONG_GUESSES = 1, 3  # and of the answers without a call

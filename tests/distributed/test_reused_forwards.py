@@ -21,7 +21,7 @@ SCRIPT = """
     from tests.families.builds import NoTokenizer
     from tests.families.subjects import drawn_ids
     from training.step3_ppo.parts.assembly import checked_roles
-    from training.step3_ppo.roles.loading import RolesNeeded, load_roles
+    from training.step3_ppo.roles.roles import RolesNeeded, load_roles
     from training.step3_ppo.roles.roles import Tokenizers
     from training.step3_ppo.flags.roles_arguments import RolesArguments
     from training.utils.setup.guests import GuestFeatures

@@ -288,10 +288,9 @@ def estimates_and_losses() -> dict[str, list[str]]:
     from training.step3_ppo.advantages import ESTIMATORS
     from training.step3_ppo.advantages.inputs import AdvantageInputs
     from training.step3_ppo.flags.algorithm import experience_settings, learning_settings, selected_algorithm
-    from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
-    from training.step3_ppo.flags.arguments import PpoArguments
+    from training.step3_ppo.flags.arguments import AlgorithmArguments, PpoArguments
     from training.step3_ppo.losses import POLICY_LOSSES
-    from training.step3_ppo.losses.tokens import PolicyTokens
+    from training.step3_ppo.losses.losses import PolicyTokens
     from training.utils.base.errors import Mistakes
     from training.utils.layout.planner import PlanSettings
     from training.utils.layout.rank_share import SequenceLayout

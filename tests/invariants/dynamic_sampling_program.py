@@ -35,7 +35,7 @@ def trained(models: Path, out: Path, ranks: Any, seed: int, tries: int) -> list[
     from tests.invariants.ppo_program import SAMPLES, make_trainer
     from tests.support.step3_records import changed
     from threestep.plugins.curriculum.prompts import SampledPrompts
-    from training.step3_ppo.parts.prompt_source import PromptSource
+    from training.step3_ppo.contracts.rollouts import PromptSource
     from training.utils.engine.ranks.collectives import gathered
 
     trainer = make_trainer(

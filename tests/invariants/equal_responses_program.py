@@ -117,8 +117,7 @@ def settings_of(ranks: Any, packed: bool, number: int) -> Any:
 
 def settings_for(ranks: Any, packed: bool, estimator: str, kl: dict[str, Any]) -> Any:
     from training.step3_ppo.flags.algorithm import experience_settings, selected_algorithm
-    from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
-    from training.step3_ppo.flags.arguments import PpoArguments
+    from training.step3_ppo.flags.arguments import AlgorithmArguments, PpoArguments
     from training.utils.base.errors import Mistakes
     from training.utils.layout.planner import PlanSettings
     from training.utils.layout.rank_share import SequenceLayout

@@ -90,7 +90,7 @@ def counted_towers(trainer: Any, family: Any) -> list[int]:
 
 def counted_lacking(trainer: Any, rollout: Any) -> int:
     """How many micro-batches of this rank have an image that none of their sequences has."""
-    from training.step3_ppo.experience.exchange import packed_sequences, unpacked_sequences
+    from training.step3_ppo.experience.sequences import packed_sequences, unpacked_sequences
     from training.utils.engine.ranks.collectives import gathered
     from training.utils.layout.rank_share import rank_share
 
@@ -104,13 +104,12 @@ def counted_lacking(trainer: Any, rollout: Any) -> int:
 def make_trainer(case: Any, family: Any, models: Path, out: Path, ranks: Any) -> Any:
     from tests.invariants.images_program import SEED
     from threestep.plugins.images.run.row_images import row_images
+    from training.step3_ppo.contracts.rollouts import PromptSource
     from training.step3_ppo.flags.roles_arguments import RolesArguments
     from training.step3_ppo.learning.learning import Updates
     from training.step3_ppo.parts.assembly import with_guests
-    from training.step3_ppo.parts.prompt_source import PromptSource
     from training.step3_ppo.parts.settings import with_kept_media
-    from training.step3_ppo.roles.loading import RolesNeeded, load_roles
-    from training.step3_ppo.roles.roles import Tokenizers
+    from training.step3_ppo.roles.roles import RolesNeeded, Tokenizers, load_roles
     from training.step3_ppo.trainer import PpoTrainer
     from training.utils.base.seeds import seed_everything
     from training.utils.data.rows.documents import prompt_document
@@ -168,10 +167,9 @@ def settings_of(case: Any, rows: list[Any], images: Any, ranks: Any) -> Any:
         LengthSettings,
         PpoSettings,
     )  # fmt: skip
-    from training.step3_ppo.kl import KL_ESTIMATORS
-    from training.step3_ppo.kl.control import KlControl
+    from training.step3_ppo.kl import KL_ESTIMATORS, KlControl
     from training.step3_ppo.losses import POLICY_LOSSES
-    from training.step3_ppo.losses.tokens import PolicyLossSettings
+    from training.step3_ppo.losses.losses import PolicyLossSettings
     from training.utils.contracts.rollout_engine import Ends, Sampling
     from training.utils.layout.planner import PlanSettings
     from training.utils.rewards.weighted import Reward, Rewards

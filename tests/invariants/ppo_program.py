@@ -126,15 +126,13 @@ def make_trainer(
         PpoSettings,
     )  # fmt: skip
     from training.step3_ppo.flags.roles_arguments import RolesArguments
-    from training.step3_ppo.kl import KL_ESTIMATORS
-    from training.step3_ppo.kl.control import KlControl
+    from training.step3_ppo.kl import KL_ESTIMATORS, KlControl
     from training.step3_ppo.learning.learning import Updates
     from training.step3_ppo.losses import POLICY_LOSSES
-    from training.step3_ppo.losses.tokens import PolicyLossSettings
+    from training.step3_ppo.losses.losses import PolicyLossSettings
     from training.step3_ppo.parts.assembly import with_guests
     from training.step3_ppo.parts.evaluation import Evaluator, HeldOut
-    from training.step3_ppo.roles.loading import RolesNeeded, load_roles
-    from training.step3_ppo.roles.roles import Tokenizers
+    from training.step3_ppo.roles.roles import RolesNeeded, Tokenizers, load_roles
     from training.step3_ppo.trainer import PpoTrainer
     from training.utils.contracts.rollout_engine import Sampling
     from training.utils.flags.added import added_flags
@@ -229,7 +227,7 @@ def make_trainer(
 
 def train_prompts() -> Any:
     from tests.invariants import tiny
-    from training.step3_ppo.parts.prompt_source import PromptSource
+    from training.step3_ppo.contracts.rollouts import PromptSource
 
     return PromptSource(tiny.prompts(ITERATIONS * PROMPTS_PER_ROLLOUT, seed=3), SEED)
 

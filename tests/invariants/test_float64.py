@@ -18,14 +18,11 @@ from training.step2_dpo.losses import pairs as dpo
 from training.step2_dpo.losses.ranked import LOSSES
 from training.step2_reward import loss as reward
 from training.step3_ppo.advantages import ESTIMATORS
-from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
-from training.step3_ppo.advantages.whiten import moments, whiten
-from training.step3_ppo.experience.reward_shaping import shaped_rewards
+from training.step3_ppo.advantages.estimators import moments, whiten
+from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings, shaped_rewards
 from training.step3_ppo.kl import KL_ESTIMATORS
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
-from training.step3_ppo.losses.added import entropy_loss, value_loss
-from training.step3_ppo.losses.aggregation import StepTotals
-from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
+from training.step3_ppo.losses.losses import PolicyLossSettings, PolicyTokens, StepTotals, entropy_loss, value_loss
 
 B, R = 6, 5
 LENGTHS_B = torch.tensor([5, 3, 1, 4, 2, 5])

@@ -14,7 +14,7 @@ from threestep.plugins.mismatch.settings import MismatchSettings, rejection_of
 from threestep.plugins.mismatch.weights import corrected, loss_weights, sequences_of
 from threestep.plugins.pretraining_loss.learnt_texts import pretraining_loss
 from threestep.plugins.sft_losses.z_loss import z_loss
-from training.step3_ppo.measures.measures import moments as measured
+from training.step3_ppo.contracts.measures import moments as measured
 from training.utils.contracts.rollout import DrawnTokens
 
 

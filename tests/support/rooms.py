@@ -47,11 +47,9 @@ engine.ranks: models.saved models run flags plugins base
 generation.engines: generation.decoding models models.attention contracts
 loading: models models.attention models.tensors plugins models.families contracts base
 engine: engine.ranks run engine.config models.tensors flags contracts base
-rewards.calling: engine.ranks run contracts base
 checkpoints: engine engine.ranks models.saved trackers run engine.config models.tensors layout flags plugins
     models.families contracts base
-rewards.rules: rewards.calling base
-rewards: rewards.rules rewards.calling flags plugins contracts base
+rewards: engine.ranks run flags plugins contracts base
 setup: checkpoints engine loading engine.ranks data.build models.saved data.kinds trackers models
     divergence data.chat data.cache run models.attention engine.config data.sources data.rows models.tensors layout
     flags data.sources.formats plugins models.families data.files contracts base
@@ -75,8 +73,7 @@ MATHS = {
     "training.step2_dpo.losses": (),
     "training.step3_ppo.losses": (),
     "training.step3_ppo.kl": (),
-    "training.step3_ppo.measures": (),
-    "training.step3_ppo.experience.reward_shaping": (),
+    "training.step3_ppo.contracts.measures": (),
     "training.step3_ppo.advantages": (),
     "training.utils.layout": ("numpy",),
     "training.utils.contracts": ("numpy",),

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from training.step3_ppo.contracts.correction import Corrected
-from training.step3_ppo.contracts.records import Experience, Readings, Scored
+from training.step3_ppo.contracts.records import Corrected, Experience, Readings, Scored
 from training.step3_ppo.contracts.settings import (
     DrawingSettings,
     EvaluationTimes,

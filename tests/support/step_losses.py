@@ -10,8 +10,7 @@ from typing import NamedTuple
 import torch
 
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
-from training.step3_ppo.losses.aggregation import StepTotals
-from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
+from training.step3_ppo.losses.losses import PolicyLossSettings, PolicyTokens, StepTotals
 
 LONGEST = 9
 CLIPS = {"clip_low": 0.15, "clip_high": 0.3, "dual_clip": 2.0}

@@ -6,12 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from training.step3_ppo import STEP
-from training.step3_ppo.choices import settled
-from training.step3_ppo.contracts.rollout_events import RolloutEvents
+from training.step3_ppo.contracts.rollouts import RolloutEvents
 from training.step3_ppo.flags.checks import check_beside_media, check_models
 from training.step3_ppo.flags.rollout_choices import source_of
 from training.step3_ppo.learning.learning import Updates
-from training.step3_ppo.parts.assembly import open_roles, open_rollout_engine
+from training.step3_ppo.parts.assembly import open_roles, open_rollout_engine, settled
 from training.step3_ppo.parts.evaluation import Evaluator, HeldOut, closing_sentence
 from training.step3_ppo.parts.inputs import PpoOpening, load_inputs, load_tokenizers, share_style
 from training.step3_ppo.parts.settings import loop_settings, wanted_score_scale

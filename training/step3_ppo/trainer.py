@@ -11,13 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from training.step3_ppo.contracts.records import Asked, RolloutsOfStep
-from training.step3_ppo.contracts.rollout_queue import Asking
+from training.step3_ppo.contracts.rollouts import Asked, Asking, RolloutsOfStep
 from training.step3_ppo.experience.description import described
-from training.step3_ppo.experience.drawing import draw_responses, request_for
 from training.step3_ppo.experience.dynamic_sampling import DrawnGroups, GroupCounts, with_differing_groups
 from training.step3_ppo.experience.experience import make_experience
-from training.step3_ppo.experience.scoring import start_scoring
+from training.step3_ppo.experience.scoring import draw_responses, request_for, start_scoring
 from training.step3_ppo.parts.evaluation import Evaluator, PpoEvaluation, PpoResult
 from training.step3_ppo.parts.reports import Reports
 from training.utils.base.seeds import derived_seed
@@ -34,12 +32,10 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
     from training.step3_ppo.contracts.records import Experience, LeftOut, Samples
-    from training.step3_ppo.contracts.rollout_events import RolloutEvents
-    from training.step3_ppo.contracts.rollout_queue import RolloutQueue
+    from training.step3_ppo.contracts.rollouts import PromptSource, RolloutEvents, RolloutQueue
     from training.step3_ppo.contracts.settings import PpoSettings
     from training.step3_ppo.flags.rollout_choices import RolloutScheduler
     from training.step3_ppo.learning.learning import Updates
-    from training.step3_ppo.parts.prompt_source import PromptSource
     from training.step3_ppo.roles.roles import Roles
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rollout_engine import RolloutEngine, Sampling

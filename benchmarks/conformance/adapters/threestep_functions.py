@@ -19,7 +19,7 @@ def _estimated(name: str, rewards_PG: torch.Tensor) -> torch.Tensor:
     count = rewards_PG.numel()
     groups = torch.arange(len(rewards_PG)).repeat_interleave(rewards_PG.shape[1])
     inputs = AdvantageInputs(rewards_PG.reshape(count, 1), torch.ones(count, dtype=torch.long), groups)
-    estimator = getattr(import_module("training.step3_ppo.advantages.groups"), name)
+    estimator = getattr(import_module("training.step3_ppo.advantages.estimators"), name)
     return estimator(inputs, AdvantageSettings(gamma=1.0, lam=1.0, norm_by_std=True))[0].view_as(rewards_PG)
 
 
@@ -34,16 +34,16 @@ def rloo(rewards_PG: torch.Tensor) -> torch.Tensor:
 def gae_returns(
     rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float
 ) -> torch.Tensor:
+    from training.step3_ppo.advantages.estimators import gae
     from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
-    from training.step3_ppo.advantages.returns import gae
 
     inputs = AdvantageInputs(rewards, mask.sum(1), torch.arange(len(rewards)), values)
     return gae(inputs, AdvantageSettings(gamma=gamma, lam=lam, norm_by_std=True))[1]
 
 
 def whiten(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    from training.step3_ppo.advantages.whiten import moments
-    from training.step3_ppo.advantages.whiten import whiten as whitened
+    from training.step3_ppo.advantages.estimators import moments
+    from training.step3_ppo.advantages.estimators import whiten as whitened
 
     return whitened(values, mask, moments(values, mask))
 
@@ -58,8 +58,7 @@ def policy_loss(
     logprobs: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, tokens: float | None
 ) -> torch.Tensor:
     """Of one micro-batch; its totals are always those of the whole batch."""
-    from training.step3_ppo.losses.aggregation import StepTotals, token_mean
-    from training.step3_ppo.losses.policy import ppo
+    from training.step3_ppo.losses.losses import StepTotals, ppo, token_mean
 
     taken = SimpleNamespace(log_ratio_M=(logprobs - old)[mask], advantages_M=advantages.expand_as(old)[mask])
     losses, _ = ppo(taken, SimpleNamespace(clip_low=0.2, clip_high=0.2, dual_clip=None))

@@ -16,13 +16,12 @@ from tests.support.step3_records import changed as changed_settings
 from tests.support.step3_records import made as made_settings
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.contracts.records import Experience
+from training.step3_ppo.contracts.rollouts import PromptSource
 from training.step3_ppo.contracts.settings import PpoSettings
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings, selected_algorithm
-from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
-from training.step3_ppo.flags.arguments import PpoArguments
+from training.step3_ppo.flags.arguments import AlgorithmArguments, PpoArguments
 from training.step3_ppo.learning.learning import Updates
 from training.step3_ppo.learning.notes import row_ids_of_all_ranks
-from training.step3_ppo.parts.prompt_source import PromptSource
 from training.step3_ppo.trainer import PpoTrainer
 from training.utils.base.errors import Mistakes
 from training.utils.base.seeds import derived_seed

@@ -25,8 +25,7 @@ import torch
 
 from threestep.plugins.ahead.held_weights import HeldWeights
 from threestep.plugins.ahead.saved import loaded_rollout, saved_rollouts
-from training.step3_ppo.contracts.records import Asked, RolloutsOfStep, Times
-from training.step3_ppo.contracts.rollout_queue import RolloutQueue
+from training.step3_ppo.contracts.rollouts import Asked, RolloutQueue, RolloutsOfStep, Times
 from training.step3_ppo.experience.dynamic_sampling import joined_rollouts
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout_engine import ServerShare, joined_shares, rolled_out
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
     from threestep.plugins.ahead.admission import Admission
     from threestep.plugins.ahead.schedule import GroupSchedule
-    from training.step3_ppo.contracts.rollout_events import RolloutEvents
+    from training.step3_ppo.contracts.rollouts import RolloutEvents
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rollout_engine import RolloutEngine
     from training.utils.engine.whole_model import KeptModel, WholeModel

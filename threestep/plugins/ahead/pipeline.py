@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from threestep.plugins.ahead.saved import rollouts_of, saved_rollouts
-from training.step3_ppo.contracts.records import Asked, RolloutsOfStep, Times
-from training.step3_ppo.contracts.rollout_queue import RolloutQueue
+from training.step3_ppo.contracts.rollouts import Asked, RolloutQueue, RolloutsOfStep, Times
 from training.utils.contracts.rollout_engine import rolled_out
 from training.utils.engine.ranks.collectives import gathered
 
 if TYPE_CHECKING:
-    from training.step3_ppo.contracts.rollout_events import RolloutEvents
+    from training.step3_ppo.contracts.rollouts import RolloutEvents
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rollout_engine import Lender, RolloutEngine, RolloutRequest, ServerShare
     from training.utils.data.rows.collate import PromptBatch

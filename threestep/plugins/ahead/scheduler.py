@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from threestep.plugins.ahead.admission import Admission
     from threestep.plugins.ahead.schedule import GroupSchedule
-    from training.step3_ppo.contracts.rollout_queue import Asking, RolloutQueue
+    from training.step3_ppo.contracts.rollouts import Asking, RolloutQueue
     from training.step3_ppo.flags.algorithm import Algorithm
     from training.step3_ppo.flags.arguments import PpoArguments
     from training.step3_ppo.flags.ppo_flags import PpoFlags

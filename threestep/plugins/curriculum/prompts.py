@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, overload
 
-from training.step3_ppo.parts.prompt_source import PromptSource
+from training.step3_ppo.contracts.rollouts import PromptSource
 from training.utils.base.errors import ThreestepError
 from training.utils.base.user_files import call_user
 from training.utils.contracts.rows import PromptRow

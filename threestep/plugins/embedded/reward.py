@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from training.utils.rewards.calling.calling import Rule
+    from training.utils.rewards.calling import Rule
 
 
 def logged_name(address: str) -> str:

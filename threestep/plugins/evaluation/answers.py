@@ -16,10 +16,10 @@ from training.utils.base.seeds import derived_seed
 from training.utils.contracts.rollout_engine import RolloutRequest, rolled_out
 from training.utils.data.rows.collate import collate_prompts
 from training.utils.loading.tokenizers import same_tokenizer
-from training.utils.rewards.calling.running import start_rules
-from training.utils.rewards.combination import SUM, combined
-from training.utils.rewards.needed import check_columns
-from training.utils.rewards.weighted import comparing, reads_ids
+from training.utils.rewards.arguments import SUM
+from training.utils.rewards.calling import start_rules
+from training.utils.rewards.functions import check_columns
+from training.utils.rewards.weighted import combined, comparing, reads_ids
 from training.utils.run.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from training.utils.contracts.rollout_engine import Sampling
     from training.utils.contracts.rows import PromptRow
     from training.utils.generation.arguments import SamplingArguments
-    from training.utils.rewards.arguments import ScoringArguments
-    from training.utils.rewards.calling.calling import Rule
-    from training.utils.rewards.combination import Combination
+    from training.utils.rewards.arguments import Combination, ScoringArguments
+    from training.utils.rewards.calling import Rule
     from training.utils.rewards.weighted import Reward
 
 

@@ -23,7 +23,7 @@ from threestep.plugins.serving.asking.posting import Post
 from threestep.plugins.serving.asking.settings import AskSettings, check_url
 from threestep.plugins.serving.keys import KEY_VARIABLE
 from training.utils.base.errors import Mistakes
-from training.utils.rewards.calling.calling import MESSAGES
+from training.utils.rewards.calling import MESSAGES
 
 if TYPE_CHECKING:
     from threestep.plugins.judges.service import Send

@@ -21,7 +21,7 @@ from threestep.plugins.judges.settings import read_settings, settings_from
 from threestep.plugins.judges.verdicts import AskedQuestion
 from threestep.plugins.serving.asking.settings import AskSettings, check_url
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.rewards.calling.calling import MESSAGES
+from training.utils.rewards.calling import MESSAGES
 from training.utils.rewards.table import GROUPS
 
 if TYPE_CHECKING:

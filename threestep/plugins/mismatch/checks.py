@@ -17,7 +17,7 @@ def check(flags: Any, mistakes: Mistakes) -> None:
     given = flags.added.of(MismatchArguments)
     if given == MismatchArguments():  # also in other steps
         return
-    from training.step3_ppo.flags.extensions import policy_loss_named
+    from training.step3_ppo.flags.algorithm import policy_loss_named
     from training.step3_ppo.flags.rollout_choices import draws_exactly
 
     with contextlib.suppress(ThreestepError):  # names that are unknown are noted elsewhere

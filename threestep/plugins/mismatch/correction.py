@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from threestep.plugins.mismatch.arguments import MismatchArguments
 from threestep.plugins.mismatch.figures import mismatch_measures, probability_correlation
 from threestep.plugins.mismatch.weights import corrected, loss_weights
-from training.step3_ppo.contracts.correction import Corrected, Correction
+from training.step3_ppo.contracts.records import Corrected, Correction
 from training.step3_ppo.flags.rollout_choices import draws_exactly
 from training.utils.engine.ranks.collectives import summed
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import torch
 
     from threestep.plugins.mismatch.settings import MismatchSettings
+    from training.step3_ppo.contracts.measures import Measure
     from training.step3_ppo.flags.ppo_flags import PpoFlags
-    from training.step3_ppo.measures.measures import Measure
     from training.utils.contracts.rollout import DrawnTokens
 
 

@@ -13,7 +13,7 @@ from threestep.plugins.mismatch.recipes import LEVELS
 from threestep.plugins.mismatch.rejection import kept_by, kept_tokens, vetoed
 from threestep.plugins.mismatch.settings import MismatchSettings
 from threestep.plugins.mismatch.weights import MOST, importance_weights, ratios, sequences_of
-from training.step3_ppo.measures.measures import Measure, spread
+from training.step3_ppo.contracts.measures import Measure, spread
 
 # Groups of the figures of probabilities: in training, in the rollout, and their difference.
 PROBABILITIES = ("train_probability", "rollout_probability", "probability_gap")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from training.step3_ppo.losses.tokens import own_sequence_means, own_sequence_sums
+from training.step3_ppo.losses.losses import own_sequence_means, own_sequence_sums
 
 if TYPE_CHECKING:
     from threestep.plugins.mismatch.settings import MismatchSettings, Rejection

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from threestep.plugins.mismatch.rejection import kept_tokens
-from training.step3_ppo.contracts.correction import Corrected
-from training.step3_ppo.losses.tokens import own_sequence_means, own_sequence_sums
+from training.step3_ppo.contracts.records import Corrected
+from training.step3_ppo.losses.losses import own_sequence_means, own_sequence_sums
 
 if TYPE_CHECKING:
     from threestep.plugins.mismatch.settings import MismatchSettings

@@ -18,13 +18,13 @@ import torch
 
 from training.step3_ppo.experience.sequences import TokenColumns
 from training.step3_ppo.kl.estimators import smooth_absolute
-from training.step3_ppo.losses.policy import ppo
+from training.step3_ppo.losses.losses import ppo
 from training.utils.base.seeds import derived_seed
 from training.utils.contracts.documents import first_alike
 
 if TYPE_CHECKING:
     from training.step3_ppo.experience.sequences import TrainingSequence
-    from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
+    from training.step3_ppo.losses.losses import PolicyLossSettings, PolicyTokens
 
 
 def most_covariant(

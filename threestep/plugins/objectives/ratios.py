@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens, own_sequence_means
+from training.step3_ppo.losses.losses import PolicyLossSettings, PolicyTokens, own_sequence_means
 
 
 def geo_mean(tokens: PolicyTokens, settings: PolicyLossSettings) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,7 @@ import torch
 
 from threestep.plugins.pretraining_loss.arguments import PretrainingArguments, TextArguments
 from threestep.plugins.pretraining_loss.blocks import build_unsupervised
-from training.step3_ppo.contracts.learnt_beside import LearntBeside
+from training.step3_ppo.contracts.records import LearntBeside
 from training.utils.base.console import log
 from training.utils.base.transfer import moved
 from training.utils.contracts.documents import TokenSequence, join

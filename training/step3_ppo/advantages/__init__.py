@@ -6,20 +6,20 @@ from training.utils.base.tables import either, imported
 from training.utils.flags.entry_flags import with_added
 from training.utils.plugins.objectives import Estimator
 
-_GROUPS, _RETURNS = f"{__name__}.groups", f"{__name__}.returns"
+_HERE = f"{__name__}.estimators"
 NO_ADVANTAGE = "none"  # for a teacher alone
 ESTIMATORS = with_added(
     "advantages",
     {
-        "gae": Estimator(imported(f"{_RETURNS}:gae"), needs_critic=True, whitens=True, returns_alone=True),
-        "grpo": Estimator(imported(f"{_GROUPS}:grpo"), needs_groups=True, norms=True),
-        "rloo": Estimator(imported(f"{_GROUPS}:rloo"), needs_groups=True, norms=True),
-        "reinforce++": Estimator(imported(f"{_RETURNS}:reinforce_plus_plus"), whitens=True),
+        "gae": Estimator(imported(f"{_HERE}:gae"), needs_critic=True, whitens=True, returns_alone=True),
+        "grpo": Estimator(imported(f"{_HERE}:grpo"), needs_groups=True, norms=True),
+        "rloo": Estimator(imported(f"{_HERE}:rloo"), needs_groups=True, norms=True),
+        "reinforce++": Estimator(imported(f"{_HERE}:reinforce_plus_plus"), whitens=True),
         "reinforce++_baseline": Estimator(
-            imported(f"{_RETURNS}:reinforce_plus_plus_baseline"), needs_groups=True, whitens=True
+            imported(f"{_HERE}:reinforce_plus_plus_baseline"), needs_groups=True, whitens=True
         ),
-        "remax": Estimator(imported(f"{_RETURNS}:remax"), needs_greedy=True),
-        NO_ADVANTAGE: Estimator(imported(f"{_RETURNS}:none")),
+        "remax": Estimator(imported(f"{_HERE}:remax"), needs_greedy=True),
+        NO_ADVANTAGE: Estimator(imported(f"{_HERE}:none")),
     },
     Estimator,
 )

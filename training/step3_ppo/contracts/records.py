@@ -13,21 +13,78 @@ Score 1.5 for the first, KL coefficient 0.1 and log-probability differences d: i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import torch
 
-    from training.step3_ppo.contracts.correction import Corrected
-    from training.utils.contracts.rollout import Rollout
-    from training.utils.contracts.rollout_engine import RolloutRequest, ServerShare
+    from training.step3_ppo.contracts.measures import Measure
+    from training.utils.contracts.rollout import DrawnTokens, Rollout
     from training.utils.contracts.rows import PromptRow
     from training.utils.contracts.step_observers import ObservedStep
     from training.utils.contracts.token_rows import TokenRows
-    from training.utils.data.rows.collate import PromptBatch
+    from training.utils.engine.accumulate import MicroBatch
+    from training.utils.engine.training_engine import TrainingEngine
+    from training.utils.layout.rank_share import SequenceLayout
     from training.utils.models.target_head import TokenLogprobs
+
+
+class Corrected(NamedTuple):
+    """weights_BR: float32, of each token's policy loss, 0 outside the response and where rejected; None without a
+    correction. kept_BR: bool, False where a token leaves the denominators of the actor's loss; None where all stay."""
+
+    weights_BR: torch.Tensor | None = None
+    kept_BR: torch.Tensor | None = None
+
+
+class Correction:
+    """No correction, and nothing reported.
+
+    reads_old_policy: it compares the rollout's log-probabilities with the training forward's.
+    bypasses: the rollout's log-probabilities are the old policy's, and no forward is read for these.
+    """
+
+    reads_old_policy = False
+    bypasses = False
+
+    def corrected(self, old_logprobs_BR: torch.Tensor | None, drawn: DrawnTokens, counts_B: torch.Tensor) -> Corrected:
+        """Weigh and reject the tokens of a rollout. old_logprobs_BR, counts_B: as of Experience. A collective."""
+        return Corrected()
+
+    def loss_weights(self, log_ratio_M: torch.Tensor, sequence_M: torch.Tensor) -> torch.Tensor | None:
+        """Return weights that the policy of each update decides; None where `corrected` has them. log_ratio_M: log p of
+        the policy in training - old log p."""
+        return None
+
+    def measures(self, old_logprobs_BR: torch.Tensor, drawn: DrawnTokens, corrected: Corrected) -> list[Measure]:
+        """Return measures of the distance between both policies, and of what was corrected."""
+        return []
+
+    def figures(self, figures: Mapping[str, float]) -> dict[str, float]:
+        """Return figures that follow from others, such as those of `measures`."""
+        return {}
+
+
+NO_CORRECTION = Correction()
+
+
+class LearntBeside:
+    """This one has nothing to learn from. fingerprint: of its data, by which a run that resumes knows them."""
+
+    fingerprint = ""
+
+    def beside(self, count: int, actor: TrainingEngine, layout: SequenceLayout) -> Sequence[MicroBatch]:
+        """Return this rank's micro-batches of the actor for the next minibatch, of `count` sequences of all ranks."""
+        return ()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what steps change, as JSON holds it, by names that the trainer's state has for nothing else."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
 
 
 @dataclass(frozen=True)
@@ -161,36 +218,3 @@ class Experience:
     old_logprobs_BR: torch.Tensor | None
     corrected: Corrected
     reused: Reused = Reused()
-
-
-class Asked(NamedTuple):
-    """The prompts of a step's rollouts on this rank, one entry for each of them, and what is asked for them."""
-
-    prompts: Sequence[PromptBatch]
-    requests: Sequence[RolloutRequest]
-
-
-class Times(NamedTuple):
-    """Seconds since 1970: when a step's rollouts were asked for, and when drawing began and ended on this rank."""
-
-    asked: float
-    began: float
-    ended: float
-
-
-@dataclass(frozen=True)
-class RolloutsOfStep:
-    """The rollouts of a step on this rank. version: steps that the weights had taken, the oldest where they differ.
-    waited: seconds of the loop. times: None where a checkpoint had the rollouts. groups: position and version of each
-    prompt, where they are no function of the step; pending: positions that wait for the steps to come. shares: of the
-    servers that drew them, without those that a checkpoint had."""
-
-    step: int
-    version: int
-    prompts: Sequence[PromptBatch]
-    rollouts: Sequence[Rollout]
-    waited: float = 0.0
-    times: Times | None = None
-    groups: Sequence[tuple[int, int]] = ()
-    pending: Sequence[int] = ()
-    shares: Mapping[str, ServerShare] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from training.step3_ppo.contracts.correction import NO_CORRECTION, Correction
+from training.step3_ppo.contracts.records import NO_CORRECTION, Correction
 from training.utils.base.console import LogPace
 from training.utils.contracts.step_observers import StepObservers
 from training.utils.layout.order import completes_epochs
@@ -13,9 +13,8 @@ from training.utils.rewards.weighted import MODEL_ALONE, Rewards
 
 if TYPE_CHECKING:
     from training.step3_ppo.advantages.inputs import AdvantageSettings
-    from training.step3_ppo.kl import KlEstimator
-    from training.step3_ppo.kl.control import KlControl
-    from training.step3_ppo.losses.tokens import PolicyLossSettings
+    from training.step3_ppo.kl import KlControl, KlEstimator
+    from training.step3_ppo.losses.losses import PolicyLossSettings
     from training.utils.contracts.rollout_engine import Sampling
     from training.utils.layout.rank_share import SequenceLayout
     from training.utils.loading.score_scale import ScoreScale

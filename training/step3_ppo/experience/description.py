@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from training.step3_ppo.advantages.inputs import discounted_sums
+from training.step3_ppo.contracts.measures import NOTHING, Measure, Moments, figures_of, moments, spread
 from training.step3_ppo.experience.dynamic_sampling import equal_groups
-from training.step3_ppo.measures.measures import NOTHING, Measure, Moments, figures_of, moments, spread
 from training.utils.contracts.rollout import CUTS, FAILURES
 from training.utils.engine.ranks.collectives import gathered
 

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from training.step3_ppo.advantages.inputs import AdvantageInputs
-from training.step3_ppo.advantages.whiten import moments, whiten
+from training.step3_ppo.advantages.estimators import moments, whiten
+from training.step3_ppo.advantages.inputs import AdvantageInputs, shaped_rewards
 from training.step3_ppo.contracts.records import Experience, Forward, Readings, Reused, sequence_number
-from training.step3_ppo.experience.exchange import LearnValues, read_balanced, targets_of
-from training.step3_ppo.experience.reward_shaping import shaped_rewards
 from training.step3_ppo.experience.scoring import beside
+from training.step3_ppo.experience.sequences import LearnValues, read_balanced, targets_of
 from training.utils.base.transfer import moved
 from training.utils.contracts.documents import first_alike
 from training.utils.engine.ranks.collectives import summed

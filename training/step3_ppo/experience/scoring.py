@@ -1,7 +1,7 @@
-"""Part 3 of the loop: a response's score is the weighted sum of its rewards. Functions run in threads meanwhile.
+"""Parts 2 and 3 of the loop, in training and in evaluations: responses to a batch of prompts, and their scores.
 
-A reward model reads equal responses to a prompt once. A prompt's samples whose outcomes are all alike (`ALIKE` of
-`advantages.inputs`) have one.
+A response's score is the weighted sum of its rewards. Functions run in threads meanwhile. A reward model reads equal
+responses to a prompt once. A prompt's samples whose outcomes are all alike (`ALIKE` of `advantages.inputs`) have one.
 
 B sequences of this rank.
 """
@@ -16,26 +16,56 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.step3_ppo.advantages.inputs import alike, settled
+from training.step3_ppo.advantages.inputs import alike, missing_eos_punishment, overlong_punishment, settled
 from training.step3_ppo.contracts.records import Samples, Scored
-from training.step3_ppo.experience.exchange import read_balanced
-from training.step3_ppo.experience.reward_shaping import missing_eos_punishment, overlong_punishment
+from training.step3_ppo.experience.sequences import read_balanced
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.base.transfer import moved
 from training.utils.contracts.documents import first_alike
+from training.utils.contracts.rollout_engine import RolloutRequest, Sampling, rolled_out
 from training.utils.engine.ranks.collectives import gathered, largest
-from training.utils.rewards.calling.calling import SHOWN_CHARACTERS
-from training.utils.rewards.calling.running import start_rules
-from training.utils.rewards.combination import SUM, combined
-from training.utils.rewards.weighted import ENVIRONMENT, Rewards, reads_ids, reads_model
+from training.utils.rewards.arguments import SUM
+from training.utils.rewards.calling import SHOWN_CHARACTERS, start_rules
+from training.utils.rewards.weighted import ENVIRONMENT, Rewards, combined, reads_ids, reads_model
 
 if TYPE_CHECKING:
+    import torch
+
     from training.step3_ppo.contracts.settings import ExperienceSettings, LengthSettings
     from training.step3_ppo.roles.roles import Roles
     from training.utils.contracts.rollout import Rollout
+    from training.utils.contracts.rollout_engine import RolloutEngine
     from training.utils.contracts.rows import PromptRow
-    from training.utils.rewards.calling.calling import RuleAnswer
+    from training.utils.data.rows.collate import PromptBatch
+    from training.utils.layout.rank_share import SequenceLayout
+    from training.utils.rewards.calling import RuleAnswer
+
+
+def draw_responses(
+    engine: RolloutEngine,
+    roles: Roles,
+    prompts: PromptBatch,
+    sampling: Sampling,
+    *,
+    seeds: Sequence[int],
+    layout: SequenceLayout,
+) -> Rollout:
+    """Return a response for each seed, equally many to each prompt and adjacent, from the actor's current weights. A
+    collective."""
+    request = request_for(prompts, sampling, seeds, layout, device=roles.actor.ranks.device)
+    with engine.lent(roles.whole_actor) as model:
+        return rolled_out(engine, model, request)
+
+
+def request_for(
+    prompts: PromptBatch, sampling: Sampling, seeds: Sequence[int], layout: SequenceLayout, *, device: torch.device
+) -> RolloutRequest:
+    """Return what an engine is asked for: a response for each seed, equally many to each prompt and adjacent."""
+    ids_BP, mask_BP = prompts.prompt_ids_BP.to(device), prompts.prompt_mask_BP.to(device)
+    count = len(seeds) // len(prompts.rows)
+    return RolloutRequest(ids_BP, mask_BP, sampling, seeds, count, prompts.rows, layout.media_of(prompts.rows))
+
 
 SHOWN_IDS = 24  # of a response, in an error
 

@@ -1,14 +1,17 @@
 """From the flags of step 3's algorithm to settings: names are looked up, defaults that depend on them are filled in,
-and flags that do not go together are reported before a model loads."""
+and flags that do not go together are reported before a model loads. What a user's estimator or loss returns is
+checked."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
 
 from training.step3_ppo.advantages import ESTIMATORS, NO_ADVANTAGE, WITH_CRITIC
-from training.step3_ppo.advantages.inputs import AdvantageSettings
-from training.step3_ppo.contracts.correction import NO_CORRECTION, Correction
+from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
+from training.step3_ppo.contracts.records import NO_CORRECTION, Correction
 from training.step3_ppo.contracts.settings import (
     ExperienceSettings,
     KlSettings,
@@ -17,24 +20,83 @@ from training.step3_ppo.contracts.settings import (
     ReadingSettings,
     ScoringSettings,
 )
-from training.step3_ppo.flags.extensions import estimator_named, policy_loss_named
-from training.step3_ppo.kl import DEFAULT_KL_ESTIMATORS, KL_ESTIMATORS, KlEstimator
-from training.step3_ppo.kl.control import KlControl
-from training.step3_ppo.losses import AGGREGATIONS
-from training.step3_ppo.losses.tokens import PolicyLossSettings
-from training.utils.base.tables import either
+from training.step3_ppo.kl import DEFAULT_KL_ESTIMATORS, KL_ESTIMATORS, KlControl, KlEstimator
+from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
+from training.step3_ppo.losses.losses import PolicyLossSettings, PolicyTokens
+from training.utils.base.errors import ThreestepError
+from training.utils.base.tables import check_signature, either, entry_named
+from training.utils.base.user_files import call_user, is_address
 from training.utils.flags.entry_flags import own_options
 from training.utils.flags.flags import settings_of
-from training.utils.plugins.objectives import PolicyLoss
+from training.utils.plugins.objectives import Estimator, PolicyLoss
+from training.utils.plugins.registry import owner_sentence
 from training.utils.rewards.weighted import MODEL_ALONE, Rewards
 
 if TYPE_CHECKING:
-    from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
-    from training.step3_ppo.flags.arguments import PpoArguments
+    from training.step3_ppo.flags.arguments import AlgorithmArguments, PpoArguments
     from training.utils.base.errors import Mistakes
     from training.utils.layout.rank_share import SequenceLayout
     from training.utils.loading.score_scale import ScoreScale
-    from training.utils.plugins.objectives import Estimator
+
+
+_Record = TypeVar("_Record", AdvantageInputs, PolicyTokens)
+
+
+def estimator_named(given: str) -> Estimator:
+    """Return the estimator of `--advantage`: a name, or FILE.py:NAME of an Estimator or its function."""
+    estimator = entry_named("--advantage", given, ESTIMATORS, Estimator, owner=owner_sentence("advantages", given))
+    if not is_address(given):
+        return estimator
+    check_signature(estimator.estimate, "--advantage", given, ("inputs", "settings"))
+
+    def estimate(inputs: AdvantageInputs, settings: AdvantageSettings) -> tuple[torch.Tensor, torch.Tensor | None]:
+        result = call_user(estimator.estimate, _copied(inputs), settings)
+        names, shape = ("advantages_BR", "returns_BR"), inputs.rewards_BR.shape
+        _check_pair("--advantage", given, names, result, shape=shape, is_complete=estimator.needs_critic)
+        return result
+
+    return replace(estimator, estimate=estimate)
+
+
+def policy_loss_named(given: str) -> PolicyLoss:
+    """Return the loss of `--policy_loss`: a name, or FILE.py:NAME of a PolicyLoss or its function."""
+    owner = owner_sentence("policy_losses", given)
+    policy_loss = entry_named("--policy_loss", given, POLICY_LOSSES, PolicyLoss, owner=owner)
+    if not is_address(given):
+        return policy_loss
+    check_signature(policy_loss.loss, "--policy_loss", given, ("tokens", "settings"))
+
+    def loss(tokens: PolicyTokens, settings: PolicyLossSettings) -> tuple[torch.Tensor, torch.Tensor]:
+        result = call_user(policy_loss.loss, _copied(tokens), settings)
+        _check_pair("--policy_loss", given, ("loss_M", "clipped_M"), result, shape=tokens.logprobs_M.shape)
+        if tokens.logprobs_M.requires_grad and not result[0].requires_grad:
+            raise ThreestepError(
+                f"--policy_loss expects loss_M of '{given}' to have a gradient, got none; compute it from logprobs_M"
+            )
+        return result
+
+    return replace(policy_loss, loss=loss)
+
+
+def _copied(record: _Record) -> _Record:
+    """Return the record with tensors of its own, which a user's function may change in place: the loop reads its own
+    again. Gradients flow through the copies."""
+    parts = {field.name: getattr(record, field.name) for field in fields(record)}
+    copies: dict[str, Any] = {name: part.clone() for name, part in parts.items() if isinstance(part, torch.Tensor)}
+    return replace(record, **copies)
+
+
+def _check_pair(
+    flag: str, given: str, names: tuple[str, str], result: Any, *, shape: torch.Size, is_complete: bool = True
+) -> None:
+    """is_complete: the second may not be None."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        wanted = f"the pair ({', '.join(names)})"
+        raise ThreestepError(f"{flag} expects '{given}' to return {wanted}, got {type(result).__name__}")
+    for name, tensor in zip(names, result if is_complete or result[1] is not None else result[:1], strict=False):
+        got = list(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        if got != list(shape):
+            raise ThreestepError(f"{flag} expects {name} of '{given}' to be a tensor of shape {list(shape)}, got {got}")
 
 
 @dataclass(frozen=True)

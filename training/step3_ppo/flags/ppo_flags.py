@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.step3_ppo.advantages import NO_ADVANTAGE
-from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
-from training.step3_ppo.flags.arguments import PpoArguments
+from training.step3_ppo.flags.arguments import AlgorithmArguments, PpoArguments
 from training.step3_ppo.flags.roles_arguments import RolesArguments
 from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints.arguments import CheckpointArguments
@@ -52,7 +51,7 @@ class PpoFlags(NamedTuple):
     @property
     def trains_critic(self) -> bool | None:
         """None where --advantage is unknown."""
-        from training.step3_ppo.flags.extensions import estimator_named
+        from training.step3_ppo.flags.algorithm import estimator_named
 
         try:
             return estimator_named(self.algorithm.advantage).needs_critic

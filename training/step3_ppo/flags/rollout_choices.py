@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from training.step3_ppo.contracts.correction import NO_CORRECTION, Correction
+from training.step3_ppo.contracts.records import NO_CORRECTION, Correction
 from training.utils.base.errors import ThreestepError
 from training.utils.base.user_files import named_object
 from training.utils.generation.table import engine_class
@@ -15,7 +15,7 @@ from training.utils.plugins.registry import added, asked_for, hooks, one_at_most
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from training.step3_ppo.contracts.rollout_queue import Asking, RolloutQueue
+    from training.step3_ppo.contracts.rollouts import Asking, RolloutQueue
     from training.step3_ppo.flags.algorithm import Algorithm
     from training.step3_ppo.flags.ppo_flags import PpoFlags
     from training.utils.base.errors import Mistakes

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from training.step3_ppo.contracts.learnt_beside import LearntBeside
-from training.step3_ppo.contracts.records import Experience, Forward
+from training.step3_ppo.contracts.records import Experience, Forward, LearntBeside
 from training.step3_ppo.experience.sequences import (
     TokenColumns,
     TrainingSequence,
@@ -24,9 +23,7 @@ from training.step3_ppo.experience.sequences import (
 from training.step3_ppo.learning.notes import FIRST, LearntRollout, Minibatch, StepNotes
 from training.step3_ppo.learning.values import ValueLearner, critic_loss
 from training.step3_ppo.losses import AGGREGATIONS
-from training.step3_ppo.losses.added import entropy_loss, value_loss
-from training.step3_ppo.losses.aggregation import StepTotals, token_mean
-from training.step3_ppo.losses.tokens import PolicyTokens
+from training.step3_ppo.losses.losses import PolicyTokens, StepTotals, entropy_loss, token_mean, value_loss
 from training.utils.base.seeds import derived_seed
 from training.utils.base.transfer import pinned
 from training.utils.contracts.documents import plain

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 
-from training.step3_ppo.measures.measures import Measure, Moments, figures_of, moments, spread
+from training.step3_ppo.contracts.measures import Measure, Moments, figures_of, moments, spread
 from training.utils.contracts.step_observers import StepTaken
 from training.utils.engine.ranks.collectives import gathered
 from training.utils.layout.rank_share import documents_of

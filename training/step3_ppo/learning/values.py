@@ -18,9 +18,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from training.step3_ppo.advantages.inputs import AdvantageInputs
 from training.step3_ppo.contracts.records import LearntValues
-from training.step3_ppo.experience.exchange import of_all_ranks, read_balanced, targets_of
-from training.step3_ppo.losses.added import value_loss
-from training.step3_ppo.losses.aggregation import StepTotals, token_mean
+from training.step3_ppo.experience.sequences import of_all_ranks, read_balanced, targets_of
+from training.step3_ppo.losses.losses import StepTotals, token_mean, value_loss
 from training.utils.base.transfer import moved
 from training.utils.contracts.step_observers import NOT_OBSERVED
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee
@@ -28,7 +27,7 @@ from training.utils.engine.ranks.collectives import DeviceSums, gathered
 
 if TYPE_CHECKING:
     from training.step3_ppo.contracts.settings import ExperienceSettings
-    from training.step3_ppo.experience.exchange import Share
+    from training.step3_ppo.experience.sequences import Share
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.step_observers import ObservedStep
     from training.utils.contracts.token_rows import TokenRows

@@ -1,5 +1,5 @@
-"""The losses of step 3: the policy's (`policy`) and those beside it (`added`). The room serves `--policy_loss` and
-`--loss_aggregation`, by the tables of their names. Cheap to import."""
+"""The losses of step 3. The room serves `--policy_loss` and `--loss_aggregation`, by the tables of their names. Cheap
+to import."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from training.utils.plugins.objectives import PolicyLoss
 if TYPE_CHECKING:
     import torch
 
-    from training.step3_ppo.losses.aggregation import StepTotals
+    from training.step3_ppo.losses.losses import StepTotals
 
-_POLICY = f"{__name__}.policy"
+_HERE = f"{__name__}.losses"
 POLICY_LOSSES = with_added(
     "policy_losses",
     {
-        "ppo": PolicyLoss(imported(f"{_POLICY}:ppo")),
-        "gspo": PolicyLoss(imported(f"{_POLICY}:gspo"), "seq-mean-token-mean", clip_low=3e-4, clip_high=4e-4),
-        "cispo": PolicyLoss(imported(f"{_POLICY}:cispo"), clip_low=1.0, clip_high=4.0),  # weights from 0 to 5
+        "ppo": PolicyLoss(imported(f"{_HERE}:ppo")),
+        "gspo": PolicyLoss(imported(f"{_HERE}:gspo"), "seq-mean-token-mean", clip_low=3e-4, clip_high=4e-4),
+        "cispo": PolicyLoss(imported(f"{_HERE}:cispo"), clip_low=1.0, clip_high=4.0),  # weights from 0 to 5
     },
     PolicyLoss,
 )
-# fn(counted_M, sequence_M, totals) -> weights_M, see `losses.aggregation`.
+# fn(counted_M, sequence_M, totals) -> weights_M, see `losses.losses`.
 AGGREGATIONS: dict[str, Callable[[torch.Tensor, torch.Tensor, StepTotals], torch.Tensor]] = {
-    "token-mean": imported(f"{__name__}.aggregation:token_mean"),
-    "seq-mean-token-sum": imported(f"{__name__}.aggregation:sequence_sum"),
-    "seq-mean-token-mean": imported(f"{__name__}.aggregation:sequence_mean"),
-    "seq-mean-token-sum-norm": imported(f"{__name__}.aggregation:sequence_sum_norm"),
+    "token-mean": imported(f"{_HERE}:token_mean"),
+    "seq-mean-token-sum": imported(f"{_HERE}:sequence_sum"),
+    "seq-mean-token-mean": imported(f"{_HERE}:sequence_mean"),
+    "seq-mean-token-sum-norm": imported(f"{_HERE}:sequence_sum_norm"),
 }

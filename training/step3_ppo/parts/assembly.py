@@ -1,4 +1,5 @@
-"""Opens the models of a run and its rollout engine, checked before the first step."""
+"""Opens the models of a run and its rollout engine, checked before the first step, and settles the flags that were left
+to `auto`, once the models are loaded and nothing has been drawn."""
 
 from __future__ import annotations
 
@@ -8,20 +9,25 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from training.step3_ppo.flags.reuse import ROLES
+from training.step3_ppo.flags.checks import ROLES, VALUES, chosen_by_flags, why_apart, with_reuse
 from training.step3_ppo.flags.rollout_choices import source_of
-from training.step3_ppo.roles.loading import RolesNeeded, load_roles
+from training.step3_ppo.roles.roles import RolesNeeded, load_roles
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
+from training.utils.base.memory import PlannedDevice
 from training.utils.contracts.guests import Guests
 from training.utils.contracts.rollout_engine import Drawing
+from training.utils.flags.auto import AS_BEGUN, AutoChoice
 from training.utils.loading.models import check_no_dropout
 from training.utils.models.layout_check import check_padded
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.stop_tokens import set_stop_tokens
 from training.utils.setup.setup import differs_in_training, may_pack
+from training.utils.setup.step_program import CheckedStep, chosen_by_plugin
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from training.step3_ppo.flags.arguments import PpoArguments
     from training.step3_ppo.flags.ppo_flags import PpoFlags
     from training.step3_ppo.parts.inputs import PpoOpening
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.rollout_engine import RolloutEngine
     from training.utils.generation.partners import Partners
     from training.utils.setup.guests import GuestFeatures
+    from training.utils.setup.opened_run import OpenedRun
 
 
 def open_rollout_engine(opening: PpoOpening, roles: Roles) -> RolloutEngine:
@@ -177,3 +184,45 @@ def why_not_reused(roles: Roles, role: str) -> str | None:
     if model is not None and differs_in_training(model, roles.actor.ranks):
         return f"the {role} computes something else in train mode, as with dropout"
     return None
+
+
+def settled(opened: OpenedRun, opening: PpoOpening, roles: Roles, free_bytes: int) -> tuple[OpenedRun, PpoOpening]:
+    """Return both with the choices made, by what all ranks know. free_bytes: of the rank that has the least, before the
+    models were loaded. A collective."""
+    flags, choices = opening.flags, list[AutoChoice]()
+    for name, role in ROLES.items():
+        if getattr(flags.ppo, name) is None and not flags.ppo.val_only:
+            choices.append(_reuse(name, opened, opening, free_bytes, why_not=partial(why_not_reused, roles, role)))
+            opening = opening._replace(flags=with_reuse(opening.flags, choices[-1]))
+    if opening.components.loop is not None:
+        choices += opening.components.loop.choices()
+    return opened.settled(choices), opening
+
+
+def _reuse(
+    name: str, opened: OpenedRun, opening: PpoOpening, free_bytes: int, *, why_not: Callable[[], str | None]
+) -> AutoChoice:
+    """A resumed run keeps what it began with, wherever it still can. name: FORWARDS or VALUES. why_not: as of
+    `why_not_reused`. A collective."""
+    if (media := opening.inputs.media) is not None:
+        return AutoChoice(name, False, f"prompts have {media.name}")
+    begun = opened.plan.began_with(name)
+    if begun is False:
+        return AutoChoice(name, False, AS_BEGUN)
+    choice = _by_flags(name, opening, free_bytes, begun=bool(begun))
+    if choice.value and (why := why_not()) is not None:
+        return AutoChoice(name, False, why)
+    return choice
+
+
+def _by_flags(name: str, opening: PpoOpening, free_bytes: int, *, begun: bool) -> AutoChoice:
+    flags, components = opening.flags, opening.components
+    if begun:
+        why = why_apart(name, flags, components.algorithm)
+        return AutoChoice(name, why is None, why or AS_BEGUN)
+    choice = chosen_by_flags(name, flags, components.algorithm)
+    if name == VALUES or not choice.value:
+        return choice
+    device = PlannedDevice(opening.ranks.device.type == "cuda", free_bytes)
+    found = chosen_by_plugin(name, CheckedStep(flags, components=components), device)
+    return found or AutoChoice(name, False, "nothing here counts the memory that true takes")

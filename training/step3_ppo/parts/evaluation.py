@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from training.step3_ppo.experience.drawing import draw_responses
-from training.step3_ppo.experience.scoring import further_columns, start_rules, start_scoring
+from training.step3_ppo.experience.scoring import draw_responses, further_columns, start_rules, start_scoring
 from training.utils.base.console import log
 from training.utils.base.seeds import derived_seed
 from training.utils.contracts.evaluations import EvaluationObserver
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rollout_engine import RolloutEngine, Sampling
     from training.utils.contracts.rows import PromptRow
-    from training.utils.rewards.calling.calling import Rule
+    from training.utils.rewards.calling import Rule
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_folder import RunFolder
 

@@ -8,8 +8,8 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from training.step3_ppo.contracts.learnt_beside import LearntBeside
-from training.step3_ppo.parts.prompt_source import PromptSource
+from training.step3_ppo.contracts.records import LearntBeside
+from training.step3_ppo.contracts.rollouts import PromptSource
 from training.step3_ppo.roles.roles import Tokenizers
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
@@ -28,7 +28,7 @@ from training.utils.loading.configurations import saved_stop_tokens
 from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
 from training.utils.models.stop_tokens import joined_stop_tokens, unused_stop_tokens
 from training.utils.plugins.registry import asked_for
-from training.utils.rewards.needed import check_columns
+from training.utils.rewards.functions import check_columns
 from training.utils.rewards.weighted import reads_messages
 from training.utils.setup.media import media_kind, reader_of_model, run_media, why_unread
 from training.utils.setup.opened_run import RunData
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from training.utils.data.chat.arguments import ChatArguments
     from training.utils.data.chat.chat import PromptStyle
     from training.utils.engine.ranks.startup import Ranks
-    from training.utils.rewards.calling.calling import Rule
+    from training.utils.rewards.calling import Rule
     from training.utils.rewards.weighted import Reward
 
 

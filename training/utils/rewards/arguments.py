@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from training.utils.base.user_files import check_address, named_object
 from training.utils.flags.flags import flag
-from training.utils.rewards.combination import COMBINATIONS, LESS_DEVIATIONS, SUM, Combination
 from training.utils.rewards.table import FORMS, RULES, kind_of
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
 
+SUM, MEAN, MINIMUM, LESS_DEVIATIONS = "sum", "mean", "minimum", "mean_minus_deviations"
+COMBINATIONS = (SUM, MEAN, MINIMUM, LESS_DEVIATIONS)
 _KINDS = [f"{form} ({note})" for form, note in FORMS.items()]
 _FUNCTION = re.compile(r".+\.py:\w+")  # without its weight
+
+
+class Combination(NamedTuple):
+    """The way from several rewards to one score. kind: one of COMBINATIONS. deviations: that mean_minus_deviations
+    subtracts."""
+
+    kind: str = SUM
+    deviations: float = 1.0
 
 
 @dataclass

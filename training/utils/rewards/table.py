@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from training.utils.base.user_files import named_object
 from training.utils.plugins.registry import added
-from training.utils.rewards.rules.math_answer import math_rule
-from training.utils.rewards.rules.text_rules import (
+from training.utils.rewards.rules import (
     exact_match_reward,
     format_reward,
     gsm8k_reward,
     length_rule,
+    math_rule,
     regex_rule,
 )
 
 if TYPE_CHECKING:
     from training.utils.plugins.plugin import RewardEntry
-    from training.utils.rewards.calling.calling import Rule
+    from training.utils.rewards.calling import Rule
 
 
 class RuleFlags(Protocol):

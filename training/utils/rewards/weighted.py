@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.base.user_files import is_address, load_function, named_object
 from training.utils.plugins.registry import owner_sentence
-from training.utils.rewards.arguments import ScoringArguments
-from training.utils.rewards.combination import Combination
-from training.utils.rewards.completions import CompletionsRule, takes_completions
+from training.utils.rewards.arguments import MEAN, MINIMUM, SUM, Combination, ScoringArguments
+from training.utils.rewards.functions import CompletionsRule, takes_completions
 from training.utils.rewards.table import (
     FORMS,
     RULES,
@@ -24,9 +24,11 @@ from training.utils.rewards.table import (
 )
 
 if TYPE_CHECKING:
+    import torch
+
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rows import PromptRow
-    from training.utils.rewards.calling.calling import Rule
+    from training.utils.rewards.calling import Rule
 
 MODEL, ENVIRONMENT = "model", "environment"
 
@@ -142,3 +144,25 @@ def rule_named(address: str, flags: RuleFlags, flag: str, names: Sequence[str] =
         near = owner_sentence("rewards", address, by_beginning=True) or nearest_names(address, known)
         raise ThreestepError(f"{flag} expects {', '.join(known)} or a function as FILE.py:NAME, got '{address}'{near}")
     return RULES[address](flags)
+
+
+def combined(summands_BK: torch.Tensor, applies_BK: torch.Tensor, combination: Combination) -> torch.Tensor:
+    """Return [B], one score of several rewards times their weights: their sum, or that of an ensemble, which distrusts
+    what its members disagree about; 0 where none applies.
+
+    Coste et al. 2023 ("Reward Model Ensembles Help Mitigate Overoptimization"): mean, worst case (`minimum`), and
+    uncertainty-weighted (theirs subtracts the variance times a coefficient; here it is the deviation, in units of
+    rewards). B responses, K rewards. applies_BK: bool, those that count.
+    """
+    kept_BK = summands_BK.where(applies_BK, 0.0)
+    if combination.kind == SUM:
+        return kept_BK.sum(dim=1)
+    count_B = applies_BK.sum(dim=1)
+    if combination.kind == MINIMUM:
+        least_B = summands_BK.where(applies_BK, math.inf).amin(dim=1)
+        return least_B.where(count_B > 0, 0.0)
+    mean_B = kept_BK.sum(dim=1) / count_B.clamp(min=1)
+    if combination.kind == MEAN:
+        return mean_B
+    off_BK = (summands_BK - mean_B[:, None]).where(applies_BK, 0.0)
+    return mean_B - combination.deviations * (off_BK.square().sum(dim=1) / count_B.clamp(min=1)).sqrt()

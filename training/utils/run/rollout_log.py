@@ -29,7 +29,7 @@ def read_rollouts(path: Path) -> list[dict[str, Any]]:
 
 
 class _RolloutLine(TypedDict, total=False):
-    """A line as `training.step3_ppo.contracts.rollout_events` writes it."""
+    """A line as `training.step3_ppo.contracts.rollouts` writes it."""
 
     step: Required[int]
     prompts: Required[int]

@@ -17,8 +17,7 @@ from training.step3_ppo.contracts.records import Experience
 from training.step3_ppo.contracts.settings import ExperienceSettings, KlSettings, LengthSettings
 from training.step3_ppo.experience import description
 from training.step3_ppo.experience.description import described, reward_means
-from training.step3_ppo.kl import KL_ESTIMATORS
-from training.step3_ppo.kl.control import KlControl
+from training.step3_ppo.kl import KL_ESTIMATORS, KlControl
 from training.utils.contracts.rollout import Rollout
 from training.utils.layout.planner import PlanSettings
 

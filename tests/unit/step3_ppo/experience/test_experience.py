@@ -15,15 +15,14 @@ from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_mo
 from threestep.plugins.mismatch.correction import MismatchCorrection
 from threestep.plugins.mismatch.settings import MismatchSettings, Rejection
 from training.step3_ppo.advantages import ESTIMATORS
+from training.step3_ppo.advantages.estimators import gae
 from training.step3_ppo.advantages.inputs import AdvantageInputs, AdvantageSettings
-from training.step3_ppo.advantages.returns import gae
 from training.step3_ppo.contracts.records import Samples, Scored
 from training.step3_ppo.contracts.settings import ExperienceSettings, KlSettings, LengthSettings
 from training.step3_ppo.experience.description import score_norms
 from training.step3_ppo.experience.experience import make_experience
 from training.step3_ppo.experience.scoring import outcome_scores, score
-from training.step3_ppo.kl import KL_ESTIMATORS
-from training.step3_ppo.kl.control import KlControl
+from training.step3_ppo.kl import KL_ESTIMATORS, KlControl
 from training.utils.contracts.rollout import Rollout
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import SequenceLayout, rank_share

@@ -20,7 +20,7 @@ from training.step3_ppo.contracts.settings import ExperienceSettings, KlSettings
 from training.step3_ppo.experience.description import conversation_means
 from training.step3_ppo.experience.experience import make_experience
 from training.step3_ppo.experience.scoring import outcome_scores, score, start_scoring
-from training.step3_ppo.kl.control import KlControl
+from training.step3_ppo.kl import KlControl
 from training.step3_ppo.parts.evaluation import conversation_columns
 from training.utils.contracts.rollout import FORK_LINE, ConversationRecord, Conversations, Rollout
 from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, Sampling, rolled_out

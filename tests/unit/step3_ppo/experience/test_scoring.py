@@ -19,7 +19,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rows import PromptRow
 from training.utils.models.target_head import TokenLogprobs
-from training.utils.rewards.combination import Combination
+from training.utils.rewards.arguments import Combination
 from training.utils.rewards.table import OpenedRule
 from training.utils.rewards.weighted import Reward, Rewards
 from training.utils.run.phase_clock import PhaseClock

@@ -7,15 +7,14 @@ from types import SimpleNamespace
 import pytest
 
 from training.step3_ppo.advantages import ESTIMATORS
-from training.step3_ppo.contracts.correction import NO_CORRECTION
+from training.step3_ppo.contracts.records import NO_CORRECTION
 from training.step3_ppo.flags.algorithm import (
     Algorithm,
     experience_settings,
     learning_settings,
     selected_algorithm,
 )
-from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
-from training.step3_ppo.flags.arguments import PpoArguments
+from training.step3_ppo.flags.arguments import AlgorithmArguments, PpoArguments
 from training.step3_ppo.kl import KL_ESTIMATORS
 from training.step3_ppo.losses import POLICY_LOSSES
 from training.utils.base.errors import Mistakes

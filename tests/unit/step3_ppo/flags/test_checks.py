@@ -9,7 +9,7 @@ from tests.support.tiny_models import tiny_config
 from training.step3_ppo.flags.checks import check_models, checked_components
 from training.utils.base.errors import ThreestepError
 from training.utils.generation.engines.hf import TransformersRollout
-from training.utils.rewards.rules.text_rules import gsm8k_reward
+from training.utils.rewards.rules import gsm8k_reward
 
 
 def names_of(critic: str = "c", reward: str = "model:1.0", *, roles=None, kl=None, **ppo):

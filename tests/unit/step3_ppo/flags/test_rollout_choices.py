@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.ppo_flags import ppo_flags
-from training.step3_ppo.contracts.correction import NO_CORRECTION, Corrected
+from training.step3_ppo.contracts.records import NO_CORRECTION, Corrected
 from training.step3_ppo.flags import rollout_choices
 from training.step3_ppo.flags.rollout_choices import correction_of
 from training.utils.base.errors import ThreestepError

@@ -13,17 +13,13 @@ from tests.support.step3_records import changed, made_experience
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
 from threestep.plugins.mismatch.arguments import MismatchArguments
 from threestep.plugins.mismatch.correction import MismatchCorrection
-from training.step3_ppo.contracts.correction import NO_CORRECTION
-from training.step3_ppo.contracts.records import Experience
+from training.step3_ppo.contracts.records import NO_CORRECTION, Experience
 from training.step3_ppo.experience.sequences import training_sequences
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings, selected_algorithm
-from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
-from training.step3_ppo.flags.arguments import PpoArguments
+from training.step3_ppo.flags.arguments import AlgorithmArguments, PpoArguments
 from training.step3_ppo.learning.learning import Learner
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
-from training.step3_ppo.losses.added import value_loss
-from training.step3_ppo.losses.aggregation import StepTotals, token_mean
-from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
+from training.step3_ppo.losses.losses import PolicyLossSettings, PolicyTokens, StepTotals, token_mean, value_loss
 from training.utils.base.errors import Mistakes
 from training.utils.contracts.guests import Guests
 from training.utils.contracts.rollout import Conversations, Rollout

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.step_losses import LONGEST, check_any_split, clipped, held, mean, ppo, random_step
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
-from training.step3_ppo.losses.added import entropy_loss
-from training.step3_ppo.losses.aggregation import StepTotals
-from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
+from training.step3_ppo.losses.losses import PolicyLossSettings, PolicyTokens, StepTotals, entropy_loss
 
 FORMULAS = {
     "ppo": ppo,

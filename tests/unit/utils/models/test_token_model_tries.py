@@ -8,7 +8,7 @@ import torch
 
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from tests.support.tries import forked_conversations, forked_sequences, weights_of
-from training.step3_ppo.losses.tokens import own_sequence_means
+from training.step3_ppo.losses.losses import own_sequence_means
 from training.utils.contracts.documents import TokenSequence
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import SequenceLayout, rank_share

@@ -6,7 +6,7 @@ import pytest
 
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.rewards.arguments import ScoringArguments
-from training.utils.rewards.rules.text_rules import format_reward, gsm8k_reward
+from training.utils.rewards.rules import format_reward, gsm8k_reward
 from training.utils.rewards.weighted import (
     MODEL_ALONE,
     named_rewards,

@@ -25,7 +25,7 @@ from threestep.plugins.ahead.tests.test_pipeline import (
     weights,
 )
 from threestep.plugins.report.figures.rollout_account import WAITING, rollout_account
-from training.step3_ppo.contracts.rollout_events import RolloutEvents
+from training.step3_ppo.contracts.rollouts import RolloutEvents
 from training.step3_ppo.trainer import PpoTrainer
 from training.utils.base.errors import ThreestepError
 from training.utils.generation.engines.hf import TransformersRollout

@@ -21,13 +21,11 @@ from threestep.plugins.ahead.arguments import AheadArguments
 from threestep.plugins.ahead.scheduler import AheadScheduler
 from threestep.plugins.mismatch.arguments import MismatchArguments
 from threestep.plugins.mismatch.correction import MismatchCorrection
-from training.step3_ppo.contracts.rollout_events import RolloutEvents
+from training.step3_ppo.contracts.rollouts import PromptSource, RolloutEvents
 from training.step3_ppo.contracts.settings import PpoSettings
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings, selected_algorithm
-from training.step3_ppo.flags.algorithm_arguments import AlgorithmArguments
-from training.step3_ppo.flags.arguments import PpoArguments
+from training.step3_ppo.flags.arguments import AlgorithmArguments, PpoArguments
 from training.step3_ppo.learning.learning import Updates
-from training.step3_ppo.parts.prompt_source import PromptSource
 from training.step3_ppo.trainer import PpoTrainer
 from training.utils.base.errors import Mistakes
 from training.utils.contracts.rollout_engine import Sampling, ServerShare

@@ -16,7 +16,7 @@ from threestep.plugins.curriculum.arguments import CurriculumArguments
 from threestep.plugins.curriculum.opening import chosen_prompts, open_prompts
 from threestep.plugins.curriculum.prompts import EpochSampler, PromptDataset, PromptSampler, SampledPrompts
 from training.step3_ppo.contracts.records import LeftOut, Samples, Scored
-from training.step3_ppo.parts.prompt_source import PromptSource
+from training.step3_ppo.contracts.rollouts import PromptSource
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rows import PromptRow

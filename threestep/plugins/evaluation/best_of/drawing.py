@@ -39,7 +39,7 @@ from training.utils.data.chat.arguments import HUMAN_ASSISTANT
 from training.utils.data.files.digests import digest_files
 from training.utils.loading.configurations import model_files
 from training.utils.loading.folder_kinds import check_model_folder
-from training.utils.rewards.calling.calling import MESSAGES
+from training.utils.rewards.calling import MESSAGES
 from training.utils.rewards.weighted import Reward, check_comparisons, reads_model, rule_named
 from training.utils.run.progress import progress_bar
 

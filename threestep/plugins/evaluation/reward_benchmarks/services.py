@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.rewards.calling.calling import MESSAGES
+from training.utils.rewards.calling import MESSAGES
 from training.utils.rewards.table import GROUPS, OpenedRule, kind_of
 from training.utils.rewards.weighted import rule_named
 

@@ -15,8 +15,7 @@ from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.prompts import PromptMaker
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.rewards.arguments import ScoringArguments
-from training.utils.rewards.combination import Combination
+from training.utils.rewards.arguments import Combination, ScoringArguments
 from training.utils.rewards.weighted import Reward
 
 ALONE = Ranks(0, 0, 1, CPU)

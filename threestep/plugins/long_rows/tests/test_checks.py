@@ -12,8 +12,7 @@ from tests.families.configs import tiny_config
 from tests.support.ppo_flags import ppo_flags
 from threestep.plugins.long_rows.attention import slice_attention
 from threestep.plugins.long_rows.checks import check, check_beside, check_model, sizes_for
-from training.step3_ppo.flags.checks import checked_components
-from training.step3_ppo.flags.reuse import ROLES, why_apart
+from training.step3_ppo.flags.checks import ROLES, checked_components, why_apart
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.plugins.plugin import StepNeeds
 

@@ -9,8 +9,7 @@ import pytest
 from tests.support.ppo_flags import ppo_flags
 from threestep.plugins.lora.arguments import LoraArguments, RolesLoraArguments
 from threestep.plugins.lora.preparers import Lora, preparers
-from training.step3_ppo.flags.checks import checked_components
-from training.step3_ppo.flags.reuse import FORWARDS, VALUES, why_apart
+from training.step3_ppo.flags.checks import FORWARDS, VALUES, checked_components, why_apart
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.flags.added import AddedFlags
 from training.utils.flags.flags import note_mistakes

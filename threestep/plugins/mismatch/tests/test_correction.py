@@ -10,7 +10,7 @@ from threestep.plugins.mismatch.arguments import MismatchArguments
 from threestep.plugins.mismatch.correction import MismatchCorrection, correction
 from threestep.plugins.mismatch.recipes import RECIPES
 from threestep.plugins.mismatch.settings import MismatchSettings, rejection_of
-from training.step3_ppo.contracts.correction import Corrected
+from training.step3_ppo.contracts.records import Corrected
 from training.utils.contracts.rollout import DrawnTokens
 
 

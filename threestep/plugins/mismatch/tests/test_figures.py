@@ -11,7 +11,7 @@ import torch
 from threestep.plugins.mismatch.figures import mismatch_measures
 from threestep.plugins.mismatch.settings import MismatchSettings, rejection_of
 from threestep.plugins.mismatch.weights import corrected
-from training.step3_ppo.measures.measures import figures_of, moments
+from training.step3_ppo.contracts.measures import figures_of, moments
 from training.utils.contracts.rollout import DrawnTokens
 
 # Ratios p_train / p_rollout: 3, 0.5 | 1.5 | 0.1, 1, 1.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.ppo_flags import ppo_flags
-from training.step3_ppo.flags.checks import checked_components
-from training.step3_ppo.flags.reuse import FORWARDS, VALUES, why_apart
+from training.step3_ppo.flags.checks import FORWARDS, VALUES, checked_components, why_apart
 from training.utils.base.errors import ThreestepError
 
 PATHS = {"actor_model_name_or_path": "a", "critic_model_name_or_path": "c", "reward": "model:1.0"}

@@ -21,7 +21,7 @@ from threestep.plugins.needle.needle import (
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.sources.registry import find_dataset, registered_names
-from training.utils.rewards.rules.text_rules import exact_match_reward
+from training.utils.rewards.rules import exact_match_reward
 
 pytestmark = pytest.mark.unit
 

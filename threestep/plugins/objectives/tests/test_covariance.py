@@ -23,7 +23,7 @@ from threestep.plugins.objectives.covariance import (
 from threestep.plugins.objectives.policy_losses import ClipCovArguments, KlCovArguments
 from training.step3_ppo.experience.sequences import TrainingSequence
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
-from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
+from training.step3_ppo.losses.losses import PolicyLossSettings, PolicyTokens
 from training.utils.contracts.documents import join
 
 KL = KlCovArguments(cov_share=0.3, kl_cov_coef=0.7)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.step_losses import LONGEST, check_any_split, mean, random_step
 from threestep.plugins.objectives.policy_losses import SapoArguments
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
-from training.step3_ppo.losses.tokens import PolicyLossSettings, PolicyTokens
+from training.step3_ppo.losses.losses import PolicyLossSettings, PolicyTokens
 
 SAPO = SapoArguments(sapo_tau_pos=1.5, sapo_tau_neg=2.5)
 

@@ -25,8 +25,7 @@ from threestep.plugins.plan.dry_run.plan import (
 from threestep.plugins.plan.dry_run.ppo_time import rollout_parts
 from threestep.plugins.plan.dry_run.sharing import print_advice, with_sharing
 from threestep.plugins.plan.dry_run.table import ranks_of_dry_run
-from training.step3_ppo.flags.checks import Components, check_models
-from training.step3_ppo.flags.reuse import FORWARDS, VALUES, chosen_by_flags, with_reuse
+from training.step3_ppo.flags.checks import FORWARDS, VALUES, Components, check_models, chosen_by_flags, with_reuse
 from training.utils.base.errors import ThreestepError
 from training.utils.base.memory import MemoryLine, Moment, PlannedDevice
 from training.utils.contracts.rollout_engine import PlannedActor, RolloutEngine

@@ -11,7 +11,7 @@ from tests.support.plain_roles import plain_roles
 from tests.support.ppo_flags import ppo_flags
 from threestep.plugins.routers.checks import step_needs
 from threestep.plugins.routers.feature import RoutersFeature
-from training.step3_ppo.flags.reuse import ROLES
+from training.step3_ppo.flags.checks import ROLES
 from training.step3_ppo.parts.assembly import with_guests
 from training.step3_ppo.roles.roles import Roles
 from training.utils.base.errors import ThreestepError

@@ -25,7 +25,7 @@ from threestep.plugins.images.data.shapes import (
     picture_of,
 )
 from training.utils.data.build.arguments import DataArguments
-from training.utils.rewards.rules.text_rules import exact_match_reward
+from training.utils.rewards.rules import exact_match_reward
 
 pytestmark = pytest.mark.unit
 

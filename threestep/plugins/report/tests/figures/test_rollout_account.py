@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 from threestep.plugins.report.figures.rollout_account import NOT_DRAWN, WAITING, rollout_account
-from training.step3_ppo.contracts.records import RolloutsOfStep, Times
-from training.step3_ppo.contracts.rollout_events import RolloutEvents
+from training.step3_ppo.contracts.rollouts import RolloutEvents, RolloutsOfStep, Times
 from training.utils.run.rollout_log import read_rollouts
 from training.utils.run.run_folder import LOGS, ROLLOUTS
 from training.utils.run.run_log import RunLog

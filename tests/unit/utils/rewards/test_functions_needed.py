@@ -1,0 +1,96 @@
+"""A reward that names a column which the rows lack is refused before the run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rows import PromptRow
+from training.utils.rewards.arguments import ScoringArguments
+from training.utils.rewards.functions import CompletionsRule, check_columns, needed_columns
+from training.utils.rewards.rules import gsm8k_reward
+from training.utils.rewards.table import RULES
+
+
+def by_place(prompts, responses, answer, level=1, *, ground_truth, **columns): ...
+
+
+def of_trl(completions, solution, prompts, trainer_state=None, **others): ...
+
+
+class Judge:
+    def __call__(self, prompts, responses, *, topic, **columns): ...
+
+
+def row(reference=None) -> PromptRow:
+    return PromptRow(0, np.zeros(1, np.int32), "p", reference, {})
+
+
+def test_what_a_rule_cannot_be_called_without():
+    assert needed_columns(by_place) == {"answer", "ground_truth"}
+    assert needed_columns(CompletionsRule("of_trl", of_trl)) == {"solution"}
+    assert needed_columns(Judge()) == {"topic"} and needed_columns(gsm8k_reward) == {"ground_truth"}
+    assert needed_columns(lambda prompts, responses, **columns: []) == needed_columns(max) == set()
+
+
+def test_columns_that_there_are():
+    rules = {"by_place": by_place, "of_trl": CompletionsRule("of_trl", of_trl)}
+    check_columns(rules, ["answer", "data_source", "solution"], ([row()], [row(), row("7")]))
+    check_columns({"seen": lambda prompts, responses, data_source, drawn_turns: []}, [], ([row()],))
+
+
+@pytest.mark.parametrize(
+    ("rule", "columns", "sentence"),
+    [
+        (
+            by_place,
+            ["answers", "data_source"],
+            "^reward function 'mine' expects the column answer, and the columns that rewards get are 'answers'; did "
+            "you mean 'answers'.; a column that is read as the prompt, the response or the reference is not among "
+            "them: the last is ground_truth$",
+        ),
+        (Judge(), ["data_source"], "expects the column topic, and the columns that rewards get are none; a column"),
+        (
+            CompletionsRule("mine", lambda completions, ground_truth, **others: []),
+            ["data_source", "solution"],
+            "^reward function 'mine' expects ground_truth, and no row has one; the columns that rewards get are "
+            "'solution': take one of these, or name the column of the reference with --reference_column$",
+        ),
+    ],
+)
+def test_columns_that_the_rows_lack(rule, columns, sentence):
+    with pytest.raises(ThreestepError, match=sentence):
+        check_columns({"mine": rule}, columns, ([row()], [row()]))
+
+
+def test_rows_whose_columns_are_all_read_by_the_format():
+    with pytest.raises(ThreestepError, match="no row has one; rewards get no columns; .* --reference_column answer$"):
+        check_columns({"gsm8k": gsm8k_reward}, ["data_source"], ([row()],))
+
+
+def test_a_function_of_the_user_may_not_read_the_truth_that_it_takes(capsys):
+    check_columns({"mine": by_place}, ["answer"], ([row()],))
+    assert "warning: reward function 'mine' expects ground_truth, and no row has one; " in capsys.readouterr().out
+    with pytest.raises(ThreestepError, match="^reward function 'gsm8k' expects ground_truth, and no row has one"):
+        check_columns({"gsm8k": gsm8k_reward}, ["answer"], ([row()],))
+
+
+@pytest.mark.parametrize("kind", ["gsm8k", "exact_match", "math"])
+def test_references_that_a_named_rule_cannot_read(kind, capsys, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # math-verify may not be here
+    rule = RULES[kind](ScoringArguments())
+    check_columns({kind: rule}, [], ([row("7"), row(7.0)], [row("so\n#### 7")]))
+    assert not capsys.readouterr().out
+    check_columns({kind: rule}, [], ([row("7"), row({"a": 1})], [row()]))
+    assert f"warning: reward function '{kind}' finds no " in (said := capsys.readouterr().out)
+    assert "in the reference of 2 of 3 rows, the first of them row 0: {'a': 1}; it gives their responses no" in said
+    with pytest.raises(
+        ThreestepError, match="in the reference of 2 of 2 rows, .*; name the column that has it with --r"
+    ):
+        check_columns({kind: rule}, [], ([row({"a": 1}), row()],))
+
+
+def test_texts_without_a_number_are_no_references_of_gsm8k():
+    with pytest.raises(ThreestepError, match="'gsm8k' finds no number in the reference of 1 of 1 rows, .* row 0: 'x'"):
+        check_columns({"gsm8k": gsm8k_reward}, [], ([row("x")],))

@@ -1,1 +1,0 @@
-"""Calls of reward functions: their arguments, checks of their results, and threads that run them."""

@@ -1,1 +1,0 @@
-"""Rewards by rule, one per file."""
