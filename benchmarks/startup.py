@@ -126,14 +126,14 @@ def bare(model_path: str) -> NoReturn:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from training.utils.engine.config.arguments import EngineSettings
-    from training.utils.engine.config.config import deepspeed_config
+    from training.utils.engine.config.config import engine_config
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # not compiled, as in our own runs
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
     AutoTokenizer.from_pretrained(model_path)
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     weights = sum(weight.numel() for weight in model.parameters())
-    config = deepspeed_config(EngineSettings(learning_rate=1e-3), 1, weights, torch.cuda.is_available())
+    config = engine_config(EngineSettings(learning_rate=1e-3), 1, weights, torch.cuda.is_available())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
     ids_BT = torch.randint(model.config.vocab_size, (BATCH_ROWS, BATCH_TOKENS), device=engine.device)

@@ -19,6 +19,7 @@ PROGRAM = """
 
     from tests.distributed.launch import report
     from training.utils.engine.config.arguments import EngineSettings
+    from threestep.plugins.deepspeed_json.users_json import UsersJson
     from training.utils.engine.ranks.startup import started_process_group
     from training.utils.engine.training_engine import TrainingEngine
     from threestep.plugins.speed.lean.forwards import keep_less
@@ -52,7 +53,7 @@ PROGRAM = """
     with started_process_group() as ranks, tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "small.json")
         path.write_text(json.dumps(SMALL))
-        settings = EngineSettings(zero_stage=3, deepspeed_config=str(path))
+        settings = EngineSettings(zero_stage=3, own_config=UsersJson(str(path)))
         found = {}
         for family in ("llama", "gemma2", "olmo2"):
             for frozen in (False, True):

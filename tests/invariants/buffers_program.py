@@ -122,11 +122,11 @@ def in_float16(folder: Path, ranks: Any) -> list[str]:
     """Of a model that is born sharded in float16, which DeepSpeed can load, but not train, on a CPU."""
     from transformers import AutoModelForCausalLM
 
-    from training.utils.engine.config.config import deepspeed_config
+    from training.utils.engine.config.config import engine_config
     from training.utils.engine.ranks.startup import born_sharded
 
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float16)
-    config = deepspeed_config(settings(3), ranks.world_size, 1, on_gpu=False)
+    config = engine_config(settings(3), ranks.world_size, 1, on_gpu=False)
     config["bf16"], config["fp16"] = {"enabled": False}, {"enabled": True}
     with born_sharded(config, 3):
         return differing(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float16), plain)

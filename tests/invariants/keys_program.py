@@ -231,6 +231,7 @@ def run(case: Case, config: dict[str, Any], ranks: Any, folder: Path) -> dict[st
 
 
 def _trained(case: Case, config: dict[str, Any], ranks: Any, folder: Path) -> dict[str, Any]:
+    from threestep.plugins.deepspeed_json.users_json import UsersJson
     from training.utils.engine.checkpoint_files import load_engine
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.ranks.startup import DTYPES
@@ -241,7 +242,7 @@ def _trained(case: Case, config: dict[str, Any], ranks: Any, folder: Path) -> di
     torch.manual_seed(0)
     dtype = DTYPES[case.dtype]
     settings = EngineSettings(
-        dtype=case.dtype, zero_stage=case.stage, learning_rate=1e-2, max_grad_norm=0.0, deepspeed_config=str(path)
+        dtype=case.dtype, zero_stage=case.stage, learning_rate=1e-2, max_grad_norm=0.0, own_config=UsersJson(str(path))
     )
     engine = TrainingEngine(Net().to(dtype), settings, ranks, 8)
     buffers: list[int] = []

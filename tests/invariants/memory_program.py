@@ -57,7 +57,7 @@ def compared(dtype: str, stage: int, offload: bool, lora_dim: int, ranks: Any, s
     from threestep.plugins.lora.adding import add_lora
     from threestep.plugins.plan.dry_run.engine_memory import trained_memory
     from training.utils.engine.config.arguments import EngineSettings
-    from training.utils.engine.config.config import deepspeed_config
+    from training.utils.engine.config.config import engine_config
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.setup.setup import load_under
 
@@ -82,7 +82,7 @@ def compared(dtype: str, stage: int, offload: bool, lora_dim: int, ranks: Any, s
         held = held_bytes(model, engine.engine.optimizer)
         engine.step()
     engine.engine.destroy()
-    zero = deepspeed_config(settings, ranks.world_size, trained, False)["zero_optimization"]
+    zero = engine_config(settings, ranks.world_size, trained, False)["zero_optimization"]
     said = trained_memory(
         sum(size for size, _ in sizes), trained, 0, dtype, zero=zero, ranks=ranks.world_size, bf16_states=states
     )

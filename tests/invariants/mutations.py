@@ -353,7 +353,7 @@ def configuration(dice: random.Random, tokenizer: Any) -> None:
 
 def read_configuration(step: str, groups: Any, old: Any, argv: list[str]) -> None:
     """What a program does with its settings before data and model, without its folder."""
-    from training.utils.engine.config.config import deepspeed_config
+    from training.utils.engine.config.config import engine_config
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.flags.arguments import parse_arguments, resolved_settings
 
@@ -369,7 +369,7 @@ def read_configuration(step: str, groups: Any, old: Any, argv: list[str]) -> Non
         from training.utils.setup.setup import whole_steps
 
         engine = by_name["EngineArguments"]
-        deepspeed_config(engine.settings(1e-3), 1, 100, False)
+        engine_config(engine.settings(1e-3), 1, 100, False)
         whole_steps(engine, 1000, ranks)
     if step == "step3_ppo.main":
         check_step3(by_name)
@@ -451,9 +451,9 @@ def whole_run(dice: random.Random, tokenizer: Any) -> None:
 
 def deepspeed_json(dice: random.Random, tokenizer: Any) -> None:
     """A DeepSpeed configuration of the user's, damaged."""
+    from threestep.plugins.deepspeed_json.users_json import UsersJson
     from training.utils.engine.config.arguments import EngineSettings
-    from training.utils.engine.config.config import deepspeed_config
-    from training.utils.engine.config.deepspeed_json import filled_in_keys, users_config
+    from training.utils.engine.config.config import engine_config
 
     content: dict[str, Any] = {"zero_optimization": {"stage": 1, "reduce_bucket_size": 5}, "bf16": {"enabled": True}}
     if dice.random() < 0.7:
@@ -463,8 +463,8 @@ def deepspeed_json(dice: random.Random, tokenizer: Any) -> None:
     for _ in range(dice.choice((0, 1))):
         text = damage_bytes(dice, text)
     Path("ds.json").write_bytes(text)
-    settings = EngineSettings(dtype="bf16", zero_stage=1, deepspeed_config="ds.json")
-    filled_in_keys(users_config("ds.json"), deepspeed_config(settings, 1, 100, False))
+    settings = EngineSettings(dtype="bf16", zero_stage=1, own_config=UsersJson("ds.json"))
+    UsersJson("ds.json").notes(engine_config(settings, 1, 100, False))
 
 
 KINDS: dict[str, Callable[[random.Random, Any], None]] = {

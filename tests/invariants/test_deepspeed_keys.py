@@ -9,7 +9,7 @@ import pytest
 
 from tests.distributed.launch import run_ranks
 from tests.invariants.keys_program import CASES, TOGETHER
-from training.utils.engine.config.deepspeed_keys import ACCEPTED
+from threestep.plugins.deepspeed_json.keys import ACCEPTED
 
 PROGRAM = Path(__file__).with_name("keys_program.py")
 AGREED = {"zero_optimization.stage", "bf16.enabled", "fp16.enabled"}  # refused where they differ from the flags

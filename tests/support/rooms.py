@@ -63,7 +63,7 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
 
 # Third parties that a few places alone import.
 ONLY_IN = {
-    "deepspeed": ("training.utils.engine", "threestep.plugins.hybrid"),
+    "deepspeed": ("training.utils.engine", "threestep.plugins.deepspeed_json", "threestep.plugins.hybrid"),
     "vllm": ("threestep.plugins.vllm",),
 }
 # The maths rooms import torch, the standard library and each other; and what is listed with each.

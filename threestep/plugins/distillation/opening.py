@@ -108,7 +108,7 @@ def _loaded(settings: TeacherSettings, policy: TrainingEngine, load_under: LoadU
 def engine_settings(settings: TeacherSettings, student: EngineSettings) -> EngineSettings:
     """Return the settings of the teacher's engine: of ZeRO its own stage, else those of the student's."""
     stage = student.zero_stage if settings.zero_stage is None else settings.zero_stage
-    return replace(student, zero_stage=stage, offload=settings.offload, deepspeed_config=None)
+    return replace(student, zero_stage=stage, offload=settings.offload, own_config=None)
 
 
 def model_settings(settings: TeacherSettings) -> ModelSettings:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from threestep.plugins.distillation.head_loss import NUMBERS_PER_LOGIT, rows_of_chunk
 from threestep.plugins.distillation.opening import engine_settings, model_settings
 from training.utils.base.memory import MemoryLine, Moment
-from training.utils.engine.config.config import deepspeed_config
+from training.utils.engine.config.config import engine_config
 from training.utils.engine.ranks.startup import DTYPES
 from training.utils.engine.zero3 import model_sizes
 from training.utils.models.target_head import CHUNK_BYTES
@@ -38,7 +38,7 @@ def plan_teacher(
     if engine.zero_stage == 3:
         whole = model_sizes(model)
         limits = plugin_module("plan", "dry_run.plan").planned_limits(whole, engine, ranks, device)
-        zero = deepspeed_config(engine, ranks, 1, device.is_cuda, limits=limits)["zero_optimization"]
+        zero = engine_config(engine, ranks, 1, device.is_cuda, limits=limits)["zero_optimization"]
         gathered = counted.ELEMENT_BYTES[engine.dtype] * counted.gathered_elements(
             sum(sizes), whole.module, zero, trains=False
         )

@@ -142,7 +142,7 @@ class RolesArguments(make_dataclass("RoleFlags", _FLAGS)):  # type: ignore[misc]
         return settings_of(ModelSettings, self, role, **own, defaults=others)
 
     def engine(self, role: str) -> EngineSettings:
-        return settings_of(EngineSettings, self, role, defaults=("deepspeed_config",))
+        return settings_of(EngineSettings, self, role, defaults=("own_config",))
 
     def frozen_engine(self, role: str) -> EngineSettings:
         """Return settings of the reference, which starts as the actor, or of the reward model, as which the critic

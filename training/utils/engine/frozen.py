@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from training.utils.engine.config.config import deepspeed_config
+from training.utils.engine.config.config import engine_config
 from training.utils.engine.out_of_memory import memory_explained, rows_in_words
 from training.utils.engine.zero3 import limits_of, release_gathered
 from training.utils.models.tensors.weights import buffers_kept
@@ -33,7 +33,7 @@ class FrozenModel:
             import deepspeed
 
             limits = limits_of(module, settings, ranks)
-            config = deepspeed_config(settings, ranks.world_size, 1, ranks.device.type == "cuda", limits=limits)
+            config = engine_config(settings, ranks.world_size, 1, ranks.device.type == "cuda", limits=limits)
             config["zero_optimization"].pop("offload_optimizer", None)
             with buffers_kept(module):
                 self._module, *_ = deepspeed.initialize(model=module, config=config, dist_init_required=False)

@@ -21,7 +21,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from training.utils.base.errors import ThreestepError
-from training.utils.engine.config.config import deepspeed_config
+from training.utils.engine.config.config import engine_config
 from training.utils.engine.config.schedules import OWN_SCHEDULES, ScheduleShape, share_of_peak
 from training.utils.engine.optimizers import FiniteSteps, make_optimizer
 from training.utils.engine.out_of_memory import memory_explained, rows_in_words
@@ -75,7 +75,7 @@ class TrainingEngine:
                 "nothing to train: every weight of the model is frozen; unfreeze some, or train adapters beside them"
             )
         on_gpu, limits = ranks.device.type == "cuda", limits_of(module, settings, ranks)
-        config = deepspeed_config(settings, ranks.world_size, count_elements(trainable), on_gpu, limits=limits)
+        config = engine_config(settings, ranks.world_size, count_elements(trainable), on_gpu, limits=limits)
         optimizer = make_optimizer(module, settings)
         names = {parameter: name for name, parameter in module.named_parameters()}
         # Names of the weights in each group of the optimizer, in its order.

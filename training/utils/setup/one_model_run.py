@@ -288,7 +288,7 @@ def _engine(
     media: RunMedia | None,
 ) -> tuple[PreTrainedModel, TrainingEngine]:
     """The transformers model, and the engine that trains it."""
-    settings = flags.engine.settings(flags.of_step.learning_rate)
+    settings = flags.engine.settings(flags.of_step.learning_rate, flags.added)
     reading: Any = {"longest_tokens": flags.data.rows.max_seq_len, "device": ranks.device, "media": media}
 
     def load(dtype: torch.dtype) -> PreTrainedModel:

@@ -17,8 +17,7 @@ from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.base.seeds import seed_everything
 from training.utils.contracts.step_observers import ObservedRun, StepObservers
-from training.utils.engine.config.config import deepspeed_config
-from training.utils.engine.config.deepspeed_json import filled_in_keys, users_config, without_effect
+from training.utils.engine.config.config import engine_config
 from training.utils.engine.ranks.collectives import largest, on_main
 from training.utils.engine.ranks.devices import device_sentence, free_bytes, make_deterministic
 from training.utils.engine.ranks.matmul_rate import peak_of_all_ranks
@@ -209,13 +208,9 @@ def compute_meter(model: Any, ranks: Ranks) -> ComputeMeter:
 def load_under(settings: EngineSettings, ranks: Ranks, load: Callable[[torch.dtype], Any]) -> Any:
     """Call `load(dtype)`: a ZeRO-3 model is born sharded, any other is moved to this rank's device."""
     dtype = check_dtype(settings.dtype)
-    config = deepspeed_config(settings, ranks.world_size, 1, ranks.device.type == "cuda")
-    if settings.deepspeed_config is not None:
-        theirs = users_config(settings.deepspeed_config)
-        filled_in = ", ".join(filled_in_keys(theirs, config))
-        log(f"filled in the keys that {settings.deepspeed_config} lacks: {filled_in}", ranks.is_main)
-        for sentence in without_effect(theirs, config):
-            log(f"warning: {settings.deepspeed_config}: {sentence}", ranks.is_main)
+    config = engine_config(settings, ranks.world_size, 1, ranks.device.type == "cuda")
+    for line in settings.own_config.notes(config) if settings.own_config is not None else ():
+        log(line, ranks.is_main)
     with born_sharded(config, settings.zero_stage):
         model = load(dtype)
     to_one_precision(model, dtype)

@@ -156,20 +156,6 @@ def test_loading_gives_the_dtype():
     assert asked == [torch.bfloat16] and model.dtype is torch.bfloat16
 
 
-def test_what_the_users_json_left_out_is_said_once(tmp_path, capsys):
-    from deepspeed.accelerator import get_accelerator
-
-    get_accelerator()  # which says that it found no GPU, once a process
-    capsys.readouterr()
-    (tmp_path / "ds.json").write_text('{"gradient_clipping": 0.5}')
-    settings = EngineSettings(deepspeed_config=str(tmp_path / "ds.json"))
-    for rank in (0, 1):
-        load_under(settings, ranks(2, rank), lambda dtype: tiny_causal_lm("gpt2", dtype))
-    said = capsys.readouterr().out
-    assert said.startswith(f"filled in the keys that {tmp_path}/ds.json lacks: ") and said.count("filled in") == 1
-    assert "zero_optimization" in said and "gradient_clipping" not in said
-
-
 @pytest.mark.needs_plugin("embedded")
 @pytest.mark.parametrize("step", ["step1_sft", "step2_reward", "step3_ppo"])
 def test_the_settings_of_a_run_read_back_as_its_configuration(tmp_path, step):

@@ -58,7 +58,7 @@ def test_what_is_compared_and_what_is_refused(folders):
 
 
 def test_its_engine_has_its_own_stage():
-    student = EngineSettings(dtype="bf16", zero_stage=2, offload=True, deepspeed_config="ds.json")
+    student = EngineSettings(dtype="bf16", zero_stage=2, offload=True, own_config=object())
     assert engine_settings(TeacherSettings("t"), student) == EngineSettings(dtype="bf16", zero_stage=2)
     own = engine_settings(TeacherSettings("t", zero_stage=3, offload=True), student)
     assert own == EngineSettings(dtype="bf16", zero_stage=3, offload=True)

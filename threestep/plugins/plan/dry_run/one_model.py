@@ -73,7 +73,7 @@ def _estimated_as_given(flags: OneModelFlags, scalar: bool, responses: int, coun
     device = planned_device(flags.added.of(DryRunArguments))
     sharing = row_sharing(flags.added)
     sharing.check_ranks(ranks)
-    settings = engine.settings(flags.of_step.learning_rate)
+    settings = engine.settings(flags.of_step.learning_rate, flags.added)
     check_positions(model, max_seq_len, "--max_seq_len")
     check_trains(model, generates=not scalar)
     built = counts.model(model, DTYPES[settings.dtype], scalar)

@@ -11,7 +11,7 @@ from threestep.plugins.plan.dry_run.activations import SavedActivations, head_by
 from threestep.plugins.plan.dry_run.attention_memory import mask_lines
 from threestep.plugins.plan.dry_run.engine_memory import EngineMemory, power_of_two, trained_memory
 from training.utils.base.memory import MemoryLine, Moment
-from training.utils.engine.config.config import deepspeed_config
+from training.utils.engine.config.config import engine_config
 from training.utils.engine.ranks.startup import DTYPES
 from training.utils.engine.zero3 import ModelSizes, host_share, model_sizes, zero3_limits
 from training.utils.layout.bounds import forward_bound
@@ -137,7 +137,7 @@ def engine_of(
     weights, trained = sum(part.numel() for part in model.parameters()), _trained_elements(model)
     sizes = model_sizes(model)
     limits = planned_limits(sizes, settings, ranks, device)
-    config = deepspeed_config(settings, ranks, trained, device.is_cuda, limits=limits)
+    config = engine_config(settings, ranks, trained, device.is_cuda, limits=limits)
     zero = config["zero_optimization"]
     return config, trained_memory(
         weights,

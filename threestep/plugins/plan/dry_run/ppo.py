@@ -29,7 +29,7 @@ from training.step3_ppo.flags.checks import FORWARDS, VALUES, Components, check_
 from training.utils.base.errors import ThreestepError
 from training.utils.base.memory import MemoryLine, Moment, PlannedDevice
 from training.utils.contracts.rollout_engine import PlannedActor, RolloutEngine
-from training.utils.engine.config.config import deepspeed_config
+from training.utils.engine.config.config import engine_config
 from training.utils.engine.ranks.startup import DTYPES
 from training.utils.engine.training_engine import GATHER_ELEMENTS
 from training.utils.engine.zero3 import model_sizes
@@ -271,7 +271,7 @@ def _frozen(
         if engine.zero_stage == 3:
             whole_sizes = model_sizes(model)
             limits = planned_limits(whole_sizes, engine, ranks, device)
-            zero = deepspeed_config(engine, ranks, 1, device.is_cuda, limits=limits)["zero_optimization"]
+            zero = engine_config(engine, ranks, 1, device.is_cuda, limits=limits)["zero_optimization"]
             gathered = gathered_elements(sum(sizes), whole_sizes.module, zero, trains=False)
             whole = MemoryLine(f"{name}: gathered weights", ELEMENT_BYTES[engine.dtype] * gathered)
             doing = f"in a forward of the {name}"

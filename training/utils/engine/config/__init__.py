@@ -1,1 +1,1 @@
-"""DeepSpeed's configuration: from flags, or from the user's JSON with the missing keys filled in."""
+"""DeepSpeed's configuration: from flags."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from training.utils.base.user_files import named_object
 from training.utils.engine.config.optimizers import ADAMW, OPTIMIZERS
 from training.utils.engine.config.schedules import OWN_SCHEDULES, SCHEDULES, ScheduleShape
-from training.utils.flags.added import advice
+from training.utils.flags.added import NO_FLAGS, AddedFlags, advice
 from training.utils.flags.flags import flag, settings_of
 from training.utils.layout.bounds import SMALL_FORWARD_TOKENS
+from training.utils.plugins.registry import added
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
@@ -24,6 +26,17 @@ ADAM_EPSILON = 1e-8  # Adam's authors' (Kingma and Ba 2015), and torch's
 
 def _reading(setting: str) -> tuple[str, ...]:
     return tuple(name for name, schedule in OWN_SCHEDULES.items() if setting in schedule.reads)
+
+
+class OwnConfig(Protocol):
+    """A DeepSpeed configuration of the user's own, of a plugin (`engine_configs` of `Plugin.tables`)."""
+
+    def completed(self, ours: dict[str, Any], settings: EngineSettings, ranks: int) -> dict[str, Any]:
+        """Return the configuration for `deepspeed.initialize`. ours: by the flags. ThreestepError with every
+        mistake."""
+
+    def notes(self, final: dict[str, Any]) -> list[str]:
+        """Return lines for the log. final: what `completed` returned."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +52,7 @@ class EngineSettings:
     zero_stage: int = 0
     offload: bool = False
     zero3_live_parameters: int | None = None
-    deepspeed_config: str | None = None
+    own_config: OwnConfig | None = None
     learning_rate: float = 1e-5
     optimizer: str = ADAMW
     weight_decay: float = 0.0
@@ -191,9 +204,6 @@ class EngineArguments:
         "of less than 1/512 of a weight are lost to rounding (docs/scale.md).",
         topic="memory",
     )
-    deepspeed_config: str | None = flag(
-        None, "DeepSpeed JSON of your own; keys that it lacks are filled in and named.", "file", topic="memory"
-    )
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake in these settings."""
@@ -209,8 +219,11 @@ class EngineArguments:
             "leave one of them out",
         )
 
-    def settings(self, learning_rate: float) -> EngineSettings:
-        return settings_of(EngineSettings, self, learning_rate=learning_rate)
+    def settings(self, learning_rate: float, added_flags: AddedFlags = NO_FLAGS) -> EngineSettings:
+        """added_flags: of plugins, one of which may have a configuration of the user's."""
+        given = ((place, added_flags.value(name)) for name, place in added("engine_configs", ()).items())
+        own = next((named_object(place)(value) for place, value in given if value is not None), None)
+        return settings_of(EngineSettings, self, learning_rate=learning_rate, own_config=own)
 
 
 def check_offload(mistakes: Mistakes, offload: bool, stage_flag: str, stage: int) -> None:

@@ -1,11 +1,9 @@
-"""The DeepSpeed configuration: built from flags, or the user's JSON with the missing keys filled in."""
+"""The DeepSpeed configuration, built from flags; a plugin may complete the user's own by it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-
-from training.utils.engine.config.deepspeed_json import users_config, with_flags
 
 if TYPE_CHECKING:
     from training.utils.engine.config.arguments import EngineSettings
@@ -18,7 +16,7 @@ DEEPSPEED_LIMITS = {
 }
 
 
-def deepspeed_config(
+def engine_config(
     settings: EngineSettings,
     ranks: int,
     trainable_elements: int,
@@ -31,15 +29,6 @@ def deepspeed_config(
     The planner sets batch sizes, so DeepSpeed gets one sequence per rank, and accumulation that ends when the caller
     calls step().
     """
-    ours = _from_flags(settings, ranks, trainable_elements, on_gpu, limits=limits)
-    if settings.deepspeed_config is None:
-        return ours
-    return with_flags(users_config(settings.deepspeed_config), ours, settings, ranks)
-
-
-def _from_flags(
-    settings: EngineSettings, ranks: int, trainable_elements: int, on_gpu: bool, *, limits: Mapping[str, int]
-) -> dict[str, Any]:
     stage = settings.zero_stage
     zero: dict[str, Any] = {
         "stage": stage,
@@ -81,4 +70,4 @@ def _from_flags(
             config["data_types"] = {"grad_accum_dtype": "fp32"}
     if settings.dtype == "fp16":
         config["fp16"] = {"enabled": True, "loss_scale_window": 100}
-    return config
+    return config if settings.own_config is None else settings.own_config.completed(config, settings, ranks)

@@ -81,7 +81,7 @@ def test_mistakes(given, sentence):
 
 def test_every_setting_is_passed_on():
     given = {
-        "dtype": "fp32", "zero_stage": 2, "offload": True, "deepspeed_config": "x.json", "weight_decay": 0.1,
+        "dtype": "fp32", "zero_stage": 2, "offload": True, "weight_decay": 0.1,
         "lr_scheduler_type": "wsd", "num_warmup_steps": 3, "max_grad_norm": 2.0,
         "min_lr_ratio": 0.2, "stable_ratio": 0.5,
         "adam_beta1": 0.8, "adam_beta2": 0.99, "adam_epsilon": 1e-6, "warmup_ratio": 0.0,

@@ -7,11 +7,11 @@ import json
 
 import pytest
 
+from threestep.plugins.deepspeed_json import keys
+from threestep.plugins.deepspeed_json.users_json import UsersJson, users_config, without_effect
 from training.utils.base.errors import ThreestepError
-from training.utils.engine.config import deepspeed_keys as keys
 from training.utils.engine.config.arguments import EngineSettings
-from training.utils.engine.config.config import deepspeed_config
-from training.utils.engine.config.deepspeed_json import users_config, without_effect
+from training.utils.engine.config.config import engine_config
 
 
 def nested(dotted: str, value: object) -> dict:
@@ -26,7 +26,7 @@ def final_of(tmp_path):
     def make(theirs, ranks=2, **settings):
         path = tmp_path / "ds.json"
         path.write_text(json.dumps(theirs))
-        return deepspeed_config(EngineSettings(deepspeed_config=str(path), **settings), ranks, 10, False)
+        return engine_config(EngineSettings(own_config=UsersJson(str(path)), **settings), ranks, 10, False)
 
     return make
 

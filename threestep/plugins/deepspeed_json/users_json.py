@@ -1,20 +1,41 @@
 """The user's JSON of --deepspeed_config: read, checked against what Threestep honours, and made one with the flags'
-configuration. Which key is honoured is in `deepspeed_keys`."""
+configuration. Which key is honoured is in `keys`."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from threestep.plugins.deepspeed_json import keys
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
-from training.utils.engine.config import deepspeed_keys as keys
-from training.utils.engine.config.arguments import DTYPE_NAMES, EngineSettings
+from training.utils.engine.config.arguments import DTYPE_NAMES
+
+if TYPE_CHECKING:
+    from training.utils.engine.config.arguments import EngineSettings
 
 _SECTIONS = ("zero_optimization", "bf16", "fp16", "comms_logger")  # that DeepSpeed checks by models
 _LEVELS = ("debug", "info", "warning", "error", "critical")
 # Keys whose output DeepSpeed logs at the level "info" alone.
 _REPORTING = ("steps_per_print", "dump_state", "comms_logger.enabled")
+
+
+@dataclass(frozen=True)
+class UsersJson:
+    """The configuration in the file `path` (`OwnConfig`)."""
+
+    path: str
+
+    def completed(self, ours: dict[str, Any], settings: EngineSettings, ranks: int) -> dict[str, Any]:
+        """See `OwnConfig.completed`."""
+        return with_flags(users_config(self.path), ours, settings, ranks, where=self.path)
+
+    def notes(self, final: dict[str, Any]) -> list[str]:
+        """See `OwnConfig.notes`: the keys that were filled in, and those that change nothing."""
+        theirs = users_config(self.path)
+        filled_in = f"filled in the keys that {self.path} lacks: {', '.join(filled_in_keys(theirs, final))}"
+        return [filled_in, *(f"warning: {self.path}: {sentence}" for sentence in without_effect(theirs, final))]
 
 
 def users_config(path: str) -> dict[str, Any]:
@@ -35,10 +56,11 @@ def users_config(path: str) -> dict[str, Any]:
     return values
 
 
-def with_flags(theirs: dict[str, Any], ours: dict[str, Any], settings: EngineSettings, ranks: int) -> dict[str, Any]:
+def with_flags(
+    theirs: dict[str, Any], ours: dict[str, Any], settings: EngineSettings, ranks: int, *, where: str
+) -> dict[str, Any]:
     """Return the configuration for `deepspeed.initialize`: the user's values, and the flags' where there are none.
-    ThreestepError with every mistake."""
-    where = settings.deepspeed_config
+    where: of the user's. ThreestepError with every mistake."""
     mistakes = Mistakes()
     _check_names(theirs, where, mistakes)
     _check_against_flags(theirs, where, settings, mistakes)
@@ -81,7 +103,7 @@ def without_effect(theirs: dict[str, Any], final: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _check_names(theirs: dict[str, Any], where: Any, mistakes: Mistakes) -> None:
+def _check_names(theirs: dict[str, Any], where: str, mistakes: Mistakes) -> None:
     """Note keys that DeepSpeed has not, sections that are none, and keys that are refused or the flags'."""
     sections = keys.sections()
     known = {*keys.ACCEPTED, *keys.REFUSED, *keys.LEFT_OUT, *keys.OWNED}
@@ -100,7 +122,7 @@ def _check_names(theirs: dict[str, Any], where: Any, mistakes: Mistakes) -> None
             mistakes.add(f"{where}: DeepSpeed has no key '{dotted}'{nearest_names(name, beside)}")
 
 
-def _check_against_flags(theirs: dict[str, Any], where: Any, settings: EngineSettings, mistakes: Mistakes) -> None:
+def _check_against_flags(theirs: dict[str, Any], where: str, settings: EngineSettings, mistakes: Mistakes) -> None:
     stage = _at(theirs, "zero_optimization.stage", "auto")
     if stage not in ("auto", settings.zero_stage):
         mistakes.add(f"{where} sets ZeRO stage {stage} and --zero_stage is {settings.zero_stage}; make them agree")
@@ -111,7 +133,7 @@ def _check_against_flags(theirs: dict[str, Any], where: Any, settings: EngineSet
             mistakes.add(f"{where} {does} {dtype} and --dtype is {settings.dtype}; make them agree")
 
 
-def _check_values(final: dict[str, Any], where: Any, mistakes: Mistakes) -> None:
+def _check_values(final: dict[str, Any], where: str, mistakes: Mistakes) -> None:
     """Note values that DeepSpeed would refuse, most of them by a traceback."""
     from deepspeed.comm.config import CommsLoggerConfig
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
@@ -147,7 +169,7 @@ def _check_values(final: dict[str, Any], where: Any, mistakes: Mistakes) -> None
             mistakes.require_one_of(f"{where}: '{dotted}'", value, names)
 
 
-def _check_together(final: dict[str, Any], where: Any, ranks: int, mistakes: Mistakes) -> None:
+def _check_together(final: dict[str, Any], where: str, ranks: int, mistakes: Mistakes) -> None:
     """Note accepted keys that DeepSpeed honours beside certain others alone, where it is silent or asserts."""
     zero, logger = final["zero_optimization"], final.get("comms_logger", {})
     stage = zero["stage"]
@@ -180,7 +202,7 @@ def _check_together(final: dict[str, Any], where: Any, ranks: int, mistakes: Mis
     _check_masters(final, where, mistakes)
 
 
-def _check_masters(final: dict[str, Any], where: Any, mistakes: Mistakes) -> None:
+def _check_masters(final: dict[str, Any], where: str, mistakes: Mistakes) -> None:
     """bfloat16 master weights: DeepSpeed takes them with its Adam, or with states in bfloat16 too."""
     masters = _at(final, "bf16.bf16_master_weights_and_grads")
     states = _at(final, "bf16.bf16_optimizer_states")
@@ -197,7 +219,7 @@ def _check_masters(final: dict[str, Any], where: Any, mistakes: Mistakes) -> Non
 
 
 def _mode(final: dict[str, Any]) -> str:
-    """The word of `deepspeed_keys.ACCEPTED` for this configuration."""
+    """The word of `keys.ACCEPTED` for this configuration."""
     zero = final["zero_optimization"]
     is_own = (
         zero["stage"] == 1
