@@ -118,7 +118,7 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
     (
         rooms.maths_needs_torch_alone,
         "training.utils.layout.planner",
-        "from training.utils.data.rows.collate import PromptBatch",
+        "from training.utils.data.rows.documents import PromptBatch",
         "import numpy as np",
     ),
     (rooms.maths_needs_torch_alone, "training.step1_sft.loss", "import tqdm", "from torch import nn"),

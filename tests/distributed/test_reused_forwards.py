@@ -25,7 +25,7 @@ SCRIPT = """
     from training.step3_ppo.roles.roles import Tokenizers
     from training.step3_ppo.flags.roles_arguments import RolesArguments
     from training.utils.setup.guests import GuestFeatures
-    from training.utils.data.chat.arguments import ChatArguments
+    from training.utils.data.rows.arguments import ChatArguments
     from training.utils.engine.ranks.startup import started_process_group
     from training.utils.contracts.documents import TokenSequence
     from training.utils.layout.rows import padded_rows

@@ -119,7 +119,7 @@ def _served(start: Path) -> None:
     """Open a model for an engine's own server, load it for ours, and order an answer."""
     from threestep.plugins.serve.endpoint.fields import read_request
     from threestep.plugins.serve.endpoint.model import load_served, open_model
-    from training.utils.data.chat.arguments import ChatArguments
+    from training.utils.data.rows.arguments import ChatArguments
     from training.utils.generation.arguments import SamplingArguments
 
     flags, chat = SamplingArguments(max_new_tokens=3), ChatArguments()

@@ -38,7 +38,7 @@ divergence: run base
 models: models.attention models.tensors layout flags plugins models.families contracts base
 trackers: run flags plugins contracts base
 data.kinds: data.chat data.cache data.sources data.rows data.sources.formats contracts base
-generation: data.chat engine.config data.rows flags plugins contracts base
+generation: engine.config data.rows flags plugins contracts base
 generation.decoding: models models.tensors contracts base
 models.saved: models models.tensors plugins models.families base
 data.build: data.kinds data.chat data.cache data.sources data.rows flags data.sources.formats plugins data.files

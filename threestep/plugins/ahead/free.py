@@ -29,7 +29,7 @@ from training.step3_ppo.contracts.rollouts import Asked, RolloutQueue, RolloutsO
 from training.step3_ppo.experience.dynamic_sampling import joined_rollouts
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout_engine import ServerShare, joined_shares, rolled_out
-from training.utils.data.rows.collate import collate_prompts
+from training.utils.data.rows.documents import collate_prompts
 from training.utils.engine.ranks.collectives import gathered
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from training.step3_ppo.contracts.rollouts import RolloutEvents
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rollout_engine import Lender, RolloutEngine, RolloutRequest, ServerShare
-    from training.utils.data.rows.collate import PromptBatch
+    from training.utils.data.rows.documents import PromptBatch
     from training.utils.engine.whole_model import WholeModel
 
     # Rollouts, and what each server drew of them.

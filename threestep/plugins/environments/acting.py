@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from threestep.plugins.environments.conversation_arguments import ConversationArguments
     from threestep.plugins.environments.interface import AssistantMessage, Message
     from training.utils.contracts.rollout_engine import RolloutEngine
-    from training.utils.data.chat.arguments import ChatArguments
+    from training.utils.data.rows.arguments import ChatArguments
     from training.utils.generation.partners import Partner
 
 # In place of the tools, which each environment names only when it opens.

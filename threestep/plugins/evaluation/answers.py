@@ -14,7 +14,7 @@ from threestep.plugins.evaluation.sharing import ALONE, Sharers
 from training.utils.base.console import note
 from training.utils.base.seeds import derived_seed
 from training.utils.contracts.rollout_engine import RolloutRequest, rolled_out
-from training.utils.data.rows.collate import collate_prompts
+from training.utils.data.rows.documents import collate_prompts
 from training.utils.loading.tokenizers import same_tokenizer
 from training.utils.rewards.arguments import SUM
 from training.utils.rewards.calling import start_rules

@@ -13,8 +13,8 @@ from training.utils.base.console import note
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.media_names import MEDIA_COLUMN
 from training.utils.contracts.rows import ResponsesRow
-from training.utils.data.chat.arguments import AS_STORED
 from training.utils.data.chat.chat import ChatTokenizer, adopt_style, text_maker
+from training.utils.data.rows.arguments import AS_STORED
 from training.utils.data.sources.formats.messages import (
     Conversation,
     Message,

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.data.build.arguments import PHASES, DataArguments, ShownArguments
-from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT
+from training.utils.data.rows.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT
 from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import flag, flag_of
 from training.utils.models.arguments import ModelArguments

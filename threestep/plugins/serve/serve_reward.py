@@ -20,7 +20,7 @@ from threestep.plugins.serving.access import ADDRESS
 from threestep.plugins.serving.keys import KEY_VARIABLE
 from threestep.plugins.serving.ports import check_port, taking_port
 from training.utils.base.console import note
-from training.utils.data.chat.arguments import ChatArguments
+from training.utils.data.rows.arguments import ChatArguments
 from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import flag_of
 from training.utils.generation.arguments import SamplingArguments

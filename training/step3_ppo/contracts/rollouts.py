@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, ServerShare
     from training.utils.contracts.rows import PromptRow
-    from training.utils.data.rows.collate import PromptBatch
+    from training.utils.data.rows.documents import PromptBatch
     from training.utils.engine.whole_model import WholeModel
     from training.utils.run.run_log import RunLog
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rollout_engine import RolloutEngine
     from training.utils.contracts.rows import PromptRow
-    from training.utils.data.rows.collate import PromptBatch
+    from training.utils.data.rows.documents import PromptBatch
     from training.utils.layout.rank_share import SequenceLayout
     from training.utils.rewards.calling import RuleAnswer
 

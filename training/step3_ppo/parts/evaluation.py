@@ -14,7 +14,7 @@ from training.utils.base.console import log
 from training.utils.base.seeds import derived_seed
 from training.utils.contracts.evaluations import EvaluationObserver
 from training.utils.contracts.media_names import MEDIA_COLUMN
-from training.utils.data.rows.collate import collate_prompts
+from training.utils.data.rows.documents import collate_prompts
 from training.utils.engine.ranks.collectives import gathered
 from training.utils.rewards.figures import by_source, of_each_prompt, several_of, value_names
 from training.utils.setup.media import keep_media

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from training.utils.contracts.media import RunMedia, SeenMedia
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rows import PromptRow
-    from training.utils.data.chat.arguments import ChatArguments
     from training.utils.data.chat.chat import PromptStyle
+    from training.utils.data.rows.arguments import ChatArguments
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.rewards.calling import Rule
     from training.utils.rewards.weighted import Reward

@@ -96,7 +96,7 @@ class MarkedRow(ResponsesRow):
 
 @dataclass(frozen=True, eq=False)
 class PromptRow:
-    """Phase 3: a prompt, its ids stored from last to first (see `collate.collate_prompts`).
+    """Phase 3: a prompt, its ids stored from last to first (see `documents.collate_prompts`).
 
     flipped_prompt_ids: int32 [P]; `flipped_prompt_ids[0]` is the last token of the prompt.
     prompt_text: the text as the dataset gave it (messages: as the chat template renders them), never truncated.

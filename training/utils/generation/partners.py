@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from training.utils.base.errors import Mistakes
     from training.utils.contracts.rollout_engine import Drawing, RolloutEngine
-    from training.utils.data.chat.arguments import ChatArguments
+    from training.utils.data.rows.arguments import ChatArguments
     from training.utils.data.rows.dataset import CachedSplit
     from training.utils.flags.added import AddedFlags
 

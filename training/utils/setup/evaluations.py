@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.utils.contracts.evaluations import EvaluationObservers
-from training.utils.data.chat.arguments import CHAT_TEMPLATE
+from training.utils.data.rows.arguments import CHAT_TEMPLATE
 from training.utils.plugins.registry import hooks
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 from training.step3_ppo.parts.inputs import load_inputs, load_tokenizers, share_style
 from training.step3_ppo.roles.roles import Tokenizers
 from training.utils.base.errors import ThreestepError
-from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.chat.style import SavedStyle, save_style, saved_style
+from training.utils.data.rows.arguments import ChatArguments
 
 
 def test_tokenizers_that_differ_between_actor_and_reward_model(tmp_path):

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.utils.data.chat.arguments import CHAT_TEMPLATE
 from training.utils.data.chat.rendering import ChatTemplate, TemplateRefused
 from training.utils.data.chat.style import resolved_chat
+from training.utils.data.rows.arguments import CHAT_TEMPLATE
 
 if TYPE_CHECKING:
-    from training.utils.data.chat.arguments import ChatArguments
+    from training.utils.data.rows.arguments import ChatArguments
 
 _ASKED, _ANSWERED = "\U000f0001", "\U000f0002"  # private characters, which no template writes
 _SAFE = 4  # ids; the last may differ where more text follows

@@ -25,7 +25,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import TokenSequence
 from training.utils.contracts.guests import Guest, Guests
 from training.utils.contracts.step_observers import NOT_OBSERVED, ObservedRun, StepTaken
-from training.utils.data.chat.arguments import ChatArguments
+from training.utils.data.rows.arguments import ChatArguments
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee
 from training.utils.engine.config.arguments import EngineSettings
 from training.utils.engine.ranks.startup import Ranks

@@ -211,7 +211,7 @@ import torch.distributed as dist
 from tests.distributed.launch import report
 from threestep.plugins.curriculum.tests.test_prompts import AtRandom, Maker, rows, seen, texts_of
 from threestep.plugins.curriculum.prompts import SampledPrompts, PromptDataset
-from training.utils.data.rows.collate import collate_prompts
+from training.utils.data.rows.documents import collate_prompts
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.base.errors import ThreestepError
 

@@ -22,8 +22,8 @@ from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, Sampling, rolled_out
 from training.utils.contracts.rows import PromptRow
-from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.chat.chat import ChatTokenizer
+from training.utils.data.rows.arguments import ChatArguments
 from training.utils.data.rows.dataset import ROWS_PER_BATCH, CachedSplit, write_rows
 
 EXAMPLES = Path(__file__).parents[4] / "examples" / "environments"

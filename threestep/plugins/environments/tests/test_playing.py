@@ -22,7 +22,7 @@ from threestep.plugins.environments.playing import (
     token_lines,
 )
 from threestep.plugins.environments.rows import whole_row
-from training.utils.data.chat.arguments import CHAT_TEMPLATE, ChatArguments
+from training.utils.data.rows.arguments import CHAT_TEMPLATE, ChatArguments
 
 pytestmark = pytest.mark.unit
 

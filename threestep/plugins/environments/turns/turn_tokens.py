@@ -28,7 +28,7 @@ from training.utils.data.sources.formats.messages import (
 if TYPE_CHECKING:
     from training.utils.data.chat.chat import ChatTokenizer
     from training.utils.data.chat.spans import TurnFinder
-    from training.utils.data.rows.tokenize import Ids
+    from training.utils.data.rows.tokenize import Ids, TextTokenizer
 
 _MOST_CACHED = 4096  # encoded replies; environments often send the same ones
 # Parts a control token that a message quotes into two texts: a code point that is no character.
@@ -100,7 +100,7 @@ class TurnTokens:
         words = self._control_words(self._chat.finder(tools, {})) if untrusted else ()
         with _explained():
             pieces = self._chat.prompt(_conversation([_opened(each, words) for each in messages], tools, where))
-        return self._chat.texts.encode_apart("".join(piece.text for piece in pieces).split(_SEAM))
+        return _encode_apart(self._chat.texts, "".join(piece.text for piece in pieces).split(_SEAM))
 
     def reply(self, messages: Sequence[Message], tools: Any, last_token: int) -> ReplyTokens:
         """Return the tokens after a sampled turn: the messages, and the generation prompt of the next turn.
@@ -158,7 +158,7 @@ class TurnTokens:
             pieces = self._chat.asked(_conversation(written, tools, "a conversation's history"))
         except BadConversation:
             return HistoryTokens(is_refused=True)
-        anew = self._chat.texts.encode_apart("".join(pieces).split(_SEAM))
+        anew = _encode_apart(self._chat.texts, "".join(pieces).split(_SEAM))
         had, gets = self._chat.decode([list(ids), anew])
         return HistoryTokens(None if had == gets else anew)
 
@@ -179,7 +179,7 @@ class TurnTokens:
                 "--environment, --tools: what the chat template writes before an environment's messages depends on "
                 "their text; give another template with --chat_template FILE"
             )
-        end_ids, rest_ids = self._chat.texts.encode_behind(end, text[len(before) :].split(_SEAM))
+        end_ids, rest_ids = _encode_behind(self._chat.texts, end, text[len(before) :].split(_SEAM))
         cut_messages = sum(was_cut for _, was_cut in shortened)
         return tuple(end_ids), tuple(rest_ids), cut_messages
 
@@ -204,12 +204,35 @@ class TurnTokens:
         text = message.get("content")
         if not isinstance(text, str) or self._most is None or len(text.encode()) <= self._most:  # a token has a byte
             return message, False
-        ids = self._chat.texts.encode_apart([text])
+        ids = _encode_apart(self._chat.texts, [text])
         if len(ids) <= self._most:
             return message, False
         head, tail = self._most // 2, len(ids) - (self._most + 1) // 2
         first, last = self._chat.decode([ids[:head], ids[tail:]])
         return {**message, "content": f"{first} [... {tail - head} tokens left out ...] {last}"}, True
+
+
+def _encode_apart(texts: TextTokenizer, parts: Sequence[str]) -> Ids:
+    """Ids of a text in parts that no token goes across: where one would, they are tokenized one by one."""
+    ids: Ids = []
+    before = ""
+    for part in filter(None, parts):
+        alone, last, both = (
+            each.parts[0] for each in texts.encode_parts([[part], [before], [before + part]], [[False]] * 3)
+        )
+        ids += both[len(last) :] if both[: len(last)] == last else alone
+        before = part
+    return ids
+
+
+def _encode_behind(texts: TextTokenizer, end: str, parts: Sequence[str]) -> tuple[Ids, Ids]:
+    """Ids of the token that ends a turn ("" for none), and of the text behind it (see `_encode_apart`)."""
+    first, *others = parts
+    (encoded,) = texts.encode_parts([(end, first)], [(False, False)])
+    end_ids, ids = encoded.parts
+    if others:
+        ids = ids + _encode_apart(texts, parts)[len(_encode_apart(texts, [first])) :]
+    return end_ids, ids
 
 
 @contextlib.contextmanager

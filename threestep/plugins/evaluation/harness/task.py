@@ -21,7 +21,7 @@ from threestep.plugins.report.writing import REPORT_NAME, write_report
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.storage import parse_json, replace_file
-from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT
+from training.utils.data.rows.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.run.run_folder import METRICS, RunFolder, check_place

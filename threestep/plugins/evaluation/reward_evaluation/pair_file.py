@@ -14,7 +14,7 @@ from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import ResponsesRow
 from training.utils.data.chat.chat import ChatTokenizer, text_maker
-from training.utils.data.kinds.strategies import ChatText
+from training.utils.data.kinds.kind import ChatText
 from training.utils.data.kinds.table import KINDS
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, TooLong, fit_sentences
 from training.utils.data.sources.create import create_raw_dataset
@@ -73,9 +73,10 @@ def read_pairs(path: str, data: DataArguments, tokenizer: Any, reader: MediaRead
                 raise pair
             if not pair.prompt:
                 raise Dropped("empty_prompt")
-            places = list(range(len(pair.prompt)))  # cut as the tokens would be
-            kept, responses, _ = fit_sentences(places, pair.responses, most, data.rows.truncation, end_id=texts.end_id)
-            prompt = np.array(pair.prompt, np.int32)[kept]
+            kept, responses, _ = fit_sentences(
+                len(pair.prompt), pair.responses, most, data.rows.truncation, end_id=texts.end_id
+            )
+            prompt = np.array([pair.prompt[place] for place in kept], np.int32)
             as_arrays = tuple(np.array(ids, np.int32) for ids in responses)
             spans = () if media is None else media.after_cut(pair.media, kept)
             rows.append(ResponsesRow(place, prompt, as_arrays, media=spans))

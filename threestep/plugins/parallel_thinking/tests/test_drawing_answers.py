@@ -27,7 +27,7 @@ from training.utils.contracts.documents import TokenSequence
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.data.build.arguments import AnswerDataArguments
 from training.utils.data.build.prompts import PromptMaker
-from training.utils.data.rows.collate import collate_prompts
+from training.utils.data.rows.documents import collate_prompts
 from training.utils.flags.flags import note_mistakes, settings_of
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.table import RolloutEngineFlags

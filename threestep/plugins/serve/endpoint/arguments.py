@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from threestep.plugins.evaluation.arguments import OF_TRAINING
 from threestep.plugins.serving.access import ADDRESS
 from threestep.plugins.serving.keys import KEY_VARIABLE, given_key
-from training.utils.data.chat.arguments import ChatArguments
+from training.utils.data.rows.arguments import ChatArguments
 from training.utils.flags.flags import flag, settings_of
 
 if TYPE_CHECKING:

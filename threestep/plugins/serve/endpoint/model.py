@@ -27,8 +27,8 @@ from threestep.plugins.serving.refusals import RefusedRequest
 from training.utils.base.console import note
 from training.utils.contracts.rollout_engine import RolloutRequest
 from training.utils.data.build.arguments import DataArguments
-from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT
 from training.utils.data.chat.style import template_text
+from training.utils.data.rows.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT
 from training.utils.data.rows.tokenize import TextTokenizer
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.loading.adapter_folders import find_adapter
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from threestep.plugins.serve.endpoint.fields import CompletionRequest
     from training.utils.contracts.rollout_engine import RolloutEngine
-    from training.utils.data.chat.arguments import ChatArguments
+    from training.utils.data.rows.arguments import ChatArguments
     from training.utils.data.sources.formats.messages import Message
     from training.utils.generation.arguments import SamplingArguments
 

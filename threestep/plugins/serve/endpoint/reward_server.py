@@ -23,7 +23,7 @@ from training.utils.loading.configurations import load_config, positions_of
 from training.utils.loading.tokenizers import tokenizer_digest
 
 if TYPE_CHECKING:
-    from training.utils.data.chat.arguments import ChatArguments
+    from training.utils.data.rows.arguments import ChatArguments
     from training.utils.data.rows.tokenize import Ids
 
 SCORES, MODELS = "/v1/scores", "/v1/models"

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.utils.base.user_files import named_object
 from training.utils.data.cache.arguments import CacheArguments
-from training.utils.data.chat.arguments import ChatArguments
-from training.utils.data.rows.arguments import RowArguments
+from training.utils.data.rows.arguments import ChatArguments, RowArguments
 from training.utils.data.sources.arguments import OptionalSourceArguments, SourceArguments
 from training.utils.flags.added import AddedFlags, added_flags
 from training.utils.flags.flags import AUTO, flag

@@ -37,7 +37,7 @@ from training.utils.data.chat.unread import REMEDIES as UNREAD_REMEDIES
 from training.utils.data.files.columns import column_names
 from training.utils.data.files.readers import split_reader
 from training.utils.data.kinds.table import kind_of
-from training.utils.data.rows.duplicates import count_duplicates
+from training.utils.data.rows.dataset import count_duplicates
 from training.utils.data.rows.tokenize import TextTokenizer, named_tokenizer, require_pad_token
 from training.utils.data.sources import fingerprint
 from training.utils.data.sources.create import columns_for

@@ -9,10 +9,10 @@ from training.utils.contracts.rows import PromptRow
 from training.utils.data.build.portions import DataSource
 from training.utils.data.build.row_maker import RowMaker
 from training.utils.data.cache.reports import Counts
-from training.utils.data.chat.arguments import AS_STORED
 from training.utils.data.chat.chat import text_maker
 from training.utils.data.chat.style import resolved_chat, saved_beside
 from training.utils.data.kinds.table import KINDS
+from training.utils.data.rows.arguments import AS_STORED
 from training.utils.data.sources.formats.messages import Message, prompt_text, read_messages, stored_prompt
 from training.utils.data.sources.raw_dataset import PromptRawDataset
 

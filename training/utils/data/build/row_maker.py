@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.data.chat.chat import ChatTokenizer
-from training.utils.data.kinds.kind import Making, RowKind, Waiting
-from training.utils.data.kinds.samples import PARTS_TAKEN, has_sentences, parts_are_taken
-from training.utils.data.kinds.strategies import (
+from training.utils.data.kinds.kind import (
     CROSSED,
     GLUED,
     ChatText,
+    Making,
     PlainText,
     ReadSample,
+    RowKind,
     check_media_are_read,
     is_glued,
 )
+from training.utils.data.kinds.samples import PARTS_TAKEN, has_sentences, parts_are_taken
 from training.utils.data.rows.arguments import MESSAGES, RAW_CHAT
 from training.utils.data.rows.tokenize import Dropped, TooLong
 from training.utils.data.sources.formats.messages import BadConversation
@@ -76,14 +77,14 @@ class RowMaker:
             self._read = self._strategy.read
         self._has_sentences = has_sentences(raw)
         reader = None if form is None else form.reader(counts.parallel)
-        self._making = Making(source.name, rows, texts, counts, reader, media)
+        self._making = Making(rows, texts, counts, reader, media)
 
     def rows(self, rows: Sequence[Any], indices: Iterable[int], first_id: int) -> Iterator[Row]:
         """The records of the rows at `indices`; the row at index i has the id `first_id` + i.
 
         Getters are handed a copy of a row that stays in memory: they may change it, and it is read again.
         """
-        waiting: list[Waiting] = []
+        waiting: list[ReadSample] = []
         characters = 0
         for index in map(int, indices):
             sample = deepcopy(rows[index]) if isinstance(rows, (list, tuple)) else rows[index]
@@ -92,14 +93,14 @@ class RowMaker:
             except _LEAVES_OUT as reason:
                 self._count_drop(reason)
                 continue
-            characters += sum(len(piece.text) for piece in waiting[-1].sample.pieces)
+            characters += sum(len(piece.text) for piece in waiting[-1].pieces)
             if len(waiting) == ROWS_PER_CALL or characters >= CHARACTERS_PER_CALL:
                 yield from self._made(waiting)
                 waiting, characters = [], 0
         if waiting:
             yield from self._made(waiting)
 
-    def _take(self, sample: Any, row_id: int, where: str) -> Waiting:
+    def _take(self, sample: Any, row_id: int, where: str) -> ReadSample:
         kind, raw = self._kind, self._source.raw
         if self._making.media is None or not self._is_chat:
             check_media_are_read(raw, sample, self._making.media, where)
@@ -113,21 +114,24 @@ class RowMaker:
             self._counts.noted[PARTS_TAKEN] += 1
         if responses and not self._is_chat and is_glued(read):
             self._counts.noted[GLUED] += 1
-        return Waiting(row_id, read, kind.carried(raw, sample, read, self._source.name))
+        read.row_id, read.carried = row_id, kind.carried(raw, sample, read, self._source.name)
+        return read
 
-    def _made(self, waiting: Sequence[Waiting]) -> Iterator[Row]:
-        for one, encoded in zip(waiting, self._strategy.encode([one.sample for one in waiting]), strict=True):
+    def _made(self, waiting: Sequence[ReadSample]) -> Iterator[Row]:
+        for sample, encoded in zip(waiting, self._strategy.encode(waiting), strict=True):
             if encoded.crosses:
                 self._counts.noted[CROSSED] += 1
             try:
-                yield self._kind.make(self._making, one, encoded.parts)
+                yield self._kind.make(self._making, sample, encoded.parts)
             except _LEAVES_OUT as reason:
                 self._count_drop(reason)
             except TooLong as long:
+                text = "sentence" if self._kind.responses else "prompt"
+                limit, truncation = self._kind.limit, self._kind.truncation
                 raise ThreestepError(
-                    f"dataset '{self._source.name}', row id {one.row_id}: a sentence of {long.length_tokens} tokens, "
-                    f"and max_seq_len is {self._making.flags.max_seq_len} with truncation 'error'; raise max_seq_len "
-                    "or choose another truncation"
+                    f"dataset '{self._source.name}', row id {sample.row_id}: a {text} of {long.length_tokens} tokens, "
+                    f"and {limit} is {getattr(self._making.flags, limit)} with {truncation} 'error'; raise {limit} or "
+                    f"choose another {truncation}"
                 ) from None
 
     def _count_drop(self, reason: Exception) -> None:

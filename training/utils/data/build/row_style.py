@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from training.utils.contracts.rows import PromptRow, ResponsesRow
-from training.utils.data.chat.arguments import AS_STORED, CHAT_TEMPLATE, HUMAN_ASSISTANT
 from training.utils.data.chat.style import SavedStyle, save_style
+from training.utils.data.rows.arguments import AS_STORED, CHAT_TEMPLATE, HUMAN_ASSISTANT
 
 if TYPE_CHECKING:
     from training.utils.data.cache.cache import Log

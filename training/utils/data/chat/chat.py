@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT, ChatArguments
 from training.utils.data.chat.rendering import ChatTemplate
 from training.utils.data.chat.spans import ReadConversation, TurnFinder
 from training.utils.data.chat.style import (
@@ -32,13 +31,11 @@ from training.utils.data.chat.style import (
 )
 from training.utils.data.chat.unread import UnreadParts
 from training.utils.data.files.digests import hash_text
+from training.utils.data.rows.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT, ChatArguments
 from training.utils.data.rows.tokenize import (
-    Dropped,
     EncodedParts,
     Ids,
     TextTokenizer,
-    TooLong,
-    cut_prompt,
     named_tokenizer,
 )
 from training.utils.data.sources.formats.messages import BadConversation, Conversation
@@ -166,17 +163,6 @@ class TextPiece:
     is_turn: bool = False
     carries_loss: bool = False
     is_end: bool = False
-
-
-@dataclass(slots=True)
-class EncodedConversation:
-    """`loss[i]`: token i is to be predicted. `last_turn`: index at which the last turn that carries loss begins.
-    `blank_end`: how many tokens of white space the template writes behind the last turn."""
-
-    ids: Ids
-    loss: list[bool]
-    last_turn: int
-    blank_end: int = 0
 
 
 class ChatTokenizer:
@@ -374,43 +360,3 @@ def _may_precede(added: str, answer: str) -> bool:
     rest = _TAG.sub("", added)
     tags_in = {name for _, name in _TAG.findall(answer)}
     return opened == closed and not tags_in & opened.keys() and not rest.strip()
-
-
-def joined(pieces: Sequence[TextPiece], ids: Sequence[Ids]) -> EncodedConversation:
-    """The pieces of one row as one sequence of tokens."""
-    whole, loss, begin = Ids(), list[bool](), 0
-    for piece, part in zip(pieces, ids, strict=True):
-        begin = len(whole) if piece.carries_loss else begin
-        whole += part
-        loss += [piece.carries_loss] * len(part)
-    is_blank = not pieces[-1].is_turn and not pieces[-1].text.strip()
-    return EncodedConversation(whole, loss, begin, len(ids[-1]) if is_blank else 0)
-
-
-def fit_conversation(encoded: EncodedConversation, most: int, truncation: str) -> tuple[EncodedConversation, bool]:
-    """Make a conversation at most `most` tokens long; returns it and whether it was cut.
-
-    White space behind the last turn, which no model has to write, goes first and is not counted. `right` cuts the
-    end. `left` cuts the beginning and `middle` the middle of what precedes the last turn that carries loss; both leave
-    that turn whole. `error` raises TooLong. Raises Dropped by `drop`, and if no token that carries loss, or none before
-    the last turn, would be left.
-    """
-    ids, loss, begin = encoded.ids, encoded.loss, encoded.last_turn
-    if len(ids) <= most:
-        return encoded, False
-    if encoded.blank_end:
-        end = len(ids) - encoded.blank_end
-        return fit_conversation(EncodedConversation(ids[:end], loss[:end], begin), most, truncation)
-    if truncation == "error":
-        raise TooLong(len(ids))
-    if truncation == "drop":
-        raise Dropped("too_long")
-    if truncation == "right":
-        if not any(loss[1:most]):
-            raise Dropped("response_cut_to_nothing")
-        return EncodedConversation(ids[:most], loss[:most], min(begin, most)), True
-    room = most - (len(ids) - begin)
-    if room < 1:
-        raise Dropped("no_room_for_the_prompt")
-    left = [*cut_prompt(list(range(begin)), room, truncation), *range(begin, len(ids))]
-    return EncodedConversation([ids[i] for i in left], [loss[i] for i in left], room), True

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from training.utils.base.errors import ThreestepError, nearest_names
-from training.utils.data.chat.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT, PROMPT_STYLES, ChatArguments
+from training.utils.data.rows.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT, PROMPT_STYLES, ChatArguments
 from training.utils.flags.flags import AUTO
 
 KEY = "threestep"  # in tokenizer_config.json

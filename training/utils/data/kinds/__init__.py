@@ -1,1 +1,1 @@
-"""The kinds of rows, one module each: how a sample becomes such a row, and how the row is laid out."""
+"""The kinds of rows: how a sample becomes such a row, and how the row is laid out."""

@@ -1,12 +1,23 @@
-"""The flags of lengths, truncation and loss; cheap to import: `--help` reads it."""
+"""The flags of rows: prompt style, chat template and end token; lengths, truncation and loss. Cheap to import: `--help`
+reads it."""
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from training.utils.flags.flags import flag
+from training.utils.base.storage import parse_json
+from training.utils.flags.flags import AUTO, flag
 
+if TYPE_CHECKING:
+    from training.utils.base.errors import Mistakes
+
+HUMAN_ASSISTANT, AS_STORED, CHAT_TEMPLATE = PROMPT_STYLES = ("human_assistant", "as_stored", "chat_template")
+TRAIN_TURNS = ("all", "last")
+BAD_CONVERSATIONS = ("error", "drop")
 TRUNCATIONS = ("right", "left", "middle", "error", "drop")
 LOSS_PLACES = ("response", "conversation")
 # More of a prompt that its row may carry, by verl's and TRL's names.
@@ -16,6 +27,102 @@ RAW_IDS, RAW_CHAT, MESSAGES, FULL_PROMPT = RETURN_COLUMNS = (
     "prompt_messages",
     "full_prompts",
 )
+
+
+@dataclass
+class ChatArguments:
+    """The text of prompts and responses, and its end."""
+
+    topic: ClassVar[str] = "chat"
+
+    end_of_conversation_token: str | None = flag(
+        None,
+        "Token that ends every response, in all steps; default: the tokenizer's eos, or the token with which the "
+        "chat template ends a turn.",
+        "token",
+    )
+    add_end_of_conversation_token: bool = flag(
+        False,
+        "Steps 1 and 2: add --end_of_conversation_token to the tokenizer and the model if they lack it. Step 3 "
+        "expects it in the tokenizers that those steps saved.",
+    )
+    prompt_style: str = flag(
+        AUTO,
+        "How prompts and responses become text: 'human_assistant' (DeepSpeed-Chat's \"Human: ... "
+        "Assistant:\"), 'as_stored' (the prompt as it is, with nothing around it), 'chat_template', or 'auto': the "
+        "style saved with the model, otherwise the chat template where the tokenizer has one, otherwise that of the "
+        "rows.",
+        "style",
+        choices=(AUTO, *PROMPT_STYLES),
+    )
+    chat_template: str | None = flag(None, "File of a Jinja chat template; default: the tokenizer's own.", "file")
+    chat_template_kwargs: str | None = flag(
+        None,
+        "More variables for the chat template, as a JSON object, such as '{\"enable_thinking\": false}'.",
+        "json",
+    )
+    train_turns: str = flag(
+        "all",
+        "Step 1 with a chat template: the loss is on 'all' assistant turns or on the 'last'.",
+        choices=TRAIN_TURNS,
+    )
+    bad_conversations: str = flag(
+        "error",
+        "A row that the chat template refuses, or whose assistant turns are ambiguous: 'error' stops and "
+        "names it, 'drop' drops and counts it.",
+        choices=BAD_CONVERSATIONS,
+    )
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """Variables of the chat template for every row."""
+        return json.loads(self.chat_template_kwargs) if self.chat_template_kwargs else {}
+
+    @property
+    def template_flags(self) -> list[str]:
+        """The flags of a chat template that are set."""
+        names = ("chat_template", "chat_template_kwargs")
+        return [f"--{name}" for name in names if getattr(self, name) is not None]
+
+    @property
+    def tokens_in_need(self) -> list[str]:
+        """Tokens that the tokenizer must have; those that it lacks are added."""
+        end = self.end_of_conversation_token if self.add_end_of_conversation_token else None
+        return [end] if end else []
+
+    def validate(self, mistakes: Mistakes) -> None:
+        """Note what is wrong with these settings."""
+        mistakes.require(
+            bool(self.end_of_conversation_token) or not self.add_end_of_conversation_token,
+            "--add_end_of_conversation_token expects --end_of_conversation_token, got none; name the token",
+        )
+        self._validate_chat(mistakes)
+
+    def _validate_chat(self, mistakes: Mistakes) -> None:
+        mistakes.require(
+            self.prompt_style in (AUTO, CHAT_TEMPLATE) or not self.template_flags,
+            f"{', '.join(self.template_flags)} needs --prompt_style chat_template, got {self.prompt_style}; set it, or "
+            "leave these flags out",
+        )
+        if self.chat_template is not None and not os.path.isfile(self.chat_template):
+            mistakes.add(f"--chat_template expects a file, got '{self.chat_template}', which does not exist")
+        elif self.chat_template is not None:
+            try:
+                Path(self.chat_template).read_text("utf-8")
+            except (UnicodeDecodeError, OSError) as error:
+                mistakes.add(f"--chat_template expects a file of UTF-8 text, got '{self.chat_template}': {error}")
+        try:
+            kwargs = parse_json(self.chat_template_kwargs or "{}")
+        except ValueError as error:
+            kwargs = error
+        if not isinstance(kwargs, dict):
+            mistakes.add(
+                f"--chat_template_kwargs expects a JSON object such as '{{\"enable_thinking\": false}}', got "
+                f"'{self.chat_template_kwargs}'"
+            )
+            return
+        own = sorted(set(kwargs) & {"messages", "tools", "add_generation_prompt"})
+        mistakes.require(not own, f"--chat_template_kwargs: {', '.join(own)} come from the data; leave them out")
 
 
 @dataclass

@@ -137,25 +137,6 @@ class TextTokenizer:
             encoded.append(EncodedParts(parts, crosses))
         return encoded
 
-    def encode_apart(self, parts: Sequence[str]) -> Ids:
-        """Ids of a text in parts that no token goes across: where one would, they are tokenized one by one."""
-        ids: Ids = []
-        before = ""
-        for part in filter(None, parts):
-            alone, last, both = self._encode([part, before, before + part])
-            ids += both[len(last) :] if both[: len(last)] == last else alone
-            before = part
-        return ids
-
-    def encode_behind(self, end: str, parts: Sequence[str]) -> tuple[Ids, Ids]:
-        """Ids of the token that ends a turn ("" for none), and of the text behind it (see `encode_apart`)."""
-        first, *others = parts
-        (encoded,) = self.encode_parts([(end, first)], [(False, False)])
-        end_ids, ids = encoded.parts
-        if others:
-            ids = ids + self.encode_apart(parts)[len(self.encode_apart([first])) :]
-        return end_ids, ids
-
 
 def _encode(tokenizer: Any, texts: list[str]) -> list[Ids]:
     return tokenizer(
@@ -269,37 +250,53 @@ class TooLong(Exception):
 
 
 def fit_sentences(
-    prompt_ids: Ids, response_ids: Sequence[Ids], most: int, truncation: str, *, end_id: int | None
-) -> tuple[Ids, list[Ids], bool]:
-    """Make a prompt with each of its responses at most `most` tokens long; returns both, and whether any was cut.
+    prompt_tokens: int, response_ids: Sequence[Ids], most: int, truncation: str, *, end_id: int
+) -> tuple[Sequence[int], list[Ids], bool]:
+    """Make a prompt with each of its responses at most `most` tokens long; returns the places of the prompt's tokens
+    that stay, the responses, and whether any was cut.
 
-    `right` cuts the end of the responses; with `end_id` a cut response still ends with it, with None it ends where it
-    was cut. `left` cuts the prompt's beginning and `middle` its middle; both leave responses whole. `error` raises
-    TooLong. Raises Dropped by `drop`, if a response would be cut to nothing, and if no token of the prompt would be
-    left.
+    `right` cuts the end of the responses; a cut response still ends with `end_id`. `left` cuts the prompt's beginning
+    and `middle` its middle; both leave responses whole. `error` raises TooLong. Raises Dropped by `drop`, if a response
+    would be cut to nothing, and if no token of the prompt would be left.
     """
     longest = max(len(ids) for ids in response_ids)
-    if len(prompt_ids) + longest <= most:
-        return prompt_ids, list(response_ids), False
+    places, room = _fit(prompt_tokens, longest, most, truncation)
+    if room == longest:
+        return places, list(response_ids), len(places) < prompt_tokens
+    if room < 2:
+        raise Dropped("response_cut_to_nothing")
+    return places, [ids if len(ids) <= room else [*ids[: room - 1], end_id] for ids in response_ids], True
+
+
+def fit_conversation(loss: Sequence[bool], last_turn: int, most: int, truncation: str) -> Sequence[int]:
+    """The places of a conversation's tokens that stay, at most `most`.
+
+    loss: whether each token carries loss. last_turn: where the last turn begins that does. `right` cuts the end. `left`
+    cuts the beginning and `middle` the middle of what precedes that turn; both leave it whole. `error` raises TooLong.
+    Raises Dropped by `drop`, and if no token that carries loss, or none before the last turn, would be left.
+    """
+    places, room = _fit(last_turn, len(loss) - last_turn, most, truncation)
+    if last_turn + room == len(loss):
+        return [*places, *range(last_turn, len(loss))]
+    if not any(loss[1:most]):
+        raise Dropped("response_cut_to_nothing")
+    return range(most)
+
+
+def _fit(prompt_tokens: int, response_tokens: int, most: int, truncation: str) -> tuple[Sequence[int], int]:
+    """The places of a prompt's tokens that stay, and how many tokens of the response; the latter may be negative."""
+    room = most - response_tokens
+    if prompt_tokens <= room:
+        return range(prompt_tokens), response_tokens
     if truncation == "error":
-        raise TooLong(len(prompt_ids) + longest)
+        raise TooLong(prompt_tokens + response_tokens)
     if truncation == "drop":
         raise Dropped("too_long")
     if truncation == "right":
-        room = most - len(prompt_ids)
-        if room < (1 if end_id is None else 2):
-            raise Dropped("response_cut_to_nothing")
-        return prompt_ids, [_cut_response(ids, room, end_id) for ids in response_ids], True
-    room = most - longest
+        return range(prompt_tokens), most - prompt_tokens
     if room < 1:
         raise Dropped("no_room_for_the_prompt")
-    return cut_prompt(prompt_ids, room, truncation), list(response_ids), True
-
-
-def _cut_response(ids: Ids, room: int, end_id: int | None) -> Ids:
-    if len(ids) <= room:
-        return ids
-    return ids[:room] if end_id is None else [*ids[: room - 1], end_id]
+    return cut_prompt(list(range(prompt_tokens)), room, truncation), response_tokens
 
 
 def cut_prompt(prompt_ids: Ids, most: int, truncation: str) -> Ids:

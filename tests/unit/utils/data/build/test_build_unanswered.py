@@ -7,7 +7,7 @@ import pytest
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from training.utils.data.build import build
 from training.utils.data.build.build import build_phase
-from training.utils.data.kinds.strategies import UNANSWERED
+from training.utils.data.kinds.kind import UNANSWERED
 
 
 def messages(*turns):

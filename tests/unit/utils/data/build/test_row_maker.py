@@ -10,7 +10,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow
 from training.utils.data.build import row_maker
 from training.utils.data.build.build import build_phase
-from training.utils.data.kinds.strategies import PlainText
+from training.utils.data.kinds.kind import PlainText
 
 
 def test_phase_1_is_a_sentence(flags, tiny_tokenizer):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import json
-import random
 from itertools import groupby
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -20,16 +20,12 @@ from transformers import PreTrainedTokenizerFast
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.unit.utils.data.rows.test_tokenize import with_a_space_of_its_own
 from training.utils.base.errors import ThreestepError
-from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.chat.chat import (
     ChatTokenizer,
-    EncodedConversation,
     adopt_style,
     conversation_end,
-    fit_conversation,
-    joined,
 )
-from training.utils.data.rows.tokenize import Dropped, TooLong
+from training.utils.data.rows.arguments import ChatArguments
 from training.utils.data.sources.formats.messages import Conversation, checked_messages
 
 NAMES = ("chatml", "llama3", "strips_thinking", "merges_tools")
@@ -138,13 +134,19 @@ def runs(segments) -> list[tuple[str, bool]]:
     return [("".join(text for text, _ in run), kind) for kind, run in groupby(kept, lambda one: one[1])]
 
 
-def encoded(chat: ChatTokenizer, messages, tools=None, train_turns="all", **kwargs) -> EncodedConversation | None:
+class Encoded(NamedTuple):
+    ids: list[int]
+    loss: list[bool]
+
+
+def encoded(chat: ChatTokenizer, messages, tools=None, train_turns="all", **kwargs) -> Encoded | None:
     conversation = Conversation(checked_messages(messages, "row"), "row", tools, kwargs)
     pieces = chat.sentence(conversation, train_turns)
     if pieces is None:
         return None
     (row,) = chat.encode([pieces], [len(pieces)])
-    return joined(pieces, row.parts)
+    loss = [piece.carries_loss for piece, ids in zip(pieces, row.parts, strict=True) for _ in ids]
+    return Encoded([token for ids in row.parts for token in ids], loss)
 
 
 def whole_prompt(chat: ChatTokenizer, conversation: Conversation) -> list[int]:
@@ -153,7 +155,7 @@ def whole_prompt(chat: ChatTokenizer, conversation: Conversation) -> list[int]:
     return [token for ids in row.parts for token in ids]
 
 
-def decoded_runs(chat: ChatTokenizer, row: EncodedConversation) -> list[tuple[str, bool]]:
+def decoded_runs(chat: ChatTokenizer, row: Encoded) -> list[tuple[str, bool]]:
     """What the row says, cut where loss begins or ends."""
     cut = [list(run) for _, run in groupby(zip(row.ids, row.loss, strict=True), lambda one: one[1])]
     return [(chat.decode([[token for token, _ in run]])[0], run[0][1]) for run in cut]
@@ -447,42 +449,3 @@ def test_a_template_file_is_saved_with_the_tokenizer(tmp_path):
     tokenizer.save_pretrained(tmp_path)
     assert PreTrainedTokenizerFast.from_pretrained(tmp_path).chat_template == chat_template("chatml")
     assert ChatTokenizer(data, chat_tokenizer()).end_token == "<|im_end|>"
-
-
-# Cuts. Ten tokens; the turns that carry loss are 2, 3, 4 and 7, 8; the last begins at 7.
-LOSS = [False, False, True, True, True, False, False, True, True, False]
-ROW = EncodedConversation(list(range(10)), LOSS, 7)
-
-
-def fit(most, truncation):
-    try:
-        row, was_cut = fit_conversation(ROW, most, truncation)
-    except Dropped as reason:
-        return str(reason)
-    return row.ids, [i for i in row.ids if LOSS[i]], was_cut
-
-
-def test_what_fits_is_left_alone():
-    for truncation in ("right", "left", "middle", "drop", "error"):
-        assert fit_conversation(ROW, 10, truncation) == (ROW, False)
-
-
-def test_cuts():
-    assert fit(8, "right") == ([0, 1, 2, 3, 4, 5, 6, 7], [2, 3, 4, 7], True)
-    assert fit(3, "right") == ([0, 1, 2], [2], True)
-    assert fit(2, "right") == "response_cut_to_nothing"
-    assert fit(6, "left") == ([4, 5, 6, 7, 8, 9], [4, 7, 8], True)
-    assert fit(6, "middle") == ([0, 5, 6, 7, 8, 9], [7, 8], True)
-    assert fit(3, "left") == fit(3, "middle") == "no_room_for_the_prompt"
-    assert fit(9, "drop") == "too_long"
-    with pytest.raises(TooLong) as caught:
-        fit(9, "error")
-    assert caught.value.length_tokens == 10
-
-
-def test_the_mask_is_cut_with_the_ids():
-    rng = random.Random(0)
-    for _ in range(50):
-        fitted = fit_conversation(ROW, rng.randint(4, 9), rng.choice(["right", "left", "middle"]))
-        assert [LOSS[i] for i in fitted[0].ids] == fitted[0].loss
-        assert fitted[0].ids[fitted[0].last_turn :][:2] in ([7, 8], [7], [])

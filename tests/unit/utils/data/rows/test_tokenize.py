@@ -18,6 +18,7 @@ from training.utils.data.rows.tokenize import (
     TooLong,
     cut_prompt,
     end_of_conversation_id,
+    fit_conversation,
     fit_sentences,
     named_tokenizer,
     require_pad_token,
@@ -200,9 +201,10 @@ def test_padding_asked_for_by_an_earlier_call_does_not_leak(tiny_tokenizer):
 P, A, B = [1, 2, 3, 4], [5, 6, 9], [7, 8, 8, 8, 9]
 
 
-def fit(most, how, responses=(A, B), end_id=9):
+def fit(most, how, responses=(A, B)):
     try:
-        return fit_sentences(P, responses, most, how, end_id=end_id)
+        places, *rest = fit_sentences(len(P), responses, most, how, end_id=9)
+        return ([P[place] for place in places], *rest)
     except Dropped as reason:
         return str(reason)
 
@@ -216,12 +218,6 @@ def test_right_cuts_responses_that_still_end():
     assert fit(7, "right") == (P, [A, [7, 8, 9]], True)
     assert fit(6, "right") == (P, [[5, 9], [7, 9]], True)
     assert fit(5, "right") == "response_cut_to_nothing"
-
-
-def test_right_without_an_end_stops_where_it_is_cut():
-    assert fit(6, "right", (B,), None) == (P, [[7, 8]], True)
-    assert fit(5, "right", (B,), None) == (P, [[7]], True)
-    assert fit(4, "right", (B,), None) == "response_cut_to_nothing"
 
 
 def test_left_and_middle_keep_responses_whole():
@@ -245,6 +241,35 @@ def test_cut_prompt():
     assert cut_prompt(P, 3, "right") == [1, 2, 3]
     assert cut_prompt(P, 3, "middle") == [1, 3, 4]
     assert cut_prompt(P, 4, "middle") == P
+
+
+# Cuts of a conversation of ten tokens; the turns that carry loss are 2, 3, 4 and 7, 8; the last begins at 7.
+LOSS = [False, False, True, True, True, False, False, True, True, False]
+
+
+def fit_turns(most, truncation):
+    try:
+        return list(fit_conversation(LOSS, 7, most, truncation))
+    except Dropped as reason:
+        return str(reason)
+
+
+def test_a_conversation_that_fits_is_left_alone():
+    for truncation in ("right", "left", "middle", "drop", "error"):
+        assert fit_turns(10, truncation) == list(range(10))
+
+
+def test_cuts_of_a_conversation():
+    assert fit_turns(8, "right") == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert fit_turns(3, "right") == [0, 1, 2]
+    assert fit_turns(2, "right") == "response_cut_to_nothing"
+    assert fit_turns(6, "left") == [4, 5, 6, 7, 8, 9]
+    assert fit_turns(6, "middle") == [0, 5, 6, 7, 8, 9]
+    assert fit_turns(3, "left") == fit_turns(3, "middle") == "no_room_for_the_prompt"
+    assert fit_turns(9, "drop") == "too_long"
+    with pytest.raises(TooLong) as caught:
+        fit_turns(9, "error")
+    assert caught.value.length_tokens == 10
 
 
 # --- the short way to the Rust tokenizer

@@ -22,8 +22,8 @@ from training.utils.base.seeds import derived_seed
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import RolloutRequest, rolled_out
 from training.utils.contracts.turns import Turns
-from training.utils.data.chat.arguments import ChatArguments
 from training.utils.data.chat.chat import ChatTokenizer
+from training.utils.data.rows.arguments import ChatArguments
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.layout.rows import padded_rows
 from training.utils.models.token_model import PolicyModel

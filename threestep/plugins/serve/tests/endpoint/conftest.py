@@ -15,7 +15,7 @@ from threestep.plugins.serve.endpoint.batch import Batch
 from threestep.plugins.serve.endpoint.model import ServedModel, load_served
 from threestep.plugins.serve.endpoint.service import Service
 from threestep.plugins.serve.endpoint.web_server import EndpointServer
-from training.utils.data.chat.arguments import ChatArguments
+from training.utils.data.rows.arguments import ChatArguments
 from training.utils.generation.arguments import SamplingArguments
 
 KEY = "a-key-of-the-tests"

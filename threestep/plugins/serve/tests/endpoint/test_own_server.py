@@ -16,7 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from threestep.plugins.serve.endpoint.model import open_model
 from threestep.plugins.serve.endpoint.own_server import run_server, template_of, why_not_alike
-from training.utils.data.chat.arguments import ChatArguments
+from training.utils.data.rows.arguments import ChatArguments
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.server_order import ServerCommand
 

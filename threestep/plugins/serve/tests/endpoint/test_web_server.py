@@ -15,7 +15,7 @@ from threestep.plugins.evaluation.model import prompt_of
 from threestep.plugins.serve.endpoint.model import load_served
 from threestep.plugins.serve.endpoint.web_server import CHAT, MODELS, TEXT
 from threestep.plugins.serve.tests.endpoint.conftest import KEY, SAMPLING, serving
-from training.utils.data.chat.arguments import ChatArguments
+from training.utils.data.rows.arguments import ChatArguments
 
 HI = [{"role": "user", "content": "Hi"}]
 

@@ -27,7 +27,7 @@ from threestep.plugins.serve.endpoint.web_server import CHAT
 from threestep.plugins.serving.access import Door
 from threestep.plugins.serving.ports import listening
 from threestep.plugins.serving.threaded import MOST_STRANGERS
-from training.utils.data.chat.arguments import ChatArguments
+from training.utils.data.rows.arguments import ChatArguments
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.long, pytest.mark.timeout(900)]
 KEY = "tml-a-key-of-the-tests"

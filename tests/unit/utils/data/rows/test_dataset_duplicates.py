@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow
-from training.utils.data.rows.dataset import write_rows
-from training.utils.data.rows.duplicates import count_duplicates
+from training.utils.data.rows.dataset import count_duplicates, write_rows
 
 
 def ids(dice, most):

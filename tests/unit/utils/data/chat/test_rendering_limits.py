@@ -8,7 +8,7 @@ import time
 import pytest
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.chat import template_limits
+from training.utils.data.chat import rendering
 from training.utils.data.chat.rendering import ChatTemplate, TemplateRefused
 
 GOOD = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -18,9 +18,9 @@ LONG_ROW = [{"role": "user", "content": "a very particular question"}]
 
 @pytest.fixture(autouse=True)
 def _little(monkeypatch):
-    monkeypatch.setattr(template_limits, "TRIAL_SECONDS", 1)
-    monkeypatch.setattr(template_limits, "MOST_BYTES", 256 << 20)
-    monkeypatch.setattr(template_limits, "MOST_CHARACTERS", 1 << 20)
+    monkeypatch.setattr(rendering, "TRIAL_SECONDS", 1)
+    monkeypatch.setattr(rendering, "MOST_BYTES", 256 << 20)
+    monkeypatch.setattr(rendering, "MOST_CHARACTERS", 1 << 20)
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_a_good_template_is_tried_once_and_one_that_refuses_is_no_matter_here(mo
 
 def test_a_row_for_which_it_loops_ends_in_a_sentence_in_any_thread(monkeypatch):
     template = ChatTemplate(GOOD + "{% if 'particular' in messages[0].content %}" + LOOPS + "{% endif %}", {})
-    monkeypatch.setattr(template_limits, "RENDERING_SECONDS", 0.4)
-    monkeypatch.setattr(template_limits, "_watched_process", 0)  # a thread that looks so often
+    monkeypatch.setattr(rendering, "RENDERING_SECONDS", 0.4)
+    monkeypatch.setattr(rendering, "_watched_process", 0)  # a thread that looks so often
     problems = []
 
     def render():
@@ -77,13 +77,13 @@ def test_a_row_for_which_it_loops_ends_in_a_sentence_in_any_thread(monkeypatch):
         thread.join(20)
     expected = "the chat template takes more than 0.4 seconds for a conversation of 1 messages; mend its loops"
     assert len(problems) == 3 and all(problem.startswith(expected) for problem in problems)
-    assert template_limits._deadlines == {}
+    assert rendering._deadlines == {}
     assert template.render([{"role": "user", "content": "Hi"}]).text == "user: Hi\n"
 
 
 def test_a_template_that_calls_itself_for_ever_is_a_refusal(monkeypatch):
     # Jinja rewrites a traceback of a thousand frames, which takes half a second of an idle processor in the trial.
-    monkeypatch.setattr(template_limits, "TRIAL_SECONDS", 10)
+    monkeypatch.setattr(rendering, "TRIAL_SECONDS", 10)
     template = ChatTemplate("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", {})
     with pytest.raises(TemplateRefused, match="recursion"):
         template.render([{"role": "user", "content": "Hi"}])
@@ -91,6 +91,6 @@ def test_a_template_that_calls_itself_for_ever_is_a_refusal(monkeypatch):
 
 def test_a_row_for_which_it_writes_too_much_is_a_sentence(monkeypatch):
     template = ChatTemplate(GOOD, {})
-    monkeypatch.setattr(template_limits, "MOST_CHARACTERS", 100)
+    monkeypatch.setattr(rendering, "MOST_CHARACTERS", 100)
     with pytest.raises(ThreestepError, match="writes 207 characters for a conversation of 1 messages, more than 100"):
         template.render([{"role": "user", "content": "a" * 200}])

@@ -8,7 +8,7 @@ import torch
 
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import PromptRow
-from training.utils.data.rows.collate import collate_prompts
+from training.utils.data.rows.documents import collate_prompts
 
 
 def prompt(*ids: int) -> PromptRow:
