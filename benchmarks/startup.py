@@ -99,7 +99,7 @@ def seconds_of(words: Sequence[str]) -> float:
 def ours(flags: Sequence[str]) -> NoReturn:
     """Step 1's program, which ends with its first optimizer step."""
     from training.step1_sft.main import main as step_1
-    from training.utils.base.quick_imports import quick_imports
+    from training.utils.run.program import quick_imports
 
     with quick_imports():  # as the program does
         from training.utils.engine.training_engine import TrainingEngine

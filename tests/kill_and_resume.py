@@ -33,8 +33,7 @@ from typing import Any
 
 from tests.support.forked_runs import MODULES, Ended, Files, Moment, import_everything, make_files, run
 from threestep.plugins.report.figures.rollout_account import rollout_account
-from training.utils.run.rollout_log import read_rollouts
-from training.utils.run.run_folder import ROLLOUTS
+from training.utils.run.run_folder import ROLLOUTS, read_rollouts
 
 _ADDRESSES = "servers.txt"
 

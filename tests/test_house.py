@@ -202,8 +202,8 @@ PLANTED_IN_PACKAGES: list[tuple[house.PackageRule, dict[str, str], dict[str, str
     (rooms.rooms_have_floors, {"training.utils.attic.x": ""}, {"training.utils.base.x": ""}),
     (
         rooms.rooms_have_floors,
-        {"training.utils.reading.x": "import torch"},
-        {"training.utils.reading.x": "from training.utils.base import y", "training.utils.base.y": ""},
+        {"training.utils.plugins.x": "import torch"},
+        {"training.utils.plugins.x": "from training.utils.base import y", "training.utils.base.y": ""},
     ),
     (
         rooms.imports_find_what_they_name,

@@ -20,7 +20,7 @@ from threestep.row_forms import EVAL_ROWS, ROWS, held_rows, is_dataset, is_in_me
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import replace_file
 from training.utils.base.user_files import GIVEN
-from training.utils.run.step_callback import check_callback
+from training.utils.run.trackers import check_callback
 
 ROWS_FILE = "given_rows"
 REWARD, CALLBACK = "reward", "callback"

@@ -382,10 +382,10 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from training.utils.engine.config.arguments import EngineArguments
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_arguments import RunArguments
+    from training.utils.run.trackers import LogArguments
     from training.utils.setup.one_model_run import loop_settings
     from training.utils.setup.setup import may_pack
     from training.utils.setup.training_run import TrainingRun
-    from training.utils.trackers.arguments import LogArguments
 
     engine, model = make_engine(case, models, ranks)
     train_rows, eval_rows = rows_of(case.kind, case.rows, case.per_step)

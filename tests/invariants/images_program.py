@@ -233,11 +233,11 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     from training.utils.engine.config.arguments import EngineArguments
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_arguments import RunArguments
+    from training.utils.run.trackers import LogArguments
     from training.utils.setup.guests import GuestFeatures
     from training.utils.setup.one_model_run import loop_settings
     from training.utils.setup.setup import may_pack
     from training.utils.setup.training_run import TrainingRun
-    from training.utils.trackers.arguments import LogArguments
 
     case = CASES[ranks.world_size][name]
     family, of_pairs = FAMILIES[case.family](), case.kind != "sft"

@@ -85,10 +85,10 @@ def trained(
     from training.utils.engine.config.arguments import EngineArguments
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_arguments import RunArguments
+    from training.utils.run.trackers import LogArguments
     from training.utils.setup.guests import GuestFeatures
     from training.utils.setup.one_model_run import loop_settings
     from training.utils.setup.training_run import TrainingRun
-    from training.utils.trackers.arguments import LogArguments
 
     settings, path = GuestFeatures([HeadFeature(MtpSettings(layers, COEF, detach=detach))]), str(models / case.model)
     engine, model = make_engine(

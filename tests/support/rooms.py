@@ -21,7 +21,6 @@ contracts: base
 data.files: plugins base
 models.families: base
 plugins: base
-reading: base
 data.sources.formats: data.files base
 flags: plugins base
 layout: contracts base
@@ -30,13 +29,11 @@ data.rows: layout flags plugins contracts base
 data.sources: flags data.sources.formats plugins data.files base
 engine.config: layout flags plugins base
 models.attention: layout plugins contracts base
-run: flags reading plugins contracts base
+run: flags plugins contracts base
 data: data.sources base
 data.cache: run data.rows flags data.files contracts base
 data.chat: data.rows flags data.sources.formats data.files base
-divergence: run base
 models: models.attention models.tensors layout flags plugins models.families contracts base
-trackers: run flags plugins contracts base
 data.kinds: data.chat data.cache data.sources data.rows data.sources.formats contracts base
 generation: engine.config data.rows flags plugins contracts base
 generation.decoding: models models.tensors contracts base
@@ -47,11 +44,11 @@ engine.ranks: models.saved models run flags plugins base
 generation.engines: generation.decoding models models.attention contracts
 loading: models models.attention models.tensors plugins models.families contracts base
 engine: engine.ranks run engine.config models.tensors flags contracts base
-checkpoints: engine engine.ranks models.saved trackers run engine.config models.tensors layout flags plugins
+checkpoints: engine engine.ranks models.saved run engine.config models.tensors layout flags plugins
     models.families contracts base
 rewards: engine.ranks run flags plugins contracts base
-setup: checkpoints engine loading engine.ranks data.build models.saved data.kinds trackers models
-    divergence data.chat data.cache run models.attention engine.config data.sources data.rows models.tensors layout
+setup: checkpoints engine loading engine.ranks data.build models.saved data.kinds models
+    data.chat data.cache run models.attention engine.config data.sources data.rows models.tensors layout
     flags data.sources.formats plugins models.families data.files contracts base
 preference: setup engine loading engine.ranks data.build models run data.rows models.tensors layout flags data.files
     contracts base
@@ -85,9 +82,9 @@ MATHS = {
 }
 MATHS_MAY_IMPORT = (
     "training.utils.base.errors",
-    "training.utils.base.tables",
+    "training.utils.base.user_files",
     "threestep.plugins.distillation.settings",
-    "training.utils.flags.entry_flags",
+    "training.utils.flags.added",
     "training.utils.flags.flags",
     "training.utils.plugins.objectives",
     "training.utils.preference.arguments",

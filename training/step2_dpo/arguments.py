@@ -12,8 +12,7 @@ from training.step2_dpo.objectives import BETA_SCHEDULES, BetaSchedule, weighted
 from training.utils.base.console import log_on_main
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.engine.config.arguments import RateArguments
-from training.utils.flags.added import advice
-from training.utils.flags.entry_flags import flags_of_entries, own_options, refuse_flags_of_others
+from training.utils.flags.added import advice, flags_of_entries, own_options, refuse_flags_of_others
 from training.utils.flags.flags import flag, flag_of
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ import torch
 
 from training.step2_reward.loss import LossOptions, compared_tokens, ranking_loss
 from training.utils.contracts.step_observers import StepTaken
-from training.utils.divergence.signs import EQUAL_PAIRS
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.layout.order import ShuffledStream
 from training.utils.preference.batches import PreferenceBatch, PreferenceStep, train_batches
@@ -29,6 +28,7 @@ from training.utils.preference.evaluation import (
     spread,
 )
 from training.utils.preference.scoring import chosen_alone, score_responses
+from training.utils.run.divergence import EQUAL_PAIRS
 from training.utils.setup.training_run import NextStep, TrainingLoop, TrainingRun
 
 if TYPE_CHECKING:

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 
 from training.step3_ppo import STEP
 from training.step3_ppo.flags.ppo_flags import PpoFlags
-from training.utils.base.quick_imports import quick_imports
 from training.utils.flags.added import in_place_of_run
 from training.utils.flags.arguments import parse_arguments
 from training.utils.loading.folder_kinds import check_model_folder
-from training.utils.run.program import run_program
+from training.utils.run.program import quick_imports, run_program
 from training.utils.setup.first_look import look_first
 from training.utils.setup.step_program import CheckedStep, StepProgram
 

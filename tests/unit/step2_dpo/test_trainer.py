@@ -7,8 +7,8 @@ from dataclasses import replace
 from tests.support.objectives import objectives
 from training.step2_dpo.losses.pairs import Objective
 from training.step2_dpo.trainer import DpoEvaluation, _uniform, closing_figures, closing_sentence
-from training.utils.divergence.signs import EQUAL_PAIRS
 from training.utils.plugins.objectives import PreferenceLoss
+from training.utils.run.divergence import EQUAL_PAIRS
 
 
 def test_the_closing_figures():

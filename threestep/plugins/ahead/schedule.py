@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.utils.base.errors import ThreestepError
-from training.utils.run.rollout_log import read_rollouts
+from training.utils.run.run_folder import read_rollouts
 
 if TYPE_CHECKING:
     from threestep.plugins.ahead.admission import Admission

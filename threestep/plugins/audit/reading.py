@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError, first_line
+from training.utils.base.reading import checked_value, text_if_there
 from training.utils.base.storage import parse_yaml
-from training.utils.reading.files import checked_value, text_if_there
 
 if TYPE_CHECKING:
     import numpy as np

@@ -18,8 +18,8 @@ from threestep.plugins.explain.records import is_record, run_of, steps_of_run, w
 from threestep.plugins.explain.rule_runs import run_under
 from threestep.plugins.explain.rules import OtherRule, rule_of
 from training.utils.base.errors import ThreestepError
+from training.utils.base.reading import checked_json, read_text
 from training.utils.base.user_files import load_function
-from training.utils.reading.files import checked_json, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

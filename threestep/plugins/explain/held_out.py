@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from training.utils.base.errors import ThreestepError
-from training.utils.reading.files import checked_json, read_text
+from training.utils.base.reading import checked_json, read_text
 
 if TYPE_CHECKING:
     from threestep.plugins.explain.forward.model import Reads, RecordedModel

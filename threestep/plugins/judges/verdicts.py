@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from training.utils.base.credentials import hidden_left_out
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import parse_json, sha256_of_object
-from training.utils.run.run_log import RunLog
+from training.utils.run.run_folder import RunLog
 
 FOLDER = "verdicts"
 KEY_CHARACTERS = 32  # of the sha256 that stands for a question

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from threestep.plugins.mismatch.recipes import CORRECTIONS, LEVELS, RECIPES, REJECTED, REJECTIONS
 from threestep.plugins.mismatch.settings import MismatchSettings, rejection_of
-from training.utils.base.tables import either
+from training.utils.base.user_files import either
 from training.utils.flags.added import advice
 from training.utils.flags.flags import flag
 from training.utils.generation.table import WITH_OTHER_LOGPROBS

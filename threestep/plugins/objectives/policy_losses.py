@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from training.utils.base.tables import imported
+from training.utils.base.user_files import imported
 from training.utils.flags.flags import flag
 from training.utils.plugins.objectives import PolicyLoss
 

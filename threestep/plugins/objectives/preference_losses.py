@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from training.utils.base.tables import imported
+from training.utils.base.user_files import imported
 from training.utils.flags.flags import flag
 from training.utils.plugins.objectives import FirstPass, PreferenceLoss
 from training.utils.preference.arguments import PairLossArguments

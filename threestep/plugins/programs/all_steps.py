@@ -27,6 +27,7 @@ import yaml
 from training.utils.base.console import COMMAND_VARIABLE, OWN_WORDS_VARIABLE, WHOLE_RUN_VARIABLE, typed_command
 from training.utils.base.credentials import lend, redacted, redacted_value
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
+from training.utils.base.reading import checked_json, checked_value, read_text
 from training.utils.base.storage import remove
 from training.utils.checkpoints.folder import CheckpointFolder
 from training.utils.checkpoints.other_runs import refuse_earlier_run
@@ -37,7 +38,6 @@ from training.utils.flags.launcher_flags import HOSTFILE_VARIABLE
 from training.utils.flags.step import known_steps
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.plugins.registry import added, foreign_runs, hooks, owner_sentence, plugin_module
-from training.utils.reading.files import checked_json, checked_value, read_text
 from training.utils.run.launch import choose_ranks, launch, visible_gpus
 from training.utils.run.program import run_program
 from training.utils.run.run_folder import RunFolder, check_place

@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
 
     from threestep.plugins.programs.exporting import described_engines, export_model
     from training.utils.checkpoints.folder import stranger
-    from training.utils.plugins.exports import ExportedModel
+    from training.utils.plugins.plugin import ExportedModel
 
     if (problem := stranger(checkpoint)) is not None:
         raise ThreestepError(f"CHECKPOINT: {checkpoint}: {problem}")

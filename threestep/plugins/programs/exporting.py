@@ -6,9 +6,8 @@ The model is rebuilt as it was trained, with its adapters, then saved as at the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,9 +19,6 @@ from training.utils.models.families.parts import copy_files, processor_files
 from training.utils.models.saved.description import DescribedModel, read_description
 from training.utils.models.saved.saving import save_model
 from training.utils.models.tensors.adapters import adapters_of
-
-if TYPE_CHECKING:
-    from training.utils.plugins.exports import WriteBeside
 
 _INSIDE = "model."  # PolicyModel and ScalarModel hold the transformers model under this name
 
@@ -39,7 +35,7 @@ def export_model(
     of_average: bool = False,
     *,
     keep_lora: bool = False,
-    write_beside: Sequence[WriteBeside] = (),
+    write_beside: Sequence[Callable[..., None]] = (),
 ) -> None:
     """Write engine `name` of an undamaged checkpoint to the model folder `out`.
 

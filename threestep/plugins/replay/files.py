@@ -23,9 +23,9 @@ from safetensors.torch import save_file
 from threestep.plugins.replay.rollout_tensors import ASKED, TENSORS, check_tensors, rollout_of, tensors_of
 from threestep.plugins.replay.words import OF_ANOTHER_RUN
 from training.utils.base.errors import ThreestepError
+from training.utils.base.reading import torch_tensors
 from training.utils.contracts.media_names import STORED_MEDIA
 from training.utils.contracts.rollout_engine import EngineWrapper, RolloutEngine, RolloutRequest
-from training.utils.reading.tensors import torch_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

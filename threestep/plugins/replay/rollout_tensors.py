@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from training.utils.base.errors import ThreestepError
+from training.utils.base.reading import checked_json
 from training.utils.contracts.rollout import (
     CUTS,
     ConversationRecord,
@@ -18,7 +19,6 @@ from training.utils.contracts.rollout import (
     FormedResponses,
     Rollout,
 )
-from training.utils.reading.files import checked_json
 
 OF_FORM = ("inserted_BR", "positions_B")
 _OF_TURNS = ("inserted_BR", "fork_begins_BR", "turn_rewards_BR")

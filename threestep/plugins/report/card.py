@@ -18,7 +18,7 @@ from training.utils.flags.arguments import defaults_of
 from training.utils.flags.step import Step, step_of
 
 if TYPE_CHECKING:
-    from training.utils.plugins.exports import ExportedModel
+    from training.utils.plugins.plugin import ExportedModel
 
 CARD = "README.md"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")

@@ -15,7 +15,7 @@ from typing import Any
 from threestep.plugins.reservations.arguments import seconds_of
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
-from training.utils.base.tables import either
+from training.utils.base.user_files import either
 from training.utils.contracts.checkpoints import RunCourse
 from training.utils.flags.flags import AUTO
 

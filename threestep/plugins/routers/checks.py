@@ -7,7 +7,7 @@ from typing import Any
 from threestep.plugins.routers.arguments import NO_REPLAY, ReplayArguments
 from training.step3_ppo.flags.rollout_choices import source_of
 from training.utils.base.errors import Mistakes
-from training.utils.base.tables import either
+from training.utils.base.user_files import either
 from training.utils.generation.partners import partners_of
 from training.utils.generation.table import ENGINES, engine_class
 from training.utils.plugins.plugin import StepNeeds

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from threestep.plugins.speculation.arguments import BY_HEAD, BY_NGRAMS, SpeculationArguments
 from threestep.plugins.speculation.settings import Speculation, check_asked
 from training.utils.contracts.decode_loops import AskedLoop
-from training.utils.flags.auto import AutoChoice
+from training.utils.flags.flags import AutoChoice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

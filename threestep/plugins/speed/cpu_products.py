@@ -23,7 +23,7 @@ from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.engine.ranks.backends import Backend
 from training.utils.engine.ranks.collectives import gathered
-from training.utils.flags.auto import AutoChoice, sentence
+from training.utils.flags.flags import AutoChoice, sentence
 
 # Multiplications from which on oneDNN's product is faster, though it is called from Python: 15 microseconds a call
 # beside 2, on one thread and two (docs/lab_book.md).

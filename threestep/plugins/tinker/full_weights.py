@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from training.utils.base.errors import ThreestepError
-from training.utils.reading.tensors import torch_tensors
+from training.utils.base.reading import torch_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -29,9 +29,8 @@ from safetensors.torch import save_file
 from threestep.plugins.tinker.client_state import ClientState
 from threestep.plugins.tinker.records import PARTS, LoraSpec, UnknownRequest, WrongRequest
 from training.utils.base.errors import ThreestepError
+from training.utils.base.reading import checked_json, read_bytes, read_text, torch_tensors
 from training.utils.base.storage import publish_folder, remove, replace_file
-from training.utils.reading.files import checked_json, read_bytes, read_text
-from training.utils.reading.tensors import torch_tensors
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 from training.step2_dpo.losses.pairs import Objective, Responses, best_likelihood
-from training.utils.flags.entry_flags import with_added
+from training.utils.flags.added import with_added
 from training.utils.plugins.objectives import PreferenceLoss
 from training.utils.preference.arguments import PairLossArguments
 

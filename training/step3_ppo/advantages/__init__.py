@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from training.utils.base.tables import either, imported
-from training.utils.flags.entry_flags import with_added
+from training.utils.base.user_files import either, imported
+from training.utils.flags.added import with_added
 from training.utils.plugins.objectives import Estimator
 
 _HERE = f"{__name__}.estimators"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.rows import PromptRow
     from training.utils.data.rows.documents import PromptBatch
     from training.utils.engine.whole_model import WholeModel
-    from training.utils.run.run_log import RunLog
+    from training.utils.run.run_folder import RunLog
 
 
 class Asked(NamedTuple):

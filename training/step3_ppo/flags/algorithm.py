@@ -24,9 +24,8 @@ from training.step3_ppo.kl import DEFAULT_KL_ESTIMATORS, KL_ESTIMATORS, KlContro
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
 from training.step3_ppo.losses.losses import PolicyLossSettings, PolicyTokens
 from training.utils.base.errors import ThreestepError
-from training.utils.base.tables import check_signature, either, entry_named
-from training.utils.base.user_files import call_user, is_address
-from training.utils.flags.entry_flags import own_options
+from training.utils.base.user_files import call_user, check_signature, either, entry_named, is_address
+from training.utils.flags.added import own_options
 from training.utils.flags.flags import settings_of
 from training.utils.plugins.objectives import Estimator, PolicyLoss
 from training.utils.plugins.registry import owner_sentence

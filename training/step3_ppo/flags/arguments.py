@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, ClassVar
 from training.step3_ppo.advantages import ESTIMATORS, WITH_CRITIC
 from training.step3_ppo.kl import DEFAULT_KL_ESTIMATORS, KL_ESTIMATORS
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
-from training.utils.base.tables import either
+from training.utils.base.user_files import either
 from training.utils.engine.config.arguments import EngineArguments, check_epochs
-from training.utils.flags.entry_flags import flags_of_entries, refuse_flags_of_others
+from training.utils.flags.added import flags_of_entries, refuse_flags_of_others
 from training.utils.flags.flags import flag, flag_of
 from training.utils.generation.arguments import EvaluationArguments, PromptSamplesArguments, SamplingArguments
 from training.utils.generation.table import ENGINES_HELP

@@ -20,9 +20,9 @@ from training.step3_ppo.flags.rollout_choices import (
     source_of,
 )
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.base.tables import either
+from training.utils.base.user_files import either
 from training.utils.flags.added import advice, in_place_of_run
-from training.utils.flags.auto import AutoChoice
+from training.utils.flags.flags import AutoChoice
 from training.utils.generation.partners import Partners, all_partners, partners_of
 from training.utils.generation.table import checked_engine, supporting
 from training.utils.loading.configurations import check_positions, check_trains

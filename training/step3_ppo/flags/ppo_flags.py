@@ -16,8 +16,8 @@ from training.utils.generation.table import RolloutEngineFlags
 from training.utils.plugins.registry import asked_for
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.run.run_arguments import FaultArguments, RunArguments
+from training.utils.run.trackers import LogArguments
 from training.utils.setup.guests import GuestFeatures, guest_features
-from training.utils.trackers.arguments import LogArguments
 
 if TYPE_CHECKING:
     from training.utils.contracts.rollout_engine import RolloutEngine, RolloutSettings

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from training.utils.base.tables import imported
+from training.utils.base.user_files import imported
 
 if TYPE_CHECKING:
     import torch

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from training.utils.base.tables import imported
-from training.utils.flags.entry_flags import with_added
+from training.utils.base.user_files import imported
+from training.utils.flags.added import with_added
 from training.utils.plugins.objectives import PolicyLoss
 
 if TYPE_CHECKING:

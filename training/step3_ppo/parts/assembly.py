@@ -17,7 +17,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.base.memory import PlannedDevice
 from training.utils.contracts.guests import Guests
 from training.utils.contracts.rollout_engine import Drawing
-from training.utils.flags.auto import AS_BEGUN, AutoChoice
+from training.utils.flags.flags import AS_BEGUN, AutoChoice
 from training.utils.loading.models import check_no_dropout
 from training.utils.models.layout_check import check_padded
 from training.utils.models.own_forward import own_forward_of

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from training.utils.base.console import log
-from training.utils.divergence.signs import Uniform
-from training.utils.divergence.watch import DivergenceWatch
+from training.utils.run.divergence import DivergenceWatch, Uniform
 from training.utils.run.progress import ShownFigure, show
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""Errors, console output, files on disk and seeds: what every room may use. Knows no flag, model or engine."""
+"""Errors, console output, files, seeds, names that flags take: what every room may use. Knows no flag and no model."""

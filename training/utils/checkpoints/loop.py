@@ -30,9 +30,7 @@ from training.utils.contracts.checkpoints import Checkpoints
 from training.utils.engine.ranks.collectives import from_main, largest, on_main
 from training.utils.layout.order import completes_epochs
 from training.utils.run.metrics import MetricsWriter
-from training.utils.run.step_callback import StepCallback, load_callback
-from training.utils.trackers.arguments import trackers_in
-from training.utils.trackers.opening import open_trackers
+from training.utils.run.trackers import StepCallback, load_callback, open_trackers, trackers_in
 
 if TYPE_CHECKING:
     from training.utils.contracts.checkpoints import FinalWeights, RunCourse

@@ -18,7 +18,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import read_json_object, try_lock
 from training.utils.plugins.registry import added
 from training.utils.run.run_folder import make_output_dir
-from training.utils.trackers.table import WRITTEN
+from training.utils.run.trackers import WRITTEN
 
 if TYPE_CHECKING:
     from training.utils.checkpoints.folder import CheckpointFolder

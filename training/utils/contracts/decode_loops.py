@@ -75,7 +75,7 @@ class AskedLoop:
         """Note flags that do not go with it."""
 
     def choices(self) -> Sequence[Any]:
-        """Return the `flags.auto.AutoChoice` of each of its flags that was left to `auto`."""
+        """Return the `flags.flags.AutoChoice` of each of its flags that was left to `auto`."""
         return ()
 
     def open(self, model: Any, guests: Guests, seed: int, tell: Callable[[str], None]) -> Any:

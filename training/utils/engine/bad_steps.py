@@ -16,7 +16,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.run.run_arguments import FaultArguments
 
 if TYPE_CHECKING:
-    from training.utils.run.run_log import RunLog
+    from training.utils.run.run_folder import RunLog
 
 
 @dataclass

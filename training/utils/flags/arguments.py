@@ -22,7 +22,6 @@ from training.utils.base.console import log_on_main, typed_command
 from training.utils.base.credentials import ADDRESSES_VARIABLE, hide, redacted_value, restored
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.storage import MOST_YAML_CHARACTERS, MOST_YAML_VALUES, WrittenOutTooLong, parse_yaml
-from training.utils.flags.auto import chosen_in
 from training.utils.flags.flags import (
     AUTO,
     MAY_CHANGE,
@@ -31,6 +30,7 @@ from training.utils.flags.flags import (
     UNIT,
     VALUES,
     Range,
+    chosen_in,
     flag_in,
     nearest_flags,
     note_mistakes,

@@ -4,6 +4,7 @@ records are NamedTuples, which take a fifth of the time of dataclasses to make."
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -210,10 +211,21 @@ class Hooks(NamedTuple):
     at_end: str = ""
 
 
+class ExportedModel(NamedTuple):
+    """A model folder, `out`, that was made of a checkpoint. run: its folder. checkpoint: its name. part: of the models
+    that the run trains, or `average`."""
+
+    run: Path
+    checkpoint: str
+    part: str
+    out: Path
+
+
 class ProgramHooks(NamedTuple):
     """Functions that `threestep export` and `threestep all` call, in the same order.
 
-    exported: as `plugins.exports.WriteBeside`: writes what a checkpoint has beside a model into its exported folder
+    exported: (checkpoint, engine's name, state by the names of weights, dtype, out=) -> None: writes what a checkpoint
+        has beside the model of that engine, or with it, into the exported folder `out`
     at_export: (ExportedModel) -> None: once a checkpoint's weights are a model folder
     at_end_of_all: (folder, switches) -> None: once `threestep all` has run its steps. folder: of the whole run.
         switches: those of `whole_run_switches`

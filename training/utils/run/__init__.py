@@ -1,1 +1,1 @@
-"""Arguments, errors, metrics, progress and seeds of one run. Knows no model and no engine."""
+"""One run: its folder, metrics, trackers, progress, signs of divergence; its program and its launch. Knows no model."""

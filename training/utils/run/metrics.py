@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import log
-from training.utils.run.run_folder import METRICS
-from training.utils.run.run_log import RunLog
+from training.utils.run.run_folder import METRICS, RunLog
 
 if TYPE_CHECKING:
     from training.utils.contracts.trackers import Tracker
-    from training.utils.run.step_callback import StepCallback
+    from training.utils.run.trackers import StepCallback
 
 
 class MetricsWriter:

@@ -9,30 +9,46 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from training.utils.base.console import log
 from training.utils.base.credentials import redacted_value
-from training.utils.base.errors import Mistakes, ThreestepError, in_words
-from training.utils.base.storage import replace_file
+from training.utils.base.errors import Mistakes, ThreestepError, disk_errors, in_words
+from training.utils.base.storage import parse_json, replace_file
 from training.utils.contracts.media_names import SAMPLE_MEDIA
-from training.utils.flags.auto import marked
+from training.utils.flags.flags import marked
 from training.utils.plugins.registry import added
-from training.utils.run.run_log import RunLog
 
 BAD_STEPS = "bad_steps.jsonl"
 METRICS = "metrics.jsonl"
 DIVERGENCE = "divergence.jsonl"  # sentences on signs that the run has diverged
 ROLLOUTS = "rollouts.jsonl"  # which weights drew what, and what became of each prompt
 LOGS = (METRICS, "samples.jsonl", BAD_STEPS, DIVERGENCE, ROLLOUTS)
+_MOST_WAITING_BYTES = 64 * 2**20  # a line of metrics has about one kilobyte
 
 
 def log_names() -> tuple[str, ...]:
     """The files of a run to which its steps append: `LOGS`, and those of plugins. A run that resumes cuts them back."""
     return (*LOGS, *added("logs", LOGS))
+
+
+def read_rollouts(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a rollouts.jsonl, or of the one in a run's folder; none where there is no such file. Serves
+    pages about runs, and schedules that are drawn again. `step3_ppo.contracts.rollouts` says what a line has."""
+    path = path / ROLLOUTS if path.is_dir() else path
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    found = []
+    for line in lines:
+        try:
+            value = parse_json(line)
+        except ValueError:  # the last one of a run that was killed, or a damaged one
+            continue
+        if isinstance(value, dict) and value.keys() & {"unused", "rows"} and value.keys() & {"first", "positions"}:
+            found.append(value)
+    return found
 
 
 class EndedRun(NamedTuple):
@@ -132,6 +148,75 @@ class RunFolder:
     def _write(self, name: str, text: str) -> None:
         if self.is_main_rank:
             replace_file(self.path / name, text)
+
+
+class RunLog:
+    """Lines appended to the file `path`. Those that the disk refuses wait in memory, and are written with the next.
+
+    A line that arrived in part is cut off before it is written again. Of those that wait, the oldest are given up
+    beyond 64 MiB. The first refusal is one warning; `settle` logs at the end what is lost.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._whole_bytes: int | None = None  # the file's size without a line in part; None: as it is
+        self._given_up = 0
+        self._refused: OSError | None = None
+
+    def append(self, lines: Iterable[str]) -> None:
+        """Write `lines`, each without its newline, or let them wait."""
+        for line in lines:
+            self._waiting.append(line.encode("utf-8", "replace") + b"\n")  # half a surrogate pair is not UTF-8
+            self._waiting_bytes += len(self._waiting[-1])
+        self._try_to_write()
+        while self._waiting_bytes > _MOST_WAITING_BYTES:
+            self._waiting_bytes -= len(self._waiting.popleft())
+            self._given_up += 1
+
+    def settle(self) -> None:
+        """Try once more; log what is lost, or that lines had to wait."""
+        self._try_to_write()
+        lost = self._given_up + len(self._waiting)
+        if lost:
+            log(f"warning: {lost:,} lines of {self.path} are lost ({_reason(self._refused)})")
+        elif self._refused is not None:
+            log(f"{self.path} is complete: the lines that the disk refused before are written")
+        self._refused, self._given_up = None, 0
+
+    def _try_to_write(self) -> None:
+        if not self._waiting:
+            return
+        try:
+            with disk_errors(self.path):
+                self._write(b"".join(self._waiting))
+        except OSError as problem:
+            if self._refused is None:
+                log(
+                    f"warning: {self.path} cannot be written ({_reason(problem)}); its lines wait in memory, and "
+                    "training goes on"
+                )
+            self._refused = problem
+            return
+        self._waiting.clear()
+        self._waiting_bytes = 0
+
+    def _write(self, content: bytes) -> None:
+        with open(self.path, "ab", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if self._whole_bytes is not None and size > self._whole_bytes:
+                os.ftruncate(file.fileno(), self._whole_bytes)
+                size = self._whole_bytes
+            self._whole_bytes = size
+            rest = memoryview(content)
+            while rest:
+                rest = rest[file.write(rest) or 0 :]
+        self._whole_bytes = None
+
+
+def _reason(problem: OSError | None) -> str:
+    return str(problem.strerror if problem is not None else "they were too many to wait")
 
 
 _REPLACED_FOLDERS = ("model", "critic")  # by a rename, at the end

@@ -14,8 +14,8 @@ from training.utils.flags.step import Step
 from training.utils.models.arguments import ModelArguments
 from training.utils.models.settings import ModelSettings
 from training.utils.run.run_arguments import FaultArguments, RunArguments
+from training.utils.run.trackers import LogArguments
 from training.utils.setup.guests import GuestFeatures, guest_features
-from training.utils.trackers.arguments import LogArguments
 
 
 class RunFlags(NamedTuple):

@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.base.quick_imports import quick_imports
 from training.utils.flags.added import in_place_of_run
 from training.utils.flags.arguments import parse_arguments
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.plugins.registry import check_by_plugins
-from training.utils.run.program import run_program
+from training.utils.run.program import quick_imports, run_program
 from training.utils.setup.first_look import look_first
 from training.utils.setup.flags import OneModelFlags
 from training.utils.setup.opened_model import OpenedModel

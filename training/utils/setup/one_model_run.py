@@ -21,7 +21,7 @@ from training.utils.engine.config.arguments import SEQUENCES_OF_A_FORWARD
 from training.utils.engine.ranks.startup import sharing_rows
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.whole_model import WholeModel
-from training.utils.flags.auto import AS_BEGUN, AutoChoice
+from training.utils.flags.flags import AS_BEGUN, AutoChoice
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
 from training.utils.loading.configurations import check_positions, check_trains

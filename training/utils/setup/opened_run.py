@@ -19,8 +19,7 @@ from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.ranks.backends import backends_of
 from training.utils.engine.ranks.collectives import on_main
 from training.utils.engine.ranks.startup import Ranks, started_process_group
-from training.utils.flags.auto import AutoChoice, sentence
-from training.utils.flags.flags import AUTO
+from training.utils.flags.flags import AUTO, AutoChoice, sentence
 from training.utils.loading.configurations import model_files
 from training.utils.models.families.parts import write_beside
 from training.utils.models.saved.saving import save_model

@@ -13,7 +13,7 @@ from training.utils.plugins.registry import added
 if TYPE_CHECKING:
     from training.utils.base.memory import PlannedDevice
     from training.utils.data.kinds.kind import RowKind
-    from training.utils.flags.auto import AutoChoice
+    from training.utils.flags.flags import AutoChoice
 
 
 @dataclass(frozen=True)

@@ -13,21 +13,21 @@ from training.utils.contracts.checkpoints import Checkpoints
 from training.utils.contracts.evaluations import EvaluationObserver
 from training.utils.contracts.guests import Guests
 from training.utils.contracts.step_observers import StepObservers
-from training.utils.divergence.watch import DivergenceWatch
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.layout.order import ShuffledStream, completes_epochs, evaluates_by_default
 from training.utils.run.ahead import Ahead
+from training.utils.run.divergence import DivergenceWatch
 from training.utils.run.progress import ShownFigure, progress_bar, show
 from training.utils.setup.result import TrainingResult
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
     from training.utils.contracts.media import RunMedia
-    from training.utils.divergence.signs import Uniform
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.layout.planner import PlanSettings
     from training.utils.models.flops import ComputeMeter
+    from training.utils.run.divergence import Uniform
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_folder import RunFolder
 

@@ -7,7 +7,7 @@ import json
 from training.step3_ppo.contracts import rollouts
 from training.step3_ppo.contracts.rollouts import RolloutEvents, RolloutsOfStep, Times
 from training.utils.contracts.rollout_engine import ServerShare
-from training.utils.run.run_log import RunLog
+from training.utils.run.run_folder import RunLog
 
 
 def test_lines_name_weights_times_rows_and_reasons(tmp_path):

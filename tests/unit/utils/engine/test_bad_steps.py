@@ -9,8 +9,7 @@ import pytest
 
 from training.utils.base.errors import ThreestepError
 from training.utils.engine.bad_steps import BadSteps
-from training.utils.run.run_folder import BAD_STEPS
-from training.utils.run.run_log import RunLog
+from training.utils.run.run_folder import BAD_STEPS, RunLog
 
 BATCH = [7, 3]
 NAN = float("nan")

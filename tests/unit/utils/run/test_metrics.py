@@ -10,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from training.utils.run.metrics import MetricsWriter
-from training.utils.trackers.opening import open_trackers
+from training.utils.run.trackers import open_trackers
 
 
 def opened(folder, done_steps: int = 0, done_seconds: float = 0.0) -> MetricsWriter:

@@ -11,7 +11,7 @@ import pytest
 
 from training.utils.base.errors import ThreestepError
 from training.utils.run.run_folder import check_place, make_output_dir
-from training.utils.trackers.table import WRITTEN
+from training.utils.run.trackers import WRITTEN
 
 FOLDERS = ("model", "critic", "checkpoints", "tensorboard", "sample_pictures")
 FILES = (

@@ -18,10 +18,10 @@ from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
 from training.utils.models.flops import model_shape
 from training.utils.run.run_arguments import RunArguments
+from training.utils.run.trackers import LogArguments
 from training.utils.setup.guests import GuestFeatures
 from training.utils.setup.one_model_run import loop_settings
 from training.utils.setup.training_run import LoopSettings
-from training.utils.trackers.arguments import LogArguments
 
 
 def ranks(world_size: int = 1) -> Ranks:

@@ -9,7 +9,7 @@ import pytest
 
 from training.utils.base.memory import PlannedDevice
 from training.utils.flags import added as added_flags
-from training.utils.flags.auto import AutoChoice
+from training.utils.flags.flags import AutoChoice
 from training.utils.plugins.plugin import InPlaceOfRun
 from training.utils.setup import step_program
 from training.utils.setup.step_program import CheckedStep, StepProgram, chosen_by_plugin

@@ -29,8 +29,7 @@ from training.step3_ppo.contracts.rollouts import RolloutEvents
 from training.step3_ppo.trainer import PpoTrainer
 from training.utils.base.errors import ThreestepError
 from training.utils.generation.engines.hf import TransformersRollout
-from training.utils.run.rollout_log import read_rollouts
-from training.utils.run.run_log import RunLog
+from training.utils.run.run_folder import RunLog, read_rollouts
 
 GROUPS = 4  # of a step, of all ranks
 

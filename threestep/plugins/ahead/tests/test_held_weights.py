@@ -16,7 +16,7 @@ from threestep.plugins.vllm.servers import drawing
 from threestep.plugins.vllm.servers.arguments import VllmServerArguments
 from threestep.plugins.vllm.servers.engine import VllmServerRollout
 from threestep.plugins.vllm.tests.fake_rollout_server import KEY, FakeServer
-from training.utils.run.rollout_log import read_rollouts
+from training.utils.run.run_folder import read_rollouts
 
 
 class Late(FakeServer):

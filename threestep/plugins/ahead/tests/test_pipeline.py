@@ -34,8 +34,7 @@ from training.utils.engine.ranks.startup import Ranks
 from training.utils.generation.engines.hf import TransformersRollout
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rank_share import SequenceLayout
-from training.utils.run.rollout_log import read_rollouts
-from training.utils.run.run_log import RunLog
+from training.utils.run.run_folder import RunLog, read_rollouts
 
 PROMPTS = [
     PromptRow(row, np.array([10 + row, 3 + row % 5], dtype=np.int32), f"prompt {row}", None) for row in range(20)

@@ -11,7 +11,7 @@ from typing import Any
 from threestep.plugins.audit.reading import read_settings
 from threestep.plugins.audit.recording.schema import DIGESTS, DIGESTS_VERSION
 from training.utils.base.errors import ThreestepError
-from training.utils.reading.files import checked_json, text_if_there
+from training.utils.base.reading import checked_json, text_if_there
 
 StepKey = tuple[int, int]  # the step, and in step 3 its optimizer step from 1; otherwise 0
 _AT_HAND = (

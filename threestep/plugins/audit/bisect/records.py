@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from threestep.plugins.audit.recording.schema import TRACED, layers_file
-from training.utils.reading.files import checked_json, read_text
+from training.utils.base.reading import checked_json, read_text
 
 if TYPE_CHECKING:
     from threestep.plugins.audit.recording.files import StepRecord

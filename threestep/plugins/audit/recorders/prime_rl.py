@@ -14,7 +14,7 @@ import numpy as np
 
 from threestep.plugins.audit.recording.files import Arrays, RecordHead, StepRecord, check_tensors, checked_settings
 from training.utils.base.errors import ThreestepError
-from training.utils.reading.files import checked_json, read_text
+from training.utils.base.reading import checked_json, read_text
 
 # Ours: theirs. Numbers of tokens; a null stands for a number that is not finite.
 _COLUMNS = {

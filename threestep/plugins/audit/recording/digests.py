@@ -36,7 +36,7 @@ from threestep.plugins.audit.recording.layer_traces import LayerTrace
 from threestep.plugins.audit.recording.local_pieces import LocalPiece, frozen_pieces, trained_pieces
 from threestep.plugins.audit.recording.schema import DIGESTS_VERSION, LAYERS_EVERY
 from threestep.plugins.audit.recording.sums import Sums
-from training.utils.run.run_log import RunLog
+from training.utils.run.run_folder import RunLog
 
 if TYPE_CHECKING:
     from threestep.plugins.audit.recording.content import StepNumbers

@@ -26,8 +26,8 @@ from threestep.plugins.audit.recording.schema import (
     VERSION,
 )
 from training.utils.base.errors import ThreestepError, nearest_names
+from training.utils.base.reading import checked_json, text_if_there
 from training.utils.base.storage import replace_file
-from training.utils.reading.files import checked_json, text_if_there
 
 Arrays = dict[str, np.ndarray]
 

@@ -16,8 +16,8 @@ from typing import Any
 from typing_extensions import NotRequired, TypedDict
 
 from training.utils.base.errors import ThreestepError
+from training.utils.base.reading import checked_json, read_text, text_if_there
 from training.utils.base.storage import flush_to_disk, remove
-from training.utils.reading.files import checked_json, read_text, text_if_there
 
 ANSWERS = "answers.jsonl"  # a prompt a line, once all batches are drawn
 _SETTINGS = "settings.json"

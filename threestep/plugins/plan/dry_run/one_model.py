@@ -16,7 +16,7 @@ from threestep.plugins.plan.dry_run.sharing import print_advice, with_sharing
 from threestep.plugins.plan.dry_run.table import ranks_of_dry_run
 from training.utils.engine.config.arguments import SEQUENCES_OF_A_FORWARD
 from training.utils.engine.ranks.startup import DTYPES
-from training.utils.flags.auto import AutoChoice, sentence
+from training.utils.flags.flags import AutoChoice, sentence
 from training.utils.loading.configurations import check_positions, check_trains
 from training.utils.models.row_sharing import row_sharing
 from training.utils.setup.media import planned_media

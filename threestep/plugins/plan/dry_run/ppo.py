@@ -33,7 +33,7 @@ from training.utils.engine.config.config import engine_config
 from training.utils.engine.ranks.startup import DTYPES
 from training.utils.engine.training_engine import GATHER_ELEMENTS
 from training.utils.engine.zero3 import model_sizes
-from training.utils.flags.auto import AutoChoice, sentence
+from training.utils.flags.flags import AutoChoice, sentence
 from training.utils.models.row_sharing import row_sharing
 from training.utils.models.tensors.adapters import adapters_of
 from training.utils.models.tensors.packed import packed_elements

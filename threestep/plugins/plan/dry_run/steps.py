@@ -10,7 +10,7 @@ from threestep.plugins.plan.dry_run.estimate import kept_counts
 if TYPE_CHECKING:
     from threestep.plugins.plan.dry_run.estimate import Estimate, ModelCounts
     from training.utils.base.memory import PlannedDevice
-    from training.utils.flags.auto import AutoChoice
+    from training.utils.flags.flags import AutoChoice
     from training.utils.setup.step_program import CheckedStep
 
 

@@ -22,7 +22,7 @@ from threestep.plugins.report.figures.charts import (
 )
 from threestep.plugins.report.figures.outcome import best_step
 from threestep.plugins.report.figures.reading import StepRun, finite
-from training.utils.run.rollout_log import read_rollouts
+from training.utils.run.run_folder import read_rollouts
 
 if TYPE_CHECKING:
     from training.utils.flags.step import Curve

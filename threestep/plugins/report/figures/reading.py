@@ -20,8 +20,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import parse_json, parse_yaml
 from training.utils.flags.step import UNKNOWN_STEP, Step, known_steps, step_of
 from training.utils.plugins.registry import added
-from training.utils.run.rollout_log import read_rollouts
-from training.utils.run.run_folder import DIVERGENCE
+from training.utils.run.run_folder import DIVERGENCE, read_rollouts
 
 _FILES = ("metrics.jsonl", "config.yaml", "samples.jsonl")
 _FIRST_PROMPTS, _EVALUATIONS = 3, 12  # shown of every evaluation

@@ -12,7 +12,7 @@ from threestep.plugins.report.figures.outcome import best_step
 from threestep.plugins.report.figures.reading import StepRun, finite
 from threestep.plugins.report.figures.rollout_account import rollout_account
 from threestep.plugins.report.figures.sample_media import sample_media
-from training.utils.run.rollout_log import read_rollouts
+from training.utils.run.run_folder import read_rollouts
 
 _MOST_EVALUATIONS = 40  # lines of their table
 _FIRST, _MOST_CHANGED = 4, 4  # prompts to show: the first of the data, and those that rose and fell most, each

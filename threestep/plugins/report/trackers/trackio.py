@@ -6,8 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from training.utils.contracts.trackers import TrackedRun, Tracker
-from training.utils.trackers.forms import PROJECT, flat_settings, sample_table
+from training.utils.contracts.trackers import PROJECT, TrackedRun, Tracker, flat_settings, sample_table
 
 
 class Trackio(Tracker):

@@ -6,8 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from training.utils.contracts.trackers import TrackedRun, Tracker
-from training.utils.trackers.forms import PROJECT, sample_table
+from training.utils.contracts.trackers import PROJECT, TrackedRun, Tracker, sample_table
 
 
 class WeightsAndBiases(Tracker):

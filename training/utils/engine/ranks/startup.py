@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from training.utils.base.errors import ThreestepError
-from training.utils.base.quick_imports import quick_imports
 from training.utils.engine.ranks.backends import Backends
 from training.utils.engine.ranks.collectives import barrier, wait_for_main
 from training.utils.engine.ranks.devices import (
@@ -30,6 +29,7 @@ from training.utils.engine.ranks.rank_watch import leave_process_group, started_
 from training.utils.models.row_sharing import ALONE, RowSharing, row_sharing
 from training.utils.models.saved.one_precision import ROUNDED
 from training.utils.run.launch import free_port
+from training.utils.run.program import quick_imports
 from training.utils.run.run_arguments import RANK_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:

@@ -6,9 +6,7 @@ import json
 
 from threestep.plugins.report.figures.rollout_account import NOT_DRAWN, WAITING, rollout_account
 from training.step3_ppo.contracts.rollouts import RolloutEvents, RolloutsOfStep, Times
-from training.utils.run.rollout_log import read_rollouts
-from training.utils.run.run_folder import LOGS, ROLLOUTS
-from training.utils.run.run_log import RunLog
+from training.utils.run.run_folder import LOGS, ROLLOUTS, RunLog, read_rollouts
 
 
 def step(first: int, rows: list[int], **left_out: list[int]) -> dict:

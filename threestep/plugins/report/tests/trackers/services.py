@@ -8,7 +8,7 @@ from __future__ import annotations
 import types
 
 from training.utils.run.metrics import MetricsWriter
-from training.utils.trackers.opening import open_trackers
+from training.utils.run.trackers import open_trackers
 
 SETTINGS = {"learning_rate": 0.1, "data_path": ["a"], "limit": None, "padded": False}
 SAMPLE = {"prompt": "p", "response": "# r", "reward": 1.0, "response_tokens": 3, "ended": True}

@@ -12,7 +12,7 @@ from threestep.plugins.report.tests.trackers.services import Recorder, written
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.trackers import TrackedRun
 from training.utils.run.metrics import MetricsWriter
-from training.utils.trackers.opening import open_trackers
+from training.utils.run.trackers import open_trackers
 
 
 def test_mlflow(tmp_path, monkeypatch):

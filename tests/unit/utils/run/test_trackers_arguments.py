@@ -9,8 +9,7 @@ import pytest
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import parse_arguments
 from training.utils.plugins.plugin import TrackerEntry
-from training.utils.trackers.arguments import LogArguments, trackers_in
-from training.utils.trackers.table import TRACKERS, TRACKERS_HELP
+from training.utils.run.trackers import TRACKERS, TRACKERS_HELP, LogArguments, trackers_in
 
 
 def parsed(*words: str) -> LogArguments:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from training.utils.run import run_log
-from training.utils.run.run_log import RunLog
+from training.utils.run import run_folder
+from training.utils.run.run_folder import RunLog
 
 
 class Disk:
-    """In the place of `open` in run_log: takes so many bytes, then refuses."""
+    """In the place of `open` in run_folder: takes so many bytes, then refuses."""
 
     def __init__(self, takes_bytes: int | None) -> None:
         self.takes_bytes = takes_bytes
@@ -46,7 +46,7 @@ class Disk:
 @pytest.fixture
 def disk(monkeypatch) -> Disk:
     made = Disk(None)
-    monkeypatch.setattr(run_log, "open", made.open, raising=False)
+    monkeypatch.setattr(run_folder, "open", made.open, raising=False)
     return made
 
 
@@ -80,7 +80,7 @@ def test_what_is_lost_is_said_at_the_end(tmp_path, disk, capsys):
 
 
 def test_the_oldest_lines_are_given_up(tmp_path, disk, capsys, monkeypatch):
-    monkeypatch.setattr(run_log, "_MOST_WAITING_BYTES", 10)
+    monkeypatch.setattr(run_folder, "_MOST_WAITING_BYTES", 10)
     lines = RunLog(tmp_path / "samples.jsonl")
     disk.takes_bytes = 0
     for letter in "abcd":

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from training.utils.divergence.signs import EQUAL_PAIRS, GROWN, WINDOW, ZERO_STEPS, History, Uniform, signs
+from training.utils.run.divergence import EQUAL_PAIRS, GROWN, WINDOW, ZERO_STEPS, History, Uniform, signs
 
 TOKENS = Uniform(math.log(384), "all 384 tokens")
 LOSS, HELD_OUT, NORM = "train/loss", "eval/loss", "train/grad_norm"

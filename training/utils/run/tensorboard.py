@@ -1,4 +1,4 @@
-"""TensorBoard: files in OUTPUT_DIR/tensorboard."""
+"""TensorBoard: files in OUTPUT_DIR/tensorboard. Serves `--report_to tensorboard`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from training.utils.contracts.trackers import TrackedRun, Tracker
+from training.utils.contracts.trackers import TrackedRun, Tracker, flat_settings, sample_table
 from training.utils.flags.step import Step, step_of
-from training.utils.trackers.forms import flat_settings, sample_table
 
 
 class TensorBoard(Tracker):

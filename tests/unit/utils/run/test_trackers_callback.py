@@ -7,7 +7,7 @@ import math
 import pytest
 
 from training.utils.base.errors import ThreestepError
-from training.utils.run.step_callback import StepCallback, check_callback, load_callback
+from training.utils.run.trackers import StepCallback, check_callback, load_callback
 
 
 def test_answers():

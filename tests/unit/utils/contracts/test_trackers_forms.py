@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from training.utils.trackers.forms import sample_table
+from training.utils.contracts.trackers import sample_table
 
 
 def test_the_table_of_samples():

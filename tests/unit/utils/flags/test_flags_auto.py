@@ -5,7 +5,7 @@ from __future__ import annotations
 import yaml
 
 from training.utils.checkpoints.arguments import KEPT_AS_BEGUN
-from training.utils.flags.auto import AutoChoice, chosen_in, marked, sentence
+from training.utils.flags.flags import AutoChoice, chosen_in, marked, sentence
 from training.utils.flags.step import known_steps
 
 

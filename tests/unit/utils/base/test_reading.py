@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.heavy import heavy_modules_after
 from training.utils.base.errors import ThreestepError
-from training.utils.reading.files import checked_json, checked_value, read_text, text_if_there
+from training.utils.base.reading import checked_json, checked_value, read_text, text_if_there
 
 
 @dataclass(frozen=True)
@@ -65,5 +65,5 @@ def test_what_is_no_file_is_refused_and_only_what_is_not_there_is_nothing(tmp_pa
 
 
 def test_importing_it_waits_for_no_pydantic():
-    script = "import sys, training.utils.reading.files; assert 'pydantic' not in sys.modules"
+    script = "import sys, training.utils.base.reading; assert 'pydantic' not in sys.modules"
     assert heavy_modules_after(script)[0] == []

@@ -8,8 +8,8 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 from training.utils.flags.step import UNKNOWN_STEP, known_steps
 from training.utils.run.metrics import MetricsWriter
-from training.utils.trackers.opening import open_trackers
-from training.utils.trackers.tensorboard import chart_layout
+from training.utils.run.tensorboard import chart_layout
+from training.utils.run.trackers import open_trackers
 
 SETTINGS = {"learning_rate": 0.1, "data_path": ["a"], "limit": None, "padded": False}
 SAMPLE = {"prompt": "p", "response": "# r", "reward": 1.0, "response_tokens": 3, "ended": True}

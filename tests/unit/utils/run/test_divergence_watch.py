@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 
-from training.utils.divergence.signs import WINDOW, Uniform
-from training.utils.divergence.watch import DivergenceWatch
+from training.utils.run.divergence import WINDOW, DivergenceWatch, Uniform
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.run_folder import DIVERGENCE, LOGS
 

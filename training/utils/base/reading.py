@@ -8,13 +8,15 @@ wait for it.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.utils.base.errors import ThreestepError
+from training.utils.base.errors import ThreestepError, first_line
 
 if TYPE_CHECKING:
+    import torch
     from pydantic import TypeAdapter, ValidationError
 
 _MOST_CHARACTERS = 40  # of a wrong value, in an error
@@ -82,3 +84,26 @@ def _sentence(problem: ValidationError, where: object) -> str:
     got = "" if first["type"] in ("missing", "json_invalid") else f", got {ascii(first['input'])[:_MOST_CHARACTERS]}"
     others = f" (and {more:,} more)" if more else ""
     return f"{where}: {place}{' ' * bool(place)}{said}{got}{others}"
+
+
+def torch_tensors(
+    path: Path, names: Iterable[str] | None = None, others: Iterable[str] = ()
+) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return the tensors of these names, all for None, those of `others` that are there, and the notes. ThreestepError
+    for another file, and for a name that it lacks."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        what = "is no file" if os.path.lexists(path) else "does not exist"
+        raise ThreestepError(f"{path} expects safetensors, and {what}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            known = set(file.keys())
+            wanted = known if names is None else {*names}
+            found = {name: file.get_tensor(name) for name in known & (wanted | {*others})}
+            notes = dict(file.metadata() or {})
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError, RuntimeError, AttributeError) as problem:
+        raise ThreestepError(f"{path} expects safetensors: {first_line(problem)}") from problem
+    if lacking := sorted(wanted - known):
+        raise ThreestepError(f"{path} lacks the tensor {lacking[0]}")
+    return found, notes

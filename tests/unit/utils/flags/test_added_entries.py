@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from training.utils.base.errors import Mistakes
-from training.utils.flags import entry_flags
-from training.utils.flags.entry_flags import flags_of_entries, own_options, refuse_flags_of_others, with_added
+from training.utils.flags import added
+from training.utils.flags.added import flags_of_entries, own_options, refuse_flags_of_others, with_added
 from training.utils.flags.flags import flag
 
 
@@ -66,9 +66,9 @@ def test_flags_of_others_are_refused(given, names, sentences):
 
 def test_plugins_add_records_or_functions(monkeypatch):
     places = {"one": "a:ENTRY", "two": "a:function"}
-    monkeypatch.setattr(entry_flags, "added", lambda table, own: places if table == "kinds" else {})
+    monkeypatch.setattr(added, "added", lambda table, own: places if table == "kinds" else {})
     found = SimpleNamespace(ENTRY=Entry(max, Shared), function=min)
-    monkeypatch.setattr(entry_flags, "named_object", lambda place: getattr(found, place.partition(":")[2]))
+    monkeypatch.setattr(added, "named_object", lambda place: getattr(found, place.partition(":")[2]))
     table = with_added("kinds", TABLE, Entry)
     assert table == {**TABLE, "one": Entry(max, Shared), "two": Entry(min)}
     assert with_added("others", TABLE, Entry) == TABLE

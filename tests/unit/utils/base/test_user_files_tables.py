@@ -9,12 +9,12 @@ from functools import partial
 import pytest
 
 from training.utils.base.errors import ThreestepError
-from training.utils.base.tables import check_signature, either, entry_named, imported
+from training.utils.base.user_files import check_signature, either, entry_named, imported
 
 
 def test_a_function_is_imported_at_its_first_call():
     program = (
-        "import sys\nfrom training.utils.base.tables import imported\nloads = imported('fractions:Fraction')\n"
+        "import sys\nfrom training.utils.base.user_files import imported\nloads = imported('fractions:Fraction')\n"
         "assert 'fractions' not in sys.modules\nassert loads(1, denominator=2) == 0.5\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,15 +1,20 @@
-"""Signs that a run has diverged, or does not train: figures in, sentences out. Knows no step and no model.
+"""Signs that a run has diverged, or does not train, from the figures that it writes anyway. Knows no step and no model.
 
 A run with these signs ends normally, with a model: the signs' sentences stand in its log, its last line and its report.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from training.utils.base.console import log
+from training.utils.run.run_folder import DIVERGENCE, METRICS, RunLog
 
 # A single step's loss and norm vary by a factor of a few from batch to batch, so signs are read of this many.
 WINDOW = 10
@@ -137,3 +142,58 @@ def _of_loss(history: History, uniform: Uniform | None, at_end: bool) -> dict[st
         "loss": f"{uniform.figure} is {about}: the model has diverged, or learned nothing; lower the learning rate, or "
         "train for longer"
     }
+
+
+class DivergenceWatch:
+    """The signs of one run. On the main rank, it writes `divergence.jsonl`, whose lines pages about the run show.
+
+    loss, eval_loss: the names of the figures that `uniform` is the upper bound of; "" for none
+    folder: of the run; None writes nothing. Figures of a resumed run that metrics.jsonl holds were seen before.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path | None = None,
+        is_main: bool = True,
+        uniform: Uniform | None = None,
+        loss: str = "",
+        *,
+        eval_loss: str = "",
+    ) -> None:
+        self._notes = None if folder is None or not is_main else RunLog(Path(folder) / DIVERGENCE)
+        self._is_main, self._uniform, self._names = is_main, uniform, (loss, eval_loss)
+        self._history, self._step = History(), 0
+        self._logged: set[str] = set()
+        before = None if self._notes is None else self._notes.path.with_name(METRICS)
+        if before is not None and before.is_file():
+            for line in before.read_text(encoding="utf-8").splitlines():
+                # null: a number that is not finite
+                figures = {name: math.nan if value is None else value for name, value in json.loads(line).items()}
+                self._add(int(figures["step"]), figures)
+                self._logged |= signs(self._history, self._uniform).keys()
+
+    def see(self, step: int, figures: Mapping[str, float]) -> None:
+        """Take the figures of an optimizer step, or of an evaluation after it; log signs that are new."""
+        self._add(step, figures)
+        for sentence in self._note(signs(self._history, self._uniform)):
+            log(f"warning: step {step:,}: {sentence}", self._is_main)
+
+    def closing(self) -> str:
+        """End of the run's last line that names its signs; "" if it has none."""
+        sentences = signs(self._history, self._uniform, at_end=True)
+        self._note(sentences)
+        if self._notes is not None:
+            self._notes.settle()
+        return "".join(f"; warning: {sentence}" for sentence in sentences.values())
+
+    def _add(self, step: int, figures: Mapping[str, float]) -> None:
+        self._step = step
+        self._history.add(step, figures, *self._names)
+
+    def _note(self, sentences: Mapping[str, str]) -> list[str]:
+        """Write the sentences that are new, and return them."""
+        new = [sentence for kind, sentence in sentences.items() if kind not in self._logged]
+        self._logged |= sentences.keys()
+        if self._notes is not None:
+            self._notes.append(json.dumps({"step": self._step, "sentence": sentence}) for sentence in new)
+        return new

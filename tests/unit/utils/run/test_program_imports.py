@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch  # noqa: F401 (as in a notebook that imported it before)
 
-from training.utils.base.quick_imports import quick_imports
+from training.utils.run.program import quick_imports
 
 
 def test_garbage_is_not_looked_for_inside_and_is_again_behind():
@@ -34,7 +34,7 @@ def test_a_collector_that_was_off_stays_off():
 def test_a_program_never_looks_through_its_imports_again():
     code = """
 import gc, sys
-from training.utils.base.quick_imports import quick_imports
+from training.utils.run.program import quick_imports
 counts = [gc.get_freeze_count()]
 with quick_imports():
     sys.modules["torch"] = json = __import__("json")  # stands for it

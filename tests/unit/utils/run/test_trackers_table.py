@@ -9,7 +9,7 @@ import pytest
 
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.trackers import Tracker
-from training.utils.trackers.table import TRACKERS, TRACKERS_HELP, WRITTEN, check_tracker, tracker_class
+from training.utils.run.trackers import TRACKERS, TRACKERS_HELP, WRITTEN, check_tracker, tracker_class
 
 BASE = "training.utils.contracts.trackers.Tracker"
 OWN = f"""
@@ -46,8 +46,8 @@ def test_what_they_write_is_known():
 
 def test_the_table_loads_neither_torch_nor_a_tracker():
     program = (
-        "import sys\nfrom training.utils.trackers.arguments import LogArguments\nLogArguments()\n"
-        "loaded = {'torch', 'tensorboard', 'training.utils.trackers.tensorboard'} & sys.modules.keys()\n"
+        "import sys\nfrom training.utils.run.trackers import LogArguments\nLogArguments()\n"
+        "loaded = {'torch', 'tensorboard', 'training.utils.run.tensorboard'} & sys.modules.keys()\n"
         "assert not loaded, loaded\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,1 +1,0 @@
-"""Files that a program is given, as values of known types."""
