@@ -10,7 +10,7 @@ from typing import Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import replace_file
-from training.utils.data.sources.formats.media import IMAGE_COLUMNS, IMAGE_PARTS
+from training.utils.data.formats.media import IMAGE_COLUMNS, IMAGE_PARTS
 
 FOLDER = "pictures"
 _ADDRESSES = ("https://", "http://", "data:")

@@ -55,10 +55,9 @@ def _encode_batch(workload: Path, threads: int) -> Prepare:
 
 
 def _threestep(workload: Path, threads: int) -> Prepare:
-    from training.utils.data.build.arguments import DataArguments, SplitArguments
+    from training.utils.data.arguments import SourceArguments
+    from training.utils.data.build.arguments import CacheArguments, DataArguments, SplitArguments
     from training.utils.data.build.build import build_phase
-    from training.utils.data.cache.arguments import CacheArguments
-    from training.utils.data.sources.arguments import SourceArguments
 
     tokenizer = AutoTokenizer.from_pretrained(workload / "model")
     cache = tempfile.mkdtemp(prefix="cache", dir=workload)

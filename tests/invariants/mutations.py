@@ -157,7 +157,7 @@ def build_and_count(phase: int, reader: str, path: Path, tokenizer: Any, given: 
 def check_counts(built: Any, reader: str, path: Path, given: dict[str, Any]) -> None:
     """Rows in = rows kept + rows dropped, and those kept can all be read."""
     from training.utils.data.files.readers import open_rows
-    from training.utils.data.sources.formats.trees import TreeRows, holds_trees
+    from training.utils.data.formats.records import TreeRows, holds_trees
 
     rows = open_rows(reader, [str(path)], None)
     offered = len(TreeRows(rows)) if holds_trees(rows.kinds) else len(rows)

@@ -20,9 +20,9 @@ from training.utils.data.build.portions import DataSource
 from training.utils.data.build.row_maker import RowMaker
 from training.utils.data.cache.reports import Counts
 from training.utils.data.chat.chat import text_maker
+from training.utils.data.file_dataset import create_raw_dataset
 from training.utils.data.kinds.table import kind_of
 from training.utils.data.rows.media_store import HeldMedia
-from training.utils.data.sources.create import create_raw_dataset
 from training.utils.layout.rows import packed_rows
 
 PART, TEXT = {"type": "image"}, {"type": "text", "text": "What?"}

@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any, TypeVar
 
 from training.utils.data.build.arguments import DataArguments
-from training.utils.data.sources.create import create_raw_dataset
-from training.utils.data.sources.raw_dataset import PromptRawDataset
+from training.utils.data.file_dataset import create_raw_dataset
+from training.utils.data.raw_dataset import PromptRawDataset
 
 _Data = TypeVar("_Data", bound=DataArguments)
 

@@ -25,8 +25,8 @@ from training.utils.data.build.portions import DataSource
 from training.utils.data.build.row_maker import RowMaker
 from training.utils.data.cache.reports import Counts
 from training.utils.data.chat.chat import text_maker
+from training.utils.data.file_dataset import create_raw_dataset
 from training.utils.data.kinds.table import kind_of
-from training.utils.data.sources.create import create_raw_dataset
 from training.utils.flags.flags import note_mistakes
 
 # A message is <role>content, the assistant's ends with the end token; contents must be text, as for most models.

@@ -24,7 +24,7 @@ from tests.support.data_flags import data_flags
 from tests.support.data_forms import lines_of
 from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 from training.utils.base.errors import ThreestepError
-from training.utils.data.sources.create import create_raw_dataset
+from training.utils.data.file_dataset import create_raw_dataset
 
 _MOST_CHARACTERS = 230  # of a sentence in the table
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.support.data_flags import data_flags
 from tests.support.tiny_tokenizers import train_tokenizer
-from training.utils.data.sources.create import create_raw_dataset
+from training.utils.data.file_dataset import create_raw_dataset
 
 # Words with their leading space, and digits one by one, so that numbers can be learned.
 _PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from training.utils.data.sources.raw_dataset import PromptRawDataset
+from training.utils.data.raw_dataset import PromptRawDataset
 
 PAIR = {"prompt": "Human: What is 2 + 3? Assistant:", "chosen": " 2 + 3 is 5.", "rejected": " It is 4."}
 

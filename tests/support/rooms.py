@@ -21,24 +21,23 @@ contracts: base
 data.files: plugins base
 models.families: base
 plugins: base
-data.sources.formats: data.files base
+data.formats: data.files base
 flags: plugins base
 layout: contracts base
 models.tensors: contracts
 data.rows: layout flags plugins contracts base
-data.sources: flags data.sources.formats plugins data.files base
+data: flags data.formats plugins data.files base
 engine.config: layout flags plugins base
 models.attention: layout plugins contracts base
 run: flags plugins contracts base
-data: data.sources base
-data.cache: run data.rows flags data.files contracts base
-data.chat: data.rows flags data.sources.formats data.files base
+data.cache: run data.rows data.files contracts base
+data.chat: data.rows flags data.formats data.files base
 models: models.attention models.tensors layout flags plugins models.families contracts base
-data.kinds: data.chat data.cache data.sources data.rows data.sources.formats contracts base
+data.kinds: data.chat data.cache data data.rows data.formats contracts base
 generation: engine.config data.rows flags plugins contracts base
 generation.decoding: models models.tensors contracts base
 models.saved: models models.tensors plugins models.families base
-data.build: data.kinds data.chat data.cache data.sources data.rows flags data.sources.formats plugins data.files
+data.build: data.kinds data.chat data.cache data data.rows flags data.formats plugins data.files
     contracts base
 engine.ranks: models.saved models run flags plugins base
 generation.engines: generation.decoding models models.attention contracts
@@ -48,8 +47,8 @@ checkpoints: engine engine.ranks models.saved run engine.config models.tensors l
     models.families contracts base
 rewards: engine.ranks run flags plugins contracts base
 setup: checkpoints engine loading engine.ranks data.build models.saved data.kinds models
-    data.chat data.cache run models.attention engine.config data.sources data.rows models.tensors layout
-    flags data.sources.formats plugins models.families data.files contracts base
+    data.chat data.cache run models.attention engine.config data data.rows models.tensors layout
+    flags data.formats plugins models.families data.files contracts base
 preference: setup engine loading engine.ranks data.build models run data.rows models.tensors layout flags data.files
     contracts base
 """
@@ -101,9 +100,9 @@ FLAG_MODULES = re.compile(r"\.flags(\.|$)|\.arguments$")
 PLACES_WITH_IMAGES = frozenset(
     """
 training.utils.contracts.media_names training.utils.contracts.rollout_engine training.utils.data.kinds
-training.utils.data.rows.media_store training.utils.data.sources.file_dataset
-training.utils.data.sources.formats.media training.utils.data.sources.formats.messages
-training.utils.data.sources.raw_dataset training.utils.models.families
+training.utils.data.rows.media_store training.utils.data.file_dataset
+training.utils.data.formats.media training.utils.data.formats.messages
+training.utils.data.raw_dataset training.utils.models.families
 """.split()
 )
 MOST_MODULES_OF_A_ROOM = 20

@@ -17,7 +17,7 @@ from tests.support.command_lines import WrongCommand, check_call
 from tests.support.pages import HISTORY, ROOT, page_name
 from threestep.command import commands
 from training.utils.base import user_files
-from training.utils.data.sources import registry
+from training.utils.data import registry
 
 PAGES = pages.all_pages()
 NOW = [path for path in PAGES if page_name(path) not in HISTORY]

@@ -15,7 +15,7 @@ from tests.support import pages
 from tests.support.pages import HISTORY, page_name
 from threestep.plugins.inspect import __main__ as inspect
 from threestep.plugins.programs import new_model
-from training.utils.data.sources import registry
+from training.utils.data import registry
 
 RUN_ELSEWHERE = {
     ("docs/data.md", "check.py"),

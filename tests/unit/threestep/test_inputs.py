@@ -85,7 +85,7 @@ def test_rows_of_a_resumed_run_are_those_that_it_began_with(tmp_path):
 
 def test_held_out_rows_are_a_file_of_the_same_folder(tmp_path):
     """Which is how a run reads evaluation rows."""
-    from training.utils.data.files.stored import stored_rows
+    from training.utils.data.files.readers import stored_rows
 
     datasets = pytest.importorskip("datasets")
     as_dataset = datasets.Dataset.from_list

@@ -9,7 +9,7 @@ from threestep.plugins.curriculum.arguments import CurriculumArguments
 from threestep.plugins.curriculum.prompts import EpochSampler, PromptDataset, PromptSampler, SampledPrompts
 from training.utils.base.errors import ThreestepError
 from training.utils.base.user_files import call_user, load_named
-from training.utils.data.build.prompts import PromptMaker
+from training.utils.data.build.row_maker import PromptMaker
 
 if TYPE_CHECKING:
     from training.step3_ppo.flags.ppo_flags import PpoFlags

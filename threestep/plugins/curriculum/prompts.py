@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from training.step3_ppo.contracts.records import LeftOut, Samples
     from training.utils.contracts.rollout import Rollout
-    from training.utils.data.build.prompts import PromptMaker
+    from training.utils.data.build.row_maker import PromptMaker
     from training.utils.engine.ranks.startup import Ranks
 
 State = dict[str, Any]

@@ -32,8 +32,8 @@ from functools import cached_property
 from typing import TypeVar
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.sources.raw_dataset import PromptRawDataset
-from training.utils.data.sources.registry import register_dataset
+from training.utils.data.raw_dataset import PromptRawDataset
+from training.utils.data.registry import register_dataset
 
 # Of the cache's fingerprint: change it where the same seed gives other rows.
 ROWS_VERSION = "4361694cce6803f8e36a279306de1b1f23deb8061f79271ea14eabf84cbdc05f"

@@ -39,8 +39,8 @@ def whole_row(columns: Mapping[str, Any]) -> Row:
 
 def _rows_of_data(data: DataArguments, seed: int) -> Any:
     from training.utils.data.build.portions import open_sources
+    from training.utils.data.formats.messages import messages_of_text
     from training.utils.data.kinds.samples import read_carried
-    from training.utils.data.sources.formats.messages import messages_of_text
 
     for source in open_sources(3, data, seed):
         for place, sample in enumerate(source.raw.get_train_data()):

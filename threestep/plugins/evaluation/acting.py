@@ -25,7 +25,7 @@ from training.utils.contracts.rollout_engine import Ends, RolloutEngine, Rollout
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.utils.data.sources.formats.messages import Message
+    from training.utils.data.formats.messages import Message
     from training.utils.generation.arguments import SamplingArguments
     from training.utils.generation.partners import Partner, Partners
 

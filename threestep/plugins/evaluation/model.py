@@ -26,7 +26,7 @@ from training.utils.contracts.rollout_engine import (
     Sampling,
     rolled_out,
 )
-from training.utils.data.build.prompts import PromptMaker
+from training.utils.data.build.row_maker import PromptMaker
 from training.utils.data.chat.chat import adopt_style
 from training.utils.data.rows.arguments import AS_STORED, CHAT_TEMPLATE, HUMAN_ASSISTANT
 from training.utils.data.rows.tokenize import end_of_conversation_id
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.rows import PromptRow
     from training.utils.contracts.text_forms import OpenedForm, TextForm
     from training.utils.data.build.arguments import DataArguments
-    from training.utils.data.sources.formats.messages import Message
+    from training.utils.data.formats.messages import Message
     from training.utils.generation.arguments import SamplingArguments
     from training.utils.generation.table import RolloutEngineFlags
 

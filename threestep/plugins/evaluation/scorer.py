@@ -14,14 +14,14 @@ from training.utils.base.errors import ThreestepError
 from training.utils.contracts.media_names import MEDIA_COLUMN
 from training.utils.contracts.rows import ResponsesRow
 from training.utils.data.chat.chat import ChatTokenizer, adopt_style, text_maker
-from training.utils.data.rows.arguments import AS_STORED
-from training.utils.data.sources.formats.messages import (
+from training.utils.data.formats.messages import (
     Conversation,
     Message,
     checked_messages,
     prompt_text,
     stored_prompt,
 )
+from training.utils.data.rows.arguments import AS_STORED
 from training.utils.loading.configurations import load_config, positions_of
 from training.utils.loading.tokenizers import load_tokenizer
 from training.utils.plugins.registry import missing_plugin

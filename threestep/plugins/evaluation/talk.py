@@ -20,7 +20,7 @@ from training.utils.setup.media import media_kind
 if TYPE_CHECKING:
     from threestep.plugins.evaluation.scorer import Scorer
     from training.utils.contracts.media import MediaFile
-    from training.utils.data.sources.formats.messages import Message
+    from training.utils.data.formats.messages import Message
     from training.utils.generation.arguments import SamplingArguments
     from training.utils.generation.partners import Partners
 

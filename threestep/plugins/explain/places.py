@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from training.utils.base.errors import ThreestepError
 from training.utils.base.reading import checked_value
+from training.utils.data.arguments import SourceArguments
+from training.utils.data.file_dataset import FileDataset, create_raw_dataset
 from training.utils.data.files.readers import READERS, files_of, split_reader
-from training.utils.data.sources.arguments import SourceArguments
-from training.utils.data.sources.create import create_raw_dataset
-from training.utils.data.sources.file_dataset import FileDataset
 
 if TYPE_CHECKING:
     from threestep.plugins.audit.quantities.step import AuditedStep

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from training.utils.data.sources.raw_dataset import PromptRawDataset, load_by_name
-from training.utils.data.sources.registry import register_dataset
+from training.utils.data.raw_dataset import PromptRawDataset, load_by_name
+from training.utils.data.registry import register_dataset
 
 # Another whenever the same sources make other rows (`row_versions`).
 ROWS_VERSION = "58b9e6dc94cc15e7cd7b007362bdec10a5053be202f6239dcb180e6c9c464e91"

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from training.utils.base.console import log, started_as_main_rank
 from training.utils.base.errors import Mistakes, ThreestepError, first_line, nearest_names
 from training.utils.base.hub import check_hub, is_offline
-from training.utils.data.files.addresses import names_evaluation, names_training
 from training.utils.data.files.arrow_rows import ArrowRows
+from training.utils.data.files.listing import names_evaluation, names_training
 from training.utils.data.files.readers import JoinedFiles
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class HubRows:
 
     @classmethod
     def check(cls, address: str, flag: str, *, reach: bool = False) -> None:
-        """See `training.utils.data.files.stored`."""
+        """See `training.utils.data.files.readers`."""
         name = parse_hub_address(address, flag).name
         if reach:
             check_hub(f"--{flag}: 'hub:{address}'", "datasets", name)

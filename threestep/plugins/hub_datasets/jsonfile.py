@@ -15,7 +15,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.data.files.columns import Expected
 from training.utils.data.files.digests import digest_files
 from training.utils.data.files.json_rows import read_jsonl
-from training.utils.data.sources.registry import register_dataset
+from training.utils.data.registry import register_dataset
 
 if TYPE_CHECKING:
     from training.utils.data.files.readers import Rows

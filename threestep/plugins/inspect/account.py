@@ -23,17 +23,17 @@ from training.utils.data.build.row_maker import RowMaker
 from training.utils.data.cache.reports import Counts
 from training.utils.data.chat.chat import ChatTokenizer, text_maker
 from training.utils.data.files.columns import Kinds, note_kinds
+from training.utils.data.formats.media import ONLY_TEXT
 from training.utils.data.kinds.table import kind_of
-from training.utils.data.sources.formats.media import ONLY_TEXT
 from training.utils.setup.media import has_media_kind, held_media, media_kind
 
 if TYPE_CHECKING:
     from training.utils.contracts.media import MediaReader
     from training.utils.contracts.text_forms import OpenedForm
     from training.utils.data.build.arguments import DataArguments, SplitArguments
+    from training.utils.data.formats.formats import Recognition
     from training.utils.data.rows.arguments import RowArguments
     from training.utils.data.rows.tokenize import TextTokenizer
-    from training.utils.data.sources.formats.formats import Recognition
 
 Run = tuple[str, bool]  # a text, and whether it carries loss
 

@@ -24,8 +24,8 @@ from typing import NamedTuple, overload
 
 from threestep.plugins.embedded.task import DIGITS, WORDS, Draws
 from training.utils.base.errors import Mistakes, nearest_names
-from training.utils.data.sources.raw_dataset import PromptRawDataset
-from training.utils.data.sources.registry import register_dataset
+from training.utils.data.raw_dataset import PromptRawDataset
+from training.utils.data.registry import register_dataset
 
 # Another whenever the same sources make other rows (`row_versions`).
 ROWS_VERSION = "1"

@@ -26,8 +26,8 @@ from threestep.plugins.plan.clock.devices import DEVICES
 from threestep.plugins.plan.failure_flags import FailureArguments
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, nearest_names
+from training.utils.data.arguments import SourceArguments
 from training.utils.data.rows.arguments import RowArguments
-from training.utils.data.sources.arguments import SourceArguments
 from training.utils.engine.config.arguments import EngineArguments
 from training.utils.flags.arguments import parse_arguments, words_of
 from training.utils.flags.flags import flag, flag_of

@@ -30,8 +30,7 @@ class TextArguments:
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note an address that cannot be right."""
-        from training.utils.data.files.readers import split_reader
-        from training.utils.data.files.stored import check_stored
+        from training.utils.data.files.readers import check_stored, split_reader
 
         files = split_reader(self.unsupervised_dataset_name or "")
         if files is not None:

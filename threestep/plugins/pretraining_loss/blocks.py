@@ -13,23 +13,22 @@ import numpy as np
 from training.utils.base.credentials import redacted
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import TextBlock
+from training.utils.data import fingerprint
+from training.utils.data.build.portions import shuffled_order
 from training.utils.data.build.row_maker import ROWS_PER_CALL
-from training.utils.data.build.splits import shuffled_order
-from training.utils.data.cache.cache import Log, open_or_build, silent
+from training.utils.data.cache.cache import open_or_build, silent
 from training.utils.data.cache.shards import SplitPlan, build_shards
 from training.utils.data.files.columns import Expected
-from training.utils.data.files.readers import is_saved_dataset
-from training.utils.data.files.stored import stored_rows
+from training.utils.data.files.readers import is_saved_dataset, stored_rows
+from training.utils.data.fingerprint import ROWS
+from training.utils.data.raw_dataset import load_by_name
 from training.utils.data.rows.dataset import CachedSplit, token_runs, write_rows
 from training.utils.data.rows.tokenize import TextTokenizer, end_of_conversation_id
-from training.utils.data.sources import fingerprint
-from training.utils.data.sources.fingerprint import ROWS
-from training.utils.data.sources.raw_dataset import load_by_name
 
 if TYPE_CHECKING:
     from threestep.plugins.pretraining_loss.arguments import TextArguments
     from training.utils.data.build.arguments import DataArguments
-    from training.utils.data.cache.reports import Counts
+    from training.utils.data.cache.reports import Counts, Log
     from training.utils.data.rows.media_store import GrowingStore
 
 

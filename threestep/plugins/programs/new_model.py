@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast, Qwen2VLConfig
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    from training.utils.data.sources.raw_dataset import PromptRawDataset
+    from training.utils.data.raw_dataset import PromptRawDataset
 
 EOS_TOKEN = "<|endoftext|>"  # noqa: S105 (a token of text)
 PAD_TOKEN = "<|pad|>"  # noqa: S105 (a token of text)
@@ -134,7 +134,7 @@ def dataset_texts(data: DataArguments, seed: int, vision: bool = False) -> Itera
 
     vision: rows may have images; the texts of their messages are taken.
     """
-    from training.utils.data.sources.create import create_raw_dataset
+    from training.utils.data.file_dataset import create_raw_dataset
 
     any_text = False
     for name in [*data.source.data_path, *data.source.sft_only_data_path]:

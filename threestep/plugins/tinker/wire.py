@@ -37,7 +37,7 @@ from threestep.plugins.tinker.records import (
 )
 from training.utils.base.errors import ThreestepError, first_line, nearest_names
 from training.utils.base.storage import parse_json
-from training.utils.data.sources.formats.media import ONLY_TEXT
+from training.utils.data.formats.media import ONLY_TEXT
 
 if TYPE_CHECKING:
     from threestep.plugins.tinker.store import StoredMessage

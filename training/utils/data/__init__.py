@@ -1,1 +1,1 @@
-"""Raw datasets and their registry, splits, cache, phases and collation of prompts."""
+"""Raw datasets: their contract and registry, datasets of files, fingerprints; rooms on the way to tokenized rows."""

@@ -1,5 +1,121 @@
-"""Serves dataset files of users, which import `register_dataset` from here (docs/data.md)."""
+"""Names of datasets and their classes. Knows nothing of the classes' content.
 
-from training.utils.data.sources.registry import register_dataset
+A `--data_path` entry is one of
+- a registered name (`gsm8k` after its module was loaded, those that plugins add, such as `embedded`), with
+  settings behind commas where the class takes some (`name,rows=500`);
+- a path that ends in a registered name (`/data/Dahoas/rm-static`): the class gets the whole path as its name;
+- `jsonl:PATH`, `json:PATH`, `csv:PATH`, `parquet:PATH` or `arrow:PATH`: files, without a class;
+- `pairs.csv`: a file whose ending names its reader;
+- a folder that `save_to_disk` wrote;
+- `hub:OWNER/NAME`: a dataset on the hub, without a class.
+"""
 
-__all__ = ["register_dataset"]
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import TypeVar
+
+from training.utils.base.errors import ThreestepError, nearest_names
+from training.utils.base.user_files import load_module, loaded_name, named_object
+from training.utils.data.files.readers import (
+    READERS,
+    check_stored,
+    is_saved_dataset,
+    split_reader,
+    why_no_dataset,
+)
+from training.utils.data.raw_dataset import PromptRawDataset
+from training.utils.plugins.registry import added, owner_of
+
+_ADDED: dict[str, str] = added("data_sources", ())  # addresses of plugins' classes, which register names themselves
+_BY_BEGINNING = {name: address for name, address in _ADDED.items() if name.endswith(":")}
+
+_classes: dict[str, type[PromptRawDataset]] = {}
+
+DatasetClass = TypeVar("DatasetClass", bound=type[PromptRawDataset])
+
+
+def register_dataset(*names: str) -> Callable[[DatasetClass], DatasetClass]:
+    """Class decorator: register a PromptRawDataset subclass under one or more names.
+
+    Raises ThreestepError where another class has the name. The same class from the same file may be registered twice
+    (its module was imported under two names); the later one wins.
+    """
+
+    def register(dataset_class: DatasetClass) -> DatasetClass:
+        for name in names:
+            known = _classes.get(name)
+            if known is not None and _where(known) != _where(dataset_class):
+                raise ThreestepError(
+                    f"two dataset classes are registered as '{name}': {_where(known)} and {_where(dataset_class)}; "
+                    "rename one of them"
+                )
+            _classes[name] = dataset_class
+        return dataset_class
+
+    return register
+
+
+def _where(dataset_class: type) -> str:
+    try:
+        source = os.path.realpath(inspect.getfile(dataset_class))
+    except (TypeError, OSError):
+        source = dataset_class.__module__
+    return f"{dataset_class.__qualname__} in {source}"
+
+
+def registered_names() -> list[str]:
+    """All registered names, including those of plugins."""
+    for name in _ADDED.keys() - _BY_BEGINNING.keys():
+        named_object(_ADDED[name])
+    return sorted(_classes)
+
+
+def load_dataset_module(path: str) -> ModuleType:
+    """Run a Python file that registers datasets, once. Its relative imports are those of training/utils/data."""
+    return load_module(path, "--dataset_module", package=loaded_name("training.utils.data"))
+
+
+def find_dataset(name: str) -> type[PromptRawDataset] | str:
+    """Return the class registered for a `--data_path` entry, or the reader's name for `jsonl:` and the like.
+
+    Raises ThreestepError where the name is unknown (with suggestions) or the file does not exist.
+    """
+    beginning = next((beginning for beginning in _BY_BEGINNING if name.startswith(beginning)), None)
+    if beginning is not None:
+        return named_object(_BY_BEGINNING[beginning])  # type: ignore[no-any-return]
+    files = split_reader(name)
+    if files is not None and name not in _classes and not is_saved_dataset(name):
+        check_stored(*files, "data_path")
+        return files[0]
+    names = registered_names()
+    if name in _classes:
+        return _classes[name]
+    bare = name.partition(",")[0]
+    if bare in _classes and _classes[bare].takes_settings:
+        return _classes[bare]
+    trimmed = name.rstrip("/")
+    endings = [known for known in names if trimmed.endswith("/" + known)]
+    if files is not None and not endings:
+        return files[0]
+    if endings:
+        if not os.path.exists(name):
+            raise ThreestepError(
+                f"--data_path: '{name}' ends in the registered name '{max(endings, key=len)}', but does not exist; "
+                + (_classes[max(endings, key=len)].dataset_dir_remedy or "correct the path, or use the name alone")
+            )
+        return _classes[max(endings, key=len)]
+    if why := why_no_dataset(name):
+        raise ThreestepError(f"--data_path: {why}")
+    plugin = owner_of("data_sources", bare) or owner_of("data_sources", name, by_beginning=":" in name)
+    if plugin := plugin or owner_of("row_stores", name.partition(":")[0]):
+        raise ThreestepError(f"--data_path: '{name}' belongs to the plugin '{plugin}', which is not installed")
+    near = nearest_names(name, names) or f"; known are {', '.join(names)}"
+    raise ThreestepError(
+        f"--data_path: no dataset is registered as '{name}'{near.rstrip('?')}; put @register_dataset(\"{name}\") above "
+        f"a class in a file given as --dataset_module, or read files as {', '.join(f'{one}:PATH' for one in READERS)}, "
+        "or any dataset on the hub as hub:OWNER/NAME"
+    )

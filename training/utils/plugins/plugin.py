@@ -268,7 +268,7 @@ class Plugin(NamedTuple):
         `trackers`: TrackerEntry, by the names that --report_to takes
         `data_sources`: addresses of PromptRawDataset classes, by the names that --data_path takes, under which they
             register themselves; by the beginning of names where that ends with a colon
-        `row_stores`: addresses of `RowStore` classes (`data.files.stored`), by the word before the colon of a
+        `row_stores`: addresses of `RowStore` classes (`data.files.readers`), by the word before the colon of a
             --data_path, such as `hub`: rows in the columns of files that are stored elsewhere
         `rewards`: RewardEntry, by names or the beginning of addresses that --reward takes
         `media`: the address of the `MediaKind` of a class, by the name of the column of rows that holds such media;

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from training.utils.checkpoints.folder import CheckpointFolder
 from training.utils.checkpoints.other_runs import check_earlier_run
-from training.utils.data.sources.first_look import look_at_data
+from training.utils.data.file_dataset import look_at_data
 
 if TYPE_CHECKING:
     from training.utils.checkpoints.arguments import CheckpointArguments
-    from training.utils.data.sources.arguments import SourceArguments
+    from training.utils.data.arguments import SourceArguments
     from training.utils.flags.step import Step
     from training.utils.run.run_arguments import RunArguments
 

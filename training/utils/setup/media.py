@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from training.utils.base.errors import ThreestepError
 from training.utils.base.user_files import named_object
 from training.utils.contracts.media_names import MEDIA_COLUMN
+from training.utils.data.formats.media import ONLY_TEXT
 from training.utils.data.rows.media_store import HeldMedia
-from training.utils.data.sources.formats.media import ONLY_TEXT
 from training.utils.loading.adapter_folders import model_of
 from training.utils.loading.configurations import load_config
 from training.utils.models.families.parts import is_media_config, processor_files

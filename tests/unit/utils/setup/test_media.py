@@ -8,7 +8,7 @@ import pytest
 from transformers import LlamaConfig, Qwen2VLConfig
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.sources.formats.media import ONLY_TEXT
+from training.utils.data.formats.media import ONLY_TEXT
 from training.utils.setup import media
 
 pytestmark = pytest.mark.unit

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.data_flags import raw_dataset_of
-from tests.unit.utils.data.sources.test_fingerprint_row_versions import digest, texts_of
+from tests.unit.utils.data.test_fingerprint_row_versions import digest, texts_of
 from threestep.plugins.embedded.task import (
     HELD_OUT_ROWS,
     KINDS,
@@ -146,7 +146,7 @@ def test_the_dataset_is_registered_and_gives_the_texts():
 def test_a_warm_cache_makes_no_rows(monkeypatch):
     """Neither opening the dataset nor its fingerprint does; another seed is another fingerprint."""
     from threestep.plugins.embedded import task
-    from training.utils.data.sources.fingerprint import content_of_dataset
+    from training.utils.data.fingerprint import content_of_dataset
 
     made = []
     monkeypatch.setattr(task, "generate", lambda seed: made.append(seed) or {"train": [], "eval": []})

@@ -16,7 +16,7 @@ from typing import Any
 
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.base.user_files import loaded_name
-from training.utils.data.sources.raw_dataset import PromptRawDataset
+from training.utils.data.raw_dataset import PromptRawDataset
 
 PREFIX = "verifiers:"
 TASK_COLUMN = "task"  # of a row: the place of its task

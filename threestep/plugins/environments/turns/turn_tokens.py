@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.sources.formats.messages import (
+from training.utils.data.formats.messages import (
     BadConversation,
     Conversation,
     Message,

@@ -34,7 +34,7 @@ from threestep.plugins.evaluation.sharing import Sharers, sharers
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.storage import sha256_of_object
 from training.utils.checkpoints.other_runs import only_run
-from training.utils.data.build.prompts import PromptMaker
+from training.utils.data.build.row_maker import PromptMaker
 from training.utils.data.files.digests import digest_files
 from training.utils.data.rows.arguments import HUMAN_ASSISTANT
 from training.utils.loading.configurations import model_files

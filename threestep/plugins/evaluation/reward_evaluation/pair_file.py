@@ -14,16 +14,16 @@ from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import ResponsesRow
 from training.utils.data.chat.chat import ChatTokenizer, text_maker
+from training.utils.data.file_dataset import create_raw_dataset
 from training.utils.data.kinds.kind import ChatText
 from training.utils.data.kinds.table import KINDS
 from training.utils.data.rows.tokenize import Dropped, Ids, TextTokenizer, TooLong, fit_sentences
-from training.utils.data.sources.create import create_raw_dataset
 from training.utils.setup.media import held_media
 
 if TYPE_CHECKING:
     from training.utils.contracts.media import MediaReader, SeenMedia
     from training.utils.data.build.arguments import DataArguments
-    from training.utils.data.sources.raw_dataset import PromptRawDataset
+    from training.utils.data.raw_dataset import PromptRawDataset
     from training.utils.preference.evaluation import ScoredResponses
 
 _COLUMNS = ("prompt", "chosen", "rejected")

@@ -12,7 +12,7 @@ from threestep.plugins.evaluation.answers import answers_to, combined_values, sc
 from threestep.plugins.evaluation.scorer import load_answer_scorer
 from threestep.plugins.evaluation.tests.conftest import CPU
 from training.utils.data.build.arguments import DataArguments
-from training.utils.data.build.prompts import PromptMaker
+from training.utils.data.build.row_maker import PromptMaker
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.rewards.arguments import Combination, ScoringArguments

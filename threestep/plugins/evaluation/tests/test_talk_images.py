@@ -147,8 +147,8 @@ def test_the_answer_is_transformers_own_also_a_turn_later(sees, place):
 
 
 def test_what_is_saved_is_read_as_rows_with_images(sees, place, tmp_path):
-    from training.utils.data.sources.file_dataset import FileDataset
-    from training.utils.data.sources.formats.formats import FileColumns
+    from training.utils.data.file_dataset import FileDataset
+    from training.utils.data.formats.formats import FileColumns
 
     talk = Talk([sees], GREEDY, 1)
     talk.attach(str(place / "red.png"))

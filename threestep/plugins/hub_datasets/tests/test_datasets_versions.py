@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 from tests.support.data_flags import data_flags, raw_dataset_of
-from tests.unit.utils.data.sources.test_fingerprint_row_versions import PAIRS, digest, texts_of
+from tests.unit.utils.data.test_fingerprint_row_versions import PAIRS, digest, texts_of
 from threestep.plugins.hub_datasets import datasets, jsonfile
-from training.utils.data.sources import registry
+from training.utils.data import registry
 
 
 def hub_rows(name):

@@ -16,8 +16,8 @@ from threestep.plugins.hub_datasets import hub_rows
 from threestep.plugins.hub_datasets.hub_rows import HubAddress, HubRows, parse_hub_address
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.build import build_phase
-from training.utils.data.sources.first_look import look_at_data
-from training.utils.data.sources.registry import find_dataset
+from training.utils.data.file_dataset import look_at_data
+from training.utils.data.registry import find_dataset
 
 ONE, TWO = "1" * 40, "2" * 40
 REFUSED = SimpleNamespace(headers={}, request=None, status_code=404)

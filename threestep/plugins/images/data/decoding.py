@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from training.utils.data.sources.formats.media import BadConversation
+from training.utils.data.formats.media import BadConversation
 
 if TYPE_CHECKING:
     from PIL.Image import Image

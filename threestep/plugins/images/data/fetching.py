@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from threestep.plugins.serving.deadlines import EndingTlsConnection, end_after, ending_context
-from training.utils.data.sources.formats.media import BadConversation
+from training.utils.data.formats.media import BadConversation
 
 MOST_REDIRECTS = 3
 MOST_SECONDS = 60.0  # of one picture

@@ -6,7 +6,7 @@ import base64
 import binascii
 from urllib.parse import unquote_to_bytes
 
-from training.utils.data.sources.formats.media import BadConversation
+from training.utils.data.formats.media import BadConversation
 
 _SCHEME = "data:"
 _KINDS = ("", "image", "application/octet-stream", "binary/octet-stream")  # of unknown files too

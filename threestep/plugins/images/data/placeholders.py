@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from training.utils.data.files.columns import kind_of
-from training.utils.data.sources.formats.media import BadConversation, is_image_part
+from training.utils.data.formats.media import BadConversation, is_image_part
 
 if TYPE_CHECKING:
-    from training.utils.data.sources.formats.messages import Message
+    from training.utils.data.formats.messages import Message
 
 TAG = "<image>"
 _TEXT_TYPES = (None, "text", "input_text", "output_text")

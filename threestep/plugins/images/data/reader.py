@@ -29,7 +29,7 @@ from threestep.plugins.images.flags import ImageRowArguments
 from threestep.plugins.images.pixels import ImagePixels, joined_pixels
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.data.files.digests import hash_text
-from training.utils.data.sources.formats.media import BadConversation
+from training.utils.data.formats.media import BadConversation
 
 if TYPE_CHECKING:
     from training.utils.contracts.media import ReadsMedia

@@ -26,8 +26,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from threestep.plugins.embedded.task import Draws
-from training.utils.data.sources.raw_dataset import PromptRawDataset
-from training.utils.data.sources.registry import register_dataset
+from training.utils.data.raw_dataset import PromptRawDataset
+from training.utils.data.registry import register_dataset
 
 if TYPE_CHECKING:
     from PIL.Image import Image

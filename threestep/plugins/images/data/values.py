@@ -17,7 +17,7 @@ from threestep.plugins.images.data.fetching import fetched
 from threestep.plugins.images.data.inline import base64_bytes, data_url_bytes, is_data_url
 from training.utils.contracts.media_names import MOST_FILE_BYTES
 from training.utils.data.files.columns import kind_of
-from training.utils.data.sources.formats.media import BadConversation
+from training.utils.data.formats.media import BadConversation
 
 BASE64 = "base64"
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://", re.ASCII)

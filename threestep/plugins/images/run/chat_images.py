@@ -10,7 +10,7 @@ from threestep.plugins.images.data.decoding import decoded, picture_size
 from threestep.plugins.images.models.pictured import RowImages
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.media_names import MOST_FILE_BYTES
-from training.utils.data.build.prompts import PromptMaker
+from training.utils.data.build.row_maker import PromptMaker
 from training.utils.data.rows.documents import prompt_document
 from training.utils.data.rows.media_store import HeldMedia
 from training.utils.flags.added import NO_FLAGS

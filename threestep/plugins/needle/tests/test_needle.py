@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.support.data_flags import raw_dataset_of
-from tests.unit.utils.data.sources.test_fingerprint_row_versions import digest, texts_of
+from tests.unit.utils.data.test_fingerprint_row_versions import digest, texts_of
 from threestep.plugins.embedded.task import WORDS
 from threestep.plugins.needle.needle import (
     HELD_OUT_ROWS,
@@ -20,7 +20,7 @@ from threestep.plugins.needle.needle import (
 )
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.arguments import DataArguments
-from training.utils.data.sources.registry import find_dataset, registered_names
+from training.utils.data.registry import find_dataset, registered_names
 from training.utils.rewards.rules import exact_match_reward
 
 pytestmark = pytest.mark.unit

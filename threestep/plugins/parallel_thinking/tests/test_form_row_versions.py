@@ -7,7 +7,7 @@ import pytest
 from tests.support.data_flags import data_flags
 from tests.support.data_forms import write_jsonl
 from tests.support.pair_rows import all_rows
-from tests.unit.utils.data.sources.test_fingerprint_row_versions import PLAIN, byte_tokenizer, content, digest
+from tests.unit.utils.data.test_fingerprint_row_versions import PLAIN, byte_tokenizer, content, digest
 from training.utils.data.build.build import build_phase
 
 PARALLEL = [

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
-from tests.unit.utils.data.sources.test_fingerprint_row_versions import PAIRS, byte_tokenizer, compare
+from tests.unit.utils.data.test_fingerprint_row_versions import PAIRS, byte_tokenizer, compare
 from threestep.plugins.pretraining_loss.arguments import TextArguments
 from threestep.plugins.pretraining_loss.blocks import build_unsupervised
 from training.utils.base.errors import Mistakes, ThreestepError

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
     from threestep.plugins.serve.endpoint.fields import CompletionRequest
     from training.utils.contracts.rollout_engine import RolloutEngine
+    from training.utils.data.formats.messages import Message
     from training.utils.data.rows.arguments import ChatArguments
-    from training.utils.data.sources.formats.messages import Message
     from training.utils.generation.arguments import SamplingArguments
 
 LONGEST_TOKENS = 32768  # of a prompt with its answer, of models whose positions bound neither

@@ -1,14 +1,19 @@
-"""The data flags that all steps share, a group per room (here SplitArguments); cheap to import: `--help` reads it."""
+"""The data flags that all steps share, a group per room (here SplitArguments and CacheArguments).
+
+Cheap to import: `--help` reads it.
+"""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from training.utils.base.errors import ThreestepError
 from training.utils.base.user_files import named_object
-from training.utils.data.cache.arguments import CacheArguments
+from training.utils.data.arguments import OptionalSourceArguments, SourceArguments
 from training.utils.data.rows.arguments import ChatArguments, RowArguments
-from training.utils.data.sources.arguments import OptionalSourceArguments, SourceArguments
 from training.utils.flags.added import AddedFlags, added_flags
 from training.utils.flags.flags import AUTO, flag
 from training.utils.plugins.registry import added
@@ -41,6 +46,25 @@ def whole_split(phase: int) -> str:
     return ",".join("1" if phase == int(other) else "0" for other in PHASES)
 
 
+def parse_data_split(data_split: str) -> tuple[Fraction, Fraction, Fraction]:
+    """Read "2,4,4": the weights of phases 1, 2, 3. Decimals are allowed; at least one is above 0."""
+    parts = [part.strip() for part in str(data_split).strip().strip("[]").split(",")]
+    try:
+        weights = tuple(Fraction(part) for part in parts)
+    except (ValueError, ZeroDivisionError):
+        weights = ()
+    if len(parts) != 3 or len(weights) != 3 or min(weights) < 0:
+        raise ThreestepError(
+            "--data_split expects three numbers of 0 or more, the shares of phases 1, 2 and 3, such as 2,4,4; got "
+            f"'{data_split}'"
+        )
+    if sum(weights) == 0:
+        raise ThreestepError(
+            f"--data_split expects at least one share above 0, got '{data_split}', which gives no phase any row"
+        )
+    return weights  # type: ignore[return-value]
+
+
 @dataclass
 class SplitArguments:
     """The rows of each phase, and those that are held out."""
@@ -69,8 +93,6 @@ class SplitArguments:
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note what is wrong with these settings."""
-        from training.utils.data.build.splits import parse_data_split  # numpy, which --help does without
-
         if self.data_split != AUTO:
             mistakes.note(parse_data_split, self.data_split)
 
@@ -79,6 +101,32 @@ class SplitArguments:
         if self.data_split != AUTO:
             return self
         return replace(self, data_split=SHARED_SPLIT if whole_run else whole_split(phase))
+
+
+@dataclass
+class CacheArguments:
+    """The cache of tokenized data, and its build."""
+
+    topic: ClassVar[str] = "cache"
+    may_change: ClassVar[bool] = True
+
+    data_output_path: str = flag(
+        os.path.join("~", ".cache", "threestep"),
+        "Folder of the cache of tokenized data; runs, ranks and nodes can share it.",
+        "folder",
+    )
+    num_workers: int | None = flag(
+        None,
+        "Processes that tokenize; default: one per core, and at most one per 1,000 rows. The result does not "
+        "depend on it.",
+        "processes >= 1",
+    )
+    rebuild_cache: bool = flag(False, "Tokenize the data again even if the cache has it.")
+
+    @property
+    def cache_dir(self) -> str:
+        """`data_output_path` with ~ resolved."""
+        return os.path.abspath(os.path.expanduser(self.data_output_path))
 
 
 @dataclass

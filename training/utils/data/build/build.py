@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import PHASE_NAMES, Row
+from training.utils.data import fingerprint
+from training.utils.data.build.arguments import parse_data_split
 from training.utils.data.build.portions import (
     DataSource,
     Portion,
@@ -27,29 +29,25 @@ from training.utils.data.build.portions import (
     share_sentence,
 )
 from training.utils.data.build.row_maker import RowMaker
-from training.utils.data.build.splits import parse_data_split
-from training.utils.data.cache.cache import WAITING, Log, is_built, open_or_build, silent
-from training.utils.data.cache.reports import BuildReport, Counts, SplitReport
+from training.utils.data.cache.cache import WAITING, is_built, open_or_build, silent
+from training.utils.data.cache.reports import BuildReport, Counts, Log, SplitReport
 from training.utils.data.cache.shards import SplitPlan, build_shards, join_splits
 from training.utils.data.cache.workers import BuildStopped
 from training.utils.data.chat.chat import ChatTokenizer, parts_of_chat, text_maker
 from training.utils.data.chat.unread import REMEDIES as UNREAD_REMEDIES
+from training.utils.data.file_dataset import POINTER, columns_for
 from training.utils.data.files.columns import column_names
 from training.utils.data.files.readers import split_reader
+from training.utils.data.fingerprint import ROWS
+from training.utils.data.formats.formats import NOT_READ
+from training.utils.data.formats.media import ONLY_TEXT
 from training.utils.data.kinds.table import kind_of
 from training.utils.data.rows.dataset import count_duplicates
 from training.utils.data.rows.tokenize import TextTokenizer, named_tokenizer, require_pad_token
-from training.utils.data.sources import fingerprint
-from training.utils.data.sources.create import columns_for
-from training.utils.data.sources.fingerprint import ROWS
-from training.utils.data.sources.first_look import POINTER
-from training.utils.data.sources.formats.formats import NOT_READ
-from training.utils.data.sources.formats.media import ONLY_TEXT
 
 if TYPE_CHECKING:
     from training.utils.contracts.media import MediaReader, SeenMedia
-    from training.utils.data.build.arguments import DataArguments
-    from training.utils.data.cache.arguments import CacheArguments
+    from training.utils.data.build.arguments import CacheArguments, DataArguments
     from training.utils.data.kinds.kind import RowKind
     from training.utils.data.rows.arguments import RowArguments
     from training.utils.data.rows.dataset import CachedSplit

@@ -1,5 +1,8 @@
 """The datasets of a run, and the rows that each split of a phase gets. Knows nothing of tokens or files.
 
+The division is random only by the seed and knows nothing of ranks, so it is the same on every machine and at any world
+size. The generator is numpy's legacy RandomState, whose stream numpy promises never to change.
+
 Row ids number the rows of all sources in the order of the flags (a source's training rows, then its evaluation rows),
 so an id means the same row in every phase with the same `data_path`, and training and evaluation rows have different
 ids.
@@ -9,21 +12,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from training.utils.base.credentials import redacted
 from training.utils.base.errors import ThreestepError
-from training.utils.data.build.arguments import DataArguments, SplitArguments, whole_split
-from training.utils.data.build.splits import carve_eval, parse_data_split, pick_rows, share_rows, split_indices
-from training.utils.data.sources.arguments import NO_DATA
-from training.utils.data.sources.create import create_raw_dataset
-from training.utils.data.sources.raw_dataset import PromptRawDataset
+from training.utils.contracts.rows import PHASES
+from training.utils.data.arguments import NO_DATA
+from training.utils.data.build.arguments import DataArguments, SplitArguments, parse_data_split, whole_split
+from training.utils.data.file_dataset import create_raw_dataset
+from training.utils.data.raw_dataset import PromptRawDataset
 from training.utils.flags.flags import AUTO
 
 if TYPE_CHECKING:
     from training.utils.data.cache.reports import SplitReport
+
+# Streams for different permutations: rows held out for evaluation, rows divided between phases, rows picked.
+_CARVE, _SHARE, _PICK = 1, 2, 3
 
 
 @dataclass(frozen=True)
@@ -193,3 +200,72 @@ def _phases_of(source: DataSource, rows: Sequence[Any], indices: np.ndarray) -> 
 
 def _chooses_phases(source: DataSource) -> bool:
     return type(source.raw).get_phases is not PromptRawDataset.get_phases
+
+
+def share_rows(rows: int, weights: Sequence[Fraction | int]) -> list[int]:
+    """Divide `rows` by weight with the largest remainder: the counts add up and a weight of 0 gets nothing.
+
+    Worked example, 10 rows by weights 1, 1, 1: quotas 3 1/3 each, floors 3, 3, 3; the remaining row goes to the
+    largest remainder, the first of equals: 4, 3, 3.
+    """
+    total = sum(weights)
+    if rows == 0 or total == 0:
+        return [0] * len(weights)
+    quotas = [Fraction(rows) * weight / total for weight in weights]
+    counts = [int(quota) for quota in quotas]
+    by_remainder = sorted(range(len(weights)), key=lambda index: (counts[index] - quotas[index], index))
+    for index in by_remainder[: rows - sum(counts)]:
+        counts[index] += 1
+    return counts
+
+
+def split_indices(
+    rows: int, data_split: str, seed: int, phase: int, *, phases_of_rows: Sequence[tuple[int, ...]] | None = None
+) -> np.ndarray:
+    """The rows, out of 0 .. rows - 1, that one phase trains on: int64, ascending.
+
+    The results for phases 1, 2, 3 are disjoint and cover every row. `phases_of_rows`: the phases that each row may
+    serve (None: all). Rows that may serve the same phases are divided between those by the same weights; a row whose
+    phases all have weight 0 is left out.
+    """
+    weights = parse_data_split(data_split)
+    if phases_of_rows is None:
+        groups: dict[tuple[int, ...], np.ndarray] = {PHASES: np.arange(rows)}
+    else:
+        members: dict[tuple[int, ...], list[int]] = {}
+        for row, phases in enumerate(phases_of_rows):
+            members.setdefault(tuple(sorted(set(phases))), []).append(row)
+        groups = {phases: np.array(indices, dtype=np.int64) for phases, indices in sorted(members.items())}
+    taken = [np.zeros(0, dtype=np.int64)]
+    for phases, indices in groups.items():
+        allowed = [weight if p in phases else Fraction(0) for p, weight in zip(PHASES, weights, strict=True)]
+        bounds = np.cumsum([0, *share_rows(len(indices), allowed)])
+        shuffled = indices[shuffled_order(len(indices), seed, _SHARE)]
+        taken.append(shuffled[bounds[phase - 1] : bounds[phase]])
+    return np.sort(np.concatenate(taken)).astype(np.int64)
+
+
+def carve_eval(rows: int, eval_fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Hold rows out for evaluation: (training rows, evaluation rows), int64, ascending, disjoint, covering."""
+    count = round(rows * eval_fraction)
+    if eval_fraction > 0 and rows >= 2:
+        count = min(max(count, 1), rows - 1)  # at least one of each
+    shuffled = shuffled_order(rows, seed, _CARVE)
+    return np.sort(shuffled[count:]), np.sort(shuffled[:count])
+
+
+def pick_rows(indices: Sequence[np.ndarray], most: int | None, seed: int) -> list[np.ndarray]:
+    """At most `most` rows of several sources, ascending, each keeping its share; by the seed."""
+    total = sum(len(rows) for rows in indices)
+    if most is None or total <= most:
+        return list(indices)
+    counts = share_rows(most, [len(rows) for rows in indices])
+    return [
+        np.sort(rows[shuffled_order(len(rows), seed, _PICK)[:count]])
+        for rows, count in zip(indices, counts, strict=True)
+    ]
+
+
+def shuffled_order(rows: int, seed: int, stream: int = _PICK) -> np.ndarray:
+    """A permutation of 0 .. rows - 1 decided by the seed; another for each `stream`."""
+    return np.random.RandomState([seed % 2**32, stream]).permutation(rows).astype(np.int64)

@@ -1,4 +1,5 @@
-"""The raw rows of one source become tokenized rows of one kind; rows that are left out are counted.
+"""The raw rows of one source become tokenized rows of one kind; rows that are left out are counted. Prompts generated
+during training become rows by the same code.
 
 Knows nothing of splits, files or the cache.
 """
@@ -11,7 +12,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.chat.chat import ChatTokenizer
+from training.utils.contracts.rows import PromptRow
+from training.utils.data.build.portions import DataSource
+from training.utils.data.cache.reports import Counts
+from training.utils.data.chat.chat import ChatTokenizer, text_maker
+from training.utils.data.chat.style import resolved_chat, saved_beside
+from training.utils.data.formats.messages import BadConversation, Message, prompt_text, read_messages, stored_prompt
 from training.utils.data.kinds.kind import (
     CROSSED,
     GLUED,
@@ -24,21 +30,21 @@ from training.utils.data.kinds.kind import (
     is_glued,
 )
 from training.utils.data.kinds.samples import PARTS_TAKEN, has_sentences, parts_are_taken
-from training.utils.data.rows.arguments import MESSAGES, RAW_CHAT
+from training.utils.data.kinds.table import KINDS
+from training.utils.data.raw_dataset import PromptRawDataset
+from training.utils.data.rows.arguments import AS_STORED, MESSAGES, RAW_CHAT
 from training.utils.data.rows.tokenize import Dropped, TooLong
-from training.utils.data.sources.formats.messages import BadConversation
 
 if TYPE_CHECKING:
     from training.utils.contracts.media import ReadsMedia
     from training.utils.contracts.rows import Row
     from training.utils.contracts.text_forms import OpenedForm
     from training.utils.data.build.arguments import DataArguments
-    from training.utils.data.build.portions import DataSource
-    from training.utils.data.cache.reports import Counts
     from training.utils.data.rows.tokenize import TextTokenizer
 
 ROWS_PER_CALL = 1024  # of the tokenizer
 CHARACTERS_PER_CALL = 2**20  # from which on it is called with fewer: an encoding takes some hundred bytes a token
+GENERATED = "generated"
 _LEAVES_OUT = (Dropped, BadConversation)
 
 
@@ -142,3 +148,51 @@ class RowMaker:
             self._counts.dropped["bad_conversation"] += 1
         else:
             raise reason
+
+
+class PromptMaker:
+    """Makes prompts of phase 3 from texts or messages, in the style of the flags or of the model. `counts`: of rows
+    that were cut and dropped."""
+
+    def __init__(self, data: DataArguments, tokenizer: Any, media: ReadsMedia | None = None) -> None:
+        """media: reads those that parts of messages hold; None where the model reads text alone."""
+        self.counts = Counts()
+        style, texts = resolved_chat(data.chat, tokenizer).prompt_style, text_maker(data.chat, tokenizer)
+        saved = saved_beside(data.chat, tokenizer) if style == AS_STORED else None
+        source = DataSource(GENERATED, _Generated(style, saved.prompt_end if saved else ""), data.split.data_split)
+        self._maker = RowMaker(KINDS["prompts"], data, texts, source, counts=self.counts, media=media)
+
+    def make(
+        self, prompt: str | Sequence[Message], ground_truth: Any, row_id: int, /, **columns: Any
+    ) -> PromptRow | None:
+        """Return the row; None where a dataset's would be dropped, ThreestepError where a dataset's would raise it.
+
+        prompt: as a dataset gives it, or chat messages; of these, a model with the style as_stored sees the last alone.
+        """
+        sample = {"prompt": prompt, "ground_truth": ground_truth, "columns": columns}
+        row = next(self._maker.rows([sample], [0], row_id), None)
+        assert row is None or isinstance(row, PromptRow)
+        return row
+
+
+class _Generated(PromptRawDataset):
+    def __init__(self, style: str, prompt_end: str) -> None:
+        self._style, self._prompt_end = style, prompt_end
+        self.dataset_name = self.dataset_clean_name = GENERATED
+
+    def get_prompt(self, sample: Any) -> str | None:
+        messages = self.get_prompt_messages(sample)
+        if messages is None or self._style != AS_STORED:
+            return sample["prompt"] if messages is None else prompt_text(messages, None, "a generated prompt")
+        text = stored_prompt(messages, "a conversation")
+        return text if not text or text.endswith(self._prompt_end) else text.rstrip() + self._prompt_end
+
+    def get_prompt_messages(self, sample: Any) -> list[Message] | None:
+        prompt = sample["prompt"]
+        return None if isinstance(prompt, str) else read_messages(list(prompt), "a generated prompt")
+
+    def get_reference(self, sample: Any) -> Any:
+        return sample["ground_truth"]
+
+    def get_extra(self, sample: Any) -> dict[str, Any]:
+        return sample["columns"]

@@ -14,7 +14,7 @@ from training.utils.data.chat.style import SavedStyle, save_style
 from training.utils.data.rows.arguments import AS_STORED, CHAT_TEMPLATE, HUMAN_ASSISTANT
 
 if TYPE_CHECKING:
-    from training.utils.data.cache.cache import Log
+    from training.utils.data.cache.reports import Log
     from training.utils.data.chat.chat import PromptStyle
 
 _MOST_ROWS = 1000  # that are looked at

@@ -18,7 +18,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -33,11 +33,11 @@ from training.utils.base.storage import (
     xxh3_of,
 )
 from training.utils.contracts.media_names import STORED_MEDIA
-from training.utils.data.cache.shard_files import drop_shards, keep_finished_shards
 from training.utils.data.cache.workers import BuildStopped
 from training.utils.data.files.digests import hash_parts
 
 if TYPE_CHECKING:
+    from training.utils.data.cache.reports import Log
     from training.utils.data.rows.dataset import CachedSplit
 
 CACHE_FORMAT = 4  # 2: rows of phase 2 have margins; 3: the manifest has a checksum of itself; 4: rows have media
@@ -47,12 +47,11 @@ LOCK = ".lock"
 WAITING = "waiting for another process to build it"  # the only line before a pause
 BUILDING = ".building"
 OLD = ".old"
+_SHARDS = "shards"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _POLL_SECONDS = 0.1
 _IMPORTED_AT = time.time()
 _opened_here: set[str] = set()
-
-Log = Callable[[str], None]
 
 
 def silent(line: str) -> None:
@@ -320,3 +319,82 @@ def _reason_to_build(cache_dir: str, name: str, parts: dict[str, str]) -> str:
     if not candidates:
         return "the cache has nothing of these datasets"
     return "changed since the last one: " + ", ".join(min(candidates, key=lambda each: each[:2])[2])
+
+
+# The files of shards: an Arrow file, and a JSON file that is written last and holds the shard's entry (the fields of a
+# split's in the manifest, with the checksum of the Arrow file). The media of its rows, if any, are in a third file. All
+# are in the subfolder `shards` of the folder that is being built, whose name holds the build's fingerprint.
+
+
+def shard_path(folder: str, split: str, begin: int, end: int) -> str:
+    """The Arrow file of a shard of the folder that is being built."""
+    return os.path.join(folder, _SHARDS, f"{split}-{begin:09d}-{end:09d}.arrow")
+
+
+def make_shards_folder(folder: str) -> None:
+    os.makedirs(os.path.join(folder, _SHARDS), exist_ok=True)
+
+
+def media_path(path: str) -> str:
+    """The media of a shard."""
+    return path.removesuffix(".arrow") + f".{STORED_MEDIA}"
+
+
+def finish_shard(path: str, written: str, entry: dict[str, Any]) -> None:
+    """Give the file `written` the shard's name, and that of its media, then mark it as finished."""
+    if entry.get(STORED_MEDIA):
+        os.replace(media_path(path) + ".part", media_path(path))
+    os.replace(written, path)
+    about = _about(path)
+    write_json(about + ".part", {"key": _key(path), **entry})
+    os.replace(about + ".part", about)
+
+
+def finished_shard(path: str) -> dict[str, Any] | None:
+    """The shard's entry if the shard exists, belongs to this build and has its checksums."""
+    entry = read_json_object(_about(path))
+    try:
+        if not entry or entry["key"] != _key(path) or entry["sha256"] != sha256_of(path):
+            return None
+        media = entry.get(STORED_MEDIA)
+        return entry if not media or media["sha256"] == sha256_of(media_path(path)) else None
+    except (OSError, KeyError):
+        return None
+
+
+def keep_shards(folder: str, paths: Collection[str]) -> None:
+    """Remove all files from the folder of the shards except those of these shards."""
+    stays = {*paths, *map(_about, paths), *map(media_path, paths)}
+    shards = os.path.join(folder, _SHARDS)
+    for name in os.listdir(shards):
+        path = os.path.join(shards, name)
+        if path not in stays:
+            os.remove(path)
+
+
+def keep_finished_shards(folder: str) -> int:
+    """Remove everything from a folder that is being built except finished shards; returns how many those are."""
+    for name in os.listdir(folder):
+        if name != _SHARDS:
+            os.remove(os.path.join(folder, name))
+    shards = os.path.join(folder, _SHARDS)
+    if not os.path.isdir(shards):
+        return 0
+    paths = [os.path.join(shards, name) for name in os.listdir(shards) if name.endswith(".arrow")]
+    finished = [path for path in paths if os.path.exists(_about(path))]
+    keep_shards(folder, finished)
+    return len(finished)
+
+
+def drop_shards(folder: str) -> None:
+    """Remove the shards of a folder whose splits are joined."""
+    shutil.rmtree(os.path.join(folder, _SHARDS), ignore_errors=True)
+
+
+def _about(path: str) -> str:
+    return path.removesuffix(".arrow") + ".json"
+
+
+def _key(path: str) -> str:
+    """The name of the folder that is being built, which a shard belongs to."""
+    return os.path.basename(os.path.dirname(os.path.dirname(path)))

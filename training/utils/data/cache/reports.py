@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+Log = Callable[[str], None]
 _KINDS = ("dropped", "noted", "parallel", "columns", "ends", "inside")
 
 

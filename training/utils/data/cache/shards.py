@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import LogPace
 from training.utils.contracts.media_names import STORED_MEDIA
-from training.utils.data.cache.reports import Counts
-from training.utils.data.cache.shard_files import (
+from training.utils.data.cache.cache import (
     finish_shard,
     finished_shard,
     keep_shards,
@@ -27,6 +26,7 @@ from training.utils.data.cache.shard_files import (
     media_path,
     shard_path,
 )
+from training.utils.data.cache.reports import Counts
 from training.utils.data.cache.workers import run_jobs, worker_count
 from training.utils.data.rows.dataset import join_files, media_keys, write_rows
 from training.utils.data.rows.media_store import GrowingStore, MediaWriter, copy_media
@@ -34,7 +34,7 @@ from training.utils.run.progress import ShownFigure, progress_bar, show
 
 if TYPE_CHECKING:
     from training.utils.contracts.rows import Row
-    from training.utils.data.cache.cache import Log
+    from training.utils.data.cache.reports import Log
 
 # Enough shards to keep 64 cores busy to the end, not too many files, and enough texts for a call of the tokenizer.
 _SHARDS = 256

@@ -31,6 +31,7 @@ from training.utils.data.chat.style import (
 )
 from training.utils.data.chat.unread import UnreadParts
 from training.utils.data.files.digests import hash_text
+from training.utils.data.formats.messages import BadConversation, Conversation
 from training.utils.data.rows.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT, ChatArguments
 from training.utils.data.rows.tokenize import (
     EncodedParts,
@@ -38,7 +39,6 @@ from training.utils.data.rows.tokenize import (
     TextTokenizer,
     named_tokenizer,
 )
-from training.utils.data.sources.formats.messages import BadConversation, Conversation
 from training.utils.flags.flags import AUTO
 
 _TAG = re.compile(r"[<\u25c1](/?)([A-Za-z][\w:.-]*)[>\u25b7]")  # <think>, and Kimi's with triangles

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.sources.formats.messages import REASONING_KEYS, BadConversation, Message
+from training.utils.data.formats.messages import REASONING_KEYS, BadConversation, Message
 
 # The private-use planes 15 and 16, without the last two code points of each plane, which are not characters.
 _FIRST_MASK, _LAST_MASK = 0xF0000, 0x10FFFD

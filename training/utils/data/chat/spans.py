@@ -42,7 +42,7 @@ from training.utils.data.chat.rendering import (
     TemplateRefused,
     mask_messages,
 )
-from training.utils.data.sources.formats.messages import (
+from training.utils.data.formats.messages import (
     REASONING_KEYS,
     BadConversation,
     Conversation,

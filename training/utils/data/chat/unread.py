@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import Any
 
 from training.utils.data.chat.rendering import PROBE_CALL, ChatTemplate, TemplateRefused
+from training.utils.data.formats.messages import REASONING_KEYS, Conversation, Message, forms_of_calls
 from training.utils.data.rows.tokenize import Dropped
-from training.utils.data.sources.formats.messages import REASONING_KEYS, Conversation, Message, forms_of_calls
 
 Read = tuple[Conversation, tuple[str, ...]]  # a conversation for the template, and notes for the report
 

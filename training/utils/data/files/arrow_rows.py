@@ -18,7 +18,6 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.files.addresses import mapped, open_local, open_stream, spool_file
 from training.utils.data.files.columns import (
     Expected,
     FileRow,
@@ -27,7 +26,18 @@ from training.utils.data.files.columns import (
     check_kinds,
     column_names,
 )
-from training.utils.data.files.content import ARROW, PARQUET, START_BYTES, check_kind, encoding_of, start_of
+from training.utils.data.files.content import (
+    ARROW,
+    PARQUET,
+    START_BYTES,
+    check_kind,
+    encoding_of,
+    mapped,
+    open_local,
+    open_stream,
+    spool_file,
+    start_of,
+)
 
 _ROWS_PER_BATCH = 1024
 _START_BYTES = 1 << 16  # the names of a CSV's columns take less

@@ -1,15 +1,26 @@
-"""A file's bytes by its first ones, whatever its name: decompressed, as UTF-8, or refused by what they are."""
+"""The bytes of a local or remote file: decompressed, as UTF-8, mapped into memory or hashed; refused where their first
+ones say that they are something else. Cheap to import: fsspec is imported only where it is needed."""
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import json
+import mmap
+import os
 import re
-from typing import Any
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, BinaryIO, cast
 
+from training.utils.base.credentials import redacted, redacted_value
 from training.utils.base.errors import ThreestepError
+from training.utils.data.files.digests import digest_file, hash_text
 
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 UTF_8 = "utf-8-sig"  # which reads text with and without a byte order mark
 START_BYTES = 512
 _TAR_AT = 257
@@ -30,6 +41,94 @@ _KINDS = (
 )
 _JSON = re.compile(rb"(\xef\xbb\xbf)?\s*(\{\s*\"|\[\s*\{)")
 _OF_PYTHON = re.compile(r"\s*[\[{(]+\s*'")  # as pandas and `datasets` write lists and objects into CSV
+
+
+def is_remote(address: str) -> bool:
+    return "://" in address
+
+
+def without_compression(name: str) -> str:
+    """A file's name without the suffix of its compression."""
+    return next((name.removesuffix(suffix) for suffix in COMPRESSED if name.endswith(suffix)), name)
+
+
+@contextmanager
+def open_stream(name: str) -> Iterator[io.BufferedReader]:
+    """A file's bytes from the beginning, decompressed if they are those of a compressed file, whatever its name."""
+    with reading(name):
+        if not is_remote(name):
+            with open(name, "rb") as plain:
+                yield unpacked(plain)
+        else:
+            import fsspec
+
+            with fsspec.open(name, "rb", compression=None) as file:
+                yield unpacked(file)
+
+
+def open_local(name: str, spool_dir: str | None, *, text: bool = False) -> BinaryIO:
+    """A file that can be mapped into memory: itself, or where it is remote, compressed or a text in another encoding
+    than UTF-8 an unnamed copy below `spool_dir` (None: the system's temporary folder) that vanishes when closed."""
+    with open_stream(name) as file:
+        encoding = encoding_of(start_of(file)) if text else UTF_8
+        if not is_remote(name) and isinstance(file.raw, io.FileIO) and encoding == UTF_8:
+            return open(name, "rb")
+        copy = spool_file(spool_dir)
+        source = file if encoding == UTF_8 else codecs.EncodedFile(file, "utf-8", encoding)
+        shutil.copyfileobj(source, copy, 2**20)
+    copy.flush()
+    copy.seek(0)
+    return copy
+
+
+def spool_file(spool_dir: str | None) -> BinaryIO:
+    """An empty unnamed file, which vanishes when it is closed or the process is killed."""
+    if spool_dir is not None:
+        os.makedirs(spool_dir, exist_ok=True)
+    return cast(BinaryIO, tempfile.TemporaryFile(dir=spool_dir))
+
+
+def mapped(file: BinaryIO) -> mmap.mmap | bytes:
+    """A file's content, read where it is looked at; the mapping outlives the file object."""
+    file.seek(0, io.SEEK_END)
+    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if file.tell() else b""
+
+
+def content_of_files(files: Sequence[str], memo_dir: str | None) -> str:
+    """A hash of local files' bytes, and of what stores report of remote ones (size, time, ETag): nothing is fetched."""
+    return hash_text(" ".join(_content_of_file(name, memo_dir) for name in files))
+
+
+def _content_of_file(name: str, memo_dir: str | None) -> str:
+    if not is_remote(name):
+        return digest_file(name, memo_dir)
+    with reading(name):
+        import fsspec
+
+        files, path = fsspec.core.url_to_fs(name)
+        if redacted(name) == name:
+            return f"{name} {files.checksum(path)}"
+        # A new signature of the same file is no change, nor is another user. What a store reports may hold the address.
+        return f"{redacted(name)} {json.dumps(redacted_value(files.info(path)), sort_keys=True, default=str)}"
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Turn the dozen unrelated exceptions of file systems and decompressors into one sentence."""
+    try:
+        yield
+    except ThreestepError:
+        raise
+    except UnicodeDecodeError as error:
+        if error.encoding == "utf-8":
+            raise
+        raise ThreestepError(
+            f"'{name}' begins as {error.encoding} and is not: {error.reason}; save it as UTF-8"
+        ) from error
+    except Exception as error:
+        first_line = (str(error).splitlines() or [""])[0]
+        remedy = "install the package it names" if isinstance(error, ImportError) else "check the address"
+        raise ThreestepError(f"'{name}' could not be read: {type(error).__name__}: {first_line}; {remedy}") from error
 
 
 def unpacked(file: Any) -> io.BufferedReader:

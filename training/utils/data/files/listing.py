@@ -1,16 +1,22 @@
-"""The files in and below a folder: hidden ones are left out, and a real file is listed once, whatever links to it."""
+"""The files of an address: a local path, a glob, a folder of shards or an fsspec address (`s3://`, `memory://`, ...).
+In and below a folder hidden ones are left out, and a real file is listed once, whatever links to it."""
 
 from __future__ import annotations
 
+import glob
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from training.utils.base.errors import ThreestepError
+from training.utils.data.files.content import COMPRESSED, is_remote, reading
 
 _HIDES = (".", "_")  # `_SUCCESS`, `_temporary`, `__MACOSX`: pyarrow and Spark pass over both, too
 _OF_DATASETS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")  # beside its rows
 _SHOWN = 3
+_EVALUATION_PART = re.compile(r"(test|validation|valid|val|eval|dev)([-_.]|$)")
+_TRAINING_PART = re.compile(r"train([-_.]|$)")
 
 
 class PassedOver:
@@ -34,6 +40,114 @@ class PassedOver:
 def _counted(names: Sequence[str], what: str) -> str:
     shown = ", ".join([*sorted(names)[:_SHOWN], *(["..."] if len(names) > _SHOWN else [])])
     return f"{len(names):,} {what}{'s' if len(names) > 1 else ''} ({shown})"
+
+
+def check_address(address: str, flag: str) -> None:
+    """Raise ThreestepError where a local address names nothing; remote ones are not checked."""
+    if not is_remote(address):
+        _local_matches(address, flag, PassedOver())
+
+
+def find_files(address: str, suffixes: Sequence[str], flag: str, passed: PassedOver | None = None) -> list[str]:
+    """The files of an address, sorted: itself, the matches of a glob, or the files in and below a folder that end in
+    one of `suffixes` (or in one of them and .gz, .bz2, .xz, .zst).
+
+    flag: gave the address, for errors. passed: gets the names of files that are not listed.
+    """
+    passed = PassedOver() if passed is None else passed
+    endings = tuple(suffix + more for suffix in suffixes for more in ("", *COMPRESSED))
+    if is_remote(address):
+        return _find_remote(address, endings, flag, passed)
+    matches = _local_matches(address, flag, passed)
+    if len(matches) == 1 and os.path.isdir(matches[0]):
+        check_versions(matches[0], flag)
+        found = list_folder(matches[0], lambda name: name.endswith(endings), passed)
+        _check_found(found, endings, address, flag=flag, passed=passed)
+        return found
+    if len(matches) == 1:
+        return matches
+    return each_once(matches, folder_of(address) or ".", passed)
+
+
+def _local_matches(address: str, flag: str, passed: PassedOver) -> list[str]:
+    path = os.path.expanduser(address)
+    if os.path.exists(path):
+        return [path]
+    if "**" in path.split("/"):
+        matches = list_pattern(path, folder_of(path) or ".", passed)
+    else:
+        matches = sorted(match for match in glob.glob(path) if os.path.isfile(match))
+    if not matches:
+        what = "pattern that matches no file" if glob.has_magic(path) else "file that does not exist"
+        raise ThreestepError(f"--{flag}: '{address}' names a {what}; the folder read from is '{os.getcwd()}'")
+    return matches
+
+
+def _find_remote(address: str, endings: tuple[str, ...], flag: str, passed: PassedOver) -> list[str]:
+    with reading(address):
+        import fsspec
+
+        if "::" in address:  # one file inside another, such as zip://rows.csv::s3://bucket/rows.zip
+            return [address]
+        files, path = fsspec.core.url_to_fs(address)
+        if glob.has_magic(path):
+            paths = sorted(files.glob(path))
+            if "**" in path:
+                paths = without_hidden(paths, path.partition("**")[0], passed)
+        elif files.isdir(path):
+            found = [name for name in files.find(path) if name.endswith(endings) and holds_rows(name)]
+            paths = sorted(without_hidden(found, path.rstrip("/"), passed))
+            _check_found(paths, endings, address, flag=flag, passed=passed)
+        else:
+            paths = [path] if files.exists(path) else []
+        if not paths:
+            raise ThreestepError(f"--{flag}: '{address}' names no file")
+        return [files.unstrip_protocol(name) for name in paths]
+
+
+def _check_found(files: Sequence[str], endings: Sequence[str], folder: str, *, flag: str, passed: PassedOver) -> None:
+    if not files:
+        suffixes = [ending for ending in endings if not ending.endswith(COMPRESSED)]
+        but = f", but {len(passed.hidden)} hidden; name the folder they are in" if passed.hidden else ""
+        raise ThreestepError(f"--{flag}: the folder '{folder}' holds no file that ends in {' or '.join(suffixes)}{but}")
+
+
+def folder_of(address: str) -> str | None:
+    """The folder that an address names, or that its files are in (of a glob, the one before the first pattern); None of
+    a remote address."""
+    if is_remote(address):
+        return None
+    folder = os.path.expanduser(address)
+    while glob.has_magic(folder) and not os.path.exists(folder):
+        folder = os.path.dirname(folder)
+    return folder if os.path.isdir(folder) else os.path.dirname(folder) or "."
+
+
+def share_files(files: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The (training, evaluation) files of a folder, by the parts in which their paths differ.
+
+    Evaluation: by `names_evaluation`, if others are named for training; otherwise all are training.
+    """
+    parts = [name.split("/") for name in files]
+    shared = len(os.path.commonprefix([path[:-1] for path in parts]))
+    parts = [path[shared:] for path in parts]
+    for_training = [any(map(names_training, path)) for path in parts]
+    if not any(for_training):
+        return list(files), []
+    shares: tuple[list[str], list[str]] = [], []
+    for name, trains, path in zip(files, for_training, parts, strict=True):
+        shares[not trains and any(map(names_evaluation, path))].append(name)
+    return shares
+
+
+def names_training(name: str) -> bool:
+    """True if a file, folder or split is named for training: `train`, `train-00000-of-00002`, ..."""
+    return _TRAINING_PART.match(name) is not None
+
+
+def names_evaluation(name: str) -> bool:
+    """True if a file, folder or split is named for evaluation: `test`, `validation.jsonl`, ..."""
+    return _EVALUATION_PART.match(name) is not None
 
 
 def list_folder(folder: str, wanted: Callable[[str], bool], passed: PassedOver) -> list[str]:

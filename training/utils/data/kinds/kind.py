@@ -12,10 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.utils.data.chat.chat import ChatTokenizer, TextPiece
-from training.utils.data.kinds.samples import checked_json, got, read_texts
-from training.utils.data.rows.arguments import MESSAGES, RAW_CHAT
-from training.utils.data.rows.tokenize import Dropped, EncodedParts, Ids, TextTokenizer
-from training.utils.data.sources.formats.messages import (
+from training.utils.data.formats.messages import (
     BadConversation,
     Conversation,
     Message,
@@ -28,6 +25,9 @@ from training.utils.data.sources.formats.messages import (
     response_text,
     split_weights,
 )
+from training.utils.data.kinds.samples import checked_json, got, read_texts
+from training.utils.data.rows.arguments import MESSAGES, RAW_CHAT
+from training.utils.data.rows.tokenize import Dropped, EncodedParts, Ids, TextTokenizer
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from training.utils.contracts.rows import Row
     from training.utils.contracts.text_forms import FormReader, RowForm
     from training.utils.data.cache.reports import Counts
+    from training.utils.data.raw_dataset import PromptRawDataset
     from training.utils.data.rows.arguments import ChatArguments, RowArguments
-    from training.utils.data.sources.raw_dataset import PromptRawDataset
 
 CROSSED = "in which a token holds the end of a prompt and the beginning of its response, and counts as the response's"
 GLUED = (

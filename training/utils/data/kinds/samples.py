@@ -14,8 +14,8 @@ import numpy as np
 
 from training.utils.base.errors import ThreestepError
 from training.utils.base.user_files import call_user
+from training.utils.data.raw_dataset import PromptRawDataset
 from training.utils.data.rows.tokenize import Dropped
-from training.utils.data.sources.raw_dataset import PromptRawDataset
 
 _ANSWER_BEGINS = "Assistant:"
 PARTS_TAKEN = "with the parts, because the sentence does not begin with the prompt"

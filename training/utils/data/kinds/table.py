@@ -10,6 +10,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from training.utils.contracts.rows import MarkedRow, PromptRow, ResponsesRow, Row, SentenceRow
+from training.utils.data.formats.messages import (
+    BadConversation,
+    Conversation,
+    Message,
+    checked_messages,
+    messages_of_text,
+    response_message,
+    split_weights,
+)
 from training.utils.data.kinds.kind import UNANSWERED, ChatText, Making, ReadSample, RowKind, asks_nothing, chats_of
 from training.utils.data.kinds.samples import got, read_carried, read_margins, read_texts
 from training.utils.data.rows.arguments import FULL_PROMPT, MESSAGES, RAW_CHAT, RAW_IDS
@@ -23,20 +32,11 @@ from training.utils.data.rows.tokenize import (
     fit_conversation,
     fit_sentences,
 )
-from training.utils.data.sources.formats.messages import (
-    BadConversation,
-    Conversation,
-    Message,
-    checked_messages,
-    messages_of_text,
-    response_message,
-    split_weights,
-)
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
+    from training.utils.data.raw_dataset import PromptRawDataset
     from training.utils.data.rows.arguments import ChatArguments, RowArguments
-    from training.utils.data.sources.raw_dataset import PromptRawDataset
 
 EMPTY_PROMPT = (
     "whose prompt is empty, kept for an environment, which may begin with another (--return_columns raw_prompt)"

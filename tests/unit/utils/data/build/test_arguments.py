@@ -140,7 +140,7 @@ def test_no_dataset_at_all(flags):
 
 def test_importing_the_flags_is_cheap():
     program = (
-        "import sys; import training.utils.data.build.arguments, training.utils.data.sources.registry;"
+        "import sys; import training.utils.data.build.arguments, training.utils.data.registry;"
         "print([m for m in ('torch', 'transformers', 'datasets', 'pyarrow') if m in sys.modules])"
     )
     got = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

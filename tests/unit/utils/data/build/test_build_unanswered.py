@@ -82,7 +82,7 @@ def test_a_cache_of_an_earlier_version_is_read_as_it_is(flags, tiny_tokenizer, m
 
 def test_it_is_found_in_the_cache_without_a_look_at_the_files(flags, tiny_tokenizer, monkeypatch):
     built = build_phase(1, flags([GOES_ON, ALIKE], **ALL), tiny_tokenizer, 1)
-    monkeypatch.setattr("training.utils.data.sources.file_dataset.FileDataset.format", property(lambda self: 1 / 0))
+    monkeypatch.setattr("training.utils.data.file_dataset.FileDataset.format", property(lambda self: 1 / 0))
     again = build_phase(1, flags([GOES_ON, ALIKE], **ALL), tiny_tokenizer, 1)
     assert again.report.resumed and again.train.manifest["fingerprint"] == built.train.manifest["fingerprint"]
 

@@ -7,7 +7,7 @@ import pytest
 from tests.support.pair_rows import Own
 from training.utils.data.build.build import build_phase
 from training.utils.data.build.portions import divide_rows, open_sources, share_sentence
-from training.utils.data.sources.file_dataset import FileDataset
+from training.utils.data.file_dataset import FileDataset
 
 
 def said(phase, data):

@@ -10,7 +10,7 @@ from tests.support.data_flags import with_flags
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow
 from training.utils.data.build.build import build_phase
-from training.utils.data.build.prompts import PromptMaker
+from training.utils.data.build.row_maker import PromptMaker
 from training.utils.data.build.row_style import settle_style
 from training.utils.data.chat.chat import adopt_style, parts_of_chat
 from training.utils.data.chat.style import SavedStyle, save_style, saved_style

@@ -25,8 +25,8 @@ from training.utils.data.chat.chat import (
     adopt_style,
     conversation_end,
 )
+from training.utils.data.formats.messages import Conversation, checked_messages
 from training.utils.data.rows.arguments import ChatArguments
-from training.utils.data.sources.formats.messages import Conversation, checked_messages
 
 NAMES = ("chatml", "llama3", "strips_thinking", "merges_tools")
 

@@ -7,7 +7,7 @@ import pytest
 from tests.support.chat_templates import chat_template
 from training.utils.base.errors import ThreestepError
 from training.utils.data.chat.rendering import ChatTemplate, TemplateRefused, mask_messages
-from training.utils.data.sources.formats.messages import BadConversation
+from training.utils.data.formats.messages import BadConversation
 
 TALK = [{"role": "user", "content": 'a "b"\n'}, {"role": "assistant", "content": "b", "reasoning_content": "c"}]
 

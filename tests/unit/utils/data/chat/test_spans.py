@@ -8,7 +8,7 @@ from tests.support.chat_templates import SPECIAL_TOKENS, chat_template
 from training.utils.base.errors import ThreestepError
 from training.utils.data.chat.rendering import ChatTemplate
 from training.utils.data.chat.spans import TurnFinder
-from training.utils.data.sources.formats.messages import BadConversation, Conversation
+from training.utils.data.formats.messages import BadConversation, Conversation
 
 USER, ASSISTANT = {"role": "user", "content": "u"}, {"role": "assistant", "content": "answer"}
 CHATML = chat_template("chatml")

@@ -8,7 +8,7 @@ import pytest
 
 from training.utils.data.chat.rendering import ChatTemplate
 from training.utils.data.chat.spans import ReadConversation, TurnFinder
-from training.utils.data.sources.formats.messages import BadConversation, Conversation, checked_messages
+from training.utils.data.formats.messages import BadConversation, Conversation, checked_messages
 
 CONTROL = [
     "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>", "<|user|>", "<|assistant|>",

@@ -16,8 +16,8 @@ from training.utils.data.chat.unread import (
     UNREAD_VARIABLES,
     UnreadParts,
 )
+from training.utils.data.formats.messages import REASONING_KEYS, Conversation, checked_messages
 from training.utils.data.rows.tokenize import Dropped
-from training.utils.data.sources.formats.messages import REASONING_KEYS, Conversation, checked_messages
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}<end>{% endfor %}"
 # As Qwen 3's: the thought of the last answer is written, also an empty one; of earlier ones there is none.

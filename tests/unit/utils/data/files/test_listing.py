@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.files.addresses import find_files
-from training.utils.data.files.listing import PassedOver
+from training.utils.data.files.listing import PassedOver, find_files
 
 
 def touch(folder: Path, *names: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from training.utils.base.errors import ThreestepError
 from training.utils.data.files.readers import why_no_dataset
-from training.utils.data.sources.registry import find_dataset
+from training.utils.data.registry import find_dataset
 
 
 def test_names_of_datasets_are_none():

@@ -12,8 +12,8 @@ from tests.support.data_flags import with_flags
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.build import build_phase
 from training.utils.data.kinds.kind import CROSSED, asks_nothing
-from training.utils.data.sources.raw_dataset import PromptRawDataset
-from training.utils.data.sources.registry import register_dataset
+from training.utils.data.raw_dataset import PromptRawDataset
+from training.utils.data.registry import register_dataset
 
 TALK = [
     {"role": "user", "content": "one"},

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.sources.fingerprint import parts_of_tokenizer
+from training.utils.data.fingerprint import parts_of_tokenizer
 from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
 from training.utils.models.families import tokenizer_files
 from training.utils.models.families.tokenizer_files import PROBES, read_tokenizer

@@ -11,8 +11,8 @@ from tests.support.chat_templates import chat_template, chat_tokenizer
 from threestep.plugins.environments.turns.turn_tokens import TurnTokens
 from training.utils.base.errors import ThreestepError
 from training.utils.data.chat.chat import ChatTokenizer, joined
+from training.utils.data.formats.messages import Conversation
 from training.utils.data.rows.arguments import ChatArguments
-from training.utils.data.sources.formats.messages import Conversation
 
 TOOLS = [
     {

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from threestep.plugins.images.data.decoding import FORMATS, decoded, encoded, picture_size
-from training.utils.data.sources.formats.media import BadConversation
+from training.utils.data.formats.media import BadConversation
 
 WHERE = "rows.jsonl, line 3, image 1"
 

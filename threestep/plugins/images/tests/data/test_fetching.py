@@ -10,7 +10,7 @@ import pytest
 from threestep.plugins.images.data import fetching
 from threestep.plugins.images.data.fetching import fetched
 from threestep.plugins.images.data.values import image_bytes
-from training.utils.data.sources.formats.media import BadConversation
+from training.utils.data.formats.media import BadConversation
 
 HOSTS = {"a.org": ["93.184.216.34"], "inside": ["10.0.0.7"], "both": ["93.184.216.34", "127.0.0.1"],
          "six": ["::1"], "mapped": ["::ffff:192.168.0.1"], "meta": ["169.254.169.254"]}  # fmt: skip

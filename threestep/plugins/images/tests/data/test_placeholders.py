@@ -8,8 +8,8 @@ import pytest
 
 from threestep.plugins.images.data.placeholders import place_images
 from training.utils.base.errors import ThreestepError
-from training.utils.data.sources.formats.media import BadConversation
-from training.utils.data.sources.formats.messages import image_values
+from training.utils.data.formats.media import BadConversation
+from training.utils.data.formats.messages import image_values
 
 WHERE = "rows.jsonl, line 3"
 IMAGE = {"type": "image"}

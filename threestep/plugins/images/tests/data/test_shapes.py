@@ -9,7 +9,7 @@ import re
 import pytest
 
 from tests.support.data_flags import raw_dataset_of
-from tests.unit.utils.data.sources.test_fingerprint_row_versions import digest, texts_of
+from tests.unit.utils.data.test_fingerprint_row_versions import digest, texts_of
 from threestep.plugins.images.data.shapes import (
     BACKGROUND,
     CELL_PIXELS,
@@ -129,7 +129,7 @@ def test_the_dataset_is_registered_and_gives_messages_and_pictures():
 
 def test_a_warm_cache_makes_no_rows(monkeypatch):
     from threestep.plugins.images.data import shapes
-    from training.utils.data.sources.fingerprint import content_of_dataset
+    from training.utils.data.fingerprint import content_of_dataset
 
     made = []
     monkeypatch.setattr(shapes, "generate", lambda seed: made.append(seed) or {"train": [], "eval": []})

@@ -11,8 +11,8 @@ from PIL import Image
 
 from threestep.plugins.images.data.decoding import decoded
 from threestep.plugins.images.data.values import MOST_FILE_BYTES, image_bytes
-from training.utils.data.sources.formats.media import BadConversation
-from training.utils.data.sources.formats.messages import image_values
+from training.utils.data.formats.media import BadConversation
+from training.utils.data.formats.messages import image_values
 
 WHERE = "rows.jsonl, line 3, image 1"
 

@@ -11,7 +11,7 @@ from tests.support.data_flags import data_flags
 from tests.support.image_readers import tokenizer_of, write_folder
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.build import build_phase
-from training.utils.data.sources.formats.media import ONLY_TEXT
+from training.utils.data.formats.media import ONLY_TEXT
 from training.utils.setup.media import reader_of_folder, reader_of_model, why_unread
 
 

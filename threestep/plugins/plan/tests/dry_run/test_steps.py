@@ -13,7 +13,7 @@ import yaml
 
 from tests.support.recipes import ARCHITECTURES, RECIPES, TRAINING, flags_for, gpus_of, hub_name
 from training.utils.base import user_files
-from training.utils.data.sources import registry
+from training.utils.data import registry
 from training.utils.generation.table import ENGINES
 
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.utils.base.errors import ThreestepError
+from training.utils.data.arguments import SourceArguments
 from training.utils.data.files.columns import kind_of
-from training.utils.data.sources.arguments import SourceArguments
-from training.utils.data.sources.formats.formats import FORMATS, FileColumns, recognise
-from training.utils.data.sources.formats.records import Record
+from training.utils.data.formats.formats import FORMATS, FileColumns, recognise
+from training.utils.data.formats.records import Record
 
 U, A = "user", "assistant"
 

@@ -10,9 +10,9 @@ import pytest
 
 from tests.support.data_flags import data_flags
 from training.utils.base.errors import ThreestepError
-from training.utils.data.sources import first_look
-from training.utils.data.sources.first_look import POINTER, look_at_data
-from training.utils.data.sources.registry import find_dataset
+from training.utils.data import file_dataset
+from training.utils.data.file_dataset import POINTER, look_at_data
+from training.utils.data.registry import find_dataset
 
 
 def look(name: str, phase: int = 1, **flags) -> None:
@@ -44,14 +44,14 @@ def test_data_for_the_first_step_alone(tmp_path):
 
 def test_large_files_are_read_once(tmp_path, monkeypatch):
     (tmp_path / "rows.jsonl").write_text("{")
-    monkeypatch.setattr(first_look, "_MOST_BYTES", 0)
+    monkeypatch.setattr(file_dataset, "_MOST_BYTES", 0)
     look(str(tmp_path / "rows.jsonl"))
 
 
 @pytest.mark.needs_plugin("embedded")
 def test_the_hub_is_asked_for_its_datasets_alone(monkeypatch):
     asked = []
-    monkeypatch.setattr(first_look, "check_hub", lambda *words: asked.append(words))
+    monkeypatch.setattr(file_dataset, "check_hub", lambda *words: asked.append(words))
     look("embedded")
     monkeypatch.setattr(find_dataset("embedded"), "is_on_hub", True)
     look("embedded")

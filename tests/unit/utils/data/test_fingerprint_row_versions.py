@@ -16,10 +16,10 @@ from tests.support.data_flags import raw_dataset_of
 from tests.support.pair_rows import Own, all_rows
 from training.utils.contracts.rows import ResponsesRow, SentenceRow
 from training.utils.data.build.build import build_phase
-from training.utils.data.build.prompts import PromptMaker
+from training.utils.data.build.row_maker import PromptMaker
+from training.utils.data.fingerprint import CLASSES
+from training.utils.data.raw_dataset import PromptRawDataset
 from training.utils.data.rows.tokenize import TextTokenizer
-from training.utils.data.sources.fingerprint import CLASSES
-from training.utils.data.sources.raw_dataset import PromptRawDataset
 
 END, PAD = "<|endoftext|>", "<|pad|>"
 TAGS = ["<Parallel>", "<Path>", "</Path>", "</Parallel>"]
@@ -182,7 +182,7 @@ def compare(what, entry, values):
     """Fail with what to do where rows differ from the recorded ones."""
     got = digest(values)
     assert got == RECORDED[what], (
-        f"{what}: rows changed. Where that is meant, give {entry} in training/utils/data/sources/fingerprint.py "
+        f"{what}: rows changed. Where that is meant, give {entry} in training/utils/data/fingerprint.py "
         f"another text, so that caches are built again, and record the new digest here: {got!r}"
     )
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.build.splits import (
+from training.utils.data.build.arguments import parse_data_split
+from training.utils.data.build.portions import (
     carve_eval,
-    parse_data_split,
     pick_rows,
     share_rows,
     shuffled_order,
@@ -65,7 +65,7 @@ FROZEN_EVAL = [1, 3, 8]
 
 def test_the_same_rows_in_another_process_and_at_any_world_size():
     program = (
-        "from training.utils.data.build.splits import split_indices;print(split_indices(200, '2,4,4', 7, 2).tolist())"
+        "from training.utils.data.build.portions import split_indices;print(split_indices(200, '2,4,4', 7, 2).tolist())"
     )
     expected = str(split_indices(200, "2,4,4", 7, 2).tolist())
     for rank, world_size, hash_seed in (("0", "1", "1"), ("3", "4", "2")):

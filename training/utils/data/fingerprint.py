@@ -26,7 +26,7 @@ from training.utils.base.user_files import loaded_name
 from training.utils.data.files.digests import digest_file, digest_files, hash_text
 
 if TYPE_CHECKING:
-    from training.utils.data.sources.raw_dataset import PromptRawDataset
+    from training.utils.data.raw_dataset import PromptRawDataset
 
 # Sources, chat templates, tokens, truncation and layout.
 ROWS = "2"

@@ -1,4 +1,5 @@
-"""Rows without a class as raw datasets: `jsonl:PATH`, `json:`, `csv:`, `parquet:`, `arrow:` and `hub:OWNER/NAME`.
+"""Rows without a class as raw datasets: `jsonl:PATH`, `json:`, `csv:`, `parquet:`, `arrow:` and `hub:OWNER/NAME`; the
+raw dataset of any `--data_path` entry, and a first look at it.
 
 Joins a reader of rows (`stored`) and a format (`formats`). Texts are used as stored, so a response that should begin
 with a space is stored with it; messages are also available as DeepSpeed-Chat's text (`messages`).
@@ -6,17 +7,20 @@ with a space is stored with it; messages are also available as DeepSpeed-Chat's 
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
+from training.utils.base.hub import check_hub
 from training.utils.data.files.columns import FileRow, column_names, kind_of
-from training.utils.data.files.padding import nulls_sentence
-from training.utils.data.files.stored import stored_rows
-from training.utils.data.sources.formats.formats import (
+from training.utils.data.files.content import is_remote
+from training.utils.data.files.json_rows import nulls_sentence
+from training.utils.data.files.readers import STORES, check_stored, files_of, split_reader, stored_rows
+from training.utils.data.formats.formats import (
     FileColumns,
     Format,
     Recognition,
@@ -25,8 +29,8 @@ from training.utils.data.sources.formats.formats import (
     recognise,
     recognition_of,
 )
-from training.utils.data.sources.formats.media import IMAGE_COLUMNS, check_media, check_text_parts, media_columns
-from training.utils.data.sources.formats.messages import (
+from training.utils.data.formats.media import IMAGE_COLUMNS, check_media, check_text_parts, media_columns
+from training.utils.data.formats.messages import (
     Message,
     from_json,
     image_values,
@@ -34,14 +38,17 @@ from training.utils.data.sources.formats.messages import (
     read_tools,
     response_text,
 )
-from training.utils.data.sources.formats.records import Record, read_mark, value_of
-from training.utils.data.sources.formats.trees import TreeRows, holds_trees
-from training.utils.data.sources.raw_dataset import PromptRawDataset
+from training.utils.data.formats.records import Record, TreeRows, holds_trees, read_mark, value_of
+from training.utils.data.raw_dataset import PromptRawDataset
+from training.utils.data.registry import find_dataset, load_dataset_module
 from training.utils.flags.added import advice
 
 if TYPE_CHECKING:
+    from training.utils.data.arguments import SourceArguments
     from training.utils.data.files.readers import Rows
 
+POINTER = "threestep inspect with the same data flags shows how the rows are read"
+_MOST_BYTES = 32 << 20  # read in about a second; larger files are read once, by the build
 _REWARD_MODEL, _GROUND_TRUTH = "reward_model", "ground_truth"  # verl's column, and the reference in it
 _EXTRA_INFO, _IN_EXTRA_INFO = "extra_info", ("index", "tools_kwargs", "interaction_kwargs")  # verl's, too
 _TEMPLATE_KWARGS, _THINKING = "chat_template_kwargs", "enable_thinking"
@@ -246,3 +253,59 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, (bytes, bytearray)):
         return None
     return value if value is None or isinstance(value, (str, bool, int, float)) else str(value)
+
+
+# The raw dataset of any entry.
+
+
+def create_raw_dataset(
+    name: str, source: SourceArguments, cache_dir: str, seed: int, *, local_rank: int = 0
+) -> PromptRawDataset:
+    """Load the dataset modules, then create the raw dataset of one `--data_path` entry."""
+    for module in source.dataset_module:
+        load_dataset_module(module)
+    dataset = find_dataset(name)
+    if isinstance(dataset, str):
+        return FileDataset(name, columns_of(source), source.data_format, cache_dir)
+    return dataset(cache_dir, seed, local_rank, name)
+
+
+def columns_of(source: SourceArguments) -> FileColumns:
+    """The columns that the flags name: --prompt_column and so on."""
+    return FileColumns(**{field.name: getattr(source, f"{field.name}_column") for field in fields(FileColumns)})
+
+
+_OF_ONE_KIND = ("margin", "reference")  # roles of columns that only one kind of rows reads; all read the others
+
+
+def columns_for(alone: Sequence[str], source: SourceArguments) -> dict[str, str | None]:
+    """The columns that the flags name and a kind of rows reads, by role: its build depends on them. alone: those of one
+    kind that it reads."""
+    named = asdict(columns_of(source))
+    return {role: column for role, column in named.items() if role in alone or role not in _OF_ONE_KIND}
+
+
+def look_at_data(phase: int, source: SourceArguments) -> None:
+    """ThreestepError for local files that cannot serve a phase, and for a dataset on the hub that is out of reach."""
+    names = [*source.data_path, *(source.sft_only_data_path if phase == 1 else [])]
+    for name in names:
+        dataset = find_dataset(name)
+        if not isinstance(dataset, str):
+            if dataset.is_on_hub and not os.path.exists(name):
+                check_hub(f"--data_path: '{name}'", "datasets", name)
+        elif dataset in STORES:
+            check_stored(dataset, name.partition(":")[2], "data_path", reach=True)
+        elif _is_small(name):
+            try:
+                FileDataset(name, columns_of(source), source.data_format, None).check_phase(phase)
+            except ThreestepError as refusal:
+                raise ThreestepError(f"{refusal}; {POINTER}") from refusal
+
+
+def _is_small(name: str) -> bool:
+    """True for local files that are few bytes together."""
+    reader, address = split_reader(name) or ("", "")
+    if is_remote(address):
+        return False
+    files = files_of(reader, address, "data_path")
+    return sum(os.path.getsize(file) for file in files) <= _MOST_BYTES

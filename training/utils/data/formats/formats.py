@@ -14,8 +14,8 @@ from typing import Any
 
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.data.files.columns import Kinds, column_names, folded, nearest_column
-from training.utils.data.sources.formats.records import COLUMNS as MARK_COLUMNS
-from training.utils.data.sources.formats.records import (
+from training.utils.data.formats.records import COLUMNS as MARK_COLUMNS
+from training.utils.data.formats.records import (
     Record,
     Roles,
     read_conversation,

@@ -8,13 +8,13 @@ import sys
 
 from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 from training.utils.data.files.digests import hash_parts
-from training.utils.data.sources.fingerprint import (
+from training.utils.data.fingerprint import (
     code_of_class,
     content_of_dataset,
     content_of_rows,
     parts_of_tokenizer,
 )
-from training.utils.data.sources.raw_dataset import PromptRawDataset
+from training.utils.data.raw_dataset import PromptRawDataset
 
 
 def test_a_tokenizer_by_content(tiny_tokenizer, tmp_path):
@@ -111,16 +111,14 @@ def test_a_dataset_by_both_its_splits_or_by_its_own_answer(monkeypatch):
 
 
 def test_the_code_of_a_class_counts(tmp_path):
-    source = (
-        "from training.utils.data.sources.raw_dataset import PromptRawDataset as Base\nclass Own(Base):\n    x = {}\n"
-    )
+    source = "from training.utils.data.raw_dataset import PromptRawDataset as Base\nclass Own(Base):\n    x = {}\n"
     found = []
     for value in ("1", "1", "2"):
         path = tmp_path / "own.py"
         path.write_text(source.format(value))
         program = (
-            "from training.utils.data.sources.registry import load_dataset_module as load;"
-            "from training.utils.data.sources.fingerprint import code_of_class;"
+            "from training.utils.data.registry import load_dataset_module as load;"
+            "from training.utils.data.fingerprint import code_of_class;"
             f"print(code_of_class(load({str(path)!r}).Own))"
         )
         run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -134,7 +132,7 @@ def test_fingerprints_agree_between_processes(tiny_tokenizer, tmp_path):
     program = (
         "from transformers import PreTrainedTokenizerFast as Tokenizer;"
         "from training.utils.data.files.digests import hash_parts;"
-        "from training.utils.data.sources.fingerprint import content_of_rows, parts_of_tokenizer;"
+        "from training.utils.data.fingerprint import content_of_rows, parts_of_tokenizer;"
         f"print(hash_parts(parts_of_tokenizer(Tokenizer.from_pretrained({str(tmp_path)!r}))),"
         "content_of_rows([{'b': 1, 'a': 2}], ''))"
     )

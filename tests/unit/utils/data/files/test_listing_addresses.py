@@ -10,15 +10,8 @@ import fsspec
 import pytest
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.files.addresses import (
-    check_address,
-    content_of_files,
-    find_files,
-    open_local,
-    open_stream,
-    share_files,
-)
-from training.utils.data.files.listing import PassedOver
+from training.utils.data.files.content import content_of_files, open_local, open_stream
+from training.utils.data.files.listing import PassedOver, check_address, find_files, share_files
 
 
 def touch(folder: Path, *names: str) -> list[str]:

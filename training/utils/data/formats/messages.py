@@ -23,7 +23,7 @@ from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.base.storage import parse_json
 from training.utils.data.files.columns import kind_of
 from training.utils.data.files.content import python_hint
-from training.utils.data.sources.formats.media import IMAGE_COLUMNS, ONLY_TEXT, BadConversation, is_empty, joined_text
+from training.utils.data.formats.media import IMAGE_COLUMNS, ONLY_TEXT, BadConversation, is_empty, joined_text
 
 Message = dict[str, Any]
 

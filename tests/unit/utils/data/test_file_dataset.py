@@ -14,7 +14,7 @@ from tests.support.data_flags import raw_dataset_of, with_flags
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.build.build import build_phase
-from training.utils.data.sources.file_dataset import FileDataset
+from training.utils.data.file_dataset import FileDataset
 
 SHARED = Path(os.environ.get("THREESTEP_SHARED_DATA", Path(__file__).parents[6] / "shared" / "data"))
 

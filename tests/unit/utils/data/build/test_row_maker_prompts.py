@@ -7,7 +7,7 @@ import pytest
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.build import build_phase
-from training.utils.data.build.prompts import PromptMaker
+from training.utils.data.build.row_maker import PromptMaker
 
 TALK = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "1"}, {"role": "user", "content": "two"}]
 ROWS = [{"prompt": "Human: 1? Assistant:", "ground_truth": 1, "level": "x"}, {"prompt": TALK, "ground_truth": "2"}]

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from training.utils.data.files import padding
-from training.utils.data.files.padding import Padding, nulls_sentence
+from training.utils.data.files import json_rows
+from training.utils.data.files.json_rows import Padding, nulls_sentence
 from training.utils.data.files.readers import open_rows
 
 BARE = [
@@ -68,7 +68,7 @@ def test_nulls_in_text_are_text(tmp_path):
 
 
 def test_keys_without_end_are_no_padding(monkeypatch):
-    monkeypatch.setattr(padding, "_MOST_PLACES", 50)
+    monkeypatch.setattr(json_rows, "_MOST_PLACES", 50)
     noted = Padding()
     rows = [{"m": {f"id{number}": {"x": None}}} for number in range(100)]
     for row in rows:

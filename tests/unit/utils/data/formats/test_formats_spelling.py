@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.utils.data.sources.formats.test_formats import kinds_of
+from tests.unit.utils.data.formats.test_formats import kinds_of
 from training.utils.base.errors import ThreestepError
-from training.utils.data.sources.formats.formats import (
+from training.utils.data.formats.formats import (
     FileColumns,
     as_formats_spell,
     check_numbers,
     nearest_format,
     recognise,
 )
-from training.utils.data.sources.formats.records import Record
+from training.utils.data.formats.records import Record
 
 
 def recognised(row, data_format=None, **columns):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.sources.formats.messages import (
+from training.utils.data.formats.messages import (
     checked_tools,
     forms_of_calls,
     prompt_text,

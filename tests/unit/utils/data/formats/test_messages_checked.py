@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from training.utils.data.sources.formats.messages import (
+from training.utils.data.formats.messages import (
     BadConversation,
     checked_messages,
     checked_tools,

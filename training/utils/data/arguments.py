@@ -98,8 +98,8 @@ class SourceArguments:
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake that can be found without loading data; loads the dataset modules for their names."""
-        from training.utils.data.sources.formats.formats import check_format
-        from training.utils.data.sources.registry import find_dataset, load_dataset_module
+        from training.utils.data.formats.formats import check_format
+        from training.utils.data.registry import find_dataset, load_dataset_module
 
         mistakes.note(check_format, self.data_format)
         for path in self.dataset_module:

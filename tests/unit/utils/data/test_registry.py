@@ -11,8 +11,8 @@ import pytest
 from tests.support.data_flags import raw_dataset_of
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.build import build_phase
-from training.utils.data.sources.raw_dataset import PromptRawDataset
-from training.utils.data.sources.registry import (
+from training.utils.data.raw_dataset import PromptRawDataset
+from training.utils.data.registry import (
     find_dataset,
     load_dataset_module,
     register_dataset,
@@ -22,8 +22,8 @@ from training.utils.data.sources.registry import (
 pytestmark = pytest.mark.usefixtures("own_registry")
 
 OWN_MODULE = """
-from training.utils.data.sources.raw_dataset import PromptRawDataset
-from training.utils.data.sources.registry import register_dataset
+from training.utils.data.raw_dataset import PromptRawDataset
+from training.utils.data.registry import register_dataset
 
 @register_dataset("custom")
 class Custom(PromptRawDataset):
@@ -159,8 +159,8 @@ def test_a_deepspeed_chat_subclass_works_unchanged(tmp_path, flags, tiny_tokeniz
     path.write_text(
         textwrap.dedent(
             """
-            from training.utils.data.sources.raw_dataset import PromptRawDataset
-            from training.utils.data.sources.registry import register_dataset
+            from training.utils.data.raw_dataset import PromptRawDataset
+            from training.utils.data.registry import register_dataset
 
             @register_dataset("acme/pairs")
             class AcmeDataset(PromptRawDataset):
@@ -204,7 +204,7 @@ def test_a_deepspeed_chat_subclass_works_unchanged(tmp_path, flags, tiny_tokeniz
 def test_the_same_file_loaded_under_two_names_is_one_class(own_module):
     program = (
         "import importlib.util, sys;"
-        "from training.utils.data.sources.registry import load_dataset_module, find_dataset;"
+        "from training.utils.data.registry import load_dataset_module, find_dataset;"
         f"spec = importlib.util.spec_from_file_location('elsewhere', {own_module!r});"
         "module = importlib.util.module_from_spec(spec); sys.modules['elsewhere'] = module;"
         "spec.loader.exec_module(module);"

@@ -1,1 +1,0 @@
-"""Sources of rows: dataset classes and their registry, files and their formats, fingerprints of both."""
