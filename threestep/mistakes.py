@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from training.utils.base.errors import ThreestepError
-from training.utils.flags.arguments import choices_of, defaults_of, list_defaults_of
+from training.utils.flags.arguments import choices_of, defaults_of
 from training.utils.flags.step import known_steps
 from training.utils.plugins.registry import plugin_module, plugins
 
@@ -56,7 +56,7 @@ def in_python(sentence: str, kind: str, settings: Mapping[str, Any]) -> str:
         number, a choice, a default or quoted is the sentence's
     """
     groups = _groups(kind)
-    defaults, choices = defaults_of(groups) | list_defaults_of(groups), choices_of(groups)
+    defaults, choices = defaults_of(groups), choices_of(groups)
 
     def argument(found: re.Match[str]) -> str:
         before, name, value = found["before"], found["name"], found["value"]

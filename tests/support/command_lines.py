@@ -170,9 +170,6 @@ def flags_of(module: str) -> frozenset[str]:
             patch.object(argparse.ArgumentParser, "parse_known_args", parse),
             patch.object(settings, "requested_topic", lambda argv: None),
         ):
-            from transformers import HfArgumentParser
-
-            assert HfArgumentParser.parse_known_args is parse
             with contextlib.suppress(_Parsed):
                 program.main(*([[]] if inspect.signature(program.main).parameters else []))
     return frozenset(seen)

@@ -138,7 +138,7 @@ class RolloutQueue:
 
 @dataclass(frozen=True)
 class RolloutEvents:
-    """Writes the log of rollouts: for each step one line of rollouts.jsonl (`run.rollout_log` reads it).
+    """Writes the log of rollouts: for each step one line of rollouts.jsonl (`run.run_folder` reads it).
 
         step, version         the step that trained on them; steps that the weights had taken which drew them
         engine                what drew them

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import importlib.util
 import os
 import re
 import sys
@@ -25,12 +24,12 @@ from training.utils.base.storage import MOST_YAML_CHARACTERS, MOST_YAML_VALUES, 
 from training.utils.flags.flags import (
     AUTO,
     MAY_CHANGE,
-    OWN_KEYS,
     TAKES_AUTO,
     UNIT,
     VALUES,
     Range,
     chosen_in,
+    default_of,
     flag_in,
     nearest_flags,
     note_mistakes,
@@ -40,13 +39,9 @@ from training.utils.flags.launcher_flags import LAUNCHER_FLAGS
 from training.utils.plugins.registry import owner_sentence, read_other_names
 
 _SWITCHED = {"true": True, "false": False}
-# What argparse says of a value, and what is expected.
-_EXPECTED = {
-    r"invalid int value: (?P<got>.+)": "a whole number",
-    r"invalid float value: (?P<got>.+)": "a number",
-    r"Truthy value expected: got (?P<got>.+?) but .*": "true or false",
-    r"expected (?:one|at least one) argument(?P<got>)": "a value",
-}
+_TRUTHS = {
+    **dict.fromkeys(("yes", "true", "t", "y", "1"), True), **dict.fromkeys(("no", "false", "f", "n", "0"), False),
+}  # fmt: skip
 
 
 class ProgramParser(argparse.ArgumentParser):
@@ -102,6 +97,66 @@ def _program() -> str:
     return typed_command() or started
 
 
+class _GroupsParser(argparse.ArgumentParser):
+    """The flags of dataclasses. Every mistake is a ThreestepError that names the flag."""
+
+    def __init__(self, parts: Sequence[type]) -> None:
+        super().__init__(prog=_program(), add_help=False, allow_abbrev=False)
+        self._fields: dict[str, dataclasses.Field] = {}
+        for part in parts:
+            kinds = typing.get_type_hints(part)
+            for field in dataclasses.fields(part):
+                self._add_flag(field, kinds[field.name])
+
+    def error(self, message: str) -> NoReturn:
+        found = re.fullmatch(r"argument --(\w+)\S*: (.*)", message, re.DOTALL)
+        name, said = found.groups() if found else ("", message)
+        if name in self._fields and said.startswith("expected "):  # one argument, or at least one
+            values = self._fields[name].metadata.get(VALUES)
+            words = f"one of {', '.join(values)}" if values and not isinstance(values, Range) else values or "a value"
+            said = f"--{name} expects {words}{_unit(self._fields[name])}, got nothing; write it behind the flag"
+        raise ThreestepError(said if said.startswith("--") else f"in the command line or the configuration: {message}")
+
+    def _add_flag(self, field: dataclasses.Field, kind: Any) -> None:
+        kind = next((each for each in typing.get_args(kind) if each is not type(None)), kind)  # of a list: its items'
+        default = default_of(field)
+        keywords = {key: field.metadata[key] for key in ("nargs", "const") if key in field.metadata}
+        if isinstance(default, list):
+            keywords = {"nargs": "+"}
+        elif kind is bool and (default is not None or field.metadata.get(TAKES_AUTO)):
+            keywords = {"nargs": "?", "const": True}
+        self._fields[field.name] = field
+        names = [f"--{name}" for name in dict.fromkeys((field.name, field.name.replace("_", "-")))]
+        names += field.metadata.get("aliases", ())
+        self.add_argument(*names, type=_reader(field, kind), default=default, **keywords)
+        if default is True:
+            off = [f"--no_{field.name}", f"--no-{field.name.replace('_', '-')}"]
+            self.add_argument(*off, action="store_false", dest=field.name)
+
+
+def _reader(field: dataclasses.Field, kind: type) -> Callable[[str], Any]:
+    """Return what reads a word as the value of a flag; argparse names its ArgumentTypeError."""
+    takes_auto = field.metadata.get(TAKES_AUTO)
+
+    def read(word: str) -> Any:
+        if takes_auto and word == AUTO:
+            return None
+        try:
+            return _TRUTHS[word.lower()] if kind is bool else kind(word)
+        except (KeyError, ValueError):
+            expected = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
+            expected += f", or {AUTO}" if takes_auto else ""
+            got = word if kind is bool else repr(word)
+            raise argparse.ArgumentTypeError(f"--{field.name} expects {expected}{_unit(field)}, got {got}") from None
+
+    return read
+
+
+def _unit(field: dataclasses.Field) -> str:
+    unit = field.metadata.get(UNIT)
+    return f" ({unit})" if unit and unit not in field.name else ""
+
+
 def parse_arguments(
     groups: Sequence[type],
     argv: Sequence[str],
@@ -129,15 +184,7 @@ def parse_arguments(
         sys.stdout.write(help_page(parts, _program(), description, wanted, first_flags=first_flags))
         sys.exit(0)
 
-    class StrictParser(_dataclass_parser()):  # type: ignore[misc]
-        def error(self, message: str) -> NoReturn:
-            sentence = _value_sentence(message, parts)
-            raise ThreestepError(sentence or f"in the command line or the configuration: {message}")
-
-        def add_argument(self, *names: str, **keywords: Any) -> Any:
-            return super().add_argument(*names, **_of_argparse(keywords))
-
-    parser = StrictParser(parts, prog=_program(), add_help=False, allow_abbrev=False)
+    parser = _GroupsParser(parts)
     parser.add_argument(*HELP_FLAGS, action="store_true")  # for the names that are suggested
     parser.add_argument("--config", default=None)
     # The DeepSpeed launcher passes --local_rank unless told not to; the rank itself comes from the environment.
@@ -178,27 +225,6 @@ def _check(instances: Sequence[Any]) -> None:
     mistakes.raise_if_any()
 
 
-def _of_argparse(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords of an argument that argparse knows, of these and a field's metadata, which arrive with
-    them."""
-    known = {key: value for key, value in keywords.items() if key not in OWN_KEYS}
-    if keywords.get(TAKES_AUTO):
-        if known["type"].__name__ == "string_to_bool":  # bare: true, as of a flag that is on or off
-            known |= {"nargs": "?", "const": True}
-        known["type"] = _or_auto(known["type"])
-    return known
-
-
-def _or_auto(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return `read` with None for the word that leaves a flag to the program."""
-
-    @functools.wraps(read)
-    def read_or_none(word: str) -> Any:
-        return None if word == AUTO else read(word)
-
-    return read_or_none
-
-
 def _without_commas(words: Sequence[str], groups: Sequence[type]) -> list[str]:
     """The words with `1,10` as `1 10` behind flags that take several whole numbers."""
     lists = {f"--{each.name}" for _, each in _fields(groups) if str(each.type) == "list[int]"}
@@ -212,27 +238,6 @@ def _without_commas(words: Sequence[str], groups: Sequence[type]) -> list[str]:
         else:
             found += word.split(",") if takes_numbers else [word]
     return found
-
-
-def _value_sentence(message: str, groups: Sequence[type]) -> str:
-    """Our sentence for argparse's message on a flag's value; "" for other messages."""
-    for said, expected in _EXPECTED.items():
-        found = re.fullmatch(rf"argument --(?P<name>\w+)\S*: {said}", message)
-        if found is not None:
-            name, got = found["name"], found["got"]
-            found_in = [each.metadata for _, each in _fields(groups) if each.name == name]
-            metadata: Mapping[str, Any] = found_in[0] if found_in else {}
-            expected += f", or {AUTO}" if metadata.get(TAKES_AUTO) else ""
-            unit, wanted = metadata.get(UNIT), expected if got else _values_in_words(metadata.get(VALUES))
-            of = f" ({unit})" if unit and unit not in name else ""
-            return f"--{name} expects {wanted}{of}, got {got or 'nothing; write it behind the flag'}"
-    return ""
-
-
-def _values_in_words(values: Range | Sequence[str] | None) -> str:
-    if isinstance(values, Range):
-        return str(values)
-    return f"one of {', '.join(values)}" if values else "a value"
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -281,14 +286,8 @@ def resolved_settings(instances: Sequence[Any]) -> dict[str, Any]:
 
 
 def defaults_of(groups: Sequence[type]) -> dict[str, Any]:
-    """Every flag of `groups` with its default; None for a list."""
-    return {each.name: None if each.default is dataclasses.MISSING else each.default for _, each in _fields(groups)}
-
-
-def list_defaults_of(groups: Sequence[type]) -> dict[str, Any]:
-    """Every flag of `groups` that takes a list, with its default."""
-    fields = (each for _, each in _fields(groups))
-    return {each.name: each.default_factory() for each in fields if each.default_factory is not dataclasses.MISSING}
+    """Every flag of `groups` with its default."""
+    return {each.name: default_of(each) for _, each in _fields(groups)}
 
 
 def choices_of(groups: Sequence[type]) -> dict[str, tuple[str, ...]]:
@@ -308,22 +307,6 @@ def may_change_in(groups: Sequence[type]) -> frozenset[str]:
 def _fields(groups: Sequence[type]) -> Iterator[tuple[type, dataclasses.Field]]:
     """Every flag, with its group."""
     return ((part, each) for group in groups for part in _parts(group) for each in dataclasses.fields(part))
-
-
-def _dataclass_parser() -> Any:
-    """transformers' HfArgumentParser, from its file alone: importing transformers takes a second, which --help and
-    mistakes need not wait for."""
-    package = importlib.util.find_spec("transformers")
-    for folder in (package and package.submodule_search_locations) or ():
-        path = Path(folder) / "hf_argparser.py"
-        spec = importlib.util.spec_from_file_location("hf_argparser", path) if path.is_file() else None
-        if spec is not None and spec.loader is not None:
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            return module.HfArgumentParser
-    from transformers import HfArgumentParser
-
-    return HfArgumentParser
 
 
 def _in_our_names(
@@ -481,8 +464,7 @@ def _instance(group: type, namespace: argparse.Namespace) -> Any:
     members = _members(group)
     if members:
         return group(**{name: _instance(member, namespace) for name, member in members.items()})
-    names = [field.name for field in dataclasses.fields(group) if field.init]
-    return group(**{name: getattr(namespace, name) for name in names})
+    return group(**{field.name: getattr(namespace, field.name) for field in dataclasses.fields(group)})
 
 
 @functools.cache

@@ -46,9 +46,9 @@ TOPICS = {
 _Settings = TypeVar("_Settings")
 
 AUTO = "auto"  # a flag's value that leaves the choice to the program
-# Keys of a field's metadata that argparse must not see (`arguments.StrictParser`).
-OWN_KEYS = ("values", "unit", "topic", "may_change", "takes_auto", "declared")
-VALUES, UNIT, TOPIC, MAY_CHANGE, TAKES_AUTO, DECLARED = OWN_KEYS
+# Keys of a field's metadata, beside `help`, `aliases`, and `nargs` and `const` of argparse.
+VALUES, UNIT, TOPIC = "values", "unit", "topic"
+MAY_CHANGE, TAKES_AUTO, DECLARED = "may_change", "takes_auto", "declared"
 
 
 # How many flags are suggested; how much of two names is the same where one may be meant, or is a slip of the pen.
@@ -187,6 +187,11 @@ def flags_of(
         yield f"{role}_{name}" if role else name, kinds[name], _changed(group, name, its)
 
 
+def default_of(field: dataclasses.Field) -> Any:
+    """Return a flag's default."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
 def without_flags(group: type, names: Collection[str]) -> type:
     """Return `group`, or a subclass of it in which the flags `names`, also those of groups in it, are no flags: each
     has its default on the class."""
@@ -199,9 +204,7 @@ def without_flags(group: type, names: Collection[str]) -> type:
             if smaller is not kind:
                 changed[field.name], values[field.name] = smaller, dataclasses.field(default_factory=smaller)
         elif field.name in names:
-            has_default = field.default is not dataclasses.MISSING
-            changed[field.name] = ClassVar[Any]
-            values[field.name] = field.default if has_default else field.default_factory()  # type: ignore[operator]
+            changed[field.name], values[field.name] = ClassVar[Any], default_of(field)
     if not changed:
         return group
     space = {"__annotations__": changed, "__doc__": group.__doc__, "__module__": group.__module__, **values}

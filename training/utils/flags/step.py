@@ -14,7 +14,7 @@ from typing import Any
 
 from training.utils.base.user_files import loaded_name
 from training.utils.flags.added import AddedFlags, added_flags
-from training.utils.flags.arguments import defaults_of, list_defaults_of, may_change_in
+from training.utils.flags.arguments import defaults_of, may_change_in
 from training.utils.flags.flags import without_flags
 from training.utils.plugins.registry import added, flag_names
 
@@ -165,7 +165,7 @@ class Step:
     @property
     def defaults(self) -> dict[str, Any]:
         """Every flag with its default."""
-        return defaults_of(self.groups) | list_defaults_of(self.groups)
+        return defaults_of(self.groups)
 
     @property
     def may_change(self) -> frozenset[str]:

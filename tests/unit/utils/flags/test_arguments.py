@@ -14,7 +14,6 @@ import yaml
 
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.checkpoints.arguments import CheckpointArguments
-from training.utils.flags import arguments
 from training.utils.flags.arguments import ProgramParser, parse_arguments, read_yaml, resolved_settings
 from training.utils.flags.flags import flag
 
@@ -221,20 +220,11 @@ def test_help_and_mistakes_import_no_library(step):
         "    try: main.main(argv)\n"
         "    except (SystemExit, ThreestepError): pass\n"
         "    else: raise AssertionError(argv)\n"
-        "    quick = quick or [loaded('tqdm', 'yaml', 'numpy', 'psutil', 'hf_argparser', 'asyncio')]\n"
+        "    quick = quick or [loaded('tqdm', 'yaml', 'numpy', 'psutil', 'asyncio')]\n"
         "print(quick[0], loaded('torch', 'transformers', 'datasets', 'deepspeed'))"
     )
     got = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert got.stdout.splitlines()[-1] == "[] []"
-
-
-def test_the_parser_is_transformers_own_where_its_file_is_elsewhere(monkeypatch):
-    import importlib.util
-
-    from transformers import HfArgumentParser
-
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert arguments._dataclass_parser() is HfArgumentParser
 
 
 def test_a_folder_is_no_configuration(tmp_path):

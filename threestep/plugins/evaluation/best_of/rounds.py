@@ -15,7 +15,7 @@ from threestep.plugins.evaluation.arguments import EVALUATE_GROUPS
 from threestep.plugins.evaluation.best_of.arguments import BEST_OF_GROUPS
 from training.utils.data.arguments import SourceArguments
 from training.utils.data.build.arguments import SHARED_SPLIT, whole_split
-from training.utils.flags.arguments import defaults_of, list_defaults_of
+from training.utils.flags.arguments import defaults_of
 from training.utils.rewards.table import reward_name
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def table_of(rows: Sequence[Mapping[str, float | None]]) -> str:
 
 
 def _known(settings: Mapping[str, Any], groups: tuple[type, ...]) -> dict[str, Any]:
-    flags = defaults_of(groups) | list_defaults_of(groups)
+    flags = defaults_of(groups)
     return {name: value for name, value in settings.items() if name in flags}
 
 

@@ -21,7 +21,7 @@ from threestep.plugins.names.hf_field_flags import (
 )
 from threestep.plugins.names.other_names import HUGGING_FACE, Same
 from training.utils.base.errors import ThreestepError
-from training.utils.flags.arguments import defaults_of, list_defaults_of, parse_arguments, resolved_settings
+from training.utils.flags.arguments import defaults_of, parse_arguments, resolved_settings
 from training.utils.flags.step import known_steps
 
 DOCUMENT = Path(__file__).parents[1] / "from_trl.md"
@@ -401,7 +401,7 @@ def test_every_entry_that_is_read_is_typed_here_and_every_same_name_is_ours():
         its = {flag for flag, read in table.items() if HUGGING_FACE in read.whose} - FIELDS.keys()
         same = {flag for flag in its if isinstance(table[flag], Same)}
         groups = known_steps()[step].groups
-        own = {f"--{name}" for name in {**defaults_of(groups), **list_defaults_of(groups)}}
+        own = {f"--{name}" for name in defaults_of(groups)}
         assert same <= own and its - same <= typed and typed <= its | FIELDS.keys(), sorted(its ^ typed)
 
 
