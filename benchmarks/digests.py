@@ -25,7 +25,7 @@ from threestep.plugins.audit.step_recorder import StepRecorder
 from threestep.plugins.programs import new_model
 from training.step1_sft.main import main as sft
 from training.step1_sft.trainer import SftTrainer
-from training.utils.contracts.step_observers import NOT_OBSERVED
+from training.utils.contracts.run import NOT_OBSERVED
 
 FIRST = 4  # steps that warm up
 _WORDS = "pear apple fig plum cherry quince lemon melon grape berry peach mango date lime olive papaya".split()

@@ -30,8 +30,7 @@ from threestep.plugins.images.models.kept_features import open_feature_reader
 from threestep.plugins.images.models.pictured import RowImages
 from threestep.plugins.images.pixels import ImagePixels
 from threestep.plugins.images.prompts import PixelsOf
-from training.utils.contracts.documents import TokenSequence, join, plain
-from training.utils.contracts.media_spans import MediaSpan
+from training.utils.contracts.documents import MediaSpan, TokenSequence, join, plain
 from training.utils.contracts.token_rows import TokenRows
 from training.utils.layout.rows import packed_rows
 from training.utils.models.attention.document_attention import use_document_attention

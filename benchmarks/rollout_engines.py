@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import Decode, RolloutEngine, RolloutRequest, RolloutSettings
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 
 SHORTEST = 16
 MEMORY_FOLDER = "THREESTEP_MEMORY_FOLDER"

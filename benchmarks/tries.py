@@ -21,7 +21,7 @@ from benchmarks.workload import SHAPES, VOCABULARY, config_of
 from training.step3_ppo.losses.losses import PolicyLossSettings, PolicyTokens, ppo
 from training.utils.contracts.documents import TokenSequence
 from training.utils.layout.planner import PlanSettings
-from training.utils.layout.rank_share import SequenceLayout, rank_share
+from training.utils.layout.trie import SequenceLayout, rank_share
 from training.utils.models.attention.document_attention import use_document_attention
 from training.utils.models.token_model import PolicyModel
 

@@ -29,7 +29,7 @@ from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.data.rows.arguments import ChatArguments
 from training.utils.generation.decoding.decoding import MASKED
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.models.attention.document_attention import share_keys_of_few_tokens
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "environments"

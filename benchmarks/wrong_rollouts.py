@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import Decode, RolloutRequest
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 
 _LARGEST = {"int8": 127.0, "fp8": 448.0}  # the largest number of 8 bits; fp8 is float8_e4m3fn
 

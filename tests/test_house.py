@@ -102,7 +102,7 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
         "def f():\n    import deepspeed.comm",
         "import transformers",
     ),
-    (rooms.third_parties_stay_home, "training.utils.generation.engines.hf", "from vllm import LLM", "import torch"),
+    (rooms.third_parties_stay_home, "training.utils.generation.decoding.hf", "from vllm import LLM", "import torch"),
     (
         rooms.maths_needs_torch_alone,
         "training.step3_ppo.advantages.estimators",

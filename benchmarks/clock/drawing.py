@@ -21,7 +21,7 @@ from threestep.plugins.plan.dry_run.in_a_model import now
 from threestep.plugins.plan.dry_run.operators import training_work
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.engine.ranks.backends import backends_of
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.models.own_forward import own_forward_of
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from threestep.plugins.speculation.settings import Speculation
 from threestep.plugins.speculation.speculation import GuessCounts, Guesses, drawn_by_guesses
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.models.attention.document_attention import use_document_attention
 from training.utils.models.own_forward import own_forward_of
 

@@ -14,10 +14,10 @@ from benchmarks.gpu_day import machine
 from benchmarks.gpu_day.models import SHAPES, random_model, sequence
 from benchmarks.gpu_day.record import NotHere, Report
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.models.own_forward import read_own_forward
 
-CAPTURED = "training.utils.generation.decoding.captured"
+CAPTURED = "training.utils.generation.decoding.fixed_steps"
 OURS, GENERATE, OWN_CACHE = "rollout", "generate", "rollout with the family's own growing cache"
 
 

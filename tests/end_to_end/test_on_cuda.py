@@ -105,8 +105,7 @@ def drawn_counts(start: str, way: str, tokens: int, top_p: float) -> list[dict[s
     from transformers import AutoModelForCausalLM
 
     from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
-    from training.utils.generation.decoding import captured, decoding, drawn
-    from training.utils.generation.engines import hf
+    from training.utils.generation.decoding import decoding, drawn, fixed_steps, hf
     from training.utils.models.attention.document_attention import share_keys_of_few_tokens
 
     found, in_graph, last = list[dict[str, int]](), [0], dict[str, int]()
@@ -126,7 +125,7 @@ def drawn_counts(start: str, way: str, tokens: int, top_p: float) -> list[dict[s
         graph = Graph(function)
         return graph, graph.output
 
-    captured._graph_of = graph_of  # type: ignore[assignment]
+    fixed_steps._graph_of = graph_of  # type: ignore[assignment]
     advance = drawn.DrawnResponses.advance
 
     def noted(*given: Any) -> Any:
@@ -293,7 +292,7 @@ def estimates_and_losses() -> dict[str, list[str]]:
     from training.step3_ppo.losses.losses import PolicyTokens
     from training.utils.base.errors import Mistakes
     from training.utils.layout.planner import PlanSettings
-    from training.utils.layout.rank_share import SequenceLayout
+    from training.utils.layout.trie import SequenceLayout
 
     device = torch.device("cuda")
     ppo = PpoArguments(num_samples_per_prompt=2)

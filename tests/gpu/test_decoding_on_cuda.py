@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm
-from tests.unit.utils.generation.engines.test_hf import PLAIN, frequent_token, prompts, responses, roll
+from tests.unit.utils.generation.decoding.test_hf import PLAIN, frequent_token, prompts, responses, roll
 from training.utils.contracts.rollout_engine import RolloutRequest
-from training.utils.generation.decoding.captured import CapturedStep
 from training.utils.generation.decoding.decoding import FIXED, MASKED, WAYS, DecodeWay
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.fixed_steps import CapturedStep
+from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.models.own_forward import read_own_forward
 
 pytestmark = pytest.mark.gpu

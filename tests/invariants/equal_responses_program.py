@@ -120,7 +120,7 @@ def settings_for(ranks: Any, packed: bool, estimator: str, kl: dict[str, Any]) -
     from training.step3_ppo.flags.arguments import AlgorithmArguments, PpoArguments
     from training.utils.base.errors import Mistakes
     from training.utils.layout.planner import PlanSettings
-    from training.utils.layout.rank_share import SequenceLayout
+    from training.utils.layout.trie import SequenceLayout
 
     forms: dict[str, dict[str, Any]] = {
         "dr_grpo": {"advantage": "grpo", "norm_adv_by_std": False},

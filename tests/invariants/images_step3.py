@@ -92,7 +92,7 @@ def counted_lacking(trainer: Any, rollout: Any) -> int:
     """How many micro-batches of this rank have an image that none of their sequences has."""
     from training.step3_ppo.experience.sequences import packed_sequences, unpacked_sequences
     from training.utils.engine.ranks.collectives import gathered
-    from training.utils.layout.rank_share import rank_share
+    from training.utils.layout.trie import rank_share
 
     parts = [unpacked_sequences(part) for part in gathered(packed_sequences(rollout.sequences()))]
     sequences = [sequence for part in parts for sequence in part]
@@ -113,7 +113,7 @@ def make_trainer(case: Any, family: Any, models: Path, out: Path, ranks: Any) ->
     from training.step3_ppo.trainer import PpoTrainer
     from training.utils.base.seeds import seed_everything
     from training.utils.data.rows.documents import prompt_document
-    from training.utils.generation.engines.hf import TransformersRollout
+    from training.utils.generation.decoding.hf import TransformersRollout
     from training.utils.models.own_forward import own_forward_of
     from training.utils.run.metrics import MetricsWriter
     from training.utils.setup.guests import GuestFeatures

@@ -125,7 +125,7 @@ def speculated(engine: Any, model: Any, guests: Any, ranks: Any) -> Any:
     from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
     from training.utils.engine.ranks.collectives import gathered
     from training.utils.engine.whole_model import WholeModel
-    from training.utils.generation.engines.hf import TransformersRollout
+    from training.utils.generation.decoding.hf import TransformersRollout
 
     by_guesses, plain = TransformersRollout(), TransformersRollout()
     by_guesses.draw_by(Guessing(Speculation(1), guests.lent_guesser(model, HEAD_SEED), print))

@@ -136,7 +136,7 @@ def make_trainer(
     from training.step3_ppo.trainer import PpoTrainer
     from training.utils.contracts.rollout_engine import Sampling
     from training.utils.flags.added import added_flags
-    from training.utils.generation.engines.hf import TransformersRollout
+    from training.utils.generation.decoding.hf import TransformersRollout
     from training.utils.layout.planner import PlanSettings
     from training.utils.run.metrics import MetricsWriter
     from training.utils.run.run_folder import RunFolder

@@ -95,7 +95,7 @@ _ENGINE = """
 import random
 import time
 
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 
 
 class LateRollout(TransformersRollout):

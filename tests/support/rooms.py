@@ -35,12 +35,11 @@ data.chat: data.rows flags data.formats data.files base
 models: models.attention models.tensors layout flags plugins models.families contracts base
 data.kinds: data.chat data.cache data data.rows data.formats contracts base
 generation: engine.config data.rows flags plugins contracts base
-generation.decoding: models models.tensors contracts base
+generation.decoding: models models.attention models.tensors contracts base
 models.saved: models models.tensors plugins models.families base
 data.build: data.kinds data.chat data.cache data data.rows flags data.formats plugins data.files
     contracts base
 engine.ranks: models.saved models run flags plugins base
-generation.engines: generation.decoding models models.attention contracts
 loading: models models.attention models.tensors plugins models.families contracts base
 engine: engine.ranks run engine.config models.tensors flags contracts base
 checkpoints: engine engine.ranks models.saved run engine.config models.tensors layout flags plugins
@@ -99,7 +98,7 @@ IMAGE_FLAGS = re.compile(r"freeze_vision_tower")
 FLAG_MODULES = re.compile(r"\.flags(\.|$)|\.arguments$")
 PLACES_WITH_IMAGES = frozenset(
     """
-training.utils.contracts.media_names training.utils.contracts.rollout_engine training.utils.data.kinds
+training.utils.contracts.rows training.utils.contracts.rollout_engine training.utils.data.kinds
 training.utils.data.rows.media_store training.utils.data.file_dataset
 training.utils.data.formats.media training.utils.data.formats.messages
 training.utils.data.raw_dataset training.utils.models.families

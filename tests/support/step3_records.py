@@ -21,7 +21,7 @@ from training.step3_ppo.contracts.settings import (
 )
 from training.utils.contracts.rollout_engine import Sampling
 from training.utils.layout.planner import PlanSettings
-from training.utils.layout.rank_share import SequenceLayout
+from training.utils.layout.trie import SequenceLayout
 
 _GROUPS = {
     ExperienceSettings: {"layout": SequenceLayout, "scoring": ScoringSettings, "reading": ReadingSettings},

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from threestep.plugins.images.pixels import ImagePixels
-from training.utils.contracts.documents import Document, TokenSequence
-from training.utils.contracts.media_spans import MediaSpan
+from training.utils.contracts.documents import Document, MediaSpan, TokenSequence
 from training.utils.contracts.token_rows import TokenRows
 
 IMAGE_ID = 90

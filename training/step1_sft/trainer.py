@@ -20,13 +20,12 @@ from training.step1_sft.loss import sft_loss
 from training.step1_sft.regularizer import Regularizer
 from training.utils.base.seeds import derived_seed
 from training.utils.base.transfer import moved, pinned
-from training.utils.contracts.step_observers import StepTaken
+from training.utils.contracts.run import StepTaken
 from training.utils.data.rows.documents import group_document, group_size, row_groups, sentence_document
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.engine.ranks.collectives import DeviceSums, gathered
 from training.utils.layout.planner import DocumentSize, PlanSettings, plain_size, plan_step
-from training.utils.layout.ranked import sequence_sums
-from training.utils.layout.rows import lacks_media, laid_out
+from training.utils.layout.rows import lacks_media, laid_out, sequence_sums
 from training.utils.run.divergence import Uniform
 from training.utils.setup.training_run import NextStep, TrainingLoop, TrainingRun
 

@@ -19,10 +19,10 @@ import torch
 
 from training.step2_dpo.losses.pairs import FIGURES, Objective, Responses, log_ratios, preference_loss, weighted_sum
 from training.step2_dpo.objectives import BetaSchedule, at_beta, reads_mismatched
-from training.utils.contracts.step_observers import StepTaken
+from training.utils.contracts.run import StepTaken
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.engine.ranks.collectives import DeviceSums
-from training.utils.layout.ranked import sequence_sums
+from training.utils.layout.rows import sequence_sums
 from training.utils.preference.batches import PreferenceBatch, PreferenceStep, eval_batches, train_batches
 from training.utils.preference.reference import Reference, References, read_reference, response_sums
 from training.utils.preference.scoring import gathered_scores

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import torch
 
 from training.step2_reward.loss import LossOptions, compared_tokens, ranking_loss
-from training.utils.contracts.step_observers import StepTaken
+from training.utils.contracts.run import StepTaken
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.layout.order import ShuffledStream
 from training.utils.preference.batches import PreferenceBatch, PreferenceStep, train_batches

@@ -20,7 +20,7 @@ from training.step3_ppo.parts.evaluation import Evaluator, PpoEvaluation, PpoRes
 from training.step3_ppo.parts.reports import Reports
 from training.utils.base.seeds import derived_seed
 from training.utils.checkpoints.records import check_keys, record_of
-from training.utils.contracts.checkpoints import Checkpoints
+from training.utils.contracts.run import Checkpoints
 from training.utils.data.rows.documents import PromptBatch, collate_prompts
 from training.utils.engine.out_of_memory import memory_explained
 from training.utils.engine.ranks.collectives import gathered

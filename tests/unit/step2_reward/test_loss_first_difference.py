@@ -13,7 +13,7 @@ from training.step2_reward.loss import LossOptions, compared_tokens, ranking_los
 from training.step2_reward.trainer import read_differing_tokens
 from training.utils.contracts.rows import ResponsesRow
 from training.utils.data.rows.documents import responses_document
-from training.utils.layout.ranked import ranked_rows
+from training.utils.layout.rows import ranked_rows
 from training.utils.preference.batches import PreferenceBatch
 
 PROMPT = [1, 2]

@@ -30,7 +30,7 @@ from training.utils.contracts.rollout_engine import RolloutEngine, Sampling
 from training.utils.contracts.rows import PromptRow
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.planner import PlanSettings
-from training.utils.layout.rank_share import SequenceLayout
+from training.utils.layout.trie import SequenceLayout
 
 PROMPTS = [PromptRow(index, np.array([10 + index], dtype=np.int32), f"prompt {index}", None) for index in range(20)]
 

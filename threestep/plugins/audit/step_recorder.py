@@ -26,10 +26,10 @@ from threestep.plugins.audit.recording.states import StateWatch
 from threestep.plugins.audit.recording.template_prompts import own_prompt
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError, disk_errors, in_words
-from training.utils.contracts.step_observers import NOT_OBSERVED, ObservedStep, StepObserver
+from training.utils.contracts.run import NOT_OBSERVED, ObservedStep, StepObserver
 
 if TYPE_CHECKING:
-    from training.utils.contracts.step_observers import ObservedRun, StepTaken
+    from training.utils.contracts.run import ObservedRun, StepTaken
     from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee
     from training.utils.engine.ranks.startup import Ranks
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.distillation.arguments import SftTeacherArguments, TeacherArguments
-from training.utils.contracts.guest_features import GuestFeature
+from training.utils.contracts.guests import GuestFeature
 from training.utils.setup.flags import OneModelFlags
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.ema.arguments import AverageArguments
 from training.utils.base.memory import MemoryLine
-from training.utils.contracts.guest_features import GuestFeature
+from training.utils.contracts.guests import GuestFeature
 
 if TYPE_CHECKING:
     from training.utils.contracts.guests import Guest

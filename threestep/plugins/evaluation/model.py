@@ -33,7 +33,7 @@ from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.engine.ranks.devices import device_of, set_threads
 from training.utils.engine.ranks.startup import DTYPES, Ranks
 from training.utils.flags.flags import settings_of
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.generation.table import checked_engine
 from training.utils.loading.configurations import load_config, positions_of
 from training.utils.loading.models import load_causal_lm
@@ -47,10 +47,10 @@ from training.utils.setup.media import media_kind, reader_of_model
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from training.utils.contracts.drawing import OpenedForm, TextForm
     from training.utils.contracts.media import MediaReader, ReadsMedia, RunMedia
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rows import PromptRow
-    from training.utils.contracts.text_forms import OpenedForm, TextForm
     from training.utils.data.build.arguments import DataArguments
     from training.utils.data.formats.messages import Message
     from training.utils.generation.arguments import SamplingArguments

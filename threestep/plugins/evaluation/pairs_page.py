@@ -9,7 +9,7 @@ from typing import Any
 
 from threestep.plugins.report.figures.sample_media import media_shown, sample_media
 from threestep.plugins.report.pages.document import document, table, tiles
-from training.utils.contracts.media_names import MEDIA_COLUMN
+from training.utils.contracts.rows import MEDIA_COLUMN
 
 _MOST_BYTES = 2**22  # of media on a page
 

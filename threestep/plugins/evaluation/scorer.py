@@ -11,8 +11,7 @@ import numpy as np
 from threestep.plugins.evaluation.reward_evaluation.scorer import ScoreRows, ScorerSettings, load_scorer
 from training.utils.base.console import note
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.media_names import MEDIA_COLUMN
-from training.utils.contracts.rows import ResponsesRow
+from training.utils.contracts.rows import MEDIA_COLUMN, ResponsesRow
 from training.utils.data.chat.chat import ChatTokenizer, adopt_style, text_maker
 from training.utils.data.formats.messages import (
     Conversation,
@@ -28,8 +27,8 @@ from training.utils.plugins.registry import missing_plugin
 from training.utils.setup.media import has_media_kind, media_kind, reader_of_folder
 
 if TYPE_CHECKING:
+    from training.utils.contracts.drawing import RowForm
     from training.utils.contracts.media import MediaReader, RunMedia
-    from training.utils.contracts.text_forms import RowForm
     from training.utils.data.build.arguments import DataArguments
     from training.utils.data.rows.tokenize import Ids, TextTokenizer
     from training.utils.engine.ranks.startup import Ranks

@@ -11,7 +11,7 @@ from threestep.plugins.evaluation.asgi import GuardedApp, server_of
 from threestep.plugins.serving.access import Door
 from threestep.plugins.serving.ports import check_port, listening, taking_port
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.media_names import MOST_FILE_BYTES
+from training.utils.contracts.rows import MOST_FILE_BYTES
 
 if TYPE_CHECKING:
     from threestep.plugins.evaluation.talk import Talk

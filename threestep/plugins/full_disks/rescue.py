@@ -19,7 +19,7 @@ from threestep.plugins.full_disks.room import check_room, free_bytes, in_gigabyt
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError, in_words
 from training.utils.checkpoints.interrupts import Interrupts
-from training.utils.contracts.checkpoints import RunCourse
+from training.utils.contracts.run import RunCourse
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
 

@@ -24,7 +24,7 @@ from threestep.plugins.images.run.row_images import (
 from threestep.plugins.images.run.sample_pictures import SamplePictures, keep_pictures
 from threestep.plugins.images.run.sent_images import SentImages
 from training.utils.contracts.media import MediaKind
-from training.utils.contracts.media_names import MEDIA_COLUMN
+from training.utils.contracts.rows import MEDIA_COLUMN
 
 if TYPE_CHECKING:
     from pathlib import Path

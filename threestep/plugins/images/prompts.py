@@ -12,7 +12,8 @@ import torch
 
 from threestep.plugins.images.kept_features import KeptFeatures, known_pictures
 from threestep.plugins.images.pixels import ImagePixels
-from training.utils.contracts.media_spans import MediaSpan, media_between, position_axes, positions_taken
+from training.utils.contracts.documents import MediaSpan, media_between, positions_taken
+from training.utils.contracts.token_rows import position_axes
 
 PixelsOf = Callable[[Sequence[int]], ImagePixels]
 _SEES_ITSELF = "token_type_ids"  # 1 where a token is of an image that sees itself (Gemma 3, transformers 5.19)

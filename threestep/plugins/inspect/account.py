@@ -28,8 +28,8 @@ from training.utils.data.kinds.table import kind_of
 from training.utils.setup.media import has_media_kind, held_media, media_kind
 
 if TYPE_CHECKING:
+    from training.utils.contracts.drawing import OpenedForm
     from training.utils.contracts.media import MediaReader
-    from training.utils.contracts.text_forms import OpenedForm
     from training.utils.data.build.arguments import DataArguments, SplitArguments
     from training.utils.data.formats.formats import Recognition
     from training.utils.data.rows.arguments import RowArguments

@@ -9,7 +9,7 @@ from typing import Any
 
 from threestep.plugins.inspect.account import Account, PhaseAccount, ShownRow, SourceAccount, in_words
 from threestep.plugins.inspect.views import Style, histogram, printable, shortened, side_by_side
-from training.utils.contracts.media_names import MEDIA_COLUMN
+from training.utils.contracts.rows import MEDIA_COLUMN
 from training.utils.data.files.columns import column_names
 
 NOT_READ = "not read"

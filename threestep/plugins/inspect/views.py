@@ -18,8 +18,7 @@ import numpy as np
 import torch
 
 from training.utils.contracts.documents import Document, TokenSequence, plain
-from training.utils.contracts.media_names import MEDIA_COLUMN
-from training.utils.contracts.rows import PromptRow, ResponsesRow, Row, SentenceRow
+from training.utils.contracts.rows import MEDIA_COLUMN, PromptRow, ResponsesRow, Row, SentenceRow
 from training.utils.data.rows.documents import responses_document, sentence_document
 from training.utils.layout.rows import packed_rows
 

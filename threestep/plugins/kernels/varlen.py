@@ -1,8 +1,8 @@
 """Attention of the runs of all rows in one kernel without a mask, for CUDA: torch's own `varlen_attn`.
 
-The queries of a run (`contracts.runs`) stand at the end of its keys: what it sees, then its own tokens. `varlen_attn`
-is FlashAttention 2, whose causal mask is aligned at the bottom right where queries and keys differ in number: query i
-of a sequence sees the keys up to i + keys - queries. In torch's source,
+The queries of a run (`contracts.token_rows`) stand at the end of its keys: what it sees, then its own tokens.
+`varlen_attn` is FlashAttention 2, whose causal mask is aligned at the bottom right where queries and keys differ in
+number: query i of a sequence sees the keys up to i + keys - queries. In torch's source,
 aten/src/ATen/native/transformers/cuda/flash_attn: mask.h, `col_idx_limit_right = row_idx + 1 + max_seqlen_k -
 max_seqlen_q`, which the kernels are given as the lengths of that one sequence (`binfo.actual_seqlen_k`,
 `actual_seqlen_q`); pytorch/pytorch#193630 says it in words. `tests/gpu/test_varlen_on_cuda.py` holds it against a dense
@@ -29,7 +29,7 @@ from training.utils.models.attention.document_attention import attention_by_docu
 from training.utils.models.attention.kernels import CHANGES_SCORES
 
 if TYPE_CHECKING:
-    from training.utils.contracts.runs import RunLengths
+    from training.utils.contracts.token_rows import RunLengths
 
 VARLEN = "varlen"
 LARGEST_HEAD = 256  # of FlashAttention 2 in torch 2.11 to 2.13

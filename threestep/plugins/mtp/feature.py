@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.mtp.arguments import MtpArguments, SftMtpArguments
 from threestep.plugins.mtp.settings import MtpSettings, check_beside_adapters
-from training.utils.contracts.guest_features import GuestFeature
+from training.utils.contracts.guests import GuestFeature
 from training.utils.setup.flags import OneModelFlags
 
 if TYPE_CHECKING:

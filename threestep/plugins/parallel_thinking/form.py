@@ -1,4 +1,4 @@
-"""Parallel thinking as a form of texts (`contracts.text_forms`): the ids of the tags, what happens to malformed blocks,
+"""Parallel thinking as a form of texts (`contracts.drawing`): the ids of the tags, what happens to malformed blocks,
 and the drawing of paths.
 
 Rows keep flat ids; they are laid out at collation, by `layout`.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.parallel_thinking.arguments import ParallelTagArguments, PathFlags
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.text_forms import FormReader, OpenedForm, TextForm
+from training.utils.contracts.drawing import FormReader, OpenedForm, TextForm
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,7 @@ from training.utils.base.transfer import moved
 from training.utils.contracts.documents import TokenSequence, join
 from training.utils.engine.accumulate import MicroBatch, MicroLoss
 from training.utils.layout.order import ShuffledStream
-from training.utils.layout.rank_share import rank_share
+from training.utils.layout.trie import rank_share
 
 if TYPE_CHECKING:
     from training.step3_ppo.flags.ppo_flags import PpoFlags
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.engine.training_engine import TrainingEngine
-    from training.utils.layout.rank_share import SequenceLayout
+    from training.utils.layout.trie import SequenceLayout
 
 
 class LearntTexts(LearntBeside):

@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from training.utils.contracts.step_observers import StepObserver
+from training.utils.contracts.run import StepObserver
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from training.utils.contracts.step_observers import ObservedRun
+    from training.utils.contracts.run import ObservedRun
 
 
 class Traces(StepObserver):

@@ -24,8 +24,8 @@ from threestep.plugins.replay.rollout_tensors import ASKED, TENSORS, check_tenso
 from threestep.plugins.replay.words import OF_ANOTHER_RUN
 from training.utils.base.errors import ThreestepError
 from training.utils.base.reading import torch_tensors
-from training.utils.contracts.media_names import STORED_MEDIA
 from training.utils.contracts.rollout_engine import EngineWrapper, RolloutEngine, RolloutRequest
+from training.utils.contracts.rows import STORED_MEDIA
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

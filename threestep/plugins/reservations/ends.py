@@ -16,7 +16,7 @@ from threestep.plugins.reservations.arguments import seconds_of
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.base.user_files import either
-from training.utils.contracts.checkpoints import RunCourse
+from training.utils.contracts.run import RunCourse
 from training.utils.flags.flags import AUTO
 
 # Variables in which schedulers tell when a job ends, in seconds since 1970: Slurm, Volcengine's ML platform, SageMaker.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.routers.arguments import NO_REPLAY, ReplayArguments, RouterArguments
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.guest_features import GuestFeature
+from training.utils.contracts.guests import GuestFeature
 
 if TYPE_CHECKING:
     import torch

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from threestep.plugins.samples.ranked import MOST_ROWS, ranked_samples
 from threestep.plugins.samples.samples import SampleTexts, sampled_rows
 from threestep.plugins.samples.sentences import GreedyDrawing, open_drawing, sentence_samples
-from training.utils.contracts.evaluations import EvaluationObserver
 from training.utils.contracts.rows import SentenceRow
+from training.utils.contracts.run import EvaluationObserver
 from training.utils.setup.media import media_keeper
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from training.utils.contracts.media_names import MEDIA_COLUMN
+from training.utils.contracts.rows import MEDIA_COLUMN
 from training.utils.layout.order import ShuffledStream
 
 if TYPE_CHECKING:

@@ -14,14 +14,14 @@ import torch
 
 from threestep.plugins.samples.samples import SampleTexts, sample_uid
 from training.utils.base.console import log
-from training.utils.contracts.media_spans import media_between
+from training.utils.contracts.documents import media_between
 from training.utils.contracts.rollout_engine import Ends, RolloutEngine, RolloutRequest, Sampling, rolled_out
 from training.utils.contracts.rows import PromptRow, SentenceRow
 from training.utils.data.rows.documents import collate_prompts
 from training.utils.engine.ranks.collectives import gathered
 from training.utils.generation.decoding.decode_check import why_not_decoded
 from training.utils.generation.decoding.decoding import WAYS
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.stop_tokens import stop_tokens
 

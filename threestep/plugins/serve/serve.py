@@ -146,7 +146,7 @@ def announce(name: str, port: int, key: str, is_new: bool) -> None:
 def serve_by_engine(flags: ServeArguments, engine: str, opened: StyledModel, key: str, *, is_new: bool) -> None:
     """Run an engine's own server until it ends. Ends this process with its code if that is not 0."""
     from threestep.plugins.serve.endpoint.own_server import run_server, template_of
-    from training.utils.generation.server_order import ServerCommand, ServerOrder
+    from training.utils.generation.table import ServerCommand, ServerOrder
 
     template = template_of(opened)
     assert template is not None, "`why_not_alike` has looked"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.guests import BorrowHead, LentHead
     from training.utils.contracts.rollout import Rollout
     from training.utils.generation.decoding.decoding import DecodeWay
-    from training.utils.generation.decoding.stop_strings import StopStrings
+    from training.utils.generation.decoding.drawn import StopStrings
     from training.utils.models.own_forward import OwnForward
 
 _TRIED_TOKENS = 4

@@ -14,14 +14,16 @@ import torch
 
 from training.utils.generation.decoding.cache import (
     Moves,
+    additive,
     compacted,
     cut,
+    for_attention,
     holds_keys_alone,
     leave,
     reorder,
     roomy_cache,
+    windows_of,
 )
-from training.utils.generation.decoding.step_masks import additive, for_attention, windows_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

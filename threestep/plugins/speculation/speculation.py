@@ -22,9 +22,8 @@ from threestep.plugins.speculation.frequent import FewLogits, vocabulary_of
 from threestep.plugins.speculation.kept_rows import KeptRows
 from threestep.plugins.speculation.ngrams import NOTHING, NgramRows
 from threestep.plugins.speculation.pace import RoundPace
-from training.utils.generation.decoding.bad_words import BadWords
 from training.utils.generation.decoding.cache import compacted, moves_when_leaving
-from training.utils.generation.decoding.drawn import DrawnResponses
+from training.utils.generation.decoding.drawn import BadWords, DrawnResponses
 from training.utils.generation.decoding.sampling import draw
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.guests import LentHead
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
-    from training.utils.generation.decoding.stop_strings import StopStrings
+    from training.utils.generation.decoding.drawn import StopStrings
 
 
 @dataclass(frozen=True)

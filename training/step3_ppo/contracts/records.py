@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from training.step3_ppo.contracts.measures import Measure
     from training.utils.contracts.rollout import DrawnTokens, Rollout
     from training.utils.contracts.rows import PromptRow
-    from training.utils.contracts.step_observers import ObservedStep
+    from training.utils.contracts.run import ObservedStep
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.accumulate import MicroBatch
     from training.utils.engine.training_engine import TrainingEngine
-    from training.utils.layout.rank_share import SequenceLayout
+    from training.utils.layout.trie import SequenceLayout
     from training.utils.models.target_head import TokenLogprobs
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from training.step3_ppo.contracts.records import NO_CORRECTION, Correction
 from training.utils.base.console import LogPace
-from training.utils.contracts.step_observers import StepObservers
+from training.utils.contracts.run import StepObservers
 from training.utils.layout.order import completes_epochs
 from training.utils.rewards.weighted import MODEL_ALONE, Rewards
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from training.step3_ppo.kl import KlControl, KlEstimator
     from training.step3_ppo.losses.losses import PolicyLossSettings
     from training.utils.contracts.rollout_engine import Sampling
-    from training.utils.layout.rank_share import SequenceLayout
+    from training.utils.layout.trie import SequenceLayout
     from training.utils.loading.score_scale import ScoreScale
     from training.utils.models.flops import ComputeMeter
     from training.utils.plugins.objectives import Estimator, PolicyLoss

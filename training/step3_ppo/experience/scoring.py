@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.rollout_engine import RolloutEngine
     from training.utils.contracts.rows import PromptRow
     from training.utils.data.rows.documents import PromptBatch
-    from training.utils.layout.rank_share import SequenceLayout
+    from training.utils.layout.trie import SequenceLayout
     from training.utils.rewards.calling import RuleAnswer
 
 

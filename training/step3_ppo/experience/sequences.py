@@ -15,15 +15,15 @@ import torch
 
 from training.step3_ppo.contracts.records import Experience, sequence_number
 from training.utils.contracts.documents import TokenSequence
-from training.utils.contracts.media_numbers import span_numbers, spans_of
+from training.utils.contracts.rows import span_numbers, spans_of
 from training.utils.engine.ranks.collectives import gathered, several_ranks
-from training.utils.layout.rank_share import rank_share
+from training.utils.layout.trie import rank_share
 
 if TYPE_CHECKING:
     from training.step3_ppo.contracts.records import LearntValues
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.token_rows import TokenRows
-    from training.utils.layout.rank_share import SequenceLayout
+    from training.utils.layout.trie import SequenceLayout
 
 
 Packed = dict[str, Any]

@@ -34,7 +34,7 @@ from training.utils.rewards.weighted import MODEL_ALONE, Rewards
 if TYPE_CHECKING:
     from training.step3_ppo.flags.arguments import AlgorithmArguments, PpoArguments
     from training.utils.base.errors import Mistakes
-    from training.utils.layout.rank_share import SequenceLayout
+    from training.utils.layout.trie import SequenceLayout
     from training.utils.loading.score_scale import ScoreScale
 
 

@@ -27,11 +27,11 @@ from training.step3_ppo.losses.losses import PolicyTokens, StepTotals, entropy_l
 from training.utils.base.seeds import derived_seed
 from training.utils.base.transfer import pinned
 from training.utils.contracts.documents import plain
-from training.utils.contracts.step_observers import NOT_OBSERVED
+from training.utils.contracts.run import NOT_OBSERVED
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.layout.order import ShuffledStream
-from training.utils.layout.rank_share import rank_share
+from training.utils.layout.trie import rank_share
 from training.utils.models.target_head import Readout
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from training.step3_ppo.learning.notes import PromptOutcome
     from training.step3_ppo.roles.roles import Roles
     from training.utils.contracts.rows import PromptRow
-    from training.utils.contracts.step_observers import ObservedStep
+    from training.utils.contracts.run import ObservedStep
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.models.target_head import TokenLogprobs
 

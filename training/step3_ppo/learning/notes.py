@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import torch
 
 from training.step3_ppo.contracts.measures import Measure, Moments, figures_of, moments, spread
-from training.utils.contracts.step_observers import StepTaken
+from training.utils.contracts.run import StepTaken
 from training.utils.engine.ranks.collectives import gathered
-from training.utils.layout.rank_share import documents_of
+from training.utils.layout.trie import documents_of
 from training.utils.run.ahead import Ahead
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from training.step3_ppo.contracts.settings import PpoSettings
     from training.step3_ppo.experience.sequences import TrainingSequence
     from training.utils.contracts.rows import PromptRow
-    from training.utils.contracts.step_observers import ObservedStep
+    from training.utils.contracts.run import ObservedStep
     from training.utils.engine.accumulate import MicroBatch
     from training.utils.engine.bad_steps import BadSteps
     from training.utils.engine.ranks.startup import Ranks

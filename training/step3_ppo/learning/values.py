@@ -21,7 +21,7 @@ from training.step3_ppo.contracts.records import LearntValues
 from training.step3_ppo.experience.sequences import of_all_ranks, read_balanced, targets_of
 from training.step3_ppo.losses.losses import StepTotals, token_mean, value_loss
 from training.utils.base.transfer import moved
-from training.utils.contracts.step_observers import NOT_OBSERVED
+from training.utils.contracts.run import NOT_OBSERVED
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee
 from training.utils.engine.ranks.collectives import DeviceSums, gathered
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from training.step3_ppo.contracts.settings import ExperienceSettings
     from training.step3_ppo.experience.sequences import Share
     from training.utils.contracts.rollout import Rollout
-    from training.utils.contracts.step_observers import ObservedStep
+    from training.utils.contracts.run import ObservedStep
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.training_engine import TrainingEngine
 

@@ -12,8 +12,8 @@ import torch
 from training.step3_ppo.experience.scoring import draw_responses, further_columns, start_rules, start_scoring
 from training.utils.base.console import log
 from training.utils.base.seeds import derived_seed
-from training.utils.contracts.evaluations import EvaluationObserver
-from training.utils.contracts.media_names import MEDIA_COLUMN
+from training.utils.contracts.rows import MEDIA_COLUMN
+from training.utils.contracts.run import EvaluationObserver
 from training.utils.data.rows.documents import collate_prompts
 from training.utils.engine.ranks.collectives import gathered
 from training.utils.rewards.figures import by_source, of_each_prompt, several_of, value_names

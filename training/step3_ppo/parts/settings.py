@@ -17,10 +17,10 @@ from training.step3_ppo.contracts.settings import (
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings
 from training.utils.base.console import log
 from training.utils.contracts.rollout_engine import Ends, Sampling
-from training.utils.contracts.step_observers import ObservedRun
+from training.utils.contracts.run import ObservedRun
 from training.utils.flags.flags import settings_of
-from training.utils.generation.decoding.bad_words import tokens_of_words
-from training.utils.layout.rank_share import SequenceLayout
+from training.utils.generation.decoding.drawn import tokens_of_words
+from training.utils.layout.trie import SequenceLayout
 from training.utils.loading.score_scale import ScoreScale, read_score_scale
 from training.utils.models.attention.attention import plan_for
 from training.utils.models.families.parts import placeholder_id

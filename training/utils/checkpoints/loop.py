@@ -26,14 +26,14 @@ from training.utils.checkpoints.interrupts import SIGNALS, Interrupts
 from training.utils.checkpoints.parts import CheckpointParts, disk_error_of
 from training.utils.checkpoints.plan import CheckpointPlan, check_settings, describe_placement, placement
 from training.utils.checkpoints.records import as_written, check_keys, read_record
-from training.utils.contracts.checkpoints import Checkpoints
+from training.utils.contracts.run import Checkpoints
 from training.utils.engine.ranks.collectives import from_main, largest, on_main
 from training.utils.layout.order import completes_epochs
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.trackers import StepCallback, load_callback, open_trackers, trackers_in
 
 if TYPE_CHECKING:
-    from training.utils.contracts.checkpoints import FinalWeights, RunCourse
+    from training.utils.contracts.run import FinalWeights, RunCourse
     from training.utils.run.run_folder import RunFolder
 
 _TRAINER_FILE = "trainer.json"

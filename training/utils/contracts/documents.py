@@ -2,7 +2,10 @@
 
 A document is one or more segments that belong together: a plain sequence (one segment), a prompt with K responses
 (K + 1 segments, the prompt stored and computed once), sequences with equal beginnings (`layout.trie`), or a
-sequence with parts that do not see each other (`contracts.text_forms`). Attention is causal within what a segment sees.
+sequence with parts that do not see each other (`contracts.drawing`). Attention is causal within what a segment sees.
+
+Media are spans of a sequence's tokens. Which families count positions along the sides of a medium is decided by what
+makes the spans.
 """
 
 from __future__ import annotations
@@ -15,9 +18,52 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from training.utils.contracts.media_spans import MediaSpan, media_between, positions_taken
-
 UNKNOWN = -1  # an expert that is not known, or not given
+
+
+@dataclass(frozen=True)
+class MediaSpan:
+    """The tokens of one medium in a sequence.
+
+    begin, tokens: where they stand.
+    sides: height and width of the grid that the tokens are, row by row, where the model's positions count along both
+        (M-RoPE, Qwen2-VL and later: Wang et al. 2024, "Qwen2-VL", section 2.1); None where they count on as in a text.
+    key: names the medium for what reads it.
+    sees_itself: each of its tokens sees all others, later ones too (Gemma 3).
+    """
+
+    begin: int
+    tokens: int
+    sides: tuple[int, int] | None = None
+    key: int = 0
+    sees_itself: bool = False
+
+    def __post_init__(self) -> None:
+        if self.sides is not None and self.sides[0] * self.sides[1] != self.tokens:
+            raise AssertionError(f"a medium of {self.tokens} tokens cannot be a grid of {self.sides}")
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.tokens
+
+    @property
+    def positions(self) -> int:
+        """The distance from the medium's first token to the next token after it, in positions."""
+        return self.tokens if self.sides is None else max(self.sides)
+
+
+def positions_taken(length: int, media: Sequence[MediaSpan]) -> int:
+    """Return the position of the token after a sequence of `length` tokens whose first is at 0."""
+    return length - sum(medium.tokens - medium.positions for medium in media)
+
+
+def media_between(media: Sequence[MediaSpan], begin: int, end: int) -> tuple[MediaSpan, ...]:
+    """Return the media of the tokens [begin, end) of a sequence, counted from `begin`; AssertionError if that cuts
+    one."""
+    inside = [medium for medium in media if medium.begin < end and medium.end > begin]
+    if any(medium.begin < begin or medium.end > end for medium in inside):
+        raise AssertionError(f"the tokens {begin} to {end} cut a medium")
+    return tuple(replace(medium, begin=medium.begin - begin) for medium in inside)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Media beside text in a run's rows, as rooms that pass them on see them, and what a plugin that reads them gives.
 
-The core keeps their spans among tokens (`media_spans`, `row_media`) and their bytes in one store beside the rows. A
+The core keeps their spans among tokens (`MediaSpan`, `RowMedia`) and their bytes in one store beside the rows. A
 plugin's `MediaKind` makes all the rest: it reads values of rows, knows families of models, and gives a run its
 `RunMedia`.
 
@@ -20,10 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from training.utils.contracts.documents import Document
-    from training.utils.contracts.media_spans import MediaSpan
-    from training.utils.contracts.row_media import ReadMedia
-    from training.utils.contracts.token_rows import TokenRows
+    from training.utils.contracts.documents import Document, MediaSpan
+    from training.utils.contracts.token_rows import ReadMedia, TokenRows
 
 Read = Callable[["TokenRows"], "torch.Tensor"]
 Decode = Callable[[Sequence[int]], str]

@@ -18,7 +18,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import UNKNOWN, TokenSequence, join
 
 if TYPE_CHECKING:
-    from training.utils.contracts.media_spans import MediaSpan
+    from training.utils.contracts.documents import MediaSpan
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Conversations:
 
 @dataclass(frozen=True)
 class FormedResponses:
-    """Responses in a form (`contracts.text_forms`).
+    """Responses in a form (`contracts.drawing`).
 
     inserted_BR: bool, True on tokens that were put there.
     positions_B: int64, the tokens of a response of which, of parts beside each other, the longest counts alone.

@@ -20,10 +20,9 @@ from training.utils.base.errors import ThreestepError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from training.utils.contracts.drawing import OpenedForm, TextForm, TurnDrawing, Turns
     from training.utils.contracts.media import PromptMedia
     from training.utils.contracts.rollout import Rollout
-    from training.utils.contracts.text_forms import OpenedForm, TextForm
-    from training.utils.contracts.turns import TurnDrawing, Turns
 
 # Token ids -> text, as samples and rewards see it. Engines need it only for stop strings.
 Decode = Callable[[Sequence[int]], str]

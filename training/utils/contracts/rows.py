@@ -1,5 +1,5 @@
-"""Tokenized rows: small records that know nothing of padding, batches, tensors or files. `stored` names the form in
-which each field is kept (see `data.rows.dataset`).
+"""Tokenized rows, and the media among their tokens: small records that know nothing of padding, batches or tensors.
+`stored` names the form in which each field of a row is kept in files (see `data.rows.dataset`). Cheap to import.
 
 Token ids are ragged numpy int32 arrays; a row of a cached split is a read-only view of the memory map, so copy it
 before writing into it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,8 +17,36 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     import numpy as np
 
-    from training.utils.contracts.media_spans import MediaSpan
-    from training.utils.contracts.text_forms import RowForm
+    from training.utils.contracts.documents import MediaSpan
+    from training.utils.contracts.drawing import RowForm
+
+MEDIA_COLUMN = "images"  # of rows in the cache, and of samples, which have names: the sha256 of each medium in hex
+DIGESTS_COLUMN = "picture_digests"  # of prompts in the cache: the same
+SAMPLE_MEDIA = "sample_pictures"  # a run's folder: small copies of the media that samples.jsonl names, NAME.png
+STORED_MEDIA = "pictures"  # of rows in the cache: their file, its entry, and the name of their number
+MOST_FILE_BYTES = 2**26  # of one medium in a file
+SPAN_NUMBERS, KEY_AT = 6, 4  # begin, tokens, height and width (0: none), key, sees_itself
+
+
+def span_numbers(spans: Sequence[MediaSpan]) -> np.ndarray:
+    """Return the media of a row as int32 [media * SPAN_NUMBERS]."""
+    import numpy as np  # which `--help` does without
+
+    numbers = [(one.begin, one.tokens, *(one.sides or (0, 0)), one.key, one.sees_itself) for one in spans]
+    return np.array(numbers, np.int32).reshape(-1)
+
+
+def spans_of(numbers: np.ndarray) -> tuple[MediaSpan, ...]:
+    """Return the media that `span_numbers` stored."""
+    if len(numbers) == 0:
+        return ()
+    from training.utils.contracts.documents import MediaSpan  # torch, which rows of text do without
+
+    return tuple(
+        MediaSpan(begin, tokens, (height, width) if height else None, key, bool(sees_itself))
+        for begin, tokens, height, width, key, sees_itself in numbers.reshape(-1, SPAN_NUMBERS).tolist()
+    )
+
 
 PHASES = (1, 2, 3)
 PHASE_NAMES = {1: "supervised fine-tuning", 2: "reward model or DPO", 3: "PPO"}

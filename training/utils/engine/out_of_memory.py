@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.base.memory import is_out_of_memory, out_of_memory_sentence
-from training.utils.contracts.runs import PAD_SEGMENT
-from training.utils.contracts.token_rows import TokenRows
+from training.utils.contracts.token_rows import PAD_SEGMENT, TokenRows
 
 _SHOWN_ROWS = 16
 

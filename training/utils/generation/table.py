@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
@@ -18,15 +19,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from training.utils.contracts.drawing import TextForm
     from training.utils.contracts.rollout_engine import RolloutEngine
-    from training.utils.contracts.text_forms import TextForm
-    from training.utils.generation.server_order import ServerCommand, ServerOrder
+
 
 _Kind = TypeVar("_Kind")
 
 
 ENGINES = {
-    "hf": EngineEntry("training.utils.generation.engines.hf:TransformersRollout"),
+    "hf": EngineEntry("training.utils.generation.decoding.hf:TransformersRollout"),
 }
 ENGINES |= added("rollout_engines", ENGINES)
 WITH_SERVERS = tuple(name for name, entry in ENGINES.items() if entry.server is not None)
@@ -132,3 +133,28 @@ def checked_engine(
         f"{FLAG} {given} does not support {form and form.flag}, got True; leave it out or use another engine",
     )
     return engine
+
+
+@dataclass(frozen=True)
+class ServerOrder:
+    """model: folder or hub name. name: by which requests ask for it. key: that requests must have. dtype: torch's name.
+    template: the file of the chat template. defaults: of sampling, by OpenAI's names, those that differ from drawing
+    freely. most_rows: that are drawn together; None leaves it to the server."""
+
+    model: str
+    name: str
+    address: str
+    port: int
+    key: str
+    dtype: str
+    template: str
+    defaults: Mapping[str, float]
+    most_rows: int | None
+
+
+@dataclass(frozen=True)
+class ServerCommand:
+    """words: of the command. variables: further ones of its environment, as the key is: others can read words."""
+
+    words: list[str]
+    variables: dict[str, str]

@@ -18,7 +18,7 @@ from training.utils.layout.bounds import forward_bound
 from training.utils.layout.dealing import dealt
 
 if TYPE_CHECKING:
-    from training.utils.contracts.text_forms import RowForm
+    from training.utils.contracts.drawing import RowForm
 
 # Up to this many forwards per rank the planner also tries a few more, and dealing by length; more would take too long.
 _MANY = 6

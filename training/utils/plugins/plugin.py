@@ -116,7 +116,7 @@ class RunFile(NamedTuple):
 
 
 class RowFormEntry(NamedTuple):
-    """A form of responses that are no one run of tokens (`contracts.text_forms`). Places are MODULE:NAME.
+    """A form of responses that are no one run of tokens (`contracts.drawing`). Places are MODULE:NAME.
 
     place: of the `RowForm`'s class.
     asked: of a function (AddedFlags of a program's rows) -> TextForm | None: what its flags ask for.
@@ -192,7 +192,7 @@ class Hooks(NamedTuple):
     partners: (AddedFlags) -> Partners: who answers the model while it draws, in step 3 and in a chat
         (`training.utils.generation.partners`)
     step_observer: (ObservedRun) -> StepObserver | None: what looks at the optimizer steps of a run
-        (`contracts.step_observers`); None: nothing of this run
+        (`contracts.run`); None: nothing of this run
     evaluation_observer: (EvaluatedRun) -> EvaluationObserver | None: what sees the evaluations of a run, opened before
         the first, on all ranks
     at_end: (EndedRun) -> str | None: on the main rank, once the run has written its models and figures. A text ends the
@@ -324,7 +324,7 @@ class Plugin(NamedTuple):
         `whole_run_switches`: by flags of every step that are true or false, and that the file of `threestep all` has at
             its top, by default true: a line on each for `--help`
         `row_forms`: RowFormEntry, by the names of the columns of cached rows that hold their numbers
-        `run_courses`: addresses of functions (settings) -> RunCourse | None (`contracts.checkpoints`), by their names:
+        `run_courses`: addresses of functions (settings) -> RunCourse | None (`contracts.run`), by their names:
             who has a say in when a run saves and ends; settings by the flags' names
         `corrections`: the address of a function (PpoFlags) -> Correction (`step3_ppo.contracts.correction`), of
             rollouts that another policy drew; by the name of the flag that says how; one at most in all plugins

@@ -16,8 +16,7 @@ from training.utils.base.transfer import pinned
 from training.utils.contracts.documents import Document, unshared
 from training.utils.data.rows.documents import group_document, group_size, responses_document, row_groups
 from training.utils.layout.planner import DocumentSize, PlanSettings, plan_step
-from training.utils.layout.ranked import RankedRows, planned_size, ranked_rows
-from training.utils.layout.rows import lacks_media
+from training.utils.layout.rows import RankedRows, lacks_media, planned_size, ranked_rows
 
 if TYPE_CHECKING:
     from training.utils.contracts.media import RunMedia

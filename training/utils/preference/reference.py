@@ -21,7 +21,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.base.transfer import moved, pinned
 from training.utils.engine.ranks.collectives import from_main, summed
 from training.utils.layout.order import ShuffledStream
-from training.utils.layout.ranked import beyond_shortest, sequence_sums
+from training.utils.layout.rows import beyond_shortest, sequence_sums
 from training.utils.models.tensors.adapters import adapters_of
 from training.utils.preference.batches import PreferenceBatch, mismatched, preference_batches
 from training.utils.preference.reference_file import ReferenceFile, RowLogprobs, reference_file

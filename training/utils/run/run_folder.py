@@ -18,7 +18,7 @@ from training.utils.base.console import log
 from training.utils.base.credentials import redacted_value
 from training.utils.base.errors import Mistakes, ThreestepError, disk_errors, in_words
 from training.utils.base.storage import parse_json, replace_file
-from training.utils.contracts.media_names import SAMPLE_MEDIA
+from training.utils.contracts.rows import SAMPLE_MEDIA
 from training.utils.flags.flags import marked
 from training.utils.plugins.registry import added
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from training.utils.contracts.evaluations import EvaluationObservers
+from training.utils.contracts.run import EvaluationObservers
 from training.utils.data.rows.arguments import CHAT_TEMPLATE
 from training.utils.plugins.registry import hooks
 

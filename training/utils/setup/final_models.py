@@ -11,7 +11,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.engine.ranks.collectives import on_main
 
 if TYPE_CHECKING:
-    from training.utils.contracts.checkpoints import RunCourse
+    from training.utils.contracts.run import RunCourse
     from training.utils.engine.ranks.startup import Ranks
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from training.utils.base.console import log
 from training.utils.base.errors import Mistakes
-from training.utils.contracts.guest_features import GuestFeature
+from training.utils.contracts.guests import GuestFeature
 from training.utils.plugins.registry import hooks, missing
 
 if TYPE_CHECKING:

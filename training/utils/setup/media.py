@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.base.user_files import named_object
-from training.utils.contracts.media_names import MEDIA_COLUMN
+from training.utils.contracts.rows import MEDIA_COLUMN
 from training.utils.data.formats.media import ONLY_TEXT
 from training.utils.data.rows.media_store import HeldMedia
 from training.utils.loading.adapter_folders import model_of

@@ -11,7 +11,7 @@ from training.utils.base.console import log, log_on_main
 from training.utils.base.errors import ThreestepError
 from training.utils.base.memory import PlannedDevice
 from training.utils.checkpoints.parts import CheckpointParts
-from training.utils.contracts.step_observers import ObservedRun
+from training.utils.contracts.run import ObservedRun
 from training.utils.data.build.build import PhaseData, build_phase
 from training.utils.data.build.row_style import settle_style
 from training.utils.data.chat.chat import PromptStyle, adopt_style

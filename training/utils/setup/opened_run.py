@@ -31,8 +31,8 @@ from training.utils.setup.setup import start_run, with_head_chunk, write_setting
 
 if TYPE_CHECKING:
     from training.utils.checkpoints.parts import CheckpointParts
-    from training.utils.contracts.checkpoints import Checkpoints, RunCourse
     from training.utils.contracts.guests import Guests
+    from training.utils.contracts.run import Checkpoints, RunCourse
     from training.utils.data.cache.reports import BuildReport
     from training.utils.models.settings import ModelSettings
     from training.utils.run.metrics import MetricsWriter

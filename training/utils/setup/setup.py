@@ -16,7 +16,7 @@ import training
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.base.seeds import seed_everything
-from training.utils.contracts.step_observers import ObservedRun, StepObservers
+from training.utils.contracts.run import ObservedRun, StepObservers
 from training.utils.engine.config.config import engine_config
 from training.utils.engine.ranks.collectives import largest, on_main
 from training.utils.engine.ranks.devices import device_sentence, free_bytes, make_deterministic

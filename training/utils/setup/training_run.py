@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from training.utils.base.console import LogPace, log
 from training.utils.checkpoints.records import check_keys, record_of
-from training.utils.contracts.checkpoints import Checkpoints
-from training.utils.contracts.evaluations import EvaluationObserver
 from training.utils.contracts.guests import Guests
-from training.utils.contracts.step_observers import StepObservers
+from training.utils.contracts.run import Checkpoints, EvaluationObserver, StepObservers
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.layout.order import ShuffledStream, completes_epochs, evaluates_by_default
 from training.utils.run.ahead import Ahead

@@ -18,7 +18,7 @@ from training.step2_dpo.losses.pairs import (
     preference_loss,
 )
 from training.step2_dpo.losses.ranked import LOSSES
-from training.utils.layout.ranked import sequence_sums
+from training.utils.layout.rows import sequence_sums
 from training.utils.plugins.objectives import PreferenceLoss
 
 OF_MARGINS = [name for name, loss in LOSSES.items() if loss.of_margins]  # others are tested in files of their own

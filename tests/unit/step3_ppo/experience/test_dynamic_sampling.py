@@ -16,7 +16,7 @@ import torch
 from training.step3_ppo.contracts.records import Samples, Scored
 from training.step3_ppo.experience import dynamic_sampling
 from training.step3_ppo.experience.dynamic_sampling import DrawnGroups, GroupCounts, equal_groups, with_differing_groups
-from training.utils.contracts.media_spans import MediaSpan
+from training.utils.contracts.documents import MediaSpan
 from training.utils.contracts.rollout import FormedResponses, Rollout
 from training.utils.contracts.rows import PromptRow
 

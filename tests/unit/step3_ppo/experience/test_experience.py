@@ -25,7 +25,7 @@ from training.step3_ppo.experience.scoring import outcome_scores, score
 from training.step3_ppo.kl import KL_ESTIMATORS, KlControl
 from training.utils.contracts.rollout import Rollout
 from training.utils.layout.planner import PlanSettings
-from training.utils.layout.rank_share import SequenceLayout, rank_share
+from training.utils.layout.trie import SequenceLayout, rank_share
 from training.utils.loading.score_scale import ScoreScale
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.run.phase_clock import PhaseClock

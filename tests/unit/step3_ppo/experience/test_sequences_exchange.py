@@ -17,8 +17,7 @@ from training.step3_ppo.experience.sequences import (
     unpacked_sequences,
     unpacked_values,
 )
-from training.utils.contracts.documents import TokenSequence
-from training.utils.contracts.media_spans import MediaSpan
+from training.utils.contracts.documents import MediaSpan, TokenSequence
 
 CPU = torch.device("cpu")
 

@@ -19,7 +19,7 @@ from training.step3_ppo.kl import KL_ESTIMATORS
 from training.step3_ppo.losses import POLICY_LOSSES
 from training.utils.base.errors import Mistakes
 from training.utils.layout.planner import PlanSettings
-from training.utils.layout.rank_share import SequenceLayout
+from training.utils.layout.trie import SequenceLayout
 
 PLAN = PlanSettings(1)
 FOUR = {"num_samples_per_prompt": 4, "per_device_generation_batch_size": 4}

@@ -8,7 +8,7 @@ from tests.support.ppo_flags import ppo_flags
 from tests.support.tiny_models import tiny_config
 from training.step3_ppo.flags.checks import check_models, checked_components
 from training.utils.base.errors import ThreestepError
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.rewards.rules import gsm8k_reward
 
 

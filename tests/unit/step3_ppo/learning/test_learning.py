@@ -25,7 +25,7 @@ from training.utils.contracts.guests import Guests
 from training.utils.contracts.rollout import Conversations, Rollout
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.planner import PlanSettings
-from training.utils.layout.rank_share import SequenceLayout
+from training.utils.layout.trie import SequenceLayout
 from training.utils.models.token_model import PolicyModel, ScalarModel
 
 CPU = torch.device("cpu")

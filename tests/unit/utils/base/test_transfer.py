@@ -9,8 +9,7 @@ import torch
 from tests.support.cuda_stand_in.device import counted
 from training.utils.base.transfer import moved, pinned
 from training.utils.contracts.documents import join
-from training.utils.layout.ranked import RankedRows
-from training.utils.layout.rows import padded_rows
+from training.utils.layout.rows import RankedRows, padded_rows
 
 CPU = torch.device("cpu")
 

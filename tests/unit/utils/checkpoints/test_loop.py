@@ -22,7 +22,7 @@ from training.utils.checkpoints.loop import Checkpoints, checkpointed_run
 from training.utils.checkpoints.other_runs import only_run_in
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.checkpoints.plan import CheckpointPlan, plan_checkpoints
-from training.utils.contracts.checkpoints import RunCourse
+from training.utils.contracts.run import RunCourse
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.run.run_folder import RunFolder
 

@@ -7,6 +7,7 @@ import torch
 
 from training.utils.contracts.documents import (
     Document,
+    MediaSpan,
     Segment,
     TokenSequence,
     first_alike,
@@ -15,7 +16,6 @@ from training.utils.contracts.documents import (
     shared_prompt,
     unshared,
 )
-from training.utils.contracts.media_spans import MediaSpan
 
 
 def run(ids: list[int], targets: list[int] = ()) -> TokenSequence:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.unit.utils.generation.engines.test_hf import PLAIN
+from tests.unit.utils.generation.decoding.test_hf import PLAIN
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import Response, Rollout
 from training.utils.contracts.rollout_engine import EngineWrapper, RolloutEngine, RolloutRequest, rolled_out

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm
-from tests.unit.utils.generation.engines.test_hf import GREEDY
+from tests.unit.utils.generation.decoding.test_hf import GREEDY
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.rollout_engine import RolloutRequest, RolloutSettings
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.generation.table import (
     ENGINES,
     ENGINES_HELP,
@@ -22,7 +22,7 @@ from training.utils.generation.table import (
 )
 
 OWN = """
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 
 class Own(TransformersRollout):
     supports_stop = False

@@ -7,8 +7,7 @@ import torch
 
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
 from training.utils.contracts.documents import TokenSequence, join, plain
-from training.utils.contracts.runs import PAD_SEGMENT
-from training.utils.contracts.token_rows import TokenRows
+from training.utils.contracts.token_rows import PAD_SEGMENT, TokenRows
 from training.utils.layout.rows import packed_rows, padded_rows
 from training.utils.models.token_model import PolicyModel
 

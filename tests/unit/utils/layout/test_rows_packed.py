@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import Document, TokenSequence, plain, shared_prompt, unshared
-from training.utils.contracts.runs import PAD_SEGMENT
-from training.utils.contracts.token_rows import TokenRows
+from training.utils.contracts.token_rows import PAD_SEGMENT, TokenRows
 from training.utils.layout.rows import packed_rows, padded_rows
 
 

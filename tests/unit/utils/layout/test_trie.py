@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from tests.support.tries import forked_sequences
-from training.utils.contracts.documents import Document, TokenSequence, join, plain, shared_prompt, unshared
-from training.utils.contracts.media_spans import MediaSpan
+from training.utils.contracts.documents import Document, MediaSpan, TokenSequence, join, plain, shared_prompt, unshared
 from training.utils.contracts.token_rows import TokenRows
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rows import packed_rows

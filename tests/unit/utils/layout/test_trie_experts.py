@@ -6,9 +6,8 @@ import torch
 
 from training.utils.contracts.documents import TokenSequence, first_alike, together
 from training.utils.layout.planner import PlanSettings
-from training.utils.layout.rank_share import SequenceLayout, rank_share
 from training.utils.layout.rows import packed_rows
-from training.utils.layout.trie import prompt_groups, trie_document
+from training.utils.layout.trie import SequenceLayout, prompt_groups, rank_share, trie_document
 
 PROMPT, RESPONSE = 4, 5
 

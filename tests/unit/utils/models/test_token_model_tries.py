@@ -11,9 +11,8 @@ from tests.support.tries import forked_conversations, forked_sequences, weights_
 from training.step3_ppo.losses.losses import own_sequence_means
 from training.utils.contracts.documents import TokenSequence
 from training.utils.layout.planner import PlanSettings
-from training.utils.layout.rank_share import SequenceLayout, rank_share
 from training.utils.layout.rows import packed_rows
-from training.utils.layout.trie import trie_document
+from training.utils.layout.trie import SequenceLayout, rank_share, trie_document
 from training.utils.models.attention.document_attention import use_document_attention
 from training.utils.models.target_head import Readout
 from training.utils.models.token_model import PolicyModel, ScalarModel

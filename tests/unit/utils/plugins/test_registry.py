@@ -40,7 +40,7 @@ PLUGIN = Plugin(
 """
 CHEERS_CODE = """
 from dataclasses import dataclass
-from training.utils.contracts.step_observers import ObservedStep, StepObserver
+from training.utils.contracts.run import ObservedStep, StepObserver
 from training.utils.flags.flags import flag
 
 class Seeing(StepObserver):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.checkpoints import RunCourse
+from training.utils.contracts.run import RunCourse
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.setup.final_models import FinalModels
 

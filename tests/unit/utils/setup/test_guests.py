@@ -11,8 +11,7 @@ from transformers import MixtralForCausalLM
 from tests.invariants import tiny
 from tests.support.tiny_models import tiny_causal_lm
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.contracts.guest_features import GuestFeature
-from training.utils.contracts.guests import Guest
+from training.utils.contracts.guests import Guest, GuestFeature
 from training.utils.setup import guests as module
 from training.utils.setup.guests import GuestFeatures, guest_features, left_out
 

@@ -12,7 +12,7 @@ import torch
 from tests.support.data_flags import data_flags
 from tests.support.tiny_models import tiny_causal_lm
 from training.utils.base.console import LogPace
-from training.utils.contracts.guest_features import GuestFeature
+from training.utils.contracts.guests import GuestFeature
 from training.utils.engine.config.arguments import EngineArguments
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.planner import PlanSettings, forward_overhead_tokens

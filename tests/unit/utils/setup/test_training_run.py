@@ -6,7 +6,7 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
-from training.utils.contracts.evaluations import EvaluationObserver
+from training.utils.contracts.run import EvaluationObserver
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.run_folder import RunFolder
 from training.utils.setup.training_run import TrainingRun

@@ -28,7 +28,7 @@ from threestep.plugins.report.figures.rollout_account import WAITING, rollout_ac
 from training.step3_ppo.contracts.rollouts import RolloutEvents
 from training.step3_ppo.trainer import PpoTrainer
 from training.utils.base.errors import ThreestepError
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.run.run_folder import RunLog, read_rollouts
 
 GROUPS = 4  # of a step, of all ranks

@@ -31,9 +31,9 @@ from training.utils.base.errors import Mistakes
 from training.utils.contracts.rollout_engine import Sampling, ServerShare
 from training.utils.contracts.rows import PromptRow
 from training.utils.engine.ranks.startup import Ranks
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.layout.planner import PlanSettings
-from training.utils.layout.rank_share import SequenceLayout
+from training.utils.layout.trie import SequenceLayout
 from training.utils.run.run_folder import RunLog, read_rollouts
 
 PROMPTS = [

@@ -11,9 +11,9 @@ from threestep.plugins.images.models.pictured import RowImages
 from training.step3_ppo.flags.algorithm import experience_settings
 from training.step3_ppo.flags.checks import checked_components
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.layout.planner import PlanSettings
-from training.utils.layout.rank_share import SequenceLayout
+from training.utils.layout.trie import SequenceLayout
 
 
 def flags_of(**given):

@@ -16,7 +16,7 @@ import torch
 if TYPE_CHECKING:
     from threestep.plugins.audit.recording.files import RecordHead
     from threestep.plugins.audit.recording.sequences import RowSequences
-    from training.utils.contracts.step_observers import StepTaken
+    from training.utils.contracts.run import StepTaken
     from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee
 
 

@@ -24,7 +24,7 @@ from threestep.plugins.audit.step_recorder import DigestedStep, StepRecorder, Wa
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import TokenSequence
 from training.utils.contracts.guests import Guest, Guests
-from training.utils.contracts.step_observers import NOT_OBSERVED, ObservedRun, StepTaken
+from training.utils.contracts.run import NOT_OBSERVED, ObservedRun, StepTaken
 from training.utils.data.rows.arguments import ChatArguments
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee
 from training.utils.engine.config.arguments import EngineSettings

@@ -16,7 +16,7 @@ from training.utils.contracts.documents import TokenSequence
 from training.utils.engine.config.arguments import EngineSettings
 from training.utils.engine.frozen import FrozenModel
 from training.utils.layout.planner import PlanSettings
-from training.utils.layout.rank_share import SequenceLayout, rank_share
+from training.utils.layout.trie import SequenceLayout, rank_share
 from training.utils.models.target_head import Readout
 from training.utils.models.token_model import PolicyModel
 

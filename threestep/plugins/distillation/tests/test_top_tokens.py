@@ -21,7 +21,7 @@ from threestep.plugins.distillation.top_tokens import (
     sequences_of_rows,
 )
 from training.utils.layout.planner import PlanSettings
-from training.utils.layout.rank_share import SequenceLayout, rank_share
+from training.utils.layout.trie import SequenceLayout, rank_share
 from training.utils.models.token_model import PolicyModel
 
 PLANS = [

@@ -31,9 +31,9 @@ from threestep.plugins.environments.turns.kept_turns import TurnsKept
 from threestep.plugins.environments.turns.rounds import Rounds
 from training.utils.base.errors import ThreestepError
 from training.utils.base.seeds import derived_seed
+from training.utils.contracts.drawing import DrawnTurn, NextTurn, Turns
 from training.utils.contracts.rollout import ConversationRecord, Conversations, Response, Rollout, right_padded
 from training.utils.contracts.rollout_engine import IN_ONE_PIECE, Drawing, EngineWrapper, RolloutEngine, RolloutRequest
-from training.utils.contracts.turns import DrawnTurn, NextTurn, Turns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -19,17 +19,16 @@ import torch
 
 from threestep.plugins.ragged.check import why_not_in_turns
 from threestep.plugins.ragged.ragged_rows import RaggedRows, arranged
+from training.utils.contracts.drawing import DrawnTurn, NextTurn, TurnDrawing, Turns
 from training.utils.contracts.rollout import check_numbers
-from training.utils.contracts.turns import DrawnTurn, NextTurn, TurnDrawing, Turns
-from training.utils.generation.decoding.bad_words import BadWords
-from training.utils.generation.decoding.drawn import draw_several, uniform_streams
+from training.utils.generation.decoding.drawn import BadWords, draw_several, uniform_streams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from training.utils.contracts.rollout_engine import Sampling
     from training.utils.generation.decoding.decoding import DecodeWay
-    from training.utils.generation.decoding.stop_strings import StopStrings
+    from training.utils.generation.decoding.drawn import StopStrings
     from training.utils.models.own_forward import OwnForward
 
 _IN_ROUNDS = "reads each conversation so far again in every turn, and all wait for the slowest answer"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from training.utils.contracts.drawing import DrawnTurn, NextTurn, Turns
 from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, Sampling, rolled_out
-from training.utils.contracts.turns import DrawnTurn, NextTurn, Turns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from threestep.plugins.evaluation.harness.running import AskedModel, AskedTasks, HarnessResult, run_harness_on
 from training.utils.base.console import log
 from training.utils.base.seeds import random_state_kept
-from training.utils.contracts.evaluations import EvaluationObserver
+from training.utils.contracts.run import EvaluationObserver
 from training.utils.engine.ranks.collectives import on_main
 from training.utils.loading.configurations import positions_of
 

@@ -24,7 +24,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, rolled_out
 from training.utils.data.build.arguments import DataArguments
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.generation.partners import Partners, partners_of
 
 EXAMPLES = Path(__file__).parents[4] / "examples" / "environments"

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.support.data_flags import data_flags
 from tests.support.tiny_models import tiny_causal_lm
-from tests.unit.utils.generation.engines.test_hf import GREEDY
+from tests.unit.utils.generation.decoding.test_hf import GREEDY
 from threestep.plugins.evaluation import chat, evaluate
 from threestep.plugins.evaluation.model import (
     check_room,

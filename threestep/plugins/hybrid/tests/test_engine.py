@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm
-from tests.unit.utils.generation.engines.test_hf import (
+from tests.unit.utils.generation.decoding.test_hf import (
     GREEDY,
     PAD,
     PLAIN,

@@ -32,8 +32,8 @@ from training.utils.data.files.digests import hash_text
 from training.utils.data.formats.media import BadConversation
 
 if TYPE_CHECKING:
+    from training.utils.contracts.documents import MediaSpan
     from training.utils.contracts.media import ReadsMedia
-    from training.utils.contracts.media_spans import MediaSpan
     from training.utils.data.rows.media_store import GrowingStore
     from training.utils.flags.added import AddedFlags
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from threestep.plugins.images.data.placeholders import place_images
 from threestep.plugins.images.data.values import image_bytes
-from training.utils.contracts.media_spans import MediaSpan
+from training.utils.contracts.documents import MediaSpan
 from training.utils.data.formats.media import BadConversation
 from training.utils.data.formats.messages import REASONING_KEYS, Message
 from training.utils.data.rows.tokenize import Dropped, Ids

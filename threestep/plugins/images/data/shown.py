@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from threestep.plugins.images.data.decoding import decoded, picture_size
 
 if TYPE_CHECKING:
-    from training.utils.contracts.media_spans import MediaSpan
+    from training.utils.contracts.documents import MediaSpan
 
 _LONGEST_SIDE = 256  # pixels, of a picture on a page
 _WHERE = "a picture of the cache"

@@ -15,7 +15,7 @@ from typing import Any
 
 from threestep.plugins.images.data.fetching import fetched
 from threestep.plugins.images.data.inline import base64_bytes, data_url_bytes, is_data_url
-from training.utils.contracts.media_names import MOST_FILE_BYTES
+from training.utils.contracts.rows import MOST_FILE_BYTES
 from training.utils.data.files.columns import kind_of
 from training.utils.data.formats.media import BadConversation
 

@@ -27,9 +27,8 @@ from training.utils.models.tensors.rounding import rms, rounded_once_more
 
 if TYPE_CHECKING:
     from threestep.plugins.images.kept_features import KeptFeatures
-    from training.utils.contracts.documents import Document, TokenSequence
+    from training.utils.contracts.documents import Document, MediaSpan, TokenSequence
     from training.utils.contracts.media import Read
-    from training.utils.contracts.media_spans import MediaSpan
     from training.utils.contracts.token_rows import TokenRows
 
 _NOISE_FACTOR = 5.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from threestep.plugins.images.data.decoding import decoded, picture_size
 from threestep.plugins.images.models.pictured import RowImages
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.media_names import MOST_FILE_BYTES
+from training.utils.contracts.rows import MOST_FILE_BYTES
 from training.utils.data.build.row_maker import PromptMaker
 from training.utils.data.rows.documents import prompt_document
 from training.utils.data.rows.media_store import HeldMedia

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from training.utils.contracts.media_names import SAMPLE_MEDIA
+from training.utils.contracts.rows import SAMPLE_MEDIA
 
 if TYPE_CHECKING:
+    from training.utils.contracts.documents import MediaSpan
     from training.utils.contracts.media import SeenMedia
-    from training.utils.contracts.media_spans import MediaSpan
     from training.utils.contracts.rows import PromptRow
     from training.utils.run.run_folder import RunFolder
 

@@ -6,10 +6,7 @@ import torch
 
 from tests.support.vision_models import with_pixels
 from threestep.plugins.images.pixels import ImagePixels
-from training.utils.contracts.documents import TokenSequence, plain
-from training.utils.contracts.media_spans import (
-    MediaSpan,
-)
+from training.utils.contracts.documents import MediaSpan, TokenSequence, plain
 from training.utils.layout.rows import packed_rows
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from threestep.plugins.images.prompts import left_padded_axes
-from training.utils.contracts.media_spans import MediaSpan, position_axes
+from training.utils.contracts.documents import MediaSpan
+from training.utils.contracts.token_rows import position_axes
 
 
 def test_positions_of_left_padded_sequences():

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm
-from tests.unit.utils.generation.engines.test_hf import PLAIN, prompts
+from tests.unit.utils.generation.decoding.test_hf import PLAIN, prompts
 from threestep.plugins.images.pixels import ImagePixels
 from threestep.plugins.images.prompts import PromptImages
 from threestep.plugins.replay.files import DumpingRollout, ReplayRollout
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.media_spans import MediaSpan
+from training.utils.contracts.documents import MediaSpan
 from training.utils.contracts.rollout_engine import RolloutRequest, rolled_out
 from training.utils.contracts.rows import PromptRow
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 
 
 @pytest.fixture(scope="module")

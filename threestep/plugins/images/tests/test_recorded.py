@@ -17,8 +17,7 @@ from threestep.plugins.audit.recording.sequences import sequences_of
 from threestep.plugins.images.pixels import ImagePixels
 from threestep.plugins.images.recorded import PixelScale, images_of_rank, scale_of
 from threestep.plugins.programs.new_model import image_processor
-from training.utils.contracts.documents import TokenSequence, plain, shared_prompt
-from training.utils.contracts.media_spans import MediaSpan
+from training.utils.contracts.documents import MediaSpan, TokenSequence, plain, shared_prompt
 from training.utils.layout.rows import packed_rows
 
 pytestmark = pytest.mark.unit

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from training.utils.contracts.runs import PAD_SEGMENT
-from training.utils.contracts.token_rows import SegmentMap, Slots
+from training.utils.contracts.token_rows import PAD_SEGMENT, SegmentMap, Slots
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
-from tests.unit.utils.generation.engines.test_hf import PAD, prompts, responses, shapes_of_inputs
+from tests.unit.utils.generation.decoding.test_hf import PAD, prompts, responses, shapes_of_inputs
 from threestep.plugins.parallel_thinking.arguments import ParallelRolloutArguments
 from threestep.plugins.parallel_thinking.form import ParallelPaths, ParallelThinking
 from threestep.plugins.parallel_thinking.layout import ParallelTags, PathSampling, drawn_blocks, drawn_document
@@ -18,7 +18,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import Document, TokenSequence
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import Drawing, RolloutEngine, RolloutRequest, Sampling
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.layout.rows import packed_rows
 from training.utils.models.own_forward import own_forward_of, read_own_forward
 from training.utils.models.target_head import Readout

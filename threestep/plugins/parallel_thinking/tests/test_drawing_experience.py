@@ -16,7 +16,7 @@ from training.step3_ppo.experience.scoring import outcome_scores
 from training.step3_ppo.experience.sequences import training_sequences
 from training.utils.contracts.rollout import Rollout
 from training.utils.layout.planner import PlanSettings
-from training.utils.layout.rank_share import SequenceLayout, rank_share
+from training.utils.layout.trie import SequenceLayout, rank_share
 from training.utils.models.target_head import Readout
 from training.utils.models.token_model import PolicyModel
 

@@ -11,7 +11,7 @@ from threestep.plugins.parallel_thinking.layout import ParallelTags, PathSamplin
 from threestep.plugins.replay.files import DumpingRollout, ReplayRollout
 from threestep.plugins.replay.tests.test_files import PLAIN, asked, assert_same, model  # noqa: F401
 from training.utils.base.errors import ThreestepError
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 
 pytestmark = pytest.mark.unit
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm
-from tests.unit.utils.layout.test_rank_share import CPU, PAD
+from tests.unit.utils.layout.test_trie_rank_share import CPU, PAD
 from threestep.plugins.parallel_thinking.tests.parallel_texts import TAGS
 from training.utils.contracts.documents import TokenSequence, join
 from training.utils.layout.planner import PlanSettings
-from training.utils.layout.rank_share import SequenceLayout, documents_of, rank_share
+from training.utils.layout.trie import SequenceLayout, documents_of, rank_share
 from training.utils.models.token_model import PolicyModel
 
 

@@ -28,7 +28,7 @@ from threestep.plugins.plan.dry_run.operators import (
     operator_kind,
     training_work,
 )
-from training.utils.contracts.runs import AttentionRun
+from training.utils.contracts.token_rows import AttentionRun
 from training.utils.models.attention.document_attention import use_document_attention
 from training.utils.models.preparers import ForwardForm, preparers_of
 

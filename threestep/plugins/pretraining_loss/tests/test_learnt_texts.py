@@ -13,7 +13,7 @@ from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.step3_ppo.learning.test_learning import PLANS, made_roles, random_experience, stepped
 from threestep.plugins.pretraining_loss.learnt_texts import LearntTexts, pretraining_loss, text_batches
 from training.utils.contracts.rows import TextBlock
-from training.utils.layout.rank_share import SequenceLayout
+from training.utils.layout.trie import SequenceLayout
 
 pytestmark = pytest.mark.unit
 

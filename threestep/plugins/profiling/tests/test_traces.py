@@ -11,7 +11,7 @@ import torch
 from threestep.plugins.profiling.arguments import ProfilingArguments
 from threestep.plugins.profiling.traces import Traces, traces_of
 from training.utils.base.errors import Mistakes
-from training.utils.contracts.step_observers import ObservedRun, StepObservers
+from training.utils.contracts.run import ObservedRun, StepObservers
 from training.utils.flags.flags import note_mistakes
 
 

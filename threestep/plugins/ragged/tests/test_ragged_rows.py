@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
-from tests.unit.utils.generation.engines.test_hf import shapes_of_inputs
+from tests.unit.utils.generation.decoding.test_hf import shapes_of_inputs
 from threestep.plugins.ragged import ragged_rows
 from threestep.plugins.ragged.ragged_rows import RaggedRows
 

@@ -14,12 +14,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.support.tiny_models import tiny_causal_lm
-from tests.unit.utils.generation.engines.test_hf import PLAIN, frequent_token, prompts, responses, roll
+from tests.unit.utils.generation.decoding.test_hf import PLAIN, frequent_token, prompts, responses, roll
 from threestep.plugins.replay.files import DumpingRollout, ReplayRollout, file_of
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import ConversationRecord, Conversations, Rollout
 from training.utils.contracts.rollout_engine import Ends, RolloutRequest
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from tests.support.ppo_flags import ppo_flags
 from threestep.plugins.replay.files import DumpingRollout, ReplayRollout
 from training.step3_ppo.flags.rollout_choices import source_of
 from training.utils.base.errors import ThreestepError
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 
 
 def test_engines_are_put_together(tmp_path):

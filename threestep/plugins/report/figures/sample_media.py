@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from training.utils.contracts.media_names import MEDIA_COLUMN, SAMPLE_MEDIA
+from training.utils.contracts.rows import MEDIA_COLUMN, SAMPLE_MEDIA
 
 _MOST = 8  # pictures of a sample
 _LARGEST_BYTES = 2**17  # of one, as PNG: those that runs keep have sides of 128 pixels

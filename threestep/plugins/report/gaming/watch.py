@@ -11,7 +11,7 @@ from threestep.plugins.report.gaming.account import account_of
 from threestep.plugins.report.gaming.sentences import signs_of_gaming
 from threestep.plugins.report.gaming.values import Values, values_of
 from training.utils.base.console import log
-from training.utils.contracts.evaluations import EvaluationObserver
+from training.utils.contracts.run import EvaluationObserver
 
 if TYPE_CHECKING:
     from pathlib import Path

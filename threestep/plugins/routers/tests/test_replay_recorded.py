@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.unit.utils.generation.engines.test_hf import PAD, PLAIN, prompts
+from tests.unit.utils.generation.decoding.test_hf import PAD, PLAIN, prompts
 from threestep.plugins.routers.tests.test_replay import opened
 from training.utils.contracts.rollout_engine import RolloutRequest
 from training.utils.generation.decoding.decoding import MASKED, WAYS
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.layout.rows import padded_rows
 
 

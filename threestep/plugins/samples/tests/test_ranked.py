@@ -13,7 +13,7 @@ from threestep.plugins.samples import observer
 from threestep.plugins.samples.observer import RankedSamples
 from threestep.plugins.samples.ranked import least_margin, ranked_samples
 from threestep.plugins.samples.samples import SampleTexts
-from training.utils.contracts.media_spans import MediaSpan
+from training.utils.contracts.documents import MediaSpan
 from training.utils.contracts.rows import ResponsesRow
 from training.utils.preference.evaluation import ScoredResponses
 

@@ -16,12 +16,12 @@ from threestep.plugins.samples.observer import open_samples
 from threestep.plugins.samples.samples import SampleTexts, sample_uid
 from threestep.plugins.samples.sentences import Drawn, GreedyDrawing, Parts, parts_of, sentence_samples
 from training.utils.base.seeds import random_state
-from training.utils.contracts.media_spans import MediaSpan
+from training.utils.contracts.documents import MediaSpan
 from training.utils.contracts.rollout_engine import Sampling
 from training.utils.contracts.rows import SentenceRow
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.engine.whole_model import WholeModel
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.setup.evaluations import EvaluatedRun, HeldOutRows
 
 CPU = torch.device("cpu")

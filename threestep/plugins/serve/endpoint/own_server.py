@@ -19,7 +19,7 @@ from training.utils.base.errors import ThreestepError
 
 if TYPE_CHECKING:
     from threestep.plugins.serve.endpoint.model import StyledModel
-    from training.utils.generation.server_order import ServerCommand
+    from training.utils.generation.table import ServerCommand
 
 _ENDING_SECONDS = 30.0
 # The conversations by which a template is compared.

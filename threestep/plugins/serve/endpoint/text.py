@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from threestep.plugins.serve.endpoint.lines import LENGTH, STOP, DrawnToken, Event, Line
-from training.utils.generation.decoding.stop_strings import StopStrings
+from training.utils.generation.decoding.drawn import StopStrings
 
 _BROKEN_CHARACTER = "\ufffd"
 

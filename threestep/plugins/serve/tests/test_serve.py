@@ -13,7 +13,7 @@ import pytest
 from tests.support.saved_models import save_pair
 from threestep.plugins.serve import serve
 from training.utils.base.errors import ThreestepError
-from training.utils.generation.server_order import ServerCommand
+from training.utils.generation.table import ServerCommand
 
 
 @pytest.fixture

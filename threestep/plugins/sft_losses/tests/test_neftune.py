@@ -10,7 +10,7 @@ import torch
 from tests.support.tiny_models import tiny_causal_lm
 from threestep.plugins.sft_losses.neftune import embedding_noise
 from training.utils.contracts.documents import Document, TokenSequence, plain
-from training.utils.contracts.runs import PAD_SEGMENT
+from training.utils.contracts.token_rows import PAD_SEGMENT
 from training.utils.layout.rows import packed_rows
 from training.utils.models.token_model import PolicyModel
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.unit.utils.generation.decoding.test_decode_check import known
-from tests.unit.utils.generation.engines.test_hf import GREEDY, PLAIN, prompts, responses
+from tests.unit.utils.generation.decoding.test_hf import GREEDY, PLAIN, prompts, responses
 from threestep.plugins.environments.turns.conversations import ActingRollout, ConversationLimits
 from threestep.plugins.mtp.head import new_head
 from threestep.plugins.speculation import kept_rows
@@ -19,7 +19,7 @@ from threestep.plugins.speculation.settings import Speculation
 from threestep.plugins.speculation.verified import why_not_verified
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout_engine import RolloutRequest
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import torch
 
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
 from tests.unit.utils.generation.decoding.test_decoding import PADDED
-from tests.unit.utils.generation.engines.test_hf import prompts
+from tests.unit.utils.generation.decoding.test_hf import prompts
 from threestep.plugins.speculation.kept_rows import KeptRows
 from training.utils.generation.decoding.cache import moves_when_leaving
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.unit.utils.generation.engines.test_hf import PLAIN
+from tests.unit.utils.generation.decoding.test_hf import PLAIN
 from threestep.plugins.speculation.ngrams import NOTHING, NgramRows
 from training.utils.contracts.rollout_engine import RolloutRequest
 from training.utils.generation.decoding.cache import moves_when_leaving

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm
-from tests.unit.utils.generation.engines.test_hf import GREEDY, PLAIN, frequent_token, prompts, responses, roll, spelt
+from tests.unit.utils.generation.decoding.test_hf import GREEDY, PLAIN, frequent_token, prompts, responses, roll, spelt
 from threestep.plugins.mtp.head import new_head
 from threestep.plugins.speculation import speculation
 from threestep.plugins.speculation.pace import RoundPace
 from threestep.plugins.speculation.speculation import GuessCounts, Guesses, drawn_by_guesses
 from training.utils.contracts.rollout_engine import Ends, RolloutRequest
-from training.utils.generation.decoding.stop_strings import stop_strings
+from training.utils.generation.decoding.drawn import stop_strings
 
 LENGTHS = (3, 11, 1, 7, 5, 9, 2, 4, 6, 8)
 KINDS = {

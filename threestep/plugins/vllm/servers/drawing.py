@@ -22,7 +22,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout_engine import ServerShare, joined_shares
 
 if TYPE_CHECKING:
-    from training.utils.contracts.turns import DrawnTurn, NextTurn
+    from training.utils.contracts.drawing import DrawnTurn, NextTurn
 
 _TRIES = 3
 _PAUSE_SECONDS = 0.5  # before the second try, and twice as long before the third

@@ -26,6 +26,7 @@ from threestep.plugins.vllm.servers.requests import RequestSettings
 from threestep.plugins.vllm.servers.roster import Roster
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
+from training.utils.contracts.drawing import DrawnTurn, NextTurn, Turns
 from training.utils.contracts.rollout import Response, Rollout, check_numbers
 from training.utils.contracts.rollout_engine import (
     IN_ONE_PIECE,
@@ -40,9 +41,8 @@ from training.utils.contracts.rollout_engine import (
     Sampling,
     ServerShare,
 )
-from training.utils.contracts.turns import DrawnTurn, NextTurn, Turns
 from training.utils.engine.ranks.own_ranks import OwnRanks
-from training.utils.generation.decoding.stop_strings import stop_strings
+from training.utils.generation.decoding.drawn import stop_strings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.vllm.servers.client import ServerFailure
-from training.utils.contracts.turns import DrawnTurn, NextTurn
+from training.utils.contracts.drawing import DrawnTurn, NextTurn
 
 if TYPE_CHECKING:
     from training.utils.contracts.rollout_engine import Sampling
-    from training.utils.generation.decoding.stop_strings import StopStrings
+    from training.utils.generation.decoding.drawn import StopStrings
 
 GENERATE = "/inference/v1/generate"
 # Log-probabilities of float32 may round to a little more than 0. Servers write -9999 in the place of NaN and of

@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _case(near: FakeServer, in_transfer: bool) -> dict[str, Any]:
-    from tests.unit.utils.generation.engines.test_hf import responses
+    from tests.unit.utils.generation.decoding.test_hf import responses
     from threestep.plugins.vllm.tests.servers.test_engine import Lent, drawn, engine_of, expected
 
     far = f"http://{_THERE}:{_PORT}"

@@ -9,12 +9,13 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from tests.unit.utils.generation.engines.test_hf import PLAIN, spelt
+from tests.unit.utils.generation.decoding.test_hf import PLAIN, spelt
 from threestep.plugins.vllm import turns as vllm_turns
 from threestep.plugins.vllm.arguments import VllmArguments
 from threestep.plugins.vllm.engine import VllmRollout
 from threestep.plugins.vllm.instance import one_line
 from training.utils.base.errors import ThreestepError
+from training.utils.contracts.drawing import NextTurn
 from training.utils.contracts.rollout_engine import (
     Drawing,
     PlannedActor,
@@ -22,8 +23,7 @@ from training.utils.contracts.rollout_engine import (
     RolloutRequest,
     RolloutSettings,
 )
-from training.utils.contracts.turns import NextTurn
-from training.utils.generation.decoding.stop_strings import StopStrings
+from training.utils.generation.decoding.drawn import StopStrings
 
 
 def test_without_vllm_the_command_that_installs_it_is_told(monkeypatch):

@@ -7,8 +7,7 @@ import os
 import subprocess
 import sys
 
-from training.utils.generation.server_order import ServerOrder
-from training.utils.generation.table import WITH_SERVERS, server_command_of
+from training.utils.generation.table import WITH_SERVERS, ServerOrder, server_command_of
 
 GUARD = "threestep.plugins.vllm.servers.guard.KeyGuard"
 

@@ -20,7 +20,7 @@ from training.utils.plugins.registry import added
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
-    from training.utils.contracts.text_forms import OpenedForm, TextForm
+    from training.utils.contracts.drawing import OpenedForm, TextForm
 
     RowFlags = AddedFlags
     RolloutRowFlags = AddedFlags

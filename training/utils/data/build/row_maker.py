@@ -36,9 +36,9 @@ from training.utils.data.rows.arguments import AS_STORED, MESSAGES, RAW_CHAT
 from training.utils.data.rows.tokenize import Dropped, TooLong
 
 if TYPE_CHECKING:
+    from training.utils.contracts.drawing import OpenedForm
     from training.utils.contracts.media import ReadsMedia
     from training.utils.contracts.rows import Row
-    from training.utils.contracts.text_forms import OpenedForm
     from training.utils.data.build.arguments import DataArguments
     from training.utils.data.rows.tokenize import TextTokenizer
 

@@ -32,7 +32,7 @@ from training.utils.base.storage import (
     write_json,
     xxh3_of,
 )
-from training.utils.contracts.media_names import STORED_MEDIA
+from training.utils.contracts.rows import STORED_MEDIA
 from training.utils.data.cache.workers import BuildStopped
 from training.utils.data.files.digests import hash_parts
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import LogPace
-from training.utils.contracts.media_names import STORED_MEDIA
+from training.utils.contracts.rows import STORED_MEDIA
 from training.utils.data.cache.cache import (
     finish_shard,
     finished_shard,

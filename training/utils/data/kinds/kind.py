@@ -30,11 +30,10 @@ from training.utils.data.rows.arguments import MESSAGES, RAW_CHAT
 from training.utils.data.rows.tokenize import Dropped, EncodedParts, Ids, TextTokenizer
 
 if TYPE_CHECKING:
-    from training.utils.contracts.documents import Document
+    from training.utils.contracts.documents import Document, MediaSpan
+    from training.utils.contracts.drawing import FormReader, RowForm
     from training.utils.contracts.media import ReadsMedia, RowMedium
-    from training.utils.contracts.media_spans import MediaSpan
     from training.utils.contracts.rows import Row
-    from training.utils.contracts.text_forms import FormReader, RowForm
     from training.utils.data.cache.reports import Counts
     from training.utils.data.raw_dataset import PromptRawDataset
     from training.utils.data.rows.arguments import ChatArguments, RowArguments

@@ -24,9 +24,16 @@ import pyarrow as pa
 
 from training.utils.base.storage import HashedFile, share
 from training.utils.base.user_files import named_object
-from training.utils.contracts.media_names import DIGESTS_COLUMN, MEDIA_COLUMN, STORED_MEDIA
-from training.utils.contracts.media_numbers import KEY_AT, SPAN_NUMBERS, span_numbers, spans_of
-from training.utils.contracts.rows import Row
+from training.utils.contracts.rows import (
+    DIGESTS_COLUMN,
+    KEY_AT,
+    MEDIA_COLUMN,
+    SPAN_NUMBERS,
+    STORED_MEDIA,
+    Row,
+    span_numbers,
+    spans_of,
+)
 from training.utils.data.rows.media_store import MediaStore
 from training.utils.plugins.registry import added
 

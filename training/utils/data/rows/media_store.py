@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import HashedFile
-from training.utils.contracts.media_names import STORED_MEDIA
+from training.utils.contracts.rows import STORED_MEDIA
 
 MEDIA_PER_BATCH = 64
 _SCHEMA = pa.schema([("sha256", pa.binary(32)), ("bytes", pa.large_binary())])

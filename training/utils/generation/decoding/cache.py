@@ -1,19 +1,30 @@
-"""The key-value cache of a decode loop: preallocated room, and rows that can be dropped.
+"""The key-value cache of a decode loop, and the masks of its tokens: with room made in advance, and rows that can be
+dropped.
 
 transformers' cache concatenates the new token's keys with all earlier ones at each step, which copies the whole cache
 for every token. Here a step writes one column. Layers that store something else (a sliding window, a state-space
-model's state) remain transformers' own. A rows, H heads, T tokens, D head size.
+model's state) remain transformers' own.
+
+A family makes a mask anew in each forward (a dozen operators), from which tokens are padding, and asks the device
+whether any is: a wait for every token. A response has no padding, so that from token to token only the width changes
+that is read of one mask.
+
+A rows, H heads, T tokens, L columns, D head size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+if TYPE_CHECKING:
+    from transformers import Cache
+
 
 # A full layer grows by this many tokens, or by this share of its length if that is more. Each token is copied only a
 # few times in all, whatever the response's length, and at most a fifth of a long cache is unused.
@@ -152,3 +163,57 @@ def leave(cache: Cache, moves: Moves) -> None:
             layer.leave(moves)
         else:
             layer.reorder_cache(moves.order)
+
+
+# The name of the only kind of layer, where a family has one.
+_ALL = ""
+
+
+def windows_of(config: Any, cache: Cache) -> dict[str, int | None]:
+    """Return how many of the last tokens each kind of layer sees (None: all), by its name in `config.layer_types`.
+
+    ValueError if a layer holds something else than keys and values of the last tokens, or if a kind has two windows.
+    """
+    windows = [window_of(layer) for layer in cache.layers]
+    names = getattr(config.get_text_config(decoder=True), "layer_types", None) or [_ALL] * len(windows)
+    found = dict(zip(names, windows, strict=True))
+    if any(found[name] != window for name, window in zip(names, windows, strict=True)):
+        raise ValueError("layers of one kind have different windows")
+    return found
+
+
+def window_of(layer: Any) -> int | None:
+    """Return how many of the last tokens a layer sees; None if all. ValueError: see `windows_of`."""
+    if type(layer) in (RoomyLayer, DynamicLayer):
+        return None
+    if type(layer) is DynamicSlidingWindowLayer:
+        return layer.sliding_window
+    raise ValueError(f"its cache has a layer of its own kind ({type(layer).__name__})")
+
+
+def for_attention(masks: Mapping[str, torch.Tensor]) -> Any:
+    """Return masks by kind of layer as a forward takes them: one mask, or a dict where kinds differ."""
+    return dict(masks) if len(masks) > 1 else next(iter(masks.values()))
+
+
+def additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return 0 where `seen`, else -inf: added to the scores, which spares attention the conversion in every layer."""
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
+
+
+class StepMasks:
+    """Masks for a cache that grows: the part of one mask that a layer's keys are."""
+
+    def __init__(self, windows: Mapping[str, int | None], seen_AL: torch.Tensor, dtype: torch.dtype) -> None:
+        """seen_AL: bool, False at padding; of all tokens to come."""
+        self._windows = windows
+        self._mask_A11L = additive(seen_AL, dtype)[:, None, None]
+
+    def leave(self, moves: Moves) -> None:
+        """Drop rows."""
+        self._mask_A11L = compacted(self._mask_A11L, moves)
+
+    def at(self, tokens: int) -> Any:
+        """Return what attention reads for each row's token number `tokens`, padding counted."""
+        starts = {name: 0 if window is None else max(0, tokens - window) for name, window in self._windows.items()}
+        return for_attention({name: self._mask_A11L[..., start:tokens] for name, start in starts.items()})

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from training.utils.base.errors import ThreestepError, first_line
-from training.utils.contracts.media_spans import media_between
+from training.utils.contracts.documents import media_between
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
-from training.utils.generation.decoding.cache import roomy_cache
+from training.utils.generation.decoding.cache import roomy_cache, windows_of
 from training.utils.generation.decoding.decoding import (
     FIXED,
     MASKED,
@@ -26,7 +26,6 @@ from training.utils.generation.decoding.decoding import (
     Decoding,
     of_one_length,
 )
-from training.utils.generation.decoding.step_masks import windows_of
 from training.utils.models.own_forward import OwnForward, current_difference
 from training.utils.models.tensors.rounding import rms
 

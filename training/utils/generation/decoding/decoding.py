@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from training.utils.generation.decoding.cache import (
+    StepMasks,
     compacted,
     holds_keys_alone,
     leave,
     moves_when_leaving,
     reorder,
     roomy_cache,
+    windows_of,
 )
 from training.utils.generation.decoding.fixed_steps import FixedSteps, leave_now
-from training.utils.generation.decoding.step_masks import StepMasks, windows_of
 
 if TYPE_CHECKING:
     import torch

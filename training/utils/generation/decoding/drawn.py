@@ -1,6 +1,7 @@
-"""The responses of a rollout while they are drawn: tokens, log-probabilities, and which rows are over.
+"""The responses of a rollout while they are drawn: tokens, log-probabilities, and which rows are over. With the texts
+that end a response (stop strings), and token sequences that it never completes (bad words).
 
-B sequences, of which A are still active; R response tokens, t of them between two looks, V vocabulary.
+B sequences, of which A are still active; R response tokens, t of them between two looks, K tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -10,14 +11,140 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import Rollout
-from training.utils.generation.decoding.bad_words import BadWords
 from training.utils.generation.decoding.sampling import draw, further_numbers
 
 if TYPE_CHECKING:
-    from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
+    from transformers import PreTrainedTokenizerBase
+
+    from training.utils.contracts.rollout_engine import Decode, RolloutRequest, Sampling
     from training.utils.generation.decoding.decoding import Decoding
-    from training.utils.generation.decoding.stop_strings import StopStrings
+
+
+# Decoders write this for an incomplete character.
+_BROKEN_CHARACTER = "\ufffd"
+
+
+class StopStrings:
+    """Holds the texts, and which tokens can complete one: only for those is the whole response decoded."""
+
+    def __init__(self, texts: Sequence[str], decode: Decode) -> None:
+        self._texts = tuple(texts)
+        self._decode = decode
+        self._last_characters = {text[-1] for text in texts}
+        self._can_complete: dict[int, bool] = {}
+
+    def can_complete(self, token_id: int) -> bool:
+        """False if no stop string can end within this token's text."""
+        if token_id not in self._can_complete:
+            # Twice, because some decoders drop the space before the first token of a text.
+            written = self._decode([token_id, token_id])
+            self._can_complete[token_id] = _BROKEN_CHARACTER in written or any(
+                character in written for character in self._last_characters
+            )
+        return self._can_complete[token_id]
+
+    def completed(self, response_ids: Sequence[int]) -> bool:
+        """True if the response's text contains a stop string. Call it after each token, so that the last token is the
+        one that completed it."""
+        if not self.can_complete(response_ids[-1]):
+            return False
+        written = self._decode(response_ids)
+        return any(text in written for text in self._texts)
+
+
+def stop_strings(sampling: Sampling, decode: Decode | None) -> StopStrings | None:
+    """The stop strings of `sampling`; None if there are none."""
+    if not sampling.stop:
+        return None
+    assert decode is not None, "stop strings need a tokenizer's decode"
+    return StopStrings(sampling.stop, decode)
+
+
+def first_completed(stop: StopStrings, response_ids: Sequence[int]) -> int | None:
+    """Return the number of tokens up to and including the one that completes a text; None if none does."""
+    lengths = (length for length in range(1, len(response_ids) + 1) if stop.completed(response_ids[:length]))
+    return next(lengths, None)
+
+
+_NOTHING = -1  # not a token id
+_ANYTHING = -2  # before the beginning of a sequence
+
+
+class BadWords:
+    """The sequences, and the end of each prompt, where a sequence may have begun. W sequences, U tokens that end one.
+    `banned` reads nothing on the host."""
+
+    def __init__(
+        self, words: Sequence[Sequence[int]], prompt_ids_BP: torch.Tensor, prompt_mask_BP: torch.Tensor
+    ) -> None:
+        device = prompt_ids_BP.device
+        reach = max(len(word) for word in words) - 1
+        before = [[*[_ANYTHING] * (reach + 1 - len(word)), *word[:-1]] for word in words]
+        self._before_WK = torch.tensor(before, device=device).view(len(words), reach)
+        self._anything_WK = self._before_WK == _ANYTHING
+        last_ids = sorted({word[-1] for word in words})
+        self._last_U = torch.tensor(last_ids, device=device)
+        ends = [[float(word[-1] == last_id) for last_id in last_ids] for word in words]
+        self._ends_WU = torch.tensor(ends, device=device)
+        known_BP = prompt_ids_BP.masked_fill(~prompt_mask_BP, _NOTHING)
+        padded_BP = torch.nn.functional.pad(known_BP, (reach, 0), value=_NOTHING)
+        self._prompt_ends_BK = padded_BP[:, padded_BP.shape[1] - reach :]
+
+    @classmethod
+    def of_texts(cls, words: Sequence[Sequence[int]], device: torch.device) -> BadWords:
+        """The sequences alone: whoever draws knows what stands before."""
+        nothing = torch.empty(1, 0, dtype=torch.int64, device=device)
+        return cls(words, nothing, nothing.bool())
+
+    def recent_of(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Return int64 [A, K], the last tokens of texts."""
+        reach = self._before_WK.shape[1]
+        ends = [list(ids[len(ids) - reach :]) if len(ids) > reach else list(ids) for ids in texts]
+        padded = [[_NOTHING] * (reach - len(ids)) + ids for ids in ends]
+        return torch.tensor(padded, dtype=torch.int64, device=self._before_WK.device).view(len(texts), reach)
+
+    def recent(self, response_ids_BR: torch.Tensor, rows_A: torch.Tensor) -> torch.Tensor:
+        """Return int64 [A, K], the last tokens of rows `rows_A`, whose responses so far are `response_ids_BR`."""
+        reach = self._before_WK.shape[1]
+        recent_BK = response_ids_BR[:, max(0, response_ids_BR.shape[1] - reach) :]
+        recent_AK = torch.cat([self._prompt_ends_BK[rows_A], recent_BK[rows_A]], dim=1)
+        return recent_AK[:, recent_AK.shape[1] - reach :]
+
+    def recent_at(self, response_ids_BR: torch.Tensor, rows_A: torch.Tensor, starts_A: torch.Tensor) -> torch.Tensor:
+        """Return the same where of each row only the tokens before its own place `starts_A` are drawn."""
+        held_AL = torch.cat([self._prompt_ends_BK[rows_A], response_ids_BR[rows_A]], dim=1)
+        return held_AL.gather(1, starts_A.unsqueeze(1) + torch.arange(self._before_WK.shape[1], device=rows_A.device))
+
+    @staticmethod
+    def after(recent_AK: torch.Tensor, token_A: torch.Tensor) -> torch.Tensor:
+        """Return the last tokens once `token_A` are drawn."""
+        return torch.cat([recent_AK, token_A.unsqueeze(1)], dim=1)[:, 1:]
+
+    def banned(self, recent_AK: torch.Tensor, vocabulary: int) -> torch.Tensor:
+        """Return bool [A, V], True for each token that would complete a sequence after the tokens `recent_AK`."""
+        matches_AW = ((recent_AK.unsqueeze(1) == self._before_WK) | self._anything_WK).all(dim=-1)
+        ends_AU = matches_AW.float() @ self._ends_WU > 0
+        banned_AV = torch.zeros(len(recent_AK), vocabulary, dtype=torch.bool, device=recent_AK.device)
+        return banned_AV.index_copy_(1, self._last_U, ends_AU)
+
+
+def tokens_of_words(
+    words: Sequence[str], tokenizer: PreTrainedTokenizerBase, end_token_id: int
+) -> tuple[tuple[int, ...], ...]:
+    """Return the token ids of each word at the start of a text and, if different, after a space."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for text in (word, f" {word}"):
+            ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+            if ids == (end_token_id,):
+                raise ThreestepError(
+                    f"--bad_words expects texts other than the token that ends a response, got '{word}', without which "
+                    "no response would end before --max_answer_seq_len; leave it out"
+                )
+            found[ids] = None
+    return tuple(ids for ids in found if ids)
 
 
 class DrawnResponses:

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from training.utils.models.attention.kernels import AUTO, KERNELS, SDPA, kernel_of
 
 if TYPE_CHECKING:
-    from training.utils.contracts.runs import AttentionRun, RunLengths
-    from training.utils.contracts.token_rows import TokenRows
+    from training.utils.contracts.token_rows import AttentionRun, RunLengths, TokenRows
     from training.utils.layout.planner import PlanSettings
 
 _FULL = "full_attention"  # of a layer, in configurations
@@ -81,7 +80,7 @@ def model_inputs(rows: TokenRows, implementation: str, window: int | None = None
     if kernel is not None and kernel.lay_out(rows, inputs):
         return inputs
     if implementation == BY_DOCUMENT and rows.segments is not None and rows.is_causal:
-        from training.utils.contracts.runs import runs_of
+        from training.utils.contracts.token_rows import runs_of
 
         give_runs(rows, inputs, runs_of(rows.segment_ids_NT, rows.segments.visible_NSS))
     else:

@@ -1,9 +1,10 @@
 """Attention run by run, for a CPU: masked blocks are not computed. And attention of a few decoded tokens on any device.
 
-torch's SDPA kernel for a CPU computes every block of a masked row; without a mask it skips blocks above the diagonal.
-A row of many documents, or of a prompt and its responses, is therefore cut into runs (`contracts.runs`), each computed
-without a mask, or, for later responses of a shared prompt, with the small mask of their own tokens, a part of them at a
-time where that is not small; short ones of a bfloat16 model in float32 (`attention_dtype`), and so a lone query.
+torch's SDPA kernel for a CPU computes every block of a masked row; without a mask it skips blocks above the diagonal. A
+row of many documents, or of a prompt and its responses, is therefore cut into runs (`contracts.token_rows`), each
+computed without a mask, or, for later responses of a shared prompt, with the small mask of their own tokens, a part of
+them at a time where that is not small; short ones of a bfloat16 model in float32 (`attention_dtype`), and so a lone
+query.
 
 N rows, T tokens in a row, A heads, K key-value heads, D head size (values may have another), L tokens of a run,
 g heads that share keys.
@@ -35,7 +36,7 @@ from training.utils.models.attention.attention import BY_DOCUMENT, set_text_atte
 from training.utils.models.attention.kernels import SDPA
 
 if TYPE_CHECKING:
-    from training.utils.contracts.runs import AttentionRun
+    from training.utils.contracts.token_rows import AttentionRun
 
 # Head size at most, and the number of queries from which bfloat16 is as fast.
 _FLOAT32_BELOW = ((32, 1400), (64, 768))

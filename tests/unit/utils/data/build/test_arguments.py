@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from training.utils.base.errors import Mistakes
-from training.utils.contracts.text_forms import TextForm
+from training.utils.contracts.drawing import TextForm
 from training.utils.data.build import arguments
 from training.utils.data.build.arguments import DataArguments, OptionalDataArguments
 from training.utils.flags.arguments import parse_arguments

@@ -13,14 +13,14 @@ from transformers import AutoModelForCausalLM
 
 from tests.families.builds import draw_weights
 from tests.families.configs import tiny_config
-from tests.unit.utils.generation.engines.test_hf import PLAIN, prompts, responses, roll, shapes_of_inputs, spelt
+from tests.unit.utils.generation.decoding.test_hf import PLAIN, prompts, responses, roll, shapes_of_inputs, spelt
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import Ends, RolloutRequest
 from training.utils.generation.decoding import decode_check, fixed_steps
 from training.utils.generation.decoding.decode_check import fitting_way, why_not_decoded
 from training.utils.generation.decoding.decoding import FIXED, MASKED, NONE, OURS, OWN, WAYS, Decoding, of_one_length
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.models.attention.document_attention import use_document_attention
 from training.utils.models.own_forward import OwnForward, read_own_forward
 

@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
 from tests.unit.utils.generation.decoding.test_decode_check import known
-from tests.unit.utils.generation.engines.test_hf import PLAIN, prompts, responses, shapes_of_inputs
+from tests.unit.utils.generation.decoding.test_hf import PLAIN, prompts, responses, shapes_of_inputs
 from training.utils.contracts.rollout_engine import RolloutRequest, RolloutSettings
 from training.utils.generation.decoding.decoding import FIXED, MASKED, OURS, OWN, WAYS, DecodeWay, Decoding
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 
 PADDED = (3, 23, 1, 7, 17, 9, 2, 4)  # longer than a window of 8; the beginning of most is padding
 

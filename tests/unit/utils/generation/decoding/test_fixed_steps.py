@@ -11,7 +11,7 @@ import torch
 from tests.support.taped_step import TapedStep
 from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.utils.generation.decoding.test_decode_check import known
-from tests.unit.utils.generation.engines.test_hf import (
+from tests.unit.utils.generation.decoding.test_hf import (
     PLAIN,
     frequent_token,
     prompts,
@@ -24,7 +24,7 @@ from training.utils.generation.decoding import cache, fixed_steps
 from training.utils.generation.decoding.decode_check import why_not_decoded
 from training.utils.generation.decoding.decoding import FIXED, Decoding
 from training.utils.generation.decoding.fixed_steps import leave_now
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 
 
 class Fixed(TransformersRollout):

@@ -71,7 +71,7 @@ RANKS = """
     from tests.distributed.launch import report
     from tests.support.tiny_models import tiny_causal_lm
     from threestep.plugins.vllm.tests.servers.test_engine import Lent, drawn
-    from tests.unit.utils.generation.engines.test_hf import responses
+    from tests.unit.utils.generation.decoding.test_hf import responses
     from threestep.plugins.vllm.servers.arguments import VllmServerArguments
     from threestep.plugins.vllm.servers.engine import VllmServerRollout
     import threading

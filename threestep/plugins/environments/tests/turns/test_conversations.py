@@ -14,17 +14,17 @@ import torch
 
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.tiny_models import tiny_causal_lm
-from tests.unit.utils.generation.engines.test_hf import PAD, PLAIN, prompts, responses
+from tests.unit.utils.generation.decoding.test_hf import PAD, PLAIN, prompts, responses
 from threestep.plugins.environments.turns.conversations import ActingRollout, ConversationLimits, Speech, _Awaited
 from threestep.plugins.environments.turns.turn_tokens import TurnTokens
 from training.utils.base.errors import ThreestepError
 from training.utils.base.seeds import derived_seed
+from training.utils.contracts.drawing import Turns
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import RolloutRequest, rolled_out
-from training.utils.contracts.turns import Turns
 from training.utils.data.chat.chat import ChatTokenizer
 from training.utils.data.rows.arguments import ChatArguments
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.layout.rows import padded_rows
 from training.utils.models.token_model import PolicyModel
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.unit.utils.generation.decoding.test_decode_check import known
-from tests.unit.utils.generation.engines.test_hf import PLAIN, prompts, responses, spelt
+from tests.unit.utils.generation.decoding.test_hf import PLAIN, prompts, responses, spelt
 from threestep.plugins.environments.tests.turns.test_conversations import (
     LIMITS,
     SAMPLING,
@@ -24,10 +24,10 @@ from threestep.plugins.environments.tests.turns.test_conversations import (
 from threestep.plugins.environments.turns.kept_turns import KeptTurns, TurnsKept
 from threestep.plugins.ragged.ragged_rows import RaggedRows
 from training.utils.contracts.decode_loops import DecodeLoop
+from training.utils.contracts.drawing import NextTurn
 from training.utils.contracts.rollout_engine import Drawing, Ends, RolloutRequest
-from training.utils.contracts.turns import NextTurn
 from training.utils.generation.decoding.decoding import FIXED, MASKED
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 
 LENGTHS = (3, 11, 1, 7, 5) * 2
 CUT = replace(

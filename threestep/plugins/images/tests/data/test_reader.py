@@ -13,7 +13,7 @@ from tests.support.image_readers import picture, reader_of, tokenizer_of, write_
 from threestep.plugins.images.data.reader import PixelReader, open_image_reader
 from threestep.plugins.images.data.shown import counting_placeholders, shown_images
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.media_spans import MediaSpan
+from training.utils.contracts.documents import MediaSpan
 
 
 def config_of(folder):

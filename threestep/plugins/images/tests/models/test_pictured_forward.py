@@ -12,7 +12,7 @@ import torch
 from tests.support.vision_models import FAMILIES, IMAGE_ID, answers, awake, gemma3, qwen2_vl, sequence, with_pixels
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import plain, shared_prompt, together, unshared
-from training.utils.contracts.media_spans import position_axes
+from training.utils.contracts.token_rows import position_axes
 from training.utils.layout.rows import packed_rows
 from training.utils.models.attention.attention import BY_DOCUMENT, set_text_attention, text_attention
 from training.utils.models.attention.document_attention import use_document_attention

@@ -21,7 +21,7 @@ from training.utils.contracts.rollout_engine import RolloutRequest, Sampling, ro
 from training.utils.generation.decoding import decoding
 from training.utils.generation.decoding.decode_check import fitting_way, why_not_decoded
 from training.utils.generation.decoding.decoding import FIXED, MASKED, WAYS, DecodeWay, of_one_length, prompt_inputs
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.layout.rows import laid_out
 from training.utils.models.attention_choice import settle_attention
 from training.utils.models.own_forward import OwnForward, read_own_forward

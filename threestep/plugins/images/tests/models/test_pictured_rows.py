@@ -6,8 +6,7 @@ import torch
 
 from threestep.plugins.images.models.pictured import RowImages
 from threestep.plugins.images.pixels import ImagePixels
-from training.utils.contracts.documents import TokenSequence, plain
-from training.utils.contracts.media_spans import MediaSpan
+from training.utils.contracts.documents import MediaSpan, TokenSequence, plain
 from training.utils.layout.rows import lacks_media, laid_out, packed_rows
 
 IMAGE = 90

@@ -9,10 +9,9 @@ import torch
 
 from threestep.plugins.images.models.pictured import RowImages
 from threestep.plugins.images.pixels import ImagePixels
-from training.utils.contracts.documents import join, plain
-from training.utils.contracts.media_spans import MediaSpan
+from training.utils.contracts.documents import MediaSpan, join, plain
 from training.utils.layout.planner import PlanSettings
-from training.utils.layout.rank_share import SequenceLayout, rank_share
+from training.utils.layout.trie import SequenceLayout, rank_share
 
 CPU, PAD = torch.device("cpu"), 2
 

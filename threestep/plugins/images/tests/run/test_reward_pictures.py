@@ -10,7 +10,7 @@ from PIL import Image
 
 from threestep.plugins.images.data.reader import PixelReader
 from threestep.plugins.images.run.reward_pictures import pictures_of
-from training.utils.contracts.media_spans import MediaSpan
+from training.utils.contracts.documents import MediaSpan
 from training.utils.contracts.rows import PromptRow
 
 

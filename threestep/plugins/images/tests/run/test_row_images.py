@@ -13,8 +13,7 @@ from threestep.plugins.images.models import kept_features
 from threestep.plugins.images.models.pictured import RowImages
 from threestep.plugins.images.run.row_images import check_beside_images, row_images, with_kept_features
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.documents import shared_prompt, unshared
-from training.utils.contracts.media_spans import MediaSpan
+from training.utils.contracts.documents import MediaSpan, shared_prompt, unshared
 from training.utils.contracts.rows import SentenceRow
 from training.utils.data.rows.documents import sentence_document
 from training.utils.models.own_forward import read_own_forward

@@ -13,7 +13,7 @@ from threestep.plugins.images.data.reader import PixelReader
 from threestep.plugins.images.run import sample_pictures
 from threestep.plugins.images.run.sample_pictures import SamplePictures
 from threestep.plugins.samples.samples import SampleTexts
-from training.utils.contracts.media_spans import MediaSpan
+from training.utils.contracts.documents import MediaSpan
 from training.utils.data.rows.media_store import HeldMedia
 from training.utils.run.run_folder import RunFolder
 

@@ -14,7 +14,7 @@ from tests.support.vision_models import IMAGE_ID
 from threestep.plugins.ragged import ragged_rows
 from threestep.plugins.serve.endpoint.lines import AloneRows, Line, Order, TogetherRows
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 
 GREEDY = Sampling(12, 0.0, 0, 1.0, end_token_id=2, pad_token_id=0)
 FREE = dataclasses.replace(GREEDY, temperature=0.9)

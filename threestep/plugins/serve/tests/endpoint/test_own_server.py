@@ -18,7 +18,7 @@ from threestep.plugins.serve.endpoint.model import open_model
 from threestep.plugins.serve.endpoint.own_server import run_server, template_of, why_not_alike
 from training.utils.data.rows.arguments import ChatArguments
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.generation.server_order import ServerCommand
+from training.utils.generation.table import ServerCommand
 
 HI = [{"role": "user", "content": "Hi"}]
 THINKS = (

@@ -95,8 +95,8 @@ def is_border(model: Any, request: Any, row: int, one: Any, other: Any) -> bool:
 def test_two_thousand_sequences(kind, trained):
     from threestep.plugins.speculation.frequent import FrequentTokens, vocabulary_of
     from threestep.plugins.speculation.speculation import GuessCounts, Guesses, drawn_by_guesses
-    from training.utils.generation.decoding.stop_strings import stop_strings
-    from training.utils.generation.engines.hf import TransformersRollout
+    from training.utils.generation.decoding.drawn import stop_strings
+    from training.utils.generation.decoding.hf import TransformersRollout
 
     model, tokenizer, head = trained
     decode, frequent, counts = partial(tokenizer.decode), FrequentTokens(), GuessCounts()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm
-from tests.unit.utils.generation.engines.test_hf import PLAIN, prompts, responses, spelt
+from tests.unit.utils.generation.decoding.test_hf import PLAIN, prompts, responses, spelt
 from threestep.plugins.vllm.servers import drawing
 from threestep.plugins.vllm.servers.arguments import VllmServerArguments
 from threestep.plugins.vllm.servers.engine import VllmServerRollout
@@ -16,8 +16,8 @@ from threestep.plugins.vllm.tests.fake_rollout_server import KEY, VOCABULARY, Fa
 from threestep.plugins.vllm.weights import BitSums
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.documents import UNKNOWN
+from training.utils.contracts.drawing import NextTurn
 from training.utils.contracts.rollout_engine import IN_ONE_PIECE, Ends, RolloutRequest, RolloutSettings
-from training.utils.contracts.turns import NextTurn
 
 SECONDS = 5.0
 

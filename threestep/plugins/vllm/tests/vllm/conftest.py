@@ -43,6 +43,6 @@ def started(decode=None, **flags) -> VllmRollout:
 @pytest.fixture(scope="session")
 def engines() -> Iterator[dict[str, VllmRollout]]:
     """One for each family, kept: each costs seconds to start."""
-    from tests.unit.utils.generation.engines.test_hf import spelt
+    from tests.unit.utils.generation.decoding.test_hf import spelt
 
     yield {family: started(spelt) for family in SHAPES}

@@ -23,7 +23,7 @@ DRAWN = 2000  # responses whose tokens are counted
 
 def main(folder: Path) -> None:
     from tests.distributed.launch import report
-    from tests.unit.utils.generation.engines.test_hf import spelt
+    from tests.unit.utils.generation.decoding.test_hf import spelt
     from threestep.plugins.mtp.head import new_head
     from threestep.plugins.mtp.opening import open_head
     from threestep.plugins.mtp.settings import MtpSettings
@@ -63,7 +63,7 @@ def read_vocabulary(folder: Path) -> int:
 
 def asked() -> tuple[Any, Any]:
     """Greedy and sampled."""
-    from tests.unit.utils.generation.engines.test_hf import GREEDY, PLAIN
+    from tests.unit.utils.generation.decoding.test_hf import GREEDY, PLAIN
 
     return (
         replace(GREEDY, max_new_tokens=TOKENS),
@@ -72,7 +72,7 @@ def asked() -> tuple[Any, Any]:
 
 
 def drawn(rollouts: Any, model: Any, how: Any, samples: int = 1, batch: Any = None) -> Any:
-    from tests.unit.utils.generation.engines.test_hf import prompts
+    from tests.unit.utils.generation.decoding.test_hf import prompts
     from training.utils.contracts.rollout_engine import RolloutRequest
 
     ids_BP, mask_BP = prompts((3, 5, 2, 7)) if batch is None else batch
@@ -82,7 +82,7 @@ def drawn(rollouts: Any, model: Any, how: Any, samples: int = 1, batch: Any = No
 
 def one_update(rollouts: Any, actor: Any, mtp: Any, head: Any) -> dict[str, Any]:
     """Draw, compare, and take one step of model and head on what was drawn."""
-    from tests.unit.utils.generation.engines.test_hf import responses, roll
+    from tests.unit.utils.generation.decoding.test_hf import responses, roll
     from threestep.plugins.hybrid.engine import _logprobs
     from threestep.plugins.vllm.tests.vllm.test_mtp import PROMPTS
 
@@ -129,7 +129,7 @@ def draft_of(worker: Any) -> Any:
 
 def learn(engine: Any, mtp: Any, rollout: Any) -> None:
     """The policy moves away from what it drew, and the head towards it."""
-    from tests.unit.utils.generation.engines.test_hf import PAD
+    from tests.unit.utils.generation.decoding.test_hf import PAD
     from threestep.plugins.mtp.reading import read_states
     from training.utils.contracts.documents import plain
     from training.utils.layout.rows import packed_rows
@@ -149,7 +149,7 @@ def verified_tokens(rollouts: Any, model: Any) -> list[float]:
     """Of many responses to one prompt, for the second and the third token behind the most frequent tokens before: the
     largest distance, in standard deviations, of how often a token was drawn from how likely it is. The first token
     comes from the prompt; those behind it are drafted, or drawn in the place of a draft, or behind one."""
-    from tests.unit.utils.generation.engines.test_hf import PLAIN, prompts
+    from tests.unit.utils.generation.decoding.test_hf import PLAIN, prompts
 
     how = replace(PLAIN, max_new_tokens=4, temperature=0.8, top_k=12)
     ids_BP, mask_BP = prompts((5,))
@@ -170,7 +170,7 @@ def verified_tokens(rollouts: Any, model: Any) -> list[float]:
 
 def held_to(rollouts: Any, model: Any) -> dict[str, bool]:
     """Whether bad words, a stop string and an end token give the greedy responses of the transformers engine."""
-    from tests.unit.utils.generation.engines.test_hf import frequent_token, prompts, responses, roll, spelt
+    from tests.unit.utils.generation.decoding.test_hf import frequent_token, prompts, responses, roll, spelt
     from training.utils.contracts.rollout_engine import Ends
 
     greedy, batch = asked()[0], prompts((3, 5, 2, 7))

@@ -58,7 +58,7 @@ def run_case(
     rollout_engine: Any, folder: Path, updates: int, ranks: Any, zero_stage: int, lora_dim: int
 ) -> dict[str, Any]:
     from tests.support.tiny_models import VOCABULARY
-    from tests.unit.utils.generation.engines.test_hf import PLAIN, prompts
+    from tests.unit.utils.generation.decoding.test_hf import PLAIN, prompts
     from training.utils.contracts.rollout_engine import RolloutRequest
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.training_engine import TrainingEngine
@@ -146,7 +146,7 @@ class Sent:
 
 
 def rows_of(rollout: Any) -> Any:
-    from tests.unit.utils.generation.engines.test_hf import PAD
+    from tests.unit.utils.generation.decoding.test_hf import PAD
     from training.utils.layout.rows import padded_rows
 
     return padded_rows(rollout.sequences(), PAD)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.unit.utils.generation.engines.test_hf import PAD, PLAIN, prompts, spelt
+from tests.unit.utils.generation.decoding.test_hf import PAD, PLAIN, prompts, spelt
 from threestep.plugins.routers.tests.test_replay import opened
 from threestep.plugins.vllm.servers.arguments import VllmServerArguments
 from threestep.plugins.vllm.servers.engine import VllmServerRollout

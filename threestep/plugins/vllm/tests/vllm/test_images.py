@@ -12,7 +12,7 @@ import torch
 
 from tests.support import vision_models
 from tests.support.vision_models import FAMILIES, IMAGE_ID, Family, awake
-from tests.unit.utils.generation.engines.test_hf import responses
+from tests.unit.utils.generation.decoding.test_hf import responses
 from threestep.plugins.images.pixels import ImagePixels
 from threestep.plugins.images.tests.models.test_pictured_prompts import SAMPLES, SAMPLING, request_of, row_images
 from threestep.plugins.vllm.engine import VllmRollout
@@ -21,7 +21,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import plain
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling, rolled_out
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.layout.rows import laid_out
 from training.utils.models.own_forward import read_own_forward
 from training.utils.models.token_model import PolicyModel

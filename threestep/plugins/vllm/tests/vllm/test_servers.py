@@ -16,7 +16,7 @@ import torch
 
 from tests.distributed.launch import ROOT, run_ranks
 from tests.support.tiny_models import tiny_causal_lm
-from tests.unit.utils.generation.engines.test_hf import GREEDY, PLAIN, frequent_token, prompts, responses, roll, spelt
+from tests.unit.utils.generation.decoding.test_hf import GREEDY, PLAIN, frequent_token, prompts, responses, roll, spelt
 from threestep.plugins.hybrid.engine import _logprobs
 from threestep.plugins.vllm.servers.arguments import VllmServerArguments
 from threestep.plugins.vllm.servers.client import ServerClient

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from training.utils.contracts.step_observers import NOT_OBSERVED, ObservedStep, StepObserver, StepObservers, StepTaken
+from training.utils.contracts.run import NOT_OBSERVED, ObservedStep, StepObserver, StepObservers, StepTaken
 
 
 class Named(StepObserver):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from training.utils.contracts.documents import Document, TokenSequence, shared_prompt, unshared
-from training.utils.layout.ranked import RankedRows, beyond_shortest, planned_size, ranked_rows
+from training.utils.layout.rows import RankedRows, beyond_shortest, planned_size, ranked_rows
 from training.utils.models.flops import visible_pairs
 
 

@@ -14,7 +14,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import Ends, RolloutRequest, Sampling
 from training.utils.generation.decoding.decoding import FIXED, MASKED, WAYS, Decoding
-from training.utils.generation.engines.hf import TransformersRollout, end_check_tokens
+from training.utils.generation.decoding.hf import TransformersRollout, end_check_tokens
 from training.utils.layout.rows import padded_rows
 from training.utils.models.target_head import Readout
 from training.utils.models.token_model import PolicyModel

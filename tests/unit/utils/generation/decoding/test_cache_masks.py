@@ -8,8 +8,7 @@ from transformers import DynamicCache, LlamaConfig
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from tests.support.tiny_models import tiny_causal_lm
-from training.utils.generation.decoding.cache import moves_when_leaving, roomy_cache
-from training.utils.generation.decoding.step_masks import StepMasks, windows_of
+from training.utils.generation.decoding.cache import StepMasks, moves_when_leaving, roomy_cache, windows_of
 
 SEEN = torch.tensor([[0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1]]).bool()
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.utils.contracts.documents import TokenSequence, plain, shared_prompt
-from training.utils.contracts.runs import AttentionRun, RunSpan, runs_of
+from training.utils.contracts.token_rows import AttentionRun, RunSpan, runs_of
 from training.utils.layout.rows import packed_rows
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from training.utils.base.errors import ThreestepError
-from training.utils.generation.decoding.bad_words import BadWords, tokens_of_words
+from training.utils.generation.decoding.drawn import BadWords, tokens_of_words
 
 # Left-padded with 7, which is also a token that words hold.
 PROMPTS = torch.tensor([[7, 7, 1], [4, 7, 5]])

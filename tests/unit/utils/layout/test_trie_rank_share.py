@@ -9,10 +9,9 @@ import torch
 
 from training.utils.contracts.documents import TokenSequence, join
 from training.utils.contracts.token_rows import TokenRows
-from training.utils.layout import rank_share as laid_out
+from training.utils.layout import trie as laid_out
 from training.utils.layout.planner import PlanSettings
-from training.utils.layout.rank_share import SequenceLayout, documents_of, rank_share
-from training.utils.layout.trie import NEVER, prompt_groups
+from training.utils.layout.trie import NEVER, SequenceLayout, documents_of, prompt_groups, rank_share
 
 CPU, PAD = torch.device("cpu"), 2
 PROMPT_TOKENS, RESPONSE_TOKENS = [4, 2, 7, 1, 3], [3, 1, 5, 6, 2]

@@ -9,7 +9,7 @@ import torch
 
 from tests.support.tiny_models import tiny_causal_lm
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
-from training.utils.generation.engines.hf import TransformersRollout
+from training.utils.generation.decoding.hf import TransformersRollout
 
 SAMPLING = Sampling(max_new_tokens=12, temperature=1.0, top_k=0, top_p=0.9, end_token_id=2, pad_token_id=0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.utils.generation.decoding.stop_strings import StopStrings, first_completed
+from training.utils.generation.decoding.drawn import StopStrings, first_completed
 
 
 def ends(tokenizer, text: str, *stops: str) -> str | None:

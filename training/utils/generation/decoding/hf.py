@@ -38,16 +38,16 @@ from training.utils.generation.decoding.decode_check import (
     why_not_in_parts,
 )
 from training.utils.generation.decoding.decoding import WAYS, DecodeWay, Decoding, of_one_length
-from training.utils.generation.decoding.drawn import DrawnResponses, uniform_streams
+from training.utils.generation.decoding.drawn import DrawnResponses, stop_strings, uniform_streams
 from training.utils.generation.decoding.sampling import draw
-from training.utils.generation.decoding.stop_strings import stop_strings
 from training.utils.models.attention.document_attention import share_keys_of_few_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.utils.contracts.turns import TurnDrawing, Turns
+    from training.utils.contracts.drawing import TurnDrawing, Turns
     from training.utils.models.own_forward import OwnForward
+
 
 # On a GPU. A row computes up to this many tokens, less one, beyond its end.
 _END_CHECK_TOKENS = 8

@@ -5,13 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.utils.contracts.documents import TokenSequence, plain, shared_prompt, together, unshared
-from training.utils.contracts.media_spans import (
+from training.utils.contracts.documents import (
     MediaSpan,
+    TokenSequence,
     media_between,
-    position_axes,
+    plain,
     positions_taken,
+    shared_prompt,
+    together,
+    unshared,
 )
+from training.utils.contracts.token_rows import position_axes
 from training.utils.layout.rows import packed_rows
 
 

@@ -1,1 +1,0 @@
-"""Rollout engines in this process, one per file: transformers and DeepSpeed's."""
