@@ -67,7 +67,6 @@ def test_what_is_distrusted_is_found(planted):
 
 
 def test_nothing_is_unpickled():
-    """Pickles in checkpoints of earlier versions are read by torch's loader of tensors (engine/state_files.py)."""
     assert not distrusted("torch.load(path, weights_only=True); load(trust_remote_code=flag); yaml.safe_load(text)")
     files = [path for room in ("training", "examples") for path in (ROOT / room).rglob("*.py")]
     assert len(files) > 100

@@ -14,6 +14,7 @@ PROGRAM = Path(__file__).with_name("waiting_program.py")
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
 
 
+@pytest.mark.needs_plugin("other_ranks")
 def test_nobody_waits_in_a_collective_while_the_first_rank_works_on_files(tmp_path):
     for told in run_ranks(PROGRAM, 2, [tmp_path], environment=ENVIRONMENT):
         assert told == {"early": [], "said": "a disk is full", "limit": 901.0}

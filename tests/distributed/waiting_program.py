@@ -7,16 +7,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from tests.distributed.launch import report
+from threestep.plugins.other_ranks import universal
 from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints import folder as checkpoint_folder
-from training.utils.checkpoints import parts as checkpoint_parts
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.checkpoints.folder import CheckpointFolder
 from training.utils.checkpoints.loop import checkpointed_run
@@ -109,12 +108,10 @@ def main() -> None:
         run(ranks, None, slow("a model is hashed", lambda: "a" * 64))
         run(ranks, "latest", lambda: "a" * 64)
 
-        checkpoint_parts.universal = SimpleNamespace(
-            convert=slow("a checkpoint is converted", lambda *_: None), load=lambda *_: None
-        )
-        CheckpointParts(engines(ranks), ranks).load_converted(
-            PLACE / "run" / "checkpoints" / "step_000002", PLACE / "beside", 2, 0
-        )
+        universal.convert, universal.load = slow("a checkpoint is converted", lambda *_: None), lambda *_: None
+        checkpoint = PLACE / "run" / "checkpoints" / "step_000002"
+        parts = CheckpointParts(engines(ranks), ranks)
+        universal.load_converted(parts, checkpoint, PLACE / "beside", saved_ranks=2, seed=0)
         said = ""
         try:
             on_main(slow("a mistake is found", mistaken), ranks.is_main, patient=True)

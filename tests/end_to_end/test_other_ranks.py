@@ -16,7 +16,7 @@ from tests.end_to_end.conftest import run_module
 from tests.end_to_end.other_ranks_program import CHAINS, LONG, STEPS, Chain
 from training.utils.checkpoints.folder import damage
 
-pytestmark = pytest.mark.timeout(900)  # on a busy machine
+pytestmark = [pytest.mark.needs_plugin("other_ranks"), pytest.mark.timeout(900)]  # on a busy machine
 
 
 @pytest.fixture(scope="module")

@@ -264,7 +264,7 @@ def _trained(case: Case, config: dict[str, Any], ranks: Any, folder: Path) -> di
     if case.loads:
         engine.engine.save_checkpoint(str(folder / "checkpoint"), tag="a", save_latest=False)
         with loading:
-            load_engine(engine, folder / "checkpoint", "a")
+            load_engine(engine.engine, folder / "checkpoint", "a")
     return {
         "ops": collectives.found, "weights": torch.cat(weights).tolist(), "buffers": buffers, "scales": scales,
         "loading": loading.found, **seen,

@@ -31,14 +31,12 @@ STATES = ("fp32", "exp_avg", "exp_avg_sq")
 
 def main(models: Path, is_long: bool) -> None:
     from tests.distributed.launch import report
-    from training.utils.engine import state_files
     from training.utils.engine.ranks.collectives import from_main
     from training.utils.engine.ranks.startup import started_process_group
 
     def refuse(*arguments: Any, **others: Any) -> None:
         raise AssertionError("a file is unpickled, or pickled")
 
-    state_files._load_tensors = refuse  # type: ignore[assignment]
     torch.load = torch.save = refuse
     with started_process_group() as ranks, tempfile.TemporaryDirectory() as own:
         place = Path(from_main(own))
@@ -52,7 +50,7 @@ def carried(name: str, models: Path, place: Path, ranks: Any) -> dict[str, dict[
     those that are converted now, `weights`, that between them and the model's; `step`, what Adam has counted, and
     `counted`, what every part of its state has after one step more."""
     from tests.invariants import engine_program
-    from training.utils.checkpoints import universal
+    from threestep.plugins.other_ranks import universal
     from training.utils.engine.ranks.collectives import barrier
 
     stages, dtype, lora_dim = CASES[name]
@@ -146,7 +144,7 @@ def largest_difference(found: dict[str, torch.Tensor], weights: dict[str, torch.
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    from training.utils.engine.state_files import read_state
+    from training.utils.engine.checkpoint_files import read_state
 
     found = {}
     for path in sorted(folder.glob("zero/**/step.pt")):  # DeepSpeed adds weights that are not trained, without one

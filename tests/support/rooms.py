@@ -42,8 +42,7 @@ data.build: data.kinds data.chat data.cache data data.rows flags data.formats pl
 engine.ranks: models.saved models run flags plugins base
 loading: models models.attention models.tensors plugins models.families contracts base
 engine: engine.ranks run engine.config models.tensors flags contracts base
-checkpoints: engine engine.ranks models.saved run engine.config models.tensors layout flags plugins
-    models.families contracts base
+checkpoints: engine engine.ranks models.saved run layout flags plugins models.families contracts base
 rewards: engine.ranks run flags plugins contracts base
 setup: checkpoints engine loading engine.ranks data.build models.saved data.kinds models
     data.chat data.cache run models.attention engine.config data data.rows models.tensors layout
@@ -58,7 +57,10 @@ ROOMS_BELOW: dict[str, tuple[str, ...]] = {
 
 # Third parties that a few places alone import.
 ONLY_IN = {
-    "deepspeed": ("training.utils.engine", "threestep.plugins.deepspeed_json", "threestep.plugins.hybrid"),
+    "deepspeed": (
+        "training.utils.engine",
+        *(f"threestep.plugins.{name}" for name in ("deepspeed_json", "hybrid", "other_ranks")),
+    ),
     "vllm": ("threestep.plugins.vllm",),
 }
 # The maths rooms import torch, the standard library and each other; and what is listed with each.

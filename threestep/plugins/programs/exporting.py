@@ -1,7 +1,8 @@
 """A checkpoint's weights as a model folder, on one process and without an engine.
 
 The model is rebuilt as it was trained, with its adapters, then saved as at the end of a run: by `full_tensors` and
-`save_model`. ZeRO-3's shards are joined by DeepSpeed's zero_to_fp32. Nothing is unpickled (see `engine.state_files`).
+`save_model`. ZeRO-3's shards are joined by DeepSpeed's zero_to_fp32. Nothing is unpickled (see
+`engine.checkpoint_files`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checkpoints of a training loop on all ranks: when one is due, writing it, and loading it on resuming.
 
 All files are JSON or safetensors, also those that DeepSpeed writes and loads for its engines (see
-`engine.state_files`). They are loaded only after every byte was compared with the manifest.
+`engine.checkpoint_files`). They are loaded only after every byte was compared with the manifest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from training.utils.base.storage import flush_to_disk
 from training.utils.checkpoints.folder import CheckpointFolder, damage, read_manifest, stranger
 from training.utils.checkpoints.interrupts import SIGNALS, Interrupts
 from training.utils.checkpoints.parts import CheckpointParts, disk_error_of
-from training.utils.checkpoints.plan import CheckpointPlan, check_settings, describe_placement, placement
+from training.utils.checkpoints.plan import CheckpointPlan, check_settings, conversion, describe_placement, placement
 from training.utils.checkpoints.records import as_written, check_keys, read_record
 from training.utils.contracts.run import Checkpoints
 from training.utils.engine.ranks.collectives import from_main, largest, on_main
@@ -158,11 +158,12 @@ class RunCheckpoints(Checkpoints):
         """Load the checkpoint of `step`, written with the settings `saved`."""
         if placement(saved) == placement(self.settings):
             return self.parts.load(path)
+        load_converted = conversion(path, saved, self.settings)
         before, now = (describe_placement(settings) for settings in (saved, self.settings))
         log(f"{path} was written on {before}, and is converted for {now}", self._ranks.is_main)
         # With another number of ranks the generators start anew: not as at the run's beginning, but always the same.
         seed = derived_seed(self.settings.get("seed", 0), "resumed", step, self._ranks.world_size)
-        self.parts.load_converted(path, self.plan.folder.universal(step), saved["ranks"], seed)
+        load_converted(self.parts, path, self.plan.folder.universal(step), saved_ranks=saved["ranks"], seed=seed)
 
     def evaluated(self, step: int) -> None:
         if not self._judges:

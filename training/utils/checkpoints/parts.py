@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import disk_errors
-from training.utils.base.seeds import random_state, seed_everything, set_random_state
-from training.utils.checkpoints import universal
+from training.utils.base.seeds import random_state, set_random_state
 from training.utils.checkpoints.records import as_written, check_keys, read_record
 from training.utils.engine.checkpoint_files import load_engine
-from training.utils.engine.ranks.collectives import barrier, gathered, on_main, wait_for_main
+from training.utils.engine.ranks.collectives import gathered, wait_for_main
 from training.utils.models.families.parts import copy_files
 from training.utils.models.saved.description import write_description
 
@@ -71,35 +69,13 @@ class CheckpointParts:
     def load(self, folder: Path) -> None:
         """Load the files of the same number of ranks, with the same ZeRO stages."""
         for name, engine in self.engines.items():
-            load_engine(engine, folder, name)
+            load_engine(engine.engine, folder, name)
         for each in self.others:
             each.load_state(saved_shares(folder, each.name, self.ranks.rank))
-        self._load_random(folder)
+        self.load_random(folder)
 
-    def load_converted(self, folder: Path, converted: Path, saved_ranks: int, seed: int) -> None:
-        """Load the files of `saved_ranks` ranks, with any ZeRO stages. converted: a folder to use meanwhile.
-
-        With the same number of ranks the generators continue; otherwise each starts anew from `seed` and its rank.
-        """
-        on_main(lambda: self._convert(folder, converted), self.ranks.is_main, patient=True)
-        for name, engine in self.engines.items():
-            universal.load(engine, converted, name)
-        for each in self.others:
-            each.load_whole([saved_shares(folder, each.name, rank) for rank in range(saved_ranks)])
-        if saved_ranks == self.ranks.world_size:
-            self._load_random(folder)
-        else:
-            seed_everything(seed, self.ranks.rank)
-        barrier()
-        if self.ranks.is_main:
-            shutil.rmtree(converted, ignore_errors=True)
-
-    def _convert(self, folder: Path, converted: Path) -> None:
-        shutil.rmtree(converted, ignore_errors=True)
-        for name, engine in self.engines.items():
-            universal.convert(folder / name, converted / name, engine)
-
-    def _load_random(self, folder: Path) -> None:
+    def load_random(self, folder: Path) -> None:
+        """Load this rank's generators, of as many ranks."""
         path = _random_file(folder, self.ranks.rank)
         saved = read_record(path)
         check_keys(saved, ("python", "numpy", "torch", "cuda"), str(path))

@@ -4,13 +4,14 @@ settings that differ from its run's, refused unless they may."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
+from training.utils.base.user_files import named_object
 from training.utils.checkpoints.arguments import (
     CHOSEN_AGAIN,
     DEALT_TO_GROUPS,
@@ -25,9 +26,13 @@ from training.utils.checkpoints.folder import MANIFEST, CheckpointFolder, damage
 from training.utils.checkpoints.other_runs import refuse_earlier_run, refuse_without_checkpoints
 from training.utils.checkpoints.records import check_keys
 from training.utils.engine.ranks.collectives import on_main
+from training.utils.plugins.registry import added, missing_plugin
 
 if TYPE_CHECKING:
     from training.utils.engine.ranks.startup import Ranks
+
+
+UNIVERSAL = "universal"  # the one conversion
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,8 @@ def plan_checkpoints(
             manifest = read_manifest(found)
             _check_manifest(found, manifest)
             check_settings(found, manifest, settings, defaults or {}, may_change=may_change)
+            if placement(manifest["settings"]) != placement(settings):
+                conversion(found, manifest["settings"], settings)
             folder.point_to(found)
         return found
 
@@ -221,6 +228,18 @@ def check_settings(
 def placement(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The number of ranks and the ZeRO stages that a run keeps its models in."""
     return {name: settings[name] for name in sorted(PLACEMENT & settings.keys())}
+
+
+def conversion(found: Path, saved: Mapping[str, Any], mine: Mapping[str, Any]) -> Callable[..., None]:
+    """Return what loads the checkpoint `found`, of a run with the settings `saved`, on other ranks or ZeRO stages
+    (`conversions` of `Plugin.tables`). ThreestepError without such a plugin."""
+    place = added("conversions", ()).get(UNIVERSAL)
+    if place is None:
+        raise ThreestepError(
+            f"--resume: {found} has states of {describe_placement(saved)}, and this run is on "
+            f"{describe_placement(mine)}: {missing_plugin('conversions', UNIVERSAL)}; resume as it was written"
+        )
+    return named_object(place)
 
 
 def describe_placement(settings: Mapping[str, Any]) -> str:

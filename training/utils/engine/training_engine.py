@@ -21,12 +21,12 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from training.utils.base.errors import ThreestepError
+from training.utils.engine.checkpoint_files import plain_checkpoint_engine
 from training.utils.engine.config.config import engine_config
 from training.utils.engine.config.schedules import OWN_SCHEDULES, ScheduleShape, share_of_peak
 from training.utils.engine.optimizers import FiniteSteps, make_optimizer
 from training.utils.engine.out_of_memory import memory_explained, rows_in_words
 from training.utils.engine.ranks.collectives import wait_for_main
-from training.utils.engine.state_files import plain_checkpoint_engine
 from training.utils.engine.zero3 import limits_of, release_gathered
 from training.utils.flags.flags import settings_of
 from training.utils.models.tensors.adapters import adapters_of

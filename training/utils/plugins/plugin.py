@@ -244,7 +244,7 @@ rollout_engines decode_loops rollout_sources trackers data_sources row_forms rew
 evaluated_figures model_losses meant_flags kept_as_begun logs run_files in_place_of_run auto_choices advice curves
 evaluation_flags whole_run_switches stored_forms packed_layers backends row_sharing attention_kernels adapters critics
 row_stores run_courses learnt_beside sft_regularizers prompt_sources advantages preference_losses corrections
-engine_configs
+engine_configs conversions
 """.split()
 )
 
@@ -330,6 +330,8 @@ class Plugin(NamedTuple):
             rollouts that another policy drew; by the name of the flag that says how; one at most in all plugins
         `engine_configs`: the address of a function (value) -> OwnConfig (`engine.config.arguments`): a DeepSpeed
             configuration of the user's own; by the name of the flag that gives it
+        `conversions`: `universal`: the address of a function (CheckpointParts, checkpoint, folder to use meanwhile,
+            saved_ranks=, seed=) -> None, which loads a checkpoint of other ranks or ZeRO stages
         `row_sharing`: the address of a function (AddedFlags) -> RowSharing (`models.row_sharing`), the ranks that
             share each row; by the name of the flag that says how many; one at most in all plugins
     """

@@ -22,8 +22,8 @@ from training.utils.checkpoints.folder import CheckpointFolder, damage
 from training.utils.checkpoints.loop import checkpointed_run
 from training.utils.checkpoints.parts import CheckpointParts, collected_disk_errors
 from training.utils.checkpoints.plan import CheckpointPlan, plan_checkpoints
+from training.utils.engine.checkpoint_files import write_state
 from training.utils.engine.ranks.startup import Ranks
-from training.utils.engine.state_files import write_state
 from training.utils.run.run_folder import RunFolder
 
 RANKS = Ranks(0, 0, 1, torch.device("cpu"))

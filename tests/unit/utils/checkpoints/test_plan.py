@@ -10,7 +10,7 @@ import pytest
 from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.checkpoints.folder import CheckpointFolder
-from training.utils.checkpoints.plan import CheckpointPlan, check_settings, describe_placement, placement
+from training.utils.checkpoints.plan import CheckpointPlan, check_settings, conversion, describe_placement, placement
 
 MAY_CHANGE = ("save_every", "num_train_epochs")
 SFT = {
@@ -81,6 +81,13 @@ def test_where_a_run_keeps_its_models():
     assert (
         describe_placement({**PPO, "ranks": 1}) == "1 rank, --actor_zero_stage 0, --critic_zero_stage 3, --offload True"
     )
+
+
+def test_other_ranks_need_a_plugin(monkeypatch):
+    assert callable(conversion(Path("c"), SFT, {**SFT, "ranks": 1}))
+    monkeypatch.setattr("training.utils.checkpoints.plan.added", lambda table, known: {})
+    with pytest.raises(ThreestepError, match="c has states of 2 ranks, --zero_stage 2, and this run is on 1 rank, "):
+        conversion(Path("c"), SFT, {**SFT, "ranks": 1})
 
 
 def test_flags_that_may_change():

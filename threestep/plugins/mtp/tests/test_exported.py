@@ -10,7 +10,7 @@ from tests.support.tiny_models import tiny_causal_lm
 from threestep.plugins.mtp.exported import write_trained_head
 from threestep.plugins.mtp.folder import layers_in, read_head
 from threestep.plugins.mtp.head import new_head
-from training.utils.engine.state_files import write_state
+from training.utils.engine.checkpoint_files import write_state
 
 
 @pytest.mark.parametrize("joint", [False, True], ids=["beside", "by_one_loss"])

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from threestep.plugins.other_ranks import universal
 from training.utils.base.errors import ThreestepError
-from training.utils.checkpoints import universal
-from training.utils.engine.state_files import write_state
+from training.utils.engine.checkpoint_files import write_state
 
 
 def engine(stage: int = 0, optimizer: str = "adamw") -> Any:

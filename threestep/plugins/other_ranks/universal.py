@@ -1,7 +1,7 @@
-"""Converts one engine's state for another number of ranks or ZeRO stage, by DeepSpeed's universal checkpoint.
+"""A checkpoint of another number of ranks or ZeRO stage, converted by DeepSpeed's universal checkpoint and loaded.
 
 A universal checkpoint has whole float32 tensors, `zero/NAME/{fp32,exp_avg,exp_avg_sq}.pt` for each trained weight. The
-names are DeepSpeed's, the files those of `state_files`: nothing is pickled.
+names are DeepSpeed's, the files those of `engine.checkpoint_files`: nothing is pickled.
 DeepSpeed's converter (deepspeed.checkpoint.ds_to_universal) and loaders support stages 1 to 3, to the same stage on
 another number of ranks. The rest is done here (deepspeed 0.19):
 
@@ -14,30 +14,63 @@ another number of ranks. The rest is done here (deepspeed 0.19):
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from training.utils.base.errors import ThreestepError
+from training.utils.base.seeds import seed_everything
+from training.utils.checkpoints.parts import saved_shares
 from training.utils.engine.checkpoint_files import (
     SHARD_FILE,
     WHOLE_FILE,
-    convert_shards,
-    holds_moments,
+    file_of,
+    for_deepspeed,
     joined_shards,
     load_engine,
+    read_state,
+    write_state,
 )
 from training.utils.engine.config.optimizers import ADAMW
-from training.utils.engine.state_files import file_of, read_state, write_state
+from training.utils.engine.ranks.collectives import barrier, on_main
 from training.utils.models.tensors.weights import whole_shape
 
 if TYPE_CHECKING:
+    from training.utils.checkpoints.parts import CheckpointParts
     from training.utils.engine.training_engine import TrainingEngine
 
 _STATES = ("exp_avg", "exp_avg_sq")
 _MODEL_FILES = (WHOLE_FILE, SHARD_FILE)
+
+
+def load_converted(parts: CheckpointParts, folder: Path, converted: Path, *, saved_ranks: int, seed: int) -> None:
+    """Load the files of `saved_ranks` ranks, with any ZeRO stages. converted: a folder to use meanwhile. A collective.
+
+    With the same number of ranks the generators continue; otherwise each starts anew from `seed` and its rank.
+    """
+    ranks = parts.ranks
+
+    def convert_all() -> None:
+        shutil.rmtree(converted, ignore_errors=True)
+        for name, engine in parts.engines.items():
+            convert(folder / name, converted / name, engine)
+
+    on_main(convert_all, ranks.is_main, patient=True)
+    for name, engine in parts.engines.items():
+        load(engine, converted, name)
+    for each in parts.others:
+        each.load_whole([saved_shares(folder, each.name, rank) for rank in range(saved_ranks)])
+    if saved_ranks == ranks.world_size:
+        parts.load_random(folder)
+    else:
+        seed_everything(seed, ranks.rank)
+    barrier()
+    if ranks.is_main:
+        shutil.rmtree(converted, ignore_errors=True)
 
 
 def convert(source: Path, target: Path, engine: TrainingEngine) -> None:
@@ -51,10 +84,10 @@ def convert(source: Path, target: Path, engine: TrainingEngine) -> None:
         )
     try:
         target.mkdir(parents=True)
-        if file_of(source / SHARD_FILE).exists() and not holds_moments(source):
+        if file_of(source / SHARD_FILE).exists() and not _holds_moments(source):
             _convert_untouched(source, target, engine)
         elif list(source.glob("*_optim_states.*")):
-            convert_shards(source, target)
+            _convert_shards(source, target)
         else:
             _convert_whole(source, target, engine)
         _write_common(source, target, engine)
@@ -78,7 +111,7 @@ def load(engine: TrainingEngine, folder: Path, name: str) -> None:
     else:
         engine.engine._config.load_universal_checkpoint = True  # in DeepSpeed a setting of the whole run
         try:
-            load_engine(engine, folder, name)
+            load_engine(engine.engine, folder, name)
         finally:
             engine.engine._config.load_universal_checkpoint = False
     for weight, state in _adam(engine).state.items():  # stage 3 shares one tensor, which each would count up
@@ -105,6 +138,29 @@ def _convert_whole(source: Path, target: Path, engine: TrainingEngine) -> None:
         for key in _STATES:
             write_state({"param": state.get(key, torch.zeros_like(masters[name]))}, folder / f"{key}.pt")
         write_state(state.get("step", torch.tensor(0.0)), folder / "step.pt")
+
+
+def _convert_shards(source: Path, target: Path) -> None:
+    """Convert from ZeRO stages 1 to 3."""
+    from deepspeed.checkpoint import ds_to_universal
+
+    options = argparse.Namespace(
+        input_folder="",
+        output_folder=str(target),
+        num_extract_workers=1,  # more would be forked from a process that has threads
+        num_merge_workers=1,
+        keep_temp_folder=False,
+        strict=True,
+        inject_missing_state=True,
+    )
+    with for_deepspeed(source) as options.input_folder:
+        ds_to_universal.main(options)
+
+
+def _holds_moments(folder: Path) -> bool:
+    """True if the shards in `folder` hold Adam's counts and averages: not before its first step."""
+    shard = read_state(min(folder.glob("*_optim_states.*")), mapped=True)["optimizer_state_dict"]
+    return bool(shard["optimizer_state_dict"]["state"])
 
 
 def _convert_untouched(source: Path, target: Path, engine: TrainingEngine) -> None:

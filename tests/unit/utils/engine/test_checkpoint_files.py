@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from training.utils.base.errors import ThreestepError
-from training.utils.engine.state_files import (
+from training.utils.engine.checkpoint_files import (
     file_of,
     plain_checkpoint_engine,
     plain_torch_files,
