@@ -263,10 +263,10 @@ def run_case(name: str, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
         guests=GuestFeatures(),
     )
     loop = loop_settings(flags, (STEPS, PER_STEP), model, packed, ranks=ranks, pad_token_id=0)
-    loop = replace(loop, eval_interval=0)
+    loop = replace(loop, eval_interval=0, media=images)
     folder = out / name
     with MetricsWriter(folder, ranks.is_main) as metrics:
-        run = TrainingRun(engine, rows, [], loop, metrics, media=images)
+        run = TrainingRun(engine, rows, [], loop, metrics)
         trainer = make_trainer(case, run)
         lacking = counted_lacking(trainer, of_pairs)
         trainer.train()

@@ -29,7 +29,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.flags import arguments as settings
 from training.utils.flags.launcher_flags import as_variables
 from training.utils.plugins.plugin import ALONE
-from training.utils.setup import one_model
+from training.utils.setup import step_program
 
 ROOT = Path(__file__).parents[2]
 _OF_BENCHMARKS = [
@@ -200,7 +200,7 @@ def _program(module: str) -> Any:
 
 def _home_of(name: str, program: Any) -> Any:
     """The module in which the program finds the function `name`, if it calls it."""
-    homes = (program, one_model) if hasattr(program, "one_model_program") else (program,)
+    homes = (program, step_program) if hasattr(program, "one_model_program") else (program,)
     return next((home for home in homes if hasattr(home, name)), None)
 
 

@@ -10,5 +10,4 @@ from training.utils.setup.flags import OneModelFlags
 def one_model_flags(step: Step, words: str) -> OneModelFlags:
     """words: a command line, without what every run needs."""
     needed = "--model_name_or_path m --data_path embedded --output_dir o".split()
-    groups = parse_arguments(step.groups, [*needed, *words.split()], "")
-    return OneModelFlags(step, groups, *groups)
+    return OneModelFlags(step, *parse_arguments(step.groups, [*needed, *words.split()], ""))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.rows import SentenceRow
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.models.target_head import TokenLogprobs
-    from training.utils.setup.result import TrainingResult
+    from training.utils.setup.training_run import TrainingResult
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ class SftTrainer:
         for rows, lacks in zip(step[ranks.group], lacking, strict=True):
             documents = [[_document(groups[number], plan) for number in row] for row in rows]
             token_rows = laid_out(
-                documents, run.settings.pad_token_id, run.media, lacks, with_before=run.guests.needs_before
+                documents, run.settings.pad_token_id, run.settings.media, lacks, with_before=run.guests.needs_before
             )
             found.append(
                 SentenceBatch(

@@ -32,7 +32,7 @@ from training.utils.setup.training_run import NextStep, TrainingLoop, TrainingRu
 if TYPE_CHECKING:
     from training.utils.contracts.rows import ResponsesRow
     from training.utils.preference.evaluation import ScoredResponses
-    from training.utils.setup.result import TrainingResult
+    from training.utils.setup.training_run import TrainingResult
 
 
 @dataclass(frozen=True)

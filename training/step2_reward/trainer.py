@@ -33,7 +33,7 @@ from training.utils.setup.training_run import NextStep, TrainingLoop, TrainingRu
 
 if TYPE_CHECKING:
     from training.utils.contracts.rows import ResponsesRow
-    from training.utils.setup.result import TrainingResult
+    from training.utils.setup.training_run import TrainingResult
 
 
 def closing_figures(before: RewardEvaluation, after: RewardEvaluation) -> dict[str, float | None]:
@@ -135,7 +135,7 @@ class RewardTrainer:
         engine, settings = self.run.engine, self.run.settings
         engine.eval()
         return score_responses(
-            engine, rows, settings.eval_plan, settings.pad_token_id, ranks=engine.ranks, media=self.run.media
+            engine, rows, settings.eval_plan, settings.pad_token_id, ranks=engine.ranks, media=settings.media
         )
 
     def _optimizer_step(self, step: NextStep[PreferenceStep]) -> dict[str, float]:

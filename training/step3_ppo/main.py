@@ -10,12 +10,11 @@ from collections.abc import Sequence
 
 from training.step3_ppo import STEP
 from training.step3_ppo.flags.ppo_flags import PpoFlags
-from training.utils.flags.added import in_place_of_run
 from training.utils.flags.arguments import parse_arguments
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.run.program import quick_imports, run_program
-from training.utils.setup.first_look import look_first
-from training.utils.setup.step_program import CheckedStep, StepProgram
+from training.utils.setup.flags import CheckedStep
+from training.utils.setup.step_program import StepProgram, look_first
 
 
 def checked(argv: Sequence[str]) -> CheckedStep:
@@ -29,9 +28,7 @@ def checked(argv: Sequence[str]) -> CheckedStep:
         if path:
             check_model_folder(path)
     flags.reward.check_files()
-    runs = in_place_of_run(flags.settings) is None
-    look_first(STEP, flags.run, flags.saving, flags.data.source, runs=runs)
-
+    look_first(STEP, flags)
     with quick_imports():
         from training.step3_ppo.flags.checks import checked_components
 

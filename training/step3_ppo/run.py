@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from training.step3_ppo import STEP
@@ -18,43 +17,36 @@ from training.step3_ppo.trainer import PpoTrainer
 from training.utils.base.console import log
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.data.chat.chat import adopt_style
-from training.utils.engine.ranks.startup import sharing_rows
 from training.utils.loading.tokenizers import tokenizer_digest
 from training.utils.rewards.table import RunPlace, open_rules
 from training.utils.run.run_folder import ROLLOUTS
-from training.utils.setup.evaluations import open_evaluation_observer
-from training.utils.setup.flags import RunFlags
-from training.utils.setup.opened_run import planned_run, start_digests
+from training.utils.setup.opened_run import open_run
 from training.utils.setup.setup import least_free_bytes
 
 if TYPE_CHECKING:
     from training.step3_ppo.flags.checks import Components
     from training.step3_ppo.flags.ppo_flags import PpoFlags
     from training.utils.loading.score_scale import ScoreScale
-    from training.utils.setup.opened_run import OpenedRun, PlannedRun
+    from training.utils.setup.opened_run import OpenedRun
 
 
 def run(flags: PpoFlags, components: Components) -> None:
     """Load prompts and models, train, save."""
     shares_gpu = components.rollout_engine.frees_gpu_memory(flags.settings_of_engine(components.rollout_engine))
-    given, trains = flags.settings, not flags.ppo.val_only
-    of_run = RunFlags(STEP, flags.run, flags.saving, flags.faults, flags.data, given, trains)
-    with planned_run(of_run, shares_gpu) as planned:
-        data = replace(flags.data, split=planned.flags.data.split)
-        opened, opening, scale = open_inputs(planned, flags._replace(data=data), components)
-        free_bytes, roles = least_free_bytes(opening.ranks), open_roles(opening, opened.model.head_chunk_mb)
-        opened, opening = settled(opened, opening, roles, free_bytes)
+    with open_run(STEP, flags, flags.settings, trains=not flags.ppo.val_only, shares_gpu=shares_gpu) as opened:
+        opening, scale = open_inputs(opened, components)
+        free_bytes, roles = least_free_bytes(opening.ranks), open_roles(opening, opened.settings["head_chunk_mb"])
+        opening = settled(opened, opening, roles, free_bytes)
         flags, _, tokenizers, inputs, ranks = opening
-        settings = loop_settings(opening, roles, scale)
+        settings = loop_settings(opening, roles, scale, opened.step_observers(flags.data.chat, tokenizers.actor))
         engine = open_rollout_engine(opening, roles)
         parts = CheckpointParts(roles.trained, ranks, roles.actor_guests.other_weights, *roles.saved)
-        digests = start_digests(paths_read_again(opening), flags.data.cache.cache_dir)
         held_out = HeldOut.of_run(inputs, flags.ppo, are_replayed=not source_of(flags).draws)
         place = RunPlace(opened.folder.path, ranks.rank, ranks.world_size, tokenizer_digest(tokenizers.actor))
         open_rules(components.rules.values(), flags.reward.reward_replay, place)
         batch = flags.ppo.per_device_eval_batch_size
-        observer = open_evaluation_observer(opened, roles.whole_actor, tokenizers.actor, batch=batch)
-        with opened.recorded(parts, inputs.data, digests) as (metrics, checkpoints, bad_steps):
+        observer = opened.evaluation_observers(roles.whole_actor, tokenizers.actor, batch=batch)
+        with opened.recorded(parts, inputs.data, paths_read_again(opening)) as (metrics, checkpoints, bad_steps):
             scoring = (roles, engine, tokenizers.actor, components.checker)
             evaluator = Evaluator(*scoring, settings, held_out, metrics, opened.folder, observer)
             updates = Updates(roles, settings, inputs.beside, bad_steps)
@@ -66,24 +58,23 @@ def run(flags: PpoFlags, components: Components) -> None:
         opened.finish(parts, roles.actor_guests, {"summary.json": summary}, closing)
 
 
-def open_inputs(
-    planned: PlannedRun, flags: PpoFlags, components: Components
-) -> tuple[OpenedRun, PpoOpening, ScoreScale | None]:
-    """Open the run's folder, tokenizers and prompts, checked before a model loads; return them with the scale of
-    --normalize_reward_scores. A collective."""
-    ranks = sharing_rows(planned.ranks, flags.added)
+def open_inputs(opened: OpenedRun, components: Components) -> tuple[PpoOpening, ScoreScale | None]:
+    """Open the tokenizers and the prompts, checked before a model loads, and start the run; return them with the scale
+    of --normalize_reward_scores. A collective."""
+    flags: PpoFlags = opened.flags
+    ranks = opened.ranks
     check_models(flags, components.with_critic_tokenizer)
     tokenizers = load_tokenizers(flags, components.with_critic_tokenizer)
     flags.guests.check_words(tokenizers.actor)
-    style = adopt_style(tokenizers.actor, flags.data.chat, planned.plan.began_with("prompt_style"))
+    style = adopt_style(tokenizers.actor, flags.data.chat, opened.plan.began_with("prompt_style"))
     log(style.sentence, ranks.is_main and not style.is_open)
-    opened = planned.opened(style.chat.prompt_style, flags.model("actor"), flags.roles.dtype)
+    opened.start(style.chat.prompt_style, flags.model("actor").name_or_path)
     scale = wanted_score_scale(flags.roles, flags.ppo)
     partners, rewards, rules = components.partners, components.rewards, components.rules
     inputs = load_inputs(
         flags, tokenizers.actor, ranks, log, style=style, partners=partners, rewards=rewards, rules=rules
     )
-    opened = opened.styled(share_style(tokenizers, flags.data.chat, ranks))
+    opened.decide({"prompt_style": share_style(tokenizers, flags.data.chat, ranks)})
     check_beside_media(flags, components, inputs.media)
     opening = PpoOpening(flags, components, tokenizers, inputs, ranks)
     if components.scheduler is not None:
@@ -94,7 +85,7 @@ def open_inputs(
             prompts_of_step=prompts_of_step(opening),
             ranks=ranks.world_size,
         )
-    return opened, opening, scale
+    return opening, scale
 
 
 def paths_read_again(opening: PpoOpening) -> dict[str, str]:

@@ -22,6 +22,7 @@ def test_learning_rate():
 
 def test_what_is_opened_is_passed_on(monkeypatch):
     monkeypatch.setattr(trainer, "SftTrainer", lambda *given: SimpleNamespace(train=lambda: given))
-    opened: Any = SimpleNamespace(training="run", flags=SimpleNamespace(added=NO_FLAGS))
-    run, regularizer = main.train(opened, SftArguments())
-    assert run == "run" and not regularizer.losses
+    opened, flags = "run", SimpleNamespace(added=NO_FLAGS)
+    passed_on: Any = main.train
+    run, regularizer = passed_on(opened, flags)
+    assert run == opened and not regularizer.losses

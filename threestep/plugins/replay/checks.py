@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def check(flags: Any, mistakes: Mistakes) -> None:
     """Note what does not go together. flags: of a step."""
     own = flags.added.of(RecordedArguments)
-    if own.rollout_dump is not None and flags.saving.resume is None:
+    if own.rollout_dump is not None and flags.checkpoints.resume is None:
         mistakes.require(
             not any(Path(own.rollout_dump).glob("rollout_*")),
             f"--rollout_dump expects a folder without rollouts, and {own.rollout_dump} has some; name another, or "

@@ -13,8 +13,8 @@ from training.utils.contracts.run import EvaluationObserver
 from training.utils.setup.media import media_keeper
 
 if TYPE_CHECKING:
+    from training.utils.contracts.run import EvaluatedRun
     from training.utils.engine.ranks.startup import Ranks
-    from training.utils.setup.evaluations import EvaluatedRun
 
 
 def open_samples(run: EvaluatedRun) -> EvaluationObserver | None:

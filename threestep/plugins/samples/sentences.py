@@ -27,9 +27,9 @@ from training.utils.models.stop_tokens import stop_tokens
 
 if TYPE_CHECKING:
     from training.utils.contracts.media import RunMedia
+    from training.utils.contracts.run import EvaluatedRun, HeldOutRows
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.engine.whole_model import WholeModel
-    from training.utils.setup.evaluations import EvaluatedRun, HeldOutRows
 
 MOST_TOKENS = 64  # of a drawn response: enough to see, and as cheap as a few forwards
 

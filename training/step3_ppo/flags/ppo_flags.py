@@ -28,7 +28,7 @@ class PpoFlags(NamedTuple):
     """The groups of flags, in the order of `--help`."""
 
     run: RunArguments
-    saving: CheckpointArguments
+    checkpoints: CheckpointArguments
     faults: FaultArguments
     reporting: LogArguments
     data: RolloutDataArguments

@@ -22,8 +22,8 @@ from training.utils.loading.models import check_no_dropout
 from training.utils.models.layout_check import check_padded
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.stop_tokens import set_stop_tokens
+from training.utils.setup.flags import CheckedStep, chosen_by_plugin
 from training.utils.setup.setup import differs_in_training, may_pack
-from training.utils.setup.step_program import CheckedStep, chosen_by_plugin
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -186,9 +186,9 @@ def why_not_reused(roles: Roles, role: str) -> str | None:
     return None
 
 
-def settled(opened: OpenedRun, opening: PpoOpening, roles: Roles, free_bytes: int) -> tuple[OpenedRun, PpoOpening]:
-    """Return both with the choices made, by what all ranks know. free_bytes: of the rank that has the least, before the
-    models were loaded. A collective."""
+def settled(opened: OpenedRun, opening: PpoOpening, roles: Roles, free_bytes: int) -> PpoOpening:
+    """Make the choices, by what all ranks know; return the opening with them. free_bytes: of the rank that has the
+    least, before the models were loaded. A collective."""
     flags, choices = opening.flags, list[AutoChoice]()
     for name, role in ROLES.items():
         if getattr(flags.ppo, name) is None and not flags.ppo.val_only:
@@ -196,7 +196,8 @@ def settled(opened: OpenedRun, opening: PpoOpening, roles: Roles, free_bytes: in
             opening = opening._replace(flags=with_reuse(opening.flags, choices[-1]))
     if opening.components.loop is not None:
         choices += opening.components.loop.choices()
-    return opened.settled(choices), opening
+    opened.settle(choices)
+    return opening
 
 
 def _reuse(

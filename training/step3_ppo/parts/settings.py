@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.step3_ppo import STEP
 from training.step3_ppo.contracts.settings import (
     DrawingSettings,
     EvaluationTimes,
@@ -17,7 +15,6 @@ from training.step3_ppo.contracts.settings import (
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings
 from training.utils.base.console import log
 from training.utils.contracts.rollout_engine import Ends, Sampling
-from training.utils.contracts.run import ObservedRun
 from training.utils.flags.flags import settings_of
 from training.utils.generation.decoding.drawn import tokens_of_words
 from training.utils.layout.trie import SequenceLayout
@@ -27,7 +24,7 @@ from training.utils.models.families.parts import placeholder_id
 from training.utils.models.flops import ComputeMeter, model_shape
 from training.utils.rewards.weighted import Rewards
 from training.utils.setup.media import kept_mb, media_kind
-from training.utils.setup.setup import compute_meter, open_step_observers
+from training.utils.setup.setup import compute_meter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,11 +34,12 @@ if TYPE_CHECKING:
     from training.step3_ppo.flags.roles_arguments import RolesArguments
     from training.step3_ppo.parts.inputs import PpoOpening
     from training.step3_ppo.roles.roles import Roles
+    from training.utils.contracts.run import StepObservers
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.layout.planner import PlanSettings
 
 
-def loop_settings(opening: PpoOpening, roles: Roles, scale: ScoreScale | None) -> PpoSettings:
+def loop_settings(opening: PpoOpening, roles: Roles, scale: ScoreScale | None, observers: StepObservers) -> PpoSettings:
     """Return the settings of the loop and its parts. A collective, which reads media and measures the matmul rate
     where that is asked for. scale: of `wanted_score_scale`"""
     flags, components, _, inputs, ranks = opening
@@ -74,18 +72,13 @@ def loop_settings(opening: PpoOpening, roles: Roles, scale: ScoreScale | None) -
             rollouts_per_epoch=inputs.data.steps_per_epoch,
         ),
         stop_kl=flags.algorithm.stop_kl,
-        step_observers=open_step_observers(_observed_run(opening)),
+        step_observers=observers,
         log_pace=flags.reporting.pace(),
     )
     slow = experience.kl.control.slow_warning(rollouts * ppo.sequences_per_rollout * ranks.world_size)
     if slow is not None:
         log(slow, ranks.is_main)
     return settings
-
-
-def _observed_run(opening: PpoOpening) -> ObservedRun:
-    flags, place, tokenizer = opening.flags, Path(opening.flags.run.output_dir), opening.tokenizers.actor
-    return ObservedRun(STEP.program, flags.settings, place, opening.ranks, flags.data.chat, tokenizer)
 
 
 def _sampling(opening: PpoOpening, model: PreTrainedModel) -> Sampling:

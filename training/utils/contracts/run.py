@@ -208,6 +208,35 @@ class StepObservers(tuple[StepObserver, ...]):
                 yield step
 
 
+class HeldOutRows(NamedTuple):
+    """The rows that steps 1 and 2 evaluate. phase: their `PhaseData`. ends: tokens that end a response. media: of the
+    rows, a `RunMedia`; None without any."""
+
+    phase: Any
+    ends: Sequence[int]
+    media: Any
+
+
+class EvaluatedRun(NamedTuple):
+    """A run that is about to be evaluated.
+
+    settings: by the flags' names
+    folder: its `RunFolder`
+    model: in training, a `WholeModel`; under ZeRO-3 each rank gathers a copy of it
+    template: variables of the chat template, where the run's rows pass through it; None where they do not
+    rows_per_batch: of an evaluation
+    held_out: None in step 3
+    """
+
+    settings: Mapping[str, Any]
+    folder: Any
+    model: Any
+    tokenizer: Any
+    template: dict[str, Any] | None
+    rows_per_batch: int
+    held_out: HeldOutRows | None = None
+
+
 class EvaluationObserver:
     """Sees the evaluations of a run. Every method is called on all ranks, and moves no random state of training."""
 

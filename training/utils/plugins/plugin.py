@@ -140,7 +140,7 @@ class AdapterEntry(NamedTuple):
 class InPlaceOfRun(NamedTuple):
     """An act of a step in place of its run, once its flags are checked: in one process, and nothing is loaded before.
 
-    place: of a function (`setup.step_program.CheckedStep`) -> None, MODULE:NAME.
+    place: of a function (`setup.flags.CheckedStep`) -> None, MODULE:NAME.
     ranks: what --num_ranks, which otherwise no step reads, does then: a sentence's verb, such as "plans for".
     ranks_help: the same as a sentence for `--help`.
     """
@@ -290,7 +290,7 @@ class Plugin(NamedTuple):
             cuts them back
         `run_files`: RunFile, by the names in a run's folder; a folder's ends with a slash
         `in_place_of_run`: InPlaceOfRun, by the names of flags of every step that are true or false, and ask for it
-        `auto_choices`: addresses of functions (`setup.step_program.CheckedStep`, PlannedDevice) -> AutoChoice: what a
+        `auto_choices`: addresses of functions (`setup.flags.CheckedStep`, PlannedDevice) -> AutoChoice: what a
             flag stands for that was left to `auto`, in a run that is about to load its models on a device with so much
             free memory; by the flag's name, `per_device_train_batch_size` or `reuse_forwards`
         `advice`: by flags, words that name them in messages, pages and `--help`, by their places there

@@ -134,7 +134,7 @@ def train_batches(run: TrainingRun[ResponsesRow], taken: Sequence[int], are_targ
             pad_token_id=pad,
             are_targets=are_targets,
             rows_at_a_time=len(taken),
-            media=run.media,
+            media=run.settings.media,
         )
     )
     documents = [document for batch in batches for document in batch.documents]
@@ -149,7 +149,7 @@ def eval_batches(run: TrainingRun[ResponsesRow], are_targets: bool) -> Iterator[
     plan, pad = run.settings.eval_plan, run.settings.pad_token_id
     rows = run.eval_rows
     return preference_batches(
-        rows, range(len(rows)), plan, run.ranks, pad_token_id=pad, are_targets=are_targets, media=run.media
+        rows, range(len(rows)), plan, run.ranks, pad_token_id=pad, are_targets=are_targets, media=run.settings.media
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.rows import ResponsesRow
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.models.settings import ModelSettings
-    from training.utils.setup.opened_model import OpenedModel
+    from training.utils.setup.flags import OneModelFlags
     from training.utils.setup.training_run import LoopSettings, TrainingRun
 
 # PreferenceBatch -> float32 [B], the summed log-probability of each of its sequences; in eval mode, without gradients.
@@ -87,7 +87,7 @@ def read_rows(
     engine.eval()
     with torch.no_grad(), progress_bar(len(indices), name, engine.ranks.is_main, unit="row") as bar:
         for laid_out in preference_batches(
-            rows, indices, plan, engine.ranks, pad_token_id=pad, are_targets=True, media=run.media
+            rows, indices, plan, engine.ranks, pad_token_id=pad, are_targets=True, media=run.settings.media
         ):
             batch = moved(laid_out, engine.ranks.device)
             places = (np.searchsorted(numbers, batch.row_B), batch.place_B)
@@ -104,7 +104,12 @@ def taken_rows(rows: int, settings: LoopSettings) -> list[int]:
 
 
 def open_references(
-    reference: str | None, opened: OpenedModel, ld_alpha: float = 1.0, *, most_tokens: int = 0
+    reference: str | None,
+    run: TrainingRun[Any],
+    flags: OneModelFlags,
+    ld_alpha: float = 1.0,
+    *,
+    most_tokens: int = 0,
 ) -> References:
     """The references of a run that has just been opened. reference: `--reference`; None for log-probabilities of 0.
     ld_alpha: of `response_sums`. most_tokens: above 0 for those of `mismatched` rows of at most so many tokens. A
@@ -112,11 +117,13 @@ def open_references(
     if reference is None:
         return References(no_reference, no_reference)
     if reference == "adapter_off":
-        return adapter_off_references(opened.training.engine, opened.model, ld_alpha)
-    flags, file = opened.flags, None
-    run = mismatched(opened.training, most_tokens) if most_tokens else opened.training
+        model: Any = run.engine.module.model
+        return adapter_off_references(run.engine, model, ld_alpha)
+    file, rows = None, run.train_rows
+    if most_tokens:
+        run = mismatched(run, most_tokens)
     # Drawn embeddings differ in each run: none would match.
-    if run.ranks.is_main and not opened.added_tokens:
+    if run.ranks.is_main and not run.added_tokens:
         name, precision = (
             flags.model.model_name_or_path,
             precision_of(flags.engine.dtype, flags.start),
@@ -125,7 +132,7 @@ def open_references(
         if most_tokens:
             others["responses"] = f"of other rows, {most_tokens} tokens with the prompt"
         packed = run.settings.train_plan.packed
-        file = reference_file(name, opened.phase, flags.data, precision, packed=packed, others=others)
+        file = reference_file(name, rows, flags.data, precision, packed=packed, others=others)
     return known_references(run, file, ld_alpha)
 
 

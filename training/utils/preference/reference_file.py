@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from training.utils.loading.configurations import model_files
 
 if TYPE_CHECKING:
     from training.utils.data.build.arguments import DataArguments
-    from training.utils.data.build.build import PhaseData
 
 FORMAT = "1"
 
@@ -112,14 +111,15 @@ class ReferenceFile:
 
 def reference_file(
     name_or_path: str,
-    phase: PhaseData,
+    rows: Any,
     data: DataArguments,
     dtype: str,
     *,
     packed: bool,
     others: Mapping[str, str] | None = None,
 ) -> ReferenceFile:
-    """The file of the start model `name_or_path` and the rows of `phase`. For one rank: it hashes the weights.
+    """The file of the start model `name_or_path` and the training rows of the cache. For one rank: it hashes the
+    weights.
 
     others: further parts. Ranks and micro-batches change rounding alone, and are no part of the fingerprint.
     """
@@ -127,7 +127,7 @@ def reference_file(
 
     parts = {
         "format": FORMAT,
-        "data": phase.train.manifest["fingerprint"],
+        "data": rows.manifest["fingerprint"],
         "model": digest_files(model_files(name_or_path), data.cache.cache_dir),
         "dtype": dtype,
         "layout": "packed" if packed else "padded",

@@ -1,10 +1,14 @@
-"""Flags of a run, and of a step that trains one model, as records. Cheap to import: `--help` reaches this module."""
+"""The flags of a step that trains one model, and checked flags of any step; choices for those that were left to `auto`.
+
+Cheap to import: `--help` reaches this module.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
+from training.utils.base.user_files import named_object
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.data.build.arguments import DataArguments
 from training.utils.engine.config.arguments import SEQUENCES_OF_A_FORWARD, EngineArguments
@@ -13,36 +17,22 @@ from training.utils.flags.arguments import resolved_settings
 from training.utils.flags.step import Step
 from training.utils.models.arguments import ModelArguments
 from training.utils.models.settings import ModelSettings
+from training.utils.plugins.registry import added
 from training.utils.run.run_arguments import FaultArguments, RunArguments
 from training.utils.run.trackers import LogArguments
 from training.utils.setup.guests import GuestFeatures, guest_features
 
-
-class RunFlags(NamedTuple):
-    """The flags that every run has.
-
-    settings: every value by its flag's name
-    trains: False evaluates alone, and saves no model
-    """
-
-    step: Step
-    run: RunArguments
-    checkpoints: CheckpointArguments
-    faults: FaultArguments
-    data: DataArguments
-    settings: dict[str, Any]
-    trains: bool = True
+if TYPE_CHECKING:
+    from training.utils.base.memory import PlannedDevice
+    from training.utils.data.kinds.kind import RowKind
+    from training.utils.flags.flags import AutoChoice
 
 
-@dataclass(frozen=True)
-class OneModelFlags:
-    """The parsed flags of a step: all groups, each of them by name, the step's own, and those that plugins add.
-
-    settings: every value by its flag's name
-    """
+class OneModelFlags(NamedTuple):
+    """The parsed flags of a step: its groups by name, in the order of `--help`, with the step's own and those that
+    plugins add."""
 
     step: Step
-    groups: tuple[Any, ...]
     run: RunArguments
     checkpoints: CheckpointArguments
     faults: FaultArguments
@@ -55,14 +45,8 @@ class OneModelFlags:
 
     @property
     def settings(self) -> dict[str, Any]:
-        return resolved_settings(self.groups)
-
-    @property
-    def of_run(self) -> RunFlags:
-        settings = self.settings
-        if settings["per_device_train_batch_size"] is None:  # a resumed run is compared by the step's sequences
-            settings["per_device_train_batch_size"] = SEQUENCES_OF_A_FORWARD
-        return RunFlags(self.step, self.run, self.checkpoints, self.faults, self.data, settings)
+        """Every value by its flag's name."""
+        return resolved_settings(self[1:])
 
     def with_forwards_of(self, sequences: int) -> OneModelFlags:
         """The flags with a step of as many sequences as by default, in forwards of so many of them."""
@@ -70,7 +54,7 @@ class OneModelFlags:
         engine = replace(
             self.engine, per_device_train_batch_size=sequences, gradient_accumulation_steps=step // sequences
         )
-        return replace(self, engine=engine)
+        return self._replace(engine=engine)
 
     @property
     def start(self) -> ModelSettings:
@@ -84,8 +68,29 @@ class OneModelFlags:
         return guest_features(self)
 
 
+@dataclass(frozen=True)
+class CheckedStep:
+    """A step whose flags are parsed and checked; nothing is loaded.
+
+    flags: `OneModelFlags`; of step 3 `PpoFlags`
+    kind: of the rows of a step that trains one model. scores: that is a reward model
+    components: of step 3, what the names in its flags select
+    """
+
+    flags: Any
+    kind: RowKind | None = None
+    scores: bool = False
+    components: Any = None
+
+
+def chosen_by_plugin(name: str, step: CheckedStep, device: PlannedDevice) -> AutoChoice | None:
+    """Return what a flag stands for that was left to `auto`; None where no plugin chooses it."""
+    place = added("auto_choices", ()).get(name)
+    return None if place is None else named_object(place)(step, device)
+
+
 # From `run` to `engine`. STEP.groups of such a step are these and its own, which has a learning_rate.
-ONE_MODEL_GROUPS: tuple[type, ...] = tuple(get_type_hints(OneModelFlags).values())[2:-2]
+ONE_MODEL_GROUPS: tuple[type, ...] = tuple(get_type_hints(OneModelFlags).values())[1:-2]
 
 # What a first run of such a step needs, in the order of `--help`.
 FIRST_FLAGS = (

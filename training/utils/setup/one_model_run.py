@@ -11,14 +11,13 @@ from training.utils.base.console import log, log_on_main
 from training.utils.base.errors import ThreestepError
 from training.utils.base.memory import PlannedDevice
 from training.utils.checkpoints.parts import CheckpointParts
-from training.utils.contracts.run import ObservedRun
+from training.utils.contracts.run import HeldOutRows
 from training.utils.data.build.build import PhaseData, build_phase
 from training.utils.data.build.row_style import settle_style
 from training.utils.data.chat.chat import PromptStyle, adopt_style
 from training.utils.data.rows.documents import shared_share
 from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.engine.config.arguments import SEQUENCES_OF_A_FORWARD
-from training.utils.engine.ranks.startup import sharing_rows
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.whole_model import WholeModel
 from training.utils.flags.flags import AS_BEGUN, AutoChoice
@@ -31,20 +30,10 @@ from training.utils.models.attention.attention import plan_for
 from training.utils.models.stop_tokens import set_stop_tokens, stop_tokens, unused_stop_tokens
 from training.utils.models.tensors.packed import count_weights
 from training.utils.models.token_model import PolicyModel, ScalarModel
-from training.utils.setup.evaluations import HeldOutRows, open_evaluation_observer
+from training.utils.setup.flags import chosen_by_plugin
 from training.utils.setup.media import checked_media, processor_of, reader_of_start, with_kept_features
-from training.utils.setup.opened_model import OpenedModel
-from training.utils.setup.opened_run import RunData, planned_run, start_digests
-from training.utils.setup.setup import (
-    compute_meter,
-    least_free_bytes,
-    load_under,
-    may_pack,
-    may_share,
-    open_step_observers,
-    whole_steps,
-)
-from training.utils.setup.step_program import chosen_by_plugin
+from training.utils.setup.opened_run import RunData, open_run
+from training.utils.setup.setup import compute_meter, least_free_bytes, load_under, may_pack, may_share, whole_steps
 from training.utils.setup.training_run import LoopSettings, TrainingRun
 
 if TYPE_CHECKING:
@@ -52,12 +41,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from training.utils.contracts.media import RunMedia
+    from training.utils.data.kinds.kind import RowKind
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.models.settings import ModelSettings
-    from training.utils.setup.flags import OneModelFlags
-    from training.utils.setup.opened_run import OpenedRun, PlannedRun
-    from training.utils.setup.result import TrainingResult
-    from training.utils.setup.step_program import CheckedStep
+    from training.utils.setup.flags import CheckedStep, OneModelFlags
+    from training.utils.setup.opened_run import OpenedRun
+    from training.utils.setup.training_run import TrainingResult
 
 # --share_beginnings auto looks at so many steps, and is on where one of them has this share of its tokens in common.
 _STEPS_TO_LOOK_AT, _LEAST_SHARED_SHARE, _LEAST_SHARED_TOKENS = 4, 0.01, 64
@@ -65,40 +54,37 @@ _STEPS_TO_LOOK_AT, _LEAST_SHARED_SHARE, _LEAST_SHARED_TOKENS = 4, 0.01, 64
 
 def run_one_model(
     step: CheckedStep,
-    train: Callable[[OpenedModel, Any], TrainingResult],
+    train: Callable[[TrainingRun[Any], OneModelFlags], TrainingResult],
     *,
     rereads_start: bool,
     check: Callable[[OneModelFlags], None] | None,
     check_rows: Callable[[Sequence[Any], Any], None] | None,
 ) -> None:
     """Open the run, train, save the model and the closing figures. `one_model_program` says what the arguments are."""
-    kind, scores = step.kind, step.scores
+    kind, scores, settings = step.kind, step.scores, step.flags.settings
     assert kind is not None, "a step that trains one model has rows of one kind"
-    with planned_run(step.flags.of_run) as planned:
-        ranks, data = sharing_rows(planned.ranks, step.flags.added), planned.flags.data
-        flags, chosen = _with_forwards(replace(step, flags=replace(step.flags, data=data)), planned)
-        check_positions(flags.start, data.rows.max_seq_len, "--max_seq_len")
+    if settings["per_device_train_batch_size"] is None:  # a resumed run is compared by the step's sequences
+        settings["per_device_train_batch_size"] = SEQUENCES_OF_A_FORWARD
+    with open_run(step.flags.step, step.flags, settings) as run:
+        ranks = run.ranks
+        flags, chosen = _with_forwards(replace(step, flags=run.flags), run)
+        features, most = flags.guests, flags.data.rows.max_seq_len
+        check_positions(flags.start, most, "--max_seq_len")
         check_trains(flags.start, generates=not scores)
-        tokenizer, added, style = _tokenizer(flags, scores, planned.plan.began_with("prompt_style"))
-        flags.guests.check_words(tokenizer)
-        run = planned.opened(style.chat.prompt_style, flags.start, flags.engine.dtype, predicts_tokens=not scores)
-        log(style.sentence, ranks.is_main and not style.is_open)
-        reader = reader_of_start(flags, tokenizer)
-        rows = build_phase(kind.name, data, tokenizer, flags.run.seed, is_main_rank=ranks.is_main, log=log, **reader)
-        most, say = data.rows.max_seq_len, partial(log, is_main_rank=ranks.is_main)
-        run = run.styled(settle_style(style, rows.train, tokenizer, say, most_tokens=most).chat.prompt_style)
+        tokenizer, added, style = _tokenizer(flags, scores, run.plan.began_with("prompt_style"))
+        features.check_words(tokenizer)
+        run.start(style.chat.prompt_style, flags.start.name_or_path, predicts_tokens=not scores)
+        rows = _rows(flags, run, kind, tokenizer, style=style)
         if check_rows is not None:
             check_rows(rows.train, flags.of_step)
-        media = flags.guests.checked_media(checked_media(flags, rows, kind))
+        media = features.checked_media(checked_media(flags, rows, kind))
         steps = whole_steps(flags.engine, len(rows.train), ranks)
         # A reference that is read again, or is the model with its adapters off, is the whole start model.
-        start = replace(run.model, trains_adapter_on=not rereads_start)
+        start = replace(flags.start, head_chunk_mb=run.settings["head_chunk_mb"], trains_adapter_on=not rereads_start)
         model, engine = _engine(
             flags, start, tokenizer, added, scores=scores, total_steps=steps[0], ranks=ranks, media=media
         )
-        ends, inside = _ends(rows, tokenizer, style)
-        if not scores:
-            _set_stops(model, tokenizer, ends, inside)
+        ends = _ends(rows, tokenizer, style, None if scores else model)
         read = engine if scores else lambda token_rows: engine(token_rows).logprobs_M
         packed = may_pack(
             flags.engine.padded,
@@ -108,24 +94,41 @@ def run_one_model(
             longest_tokens=most,
             log=log,
             sharing=kind.shares_prompt or bool(flags.engine.share_beginnings),
-            needs_segments=data.needs_segments or flags.guests.needs_segments,
+            needs_segments=flags.data.needs_segments or features.needs_segments,
         )
         media = with_kept_features(media, flags.added, model, engine, read=read)
-        [guests] = flags.guests.open([(engine, model)], start.name_or_path, steps[0], flags.run.seed)
+        [guests] = features.open([(engine, model)], start.name_or_path, steps[0], flags.run.seed)
         loop = loop_settings(flags, steps, model, packed, ranks=ranks, pad_token_id=tokenizer.pad_token_id)
-        run, loop = _settled(
-            flags, run, loop, chosen, rows=rows.train, check=check, may=partial(may_share, model, engine, read, most)
+        if flags.engine.share_beginnings is None:
+            may = partial(may_share, model, engine, read, most)
+            chosen.append(_share_beginnings(flags, run, rows.train, loop, check=check, may=may))
+            loop = replace(loop, train_plan=replace(loop.train_plan, least_shared_tokens=chosen[-1].value))
+        run.settle(chosen, gradient_accumulation_steps=flags.engine.gradient_accumulation_steps)
+        loop = replace(
+            loop,
+            media=media,
+            name=flags.step.label,
+            eval_interval=run.settings["eval_interval"],
+            evaluation_observer=run.evaluation_observers(
+                WholeModel(engine, model),
+                tokenizer,
+                batch=flags.engine.per_device_eval_batch_size,
+                held_out=HeldOutRows(rows, ends, media),
+            ),
+            step_observers=run.step_observers(style.chat, tokenizer),
         )
-        whole, held_out = WholeModel(engine, model), HeldOutRows(rows, ends, media)
-        loop = _observed(loop, flags, run, whole, held_out=held_out, style=style, tokenizer=tokenizer)
-        processor = processor_of(start.name_or_path, model)
         parts = CheckpointParts(
-            {"model": engine, **guests.engines}, ranks, guests.other_weights, {"model": tokenizer}, processor
+            {"model": engine, **guests.engines},
+            ranks,
+            guests.other_weights,
+            {"model": tokenizer},
+            processor_of(start.name_or_path, model),
         )
-        read_data = RunData(rows.report, rows.train.manifest["fingerprint"], len(rows.train) / steps[1])
-        with run.recorded(parts, read_data, _start_digests(flags, rereads_start)) as files:
-            training = TrainingRun(engine, rows.train, rows.eval, loop, *files, guests, run.folder, media)
-            result = train(OpenedModel(flags, rows, sum(added), model, training), flags.of_step)
+        data = RunData(rows.report, rows.train.manifest["fingerprint"], len(rows.train) / steps[1])
+        read_again = flags.model.model_name_or_path if rereads_start or flags.start.has_adapters else ""
+        with run.recorded(parts, data, {"model_name_or_path": read_again}) as files:
+            training = TrainingRun(engine, rows.train, rows.eval, loop, *files, guests, run.folder, sum(added))
+            result = train(training, flags)
         closing = (
             f"step {flags.step.number}: {result.sentence}, in {result.summary['seconds']:.0f} s; the model is in "
             f"{run.folder.model}{result.signs}"
@@ -133,76 +136,22 @@ def run_one_model(
         run.finish(parts, guests, {**result.reports, "summary.json": result.summary}, closing)
 
 
-def _observed(
-    loop: LoopSettings,
-    flags: OneModelFlags,
-    run: OpenedRun,
-    model: WholeModel,
-    *,
-    held_out: HeldOutRows,
-    style: PromptStyle,
-    tokenizer: PreTrainedTokenizerBase,
-) -> LoopSettings:
-    """Return the loop of a run whose folder is open: with its observers, its name, and when it evaluates. A
-    collective."""
-    batch = flags.engine.per_device_eval_batch_size
-    observed = ObservedRun(
-        flags.step.program, flags.settings, run.folder.path, model.engine.ranks, style.chat, tokenizer
-    )
-    return replace(
-        loop,
-        eval_interval=run.plan.settings["eval_interval"],
-        evaluation_observer=open_evaluation_observer(run, model, tokenizer, batch=batch, held_out=held_out),
-        name=flags.step.label,
-        step_observers=open_step_observers(observed),
-    )
-
-
-def _start_digests(flags: OneModelFlags, rereads_start: bool) -> dict[str, Callable[[], str]]:
-    """Return the digest of the start model's files, to be made if the run reads it again."""
-    read_again = flags.model.model_name_or_path if rereads_start or flags.start.has_adapters else ""
-    return start_digests({"model_name_or_path": read_again}, flags.data.cache.cache_dir)
-
-
-def _with_forwards(step: CheckedStep, planned: PlannedRun) -> tuple[OneModelFlags, list[AutoChoice]]:
+def _with_forwards(step: CheckedStep, run: OpenedRun) -> tuple[OneModelFlags, list[AutoChoice]]:
     """Return the flags with --per_device_train_batch_size chosen where it was left to auto, and that choice. A resumed
     run keeps what it began with, if its step is as large. A collective."""
     flags: OneModelFlags = step.flags
-    name, begun = "per_device_train_batch_size", planned.plan.began_with
+    name, begun = "per_device_train_batch_size", run.plan.began_with
     if flags.engine.per_device_train_batch_size is not None:
         return flags, []
     if begun(name) is not None:
         kept = flags.with_forwards_of(begun(name))
         if kept.engine.gradient_accumulation_steps == begun("gradient_accumulation_steps"):
             return kept, [AutoChoice(name, begun(name), AS_BEGUN)]
-    device = PlannedDevice(planned.ranks.device.type == "cuda", least_free_bytes(planned.ranks))
+    device = PlannedDevice(run.ranks.device.type == "cuda", least_free_bytes(run.ranks))
     choice = chosen_by_plugin(name, step, device)
     if choice is None:
         choice = AutoChoice(name, SEQUENCES_OF_A_FORWARD, "the default; nothing here counts the memory of a forward")
     return flags.with_forwards_of(choice.value), [choice]
-
-
-def _settled(
-    flags: OneModelFlags,
-    run: OpenedRun,
-    loop: LoopSettings,
-    chosen: Sequence[AutoChoice],
-    *,
-    rows: Sequence[Any],
-    check: Callable[[OneModelFlags], None] | None,
-    may: Callable[[], bool],
-) -> tuple[OpenedRun, LoopSettings]:
-    """Return both with --share_beginnings chosen, if it was left to auto, beside what was chosen before.
-
-    may: whether the model computes rows that share their beginnings. A collective
-    """
-    if flags.engine.share_beginnings is None:
-        choice = _share_beginnings(flags, run, rows, loop, check=check)
-        if choice.off is not None and not may():
-            choice = AutoChoice(choice.name, 0, "the model would compute something else, or has dropout")
-        chosen = [*chosen, choice]
-        loop = replace(loop, train_plan=replace(loop.train_plan, least_shared_tokens=choice.value))
-    return run.settled(chosen, gradient_accumulation_steps=flags.engine.gradient_accumulation_steps), loop
 
 
 def _share_beginnings(
@@ -212,16 +161,20 @@ def _share_beginnings(
     loop: LoopSettings,
     *,
     check: Callable[[OneModelFlags], None] | None,
+    may: Callable[[], bool],
 ) -> AutoChoice:
-    """Return what --share_beginnings auto stands for, by the rows of the run's first steps. rows: those to train on."""
+    """Return what --share_beginnings auto stands for, by the rows of the run's first steps. rows: those to train on.
+    may: whether the model computes rows that share their beginnings. A collective."""
     name, plan = "share_beginnings", replace(loop.train_plan, least_shared_tokens=_LEAST_SHARED_TOKENS)
+    refused = AutoChoice(name, 0, "the model would compute something else, or has dropout")
     if not plan.packed:
         return AutoChoice(name, 0, "rows are padded")
     if (begun := run.plan.began_with(name)) is not None:
-        return AutoChoice(name, begun, AS_BEGUN, off=0 if begun else None)
+        choice = AutoChoice(name, begun, AS_BEGUN, off=0 if begun else None)
+        return choice if not begun or may() else refused
     try:
         if check is not None:
-            check(replace(flags, engine=replace(flags.engine, share_beginnings=_LEAST_SHARED_TOKENS)))
+            check(flags._replace(engine=replace(flags.engine, share_beginnings=_LEAST_SHARED_TOKENS)))
     except ThreestepError as refusal:
         return AutoChoice(name, 0, str(refusal).partition(";")[0])
     stream = ShuffledStream(len(rows), loop.seed, loop.shuffle)
@@ -230,21 +183,35 @@ def _share_beginnings(
     share = max((shared_share([rows[index] for index in step], plan) for step in taken), default=0.0)
     if share < _LEAST_SHARED_SHARE:
         return AutoChoice(name, 0, f"rows of the first steps have {share:.1%} in common")
+    if not may():
+        return refused
     return AutoChoice(name, _LEAST_SHARED_TOKENS, f"rows of the first steps have {share:.0%} in common", off=0)
 
 
-def _set_stops(model: Any, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int], inside: set[int]) -> None:
-    """Set the tokens that end the model's answers, and say which of its own never do."""
-    unused = unused_stop_tokens(stop_tokens(model), tokenizer)
-    if unused is not None:
-        log_on_main(unused)
-    set_stop_tokens(model, tokenizer, ends, inside)
+def _rows(
+    flags: OneModelFlags, run: OpenedRun, kind: RowKind, tokenizer: PreTrainedTokenizerBase, *, style: PromptStyle
+) -> PhaseData:
+    """The rows that the flags ask for, whose style is written to `tokenizer` and to the settings. A collective."""
+    is_main, most = run.ranks.is_main, flags.data.rows.max_seq_len
+    log(style.sentence, is_main and not style.is_open)
+    reader = reader_of_start(flags, tokenizer)
+    rows = build_phase(kind.name, flags.data, tokenizer, flags.run.seed, is_main_rank=is_main, log=log, **reader)
+    say = partial(log, is_main_rank=is_main)
+    run.decide({"prompt_style": settle_style(style, rows.train, tokenizer, say, most_tokens=most).chat.prompt_style})
+    return rows
 
 
-def _ends(rows: PhaseData, tokenizer: PreTrainedTokenizerBase, style: PromptStyle) -> tuple[list[int], set[int]]:
-    """The tokens that end a response, and those of them that stand inside responses too."""
-    ends, inside = (list(map(tokenizer.convert_tokens_to_ids, found)) for found in rows.report.stops)
-    return [end_of_conversation_id(tokenizer, style.end_token), *ends], set(inside)
+def _ends(rows: PhaseData, tokenizer: PreTrainedTokenizerBase, style: PromptStyle, model: Any) -> list[int]:
+    """The tokens that end a response. They end the answers of `model`, None of a reward model; a line of the log says
+    which of its own never do."""
+    stops, inside = (list(map(tokenizer.convert_tokens_to_ids, found)) for found in rows.report.stops)
+    ends = [end_of_conversation_id(tokenizer, style.end_token), *stops]
+    if model is not None:
+        unused = unused_stop_tokens(stop_tokens(model), tokenizer)
+        if unused is not None:
+            log_on_main(unused)
+        set_stop_tokens(model, tokenizer, ends, set(inside))
+    return ends
 
 
 class _Added(NamedTuple):

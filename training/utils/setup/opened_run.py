@@ -3,96 +3,52 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+import importlib.metadata
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import training
 from training.utils.base.console import WHOLE_RUN_VARIABLE, log
+from training.utils.base.seeds import seed_everything
 from training.utils.base.user_files import named_object
 from training.utils.checkpoints.loop import checkpointed_run
 from training.utils.checkpoints.other_runs import only_run_in, remove_earlier_run, remove_figures
 from training.utils.checkpoints.plan import CheckpointPlan, plan_checkpoints
+from training.utils.contracts.run import EvaluatedRun, EvaluationObservers, HeldOutRows, ObservedRun, StepObservers
 from training.utils.data.files.digests import digest_files
+from training.utils.data.rows.arguments import CHAT_TEMPLATE
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.engine.ranks.backends import backends_of
 from training.utils.engine.ranks.collectives import on_main
-from training.utils.engine.ranks.startup import Ranks, started_process_group
+from training.utils.engine.ranks.devices import device_sentence, make_deterministic
+from training.utils.engine.ranks.startup import DTYPES, Ranks, sharing_rows, started_process_group
 from training.utils.flags.flags import AUTO, AutoChoice, sentence
-from training.utils.loading.configurations import model_files
-from training.utils.models.families.parts import write_beside
-from training.utils.models.saved.saving import save_model
+from training.utils.loading.configurations import load_config, model_files
+from training.utils.models.target_head import CHUNK_MB, chunk_mb_for
 from training.utils.plugins.registry import added, hooks
 from training.utils.run.run_folder import BAD_STEPS, EndedRun, RunFolder
-from training.utils.setup.final_models import FinalModels
-from training.utils.setup.saving_check import SavedModel, check_saving
-from training.utils.setup.setup import start_run, with_head_chunk, write_settings
+from training.utils.setup.saving import FinalModels, check_saving
+from training.utils.setup.setup import least_free_bytes
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from training.utils.checkpoints.parts import CheckpointParts
     from training.utils.contracts.guests import Guests
     from training.utils.contracts.run import Checkpoints, RunCourse
     from training.utils.data.cache.reports import BuildReport
-    from training.utils.models.settings import ModelSettings
+    from training.utils.data.rows.arguments import ChatArguments
+    from training.utils.engine.whole_model import WholeModel
+    from training.utils.flags.step import Step
     from training.utils.run.metrics import MetricsWriter
-    from training.utils.setup.flags import RunFlags
-
-
-@contextlib.contextmanager
-def planned_run(flags: RunFlags, shares_gpu: bool = False) -> Iterator[PlannedRun]:
-    """Start the ranks, lock the run's folder, and find the checkpoint that the run resumes from.
-
-    shares_gpu: as in `started_process_group`
-    """
-    run, step = flags.run, flags.step
-    with started_process_group(flags.faults.rank_timeout, shares_gpu) as ranks, only_run_in(run.output_dir, ranks):
-        plan = plan_checkpoints(
-            flags.checkpoints,
-            run.output_dir,
-            step.program,
-            flags.settings,
-            ranks=ranks,
-            defaults=step.defaults,
-            may_change=step.may_change,
-        )
-        began_with = None if plan.resume_from is None else plan.began_with
-        ranks = replace(ranks, backends=backends_of(flags.settings, ranks.device, began_with))
-        split = flags.data.split.of_phase(int(step.number), WHOLE_RUN_VARIABLE in os.environ)
-        if flags.data.split.data_split == AUTO and (began := plan.began_with("data_split")) is not None:
-            split = replace(split, data_split=began)
-        decided = {"data_split": split.data_split, **ranks.backends.decided}
-        flags = flags._replace(data=replace(flags.data, split=split), settings={**flags.settings, **decided})
-        yield PlannedRun(flags, ranks, plan.decided(decided))
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """A run that has not written anything yet. flags: with the shares of the data that --data_split auto stands for."""
-
-    flags: RunFlags
-    ranks: Ranks
-    plan: CheckpointPlan
-
-    def opened(self, prompt_style: str, model: ModelSettings, dtype: str, predicts_tokens: bool = True) -> OpenedRun:
-        """Decide the settings that the flags left open, and write all of them to the run's folder. A collective.
-
-        model, dtype: of the model that is trained. predicts_tokens: False for a reward model
-        """
-        plan = self.plan.decided({"prompt_style": prompt_style})
-        if plan.settings["eval_interval"] is None:  # a resumed run keeps its own
-            plan = plan.decided({"eval_interval": plan.began_with("eval_interval")})
-        if predicts_tokens:
-            plan = with_head_chunk(plan, model, dtype, self.ranks)
-        if plan.flags.overwrite and plan.resume_from is None:
-            on_main(lambda: remove_earlier_run(plan.folder), self.ranks.is_main)
-        if plan.resume_from is None:
-            on_main(lambda: remove_figures(plan.folder), self.ranks.is_main)
-        folder = start_run(self.flags.run, plan.flags_in_use, self.ranks, plan.chosen)
-        model = replace(model, head_chunk_mb=plan.settings["head_chunk_mb"])
-        opened = (named_object(place)(plan.settings) for place in added("run_courses", ()).values())
-        course = [part for part in opened if part is not None]
-        return OpenedRun(self.flags, self.ranks, plan, folder, model, dtype, course)
 
 
 class RunData(NamedTuple):
@@ -103,66 +59,156 @@ class RunData(NamedTuple):
     steps_per_epoch: float
 
 
-@dataclass(frozen=True)
-class OpenedRun:
-    """A run with its folder. model, dtype: of the model that is trained. course: the say of plugins in it."""
+@contextlib.contextmanager
+def open_run(
+    step: Step, flags: Any, settings: dict[str, Any], *, trains: bool = True, shares_gpu: bool = False
+) -> Iterator[OpenedRun]:
+    """Start the ranks, lock the run's folder, and find the checkpoint that the run resumes from.
 
-    flags: RunFlags
+    flags: `OneModelFlags` or `PpoFlags`. settings: every value by its flag's name. trains: False evaluates alone, and
+    saves no model. shares_gpu: as in `started_process_group`
+    """
+    place = flags.run.output_dir
+    with started_process_group(flags.faults.rank_timeout, shares_gpu) as ranks, only_run_in(place, ranks):
+        plan = plan_checkpoints(
+            flags.checkpoints,
+            place,
+            step.program,
+            settings,
+            ranks=ranks,
+            defaults=step.defaults,
+            may_change=step.may_change,
+        )
+        began_with = None if plan.resume_from is None else plan.began_with
+        ranks = replace(ranks, backends=backends_of(settings, ranks.device, began_with))
+        split = flags.data.split.of_phase(int(step.number), WHOLE_RUN_VARIABLE in os.environ)
+        if flags.data.split.data_split == AUTO and (began := plan.began_with("data_split")) is not None:
+            split = replace(split, data_split=began)
+        plan = plan.decided({"data_split": split.data_split, **ranks.backends.decided})
+        flags = flags._replace(data=replace(flags.data, split=split))
+        ranks = sharing_rows(ranks, flags.added)
+        yield OpenedRun(step, flags, ranks, plan, RunFolder(place, ranks.is_main), trains)
+
+
+@dataclass
+class OpenedRun:
+    """A run, from its flags to its end.
+
+    flags: with the shares of the data that --data_split auto stands for
+    plan: has the settings, which `decide` changes
+    trains: False evaluates alone, and saves no model
+    course: the say of plugins in it, from `start` on
+    """
+
+    step: Step
+    flags: Any
     ranks: Ranks
     plan: CheckpointPlan
     folder: RunFolder
-    model: ModelSettings
-    dtype: str
+    trains: bool = True
     course: Sequence[RunCourse] = ()
 
-    def styled(self, prompt_style: str) -> OpenedRun:
-        """The run with the prompt style that its rows have, which is written to its settings."""
-        if prompt_style == self.plan.settings["prompt_style"]:
-            return self
-        return self._decided({"prompt_style": prompt_style})
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every value by its flag's name, as far as it is decided."""
+        return self.plan.flags_in_use
 
-    def settled(self, choices: Sequence[AutoChoice], **others: Any) -> OpenedRun:
-        """The run with what was chosen for flags that were left to `auto`, which is written to its settings and, with
-        the chunks of the output layer, named in a line of the log. others: settings that follow from them."""
+    def start(self, prompt_style: str, path: str, predicts_tokens: bool = True) -> None:
+        """Decide the settings that the flags left open, write all of them and what the run runs on to its folder, and
+        seed this rank. A collective.
+
+        path: of the model that is trained. predicts_tokens: False for a reward model
+        """
+        run, ranks, plan = self.flags.run, self.ranks, self.plan.decided({"prompt_style": prompt_style})
+        if plan.settings["eval_interval"] is None:  # a resumed run keeps its own
+            plan = plan.decided({"eval_interval": plan.began_with("eval_interval")})
+        if predicts_tokens:
+            plan = with_head_chunk(plan, path, ranks)
+        self.plan = plan
+        if plan.resume_from is None:
+            remove = remove_earlier_run if plan.flags.overwrite else remove_figures
+            on_main(lambda: remove(plan.folder), ranks.is_main)
+        on_main(lambda: [at_start(self.settings) for at_start in hooks("at_start")], ranks.is_main)
+        self._write_settings()
+        seed_everything(run.seed, ranks.rank)
+        if run.deterministic:
+            make_deterministic(ranks.device, os.environ)
+        device = device_sentence(ranks.device, ranks.world_size, run.deterministic, os.environ)
+        log("; ".join((device, *ranks.backends.words)), ranks.is_main)
+        if ranks.is_main:
+            self.folder.write_json("environment.json", environment_of(device.partition("; ")[0]))
+        opened = (named_object(place)(plan.settings) for place in added("run_courses", ()).values())
+        self.course = [part for part in opened if part is not None]
+
+    def decide(self, settings: Mapping[str, Any]) -> None:
+        """Decide settings that the flags left open; write them to the run's folder, if they differ from before."""
+        before, self.plan = self.plan, self.plan.decided(settings)
+        if self.plan.settings != before.settings:
+            self._write_settings()
+
+    def settle(self, choices: Sequence[AutoChoice], **others: Any) -> None:
+        """Decide on flags that were left to `auto`, and name the choices with the chunks of the output layer in a line
+        of the log. others: settings that follow from them."""
         chunk_mb = self.plan.settings.get("head_chunk_mb")
-        if chunk_mb and not self.flags.settings["head_chunk_mb"]:
+        if chunk_mb and not self.plan.given["head_chunk_mb"]:
             choices = [*choices, AutoChoice("head_chunk_mb", chunk_mb, "MiB of logits at a time")]
         log(sentence(choices), self.ranks.is_main and bool(choices))
-        return self._decided({**others, **{choice.name: choice.value for choice in choices}})
+        self.decide({**others, **{choice.name: choice.value for choice in choices}})
 
-    def _decided(self, settings: Mapping[str, Any]) -> OpenedRun:
-        plan = self.plan.decided(settings)
-        write_settings(self.folder, plan.flags_in_use, self.ranks, plan.chosen)
-        return replace(self, plan=plan)
+    def _write_settings(self) -> None:
+        """Write every setting to config.yaml, which `--config` reads back; a resumed run chooses again what the flags
+        left to the program."""
+        ranks = self.ranks.world_size
+        self.folder.write_config(self.settings, f"A run of {ranks} rank{'s' if ranks > 1 else ''}.", self.plan.chosen)
+
+    def step_observers(self, chat: ChatArguments, tokenizer: PreTrainedTokenizerBase) -> StepObservers:
+        """Return what plugins have look at the run's optimizer steps. chat, tokenizer: see `ObservedRun`."""
+        run = ObservedRun(self.step.program, self.settings, self.folder.path, self.ranks, chat, tokenizer)
+        found = (open_observer(run) for open_observer in hooks("step_observer"))
+        return StepObservers(observer for observer in found if observer is not None)
+
+    def evaluation_observers(
+        self, model: WholeModel, tokenizer: PreTrainedTokenizerBase, *, batch: int, held_out: HeldOutRows | None = None
+    ) -> EvaluationObservers:
+        """Return what plugins have see the run's evaluations. batch: rows of an evaluation that are read at once."""
+        templated = self.settings["prompt_style"] == CHAT_TEMPLATE
+        template = self.flags.data.chat.template_kwargs if templated else None
+        run = EvaluatedRun(self.settings, self.folder, model, tokenizer, template, batch, held_out)
+        found = (open_observer(run) for open_observer in hooks("evaluation_observer"))
+        return EvaluationObservers([observer for observer in found if observer is not None])
 
     @contextlib.contextmanager
     def recorded(
-        self, parts: CheckpointParts, data: RunData, digests: Mapping[str, Callable[[], str]]
+        self, parts: CheckpointParts, data: RunData, read_again: Mapping[str, str]
     ) -> Iterator[tuple[MetricsWriter, Checkpoints, BadSteps]]:
         """Check that the models can be saved, and give what records the loop; inside, signals wait for the end of a
         step, and the backends of the ranks hold. A collective.
 
-        parts: what is trained and saved. digests: `start_digests` of the models that a resumed run loads again
+        parts: what is trained and saved. read_again: paths of the models that a run loads at each start, by flag, whose
+        files must stay the same; "" for one that a resumed run does not read again
         """
-        folder, flags, is_main = self.folder, self.flags, self.ranks.is_main
+        folder, is_main = self.folder, self.ranks.is_main
         folder.write_json("data_report.json", asdict(data.report))
-        if flags.trains:
-            trust = self.model.trust_remote_code
-            check_saving(folder.path, [*_saved(parts).values()], parts.processor, trust, is_main=is_main)
+        if self.trains:
+            check_saving(folder.path, parts, self.settings["trust_remote_code"])
             keeps = sum(part.keeps for part in self.course)
             for part in self.course:
                 on_main(partial(part.check, folder.path, parts, keeps), is_main)
+        files = {flag: model_files(path) if path else [] for flag, path in read_again.items()}
         run = checkpointed_run(
             self.plan,
             folder,
             parts,
             data.fingerprint,
-            model_digests=digests,
+            model_digests={
+                flag: partial(digest_files, found, self.flags.data.cache.cache_dir) for flag, found in files.items()
+            },
             steps_per_epoch=data.steps_per_epoch,
             course=self.course,
         )
         with run as records, self.ranks.backends.held():
-            yield *records, BadSteps(flags.faults.max_bad_steps, folder.run_log(BAD_STEPS), is_main, self.dtype)
+            lines = folder.run_log(BAD_STEPS)
+            yield *records, BadSteps(self.flags.faults.max_bad_steps, lines, is_main, self.settings["dtype"])
 
     def finish(
         self, parts: CheckpointParts, guests: Guests, figures: Mapping[str, dict[str, Any]], closing: str
@@ -173,44 +219,61 @@ class OpenedRun:
         ThreestepError if a model is not where it belongs.
         """
         final = FinalModels(self.folder.path, self.course, self.ranks)
-        if self.flags.trains:
-            _write_models(final, parts, guests)
+        if self.trains:
+            final.write_all(parts, guests)
         for name, content in figures.items():
             self.folder.write_figures(name, content)
         self.folder.settle()
-        ended = EndedRun(self.folder, self.flags.settings, self.flags.trains)
-        more = "".join(at_end(ended) or "" for at_end in hooks("at_end")) if self.folder.is_main_rank else ""
+        ended = EndedRun(self.folder, self.settings, self.trains)
+        more = "".join(at_end(ended) or "" for at_end in hooks("at_end")) if self.ranks.is_main else ""
         final.check()
-        log(closing + more, self.folder.is_main_rank)
+        log(closing + more, self.ranks.is_main)
 
 
-def start_digests(paths: Mapping[str, str], cache_dir: str) -> dict[str, Callable[[], str]]:
-    """Return what digests the files of models that a run loads at each start, by flag. paths: of the models; "" for one
-    that a resumed run does not read again."""
-    files = {flag: model_files(path) if path else [] for flag, path in paths.items()}
-    return {flag: partial(digest_files, found, cache_dir) for flag, found in files.items()}
+def with_head_chunk(plan: CheckpointPlan, path: str, ranks: Ranks) -> CheckpointPlan:
+    """Return the plan with --head_chunk_mb decided: as given, as the resumed run has it, or by the rank with the least
+    free memory. path: of the model that is trained. A collective."""
+    settings = plan.settings
+    chunk_mb = settings["head_chunk_mb"] or plan.began_with("head_chunk_mb")
+    if not chunk_mb and ranks.device.type != "cuda":
+        chunk_mb = CHUNK_MB
+    elif not chunk_mb:
+        vocabulary = load_config(path, settings["trust_remote_code"]).get_text_config().vocab_size
+        chunk_mb = chunk_mb_for(least_free_bytes(ranks), vocabulary, DTYPES[settings["dtype"]])
+        log(
+            f"the output layer computes {chunk_mb} MiB of logits at a time, {chunk_mb * 2**18 // vocabulary:,} tokens: "
+            f"chosen by the memory that is free; --head_chunk_mb {chunk_mb} gives the same bits elsewhere",
+            ranks.is_main,
+        )
+    return plan.decided({"head_chunk_mb": chunk_mb})
 
 
-def _saved(parts: CheckpointParts) -> dict[str, SavedModel]:
-    """Models that are saved, by the engines' names."""
-    return {
-        name: SavedModel(engine.module.model, tokenizer)  # type: ignore[arg-type]
-        for name, engine in parts.engines.items()
-        if (tokenizer := parts.tokenizers.get(name)) is not None  # a guest's engine has none
-    }
+_PACKAGES = ("torch", "deepspeed", "transformers")
 
 
-def _write_models(final: FinalModels, parts: CheckpointParts, guests: Guests) -> None:
-    """Write model/, further engines' folders by their names, and then those of other weights, which take the place of
-    the first engine's. A collective."""
-    saved = _saved(parts)
-    first = next(iter(saved))
-    folders = {"model" if name == first else name: name for name in saved}
-    others = {each.folder: each for each in parts.others}
-    for folder, name in {**folders, **dict.fromkeys(others, first)}.items():
-        if folder in others:
-            others[folder].put_in_place()
-        model, tokenizer = saved[name]
-        tensors = parts.engines[name].full_state(model)
-        beside = partial(write_beside, guests.model_writer() if folder == "model" else None, parts.processor)
-        final.write(folder, partial(save_model, model=model, tensors=tensors, tokenizer=tokenizer, write_more=beside))
+def environment_of(device: str) -> dict[str, Any]:
+    """The content of environment.json. device: in words."""
+    versions = {"threestep": training.__version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:  # on the path without being installed
+            continue
+    started = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
+    commit = commit_of(Path(training.__file__).parents[1])
+    code = {} if commit is None else {"commit": commit}
+    return {"device": device, "started": started, "versions": versions, **code}
+
+
+def commit_of(root: Path) -> str | None:
+    """The commit of a checkout, with a `+` where files of it are changed; None for what is no checkout."""
+    git = shutil.which("git")
+    if git is None or not (root / ".git").exists():
+        return None
+    words = "describe --always --abbrev=12 --exclude=* --dirty=+".split()
+    command = [git, "--no-optional-locks", "-C", str(root), *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):  # it refuses the folder
+        return None
+    return done.stdout.strip()

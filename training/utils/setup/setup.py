@@ -2,92 +2,31 @@
 
 from __future__ import annotations
 
-import datetime
-import importlib.metadata
 import os
-import platform
-import shutil
-import subprocess
-from collections.abc import Callable, Collection
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import training
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
-from training.utils.base.seeds import seed_everything
-from training.utils.contracts.run import ObservedRun, StepObservers
 from training.utils.engine.config.config import engine_config
-from training.utils.engine.ranks.collectives import largest, on_main
-from training.utils.engine.ranks.devices import device_sentence, free_bytes, make_deterministic
+from training.utils.engine.ranks.collectives import largest
+from training.utils.engine.ranks.devices import free_bytes
 from training.utils.engine.ranks.matmul_rate import peak_of_all_ranks
-from training.utils.engine.ranks.startup import DTYPES, Ranks, born_sharded, check_dtype
+from training.utils.engine.ranks.startup import Ranks, born_sharded, check_dtype
 from training.utils.layout.order import steps_in
-from training.utils.loading.configurations import load_config
 from training.utils.loading.models import check_no_dropout
 from training.utils.models.attention.attention import text_attention
 from training.utils.models.attention.kernels import kernel_of
 from training.utils.models.flops import ComputeMeter, model_shape
 from training.utils.models.saved.one_precision import to_one_precision
-from training.utils.models.target_head import CHUNK_MB, chunk_mb_for
-from training.utils.plugins.registry import hooks
-from training.utils.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from training.utils.checkpoints.plan import CheckpointPlan
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.config.arguments import EngineArguments, EngineSettings
     from training.utils.engine.training_engine import TrainingEngine
-    from training.utils.models.settings import ModelSettings
-    from training.utils.run.run_arguments import RunArguments
-
-
-def open_step_observers(run: ObservedRun) -> StepObservers:
-    """Return what looks at the optimizer steps of a run: the observers of plugins."""
-    found = (open_observer(run) for open_observer in hooks("step_observer"))
-    return StepObservers(observer for observer in found if observer is not None)
-
-
-def start_run(run: RunArguments, settings: dict[str, Any], ranks: Ranks, chosen: Collection[str] = ()) -> RunFolder:
-    """Make the run's folder, write every setting to it (`--config` reads the file back) and what it runs on, seed this
-    rank, and say on what it runs. chosen: as of `write_settings`"""
-    on_main(lambda: [at_start(settings) for at_start in hooks("at_start")], ranks.is_main)
-    folder = RunFolder(run.output_dir, ranks.is_main)
-    write_settings(folder, settings, ranks, chosen)
-    seed_everything(run.seed, ranks.rank)
-    if run.deterministic:
-        make_deterministic(ranks.device, os.environ)
-    device = device_sentence(ranks.device, ranks.world_size, run.deterministic, os.environ)
-    log("; ".join((device, *ranks.backends.words)), ranks.is_main)
-    if ranks.is_main:
-        folder.write_json("environment.json", environment_of(device.partition("; ")[0]))
-    return folder
-
-
-def write_settings(folder: RunFolder, settings: dict[str, Any], ranks: Ranks, chosen: Collection[str]) -> None:
-    """Write every setting to the run's folder; `--config` reads the file back. chosen: names of those that the flags
-    left to the program, which a resumed run leaves to it again."""
-    folder.write_config(settings, f"A run of {ranks.world_size} rank{'s' if ranks.world_size > 1 else ''}.", chosen)
-
-
-def with_head_chunk(plan: CheckpointPlan, model: ModelSettings, dtype: str, ranks: Ranks) -> CheckpointPlan:
-    """Return the plan with --head_chunk_mb decided: as given, as the resumed run has it, or by the rank with the least
-    free memory. model: the one that is trained. A collective."""
-    chunk_mb = model.head_chunk_mb or plan.began_with("head_chunk_mb")
-    if not chunk_mb and ranks.device.type != "cuda":
-        chunk_mb = CHUNK_MB
-    elif not chunk_mb:
-        vocabulary = load_config(model.name_or_path, model.trust_remote_code).get_text_config().vocab_size
-        chunk_mb = chunk_mb_for(least_free_bytes(ranks), vocabulary, DTYPES[dtype])
-        log(
-            f"the output layer computes {chunk_mb} MiB of logits at a time, {chunk_mb * 2**18 // vocabulary:,} tokens: "
-            f"chosen by the memory that is free; --head_chunk_mb {chunk_mb} gives the same bits elsewhere",
-            ranks.is_main,
-        )
-    return plan.decided({"head_chunk_mb": chunk_mb})
 
 
 def least_free_bytes(ranks: Ranks) -> int:
@@ -215,34 +154,3 @@ def load_under(settings: EngineSettings, ranks: Ranks, load: Callable[[torch.dty
         model = load(dtype)
     to_one_precision(model, dtype)
     return model if settings.zero_stage == 3 else model.to(ranks.device)
-
-
-_PACKAGES = ("torch", "deepspeed", "transformers")
-
-
-def environment_of(device: str) -> dict[str, Any]:
-    """The content of environment.json. device: in words."""
-    versions = {"threestep": training.__version__, "python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:  # on the path without being installed
-            continue
-    started = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
-    commit = commit_of(Path(training.__file__).parents[1])
-    code = {} if commit is None else {"commit": commit}
-    return {"device": device, "started": started, "versions": versions, **code}
-
-
-def commit_of(root: Path) -> str | None:
-    """The commit of a checkout, with a `+` where files of it are changed; None for what is no checkout."""
-    git = shutil.which("git")
-    if git is None or not (root / ".git").exists():
-        return None
-    words = "describe --always --abbrev=12 --exclude=* --dirty=+".split()
-    command = [git, "--no-optional-locks", "-C", str(root), *words]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):  # it refuses the folder
-        return None
-    return done.stdout.strip()

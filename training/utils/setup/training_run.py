@@ -1,4 +1,4 @@
-"""The state of a training loop with one model, and the bookkeeping that such loops share."""
+"""A training loop with one model: what its trainer is given, the bookkeeping that such loops share, their result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from training.utils.layout.order import ShuffledStream, completes_epochs, evalua
 from training.utils.run.ahead import Ahead
 from training.utils.run.divergence import DivergenceWatch
 from training.utils.run.progress import ShownFigure, progress_bar, show
-from training.utils.setup.result import TrainingResult
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
@@ -50,6 +49,7 @@ class LoopSettings:
     items_per_step: rows of one optimizer step (step 1: sentences, step 2: prompts), over all ranks.
     eval_interval: in optimizer steps; eval_epochs: in epochs; both 0: evaluates only before and after training.
         eval_interval None, without eval_epochs: as `evaluates_by_default`.
+    media: of the rows; None if no row has any.
     meter: None if MFU is not reported.
     evaluation_observer: of each evaluation.
     shuffle: epochs have an order of their own, each; otherwise that of the rows.
@@ -63,6 +63,7 @@ class LoopSettings:
     eval_interval: int | None
     pad_token_id: int
     seed: int
+    media: RunMedia | None = None
     meter: ComputeMeter | None = None
     step_observers: StepObservers = StepObservers()
     eval_epochs: float = 0.0
@@ -77,7 +78,7 @@ class TrainingRun(Generic[Row]):
     """One model in training.
 
     folder: for samples; None: they are not written
-    media: of the rows; None if no row has any
+    added_tokens: those that the tokenizer gained at the start; the model draws their embeddings
     """
 
     engine: TrainingEngine
@@ -89,7 +90,7 @@ class TrainingRun(Generic[Row]):
     bad_steps: BadSteps = field(default_factory=BadSteps)
     guests: Guests = Guests()
     folder: RunFolder | None = None
-    media: RunMedia | None = None
+    added_tokens: int = 0
 
     @property
     def ranks(self) -> Ranks:
@@ -149,6 +150,23 @@ class NextStep(Generic[Prepared]):
     number: int
     taken: Sequence[int]
     ready: Callable[[], Prepared]
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """before, after: the evaluations; None without evaluation rows
+    summary: the run's closing figures
+    sentence: the same in words, up to the seconds
+    signs: that the run has diverged, to be put behind the last line; "" for none
+    reports: further JSON files of the run's folder by name, written once the model is
+    """
+
+    before: Any
+    after: Any
+    summary: dict[str, float | None]
+    sentence: str
+    signs: str = ""
+    reports: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 class TrainingLoop:

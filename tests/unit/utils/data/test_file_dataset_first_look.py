@@ -59,5 +59,5 @@ def test_the_hub_is_asked_for_its_datasets_alone(monkeypatch):
 
 
 def test_it_loads_no_torch():
-    code = "import sys, training.utils.setup.first_look; sys.exit('torch' in sys.modules)"
+    code = "import sys, training.utils.setup.step_program; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

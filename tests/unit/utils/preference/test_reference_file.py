@@ -77,11 +77,10 @@ def test_a_damaged_file_is_not_used(tmp_path, how):
     assert file.read()[1] == ""
 
 
-class OfPhase:
-    """A phase in all that is asked of one here."""
+class Rows:
+    """Training rows of the cache in all that is asked of them here."""
 
     def __init__(self, fingerprint: str) -> None:
-        self.train = self
         self.manifest = {"fingerprint": fingerprint}
 
 
@@ -97,9 +96,7 @@ def test_the_parts_are_content(tmp_path):
         (tmp_path / name / "tokenizer.json").write_text(name)  # no part: the data's fingerprint has it
 
     def path(name, fingerprint="d", dtype="fp32", packed=True, others=None):
-        return reference_file(
-            str(tmp_path / name), OfPhase(fingerprint), data, dtype, packed=packed, others=others
-        ).path
+        return reference_file(str(tmp_path / name), Rows(fingerprint), data, dtype, packed=packed, others=others).path
 
     assert path("one") == path("moved")
     others = [path("trained"), path("reshaped"), path("one", "e"), path("one", dtype="bf16"), path("one", packed=False)]

@@ -1,19 +1,24 @@
-"""What a run of any step leaves at its end, and in what order it is made."""
+"""How a run of any step begins, and what it leaves at its end, in what order."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import json
+import random
+import subprocess
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import yaml
 
+import training
 from tests.support.data_flags import data_flags
+from tests.support.tiny_models import tiny_causal_lm
 from training.step1_sft import STEP as SFT
 from training.step2_dpo import STEP as DPO
 from training.step2_reward import STEP as REWARD
@@ -24,14 +29,19 @@ from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.checkpoints.folder import MANIFEST, CheckpointFolder
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.checkpoints.plan import CheckpointPlan, check_settings
+from training.utils.data.files.digests import digest_files
 from training.utils.engine.ranks import backends
 from training.utils.engine.ranks.backends import Backend, Backends
 from training.utils.engine.ranks.startup import Ranks
-from training.utils.models.settings import ModelSettings
+from training.utils.flags.added import AddedFlags
+from training.utils.run.run_arguments import FaultArguments, RunArguments
 from training.utils.run.run_folder import EndedRun, RunFolder
-from training.utils.setup import opened_run
-from training.utils.setup.flags import RunFlags
-from training.utils.setup.opened_run import OpenedRun, PlannedRun, start_digests
+from training.utils.setup import opened_run, saving, setup
+from training.utils.setup.opened_run import OpenedRun, RunData, commit_of, environment_of, open_run, with_head_chunk
+
+
+def ranks_of(world_size: int = 1, rank: int = 0, device: str = "cpu") -> Ranks:
+    return Ranks(rank, rank, world_size, torch.device(device))
 
 
 class Noted:
@@ -70,7 +80,7 @@ def finished(
     def save_model(place: Path, model: Any, tensors: Any, tokenizer: Any, write_more: Any) -> None:
         noted.events.append(f"{place.name}: {model}, {tensors}, {tokenizer}")
 
-    monkeypatch.setattr(opened_run, "save_model", save_model)
+    monkeypatch.setattr(saving, "save_model", save_model)
 
     def at_end(ended: EndedRun) -> str:
         noted.events.append(f"closed {ended.trains}")
@@ -81,8 +91,8 @@ def finished(
     whole: Any = noted
     parts = CheckpointParts(noted.engines, ranks, [whole] if average else [], tokenizers)
     nothing: Any = None
-    flags = RunFlags(nothing, nothing, CheckpointArguments(), nothing, nothing, {}, trains)
-    run = OpenedRun(flags, ranks, nothing, RunFolder(str(folder), True), nothing, "fp32")
+    plan = CheckpointPlan(CheckpointArguments(), nothing, {}, None)
+    run = OpenedRun(nothing, nothing, ranks, plan, RunFolder(str(folder), True), trains)
     run.finish(parts, whole, {"summary.json": {"seconds": 1.0}}, "the end")
     return noted.events
 
@@ -107,13 +117,6 @@ def test_a_run_that_only_evaluates_leaves_no_model(tmp_path, monkeypatch):
     assert finished(Noted("actor"), tmp_path, monkeypatch, trains=False, actor="words") == ["closed False"]
 
 
-def test_a_model_that_is_not_read_again_has_the_digest_of_nothing(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    read, unread = (start_digests({"flag": path}, str(tmp_path / "cache")) for path in (str(tmp_path), ""))
-    assert list(read) == list(unread) == ["flag"]
-    assert read["flag"]() != unread["flag"]() == start_digests({"flag": ""}, "elsewhere")["flag"]()
-
-
 @pytest.mark.parametrize(
     ("began_with", "given", "settled"),
     [
@@ -133,13 +136,27 @@ def test_a_resumed_run_evaluates_as_it_began(tmp_path, monkeypatch, began_with, 
     (tmp_path / "summary.json").write_text("{}")  # of the run that is resumed, or of one that was killed
     plan = CheckpointPlan(CheckpointArguments(), CheckpointFolder(tmp_path), settings, begun)
     written: list[dict] = []
-    monkeypatch.setattr(opened_run, "start_run", lambda run, settings, ranks, chosen: written.append(settings))
+    monkeypatch.setattr(RunFolder, "write_config", lambda self, settings, *comment: written.append(settings))
     monkeypatch.setattr(opened_run, "added", lambda table, known: {})
-    ranks: Any = Ranks(0, 0, 1, None)  # type: ignore[arg-type]
-    flags = RunFlags(nothing, nothing, CheckpointArguments(), nothing, nothing, {})
-    opened = PlannedRun(flags, ranks, plan).opened("chat", ModelSettings("model"), "fp32", predicts_tokens=False)
-    assert opened.plan.settings["eval_interval"] == written[0]["eval_interval"] == settled
+    flags: Any = SimpleNamespace(run=RunArguments())
+    opened = OpenedRun(nothing, flags, ranks_of(), plan, RunFolder(tmp_path, True))
+    opened.start("chat", "model", predicts_tokens=False)
+    assert opened.settings["eval_interval"] == written[0]["eval_interval"] == settled
     assert (tmp_path / "summary.json").exists() == (began_with is not None)
+
+
+class Flags(NamedTuple):
+    """The flags that every run has."""
+
+    run: Any
+    checkpoints: CheckpointArguments
+    faults: Any
+    data: Any
+    added: AddedFlags = AddedFlags()
+
+
+def flags_of(folder: Path, data: Any) -> Flags:
+    return Flags(RunArguments(output_dir=str(folder)), CheckpointArguments(), FaultArguments(rank_timeout=1.0), data)
 
 
 def planned(tmp_path, monkeypatch, step=SFT, began=None, **split):
@@ -149,13 +166,9 @@ def planned(tmp_path, monkeypatch, step=SFT, began=None, **split):
     monkeypatch.setattr(opened_run, "started_process_group", lambda *given: alone)
     monkeypatch.setattr(opened_run, "only_run_in", lambda *given: contextlib.nullcontext())
     monkeypatch.setattr(CheckpointPlan, "began_with", lambda self, name: (began or {}).get(name))
-    data, run = data_flags(data_path=["embedded"], **split), SimpleNamespace(output_dir=str(tmp_path))
-    faults: Any = SimpleNamespace(rank_timeout=1.0)
-    settings = {"data_split": data.split.data_split, "prompt_style": "auto"}
-    flags = RunFlags(step, run, CheckpointArguments(), faults, data, settings)  # type: ignore[arg-type]
-    with opened_run.planned_run(flags) as found:
-        assert found.plan.flags_in_use == found.flags.settings  # as config.yaml and the report have them
-        assert found.flags.settings["data_split"] == found.flags.data.split.data_split
+    data = data_flags(data_path=["embedded"], **split)
+    with open_run(step, flags_of(tmp_path, data), {"data_split": data.split.data_split}) as found:
+        assert found.settings["data_split"] == found.flags.data.split.data_split
         return found.flags.data.split.data_split
 
 
@@ -195,13 +208,12 @@ def test_backends_are_decided_with_what_the_run_began_with(monkeypatch, tmp_path
     monkeypatch.setattr(opened_run, "only_run_in", lambda *given: contextlib.nullcontext())
     alone = contextlib.nullcontext(Ranks(0, 0, 1, torch.device("cpu")))
     monkeypatch.setattr(opened_run, "started_process_group", lambda *given: alone)
-    run: Any = SimpleNamespace(output_dir=str(tmp_path))
-    flags, faults, data = CheckpointArguments(), SimpleNamespace(rank_timeout=1.0), data_flags(data_path=["embedded"])
+    flags = flags_of(tmp_path, data_flags(data_path=["embedded"]))
     for resumes, began in ((None, None), (tmp_path, "earlier")):
-        plan = CheckpointPlan(flags, None, {}, resumes)  # type: ignore[arg-type]
+        plan = CheckpointPlan(flags.checkpoints, None, {}, resumes)  # type: ignore[arg-type]
         monkeypatch.setattr(opened_run, "plan_checkpoints", lambda *given, plan=plan, **named: plan)
-        with opened_run.planned_run(RunFlags(SFT, run, flags, faults, data, {"own": 1})) as found:  # type: ignore[arg-type]
-            assert found.flags.settings["own"] == found.plan.settings["own"] == [1, began]
+        with open_run(SFT, flags, {"own": 1}) as found:
+            assert found.settings["own"] == [1, began]
 
 
 def test_the_backends_of_the_ranks_hold_in_the_loop_alone(monkeypatch, tmp_path):
@@ -214,25 +226,127 @@ def test_the_backends_of_the_ranks_hold_in_the_loop_alone(monkeypatch, tmp_path)
         taken.append("out")
 
     records = contextlib.nullcontext(("metrics", "checkpoints"))
-    monkeypatch.setattr(opened_run, "checkpointed_run", lambda *given, **named: records)
+    digests: dict[str, Any] = {}
+
+    def run_of(*given, model_digests, **named):
+        digests.update(model_digests)
+        return records
+
+    monkeypatch.setattr(opened_run, "checkpointed_run", run_of)
     nothing: Any = None
-    flags: Any = SimpleNamespace(trains=False, faults=SimpleNamespace(max_bad_steps=1))
+    flags = flags_of(tmp_path, data_flags(data_output_path=str(tmp_path / "cache")))
     own = Backends([Backend(partial(noted, "one")), Backend(partial(noted, "other"), words="other words"), Backend()])
     ranks = Ranks(0, 0, 1, torch.device("cpu"), backends=own)
-    run = OpenedRun(flags, ranks, nothing, RunFolder(str(tmp_path), True), nothing, "fp32")
-    report: Any = ModelSettings("any dataclass")
-    data = opened_run.RunData(report, "rows", 1.0)
-    with run.recorded(nothing, data, {}):
+    plan = CheckpointPlan(flags.checkpoints, nothing, {"dtype": "fp32"}, None)
+    run = OpenedRun(SFT, flags, ranks, plan, RunFolder(str(tmp_path), True), trains=False)
+    report: Any = flags.run  # any dataclass
+    (tmp_path / "start").mkdir()
+    (tmp_path / "start" / "config.json").write_text("{}")
+    with run.recorded(nothing, RunData(report, "rows", 1.0), {"read": str(tmp_path / "start"), "unread": ""}):
         taken.append("the loop")
+    assert digests["read"]() != digests["unread"]() == digest_files([], "elsewhere")
     assert taken == ["in one", "in other", "the loop", "out", "out"] and own.words == ["other words"]
 
 
 def test_the_style_that_rows_have_is_written_to_the_settings(tmp_path):
-    ranks: Any = Ranks(0, 0, 1, None)  # type: ignore[arg-type]
     nothing: Any = None
     plan = CheckpointPlan(CheckpointArguments(), nothing, {"prompt_style": "human_assistant", "seed": 3}, None)
-    run = OpenedRun(nothing, ranks, plan, RunFolder(str(tmp_path), True), nothing, "fp32")
-    assert run.styled("human_assistant") is run and not (tmp_path / "config.yaml").exists()
-    styled = run.styled("as_stored")
-    assert styled.plan.settings == {"prompt_style": "as_stored", "seed": 3}
-    assert yaml.safe_load((tmp_path / "config.yaml").read_text()) == styled.plan.settings
+    run = OpenedRun(nothing, nothing, ranks_of(), plan, RunFolder(str(tmp_path), True))
+    run.decide({"prompt_style": "human_assistant"})
+    assert not (tmp_path / "config.yaml").exists()
+    run.decide({"prompt_style": "as_stored"})
+    assert run.settings == {"prompt_style": "as_stored", "seed": 3}
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text()) == run.settings
+
+
+def started(folder: Path, settings: dict, ranks: Ranks, prompt_style: str = "chat", **own: Any) -> OpenedRun:
+    plan = CheckpointPlan(CheckpointArguments(), CheckpointFolder(folder), settings, None)
+    flags: Any = SimpleNamespace(run=RunArguments(output_dir=str(folder), **own))
+    run = OpenedRun(SFT, flags, ranks, plan, RunFolder(folder, ranks.is_main))
+    run.start(prompt_style, "model", predicts_tokens=False)
+    return run
+
+
+def test_a_run_starts_with_its_settings_and_its_seed(tmp_path, monkeypatch):
+    monkeypatch.setattr(opened_run, "added", lambda table, known: {})
+    settings = {"seed": 7, "names": ["a"], "eval_interval": 2}
+    drawn = []
+    for rank in (0, 0, 1):
+        started(tmp_path, settings, ranks_of(2, rank), seed=7)
+        drawn.append((torch.rand(1).item(), random.random()))
+    text = (tmp_path / "config.yaml").read_text()
+    assert yaml.safe_load(text) == {**settings, "prompt_style": "chat"} and "2 ranks" in text
+    assert drawn[0] == drawn[1]
+    assert drawn[0] != drawn[2]  # ranks differ in their dropout
+
+
+@pytest.mark.needs_plugin("embedded")
+@pytest.mark.parametrize("step", ["step1_sft", "step2_reward", "step3_ppo"])
+def test_the_settings_of_a_run_read_back_as_its_configuration(tmp_path, step):
+    """`--config OUTPUT_DIR/config.yaml` is the same run again."""
+    import importlib
+
+    from training.utils.flags.arguments import parse_arguments, resolved_settings
+
+    groups = importlib.import_module(f"training.{step}.main").STEP.groups
+    models = ["--actor_model_name_or_path", "a", "--critic_model_name_or_path", "c"]
+    argv = models if step == "step3_ppo" else ["--model_name_or_path", "m"]
+    parsed = parse_arguments(
+        groups, [*argv, "--data_path", "embedded", "--output_dir", str(tmp_path), "--offload", "false"], ""
+    )
+    settings = resolved_settings(parsed)
+    started(tmp_path, settings, ranks_of(), settings["prompt_style"])
+    assert parse_arguments(groups, ["--config", str(tmp_path / "config.yaml")], "") == parsed
+
+
+def test_chunks_of_the_output_layer_are_given_kept_or_chosen(tmp_path, capsys, monkeypatch):
+    """On a GPU by the rank with the least free memory; a resumed run keeps what it began with, wherever it runs."""
+    folder = tmp_path / "model"
+    tiny_causal_lm("llama").config.save_pretrained(folder)
+
+    def decided(device: str = "cpu", given: int = 0, begun: int | None = None) -> int:
+        monkeypatch.setattr(CheckpointPlan, "began_with", lambda self, name: begun)
+        settings = {"head_chunk_mb": given, "dtype": "fp32", "trust_remote_code": False}
+        plan = CheckpointPlan(CheckpointArguments(), CheckpointFolder(tmp_path), settings, None)
+        return with_head_chunk(plan, str(folder), ranks_of(2, device=device)).settings["head_chunk_mb"]
+
+    assert (decided(), decided(given=3), decided(begun=7)) == (256, 3, 7) and capsys.readouterr().out == ""
+    vocabulary = 128_256
+    config = tiny_causal_lm("llama").config
+    config.vocab_size = vocabulary
+    config.save_pretrained(folder)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * 10**9, 80 * 10**9))
+    monkeypatch.setattr(setup, "largest", lambda number, device: max(number, -40 * 10**9))  # the other rank's
+    assert decided("cuda") == 512
+    assert "computes 512 MiB of logits at a time, 1,046 tokens: chosen by the memory" in capsys.readouterr().out
+    assert (decided("cuda", given=3), decided("cuda", begun=7)) == (3, 7) and capsys.readouterr().out == ""
+
+
+def test_versions_are_those_that_are_installed(monkeypatch):
+    found = environment_of("1 rank on cpu")
+    assert found["device"] == "1 rank on cpu" and found["versions"]["threestep"] == training.__version__
+    assert found["versions"]["torch"] == importlib.metadata.version("torch")
+
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    assert environment_of("x")["versions"].keys() == {"threestep", "python"}
+
+
+def test_the_commit_is_that_of_a_checkout_alone(tmp_path):
+    def git(*words):
+        subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x", "-C", tmp_path, *words], check=True)
+
+    inside = tmp_path / "site-packages"
+    inside.mkdir()
+    git("init", "-q")
+    (tmp_path / "file").write_text("a")
+    git("add", ".")
+    git("commit", "-q", "-m", "x")
+    commit = commit_of(tmp_path)
+    assert commit is not None and len(commit) == 12 and commit_of(inside) is None  # a repository around an installation
+    (tmp_path / "file").write_text("ab")
+    assert commit_of(tmp_path) == f"{commit}+"
+    (tmp_path / ".git" / "HEAD").unlink()
+    assert commit_of(tmp_path) is None

@@ -11,8 +11,9 @@ from training.utils.base.memory import PlannedDevice
 from training.utils.flags import added as added_flags
 from training.utils.flags.flags import AutoChoice
 from training.utils.plugins.plugin import InPlaceOfRun
-from training.utils.setup import step_program
-from training.utils.setup.step_program import CheckedStep, StepProgram, chosen_by_plugin
+from training.utils.setup import flags as setup_flags
+from training.utils.setup.flags import CheckedStep, chosen_by_plugin
+from training.utils.setup.step_program import StepProgram
 
 pytestmark = pytest.mark.unit
 
@@ -40,7 +41,7 @@ def test_a_switch_of_a_plugin_takes_the_place_of_the_run(monkeypatch, settings, 
 
 def test_a_plugin_chooses_what_auto_stands_for(monkeypatch):
     tables = {"auto_choices": {"sequences": f"{__name__}:seven"}}
-    monkeypatch.setattr(step_program, "added", lambda table, known: tables[table])
+    monkeypatch.setattr(setup_flags, "added", lambda table, known: tables[table])
     step, device = CheckedStep(None, scores=True), PlannedDevice(False)
     assert chosen_by_plugin("sequences", step, device) == AutoChoice("sequences", 7, "True False")
     assert chosen_by_plugin("rows", step, device) is None

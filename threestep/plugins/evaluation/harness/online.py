@@ -15,9 +15,9 @@ from training.utils.engine.ranks.collectives import on_main
 from training.utils.loading.configurations import positions_of
 
 if TYPE_CHECKING:
+    from training.utils.contracts.run import EvaluatedRun
     from training.utils.engine.whole_model import WholeModel
     from training.utils.run.run_folder import RunFolder
-    from training.utils.setup.evaluations import EvaluatedRun
 
 HARNESS = "harness.json"  # in a run's folder: figures of the tasks, by task
 

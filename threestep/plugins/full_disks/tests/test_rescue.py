@@ -18,7 +18,7 @@ from threestep.plugins.full_disks.arguments import FullDiskArguments
 from threestep.plugins.full_disks.rescue import new_rescue_folder, open_course
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.engine.ranks.startup import Ranks
-from training.utils.setup.final_models import FinalModels
+from training.utils.setup.saving import FinalModels
 
 ALONE = Ranks(0, 0, 1, torch.device("cpu"))
 

@@ -34,7 +34,7 @@ def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
     print_estimate(estimate, flags.step.program, flags.added.of(DryRunArguments), flags.settings, ranks=ranks)
 
     def shared_by(size: int) -> Estimate:
-        return estimated(replace(flags, added=with_sharing(flags.added, sharing, size)), scalar, responses, counts)
+        return estimated(flags._replace(added=with_sharing(flags.added, sharing, size)), scalar, responses, counts)
 
     print_advice(sharing, estimate, shared_by)
 

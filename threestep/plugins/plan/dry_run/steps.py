@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from threestep.plugins.plan.dry_run.estimate import Estimate, ModelCounts
     from training.utils.base.memory import PlannedDevice
     from training.utils.flags.flags import AutoChoice
-    from training.utils.setup.step_program import CheckedStep
+    from training.utils.setup.flags import CheckedStep
 
 
 def dry_run(step: CheckedStep) -> None:

@@ -16,8 +16,8 @@ from training.utils.contracts.run import EvaluationObserver
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from training.utils.contracts.run import EvaluatedRun
     from training.utils.run.run_folder import RunFolder
-    from training.utils.setup.evaluations import EvaluatedRun
 
 
 def open_watch(run: EvaluatedRun) -> RewardWatch | None:

@@ -19,10 +19,10 @@ from training.utils.base.seeds import random_state
 from training.utils.contracts.documents import MediaSpan
 from training.utils.contracts.rollout_engine import Sampling
 from training.utils.contracts.rows import SentenceRow
+from training.utils.contracts.run import EvaluatedRun, HeldOutRows
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.engine.whole_model import WholeModel
 from training.utils.generation.decoding.hf import TransformersRollout
-from training.utils.setup.evaluations import EvaluatedRun, HeldOutRows
 
 CPU = torch.device("cpu")
 NEVER = VOCABULARY + 1

@@ -19,9 +19,9 @@ from threestep.plugins.evaluation.harness.arguments import RunTaskArguments, che
 from threestep.plugins.evaluation.harness.online import OnlineTasks, open_tasks
 from threestep.plugins.evaluation.harness.running import AskedModel, AskedTasks, HarnessResult, TaskFigures
 from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.contracts.run import EvaluatedRun
 from training.utils.run.metrics import MetricsWriter
 from training.utils.run.run_folder import RunFolder
-from training.utils.setup.evaluations import EvaluatedRun
 
 
 @pytest.fixture

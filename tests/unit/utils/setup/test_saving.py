@@ -1,18 +1,54 @@
-"""What could not be saved at the end of a run, or would be loaded as something else, is refused before its start."""
+"""What could not be saved at the end of a run, or would be loaded as something else, is refused before its start; a
+trained model is written to its folder, or where a part of the course writes it."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from training.utils.base.errors import ThreestepError
-from training.utils.setup.saving_check import SavedModel, check_saving
+from training.utils.checkpoints.parts import CheckpointParts
+from training.utils.contracts.run import RunCourse
+from training.utils.engine.ranks.startup import Ranks
+from training.utils.setup.saving import FinalModels, check_saving
+
+ALONE = Ranks(0, 0, 1, torch.device("cpu"))
+
+
+class Elsewhere(RunCourse):
+    def write_refused(self, place: Path, save: Callable[[Path], None], refusal: OSError) -> Path:
+        save(place.parents[1] / "elsewhere")
+        return place.parents[1] / "elsewhere"
+
+
+def saved_in(place: Path) -> None:
+    place.mkdir()
+
+
+def test_in_its_folder(tmp_path):
+    final = FinalModels(tmp_path, [Elsewhere()], ALONE)
+    final.write("model", saved_in)
+    final.check()
+    assert (tmp_path / "model").is_dir()
+
+
+def test_a_disk_that_refuses(tmp_path):
+    (tmp_path / "run").write_text("no folder")
+    with pytest.raises(ThreestepError, match="run/model"):
+        FinalModels(tmp_path / "run", [RunCourse()], ALONE).write("model", saved_in)
+    final = FinalModels(tmp_path / "run", [RunCourse(), Elsewhere()], ALONE)
+    final.write("model", saved_in)
+    assert (tmp_path / "elsewhere").is_dir()
+    with pytest.raises(ThreestepError, match="the run is trained, .* then mv .*/elsewhere .*/run/model$"):
+        final.check()
 
 
 @pytest.fixture
@@ -27,7 +63,8 @@ def model_for(tokenizer: Any, scalar: bool = False) -> Any:
 
 
 def check(folder: Path, model: Any, tokenizer: Any, processor: Sequence[Path] = ()) -> None:
-    check_saving(folder, [SavedModel(model, tokenizer)], processor, False, is_main=True)
+    engine: Any = SimpleNamespace(module=SimpleNamespace(model=model))
+    check_saving(folder, CheckpointParts({"model": engine}, ALONE, (), {"model": tokenizer}, processor), False)
 
 
 @pytest.mark.parametrize("scalar", [False, True])
@@ -52,7 +89,7 @@ def test_no_weights_are_written(tmp_path, tokenizer, monkeypatch):
     def note_files(files: Any, folder: Path) -> None:
         written.update(path.name for path in folder.iterdir())
 
-    monkeypatch.setattr("training.utils.setup.saving_check.copy_files", note_files)
+    monkeypatch.setattr("training.utils.setup.saving.copy_files", note_files)
     check(tmp_path, model_for(tokenizer), tokenizer)
     assert written == {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
 
@@ -103,6 +140,6 @@ def test_a_configuration_that_is_read_as_another(tmp_path, tokenizer, monkeypatc
         file = folder / "config.json"
         file.write_text(file.read_text().replace('"llama"', '"mistral"'))
 
-    monkeypatch.setattr("training.utils.setup.saving_check.copy_files", mistral)
+    monkeypatch.setattr("training.utils.setup.saving.copy_files", mistral)
     with pytest.raises(ThreestepError, match="its config.json is read as a MistralConfig, not a LlamaConfig"):
         check(tmp_path, model_for(tokenizer), tokenizer)
