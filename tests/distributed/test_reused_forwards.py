@@ -20,7 +20,7 @@ SCRIPT = """
     from tests.distributed.launch import report
     from tests.families.builds import NoTokenizer
     from tests.families.subjects import drawn_ids
-    from training.step3_ppo.parts.assembly import checked_roles
+    from training.step3_ppo.parts.assembly import check_reused, checked_roles
     from training.step3_ppo.roles.roles import RolesNeeded, load_roles
     from training.step3_ppo.roles.roles import Tokenizers
     from training.step3_ppo.flags.roles_arguments import RolesArguments
@@ -42,6 +42,7 @@ SCRIPT = """
         ppo = SimpleNamespace(padded=False, reuse_forwards=True, reuse_values=True)
         data = SimpleNamespace(chat=ChatArguments(), form=None, needs_segments=None)
         given = SimpleNamespace(ppo=ppo, roles=flags, data=data, guests=GuestFeatures(), longest_tokens=12)
+        check_reused(ppo, roles)
         return checked_roles(given, roles)
 
     def calls_of_a_layer(engine, model, loss_of):

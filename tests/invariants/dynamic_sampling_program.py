@@ -48,7 +48,7 @@ def trained(models: Path, out: Path, ranks: Any, seed: int, tries: int) -> list[
     trainer.prompt_source = PromptSource(prompts, seed)
     if seed % 2:
         trainer.prompt_source = SampledPrompts(prompts, WorstAgain(prompts, seed), None, lambda rollout: (), ranks)
-    trainer.roles = dataclasses.replace(trainer.roles, reward_model=EvenLength(trainer.roles.scorer))
+    trainer.roles = dataclasses.replace(trainer.roles, reward_model=EvenLength(trainer.roles.reward_model.model))
     per_rank = PROMPTS // ranks.world_size
     trainer.settings = changed(
         trainer.settings, prompts_per_batch=per_rank, sequences_per_minibatch=per_rank * SAMPLES, seed=seed,

@@ -81,7 +81,7 @@ def counted_towers(trainer: Any, family: Any) -> list[int]:
         return ran
     ran += [0] * len(kept)  # those that the check has made
     roles = trainer.roles
-    for model in (roles.actor_model, roles.reference.model, roles.critic_model, roles.scorer):
+    for model in (roles.actor_model, roles.reference.frozen.model, roles.critic_model, roles.reward_model.model):
         if model is not None:
             tower = replace(family, model=model).tower
             tower.register_forward_pre_hook(lambda *given: ran.append(1), with_kwargs=True)

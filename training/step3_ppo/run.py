@@ -44,9 +44,11 @@ def run(flags: PpoFlags, components: Components) -> None:
         held_out = HeldOut.of_run(inputs, flags.ppo, are_replayed=not source_of(flags).draws)
         place = RunPlace(opened.folder.path, ranks.rank, ranks.world_size, tokenizer_digest(tokenizers.actor))
         open_rules(components.rules.values(), flags.reward.reward_replay, place)
+        loaded = ("actor", "critic") if components.with_critic_tokenizer else ("actor",)
+        read_again = {f"{role}_model_name_or_path": flags.model(role).name_or_path for role in loaded}
         batch = flags.ppo.per_device_eval_batch_size
         observer = opened.evaluation_observers(roles.whole_actor, tokenizers.actor, batch=batch)
-        with opened.recorded(parts, inputs.data, paths_read_again(opening)) as (metrics, checkpoints, bad_steps):
+        with opened.recorded(parts, inputs.data, read_again) as (metrics, checkpoints, bad_steps):
             scoring = (roles, engine, tokenizers.actor, components.checker)
             evaluator = Evaluator(*scoring, settings, held_out, metrics, opened.folder, observer)
             updates = Updates(roles, settings, inputs.beside, bad_steps)
@@ -70,40 +72,24 @@ def open_inputs(opened: OpenedRun, components: Components) -> tuple[PpoOpening, 
     log(style.sentence, ranks.is_main and not style.is_open)
     opened.start(style.chat.prompt_style, flags.model("actor").name_or_path)
     scale = wanted_score_scale(flags.roles, flags.ppo)
-    partners, rewards, rules = components.partners, components.rewards, components.rules
-    inputs = load_inputs(
-        flags, tokenizers.actor, ranks, log, style=style, partners=partners, rewards=rewards, rules=rules
-    )
+    inputs = load_inputs(flags, components, tokenizers.actor, ranks, style=style)
     opened.decide({"prompt_style": share_style(tokenizers, flags.data.chat, ranks)})
     check_beside_media(flags, components, inputs.media)
-    opening = PpoOpening(flags, components, tokenizers, inputs, ranks)
     if components.scheduler is not None:
         components.scheduler.check_run(
             components.rollout_engine,
             inputs.media,
-            rollouts=inputs.length.rollouts,
-            prompts_of_step=prompts_of_step(opening),
+            rollouts=inputs.rollouts,
+            prompts_of_step=flags.ppo.prompts_of_step(ranks.world_size),
             ranks=ranks.world_size,
         )
-    return opening, scale
-
-
-def paths_read_again(opening: PpoOpening) -> dict[str, str]:
-    """Return the models' folders that a run reads at each start, by flag."""
-    roles = ("actor", "critic") if opening.components.with_critic_tokenizer else ("actor",)
-    return {f"{role}_model_name_or_path": opening.flags.model(role).name_or_path for role in roles}
+    return PpoOpening(flags, components, tokenizers, inputs, ranks), scale
 
 
 def events_of_rollouts(opened: OpenedRun, opening: PpoOpening) -> RolloutEvents | None:
     """Return the log of the rollouts; None where scores choose the prompts, so that there are no epochs."""
-    if opening.flags.chooses_prompts:
+    flags, ranks = opening.flags, opening.ranks
+    if flags.prompt_source or flags.algorithm.dynamic_sampling_tries:
         return None
-    log_or_none = opened.folder.run_log(ROLLOUTS) if opening.ranks.is_main else None
-    prompts = len(opening.inputs.train.prompts)
-    return RolloutEvents(log_or_none, opening.flags.ppo.rollout_engine, prompts, prompts_of_step(opening))
-
-
-def prompts_of_step(opening: PpoOpening) -> int:
-    """Return the prompts that all ranks take in a step."""
-    ppo = opening.flags.ppo
-    return ppo.per_device_generation_batch_size * ppo.generation_batches * opening.ranks.world_size
+    log_or_none, prompts = opened.folder.run_log(ROLLOUTS) if ranks.is_main else None, len(opening.inputs.train.prompts)
+    return RolloutEvents(log_or_none, flags.ppo.rollout_engine, prompts, flags.ppo.prompts_of_step(ranks.world_size))

@@ -22,7 +22,6 @@ from training.utils.base.seeds import derived_seed
 from training.utils.checkpoints.records import check_keys, record_of
 from training.utils.contracts.run import Checkpoints
 from training.utils.data.rows.documents import PromptBatch, collate_prompts
-from training.utils.engine.out_of_memory import memory_explained
 from training.utils.engine.ranks.collectives import gathered
 from training.utils.engine.ranks.host_memory import give_back_freed_memory
 from training.utils.run.phase_clock import PhaseClock, gpu_wait, timed
@@ -133,20 +132,16 @@ class PpoTrainer:
     @timed("2_rollout")
     def roll_out(self, prompts: PromptBatch, seeds: Sequence[int]) -> Rollout:
         """Part 2: return `samples_per_prompt` adjacent responses to each prompt, from the actor's current weights."""
-        return self._drawn(prompts, self._sample_seeds(seeds), self.settings.drawing.sampling)
+        return self._drawn(prompts, self.settings.drawing.sampling, self._sample_seeds(seeds))
+
+    def _drawn(self, prompts: PromptBatch, sampling: Sampling, seeds: Sequence[int]) -> Rollout:
+        layout = self.settings.experience.layout
+        return draw_responses(self.rollout_engine, self.roles, prompts, sampling, seeds=seeds, layout=layout)
 
     def _sample_seeds(self, seeds: Sequence[int]) -> list[int]:
         """Return a seed for each sample: the first has the prompt's, the others seeds derived from it."""
         samples = range(self.settings.experience.samples_per_prompt)
         return [derived_seed(seed, "sample", sample) if sample else seed for seed in seeds for sample in samples]
-
-    def _drawn(self, prompts: PromptBatch, seeds: Sequence[int], sampling: Sampling) -> Rollout:
-        layout, most = self.settings.experience.layout, sampling.max_new_tokens
-        rows, width = prompts.prompt_ids_BP.shape
-        count = len(seeds) // rows
-        shape = f"{rows} prompts of at most {width} tokens, {count} responses of at most {most} tokens to each"
-        with memory_explained("a rollout", self.ranks.rank, lambda: shape):
-            return draw_responses(self.rollout_engine, self.roles, prompts, sampling, seeds=seeds, layout=layout)
 
     @timed("3_score")
     def score(self, prompts: PromptBatch, rollout: Rollout) -> Samples:
@@ -179,7 +174,7 @@ class PpoTrainer:
         sampling = replace(self.settings.drawing.sampling, temperature=0.0)
         prompts = collate_prompts(rows, sampling.pad_token_id)
         with self.clock.phase("2_rollout"):
-            drawn = self._drawn(prompts, [0] * len(rows), sampling)
+            drawn = self._drawn(prompts, sampling, [0] * len(rows))
         return self.score(prompts, drawn)
 
     @timed("7_learn")
@@ -266,9 +261,8 @@ class PpoTrainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what iterations change besides the models, as JSON holds it. A collective."""
-        queue = (
-            {} if self.queue is None else {self.queue.state_name: self.queue.state_dict()}
-        )  # nothing draws from here on
+        # Nothing draws from here on.
+        queue = {} if self.queue is None else {self.queue.state_name: self.queue.state_dict()}
         return {
             **queue,
             "kl_control": {"coefficient": self.kl_control.kl_coef},

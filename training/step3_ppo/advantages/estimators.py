@@ -5,8 +5,6 @@ B sequences, R response tokens, G groups.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch.nn.functional import pad
 
@@ -19,9 +17,6 @@ from training.step3_ppo.advantages.inputs import (
     rewards_to_go,
     scaled,
 )
-
-if TYPE_CHECKING:
-    import torch
 
 
 def gae(inputs: AdvantageInputs, settings: AdvantageSettings) -> tuple[torch.Tensor, torch.Tensor]:

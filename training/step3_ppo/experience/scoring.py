@@ -24,14 +24,13 @@ from training.utils.base.errors import ThreestepError
 from training.utils.base.transfer import moved
 from training.utils.contracts.documents import first_alike
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling, rolled_out
+from training.utils.engine.out_of_memory import memory_explained
 from training.utils.engine.ranks.collectives import gathered, largest
 from training.utils.rewards.arguments import SUM
 from training.utils.rewards.calling import SHOWN_CHARACTERS, start_rules
 from training.utils.rewards.weighted import ENVIRONMENT, Rewards, combined, reads_ids, reads_model
 
 if TYPE_CHECKING:
-    import torch
-
     from training.step3_ppo.contracts.settings import ExperienceSettings, LengthSettings
     from training.step3_ppo.roles.roles import Roles
     from training.utils.contracts.rollout import Rollout
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.rows import PromptRow
     from training.utils.data.rows.documents import PromptBatch
     from training.utils.layout.trie import SequenceLayout
-    from training.utils.rewards.calling import RuleAnswer
+    from training.utils.rewards.calling import Rule, RuleAnswer
 
 
 def draw_responses(
@@ -53,8 +52,11 @@ def draw_responses(
 ) -> Rollout:
     """Return a response for each seed, equally many to each prompt and adjacent, from the actor's current weights. A
     collective."""
-    request = request_for(prompts, sampling, seeds, layout, device=roles.actor.ranks.device)
-    with engine.lent(roles.whole_actor) as model:
+    request, ranks = request_for(prompts, sampling, seeds, layout, device=roles.actor.ranks.device), roles.actor.ranks
+    rows, width = prompts.prompt_ids_BP.shape
+    shape = f"{rows} prompts of at most {width} tokens, {request.samples_per_prompt} responses of at most "
+    most = f"{sampling.max_new_tokens} tokens to each"
+    with memory_explained("a rollout", ranks.rank, lambda: shape + most), engine.lent(roles.whole_actor) as model:
         return rolled_out(engine, model, request)
 
 
@@ -77,10 +79,7 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
     rewards, device = settings.scoring.rewards, rollout.response_lengths_B.device
     rules = {reward.name: reward.rule for reward in rewards.named if reward.rule is not None}
     texts = rewards.texts_of(rollout) if rewards.texts_of is not None else []
-    more = further_columns(rows, rollout, rewards)
-    wait = start_rules(
-        rules, rows, texts, rewards.columns, timeout_seconds=rewards.timeout_seconds, device=device, more=more
-    )
+    wait = start_functions(rules, rows, texts, rollout, rewards=rewards)
     model = score(rollout, roles, settings) if reads_model(rewards.named) else None
 
     def collect() -> Scored:
@@ -114,23 +113,32 @@ def start_scoring(rows: Sequence[PromptRow], rollout: Rollout, roles: Roles, set
     return Samples(tuple(rows), rollout, collect)
 
 
-def further_columns(rows: Sequence[PromptRow], rollout: Rollout, rewards: Rewards) -> dict[str, list[Any]]:
-    """Return the columns of reward functions that no row holds, one entry for each response: `drawn_turns`, of
-    conversations, the texts of its turns; the tokens, for a server that reads them; and those of the media of its
-    prompt, where prompts have some."""
-    found: dict[str, list[Any]] = {}
+def start_functions(
+    rules: dict[str, Rule],
+    rows: Sequence[PromptRow],
+    texts: Sequence[str],
+    rollout: Rollout,
+    *,
+    rewards: Rewards,
+    are_complete: bool = False,
+) -> Callable[[], dict[str, RuleAnswer]]:
+    """Start functions of the responses, as `start_rules`, with the columns that no row holds, one entry for each
+    response: `drawn_turns`, of conversations, the texts of its turns; the tokens, for a server that reads them; and
+    those of the media of its prompt, where prompts have some."""
+    device, more = rollout.response_lengths_B.device, dict[str, list[Any]]()
     if rollout.conversations is not None and rewards.turns_of is not None:
-        found["drawn_turns"] = list(rewards.turns_of(rollout))
+        more["drawn_turns"] = list(rewards.turns_of(rollout))
     whole = rollout.conversations is None and rollout.formed is None and rollout.media is None
     if reads_ids(rewards.named) and whole:
         count = range(len(rollout.response_lengths_B))
-        found["prompt_ids"] = [rollout.prompt_of(index).tolist() for index in count]
-        found["response_ids"] = [rollout.response_of(index).tolist() for index in count]
+        more["prompt_ids"] = [rollout.prompt_of(index).tolist() for index in count]
+        more["response_ids"] = [rollout.response_of(index).tolist() for index in count]
     if rewards.media_of is not None:
         each = len(rollout.response_lengths_B) // len(rows)
         columns = [media for row in rows for media in [rewards.media_of(row)] * each]
-        found |= {name: [of_one[name] for of_one in columns] for name in columns[0]}
-    return found
+        more |= {name: [of_one[name] for of_one in columns] for name in columns[0]}
+    limits: Any = {"timeout_seconds": rewards.timeout_seconds, "are_complete": are_complete}
+    return start_rules(rules, rows, texts, rewards.columns, device=device, more=more, **limits)
 
 
 def _of_environments(rollout: Rollout) -> torch.Tensor:

@@ -167,16 +167,17 @@ def experience_settings(
     rewards: Rewards = MODEL_ALONE,
     *,
     scale: ScoreScale | None = None,
+    max_prompt_tokens: int | None = None,
 ) -> ExperienceSettings:
     """Return the settings of parts 3 to 6."""
     flags, estimator = algorithm.flags, algorithm.estimator
     control = KlControl(flags.kl_coef, flags.kl_target if flags.kl_control == "adaptive" else None, flags.kl_horizon)
     kl = KlSettings(control, in_loss=flags.kl_in == "loss", estimator=algorithm.kl_estimator)
-    length = settings_of(LengthSettings, flags, max_tokens=ppo.max_answer_seq_len, defaults=("max_prompt_tokens",))
+    limits: Any = {"max_tokens": ppo.max_answer_seq_len, "max_prompt_tokens": max_prompt_tokens}
     return ExperienceSettings(
         samples_per_prompt=ppo.num_samples_per_prompt,
         layout=layout,
-        scoring=ScoringSettings(ppo.clip_reward, length, rewards, scale),
+        scoring=ScoringSettings(ppo.clip_reward, settings_of(LengthSettings, flags, **limits), rewards, scale),
         reading=ReadingSettings(
             ppo.temperature,
             bool(ppo.reuse_forwards) or reads_old_policy(algorithm, ppo),

@@ -160,6 +160,10 @@ class PpoArguments:
         """Sequences of one rank between two updates."""
         return self.per_device_generation_batch_size * self.num_samples_per_prompt * self.generation_batches
 
+    def prompts_of_step(self, world_size: int) -> int:
+        """Return the prompts that all ranks take between two updates."""
+        return self.per_device_generation_batch_size * self.generation_batches * world_size
+
     @property
     def sequences_per_minibatch(self) -> int:
         """Sequences of one rank in an optimizer step."""

@@ -64,11 +64,6 @@ class PpoFlags(NamedTuple):
         return self.data.rows.max_prompt_seq_len + self.ppo.max_answer_seq_len
 
     @property
-    def chooses_prompts(self) -> bool:
-        """Scores choose the prompts, so that there are no epochs in which each comes once."""
-        return bool(self.prompt_source or self.algorithm.dynamic_sampling_tries)
-
-    @property
     def prompt_source(self) -> str | None:
         """The address of what opens the source of prompts (`prompt_sources` of plugins); None: the dataset's."""
         return asked_for("prompt_sources", self.settings, "prompts have one source")[1]

@@ -15,13 +15,9 @@ M response tokens of a micro-batch (may be 0), whose sequences are whole.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    import torch
-
 
 # Bound of a log ratio, as verl's: exp(20) is 5e8, far outside any clip, and stays finite in float32.
 _MOST = 20.0

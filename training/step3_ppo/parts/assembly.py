@@ -3,13 +3,11 @@ to `auto`, once the models are loaded and nothing has been drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from training.step3_ppo.flags.checks import ROLES, VALUES, chosen_by_flags, why_apart, with_reuse
+from training.step3_ppo.flags.checks import ROLES, VALUES, chosen_by_flags, with_reuse
 from training.step3_ppo.flags.rollout_choices import source_of
 from training.step3_ppo.roles.roles import RolesNeeded, load_roles
 from training.utils.base.console import log
@@ -26,8 +24,6 @@ from training.utils.setup.flags import CheckedStep, chosen_by_plugin
 from training.utils.setup.setup import differs_in_training, may_pack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from training.step3_ppo.flags.arguments import PpoArguments
     from training.step3_ppo.flags.ppo_flags import PpoFlags
     from training.step3_ppo.parts.inputs import PpoOpening
@@ -78,8 +74,8 @@ def deciding_settings(flags: PpoFlags, partners: Partners) -> dict[str, Any]:
 def open_roles(opening: PpoOpening, head_chunk_mb: int) -> Roles:
     """Load the models that something needs, with what trains beside them, checked. A collective."""
     flags, components, inputs = opening.flags, opening.components, opening.inputs
-    _, optimizer_steps, warmup_steps = inputs.length
-    algorithm = components.algorithm
+    algorithm, steps = components.algorithm, flags.ppo.steps_per_rollout
+    optimizer_steps, warmup_steps = inputs.rollouts * steps, flags.algorithm.critic_warmup * steps
     roles = load_roles(
         replace(flags.roles, head_chunk_mb=head_chunk_mb),  # type: ignore[call-arg]
         opening.tokenizers,
@@ -95,14 +91,15 @@ def open_roles(opening: PpoOpening, head_chunk_mb: int) -> Roles:
     roles = checked_roles(flags, roles)
     with roles.reading():
         experts = flags.guests.recorded_experts(roles.actor_model, roles.readers["actor"][1], opening.ranks)
-    return with_guests(
+    roles = with_guests(
         replace(roles, experts=experts),
         flags.guests,
         path=flags.roles.actor_model_name_or_path,
         total_steps=optimizer_steps - warmup_steps,
         seed=flags.run.seed,
-        reused=reused_roles(flags.ppo),
     )
+    check_reused(flags.ppo, roles)
+    return roles
 
 
 def checked_roles(flags: PpoFlags, roles: Roles) -> Roles:
@@ -127,60 +124,40 @@ def checked_roles(flags: PpoFlags, roles: Roles) -> Roles:
                 needs_segments=needed,
             )
         )
-    for name, role in reused_roles(flags.ppo).items():
-        check_reusable(roles, name, role)
     return replace(roles, packs=all(packs))
 
 
-def with_guests(
-    roles: Roles,
-    features: GuestFeatures,
-    *,
-    path: str,
-    total_steps: int,
-    seed: int,
-    reused: Mapping[str, str] = MappingProxyType({}),
-) -> Roles:
-    """Return the roles with what trains beside them. A collective. path: of the actor; total_steps: of its optimizer.
-
-    reused: as of `reused_roles`: ThreestepError if a guest of theirs cannot learn from forwards before the step
-    """
+def with_guests(roles: Roles, features: GuestFeatures, *, path: str, total_steps: int, seed: int) -> Roles:
+    """Return the roles with what trains beside them. A collective. path: of the actor. total_steps: its optimizer's."""
     models = [(roles.actor, roles.actor_model)]
     if roles.critic is not None and roles.critic_model is not None:
         models.append((roles.critic, roles.critic_model))
     actor, critic = (*features.open(models, path, total_steps, seed), Guests())[:2]
-    guests = {"actor": actor, "critic": critic}
-    for name, role in reused.items():
-        for guest in guests[role]:
+    return replace(roles, actor_guests=actor, critic_guests=critic)
+
+
+def check_reused(ppo: PpoArguments, roles: Roles) -> None:
+    """ThreestepError if --reuse_forwards or --reuse_values is given and a role's forwards that read cannot also learn:
+    in train mode they would have dropout, by whatever name, the model's own too; or a guest cannot learn ahead."""
+    for name, role in ROLES.items():
+        model, guests = roles.trained_with(role)
+        if model is None or not getattr(ppo, name):
+            continue
+        check_no_dropout(model, f"and --{name} reads in it", f"give --{role}_dropout 0, or leave --{name} out")
+        for guest in guests:
             if guest.why_not_ahead:
                 raise ThreestepError(
                     f"--{name} learns from the forwards that read, and {guest.why_not_ahead}, or leave --{name} out"
                 )
-    return replace(roles, actor_guests=actor, critic_guests=critic)
-
-
-def reused_roles(ppo: PpoArguments) -> dict[str, str]:
-    """Return --reuse_forwards and --reuse_values, as far as they are given, each with the role whose forwards it is
-    about."""
-    return {name: role for name, role in ROLES.items() if getattr(ppo, name)}
-
-
-def check_reusable(roles: Roles, name: str, role: str) -> None:
-    """ThreestepError if a role's forwards that read, in train mode where they also learn, would have dropout: by
-    whatever name, the model's own too. name: of the flag."""
-    model = roles.trained_models.get(role)
-    if model is not None:
-        instead = f"give --{role}_dropout 0, or leave --{name} out"
-        check_no_dropout(model, f"and --{name} reads in it", instead)
 
 
 def why_not_reused(roles: Roles, role: str) -> str | None:
     """Return why a role's forwards are not reused by default, with these models and their guests; None if nothing keeps
     it. Before a checkpoint changes the weights. A collective."""
-    for guest in roles.actor_guests if role == "actor" else roles.critic_guests:
+    model, guests = roles.trained_with(role)
+    for guest in guests:
         if guest.why_not_ahead:
             return guest.why_not_ahead.partition(";")[0]
-    model = roles.trained_models.get(role)
     if model is not None and differs_in_training(model, roles.actor.ranks):
         return f"the {role} computes something else in train mode, as with dropout"
     return None
@@ -192,36 +169,29 @@ def settled(opened: OpenedRun, opening: PpoOpening, roles: Roles, free_bytes: in
     flags, choices = opening.flags, list[AutoChoice]()
     for name, role in ROLES.items():
         if getattr(flags.ppo, name) is None and not flags.ppo.val_only:
-            choices.append(_reuse(name, opened, opening, free_bytes, why_not=partial(why_not_reused, roles, role)))
-            opening = opening._replace(flags=with_reuse(opening.flags, choices[-1]))
+            choice = _reuse(name, opened, opening, free_bytes)
+            if choice.value and (why := why_not_reused(roles, role)) is not None:
+                choice = AutoChoice(name, False, why)
+            choices.append(choice)
+            opening = opening._replace(flags=with_reuse(opening.flags, choice))
     if opening.components.loop is not None:
         choices += opening.components.loop.choices()
     opened.settle(choices)
     return opening
 
 
-def _reuse(
-    name: str, opened: OpenedRun, opening: PpoOpening, free_bytes: int, *, why_not: Callable[[], str | None]
-) -> AutoChoice:
-    """A resumed run keeps what it began with, wherever it still can. name: FORWARDS or VALUES. why_not: as of
-    `why_not_reused`. A collective."""
+def _reuse(name: str, opened: OpenedRun, opening: PpoOpening, free_bytes: int) -> AutoChoice:
+    """Return the choice whatever the models are. A resumed run keeps what it began with, wherever it still can. name:
+    FORWARDS or VALUES."""
+    flags, components = opening.flags, opening.components
     if (media := opening.inputs.media) is not None:
         return AutoChoice(name, False, f"prompts have {media.name}")
     begun = opened.plan.began_with(name)
     if begun is False:
         return AutoChoice(name, False, AS_BEGUN)
-    choice = _by_flags(name, opening, free_bytes, begun=bool(begun))
-    if choice.value and (why := why_not()) is not None:
-        return AutoChoice(name, False, why)
-    return choice
-
-
-def _by_flags(name: str, opening: PpoOpening, free_bytes: int, *, begun: bool) -> AutoChoice:
-    flags, components = opening.flags, opening.components
-    if begun:
-        why = why_apart(name, flags, components.algorithm)
-        return AutoChoice(name, why is None, why or AS_BEGUN)
     choice = chosen_by_flags(name, flags, components.algorithm)
+    if begun:
+        return AutoChoice(name, choice.value, AS_BEGUN if choice.value else choice.why)
     if name == VALUES or not choice.value:
         return choice
     device = PlannedDevice(opening.ranks.device.type == "cuda", free_bytes)

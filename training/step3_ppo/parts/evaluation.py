@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from training.step3_ppo.experience.scoring import draw_responses, further_columns, start_rules, start_scoring
+from training.step3_ppo.experience.scoring import draw_responses, start_functions, start_scoring
 from training.utils.base.console import log
 from training.utils.base.seeds import derived_seed
 from training.utils.contracts.rows import MEDIA_COLUMN
@@ -146,7 +146,6 @@ class Evaluator:
 
     def _samples(self, prompts: Sequence[int], sampling: Sampling, each: int) -> list[dict[str, Any]]:
         own = [self.held_out.prompts[index] for index in prompts]
-        device = self.roles.actor.ranks.device
         indices = [(index, sample) for index in prompts for sample in range(each)]
         rows = [self.held_out.prompts[index] for index, _ in indices]
         with self.roles.reading(), torch.no_grad():
@@ -173,26 +172,15 @@ class Evaluator:
             columns |= conversation_columns(rollout, self.tokenizer.decode, ends)
         if self.checker is not None:
             rules, rewards = {"--checker": self.checker}, self.settings.experience.scoring.rewards
-            more = further_columns(own, rollout, rewards)
-            wait = start_rules(
-                rules,
-                own,
-                responses,
-                rewards.columns,
-                timeout_seconds=rewards.timeout_seconds,
-                device=device,
-                more=more,
-                are_complete=True,
-            )
+            wait = start_functions(rules, own, responses, rollout, rewards=rewards, are_complete=True)
             checks, values = wait()["--checker"]
             columns |= {"check": checks, **{f"check/{name}": own for name, own in values.items()}}
         samples = [dict(zip(columns, entries, strict=True)) for entries in zip(*columns.values(), strict=True)]
         # A reward that does not apply to a response is not in its sample.
-        return [{name: value for name, value in sample.items() if not _is_nan(value)} for sample in samples]
-
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and math.isnan(value)
+        return [
+            {name: value for name, value in sample.items() if not (isinstance(value, float) and math.isnan(value))}
+            for sample in samples
+        ]
 
 
 def conversation_columns(

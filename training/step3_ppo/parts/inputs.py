@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +21,6 @@ from training.utils.data.chat.chat import conversation_end
 from training.utils.data.chat.style import save_style, saved_style
 from training.utils.data.rows.documents import prompt_document
 from training.utils.data.rows.tokenize import end_of_conversation_id
-from training.utils.generation.partners import Partners
 from training.utils.layout.order import steps_in
 from training.utils.loading.configurations import saved_stop_tokens
 from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
@@ -30,13 +28,12 @@ from training.utils.models.stop_tokens import joined_stop_tokens, unused_stop_to
 from training.utils.plugins.registry import asked_for
 from training.utils.rewards.functions import check_columns
 from training.utils.rewards.weighted import reads_messages
-from training.utils.setup.media import media_kind, reader_of_model, run_media, why_unread
+from training.utils.setup.media import reader_of_model, run_media, why_unread
 from training.utils.setup.opened_run import RunData
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from training.step3_ppo.flags.arguments import PpoArguments
     from training.step3_ppo.flags.checks import Components
     from training.step3_ppo.flags.ppo_flags import PpoFlags
     from training.utils.contracts.media import RunMedia, SeenMedia
@@ -45,11 +42,6 @@ if TYPE_CHECKING:
     from training.utils.data.chat.chat import PromptStyle
     from training.utils.data.rows.arguments import ChatArguments
     from training.utils.engine.ranks.startup import Ranks
-    from training.utils.rewards.calling import Rule
-    from training.utils.rewards.weighted import Reward
-
-
-_NOBODY = Partners()
 
 
 def load_tokenizers(flags: PpoFlags, with_critic: bool = True) -> Tokenizers:
@@ -93,21 +85,14 @@ def share_style(tokenizers: Tokenizers, chat: ChatArguments, ranks: Ranks) -> st
     return style.prompt_style
 
 
-class RunLength(NamedTuple):
-    """The length of a run. warmup_steps: those of the optimizer_steps that train the critic alone."""
-
-    rollouts: int
-    optimizer_steps: int
-    warmup_steps: int
-
-
 @dataclass(frozen=True)
 class Inputs:
     """The trainer's inputs, and the length of the run.
 
     train, eval: the prompts. columns: names that any prompt carries.
+    beside: what the actor also learns from. rollouts: of the run.
     end_token_ids: each ends a response: that of a conversation, which is trained, then those at which the model stops.
-    beside: what the actor also learns from. data: of this and the prompts; a step is a rollout.
+    data: of the prompts and what is learned beside them; a step is a rollout.
     media: of the prompts; seen: what was read of them; both None where no prompt has one.
     """
 
@@ -115,16 +100,11 @@ class Inputs:
     eval: Sequence[PromptRow]
     columns: Sequence[str]
     beside: LearntBeside
-    length: RunLength
+    rollouts: int
     end_token_ids: tuple[int, ...]
     data: RunData
     media: RunMedia | None = None
     seen: SeenMedia | None = None
-
-    @property
-    def media_of(self) -> Callable[[PromptRow], dict[str, Any]] | None:
-        """Return the column that shows the media of a row to a reward; None where no prompt has some."""
-        return None if self.seen is None else partial(media_kind().for_rewards, self.seen)
 
 
 class PpoOpening(NamedTuple):
@@ -139,25 +119,21 @@ class PpoOpening(NamedTuple):
 
 def load_inputs(
     flags: PpoFlags,
+    components: Components,
     tokenizer: PreTrainedTokenizerBase,
     ranks: Ranks,
-    log: Callable[..., None],
     *,
     style: PromptStyle | None = None,
-    partners: Partners = _NOBODY,
-    rewards: Sequence[Reward] = (),
-    rules: Mapping[str, Rule] | None = None,
 ) -> Inputs:
-    """Build phase 3's prompts and what is learned beside them, and count the rollouts that they make.
+    """Build phase 3's prompts and what is learned beside them, and count the rollouts that they make. ThreestepError
+    for a row that opens no conversation with the partners, and for a rule that names a column which the rows lack.
 
-    style: of the prompts, which may decide on it; `tokenizer` gets it. partners: of the flags; ThreestepError for a row
-    that opens no conversation with them. rewards: some are handed a prompt's messages. rules: their functions by name,
-    and the checker's; ThreestepError for one that names a column which the rows lack.
+    style: of the prompts, which may decide on it; `tokenizer` gets it.
     """
     run, data, ppo = flags.run, flags.data, flags.ppo
-    if partners.is_there:  # who begin with the messages of a row
+    if components.partners.is_there:  # who begin with the messages of a row
         data = replace(data, rows=data.rows.with_columns("raw_prompt"))
-    if reads_messages(rewards):
+    if reads_messages(components.rewards):
         data = replace(data, rows=data.rows.with_columns("prompt_messages"))
     actor = (flags.roles.actor_model_name_or_path, flags.roles.trust_remote_code)
     reader = reader_of_model(*actor, tokenizer)
@@ -168,36 +144,29 @@ def load_inputs(
         settle_style(style, phase.train, tokenizer, say, most_tokens=most)
     media = run_media(chain(phase.train, phase.eval), phase.seen, prompt_document)
     for part in (phase.train, phase.eval):
-        partners.check_rows(part)
+        components.partners.check_rows(part)
     if ppo.val_only and not len(phase.eval):
         raise ThreestepError(
             "--val_only evaluates held-out prompts, and there are none; raise --eval_fraction (now "
             f"{data.split.eval_fraction:g}), name data with evaluation rows, or leave --val_only out"
         )
     columns = sorted({**phase.report.train.columns, **phase.report.eval.columns})
-    ends, unused = _end_tokens(flags, tokenizer)
+    ends = _end_tokens(flags, tokenizer, ranks)
     source = _prompt_source(flags, phase.train, tokenizer, ends, ranks=ranks)
     if not source.makes_prompts:  # which may have other columns
         of_media = [] if phase.seen is None else [MEDIA_COLUMN]
-        check_columns(rules or {}, [*columns, *of_media], (phase.train, phase.eval))
-    beside = _learnt_beside(flags, tokenizer, ranks)
-    rollouts = _count_rollouts(flags, len(phase.train), ranks.world_size)
-    if unused is not None:
-        log(unused, ranks.is_main)
-    if len(ends) > 1:
-        words = ", ".join(str(word) for word in tokenizer.convert_ids_to_tokens(list(ends)))
-        log(f"responses end at each of the model's end tokens: {words}", ranks.is_main)
+        check_columns(components.rules, [*columns, *of_media], (phase.train, phase.eval))
+    _, place = asked_for("learnt_beside", flags.settings, "the actor learns from one thing beside its rollouts")
+    beside = LearntBeside() if place is None else named_object(place)(flags, tokenizer, ranks)
     fingerprint = " ".join(filter(None, (phase.train.manifest["fingerprint"], beside.fingerprint)))
     return Inputs(
         train=source,
         eval=phase.eval,
         columns=columns,
         beside=beside,
-        length=RunLength(
-            rollouts, rollouts * ppo.steps_per_rollout, flags.algorithm.critic_warmup * ppo.steps_per_rollout
-        ),
+        rollouts=_count_rollouts(flags, len(phase.train), ranks.world_size),
         end_token_ids=ends,
-        data=RunData(phase.report, fingerprint, len(phase.train) / _prompts_per_rollout(ppo, ranks.world_size)),
+        data=RunData(phase.report, fingerprint, len(phase.train) / ppo.prompts_of_step(ranks.world_size)),
         media=media,
         seen=phase.seen,
     )
@@ -222,27 +191,23 @@ def _prompt_source(
     return found
 
 
-def _learnt_beside(flags: PpoFlags, tokenizer: PreTrainedTokenizerBase, ranks: Ranks) -> LearntBeside:
-    """ThreestepError for two flags that name something."""
-    _, place = asked_for("learnt_beside", flags.settings, "the actor learns from one thing beside its rollouts")
-    return LearntBeside() if place is None else named_object(place)(flags, tokenizer, ranks)
-
-
-def _prompts_per_rollout(ppo: PpoArguments, world_size: int) -> int:
-    return ppo.per_device_generation_batch_size * ppo.generation_batches * world_size
-
-
-def _end_tokens(flags: PpoFlags, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], str | None]:
-    """The tokens, and those of the model's own that end nothing, in a sentence."""
+def _end_tokens(flags: PpoFlags, tokenizer: PreTrainedTokenizerBase, ranks: Ranks) -> tuple[int, ...]:
+    """Return the tokens, and log those of the model's own: which end responses, and which end nothing."""
     roles = flags.roles
     trained = end_of_conversation_id(tokenizer, conversation_end(flags.data.chat, tokenizer))
     own = saved_stop_tokens(roles.actor_model_name_or_path, roles.trust_remote_code)
-    return tuple(joined_stop_tokens(own, tokenizer, [trained])), unused_stop_tokens(own, tokenizer)
+    ends, unused = tuple(joined_stop_tokens(own, tokenizer, [trained])), unused_stop_tokens(own, tokenizer)
+    if unused is not None:
+        log(unused, ranks.is_main)
+    if len(ends) > 1:
+        words = ", ".join(str(word) for word in tokenizer.convert_ids_to_tokens(list(ends)))
+        log(f"responses end at each of the model's end tokens: {words}", ranks.is_main)
+    return ends
 
 
 def _count_rollouts(flags: PpoFlags, prompts: int, world_size: int) -> int:
     ppo, critic_warmup = flags.ppo, flags.algorithm.critic_warmup
-    prompts_per_rollout = _prompts_per_rollout(ppo, world_size)
+    prompts_per_rollout = ppo.prompts_of_step(world_size)
     rollouts = steps_in(prompts, ppo.num_train_epochs, prompts_per_rollout)
     if ppo.val_only:
         rollouts = 0

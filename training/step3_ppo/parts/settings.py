@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from training.step3_ppo.contracts.settings import (
@@ -43,19 +44,30 @@ def loop_settings(opening: PpoOpening, roles: Roles, scale: ScoreScale | None, o
     """Return the settings of the loop and its parts. A collective, which reads media and measures the matmul rate
     where that is asked for. scale: of `wanted_score_scale`"""
     flags, components, _, inputs, ranks = opening
-    ppo, rollouts, sampling = flags.ppo, inputs.length.rollouts, _sampling(opening, roles.actor_model)
+    ppo, rollouts, sampling = flags.ppo, inputs.rollouts, _sampling(opening, roles.actor_model)
     plan = _plan(flags, roles.actor_model, roles.packs, ranks)
     plan = replace(plan, form=None if sampling.form is None else sampling.form.layout)
     media = with_kept_media(inputs.media, kept_mb(inputs.media, flags.added), roles, log)
-    layout = SequenceLayout(plan, sampling.pad_token_id, ranks.rank, media, ranks.sharing.size)
-    experience = experience_settings(components.algorithm, ppo, layout, _rewards(opening), scale=scale)
-    length = replace(experience.scoring.length, max_prompt_tokens=flags.data.rows.max_prompt_seq_len)
-    experience = replace(experience, scoring=replace(experience.scoring, length=length))
-    tries, prompts = flags.algorithm.dynamic_sampling_tries, ppo.per_device_generation_batch_size
-    settings = PpoSettings(
+    experience = experience_settings(
+        components.algorithm,
+        ppo,
+        SequenceLayout(plan, sampling.pad_token_id, ranks.rank, media, ranks.sharing.size),
+        _rewards(opening),
+        scale=scale,
+        max_prompt_tokens=flags.data.rows.max_prompt_seq_len,
+    )
+    slow = experience.kl.control.slow_warning(rollouts * ppo.sequences_per_rollout * ranks.world_size)
+    if slow is not None:
+        log(slow, ranks.is_main)
+    return PpoSettings(
         rollouts,
         flags.run.seed,
-        drawing=DrawingSettings(sampling, prompts, ppo.generation_batches, tries),
+        drawing=DrawingSettings(
+            sampling,
+            ppo.per_device_generation_batch_size,
+            ppo.generation_batches,
+            flags.algorithm.dynamic_sampling_tries,
+        ),
         experience=experience,
         updates=UpdateSettings(
             learning_settings(components.algorithm, ppo),
@@ -75,10 +87,6 @@ def loop_settings(opening: PpoOpening, roles: Roles, scale: ScoreScale | None, o
         step_observers=observers,
         log_pace=flags.reporting.pace(),
     )
-    slow = experience.kl.control.slow_warning(rollouts * ppo.sequences_per_rollout * ranks.world_size)
-    if slow is not None:
-        log(slow, ranks.is_main)
-    return settings
 
 
 def _sampling(opening: PpoOpening, model: PreTrainedModel) -> Sampling:
@@ -108,7 +116,7 @@ def _rewards(opening: PpoOpening) -> Rewards:
         columns=tuple(inputs.columns),
         texts_of=lambda rollout: rollout.texts(tokenizer.decode, inputs.end_token_ids),
         turns_of=lambda rollout: rollout.turn_texts(tokenizer.decode, inputs.end_token_ids),
-        media_of=inputs.media_of,
+        media_of=None if inputs.seen is None else partial(media_kind().for_rewards, inputs.seen),
         combination=opening.flags.reward.combination,
     )
 
@@ -125,10 +133,7 @@ def _plan(flags: PpoFlags, actor: PreTrainedModel, packed: bool, ranks: Ranks) -
         max_tokens_per_micro_batch=ppo.max_tokens_per_micro_batch,
         keeps_small=flags.guests.keep_forwards_small(actor, ranks.device.type == "cpu", ranks.sharing.size),
     )
-    return replace(
-        plan,
-        least_shared_tokens=ppo.share_beginnings,
-    )
+    return replace(plan, least_shared_tokens=ppo.share_beginnings)
 
 
 def _meters(roles: Roles, ranks: Ranks) -> tuple[ComputeMeter, ...]:

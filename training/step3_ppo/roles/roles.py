@@ -28,7 +28,6 @@ from training.utils.setup.media import check_read_alike, processor_of
 from training.utils.setup.setup import load_under
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from training.step3_ppo.flags.roles_arguments import RolesArguments
@@ -47,11 +46,6 @@ class Reference:
 
     frozen: FrozenModel | None
     actor: TrainingEngine
-
-    @property
-    def model(self) -> PreTrainedModel | None:
-        """The transformers model inside the frozen copy."""
-        return None if self.frozen is None else self.frozen.model
 
     def __call__(self, rows: TokenRows, readout: Readout) -> TokenLogprobs:
         if self.frozen is not None:
@@ -102,16 +96,11 @@ class Roles:
         """The transformers model inside the critic."""
         return None if self.critic is None else self.critic.module.model  # type: ignore[return-value]
 
-    @property
-    def trained_models(self) -> dict[str, PreTrainedModel]:
-        """The transformers models that learn, by role."""
-        critic = self.critic_model
-        return {"actor": self.actor_model, **({} if critic is None else {"critic": critic})}
-
-    @property
-    def scorer(self) -> PreTrainedModel | None:
-        """The transformers model inside the reward model."""
-        return None if self.reward_model is None else self.reward_model.model
+    def trained_with(self, role: str) -> tuple[PreTrainedModel | None, Guests]:
+        """Return the transformers model inside the actor or the critic, None if there is none, and its guests."""
+        if role == "actor":
+            return self.actor_model, self.actor_guests
+        return self.critic_model, self.critic_guests
 
     @property
     def readers(self) -> dict[str, tuple[PreTrainedModel, Callable[[TokenRows], torch.Tensor]]]:
@@ -179,7 +168,7 @@ def load_roles(
     *,
     warmup_steps: int = 0,
     longest_tokens: int = 0,
-    needed: RolesNeeded | None = None,
+    needed: RolesNeeded,
     media: RunMedia | None = None,
 ) -> Roles:
     """Load the models.
@@ -187,15 +176,11 @@ def load_roles(
     total_steps: optimizer steps of the whole run, which the LR schedules span. warmup_steps: those at the start that
         train the critic alone.
     longest_tokens: of the sequences that the models will read; 0 if unknown.
-    needed: all by default.
     media: of the prompts, if some have some.
     """
-    needed = needed or RolesNeeded()
-    if media is not None:
-        if tokenizers.critic is not None:
-            check_read_alike(
-                (flags.actor_model_name_or_path, flags.critic_model_name_or_path), flags.trust_remote_code, tokenizers
-            )
+    if media is not None and tokenizers.critic is not None:
+        paths = (flags.actor_model_name_or_path, flags.critic_model_name_or_path)
+        check_read_alike(paths, flags.trust_remote_code, tokenizers)
     actor_settings, critic_settings = (flags.model(role, needed.added) for role in ("actor", "critic"))
     load = partial(_loaded, ranks=ranks, longest_tokens=longest_tokens)
     reading: Any = {"longest_tokens": longest_tokens, "device": ranks.device, "media": media}

@@ -16,6 +16,11 @@ from training.step3_ppo.roles.roles import Tokenizers
 from training.utils.base.errors import ThreestepError
 from training.utils.data.chat.style import SavedStyle, save_style, saved_style
 from training.utils.data.rows.arguments import ChatArguments
+from training.utils.generation.partners import Partners
+
+
+def components(rules=()):
+    return SimpleNamespace(partners=Partners(), rewards=(), rules=dict(rules))
 
 
 def test_tokenizers_that_differ_between_actor_and_reward_model(tmp_path):
@@ -50,18 +55,18 @@ def test_flags_that_leave_nothing_to_train_or_to_evaluate(monkeypatch):
 
     def load(critic_warmup: int):
         ppo = {"per_device_training_batch_size": 8, "num_train_epochs": 1.0, "ppo_epochs": 3}  # five rollouts of 16
-        return load_inputs(ppo_flags(critic_warmup=critic_warmup, **ppo), tokenizer, ranks, print)
+        return load_inputs(ppo_flags(critic_warmup=critic_warmup, **ppo), components(), tokenizer, ranks)
 
     with pytest.raises(ThreestepError, match="--val_only evaluates held-out prompts, and there are none; raise"):
         phase.eval = []
-        load_inputs(ppo_flags(val_only=True), tokenizer, ranks, print)
+        load_inputs(ppo_flags(val_only=True), components(), tokenizer, ranks)
     inputs = load(2)
-    assert inputs.length == (5, 5 * 2 * 3, 2 * 2 * 3)
+    assert inputs.rollouts == 5
     with pytest.raises(ThreestepError, match="--critic_warmup 5 leaves none of the run's 5 rollouts"):
         load(5)
     rules = {"mine": lambda prompts, responses, level: []}
     with pytest.raises(ThreestepError, match="^reward function 'mine' expects the column level, and the columns that"):
-        load_inputs(ppo_flags(), tokenizer, ranks, print, rules=rules)
+        load_inputs(ppo_flags(), components(rules), tokenizer, ranks)
 
 
 def test_responses_end_at_each_end_token_of_the_model(tmp_path, monkeypatch):
@@ -76,10 +81,11 @@ def test_responses_end_at_each_end_token_of_the_model(tmp_path, monkeypatch):
     tiny_config("llama").save_pretrained(tmp_path)
     GenerationConfig(eos_token_id=[ids("<|im_end|>"), ids("<|eot_id|>"), letter]).save_pretrained(tmp_path)
     said: list[str] = []
+    monkeypatch.setattr("training.step3_ppo.parts.inputs.log", lambda line, *_: said.append(line))
 
     def load(*given):
         flags = ppo_flags(actor_model_name_or_path=str(tmp_path), end_of_conversation_token="<|im_end|>")
-        return load_inputs(flags, tokenizer, SimpleNamespace(world_size=1, is_main=True), lambda s, *_: said.append(s))
+        return load_inputs(flags, components(), tokenizer, SimpleNamespace(world_size=1, is_main=True))
 
     assert load().end_token_ids == tuple(ids(["<|im_end|>", "<|eot_id|>", "<|endoftext|>"]))
     assert said[0].startswith(
