@@ -20,7 +20,7 @@ from threestep.row_forms import EVAL_ROWS, ROWS, held_rows, is_dataset, is_in_me
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import replace_file
 from training.utils.base.user_files import GIVEN
-from training.utils.run.trackers import check_callback
+from training.utils.plugins.registry import plugin_module
 
 ROWS_FILE = "given_rows"
 REWARD, CALLBACK = "reward", "callback"
@@ -134,7 +134,7 @@ def with_addresses(settings: Mapping[str, Any], on_ranks: bool) -> tuple[dict[st
     plain = dict(settings)
     for name, value in settings.items():
         if name == CALLBACK and value is not None and not isinstance(value, str):
-            check_callback(value)
+            plugin_module("callback", "called").check_callback(value)
         if name == REWARD:
             plain[name] = _reward_text(value, address_of)
         elif callable(value):

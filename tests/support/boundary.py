@@ -25,7 +25,7 @@ MOST_CORE_FLAGS = 169
 _ADDED = (Path(__file__).parents[2] / "training/utils/plugins/known_plugins.txt").read_text(encoding="utf-8")
 _KINDS = ("flags", "rollout_engines", "trackers")
 # Names that are words of the language, or of the core, too.
-_PLAIN_WORDS = frozenset(("device", "digests", "environment", "report", "row", "tools"))
+_PLAIN_WORDS = frozenset(("callback", "device", "digests", "environment", "report", "row", "tools"))
 
 
 def plugin_of(module: str) -> str | None:

@@ -75,7 +75,7 @@ class AdvantageInputs:
     greedy_scores_B: float, the score of the greedy response to each sequence's prompt, or None.
     logprobs_BR, collisions_BR: float, of the policy that rolled out, by the training forward: log p of the token, and
         the sum of p^2 over the vocabulary; None if the estimator does not read them.
-    weights_BR: float, of the correction of the rollout (`contracts.correction`), or None.
+    weights_BR: float, of the correction of the rollout (`contracts.records`), or None.
     over_ranks: sums a tensor over all ranks.
     """
 

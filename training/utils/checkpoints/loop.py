@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import WHOLE_RUN_VARIABLE, log, resuming_command
-from training.utils.base.errors import ThreestepError, disk_errors
+from training.utils.base.errors import disk_errors
 from training.utils.base.seeds import derived_seed
 from training.utils.base.storage import flush_to_disk
 from training.utils.checkpoints.folder import CheckpointFolder, damage, read_manifest, stranger
@@ -30,7 +30,7 @@ from training.utils.contracts.run import Checkpoints
 from training.utils.engine.ranks.collectives import from_main, largest, on_main
 from training.utils.layout.order import completes_epochs
 from training.utils.run.metrics import MetricsWriter
-from training.utils.run.trackers import StepCallback, load_callback, open_trackers, trackers_in
+from training.utils.run.trackers import open_trackers, trackers_in
 
 if TYPE_CHECKING:
     from training.utils.contracts.run import FinalWeights, RunCourse
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 _TRAINER_FILE = "trainer.json"
 _WRITTEN = ("step", "seconds", "log_sizes", "state")
+_OF_COURSE = ("best", "early_end", "called")
 _BY_COURSE = len(SIGNALS) + 1  # `RunCourse.stop_reason`
 
 
 @dataclass(frozen=True)
 class ResumePoint:
     """Start of a resumed run; by default, its beginning. path: of the checkpoint; settings, step, seconds, log_sizes:
-    of the run that wrote it; state: the one that its loop gave to `save`; called: its callback ended it; course: the
-    states of `RunCourse`."""
+    of the run that wrote it; state: the one that its loop gave to `save`; course: the states of `RunCourse`."""
 
     path: Path | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -53,7 +53,6 @@ class ResumePoint:
     seconds: float = 0.0
     log_sizes: dict[str, int] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
-    called: bool = False
     course: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -85,16 +84,12 @@ def checkpointed_run(
         point = _resume_point(plan.resume_from, manifest["settings"])
     run.cut_logs(point.log_sizes)  # at the beginning of a run, removes those of an earlier one
     trackers = open_trackers(trackers_in(settings), run.path, settings, point.step) if is_main else []
-    named = settings.get("callback")
-    callback = StepCallback(load_callback(named)) if named else None
     lines = run.run_log("metrics.jsonl")
-    writer = MetricsWriter(
-        run.path, is_main, point.step, point.seconds, trackers=trackers, lines=lines, callback=callback
-    )
+    writer = MetricsWriter(run.path, is_main, point.step, point.seconds, trackers=trackers, lines=lines, course=course)
     with writer as metrics, Interrupts(is_main, alone=parts.ranks.world_size == 1) as interrupts:
         yield (
             metrics,
-            RunCheckpoints(plan, run, parts, settings, metrics, interrupts, point, steps_per_epoch, callback, course),
+            RunCheckpoints(plan, run, parts, settings, metrics, interrupts, point, steps_per_epoch, course),
         )
 
 
@@ -103,8 +98,8 @@ def _resume_point(path: Path, settings: Mapping[str, Any]) -> ResumePoint:
     write such a one."""
     where = path / _TRAINER_FILE
     saved = read_record(where)
-    # Version 0.1 wrote `best` and `early_end`, which are of `course` now.
-    check_keys(saved, _WRITTEN, str(where), optional=("called", "course", "best", "early_end"))
+    # Earlier versions wrote `best`, `early_end` and `called`, which are of `course` now.
+    check_keys(saved, _WRITTEN, str(where), optional=("course", *_OF_COURSE))
     with as_written(str(where)):
         return ResumePoint(
             path,
@@ -113,8 +108,7 @@ def _resume_point(path: Path, settings: Mapping[str, Any]) -> ResumePoint:
             float(saved["seconds"]),
             {name: int(size) for name, size in saved["log_sizes"].items()},
             dict(saved["state"]),
-            bool(saved.get("called") or (saved.get("early_end") or {}).get("called")),
-            dict(saved.get("course") or {name: saved[name] for name in ("best", "early_end") if saved.get(name)}),
+            {name: saved[name] for name in _OF_COURSE if saved.get(name)} | (saved.get("course") or {}),
         )
 
 
@@ -130,7 +124,6 @@ class RunCheckpoints(Checkpoints):
     interrupts: Interrupts
     point: ResumePoint
     steps_per_epoch: float = 0.0
-    callback: StepCallback | None = None
     course: Sequence[RunCourse] = ()
 
     def __post_init__(self) -> None:
@@ -141,7 +134,6 @@ class RunCheckpoints(Checkpoints):
         self._failures = 0  # in a row
         self._judges = [part for part in self.course if part.judges]
         self._due: int | None = None  # a step after which one is due by its evaluation
-        self._called = self.point.called and self.callback is not None  # an earlier one's end is over
         self._ends = False
 
     def restore(self) -> tuple[int, dict[str, Any]]:
@@ -192,7 +184,7 @@ class RunCheckpoints(Checkpoints):
         return next((final for part in self._judges if (final := part.final(step)) is not None), None)
 
     def ends(self, step: int) -> bool:
-        if self._ends or not (self.callback or self._judges):
+        if self._ends or not self._judges:
             return self._ends
         reason = on_main(self._end_reason, self._ranks.is_main)
         if reason is not None:
@@ -201,13 +193,6 @@ class RunCheckpoints(Checkpoints):
         return self._ends
 
     def _end_reason(self) -> str | None:
-        """Why training ends now; ThreestepError for a callback's mistake."""
-        if self.callback is not None:
-            if self.callback.problem is not None:
-                raise ThreestepError(self.callback.problem)
-            self._called |= self.callback.stops
-        if self._called:
-            return 'the callback returned "stop"'
         return next((reason for part in self._judges if (reason := part.end_reason()) is not None), None)
 
     def due(self, step: int, total_steps: int) -> bool:
@@ -288,7 +273,7 @@ class RunCheckpoints(Checkpoints):
                 flush_to_disk(self.run.path / name)
         saved = {"step": step, "seconds": self.metrics.seconds, "log_sizes": sizes, "state": dict(state)}
         states = (part.state(step) for part in self.course)
-        saved |= {"called": self._called, "course": {name: each for state in states for name, each in state.items()}}
+        saved |= {"course": {name: each for state in states for name, each in state.items()}}
         with disk_errors(folder.partial(step)):
             self.parts.describe(folder.partial(step))
         (folder.partial(step) / _TRAINER_FILE).write_text(json.dumps(saved), encoding="utf-8")

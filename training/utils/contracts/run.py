@@ -63,8 +63,8 @@ class RunCourse:
     answers hold for all.
 
     keeps: checkpoints that stay beside those of --keep_last, at most
-    judges: it goes by evaluations; otherwise `evaluated`, `end_reason` and `final`, which cost a collective, are not
-        called
+    judges: it may end training, or goes by evaluations; otherwise `evaluated`, `end_reason` and `final`, which cost a
+        collective, are not called
     """
 
     keeps: int = 0
@@ -77,6 +77,10 @@ class RunCourse:
     def resumed(self, state: Mapping[str, Any]) -> None:
         """Continue a run that resumes. state: as `state` returned it, beside that of others; none of a part that the
         run did not have"""
+
+    def figures(self, step: int, figures: Mapping[str, float]) -> Mapping[str, float]:
+        """Take the figures of a line of metrics.jsonl, before it is written; return further ones for it."""
+        return {}
 
     def evaluated(self, step: int, figures: Mapping[str, float]) -> bool:
         """Take the figures of the evaluation after `step` (0: before training); return whether a checkpoint of it is to

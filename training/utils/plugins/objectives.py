@@ -41,7 +41,7 @@ class Estimator:
 class PolicyLoss:
     """A loss of the policy.
 
-    loss: (PolicyTokens, PolicyLossSettings) -> (loss_M, clipped_M), see `step3_ppo.losses.tokens`.
+    loss: (PolicyTokens, PolicyLossSettings) -> (loss_M, clipped_M), see `step3_ppo.losses.losses`.
     aggregation, clip_low, clip_high: defaults, those of the loss's authors.
     has_ratio: the loss has the ratio of the new to the old policy, and so needs no other weight for it.
     unread: flags that other losses read and this one does not.

@@ -306,9 +306,9 @@ class Plugin(NamedTuple):
         `sft_regularizers`: addresses of functions (AddedFlags) -> Regularizer | None: what is added to step 1's loss
             and inputs (`step1_sft.regularizer`), by a flag's name; one at most in all plugins
         `prompt_sources`: addresses of functions (PpoFlags, prompts, tokenizer, texts of a rollout, ranks=) ->
-            PromptSource (`step3_ppo.parts.prompt_source`), by the flags that ask for them; one at most in all plugins
+            PromptSource (`step3_ppo.contracts.rollouts`), by the flags that ask for them; one at most in all plugins
         `learnt_beside`: the address of a function (PpoFlags, tokenizer, Ranks) -> LearntBeside: what the actor of step
-            3 learns from beside its rollouts (`step3_ppo.contracts.learnt_beside`), opened before models load; by the
+            3 learns from beside its rollouts (`step3_ppo.contracts.records`), opened before models load; by the
             name of the flag that asks for it
         `evaluation_flags`: by flags that give evaluations figures of other data than the held-out rows, `eval/NAME`:
             advice that names the flag, for who has no such rows
@@ -326,7 +326,7 @@ class Plugin(NamedTuple):
         `row_forms`: RowFormEntry, by the names of the columns of cached rows that hold their numbers
         `run_courses`: addresses of functions (settings) -> RunCourse | None (`contracts.run`), by their names:
             who has a say in when a run saves and ends; settings by the flags' names
-        `corrections`: the address of a function (PpoFlags) -> Correction (`step3_ppo.contracts.correction`), of
+        `corrections`: the address of a function (PpoFlags) -> Correction (`step3_ppo.contracts.records`), of
             rollouts that another policy drew; by the name of the flag that says how; one at most in all plugins
         `engine_configs`: the address of a function (value) -> OwnConfig (`engine.config.arguments`): a DeepSpeed
             configuration of the user's own; by the name of the flag that gives it

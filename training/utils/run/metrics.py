@@ -14,8 +14,8 @@ from training.utils.base.console import log
 from training.utils.run.run_folder import METRICS, RunLog
 
 if TYPE_CHECKING:
+    from training.utils.contracts.run import RunCourse
     from training.utils.contracts.trackers import Tracker
-    from training.utils.run.trackers import StepCallback
 
 
 class MetricsWriter:
@@ -23,8 +23,8 @@ class MetricsWriter:
 
     A context manager: closing closes the trackers. A tracker that fails is dropped with a warning, and training
     continues; lines that the disk refuses wait (RunLog). done_steps, done_seconds: where a resumed run continues; its
-    metrics.jsonl ends with that step. lines: metrics.jsonl, where somebody else settles it at the run's end. callback:
-    gets the figures first, and may add some.
+    metrics.jsonl ends with that step. lines: metrics.jsonl, where somebody else settles it at the run's end. course:
+    those who get the figures first, and may add some.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class MetricsWriter:
         *,
         trackers: Sequence[Tracker] = (),
         lines: RunLog | None = None,
-        callback: StepCallback | None = None,
+        course: Sequence[RunCourse] = (),
     ) -> None:
         self.folder = Path(output_dir)
         self._is_main_rank = is_main_rank
         self.evaluation: dict[str, float] = {}  # the figures of the last evaluation, on the main rank
         self._trackers = list(trackers)
-        self._callback = callback
+        self._course = course
         self._last_step = done_steps
         self._dropped: dict[str, int] = {}  # trackers that failed, and the last step before
         self._started = time.monotonic() - done_seconds
@@ -68,8 +68,8 @@ class MetricsWriter:
             return
         self._last_step = step
         plain = {name: float(value) for name, value in metrics.items()}
-        if self._callback is not None:
-            plain |= self._callback.figures(step, plain)
+        for part in self._course:
+            plain |= part.figures(step, plain)
         self.evaluation = {name: value for name, value in plain.items() if name.startswith("eval")} or self.evaluation
         line: dict[str, Any] = {"step": step, "seconds": round(self.seconds, 3)}
         # JSON has no NaN or infinity: they are written as null, so that every line can be read.

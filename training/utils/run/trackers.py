@@ -1,22 +1,19 @@
-"""Those who get a run's figures: trackers, by the table of their names, and the user's callback; and the flags of both.
-Cheap to import for `--help`: a tracker's module is imported when it is opened."""
+"""The trackers of a run: their flags, the table of their names, and their opening. Cheap to import for `--help`: a
+tracker's module is imported when it is opened."""
 
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.utils.base.console import LogPace
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.base.storage import read_json_object
-from training.utils.base.user_files import call_user, check_signature, is_address, load_named, named_object
+from training.utils.base.user_files import check_signature, is_address, load_named, named_object
 from training.utils.contracts.trackers import TrackedRun, Tracker
 from training.utils.flags.flags import flag
 from training.utils.plugins.plugin import TrackerEntry
@@ -35,10 +32,6 @@ NO_TRACKERS = "none"
 TRACKERS_HELP = f"{', '.join(TRACKERS)}, your own Tracker as FILE.py:NAME"
 KNOWN_AS = "tracker_runs.json"  # in the run's folder: the services' names for the run, for resuming
 WRITTEN = (KNOWN_AS, *(name for entry in TRACKERS.values() for name in entry.writes))
-CALLBACK_FLAG = "--callback"
-STOP = "stop"
-_NAMED_HERE = ("step", "seconds")
-_OF_TRAINERS = ("on_step_end", "on_log", "on_train_begin")  # methods of transformers' TrainerCallback
 
 
 @dataclass
@@ -60,12 +53,6 @@ class LogArguments:
         "get; 0 writes none. Step 3, whose samples.jsonl has all: those of the first prompts, which trackers get.",
         "samples >= 0",
     )
-    callback: str | None = flag(
-        None,
-        "Function that is called as fn(step, figures) with the figures of each step and evaluation, on the main rank: "
-        'returns None, "stop" (training ends after this step, with its model) or further figures as a dict.',
-        "file.py:name",
-    )
     logging_seconds: float = flag(
         60.0,
         "The fewest seconds between two lines of progress where the output is not a terminal; 0: a line every step. "
@@ -77,9 +64,7 @@ class LogArguments:
         return LogPace(self.logging_seconds)
 
     def validate(self, mistakes: Mistakes) -> None:
-        """Collect unknown trackers, missing packages, and a callback that is none."""
-        if self.callback is not None:
-            mistakes.note(load_callback, self.callback)
+        """Collect unknown trackers and missing packages."""
         names = [word.strip() for word in self.report_to.split(",")]
         for name in names:
             if names != [NO_TRACKERS]:
@@ -142,77 +127,3 @@ def open_trackers(names: Sequence[str], folder: Path, settings: Mapping[str, Any
     if known:
         (folder / KNOWN_AS).write_text(json.dumps(known) + "\n", encoding="utf-8")
     return made
-
-
-def load_callback(given: str) -> Callable[..., Any]:
-    """Return the function of --callback; ThreestepError if it cannot be called as one."""
-    function = load_named(given, CALLBACK_FLAG)
-    check_callback(function)
-    return function
-
-
-def check_callback(function: Any) -> None:
-    """ThreestepError unless `function` can be called with (step, figures)."""
-    kind = f"the class {function.__name__}" if isinstance(function, type) else _described(function)
-    problem = None
-    if any(hasattr(function, method) for method in _OF_TRAINERS):
-        problem = f"{kind}, a callback of transformers' Trainer"
-    elif isinstance(function, type) or not callable(function):
-        problem = kind
-    else:
-        try:
-            inspect.signature(function).bind(0, {})
-        except TypeError as other:
-            problem = f"{kind}, which takes other arguments ({other})"
-        except ValueError:  # a built-in function without a signature
-            pass
-    if problem is not None:
-        raise ThreestepError(
-            f"{CALLBACK_FLAG} expects a function (step, figures), called with each step's figures, got {problem}; "
-            f'write `def follow(step, figures): ...`, which returns "{STOP}" to end training'
-        )
-
-
-def _described(function: Any) -> str:
-    name = getattr(function, "__name__", "")
-    return name if callable(function) and name else f"an object of {type(function).__name__}"
-
-
-class StepCallback:
-    """Calls `function(step, figures)`. Its mistakes are kept, for all ranks to end with (`problem`).
-
-    stops: it returned "stop"
-    """
-
-    def __init__(self, function: Callable[[int, dict[str, float]], Any]) -> None:
-        self._function = function
-        self.stops = False
-        self.problem: str | None = None
-
-    def figures(self, step: int, figures: Mapping[str, float]) -> dict[str, float]:
-        """Call it; return the figures that it adds to the step's."""
-        if self.problem is not None:
-            return {}
-        try:
-            return self._read(call_user(self._function, step, dict(figures)), figures)
-        except ThreestepError as mistake:
-            self.problem = f"{CALLBACK_FLAG}: {mistake}"
-            return {}
-
-    def _read(self, answer: Any, figures: Mapping[str, float]) -> dict[str, float]:
-        if answer is None:
-            return {}
-        if isinstance(answer, str) and answer == STOP:
-            self.stops = True
-            return {}
-        if not isinstance(answer, Mapping):
-            raise ThreestepError(
-                f'the function expects to return None, "{STOP}" or figures as a dict, got {answer!r:.60}; leave out '
-                "other returns"
-            )
-        for name, value in answer.items():
-            if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, Real):
-                raise ThreestepError(f"figures expect numbers by name, got {name!r}: {value!r:.60}")
-            if name in figures or name in _NAMED_HERE:
-                raise ThreestepError(f"figures expect names of their own, got '{name}', which the step has; rename it")
-        return {name: float(value) if math.isfinite(value) else math.nan for name, value in answer.items()}

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -293,43 +294,25 @@ def last_step(run: Any, losses: dict[int, float]) -> int:
         return end
 
 
-def ended(
-    place: Path, losses: dict[int, float], callback: str | None = None, resume: str | None = None, **flags: Any
-) -> int:
-    changes = {"callback": callback} if callback else {}
-    return last_step(opened(plan(place, resume=resume, changes=changes.items(), **flags), place), losses)
+class Ends(RunCourse):
+    """Ends training after step 4, and adds a figure to each line."""
+
+    judges = True
+    step = 0
+
+    def figures(self, step: int, figures: Mapping[str, float]) -> Mapping[str, float]:
+        self.step = step
+        return {"own/twice": 2 * step}
+
+    def end_reason(self) -> str | None:
+        return "enough" if self.step == 4 else None
 
 
-LOSSES = {1: 3.0, 2: 1.0, 4: 2.0, 6: 1.0}
-
-
-def own_callback(folder: Path, body: str) -> str:
-    folder.mkdir(parents=True)
-    (folder / "own.py").write_text(f"def seen(step, figures):\n    {body}\n")
-    return f"{folder}/own.py:seen"
-
-
-def test_a_callback_ends_the_run_and_adds_figures(tmp_path, capsys):
-    own = own_callback(
-        tmp_path / "own", "return 'stop' if figures.get('eval/loss') == 2.0 else {'own/twice': 2 * step}"
-    )
-    assert ended(tmp_path / "a", LOSSES, own, save_at_end=True) == 4
-    assert 'training ends after step 4: the callback returned "stop"' in capsys.readouterr().out
-    lines = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
-    assert [line.get("own/twice") for line in lines] == [2, 2, 4, 4, 6, 8, None]
-    assert ended(tmp_path / "a", LOSSES, own, resume="latest") == 4  # it is over
-    assert ended(tmp_path / "a", LOSSES, resume="latest") == 10  # without it, prolonged
-
-
-def test_a_callbacks_mistake_ends_the_run(tmp_path):
-    own = own_callback(tmp_path / "own", "return 1 / (3 - step)")
-    with pytest.raises(
-        ThreestepError, match="^--callback: the function expects to return None, .*, got 0.5; leave out"
-    ):
-        ended(tmp_path / "a", LOSSES, own)
-    own = own_callback(tmp_path / "other", "return None if step < 3 else 1 / 0")
-    with pytest.raises(ThreestepError, match=r"^--callback: seen raised ZeroDivisionError: .* \(own.py, line 2\)$"):
-        ended(tmp_path / "b", LOSSES, own)
+def test_a_part_of_the_course_ends_training_and_adds_figures(tmp_path, capsys):
+    assert last_step(opened(plan(tmp_path, resume=None), tmp_path, course=[Ends()]), {2: 1.0}) == 4
+    assert "training ends after step 4: enough" in capsys.readouterr().out
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["own/twice"] for line in lines] == [2, 4, 4, 6, 8]
 
 
 def full_at(monkeypatch, steps: set[int]) -> None:

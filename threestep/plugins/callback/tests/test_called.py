@@ -6,19 +6,19 @@ import math
 
 import pytest
 
+from threestep.plugins.callback.called import Called, check_callback, load_callback
 from training.utils.base.errors import ThreestepError
-from training.utils.run.trackers import StepCallback, check_callback, load_callback
 
 
 def test_answers():
     seen = []
     answers = iter([None, {"own/a": 1, "own/b": math.inf}, "stop"])
-    callback = StepCallback(lambda step, figures: (seen.append((step, figures)), next(answers))[1])
+    callback = Called(lambda step, figures: (seen.append((step, figures)), next(answers))[1])
     figures = {"train/loss": 0.5}
     assert callback.figures(1, figures) == {}
     added = callback.figures(2, figures)
-    assert added["own/a"] == 1.0 and math.isnan(added["own/b"]) and not callback.stops
-    assert callback.figures(3, figures) == {} and callback.stops and callback.problem is None
+    assert added["own/a"] == 1.0 and math.isnan(added["own/b"]) and callback.end_reason() is None
+    assert callback.figures(3, figures) == {} and callback.end_reason() == 'the callback returned "stop"'
     assert [step for step, _ in seen] == [1, 2, 3] and all(got == figures and got is not figures for _, got in seen)
 
 
@@ -39,9 +39,11 @@ def test_answers():
 )
 def test_other_answers(answer, sentence):
     calls = []
-    callback = StepCallback(lambda step, figures: calls.append(step) or answer)
+    callback = Called(lambda step, figures: calls.append(step) or answer)
     assert callback.figures(1, {"train/loss": 0.5}) == {}
-    assert sentence in callback.problem and not callback.stops
+    with pytest.raises(ThreestepError) as problem:
+        callback.end_reason()
+    assert sentence in str(problem.value)
     callback.figures(2, {})
     assert calls == [1]  # the run is about to end
 
