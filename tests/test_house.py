@@ -52,8 +52,8 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
         "from training.step1_sft import loss",
         "from training.step3_ppo import losses",
     ),
-    (rooms.steps_keep_apart, "training.step2_dpo.losses.ranked", "from ...step2_reward import loss", "from . import x"),
-    (rooms.steps_keep_apart, "training.step4_new.trainer", "import training.step2_dpo.losses", "import torch"),
+    (rooms.steps_keep_apart, "training.step2_dpo.loss", "from ..step2_reward import loss", "from . import x"),
+    (rooms.steps_keep_apart, "training.step4_new.trainer", "import training.step2_dpo.loss", "import torch"),
     (
         rooms.steps_keep_apart,
         "training.step1_sft.main",

@@ -7,7 +7,7 @@ import sys
 
 from torch.nn.functional import logsigmoid
 
-from training.step2_dpo.losses.ranked import LOSSES
+from training.step2_dpo.loss import LOSSES
 from training.step2_dpo.main import main
 from training.utils.plugins.objectives import PreferenceLoss
 

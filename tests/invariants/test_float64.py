@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 from tests.support.objectives import objective
 from tests.unit.step3_ppo.losses.test_losses import FORMULAS, how_of
 from training.step1_sft import loss as sft
-from training.step2_dpo.losses import pairs as dpo
-from training.step2_dpo.losses.ranked import LOSSES
+from training.step2_dpo import loss as dpo
+from training.step2_dpo.loss import LOSSES
 from training.step2_reward import loss as reward
 from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.advantages.estimators import moments, whiten

@@ -5,8 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from training.step2_dpo.losses.pairs import Objective
-from training.step2_dpo.losses.ranked import LOSSES
+from training.step2_dpo.loss import LOSSES, Objective
 
 
 def objective(loss_type: str, beta: float, *, weight: float = 1.0, ld_alpha: float = 1.0, **own: Any) -> Objective:

@@ -67,7 +67,7 @@ ONLY_IN = {
 MATHS = {
     "training.step1_sft.loss": (),
     "training.step2_reward.loss": (),
-    "training.step2_dpo.losses": (),
+    "training.step2_dpo.loss": (),
     "training.step3_ppo.losses": (),
     "training.step3_ppo.kl": (),
     "training.step3_ppo.contracts.measures": (),

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from training.step2_dpo.losses.pairs import Objective
-from training.step2_dpo.losses.ranked import LOSSES
-from training.step2_dpo.objectives import BETA_SCHEDULES, BetaSchedule, weighted_names
+from training.step2_dpo.loss import BETA_SCHEDULES, LOSSES, BetaSchedule, Objective
 from training.utils.base.console import log_on_main
-from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.engine.config.arguments import RateArguments
 from training.utils.flags.added import advice, flags_of_entries, own_options, refuse_flags_of_others
 from training.utils.flags.flags import flag, flag_of
+from training.utils.plugins.registry import owner_sentence
 
 if TYPE_CHECKING:
     from training.utils.setup.flags import OneModelFlags
 
 REFERENCES = ("cached", "adapter_off")
+_WEIGHT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 
 
 @dataclass
@@ -90,6 +91,25 @@ class DpoArguments(flags_of_entries(LOSSES), _LossArguments):  # type: ignore[mi
             f"--reference {self.reference} is for losses with a reference, and --loss_type {self.loss_type} has none; "
             "leave it out",
         )
+
+
+def weighted_names(text: str) -> dict[str, float]:
+    """Return the losses of `--loss_type` with their weights. Raises ThreestepError."""
+    found: dict[str, float] = {}
+    for entry in text.split(","):
+        name, colon, written = entry.strip().partition(":")
+        if name not in LOSSES:
+            near = owner_sentence("preference_losses", name) or nearest_names(name, list(LOSSES))
+            raise ThreestepError(f"--loss_type expects one of {', '.join(LOSSES)}, got '{name}'{near}")
+        if name in found:
+            raise ThreestepError(f"--loss_type expects each loss once, got '{name}' twice in '{text}'; add the weights")
+        if colon and not (_WEIGHT.fullmatch(written) and float(written) > 0):
+            raise ThreestepError(f"--loss_type expects a weight above 0 behind '{name}:', got '{written}' in '{text}'")
+        found[name] = float(written) if colon else 1.0
+    if len({LOSSES[name].rows for name in found}) > 1:
+        kinds = ", ".join(f"'{name}' {LOSSES[name].rows}" for name in found)
+        raise ThreestepError(f"--loss_type expects losses of one kind of rows, got {kinds} rows in '{text}'")
+    return found
 
 
 def needs_reference(dpo: DpoArguments) -> bool:

@@ -17,7 +17,7 @@ from training.step2_dpo.arguments import (
     objectives_of,
     schedule_of,
 )
-from training.step2_dpo.objectives import reads_mismatched
+from training.step2_dpo.loss import reads_mismatched
 from training.utils.setup.step_program import one_model_program
 
 if TYPE_CHECKING:

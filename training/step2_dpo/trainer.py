@@ -17,15 +17,29 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from training.step2_dpo.losses.pairs import FIGURES, Objective, Responses, log_ratios, preference_loss, weighted_sum
-from training.step2_dpo.objectives import BetaSchedule, at_beta, reads_mismatched
+from training.step2_dpo.loss import (
+    FIGURES,
+    BetaSchedule,
+    Objective,
+    Responses,
+    at_beta,
+    log_ratios,
+    preference_loss,
+    reads_mismatched,
+    weighted_sum,
+)
 from training.utils.contracts.run import StepTaken
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.engine.ranks.collectives import DeviceSums
 from training.utils.layout.rows import sequence_sums
-from training.utils.preference.batches import PreferenceBatch, PreferenceStep, eval_batches, train_batches
+from training.utils.preference.batches import (
+    PreferenceBatch,
+    PreferenceStep,
+    eval_batches,
+    gathered_scores,
+    train_batches,
+)
 from training.utils.preference.reference import Reference, References, read_reference, response_sums
-from training.utils.preference.scoring import gathered_scores
 from training.utils.run.divergence import EQUAL_PAIRS, Uniform
 from training.utils.setup.training_run import NextStep, TrainingLoop, TrainingRun
 

@@ -17,7 +17,13 @@ from training.step2_reward.loss import LossOptions, compared_tokens, ranking_los
 from training.utils.contracts.run import StepTaken
 from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
 from training.utils.layout.order import ShuffledStream
-from training.utils.preference.batches import PreferenceBatch, PreferenceStep, train_batches
+from training.utils.preference.batches import (
+    PreferenceBatch,
+    PreferenceStep,
+    chosen_alone,
+    score_responses,
+    train_batches,
+)
 from training.utils.preference.evaluation import (
     RewardEvaluation,
     ScoredResponses,
@@ -27,7 +33,6 @@ from training.utils.preference.evaluation import (
     gain_sentence,
     spread,
 )
-from training.utils.preference.scoring import chosen_alone, score_responses
 from training.utils.run.divergence import EQUAL_PAIRS
 from training.utils.setup.training_run import NextStep, TrainingLoop, TrainingRun
 

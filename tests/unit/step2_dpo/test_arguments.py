@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.lora_settings import lora_settings
 from training.step2_dpo.arguments import DpoArguments, check_marks, check_reference, kind_of_rows, needs_reference
-from training.step2_dpo.losses.ranked import LOSSES
+from training.step2_dpo.loss import LOSSES
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.flags.flags import note_mistakes
 from training.utils.plugins.objectives import PreferenceLoss

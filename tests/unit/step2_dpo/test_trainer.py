@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.support.objectives import objectives
-from training.step2_dpo.losses.pairs import Objective
+from training.step2_dpo.loss import Objective
 from training.step2_dpo.trainer import DpoEvaluation, _uniform, closing_figures, closing_sentence
 from training.utils.plugins.objectives import PreferenceLoss
 from training.utils.run.divergence import EQUAL_PAIRS

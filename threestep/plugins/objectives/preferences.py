@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import logsigmoid
 
-from training.step2_dpo.losses.pairs import Objective, Responses, best_likelihood, of_pairs
-from training.step2_dpo.losses.ranked import smoothed
+from training.step2_dpo.loss import Objective, Responses, best_likelihood, of_pairs, smoothed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

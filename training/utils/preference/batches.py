@@ -1,29 +1,35 @@
-"""Rows of ranked responses as the micro-batches of one rank, which know the row and response of each sequence; and rows
-whose prompt is paired with the response of another row, by which KTO estimates how far the policy is from its start.
+"""Rows of ranked responses as the micro-batches of one rank, which know the row and response of each sequence; their
+scores, computed by all ranks together and known to each of them; and rows whose prompt is paired with the response of
+another row, by which KTO estimates how far the policy is from its start.
 
 Knows no model and no loss. B sequences (responses), Q pairs of responses to the same prompt, K responses of a row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from training.utils.base.transfer import pinned
+from training.utils.base.errors import ThreestepError
+from training.utils.base.transfer import moved, pinned
 from training.utils.contracts.documents import Document, unshared
 from training.utils.data.rows.documents import group_document, group_size, responses_document, row_groups
+from training.utils.engine.ranks.collectives import gathered
 from training.utils.layout.planner import DocumentSize, PlanSettings, plan_step
 from training.utils.layout.rows import RankedRows, lacks_media, planned_size, ranked_rows
+from training.utils.preference.evaluation import ScoredResponses
 
 if TYPE_CHECKING:
     from training.utils.contracts.media import RunMedia
     from training.utils.contracts.rows import ResponsesRow
+    from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.setup.training_run import TrainingRun
 
+_PLANNED_ROWS = 1024  # laid out at a time, so that memory does not grow with the dataset
 _FORWARDS_AT_A_TIME = 16  # of each rank, where a whole split is read: enough to balance and to sort
 
 
@@ -167,6 +173,59 @@ def margin_levels(row: ResponsesRow) -> np.ndarray:
     if row.margins is None:
         return np.zeros(len(row.response_ids), np.float32)
     return np.append(np.cumsum(row.margins[::-1])[::-1], 0).astype(np.float32)
+
+
+def score_responses(
+    read: Callable[[TokenRows], torch.Tensor],
+    rows: Sequence[ResponsesRow],
+    plan: PlanSettings,
+    pad_token_id: int,
+    *,
+    ranks: Ranks,
+    media: RunMedia | None = None,
+) -> ScoredResponses:
+    """Score every response of `rows`. A collective: all ranks call it with the same rows and get the same result.
+
+    read: TokenRows -> float32 [sequences], in eval mode. media: of the rows, if they have some.
+    Raises ThreestepError where a score is not finite.
+    """
+    mine, everywhere = [], range(len(rows))
+    for batch in preference_batches(
+        rows,
+        everywhere,
+        plan,
+        ranks,
+        pad_token_id=pad_token_id,
+        are_targets=False,
+        rows_at_a_time=_PLANNED_ROWS,
+        media=media,
+    ):
+        with torch.no_grad():
+            scores_B = read(moved(batch.ranked.rows, ranks.device))
+        batch_scores = scores_B.double().cpu().numpy()[: len(batch.row_B)]
+        mine.append(np.column_stack([batch.row_B, batch.place_B, batch.tokens_B, batch_scores]))
+    scored = gathered_scores(mine if ranks.leads else [])
+    scores = scored.score_R
+    not_finite = int(np.count_nonzero(~np.isfinite(scores)))
+    if not_finite:
+        raise ThreestepError(
+            f"{not_finite:,} of {len(scores):,} scores are not finite: the model has diverged; train it with a lower "
+            "--learning_rate, or in another --dtype"
+        )
+    return scored
+
+
+def gathered_scores(mine: Sequence[np.ndarray]) -> ScoredResponses:
+    """Put all ranks' scores in order. A collective. mine: of micro-batches, float64 [responses, 4]: the row, the place
+    among its responses, tokens, score."""
+    prompts, places, tokens, scores = np.concatenate(gathered(np.concatenate([np.zeros((0, 4)), *mine]))).T
+    order = np.lexsort((places, prompts))
+    return ScoredResponses(prompts[order].astype(np.int64), scores[order], tokens[order].astype(np.int64))
+
+
+def chosen_alone(rows: Sequence[ResponsesRow]) -> list[ResponsesRow]:
+    """The same rows with their best response only."""
+    return [replace(row, response_ids=row.response_ids[:1], margins=None) for row in rows]
 
 
 _SHUFFLED_BY = 0  # not --seed: the reference's log-probabilities of these rows are found again by another run

@@ -19,12 +19,12 @@ from training.utils.layout.planner import PlanSettings
 from training.utils.models.token_model import PolicyModel
 from training.utils.preference.batches import preference_batches
 from training.utils.preference.reference import (
+    ReferenceFile,
     adapter_off_references,
     known_references,
     read_rows,
     taken_rows,
 )
-from training.utils.preference.reference_file import ReferenceFile
 from training.utils.run.metrics import MetricsWriter
 from training.utils.setup.training_run import LoopSettings, TrainingRun
 

@@ -17,7 +17,7 @@ from training.utils.models.attention.attention import plan_for
 from training.utils.models.layout_check import check_padded, check_segments, notes_on, why_not_packed
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel
-from training.utils.preference.scoring import score_responses
+from training.utils.preference.batches import score_responses
 from training.utils.setup.setup import load_under
 
 if TYPE_CHECKING:

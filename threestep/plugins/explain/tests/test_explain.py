@@ -61,7 +61,7 @@ def test_passes_in_float32_leave_a_hundred_thousandth(number: int):
 
 def test_every_loss_and_estimator_is_drawn():
     """But the estimator of a teacher alone."""
-    from training.step2_dpo.losses.ranked import LOSSES
+    from training.step2_dpo.loss import LOSSES
     from training.step3_ppo.advantages import ESTIMATORS
     from training.step3_ppo.losses import POLICY_LOSSES
 

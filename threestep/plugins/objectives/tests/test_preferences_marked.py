@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from tests.support.objectives import objective
-from training.step2_dpo.losses.pairs import Responses, mark_figures, preference_loss
-from training.step2_dpo.losses.ranked import LOSSES
+from training.step2_dpo.loss import LOSSES, Responses, mark_figures, preference_loss
 
 
 def responses(ratios, marks, point: float = 0.0) -> tuple[Responses, torch.Tensor]:

@@ -10,7 +10,8 @@ import torch
 
 from tests.support.objectives import objective, objectives
 from threestep.plugins.objectives.preferences import log_odds
-from training.step2_dpo.losses.pairs import (
+from training.step2_dpo.loss import (
+    LOSSES,
     Objective,
     Responses,
     best_likelihood,
@@ -18,7 +19,6 @@ from training.step2_dpo.losses.pairs import (
     preference_loss,
     weighted_sum,
 )
-from training.step2_dpo.losses.ranked import LOSSES
 
 # A pair of three tokens each (the prompt apart): r_w = 0.4, r_l = -0.6, so that m = 1, and a token's means are thirds.
 POLICY = ([-0.5, -1.0, -1.5], [-1.0, -2.0, -0.5])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.objectives import objective
-from training.step2_dpo.losses.pairs import Responses, preference_loss
+from training.step2_dpo.loss import Responses, preference_loss
 
 
 def ranked(prompts: list[list[float]], dtype: torch.dtype = torch.float64) -> tuple[Responses, torch.Tensor]:

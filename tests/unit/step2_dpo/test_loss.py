@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.objectives import objective
-from training.step2_dpo.losses.pairs import (
+from training.step2_dpo.loss import (
+    LOSSES,
     Objective,
     Responses,
     log_ratios,
     pair_figures,
     preference_loss,
 )
-from training.step2_dpo.losses.ranked import LOSSES
 from training.utils.layout.rows import sequence_sums
 from training.utils.plugins.objectives import PreferenceLoss
 

@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from training.step2_dpo.arguments import DpoArguments, objectives_of, schedule_of
-from training.step2_dpo.losses.ranked import LOSSES
-from training.step2_dpo.objectives import BetaSchedule, at_beta, weighted_names
+from training.step2_dpo.arguments import DpoArguments, objectives_of, schedule_of, weighted_names
+from training.step2_dpo.loss import LOSSES, BetaSchedule, at_beta
 from training.utils.base.errors import ThreestepError
 
 

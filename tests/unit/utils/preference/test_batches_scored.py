@@ -13,7 +13,7 @@ from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.token_model import ScalarModel
 from training.utils.preference import scoring
-from training.utils.preference.scoring import chosen_alone, score_responses
+from training.utils.preference.batches import chosen_alone, score_responses
 
 ALONE = Ranks(0, 0, 1, torch.device("cpu"))
 

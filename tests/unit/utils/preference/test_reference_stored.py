@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.data_flags import data_flags
-from training.utils.preference.reference_file import ReferenceFile, RowLogprobs, reference_file
+from training.utils.preference.reference import ReferenceFile, RowLogprobs, reference_file
 
 PARTS = {"format": "1", "data": "d", "model": "m", "dtype": "fp32", "layout": "packed", "transformers": "5"}
 KNOWN = RowLogprobs(np.array([1, 4, 6]), np.array([[-1, -2, 0], [-3, -4, -5], [-6, -7, 0]], np.float32))

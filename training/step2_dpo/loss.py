@@ -1,4 +1,5 @@
-"""The loss of a batch of responses. Pure: tensors in, tensors out. Cheap to import: `--help` reaches this module.
+"""The losses of preferences: what each computes of a batch of responses, the table of their names, their weighted sum,
+and beta by the step. Pure: tensors in, tensors out. Cheap to import: `--help` reaches this module.
 
 M target tokens, B sequences (a prompt with one response each), Q pairs of sequences with the same prompt, the first
 better than the second.
@@ -6,14 +7,19 @@ better than the second.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from training.utils.flags.added import with_added
+from training.utils.plugins.objectives import PreferenceLoss
+from training.utils.preference.arguments import PairLossArguments
 
 if TYPE_CHECKING:
     import torch
 
-    from training.utils.plugins.objectives import PreferenceLoss
+BETA_SCHEDULES = ("linear", "cosine")
 
 
 @dataclass(frozen=True)
@@ -134,3 +140,79 @@ def best_likelihood(responses: Responses) -> torch.Tensor:
     """Return the sum over prompts of the best response's mean negative log-likelihood a token, a scalar (Pang et al.
     2024, equation 1, the second term)."""
     return -(responses.logprobs_B / responses.tokens_B * responses.is_best_B).sum()
+
+
+def smoothed(rewards_Q: torch.Tensor, flipped: float) -> torch.Tensor:
+    """Return [Q], the cross-entropy of the preference sigmoid(reward) against a label that is wrong with probability
+    `flipped` (Mitchell 2023, conservative DPO, equation 3). rewards_Q: of the better response minus the worse."""
+    from torch.nn.functional import logsigmoid
+
+    return -(1.0 - flipped) * logsigmoid(rewards_Q) - flipped * logsigmoid(-rewards_Q)
+
+
+def sigmoid(margins_Q: torch.Tensor, objective: Objective) -> torch.Tensor:
+    """DPO (Rafailov et al. 2023, equation 7); smoothed as Mitchell 2023 (conservative DPO), equation 3."""
+    return smoothed(objective.beta * margins_Q, objective.options.label_smoothing)
+
+
+def ipo(margins_Q: torch.Tensor, objective: Objective) -> torch.Tensor:
+    """IPO (Azar et al. 2023, equation 17), with beta for their tau.
+
+    Azar et al. write whole responses, but their target 1 / (2 beta) does not grow with a response, so a sum would move
+    long responses less per token; they advised TRL to average (huggingface.co/blog/pref-tuning), and beta means the
+    same here as there: `is_token_mean`.
+    """
+    return (margins_Q - 1.0 / (2.0 * objective.beta)).square()
+
+
+def hinge(margins_Q: torch.Tensor, objective: Objective) -> torch.Tensor:
+    """The hinge of SLiC-HF (Zhao et al. 2023), on log-ratios as in RSO (Liu et al. 2023)."""
+    return (1.0 - objective.beta * margins_Q).relu()
+
+
+LOSSES = with_added(
+    "preference_losses",
+    {
+        "sigmoid": PreferenceLoss(
+            "is DPO (Rafailov et al. 2023)",
+            sigmoid,
+            PairLossArguments,
+            loss_of_equal_pairs=lambda objective: math.log(2.0),
+        ),
+        "ipo": PreferenceLoss(
+            "is the squared loss on log-probabilities per token (Azar et al. 2023)", ipo, is_token_mean=True
+        ),
+        "hinge": PreferenceLoss("is SLiC's (Zhao et al. 2023)", hinge),
+        "sft": PreferenceLoss(
+            "is the best response's negative log-likelihood per token, for sums",
+            of_responses=lambda responses, objective: best_likelihood(responses),
+            needs_reference=False,
+        ),
+    },
+    PreferenceLoss,
+)
+
+
+class BetaSchedule(NamedTuple):
+    """Beta from `first` in the first optimizer step to `last` in the last one. form: of BETA_SCHEDULES."""
+
+    first: float
+    last: float
+    form: str = "linear"
+
+    def at(self, step: int, total_steps: int) -> float:
+        """Beta of an optimizer step, 1 to total_steps, and of evaluations after it; 0 is before the first."""
+        share = min(max(step - 1, 0) / max(total_steps - 1, 1), 1.0)
+        if self.form == "cosine":
+            share = (1.0 - math.cos(math.pi * share)) / 2.0
+        return self.first + share * (self.last - self.first)
+
+
+def reads_mismatched(objectives: Sequence[Objective]) -> bool:
+    """True if a loss reads prompts with the responses of other rows."""
+    return any(one.loss.first_pass is not None and one.loss.first_pass.reads_mismatched for one in objectives)
+
+
+def at_beta(objectives: Sequence[Objective], beta: float) -> tuple[Objective, ...]:
+    """The same with another beta."""
+    return tuple(replace(objective, beta=beta) for objective in objectives)

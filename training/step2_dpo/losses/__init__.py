@@ -1,1 +1,0 @@
-"""Losses on ranked and on marked responses: what each computes, and the table of their names."""
