@@ -33,7 +33,7 @@ from threestep.plugins.images.prompts import PixelsOf
 from training.utils.contracts.documents import MediaSpan, TokenSequence, join, plain
 from training.utils.contracts.token_rows import TokenRows
 from training.utils.layout.rows import packed_rows
-from training.utils.models.attention.document_attention import use_document_attention
+from training.utils.models.document_attention import use_document_attention
 from training.utils.models.token_model import PolicyModel
 
 PICTURES, IMAGE, TEXT, LEARNT = 4, 256, 64, 32

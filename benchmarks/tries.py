@@ -22,7 +22,7 @@ from training.step3_ppo.losses.losses import PolicyLossSettings, PolicyTokens, p
 from training.utils.contracts.documents import TokenSequence
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.trie import SequenceLayout, rank_share
-from training.utils.models.attention.document_attention import use_document_attention
+from training.utils.models.document_attention import use_document_attention
 from training.utils.models.token_model import PolicyModel
 
 PROMPT, RESPONSE, OBSERVATION = 128, 64, 32  # tokens

@@ -30,7 +30,7 @@ from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.data.rows.arguments import ChatArguments
 from training.utils.generation.decoding.decoding import MASKED
 from training.utils.generation.decoding.hf import TransformersRollout
-from training.utils.models.attention.document_attention import share_keys_of_few_tokens
+from training.utils.models.document_attention import share_keys_of_few_tokens
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "environments"
 TASKS = {"lookup": ("LookupRows", "Lookup"), "guessing": ("GuessingRows", "Guessing")}

@@ -16,7 +16,7 @@ from typing import Any
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.base.storage import sha256_of
-from training.utils.loading.freezing import FROZEN
+from training.utils.loading.models import FROZEN
 
 _CRITIC = "critic_model_name_or_path"
 _SHOWN = 3  # reasons in a sentence
@@ -138,8 +138,7 @@ def _plain_model(model: Any) -> Any:
     """The model of the object's class that transformers makes of its configuration, without weights; None if it makes
     none."""
     from training.utils.loading.rehearsal import empty_model
-    from training.utils.models.families.parts import language_model_class
-    from training.utils.models.families.scalar_class import scalar_model_class
+    from training.utils.models.families import language_model_class, scalar_model_class
 
     config = model.config
     classes = (language_model_class(config, False), language_model_class(config, True), scalar_model_class(config))
@@ -174,7 +173,7 @@ def _tied(model: Any) -> set[frozenset[str]]:
 
 
 def _save(model: Any, tokenizer: Any, folder: Path, name: str) -> None:
-    from training.utils.models.saved.saving import mend_settings
+    from training.utils.loading.saving import mend_settings
 
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -240,7 +239,7 @@ def _differences_of_numbers(model: Any, folder: Path) -> list[str]:
 
 def _check_tokenizer(tokenizer: Any, folder: Path) -> None:
     """ThreestepError if the tokenizer's files hold another one than the object."""
-    from training.utils.models.families.tokenizer_files import read_tokenizer
+    from training.utils.loading.tokenizers import read_tokenizer
 
     given = getattr(tokenizer, "tokenizer", tokenizer)  # a processor's
     _check_origin(given)
@@ -273,7 +272,7 @@ def _check_origin(given: Any) -> None:
     """ThreestepError if the tokenizer was read from files by a class that makes other ids than their tokenizer.json."""
     from transformers import PreTrainedTokenizerFast
 
-    from training.utils.models.families.tokenizer_files import read_tokenizer, text_ids
+    from training.utils.loading.tokenizers import read_tokenizer, text_ids
 
     origin = getattr(given, "name_or_path", None)
     if type(given) is PreTrainedTokenizerFast or not origin or not Path(origin).is_dir():

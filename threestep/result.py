@@ -66,7 +66,7 @@ class Result:
     @functools.cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's tokenizer, with its chat template; loaded at the first use. ThreestepError as of `model`."""
-        from training.utils.models.families.tokenizer_files import read_tokenizer
+        from training.utils.loading.tokenizers import read_tokenizer
 
         self._check_model()
         return read_tokenizer(self.model_folder, self.trusts_code)[0]

@@ -25,7 +25,7 @@ from training.utils.layout.order import ShuffledStream
 from training.utils.layout.planner import forward_overhead_tokens, plan_step
 from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import load_causal_lm
-from training.utils.models.attention.attention import plan_for
+from training.utils.models.attention import plan_for
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel
 

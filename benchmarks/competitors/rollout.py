@@ -67,7 +67,7 @@ Generate = Callable[[torch.Tensor, torch.Tensor], Any]
 def _threestep(model: PreTrainedModel, tokenizer: Any, arguments: argparse.Namespace) -> Generate:
     from training.utils.contracts.rollout_engine import RolloutRequest
     from training.utils.generation.decoding.hf import TransformersRollout
-    from training.utils.models.attention.kernels import AUTO
+    from training.utils.models.attention import AUTO
     from training.utils.models.attention_choice import settle_attention
     from training.utils.models.own_forward import own_forward_of
 

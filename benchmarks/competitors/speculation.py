@@ -30,7 +30,7 @@ from threestep.plugins.speculation.speculation import GuessCounts, Guesses, draw
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.generation.decoding.hf import TransformersRollout
-from training.utils.models.attention.document_attention import use_document_attention
+from training.utils.models.document_attention import use_document_attention
 from training.utils.models.own_forward import own_forward_of
 
 HOWS = ("plain", "head", "head2", "ngram", "auto")

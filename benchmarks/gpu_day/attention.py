@@ -18,7 +18,7 @@ from benchmarks.gpu_day.record import NotHere, Report
 from training.utils.contracts.documents import Document, plain, shared_prompt, unshared
 from training.utils.contracts.token_rows import TokenRows
 from training.utils.layout.rows import packed_rows
-from training.utils.models.attention.kernels import KERNELS, SDPA
+from training.utils.models.attention import KERNELS, SDPA
 from training.utils.models.token_model import PolicyModel
 
 PADDED, VARLEN, FLEX, FLASH = "padded sdpa", "varlen", "flex_attention", ("flash_attention_2", "flash_attention_3")

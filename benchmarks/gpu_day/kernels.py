@@ -32,7 +32,7 @@ from training.utils.engine.training_engine import TrainingEngine
 from training.utils.generation.decoding.fixed_steps import FixedSteps
 from training.utils.layout.rows import packed_rows
 from training.utils.models.own_forward import read_own_forward
-from training.utils.models.preparers import keep_all
+from training.utils.models.settings import keep_all
 from training.utils.models.token_model import PolicyModel
 
 Way = Callable[[Any], contextlib.AbstractContextManager[None]]

@@ -17,8 +17,7 @@ from benchmarks.gpu_day.models import SHAPES, random_model
 from benchmarks.gpu_day.programs import ON_CPU, Trained, ran, train, training_case
 from benchmarks.gpu_day.record import NotHere, Report
 from training.utils.base.errors import ThreestepError
-from training.utils.models.attention.attention import BY_DOCUMENT
-from training.utils.models.attention.kernels import KERNELS, SDPA
+from training.utils.models.attention import BY_DOCUMENT, KERNELS, SDPA
 
 # A step's module, and the metrics whose curves are compared.
 PROGRAMS = {
@@ -201,7 +200,7 @@ def verdict(family: str, form: str) -> dict[str, Any]:
     model = AutoModelForCausalLM.from_config(config, dtype=dtype).to(device).eval()
     read_own_forward(model, LONGEST_TOKENS)
     if form == SDPA and device.type == "cpu":
-        from training.utils.models.attention.document_attention import use_document_attention
+        from training.utils.models.document_attention import use_document_attention
 
         use_document_attention(model)
     else:

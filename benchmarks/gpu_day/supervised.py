@@ -11,7 +11,7 @@ import torch
 from benchmarks.gpu_day import machine
 from benchmarks.gpu_day.programs import flags_of, made_up_workload, median_rate, ran, train, trained_by_trl
 from benchmarks.gpu_day.record import Report
-from training.utils.models.attention.kernels import KERNELS
+from training.utils.models.attention import KERNELS
 
 TRL_WEIGHTS = ("float32", "bfloat16")
 WANTED_MFU, WANTED_OVER_PEERS, WANTED_OF_RATIO = 0.5, 1.3, 0.85

@@ -31,7 +31,7 @@ def break_down(fault: str) -> None:
 
 def slow_files() -> None:
     from training.utils.checkpoints.folder import CheckpointFolder
-    from training.utils.models.saved import saving
+    from training.utils.loading import saving
 
     def slow(write):
         def waited(*given):

@@ -106,7 +106,7 @@ def drawn_counts(start: str, way: str, tokens: int, top_p: float) -> list[dict[s
 
     from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
     from training.utils.generation.decoding import decoding, drawn, fixed_steps, hf
-    from training.utils.models.attention.document_attention import share_keys_of_few_tokens
+    from training.utils.models.document_attention import share_keys_of_few_tokens
 
     found, in_graph, last = list[dict[str, int]](), [0], dict[str, int]()
 

@@ -38,9 +38,9 @@ from training.utils.engine.training_engine import full_tensors
 from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.layout.rows import packed_rows, padded_rows
 from training.utils.loading.models import load_causal_lm
+from training.utils.loading.saving import save_model
 from training.utils.models.layout_check import check_padded, why_not_packed
 from training.utils.models.own_forward import own_forward_of
-from training.utils.models.saved.saving import save_model
 from training.utils.models.token_model import PolicyModel
 
 CPU = torch.device("cpu")

@@ -28,7 +28,7 @@ from training.utils.engine.ranks.startup import DTYPES, Ranks
 from training.utils.engine.whole_model import WholeModel
 from training.utils.layout.rows import padded_rows
 from training.utils.models.layout_check import notes_on
-from training.utils.models.saved.one_precision import ROUNDS
+from training.utils.models.one_precision import ROUNDS
 from training.utils.models.token_model import PolicyModel
 from training.utils.setup.setup import load_under, may_pack
 

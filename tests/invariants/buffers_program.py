@@ -28,7 +28,7 @@ def main(place: Path, is_long: bool) -> None:
     from tests.families.builds import build, quiet
     from training.utils.engine.ranks.collectives import barrier
     from training.utils.engine.ranks.startup import started_process_group
-    from training.utils.models.attention import document_attention
+    from training.utils.models import document_attention
 
     quiet()
     document_attention.attention_dtype = lambda queries, part: part.dtype
@@ -102,7 +102,7 @@ def saved(engine: Any, model: Any, folder: Path, name: str) -> Any:
 
     from tests.families.builds import NoTokenizer
     from training.utils.engine.ranks.collectives import barrier
-    from training.utils.models.saved.saving import save_model
+    from training.utils.loading.saving import save_model
 
     tokenizer: Any = NoTokenizer()
     state = engine.full_state(model)

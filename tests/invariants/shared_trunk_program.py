@@ -213,7 +213,7 @@ def merged_critic(roles: Any, folder: Path) -> float:
     """How far the critic's values are from the scores of the model that plain transformers loads from what is saved."""
     from transformers import AutoModelForSequenceClassification
 
-    from training.utils.models.saved.saving import plain_skeleton
+    from training.utils.loading.saving import plain_skeleton
 
     with roles.reading(), torch.no_grad():
         values_B = roles.critic(laid_out(), at="end")

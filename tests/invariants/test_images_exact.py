@@ -25,7 +25,7 @@ from training.utils.contracts.documents import Document, join, unshared
 from training.utils.contracts.documents import plain as plain_document
 from training.utils.contracts.rows import MarkedRow, PromptRow, ResponsesRow, SentenceRow
 from training.utils.data.rows.documents import responses_document, sentence_document
-from training.utils.models.families.scalar_class import scalar_model_class
+from training.utils.models.families import scalar_model_class
 from training.utils.preference.batches import MismatchedRows
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(2400)]  # the long form on a busy machine

@@ -343,7 +343,7 @@ def import_everything() -> None:
     import training.step3_ppo.main
     import training.step3_ppo.run
     import training.utils.checkpoints.loop
-    import training.utils.models.saved.saving
+    import training.utils.loading.saving
     import training.utils.setup.one_model_run  # noqa: F401
 
     gc.collect()

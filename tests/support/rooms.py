@@ -19,36 +19,29 @@ _ROOMS = """
 base:
 contracts: base
 data.files: plugins base
-models.families: base
 plugins: base
 data.formats: data.files base
 flags: plugins base
 layout: contracts base
-models.tensors: contracts
 data.rows: layout flags plugins contracts base
 data: flags data.formats plugins data.files base
 engine.config: layout flags plugins base
-models.attention: layout plugins contracts base
 run: flags plugins contracts base
 data.cache: run data.rows data.files contracts base
 data.chat: data.rows flags data.formats data.files base
-models: models.attention models.tensors layout flags plugins models.families contracts base
+models: layout flags plugins contracts base
 data.kinds: data.chat data.cache data data.rows data.formats contracts base
 generation: engine.config data.rows flags plugins contracts base
-generation.decoding: models models.attention models.tensors contracts base
-models.saved: models models.tensors plugins models.families base
-data.build: data.kinds data.chat data.cache data data.rows flags data.formats plugins data.files
-    contracts base
-engine.ranks: models.saved models run flags plugins base
-loading: models models.attention models.tensors plugins models.families contracts base
-engine: engine.ranks run engine.config models.tensors flags contracts base
-checkpoints: engine engine.ranks models.saved run layout flags plugins models.families contracts base
+generation.decoding: models contracts base
+data.build: data.kinds data.chat data.cache data data.rows flags data.formats plugins data.files contracts base
+engine.ranks: models run flags plugins base
+loading: models plugins contracts base
+engine: engine.ranks run engine.config models flags contracts base
+checkpoints: engine engine.ranks loading run layout flags plugins models contracts base
 rewards: engine.ranks run flags plugins contracts base
-setup: checkpoints engine loading engine.ranks data.build models.saved data.kinds models
-    data.chat data.cache run models.attention engine.config data data.rows models.tensors layout
-    flags data.formats plugins models.families data.files contracts base
-preference: setup engine loading engine.ranks data.build models run data.rows models.tensors layout flags data.files
-    contracts base
+setup: checkpoints engine loading engine.ranks data.build models data.kinds data.chat data.cache run engine.config
+    data data.rows layout flags data.formats plugins data.files contracts base
+preference: setup engine loading engine.ranks data.build models run data.rows layout flags data.files contracts base
 """
 ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     room: tuple(below.split())

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from training.utils.contracts.token_rows import TokenRows
-from training.utils.models.tensors.adapters import adapters_off
 from training.utils.models.token_model import PolicyModel, ScalarModel
+from training.utils.models.weights import adapters_off
 
 
 def trained(model: Any) -> dict[str, torch.Tensor]:

@@ -21,7 +21,7 @@ def train(run: TrainingRun[Any], flags: OneModelFlags) -> TrainingResult:
     """Train on pairs, measure the scale of the scores."""
     from training.step2_reward.loss import LossOptions
     from training.step2_reward.trainer import RewardTrainer
-    from training.utils.loading.score_scale import ScoreScale, set_score_scale
+    from training.utils.loading.configurations import ScoreScale, set_score_scale
 
     reward: RewardModelArguments = flags.of_step
     options = LossOptions(reward.margin_scale, reward.label_smoothing, reward.center_coef)

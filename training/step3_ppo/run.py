@@ -26,7 +26,7 @@ from training.utils.setup.setup import least_free_bytes
 if TYPE_CHECKING:
     from training.step3_ppo.flags.checks import Components
     from training.step3_ppo.flags.ppo_flags import PpoFlags
-    from training.utils.loading.score_scale import ScoreScale
+    from training.utils.loading.configurations import ScoreScale
     from training.utils.setup.opened_run import OpenedRun
 
 

@@ -21,7 +21,7 @@ from tests.support.tiny_models import tiny_config
 from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 from threestep.given_models import folder_of_model
 from training.utils.base.errors import ThreestepError
-from training.utils.loading.freezing import FROZEN
+from training.utils.loading.models import FROZEN
 
 NAME = "model_name_or_path"
 

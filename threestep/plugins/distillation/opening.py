@@ -20,8 +20,8 @@ from training.utils.loading.models import load_causal_lm
 from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
 from training.utils.models.layout_check import check_padded, why_not_packed
 from training.utils.models.settings import ModelSettings
-from training.utils.models.tensors.weights import whole_shape
 from training.utils.models.token_model import PolicyModel
+from training.utils.models.weights import whole_shape
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from training.utils.engine.zero3 import overwrite, release_gathered
-from training.utils.models.tensors.weights import count_elements, whole_shape
+from training.utils.models.weights import count_elements, whole_shape
 
 if TYPE_CHECKING:
     from training.utils.engine.training_engine import TrainingEngine

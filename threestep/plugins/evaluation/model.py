@@ -38,7 +38,7 @@ from training.utils.generation.table import checked_engine
 from training.utils.loading.configurations import load_config, positions_of
 from training.utils.loading.models import load_causal_lm
 from training.utils.loading.tokenizers import load_tokenizer
-from training.utils.models.families.parts import placeholder_id
+from training.utils.models.families import placeholder_id
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.settings import ModelSettings
 from training.utils.models.stop_tokens import joined_stop_tokens, stop_tokens, unused_stop_tokens

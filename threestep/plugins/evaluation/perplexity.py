@@ -13,7 +13,7 @@ from training.utils.base.console import log
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.planner import plan_step
 from training.utils.layout.rows import laid_out
-from training.utils.models.attention.attention import plan_for
+from training.utils.models.attention import plan_for
 from training.utils.models.layout_check import check_padded, check_segments, notes_on, why_not_packed
 from training.utils.models.token_model import PolicyModel
 

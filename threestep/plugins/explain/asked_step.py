@@ -137,7 +137,7 @@ def _tokenizer(asked: AskedStep, settings: Mapping[str, Any]) -> Any:
 def _read_tokenizer(place: Path, trust_remote_code: bool) -> Any:
     """Read a tokenizer. ThreestepError for a damaged one, and for one with code of its own that is not trusted."""
     from training.utils.loading.configurations import errors_explained
-    from training.utils.models.families.tokenizer_files import read_tokenizer
+    from training.utils.loading.tokenizers import read_tokenizer
 
     about: dict[str, Any] = checked_json(dict[str, Any], read_text(place / _TOKENIZER), place / _TOKENIZER)
     if about.get("auto_map") and not trust_remote_code:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
-from training.utils.models.tensors.weights import whole_shape
+from training.utils.models.weights import whole_shape
 
 if TYPE_CHECKING:
     from torch import nn

@@ -25,8 +25,7 @@ from threestep.plugins.kernels.flex import FLEX, FlexAttention
 from threestep.plugins.kernels.varlen import VARLEN, VarlenAttention, torch_kernel
 from training.utils.contracts.documents import TokenSequence, plain, shared_prompt
 from training.utils.layout.rows import packed_rows
-from training.utils.models.attention.attention import heads_of, model_inputs, text_attention
-from training.utils.models.attention.kernels import SDPA
+from training.utils.models.attention import SDPA, heads_of, model_inputs, text_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

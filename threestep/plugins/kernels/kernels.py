@@ -1,4 +1,4 @@
-"""The kernels as `training.utils.models.attention.kernels` takes them: when each can be used, and the form of the rows
+"""The kernels as `training.utils.models.attention` takes them: when each can be used, and the form of the rows
 that it reads."""
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from threestep.plugins.kernels.forms import time_on_first_rows, why_not_the_mask
 from threestep.plugins.kernels.varlen import LARGEST_HEAD, VARLEN, use_varlen_attention, why_no_kernel
 from training.utils.base.errors import ThreestepError
 from training.utils.base.memory import MemoryLine
-from training.utils.models.attention.attention import give_runs, heads_of, set_text_attention, text_attention
-from training.utils.models.attention.kernels import AttentionKernel
+from training.utils.models.attention import AttentionKernel, give_runs, heads_of, set_text_attention, text_attention
 
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
     from training.utils.contracts.token_rows import TokenRows
-    from training.utils.models.attention.kernels import AttentionCall
+    from training.utils.models.attention import AttentionCall
 
 
 class VarlenKernel(AttentionKernel):

@@ -24,9 +24,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import sdpa_mask
 
 from training.utils.base.errors import ThreestepError
-from training.utils.models.attention.attention import set_text_attention
-from training.utils.models.attention.document_attention import attention_by_document
-from training.utils.models.attention.kernels import CHANGES_SCORES
+from training.utils.models.attention import CHANGES_SCORES, set_text_attention
+from training.utils.models.document_attention import attention_by_document
 
 if TYPE_CHECKING:
     from training.utils.contracts.token_rows import RunLengths

@@ -75,7 +75,7 @@ def _why_not(model: PreTrainedModel, text_config: Any, longest_tokens: int) -> s
     from torch import nn
 
     from training.utils.contracts.token_rows import MOST_MASK_BYTES
-    from training.utils.models.families.parts import language_part
+    from training.utils.models.families import language_part
 
     convolves = any(isinstance(module, (nn.Conv1d, nn.Conv2d)) for module in language_part(model).modules())
     if getattr(model, "_is_stateful", False) or convolves or not getattr(text_config, "num_attention_heads", None):

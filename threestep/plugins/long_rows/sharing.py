@@ -9,8 +9,8 @@ from threestep.plugins.long_rows.arguments import LongRowsArguments
 from threestep.plugins.long_rows.attention import slice_attention
 from threestep.plugins.long_rows.group import SequenceGroup
 from threestep.plugins.long_rows.slices import RowSlice, cut_by, sliced_inputs
-from training.utils.models.attention.attention import text_attention
-from training.utils.models.families.parts import language_part
+from training.utils.models.attention import text_attention
+from training.utils.models.families import language_part
 from training.utils.models.row_sharing import ROW_PART, RowPart
 
 if TYPE_CHECKING:

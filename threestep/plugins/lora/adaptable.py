@@ -17,10 +17,8 @@ from torch import nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from training.utils.models.own_forward import current_difference, own_forward_of
-from training.utils.models.tensors.packed import PackedLinear
-from training.utils.models.tensors.rounding import rms
-from training.utils.models.tensors.weights import whole_shape
+from training.utils.models.own_forward import current_difference, own_forward_of, rms
+from training.utils.models.weights import PackedLinear, whole_shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

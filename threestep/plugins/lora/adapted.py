@@ -1,4 +1,4 @@
-"""PEFT's LoRA on a model, as the core asks for it (`models.tensors.adapters`): names, merged weights, adapters off."""
+"""PEFT's LoRA on a model, as the core asks for it (`models.weights`): names, merged weights, adapters off."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.contracts.rollout_engine import LowRank
-from training.utils.models.tensors.adapters import Adapters, mark_adapted
-from training.utils.models.tensors.packed import packed_layers
+from training.utils.models.weights import Adapters, mark_adapted, packed_layers
 
 if TYPE_CHECKING:
     import torch

@@ -115,7 +115,7 @@ def _layers_named(model: PreTrainedModel, parts: Sequence[str]) -> list[str]:
 def _in_language(model: PreTrainedModel, names: Collection[str], parts: Sequence[str]) -> set[str]:
     """Return the names that hold one of `parts`: in the language model, and of a tower or projector where a part is of
     no name in the language model."""
-    from training.utils.models.families.parts import is_beside_language
+    from training.utils.models.families import is_beside_language
 
     is_beside, found = is_beside_language(model), set[str]()
     for part in parts:

@@ -1,4 +1,4 @@
-"""Adapters that are given as a model (`loading.adapter_folders`)."""
+"""Adapters that are given as a model (`loading.weight_files`)."""
 
 from __future__ import annotations
 

@@ -24,9 +24,8 @@ from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.loading.configurations import errors_explained
 from training.utils.loading.judgement import HEAD, OUTPUT_HEADS, counted
-from training.utils.loading.stored_forms import stored_form
-from training.utils.loading.weight_files import StoredTensor, read_header
-from training.utils.models.tensors.weights import whole_to_change
+from training.utils.loading.weight_files import StoredTensor, read_header, stored_form
+from training.utils.models.weights import whole_to_change
 
 if TYPE_CHECKING:
     import torch

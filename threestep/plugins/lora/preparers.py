@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from threestep.plugins.lora.arguments import LoraArguments, RolesLoraArguments
 from threestep.plugins.lora.settings import LoraSettings
 from training.utils.flags.flags import settings_of
-from training.utils.models.preparers import ModelPreparer
+from training.utils.models.settings import ModelPreparer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from training.utils.base.errors import ThreestepError
 from training.utils.loading.configurations import set_pad_token
 from training.utils.loading.models import prepared
-from training.utils.models.families.scalar_class import own_scalar_class
+from training.utils.models.families import own_scalar_class
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -22,11 +22,11 @@ from torch import nn
 from torch.nn import functional
 
 from training.utils.base.errors import ThreestepError
-from training.utils.models.attention.attention import model_inputs
+from training.utils.models.attention import model_inputs
 from training.utils.models.dropout import set_dropout
 from training.utils.models.own_forward import head_is_linear
 from training.utils.models.row_sharing import WHOLE_ROWS, RowPart
-from training.utils.models.tensors.adapters import adapters_of
+from training.utils.models.weights import adapters_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -180,7 +180,7 @@ def _check_fits(model: PreTrainedModel) -> None:
 
 def _check_same_block(model: PreTrainedModel, trunk: PreTrainedModel) -> None:
     """ThreestepError unless the one layer of `trunk` is of the kind of the model's last."""
-    from training.utils.models.tensors.weights import whole_shape
+    from training.utils.models.weights import whole_shape
 
     prefix, count = _layers(model.base_model)
     theirs = {

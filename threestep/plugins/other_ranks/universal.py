@@ -37,7 +37,7 @@ from training.utils.engine.checkpoint_files import (
 )
 from training.utils.engine.config.optimizers import ADAMW
 from training.utils.engine.ranks.collectives import barrier, on_main
-from training.utils.models.tensors.weights import whole_shape
+from training.utils.models.weights import whole_shape
 
 if TYPE_CHECKING:
     from training.utils.checkpoints.parts import CheckpointParts

@@ -16,10 +16,9 @@ from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints.parts import DESCRIPTIONS, saved_shares
 from training.utils.engine.checkpoint_files import engine_state
 from training.utils.engine.training_engine import full_tensors
-from training.utils.models.families.parts import copy_files, processor_files
-from training.utils.models.saved.description import DescribedModel, read_description
-from training.utils.models.saved.saving import save_model
-from training.utils.models.tensors.adapters import adapters_of
+from training.utils.loading.saving import DescribedModel, read_description, save_model
+from training.utils.models.families import copy_files, processor_files
+from training.utils.models.weights import adapters_of
 
 _INSIDE = "model."  # PolicyModel and ScalarModel hold the transformers model under this name
 

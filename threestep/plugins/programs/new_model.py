@@ -118,7 +118,7 @@ def main(argv: Sequence[str]) -> None:
 
     from transformers.utils import logging as transformers_logging
 
-    from training.utils.models.saved.saving import save_model
+    from training.utils.loading.saving import save_model
 
     transformers_logging.disable_progress_bar()
     texts, length = dataset_texts(data, new.seed, new.vision), new.max_position_embeddings

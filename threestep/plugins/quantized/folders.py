@@ -11,7 +11,7 @@ from typing import Any
 
 from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError
-from training.utils.loading.stored_forms import StoredForm
+from training.utils.loading.weight_files import StoredForm
 
 _KEY = "quantization_config"
 # Floats of 8 or 4 bits with their scales, which transformers makes whole weights of as it loads them.

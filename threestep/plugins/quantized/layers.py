@@ -22,8 +22,8 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from threestep.plugins.quantized.quantization import BLOCK, SCALES_BLOCK, Quantization
-from training.utils.models.families.parts import is_beside_language
-from training.utils.models.tensors.packed import PackedLinear, packed_layers
+from training.utils.models.families import is_beside_language
+from training.utils.models.weights import PackedLinear, packed_layers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

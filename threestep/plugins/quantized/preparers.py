@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from threestep.plugins.quantized.arguments import QuantizationArguments
 from training.utils.base.console import log_on_main
-from training.utils.models.preparers import ModelPreparer
+from training.utils.models.settings import ModelPreparer
 
 if TYPE_CHECKING:
     import torch

@@ -28,9 +28,9 @@ from threestep.plugins.routers.expert_log import ExpertLog, recording_way
 from threestep.plugins.routers.routers import experts_per_token, has_routers
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import UNKNOWN
-from training.utils.models.families.parts import language_part
+from training.utils.models.families import language_part
+from training.utils.models.own_forward import rms
 from training.utils.models.row_sharing import ROW_PART, WHOLE_ROWS, RowPart
-from training.utils.models.tensors.rounding import rms
 from training.utils.models.token_model import EXPERTS, TAKES_EXPERTS
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError, first_line
-from training.utils.models.families.parts import language_part
+from training.utils.models.families import language_part
 
 # Of one code: a mask or none, one row or several, with gradients or without, in train mode or eval mode: 16 for each
 # kind of block, and some families have two.

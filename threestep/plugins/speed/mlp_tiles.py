@@ -22,9 +22,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError
-from training.utils.models.families.parts import language_part
+from training.utils.models.families import language_part
 from training.utils.models.own_forward import IN_PIECES, WITHOUT_CACHE, current_difference, own_forward_of
-from training.utils.models.tensors.weights import whole_shape
+from training.utils.models.weights import whole_shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from threestep.plugins.speed.arguments import CompilingArguments, SpeedArguments
-from training.utils.models.preparers import ForwardForm, ModelPreparer
+from training.utils.models.settings import ForwardForm, ModelPreparer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

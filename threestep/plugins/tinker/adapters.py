@@ -24,7 +24,7 @@ from threestep.plugins.tinker.full_weights import FullLayout, full_layout, vecto
 from threestep.plugins.tinker.records import ATTENTION, HEAD, MLP, LoraSpec
 from training.utils.base.console import note
 from training.utils.base.errors import ThreestepError
-from training.utils.models.families.parts import is_beside_language
+from training.utils.models.families import is_beside_language
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

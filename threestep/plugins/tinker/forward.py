@@ -20,7 +20,7 @@ from threestep.plugins.tinker.records import ForwardOrder, ForwardResult, GivenM
 from training.utils.contracts.documents import TokenSequence
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.rows import padded_rows
-from training.utils.models.attention.attention import model_inputs, sliding_window, text_attention
+from training.utils.models.attention import model_inputs, sliding_window, text_attention
 from training.utils.models.own_forward import head_is_linear
 from training.utils.models.target_head import CHUNK_BYTES, at_least_float32
 

@@ -17,7 +17,7 @@ import torch
 
 from threestep.plugins.vllm.images import PlacedImage, engine_prompt, placed_images
 from threestep.plugins.vllm.instance import VllmInstance, vllm_at_work
-from training.utils.models.tensors.rounding import rms
+from training.utils.models.own_forward import rms
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from training.step3_ppo.losses.losses import PolicyLossSettings
     from training.utils.contracts.rollout_engine import Sampling
     from training.utils.layout.trie import SequenceLayout
-    from training.utils.loading.score_scale import ScoreScale
+    from training.utils.loading.configurations import ScoreScale
     from training.utils.models.flops import ComputeMeter
     from training.utils.plugins.objectives import Estimator, PolicyLoss
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from training.step3_ppo.flags.arguments import AlgorithmArguments, PpoArguments
     from training.utils.base.errors import Mistakes
     from training.utils.layout.trie import SequenceLayout
-    from training.utils.loading.score_scale import ScoreScale
+    from training.utils.loading.configurations import ScoreScale
 
 
 _Record = TypeVar("_Record", AdvantageInputs, PolicyTokens)

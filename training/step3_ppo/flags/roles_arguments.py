@@ -18,8 +18,7 @@ from training.utils.engine.config.arguments import (
 from training.utils.flags.added import NO_FLAGS, AddedFlags
 from training.utils.flags.flags import flag, flags_of, settings_of
 from training.utils.models.arguments import ModelArguments
-from training.utils.models.preparers import preparers_of
-from training.utils.models.settings import ModelSettings
+from training.utils.models.settings import ModelSettings, preparers_of
 from training.utils.plugins.registry import added
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from training.utils.base.memory import PlannedDevice
 from training.utils.contracts.guests import Guests
 from training.utils.contracts.rollout_engine import Drawing
 from training.utils.flags.flags import AS_BEGUN, AutoChoice
-from training.utils.loading.models import check_no_dropout
+from training.utils.models.dropout import check_no_dropout
 from training.utils.models.layout_check import check_padded
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.stop_tokens import set_stop_tokens

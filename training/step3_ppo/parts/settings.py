@@ -19,9 +19,9 @@ from training.utils.contracts.rollout_engine import Ends, Sampling
 from training.utils.flags.flags import settings_of
 from training.utils.generation.decoding.drawn import tokens_of_words
 from training.utils.layout.trie import SequenceLayout
-from training.utils.loading.score_scale import ScoreScale, read_score_scale
-from training.utils.models.attention.attention import plan_for
-from training.utils.models.families.parts import placeholder_id
+from training.utils.loading.configurations import ScoreScale, read_score_scale
+from training.utils.models.attention import plan_for
+from training.utils.models.families import placeholder_id
 from training.utils.models.flops import ComputeMeter, model_shape
 from training.utils.rewards.weighted import Rewards
 from training.utils.setup.media import kept_mb, media_kind

@@ -20,10 +20,10 @@ from training.utils.engine.frozen import FrozenModel
 from training.utils.engine.training_engine import TrainingEngine
 from training.utils.engine.whole_model import WholeModel
 from training.utils.flags.added import NO_FLAGS, AddedFlags
+from training.utils.loading.configurations import set_score_scale
 from training.utils.loading.models import load_causal_lm, load_scalar_model, prepared
-from training.utils.loading.score_scale import set_score_scale
-from training.utils.models.tensors.adapters import adapters_off
 from training.utils.models.token_model import PolicyModel, ScalarModel
+from training.utils.models.weights import adapters_off
 from training.utils.setup.media import check_read_alike, processor_of
 from training.utils.setup.setup import load_under
 

@@ -20,8 +20,8 @@ from training.utils.base.seeds import random_state, set_random_state
 from training.utils.checkpoints.records import as_written, check_keys, read_record
 from training.utils.engine.checkpoint_files import load_engine
 from training.utils.engine.ranks.collectives import gathered, wait_for_main
-from training.utils.models.families.parts import copy_files
-from training.utils.models.saved.description import write_description
+from training.utils.loading.saving import write_description
+from training.utils.models.families import copy_files
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from torch import nn
 from training.utils.engine.config.config import engine_config
 from training.utils.engine.out_of_memory import memory_explained, rows_in_words
 from training.utils.engine.zero3 import limits_of, release_gathered
-from training.utils.models.tensors.weights import buffers_kept
+from training.utils.models.weights import buffers_kept
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

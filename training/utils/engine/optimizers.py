@@ -11,8 +11,7 @@ import torch
 from training.utils.base.errors import ThreestepError
 from training.utils.base.user_files import named_object
 from training.utils.engine.config.optimizers import OPTIMIZERS, OptimizerSettings
-from training.utils.models.tensors.adapters import adapters_of
-from training.utils.models.tensors.weights import whole_shape
+from training.utils.models.weights import adapters_of, whole_shape
 
 if TYPE_CHECKING:
     from torch import nn

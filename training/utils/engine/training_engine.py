@@ -29,9 +29,7 @@ from training.utils.engine.out_of_memory import memory_explained, rows_in_words
 from training.utils.engine.ranks.collectives import wait_for_main
 from training.utils.engine.zero3 import limits_of, release_gathered
 from training.utils.flags.flags import settings_of
-from training.utils.models.tensors.adapters import adapters_of
-from training.utils.models.tensors.packed import packed_layers
-from training.utils.models.tensors.weights import buffers_kept, count_elements
+from training.utils.models.weights import adapters_of, buffers_kept, count_elements, packed_layers
 
 if TYPE_CHECKING:
     from torch import nn

@@ -19,7 +19,7 @@ from transformers.initialization import no_init_weights
 
 from training.utils.engine.ranks.collectives import barrier
 from training.utils.engine.training_engine import adapter_parts, full_tensors
-from training.utils.models.tensors.adapters import adapters_of
+from training.utils.models.weights import adapters_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

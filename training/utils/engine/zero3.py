@@ -14,7 +14,7 @@ from torch import nn
 from training.utils.engine.config.config import DEEPSPEED_LIMITS
 from training.utils.engine.ranks.collectives import largest
 from training.utils.engine.ranks.startup import DTYPES, Ranks
-from training.utils.models.tensors.weights import count_elements
+from training.utils.models.weights import count_elements
 
 if TYPE_CHECKING:
     from training.utils.engine.config.arguments import EngineSettings

@@ -1,18 +1,22 @@
-"""A model's configuration and the names of its files, without its weights."""
+"""A model's configuration and the names of its files, without its weights.
+
+A reward model's configuration also holds the mean and standard deviation of its scores on chosen responses: step 2
+writes them, step 3 reads them, and plain transformers keeps both and ignores them.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.base.memory import is_out_of_memory
-from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.folder_kinds import check_base, check_model_folder, nearest_folders, resaving_command
-from training.utils.loading.stored_forms import check_form, stored_form
-from training.utils.models.families.parts import check_reads_text
+from training.utils.loading.weight_files import check_form, find_adapter, stored_form
+from training.utils.models.families import check_reads_text
 from training.utils.models.rope_scaling import scaled, scaled_positions, steady_positions
 from training.utils.models.stop_tokens import stop_tokens_in
 
@@ -178,3 +182,43 @@ def model_files(name_or_path: str) -> list[str]:
     if not folder.is_dir():  # a hub name: its local snapshot
         folder = Path(str(cached_file(name_or_path, "config.json", local_files_only=True))).parent
     return [str(folder / "config.json"), *sorted(str(path) for path in folder.glob("*.safetensors"))]
+
+
+_MEAN, _STD = "threestep_score_mean", "threestep_score_std"
+
+
+@dataclass(frozen=True)
+class ScoreScale:
+    """mean, std: of the scores of the training prompts' chosen responses. Normalized, a score s is (s - mean) / std."""
+
+    mean: float
+    std: float
+
+
+def set_score_scale(config: Any, scale: ScoreScale | None) -> None:
+    """Write `scale` into a model's configuration; None removes it."""
+    for name, value in ((_MEAN, scale and scale.mean), (_STD, scale and scale.std)):
+        if value is not None:
+            setattr(config, name, value)
+        elif hasattr(config, name):
+            delattr(config, name)
+
+
+def read_score_scale(name_or_path: str, flag: str) -> ScoreScale:
+    """Return the scale in the configuration of a folder or hub name, which the flag `flag` needs.
+
+    Raises ThreestepError if it has none, or a standard deviation that is not positive.
+    """
+    config = load_config(name_or_path)
+    mean, std = getattr(config, _MEAN, None), getattr(config, _STD, None)
+    if mean is None or std is None:
+        raise ThreestepError(
+            f"{flag} needs {_MEAN} and {_STD} in the configuration of '{name_or_path}', which has none: train it "
+            "with step 2 (--normalization_rows above 0), or leave the flag out"
+        )
+    if not std > 0:
+        raise ThreestepError(
+            f"{flag}: the configuration of '{name_or_path}' has {_STD} {std}, scores that do not vary and cannot "
+            "be normalized; leave the flag out"
+        )
+    return ScoreScale(float(mean), float(std))

@@ -15,9 +15,7 @@ from typing import Any
 from training.utils.base.errors import ThreestepError
 from training.utils.base.hub import check_hub
 from training.utils.base.storage import parse_json
-from training.utils.loading.adapter_folders import GivenAdapter, find_adapter
-from training.utils.loading.stored_forms import check_entries
-from training.utils.loading.weight_files import read_header, weight_files
+from training.utils.loading.weight_files import GivenAdapter, check_entries, find_adapter, read_header, weight_files
 from training.utils.plugins.registry import added
 
 _GENERATION = "generation_config.json"

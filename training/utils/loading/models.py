@@ -8,26 +8,36 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError, first_line
-from training.utils.loading.adapter_folders import AdapterPlan, find_adapter, model_of
+from training.utils.loading import rehearsal
 from training.utils.loading.configurations import config_of, errors_explained, set_pad_token
-from training.utils.loading.freezing import freeze_named, freeze_parts
-from training.utils.loading.judgement import HEAD, RequestedModel
+from training.utils.loading.judgement import HEAD, OUTPUT_HEADS, RequestedModel
 from training.utils.loading.merged_weights import merged_when_copied
-from training.utils.loading.stored_forms import stored_form
-from training.utils.models.attention.kernels import AUTO, SDPA, kernel_of
-from training.utils.models.dropout import SwitchedOff, set_dropout
-from training.utils.models.families.parts import check_reads_media, check_reads_text, language_model_class
-from training.utils.models.families.scalar_class import scalar_model_class
+from training.utils.loading.weight_files import AdapterPlan, find_adapter, model_of, stored_form
+from training.utils.models.attention import AUTO, SDPA, kernel_of
+from training.utils.models.attention_choice import settle_attention
+from training.utils.models.dropout import check_no_dropout, switch_dropout
+from training.utils.models.families import (
+    check_reads_media,
+    check_reads_text,
+    is_beside_language,
+    is_of_projector,
+    language_model_class,
+    refuse_without_projector,
+    scalar_model_class,
+)
+from training.utils.models.own_forward import own_forward_of, read_own_forward
+from training.utils.models.weights import adapters_of, align_weights, send_from_first_rank
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from training.utils.contracts.media import RunMedia
@@ -101,7 +111,7 @@ def load_scalar_model(
     media: RunMedia | None = None,
 ) -> PreTrainedModel:
     """Return an `AutoModelForSequenceClassification` with one label, a reward model or a critic, or the like of a model
-    that reads more than text (`scalar_class`).
+    that reads more than text (`scalar_model_class`).
 
     Its configuration gets the tokenizer's pad token: plain transformers reads the score at the last other token.
 
@@ -162,13 +172,11 @@ def _refuse_headless(config: Any, settings: ModelSettings) -> None:
 
 def _adapter_plan(auto_class: Any, settings: ModelSettings, config: Any) -> AdapterPlan | None:
     """The plan for an adapter that is given as a model; None for a model. config: of its base"""
-    from training.utils.loading.rehearsal import empty_model
-
     adapter = find_adapter(settings.name_or_path)
     trust = {"trust_remote_code": settings.trust_remote_code}
     if adapter is None:
         return None
-    return adapter.planned(lambda: empty_model(auto_class, config, **trust), settings)
+    return adapter.planned(lambda: rehearsal.empty_model(auto_class, config, **trust), settings)
 
 
 def _supplied_by(plan: AdapterPlan | None) -> frozenset[str]:
@@ -184,10 +192,6 @@ def _on(device: torch.device | None, model: PreTrainedModel) -> PreTrainedModel:
 
 def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: RequestedModel) -> PreTrainedModel:
     """Return the model, all of whose tensors are the folder's."""
-    import torch
-
-    from training.utils.loading import rehearsal
-
     implementation, has_cuda = settings.attn_implementation, torch.cuda.is_available()
     attention = {}
     # sdpa is transformers' default. Given explicitly, it would fail for families that lack it; the default falls back.
@@ -232,8 +236,6 @@ def _sharding_explained(name_or_path: str) -> Iterator[None]:
     try:
         yield
     except Exception as problem:
-        import torch
-
         is_explained = isinstance(problem, (OSError, ImportError, ThreestepError, torch.OutOfMemoryError))
         # transformers' own ValueErrors explain themselves; a family's code fails to unpack a shape.
         if isinstance(problem, ValueError):
@@ -265,10 +267,6 @@ def _measure(
 
     drew_weights: each rank has drawn a head or embeddings of its own; the first rank's count, as they will in training.
     """
-    from training.utils.models.attention_choice import settle_attention
-    from training.utils.models.own_forward import read_own_forward
-    from training.utils.models.tensors.weights import align_weights, send_from_first_rank
-
     align_weights(_on(device, model))
     if drew_weights:
         head = getattr(model, "score", None) or model.get_output_embeddings()
@@ -296,54 +294,6 @@ def _refuse_encoder(config: Any, settings: ModelSettings) -> None:
         )
 
 
-def _set_dropout(model: PreTrainedModel, rate: float) -> None:
-    """Set the rates of dropout and noise, but for those that eval mode uses too, such as PhiMoE's jitter: they are no
-    noise."""
-    from training.utils.models.own_forward import current_difference, own_forward_of
-
-    own, others = own_forward_of(model), set_dropout(model, rate)
-    if own is None or not others:
-        return
-    _set_all(others)
-    before = current_difference(model, own)
-    for name in sorted({other.name for other in others}):
-        named = [other for other in others if other.name == name]
-        _set_all([other._replace(rate=0.0) for other in named])
-        # The same operations on the same numbers: on a CPU to the bit.
-        if not math.isclose(current_difference(model, own), before, rel_tol=1e-3):
-            _set_all(named)
-            own.notes.append(f"{name} stays as it is: without it the model computes something else in eval mode too")
-
-
-def _set_all(rates: list[SwitchedOff]) -> None:
-    for one in rates:
-        setattr(one.owner, one.name, one.rate)
-
-
-def check_no_dropout(
-    model: PreTrainedModel, where: str = "with dropout 0", instead: str = "leave the dropout flag out"
-) -> None:
-    """ThreestepError if the model computes something else in train mode than its own forward. Call it before the
-    weights change.
-
-    where, instead: for the sentence: the purpose of the model, and the remedy
-    """
-    from training.utils.models.own_forward import current_difference, own_forward_of
-
-    own = own_forward_of(model)
-    if own is None:
-        return
-    difference = current_difference(model, own, training=True)
-    if not difference <= own.tolerance:
-        raise ThreestepError(
-            f"{type(model).__name__} computes something else in train mode {where}: its log-probabilities or "
-            f"scores move by {difference:.2g} (rounding explains {own.tolerance:.2g}); {instead}"
-        )
-    # In half precision rounding explains much, and a CPU rounds the same numbers alike.
-    if model.device.type == "cpu" and current_difference(model, own, training=True) != difference:
-        raise ThreestepError(f"{type(model).__name__} draws at random in train mode {where}; {instead}")
-
-
 def _check_vocabulary(model: PreTrainedModel, settings: ModelSettings, tokenizer_size: int) -> None:
     rows = model.config.get_text_config().vocab_size
     if tokenizer_size > rows:
@@ -355,8 +305,6 @@ def _check_vocabulary(model: PreTrainedModel, settings: ModelSettings, tokenizer
 
 def _train_embeddings(model: PreTrainedModel) -> None:
     """Let the embeddings train, also beside adapters, which a note then says: old rows move with the new ones."""
-    from training.utils.models.own_forward import own_forward_of
-
     frozen = {id(weight) for weight in model.parameters() if not weight.requires_grad}
     for embeddings in (model.get_input_embeddings(), model.get_output_embeddings()):
         if embeddings is not None:
@@ -376,7 +324,7 @@ def _train_embeddings(model: PreTrainedModel) -> None:
 def prepared(model: PreTrainedModel, settings: ModelSettings, embeddings_train: bool = False) -> PreTrainedModel:
     """Apply `settings` to a loaded model, in place: dropout, recomputation, adapters, preparers."""
     if settings.dropout is not None:
-        _set_dropout(model, settings.dropout)
+        switch_dropout(model, settings.dropout)
     if settings.dropout == 0:
         check_no_dropout(model)
     if settings.gradient_checkpointing:
@@ -392,3 +340,61 @@ def prepared(model: PreTrainedModel, settings: ModelSettings, embeddings_train: 
     for preparer in settings.preparers:
         preparer.after_adapters(model, settings.forward_form)
     return model
+
+
+FROZEN = "frozen.txt"  # in a model folder: the names of weights that stay as they are, one a line
+
+
+def freeze_parts(model: PreTrainedModel, settings: ModelSettings) -> None:
+    """Freeze tower and projector where `settings` say so, but for adapters that they have. A text model has neither.
+
+    ThreestepError for `--freeze_projector` where there is none.
+    """
+    is_beside, adapters = is_beside_language(model), adapters_of(model)
+    weights = {name: part for name, part in model.named_parameters() if is_beside(name)}
+    if settings.freeze_projector and not any(map(is_of_projector, weights)):
+        refuse_without_projector(model)
+    for name, weight in weights.items():
+        frozen = settings.freeze_projector if is_of_projector(name) else settings.freeze_vision_tower
+        if frozen and not adapters.holds(name):
+            weight.requires_grad_(False)
+
+
+def freeze_named(model: PreTrainedModel, settings: ModelSettings, embeddings_train: bool) -> None:
+    """Freeze the weights that the model's folder names in frozen.txt, if it has that file.
+
+    embeddings_train: they have new rows
+
+    ThreestepError for names that the model lacks, and where embeddings or adapters would move a weight that is named.
+    """
+    path = Path(settings.name_or_path, FROZEN)
+    if not path.is_file():
+        return
+    named = dict.fromkeys(path.read_text(encoding="utf-8").split())
+    adapters = adapters_of(model)
+    own = {name: weight for name, weight in model.named_parameters() if not adapters.holds(name)}
+    weights = {adapters.plain_name(name): weight for name, weight in own.items()}
+    unknown = [name for name in named if name not in weights and not name.startswith(OUTPUT_HEADS)]
+    if unknown:
+        raise ThreestepError(
+            f"{path} names {unknown[0]}, which {type(model).__name__} lacks, the model that is trained; start from "
+            "one of that class, or freeze no such weight"
+        )
+    adapted = [adapters.plain_name(name) for name in own if len(adapters.parameters_of(model, name)) > 1]
+    layers = {name.rpartition(".")[0] for name in adapted}
+    moved = [name for name in named if name.rpartition(".")[0] in layers]
+    is_whole = all(name in named or name.startswith(HEAD) for name in weights)
+    if moved and not is_whole:
+        raise ThreestepError(
+            f"adapters train on {moved[0]} and {len(moved) - 1} other weights that are frozen ({path}), which would "
+            "move them as saved; have adapters on other layers, unfreeze them, or freeze the model as a whole"
+        )
+    frozen = [weights[name] for name in named if name in weights]
+    if embeddings_train and any(weight is model.get_input_embeddings().weight for weight in frozen):
+        raise ThreestepError(
+            f"the tokenizer gained tokens, whose embeddings must be trained, and these are frozen ({path}); unfreeze "
+            "them, or start from a model and tokenizer that have the tokens"
+        )
+    for weight in frozen:
+        weight.requires_grad_(False)
+    log_on_main(f"model: {len(frozen)} of {len(weights)} weights stay as they are ({path})")

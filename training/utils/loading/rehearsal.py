@@ -21,8 +21,15 @@ import torch
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.loading.configurations import errors_explained
 from training.utils.loading.judgement import HEAD, LoadReport, RequestedModel, judge
-from training.utils.loading.stored_forms import WholeWeights, stored_form
-from training.utils.loading.weight_files import INDEX, ONE_FILE, StoredTensor, read_header, weight_files
+from training.utils.loading.weight_files import (
+    INDEX,
+    ONE_FILE,
+    StoredTensor,
+    WholeWeights,
+    read_header,
+    stored_form,
+    weight_files,
+)
 
 _LOGGER = "transformers.modeling_utils"  # which reports what was loaded
 _DTYPES = {

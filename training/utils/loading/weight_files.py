@@ -1,7 +1,10 @@
-"""The safetensors of a model folder by their headers: the files, their tensors, and checks that they are whole.
+"""The weights in a model folder: safetensors by their headers, forms in which they are not stored whole, and adapters.
 
 Imports no library and reads no weight: a header is the size of a file's tensors, not of their values.
 Format: https://github.com/huggingface/safetensors#format
+
+Plugins read other forms, by the field of a configuration that names one (`stored_forms` of `Plugin.tables`), and
+adapters (`AdapterEntry`). Without the plugin such a folder is refused by name.
 """
 
 from __future__ import annotations
@@ -9,10 +12,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import parse_json
+from training.utils.base.user_files import named_object
+from training.utils.plugins.registry import added, missing, missing_plugin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+    from pathlib import Path
+
+    from transformers import PreTrainedModel
+
+    from training.utils.models.settings import ModelSettings
+    from training.utils.plugins.plugin import AdapterEntry
+
 
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _LONGEST_HEADER_BYTES = 100_000_000  # safetensors' limit
@@ -128,3 +143,117 @@ def _cut_off(path: Path, wanted: int, size: int) -> ThreestepError:
 
 def _damaged(path: Path, why: str) -> ThreestepError:
     return ThreestepError(f"'{path}' is damaged: {why}; download or copy it again")
+
+
+class StoredForm:
+    """A form of stored weights. config: a model's, or one that `check` has seen, which has the field in itself or in
+    its part for text."""
+
+    def check_entry(self, entry: Any, file: Path) -> None:
+        """ThreestepError for a field of a config.json that is no such thing; before any library is imported."""
+
+    def check(self, config: Any, where: str) -> None:
+        """ThreestepError unless the weights can be read; otherwise prepare the configuration for it, in place.
+
+        where: the model's folder or hub name
+        """
+
+    def check_trains(self, config: Any, where: str) -> None:
+        """ThreestepError if the weights cannot be trained as they are read."""
+
+    def is_read_whole(self, config: Any) -> bool:
+        """True if the weights are whole ones once the model is loaded."""
+        raise NotImplementedError
+
+    def forget(self, config: Any) -> None:
+        """Remove what says so from the configuration of a model that was loaded, if its weights are whole now."""
+
+
+class WholeWeights(StoredForm):
+    """The form of a model whose configuration names none."""
+
+    def is_read_whole(self, config: Any) -> bool:
+        """Always."""
+        return True
+
+
+def stored_form(config: Any) -> StoredForm:
+    """Return the form in which a model's files hold its weights."""
+    places = (place for field, place in added("stored_forms", ()).items() if _has(config, field))
+    form: type[StoredForm] = next(map(named_object, places), WholeWeights)
+    return form()
+
+
+def check_entries(config: Mapping[str, Any], file: Path) -> None:
+    """ThreestepError for fields of a config.json that name a form of stored weights and are mistaken."""
+    for field, place in added("stored_forms", ()).items():
+        if config.get(field) is not None:
+            named_object(place)().check_entry(config[field], file)
+
+
+def check_form(config: Any, where: str) -> None:
+    """ThreestepError unless the weights can be read as they are stored (`StoredForm.check`)."""
+    for field in missing("stored_forms"):
+        if _has(config, field):
+            raise ThreestepError(
+                f"'{where}' has {field} in its config.json, so that its weights are not stored whole; "
+                f"{missing_plugin('stored_forms', field)}"
+            )
+    stored_form(config).check(config, where)
+
+
+def _has(config: Any, field: str) -> bool:
+    return any(getattr(part, field, None) is not None for part in (config, config.get_text_config()))
+
+
+_TABLE = "adapters"
+
+
+class AdapterPlan(Protocol):
+    """Adapters that fit their base. supplied: names of the base's tensors that they bring."""
+
+    @property
+    def supplied(self) -> Collection[str]: ...
+
+    def put_on(self, model: PreTrainedModel, settings: ModelSettings) -> None:
+        """Merge them into `model`, or have it train them on. A collective under ZeRO-3."""
+
+
+class GivenAdapter(Protocol):
+    """Adapters that are given as a model.
+
+    name: as they were given. base: the folder or hub name of the model that they adapt. base_in_words: that, for errors
+    settings_file: it names the base. weights: a safetensors file
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def base(self) -> str: ...
+    @property
+    def base_in_words(self) -> str: ...
+    @property
+    def settings_file(self) -> Path: ...
+    @property
+    def weights(self) -> Path: ...
+
+    def planned(self, make_empty: Callable[[], PreTrainedModel], settings: ModelSettings) -> AdapterPlan:
+        """Compare them with their base, before a weight is read. make_empty: returns the base on the meta device.
+        ThreestepError if they do not fit."""
+
+
+def find_adapter(name_or_path: str) -> GivenAdapter | None:
+    """Return the adapters in a folder or under a hub name; None if it is a model. ThreestepError if they cannot be
+    read."""
+    for file in missing(_TABLE):
+        if Path(name_or_path, file).is_file() and not Path(name_or_path, "weights.json").is_file():
+            raise ThreestepError(f"'{name_or_path}' holds {file}, and no model; {missing_plugin(_TABLE, file)}")
+    entries: dict[str, AdapterEntry] = added(_TABLE, ())
+    found = (named_object(entry.find)(name_or_path) for entry in entries.values())
+    return next((adapter for adapter in found if adapter is not None), None)
+
+
+def model_of(name_or_path: str) -> str:
+    """Return the base of an adapter, or the name or path of a model."""
+    adapter = find_adapter(name_or_path)
+    return name_or_path if adapter is None else adapter.base

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.utils.flags.added import NO_FLAGS, AddedFlags
 from training.utils.flags.flags import flag, settings_of
-from training.utils.models.attention.kernels import AUTO, KERNELS, SDPA
-from training.utils.models.preparers import preparers_of
+from training.utils.models.attention import AUTO, KERNELS, SDPA
 from training.utils.models.rope_scaling import check_scaling
-from training.utils.models.settings import ModelSettings
+from training.utils.models.settings import ModelSettings, preparers_of
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes

@@ -18,15 +18,24 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from training.utils.base.errors import ThreestepError, first_line
-from training.utils.models.attention.attention import heads_of, set_text_attention, text_attention
-from training.utils.models.attention.document_attention import (
+from training.utils.models.attention import (
+    AUTO,
+    CHANGES_SCORES,
+    SDPA,
+    AttentionCall,
+    auto_kernels,
+    heads_of,
+    kernel_of,
+    set_text_attention,
+    text_attention,
+)
+from training.utils.models.document_attention import (
     attention_by_document,
     comparisons_with_sdpa,
     use_document_attention,
 )
-from training.utils.models.attention.kernels import AUTO, CHANGES_SCORES, SDPA, AttentionCall, auto_kernels, kernel_of
 from training.utils.models.own_forward import OwnForward, current_difference
-from training.utils.models.tensors.weights import whole_where_used
+from training.utils.models.weights import whole_where_used
 
 _NOTING = "noted_attention"
 _ANOTHER_NAME = "the family computes something else under another name"

@@ -1,17 +1,20 @@
 """Dropout rates of a loaded model, found by the types of its modules and the names of their attributes and settings.
 
 A name means a rate if it matches `_RATE`, such as attention_dropout, resid_pdrop, drop_path_rate, layerdrop,
-router_jitter_noise or attention_probs_dropout_prob; and its value must be one. `training.utils.loading.models` proves
-by forwards that nothing was missed.
+router_jitter_noise or attention_probs_dropout_prob; and its value must be one. `check_no_dropout` proves by
+forwards that nothing was missed.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from training.utils.models.tensors.adapters import adapters_of
+from training.utils.base.errors import ThreestepError
+from training.utils.models.own_forward import current_difference, own_forward_of
+from training.utils.models.weights import adapters_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -91,3 +94,47 @@ def _with_nested(config: Any) -> Iterator[Any]:
         yield config
         for value in vars(config).values():
             yield from _with_nested(value)
+
+
+def switch_dropout(model: PreTrainedModel, rate: float) -> None:
+    """Set the rates of dropout and noise, but for those that eval mode uses too, such as PhiMoE's jitter: they are no
+    noise."""
+    own, others = own_forward_of(model), set_dropout(model, rate)
+    if own is None or not others:
+        return
+    _set_all(others)
+    before = current_difference(model, own)
+    for name in sorted({other.name for other in others}):
+        named = [other for other in others if other.name == name]
+        _set_all([other._replace(rate=0.0) for other in named])
+        # The same operations on the same numbers: on a CPU to the bit.
+        if not math.isclose(current_difference(model, own), before, rel_tol=1e-3):
+            _set_all(named)
+            own.notes.append(f"{name} stays as it is: without it the model computes something else in eval mode too")
+
+
+def _set_all(rates: list[SwitchedOff]) -> None:
+    for one in rates:
+        setattr(one.owner, one.name, one.rate)
+
+
+def check_no_dropout(
+    model: PreTrainedModel, where: str = "with dropout 0", instead: str = "leave the dropout flag out"
+) -> None:
+    """ThreestepError if the model computes something else in train mode than its own forward. Call it before the
+    weights change.
+
+    where, instead: for the sentence: the purpose of the model, and the remedy
+    """
+    own = own_forward_of(model)
+    if own is None:
+        return
+    difference = current_difference(model, own, training=True)
+    if not difference <= own.tolerance:
+        raise ThreestepError(
+            f"{type(model).__name__} computes something else in train mode {where}: its log-probabilities or "
+            f"scores move by {difference:.2g} (rounding explains {own.tolerance:.2g}); {instead}"
+        )
+    # In half precision rounding explains much, and a CPU rounds the same numbers alike.
+    if model.device.type == "cpu" and current_difference(model, own, training=True) != difference:
+        raise ThreestepError(f"{type(model).__name__} draws at random in train mode {where}; {instead}")

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from training.utils.models.families.parts import is_beside_language
-from training.utils.models.tensors.packed import packed_elements
-from training.utils.models.tensors.weights import whole_shape
+from training.utils.models.families import is_beside_language
+from training.utils.models.weights import packed_elements, whole_shape
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document

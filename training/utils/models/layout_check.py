@@ -18,11 +18,9 @@ from training.utils.contracts.documents import Document, unshared
 from training.utils.contracts.token_rows import TokenRows
 from training.utils.flags.added import advice
 from training.utils.layout.rows import packed_rows
-from training.utils.models.attention.attention import BY_DOCUMENT, text_attention
-from training.utils.models.attention.kernels import SDPA, kernel_of
+from training.utils.models.attention import BY_DOCUMENT, SDPA, kernel_of, text_attention
 from training.utils.models.attention_choice import take_next
-from training.utils.models.own_forward import OwnForward, own_forward_of
-from training.utils.models.tensors.rounding import rms
+from training.utils.models.own_forward import OwnForward, own_forward_of, rms
 from training.utils.models.token_model import PolicyModel, ScalarModel
 
 if TYPE_CHECKING:

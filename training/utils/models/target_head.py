@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from training.utils.models.tensors.weights import whole_shape
+from training.utils.models.weights import whole_shape
 
 # Float32 logits of one chunk on a CPU: 512 rows at a vocabulary of 128,000.
 CHUNK_MB = 256

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from training.utils.contracts.documents import UNKNOWN
-from training.utils.models.attention.attention import model_inputs, sliding_window, text_attention
+from training.utils.models.attention import model_inputs, sliding_window, text_attention
 from training.utils.models.own_forward import head_is_linear
 from training.utils.models.row_sharing import ALONE
 from training.utils.models.target_head import CHUNK_MB, PLAIN, AtHead, Readout, TargetHead, TokenLogprobs, read_logits

@@ -83,7 +83,7 @@ class RewardEntry(NamedTuple):
 class AttentionEntry(NamedTuple):
     """An attention kernel.
 
-    place: of its `AttentionKernel`'s class (`models.attention.kernels`), MODULE:NAME.
+    place: of its `AttentionKernel`'s class (`models.attention`), MODULE:NAME.
     note: on it, for `--help`, behind its name.
     by_auto: --attn_implementation auto tries it, in the order of the table.
     """
@@ -129,7 +129,7 @@ class RowFormEntry(NamedTuple):
 class AdapterEntry(NamedTuple):
     """Adapters that stand in folders. Places are MODULE:NAME.
 
-    find: of a function (a model's folder or hub name) -> GivenAdapter | None (`loading.adapter_folders`)
+    find: of a function (a model's folder or hub name) -> GivenAdapter | None (`loading.weight_files`)
     described: of a function (model on meta, folder) -> None: puts the adapters on that `Adapters.describe` wrote there
     """
 
@@ -185,7 +185,7 @@ class Hooks(NamedTuple):
     at_start: (settings) -> None: on the main rank, before the run writes to its folder; a ThreestepError ends the run.
         settings: by the flags' names
     preparers: (AddedFlags, role) -> Iterable[ModelPreparer]: changes to models as they are loaded
-        (`models.preparers`); with `AddedFlags()`, those to a model that a program loads without such flags. role: in
+        (`models.settings`); with `AddedFlags()`, those to a model that a program loads without such flags. role: in
         step 3, `actor` or `critic`; otherwise ""
     guests: (flags) -> GuestFeature: what trains beside a run's models, or adds to their losses; flags as of `check`
     rollout_scheduler: (PpoFlags) -> RolloutScheduler | None: which weights draw the rollouts of a step
@@ -312,10 +312,10 @@ class Plugin(NamedTuple):
             name of the flag that asks for it
         `evaluation_flags`: by flags that give evaluations figures of other data than the held-out rows, `eval/NAME`:
             advice that names the flag, for who has no such rows
-        `stored_forms`: addresses of `StoredForm` classes (`loading.stored_forms`), by the field of configurations that
+        `stored_forms`: addresses of `StoredForm` classes (`loading.weight_files`), by the field of configurations that
             says that a model's files hold its weights in such a form
         `packed_layers`: addresses of functions (model on meta, facts) -> None, by the kind of a `PackedLinear`
-            (`models.tensors.packed`): makes the layers that its `described` wrote into a checkpoint's facts
+            (`models.weights`): makes the layers that its `described` wrote into a checkpoint's facts
         `adapters`: AdapterEntry, by the name of the file that a folder with such adapters holds
         `critics`: addresses of functions (actor's model without adapters, critic's ModelSettings, pad token's id,
             longest sequence, `media`) -> model: the critic on the actor's trunk; by the flags of step 3 that ask for it

@@ -31,7 +31,7 @@ from training.utils.engine.ranks.collectives import from_main, summed
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.rows import beyond_shortest, sequence_sums
 from training.utils.loading.configurations import model_files
-from training.utils.models.tensors.adapters import adapters_of
+from training.utils.models.weights import adapters_of
 from training.utils.preference.batches import PreferenceBatch, mismatched, preference_batches
 from training.utils.run.progress import progress_bar
 

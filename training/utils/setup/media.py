@@ -15,9 +15,9 @@ from training.utils.base.user_files import named_object
 from training.utils.contracts.rows import MEDIA_COLUMN
 from training.utils.data.formats.media import ONLY_TEXT
 from training.utils.data.rows.media_store import HeldMedia
-from training.utils.loading.adapter_folders import model_of
 from training.utils.loading.configurations import load_config
-from training.utils.models.families.parts import is_media_config, processor_files
+from training.utils.loading.weight_files import model_of
+from training.utils.models.families import is_media_config, processor_files
 from training.utils.plugins.registry import added, missing_plugin
 
 if TYPE_CHECKING:

@@ -26,10 +26,10 @@ from training.utils.layout.planner import PlanSettings, forward_overhead_tokens
 from training.utils.loading.configurations import check_positions, check_trains
 from training.utils.loading.models import load_causal_lm, load_scalar_model
 from training.utils.loading.tokenizers import add_tokens, load_padding_tokenizer, with_pad_apart
-from training.utils.models.attention.attention import plan_for
+from training.utils.models.attention import plan_for
 from training.utils.models.stop_tokens import set_stop_tokens, stop_tokens, unused_stop_tokens
-from training.utils.models.tensors.packed import count_weights
 from training.utils.models.token_model import PolicyModel, ScalarModel
+from training.utils.models.weights import count_weights
 from training.utils.setup.flags import chosen_by_plugin
 from training.utils.setup.media import checked_media, processor_of, reader_of_start, with_kept_features
 from training.utils.setup.opened_run import RunData, open_run

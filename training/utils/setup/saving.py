@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.engine.ranks.collectives import on_main
-from training.utils.models.families.parts import copy_files, write_beside
-from training.utils.models.saved.saving import mend_settings, save_model, save_without_weights
+from training.utils.loading.saving import mend_settings, save_model, save_without_weights
+from training.utils.models.families import copy_files, write_beside
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -141,7 +141,7 @@ def _difference(
     """The first part of the saved folder that is loaded as something else, in words; None if there is none."""
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-    from training.utils.models.families.tokenizer_files import PROBES, text_ids
+    from training.utils.loading.tokenizers import PROBES, text_ids
 
     trust: Any = {"trust_remote_code": trust_remote_code}
     config = AutoConfig.from_pretrained(scratch, **trust)

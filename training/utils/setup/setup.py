@@ -14,11 +14,10 @@ from training.utils.engine.ranks.devices import free_bytes
 from training.utils.engine.ranks.matmul_rate import peak_of_all_ranks
 from training.utils.engine.ranks.startup import Ranks, born_sharded, check_dtype
 from training.utils.layout.order import steps_in
-from training.utils.loading.models import check_no_dropout
-from training.utils.models.attention.attention import text_attention
-from training.utils.models.attention.kernels import kernel_of
+from training.utils.models.attention import kernel_of, text_attention
+from training.utils.models.dropout import check_no_dropout
 from training.utils.models.flops import ComputeMeter, model_shape
-from training.utils.models.saved.one_precision import to_one_precision
+from training.utils.models.one_precision import to_one_precision
 
 if TYPE_CHECKING:
     import torch

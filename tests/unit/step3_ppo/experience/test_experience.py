@@ -26,7 +26,7 @@ from training.step3_ppo.kl import KL_ESTIMATORS, KlControl
 from training.utils.contracts.rollout import Rollout
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.trie import SequenceLayout, rank_share
-from training.utils.loading.score_scale import ScoreScale
+from training.utils.loading.configurations import ScoreScale
 from training.utils.models.token_model import PolicyModel, ScalarModel
 from training.utils.run.phase_clock import PhaseClock
 

@@ -15,7 +15,7 @@ from training.step3_ppo.parts.settings import _plan, wanted_score_scale
 from training.utils.base.errors import ThreestepError
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.planner import PlanSettings
-from training.utils.loading.score_scale import ScoreScale, set_score_scale
+from training.utils.loading.configurations import ScoreScale, set_score_scale
 from training.utils.models.row_sharing import RowSharing
 from training.utils.setup.guests import GuestFeatures
 

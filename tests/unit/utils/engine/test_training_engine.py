@@ -10,7 +10,7 @@ from training.utils.engine.config.arguments import EngineSettings
 from training.utils.engine.optimizers import make_optimizer
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.engine.training_engine import TrainingEngine, _scheduler
-from training.utils.models.tensors.adapters import Adapters, mark_adapted
+from training.utils.models.weights import Adapters, mark_adapted
 
 RATE, ADAPTER_RATE, DECAY = 1e-3, 5e-2, 0.1
 

@@ -15,8 +15,8 @@ from tests.families.configs import tiny_config
 from tests.support.lora_settings import lora_settings
 from tests.support.tiny_models import tiny_causal_lm
 from training.utils.base.errors import ThreestepError
-from training.utils.loading.models import check_no_dropout, prepared
-from training.utils.models.dropout import set_dropout
+from training.utils.loading.models import prepared
+from training.utils.models.dropout import check_no_dropout, set_dropout
 from training.utils.models.own_forward import current_difference, read_own_forward
 from training.utils.models.settings import ModelSettings
 

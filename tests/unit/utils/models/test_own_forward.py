@@ -18,10 +18,14 @@ from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import load_causal_lm
 from training.utils.models import own_forward
 from training.utils.models.layout_check import check_padded, why_not_packed
-from training.utils.models.own_forward import current_difference, own_forward_of, read_own_forward
+from training.utils.models.own_forward import (
+    current_difference,
+    make_probes,
+    own_forward_of,
+    read_own_forward,
+    rounded_once_more,
+)
 from training.utils.models.settings import ModelSettings
-from training.utils.models.tensors import rounding
-from training.utils.models.tensors.rounding import make_probes, rounded_once_more
 from training.utils.models.token_model import PolicyModel, ScalarModel
 
 CPU = torch.device("cpu")
@@ -330,8 +334,7 @@ def test_positions_that_depend_on_the_length_of_a_row():
 
 def test_a_long_row_is_read_in_part(monkeypatch):
     """Every rank reads it, also where several share the rows of the training."""
-    for module in (rounding, own_forward):
-        monkeypatch.setattr(module, "MOST_LONG_TOKENS", 20)
+    monkeypatch.setattr(own_forward, "MOST_LONG_TOKENS", 20)
     whole, cut = (read_own_forward(tiny_causal_lm("llama"), longest_tokens=tokens) for tokens in (20, 21))
     assert (whole.probes.long.tokens, whole.notes) == (20, [])
     assert (cut.probes.long.tokens, cut.probes.longest_tokens) == (20, 21)

@@ -13,7 +13,7 @@ from training.utils.contracts.documents import TokenSequence
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rows import packed_rows
 from training.utils.layout.trie import SequenceLayout, rank_share, trie_document
-from training.utils.models.attention.document_attention import use_document_attention
+from training.utils.models.document_attention import use_document_attention
 from training.utils.models.target_head import Readout
 from training.utils.models.token_model import PolicyModel, ScalarModel
 

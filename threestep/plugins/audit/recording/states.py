@@ -21,7 +21,7 @@ from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.engine.config.optimizers import ADAMW
 from training.utils.engine.training_engine import whole_weights
-from training.utils.models.tensors.adapters import adapters_of
+from training.utils.models.weights import adapters_of
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,7 +13,7 @@ from training.utils.engine.config.arguments import EngineSettings
 from training.utils.engine.frozen import FrozenModel
 from training.utils.loading.configurations import check_positions, load_config
 from training.utils.loading.models import load_scalar_model
-from training.utils.models.attention.attention import plan_for
+from training.utils.models.attention import plan_for
 from training.utils.models.layout_check import check_padded, check_segments, notes_on, why_not_packed
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel

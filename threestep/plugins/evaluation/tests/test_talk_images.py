@@ -33,7 +33,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.data.build.arguments import DataArguments
 from training.utils.flags.arguments import parse_arguments
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.models.families.scalar_class import scalar_model_class
+from training.utils.models.families import scalar_model_class
 
 GREEDY = SamplingArguments(temperature=0.0, max_new_tokens=5)
 

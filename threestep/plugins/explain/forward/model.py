@@ -27,7 +27,7 @@ from threestep.plugins.audit.quantities.step import AuditedStep, LackingError
 from threestep.plugins.explain.forward.moving import Move, moves_of, moving
 from training.utils.base.errors import ThreestepError
 from training.utils.base.memory import is_out_of_memory
-from training.utils.models.families.parts import processor_files
+from training.utils.models.families import processor_files
 from training.utils.setup.media import has_media_kind, media_kind
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from threestep.plugins.images.pixels import FEATURE_READER, ImagePixels, pixel_inputs
-from training.utils.models.families.parts import is_beside_language, is_of_projector
+from training.utils.models.families import is_beside_language, is_of_projector
 
 if TYPE_CHECKING:
     from threestep.plugins.images.kept_features import KnownPictures, Picture

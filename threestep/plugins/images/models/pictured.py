@@ -23,7 +23,7 @@ from threestep.plugins.images.prompts import PixelsOf, PromptImages, pixels_of_k
 from training.utils.base.errors import ThreestepError, first_line
 from training.utils.contracts.documents import plain
 from training.utils.layout.rows import packed_rows
-from training.utils.models.tensors.rounding import rms, rounded_once_more
+from training.utils.models.own_forward import rms, rounded_once_more
 
 if TYPE_CHECKING:
     from threestep.plugins.images.kept_features import KeptFeatures

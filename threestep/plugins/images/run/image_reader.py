@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.images.data.reader import open_image_reader
 from training.utils.base.errors import ThreestepError
-from training.utils.loading.adapter_folders import model_of
 from training.utils.loading.configurations import load_config
 from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
+from training.utils.loading.weight_files import model_of
 
 if TYPE_CHECKING:
     from threestep.plugins.images.pixels import ImagePixels

@@ -16,8 +16,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.base.transfer import moved
 from training.utils.contracts.documents import Document, unshared
 from training.utils.layout.rows import packed_rows
-from training.utils.models.own_forward import own_forward_of
-from training.utils.models.tensors.rounding import rms
+from training.utils.models.own_forward import own_forward_of, rms
 
 if TYPE_CHECKING:
     from threestep.plugins.images.prompts import PixelsOf

@@ -16,7 +16,7 @@ from training.utils.contracts.documents import Document, TokenSequence, plain, s
 from training.utils.contracts.token_rows import TokenRows
 from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import load_causal_lm
-from training.utils.models.attention.kernels import KERNELS, kernel_of
+from training.utils.models.attention import KERNELS, kernel_of
 from training.utils.models.layout_check import why_not_packed
 from training.utils.models.own_forward import read_own_forward
 from training.utils.models.settings import ModelSettings

@@ -18,8 +18,8 @@ from training.utils.contracts.documents import join
 from training.utils.engine.training_engine import full_tensors
 from training.utils.layout.rows import padded_rows
 from training.utils.models.own_forward import own_forward_of
-from training.utils.models.tensors.adapters import adapters_off
 from training.utils.models.token_model import PolicyModel
+from training.utils.models.weights import adapters_off
 
 LORA = Lora(lora_dim=4, lora_alpha=6.0)
 IDS = torch.arange(3, 15)[None]

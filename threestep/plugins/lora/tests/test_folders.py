@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from threestep.plugins.lora.folders import adapter_in
 from training.utils.base.errors import ThreestepError
-from training.utils.loading.adapter_folders import find_adapter, model_of
 from training.utils.loading.configurations import load_config, model_files
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.loading.tokenizers import load_tokenizer
+from training.utils.loading.weight_files import find_adapter, model_of
 
 
 def adapter_at(folder: Path, base: object, weights: bool = True, **settings: object) -> Path:

@@ -13,7 +13,7 @@ from threestep.plugins.mtp.reading import read_states
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import TokenSequence, join, plain, shared_prompt
 from training.utils.layout.rows import packed_rows
-from training.utils.models.attention.document_attention import use_document_attention
+from training.utils.models.document_attention import use_document_attention
 from training.utils.models.token_model import PolicyModel
 
 

@@ -32,7 +32,7 @@ from training.utils.flags.flags import note_mistakes, settings_of
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.table import RolloutEngineFlags
 from training.utils.layout.rows import packed_rows
-from training.utils.models.attention.document_attention import use_document_attention
+from training.utils.models.document_attention import use_document_attention
 from training.utils.models.token_model import ScalarModel
 from training.utils.rewards.weighted import Reward
 

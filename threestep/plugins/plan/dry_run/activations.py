@@ -22,8 +22,8 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from training.utils.models.attention.kernels import SDPA
-from training.utils.models.preparers import ModelPreparer, keeping_all
+from training.utils.models.attention import SDPA
+from training.utils.models.settings import ModelPreparer, keeping_all
 from training.utils.models.target_head import CHUNK_MB
 
 if TYPE_CHECKING:

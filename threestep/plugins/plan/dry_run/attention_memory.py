@@ -6,7 +6,7 @@ N rows, T tokens in a row.
 from __future__ import annotations
 
 from training.utils.base.memory import MemoryLine
-from training.utils.models.attention.kernels import SDPA, kernel_of
+from training.utils.models.attention import SDPA, kernel_of
 
 
 def mask_lines(

@@ -20,7 +20,7 @@ from threestep.plugins.plan.dry_run.operators import OperatorCount
 from training.utils.engine.ranks.backends import backends_of
 from training.utils.engine.ranks.devices import set_threads
 from training.utils.engine.ranks.host_memory import keep_freed_memory
-from training.utils.models.attention.document_attention import attention_by_document
+from training.utils.models.document_attention import attention_by_document
 
 # Rows of layers as wide as tall, by their width: from those of a few tokens up to those of a few hundred wide. A step
 # has each product three times: forward, and backward for both factors.

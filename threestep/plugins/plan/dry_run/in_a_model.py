@@ -29,8 +29,8 @@ from threestep.plugins.plan.dry_run.operators import (
     training_work,
 )
 from training.utils.contracts.token_rows import AttentionRun
-from training.utils.models.attention.document_attention import use_document_attention
-from training.utils.models.preparers import ForwardForm, preparers_of
+from training.utils.models.document_attention import use_document_attention
+from training.utils.models.settings import ForwardForm, preparers_of
 
 if TYPE_CHECKING:
     from transformers import LlamaModel

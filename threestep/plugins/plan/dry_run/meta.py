@@ -23,8 +23,7 @@ def model_on_meta(settings: ModelSettings, dtype: torch.dtype, scores: bool = Fa
     tokenizer."""
     import torch
 
-    from training.utils.models.families.parts import language_model_class
-    from training.utils.models.families.scalar_class import scalar_model_class
+    from training.utils.models.families import language_model_class, scalar_model_class
 
     config = config_of(settings)
     config.pad_token_id = None  # some families look for it in the ids, which have no values here

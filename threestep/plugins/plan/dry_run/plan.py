@@ -15,10 +15,10 @@ from training.utils.engine.config.config import engine_config
 from training.utils.engine.ranks.startup import DTYPES
 from training.utils.engine.zero3 import ModelSizes, host_share, model_sizes, zero3_limits
 from training.utils.layout.bounds import forward_bound
-from training.utils.models.attention.kernels import SDPA
+from training.utils.models.attention import SDPA
 from training.utils.models.attention_choice import planned_attention
 from training.utils.models.target_head import CHUNK_MB, chunk_mb_for
-from training.utils.models.tensors.packed import count_weights, packed_layers
+from training.utils.models.weights import count_weights, packed_layers
 
 if TYPE_CHECKING:
     from training.utils.base.memory import PlannedDevice

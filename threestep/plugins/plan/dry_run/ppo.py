@@ -35,8 +35,7 @@ from training.utils.engine.training_engine import GATHER_ELEMENTS
 from training.utils.engine.zero3 import model_sizes
 from training.utils.flags.flags import AutoChoice, sentence
 from training.utils.models.row_sharing import row_sharing
-from training.utils.models.tensors.adapters import adapters_of
-from training.utils.models.tensors.packed import packed_elements
+from training.utils.models.weights import adapters_of, packed_elements
 from training.utils.setup.media import planned_media
 
 if TYPE_CHECKING:

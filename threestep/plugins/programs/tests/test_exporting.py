@@ -11,7 +11,7 @@ from tests.families.builds import build
 from tests.support.tiny_models import tiny_causal_lm
 from threestep.plugins.programs import exporting as export
 from training.utils.base.errors import ThreestepError
-from training.utils.models.saved.description import write_description
+from training.utils.loading.saving import write_description
 
 CASES = [
     ("llama", "model.norm.weight"),

@@ -198,8 +198,8 @@ def test_step_1_loads_it_and_saves_it_with_its_processor(make, tmp_path):
     from training.utils.engine.training_engine import full_tensors
     from training.utils.loading.configurations import check_positions
     from training.utils.loading.models import load_causal_lm
-    from training.utils.models.families.parts import copy_files, processor_files
-    from training.utils.models.saved.saving import save_model
+    from training.utils.loading.saving import save_model
+    from training.utils.models.families import copy_files, processor_files
     from training.utils.models.settings import ModelSettings
 
     folder = make("seeing", "--vision")

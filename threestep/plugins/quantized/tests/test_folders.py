@@ -15,7 +15,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from training.utils.base.errors import ThreestepError
 from training.utils.loading.configurations import check_trains, load_config
 from training.utils.loading.models import load_causal_lm
-from training.utils.loading.stored_forms import WholeWeights, check_form, stored_form
+from training.utils.loading.weight_files import WholeWeights, check_form, stored_form
 from training.utils.models.settings import ModelSettings
 
 BLOCK = 16

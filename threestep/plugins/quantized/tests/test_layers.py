@@ -23,10 +23,9 @@ from threestep.plugins.quantized.layers import (
 )
 from threestep.plugins.quantized.quantization import Quantization
 from training.utils.engine.training_engine import full_tensors
-from training.utils.models.families.parts import is_beside_language
+from training.utils.models.families import is_beside_language
 from training.utils.models.flops import model_shape
-from training.utils.models.tensors.adapters import adapters_off
-from training.utils.models.tensors.packed import count_weights, packed_layers
+from training.utils.models.weights import adapters_off, count_weights, packed_layers
 
 INT8 = Quantization("int8")
 FOUR_BITS = pytest.mark.skipif(

@@ -16,7 +16,7 @@ from training.utils.flags.added import AddedFlags, added_flags
 from training.utils.loading.models import load_causal_lm
 from training.utils.models.own_forward import current_difference, own_forward_of
 from training.utils.models.settings import ModelSettings
-from training.utils.models.tensors.packed import count_weights, packed_layers
+from training.utils.models.weights import count_weights, packed_layers
 from training.utils.preference.reference import precision_of
 
 INT8, NF4 = RoundedWeights(Quantization("int8")), RoundedWeights(Quantization("nf4"))

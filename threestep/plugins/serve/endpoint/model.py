@@ -31,8 +31,8 @@ from training.utils.data.chat.style import template_text
 from training.utils.data.rows.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT
 from training.utils.data.rows.tokenize import TextTokenizer
 from training.utils.generation.decoding.hf import TransformersRollout
-from training.utils.loading.adapter_folders import find_adapter
 from training.utils.loading.configurations import saved_stop_tokens
+from training.utils.loading.weight_files import find_adapter
 from training.utils.models.own_forward import own_forward_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from threestep.plugins.speed.lean.code import is_written_as
-from training.utils.models.preparers import KeepsLess
+from training.utils.models.settings import KeepsLess
 
 if TYPE_CHECKING:
     from collections.abc import Callable

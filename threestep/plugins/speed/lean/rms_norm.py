@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from threestep.plugins.speed.lean.code import is_written_as
-from training.utils.models.preparers import KeepsLess
+from training.utils.models.settings import KeepsLess
 
 
 def _of_llama(self: Any, hidden_states: Any) -> Any:

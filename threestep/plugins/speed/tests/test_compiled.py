@@ -19,7 +19,7 @@ from training.utils.contracts.documents import TokenSequence, plain, shared_prom
 from training.utils.contracts.token_rows import TokenRows
 from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import load_causal_lm
-from training.utils.models.attention.document_attention import share_keys_of_few_tokens
+from training.utils.models.document_attention import share_keys_of_few_tokens
 from training.utils.models.layout_check import check_padded
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import PolicyModel, ScalarModel

@@ -26,8 +26,8 @@ from training.utils.engine.ranks.devices import (
 )
 from training.utils.engine.ranks.host_memory import keep_freed_memory
 from training.utils.engine.ranks.rank_watch import leave_process_group, started_watch
+from training.utils.models.one_precision import ROUNDED
 from training.utils.models.row_sharing import ALONE, RowSharing, row_sharing
-from training.utils.models.saved.one_precision import ROUNDED
 from training.utils.run.launch import free_port
 from training.utils.run.program import quick_imports
 from training.utils.run.run_arguments import RANK_TIMEOUT_SECONDS

@@ -26,8 +26,7 @@ from training.utils.generation.decoding.decoding import (
     Decoding,
     of_one_length,
 )
-from training.utils.models.own_forward import OwnForward, current_difference
-from training.utils.models.tensors.rounding import rms
+from training.utils.models.own_forward import OwnForward, current_difference, rms
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -40,7 +40,7 @@ from training.utils.generation.decoding.decode_check import (
 from training.utils.generation.decoding.decoding import WAYS, DecodeWay, Decoding, of_one_length
 from training.utils.generation.decoding.drawn import DrawnResponses, stop_strings, uniform_streams
 from training.utils.generation.decoding.sampling import draw
-from training.utils.models.attention.document_attention import share_keys_of_few_tokens
+from training.utils.models.document_attention import share_keys_of_few_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -21,7 +21,7 @@ from training.utils.generation.decoding import decode_check, fixed_steps
 from training.utils.generation.decoding.decode_check import fitting_way, why_not_decoded
 from training.utils.generation.decoding.decoding import FIXED, MASKED, NONE, OURS, OWN, WAYS, Decoding, of_one_length
 from training.utils.generation.decoding.hf import TransformersRollout
-from training.utils.models.attention.document_attention import use_document_attention
+from training.utils.models.document_attention import use_document_attention
 from training.utils.models.own_forward import OwnForward, read_own_forward
 
 # Family: (prompts of different lengths may be one batch, whose cache)

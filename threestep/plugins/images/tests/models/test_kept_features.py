@@ -15,7 +15,7 @@ from threestep.plugins.images.models.kept_features import open_feature_reader
 from threestep.plugins.images.models.pictured import RowImages
 from training.utils.contracts.documents import shared_prompt
 from training.utils.layout.rows import packed_rows
-from training.utils.loading.freezing import freeze_parts
+from training.utils.loading.models import freeze_parts
 from training.utils.models.token_model import PolicyModel
 
 # Families that cannot, while their projector trains, and when it does not.

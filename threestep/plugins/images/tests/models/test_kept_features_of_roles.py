@@ -19,10 +19,10 @@ from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import shared_prompt, unshared
 from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import prepared
-from training.utils.models.families.scalar_class import scalar_model_class
+from training.utils.models.families import scalar_model_class
 from training.utils.models.own_forward import read_own_forward
-from training.utils.models.tensors.adapters import adapters_off
 from training.utils.models.token_model import PolicyModel, ScalarModel
+from training.utils.models.weights import adapters_off
 
 
 def made() -> tuple[Any, RowImages, Any, Any, Any]:

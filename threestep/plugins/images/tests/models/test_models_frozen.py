@@ -6,8 +6,7 @@ import pytest
 
 from tests.support.lora_settings import lora_settings
 from tests.support.vision_models import llava, qwen2_vl
-from training.utils.loading.freezing import freeze_parts
-from training.utils.loading.models import prepared
+from training.utils.loading.models import freeze_parts, prepared
 from training.utils.models.settings import ModelSettings
 
 TOWERS = {qwen2_vl: "model.visual.", llava: "model.vision_tower."}

@@ -7,9 +7,9 @@ import pytest
 from tests.support.vision_models import FAMILIES
 from threestep.plugins.quantized.layers import quantizable_layers
 from threestep.plugins.speed.compiled import compile_blocks
-from training.utils.models.attention.attention import BY_DOCUMENT, text_attention
-from training.utils.models.attention.document_attention import use_document_attention
-from training.utils.models.families.parts import (
+from training.utils.models.attention import BY_DOCUMENT, text_attention
+from training.utils.models.document_attention import use_document_attention
+from training.utils.models.families import (
     is_beside_language,
     is_of_projector,
     language_part,

@@ -14,8 +14,8 @@ from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import plain, shared_prompt, together, unshared
 from training.utils.contracts.token_rows import position_axes
 from training.utils.layout.rows import packed_rows
-from training.utils.models.attention.attention import BY_DOCUMENT, set_text_attention, text_attention
-from training.utils.models.attention.document_attention import use_document_attention
+from training.utils.models.attention import BY_DOCUMENT, set_text_attention, text_attention
+from training.utils.models.document_attention import use_document_attention
 from training.utils.models.token_model import PolicyModel
 
 
@@ -149,7 +149,7 @@ def test_what_does_not_fit_images_is_refused(family, rows_of_documents):
         policy(with_pixels(rows, None))
     with pytest.raises(ThreestepError, match="noise on the embeddings would hide the places of images"):
         policy(rows, noise_NTE=torch.zeros(*rows.input_ids_NT.shape, 32))
-    from training.utils.models.attention.attention import model_inputs
+    from training.utils.models.attention import model_inputs
 
     for name in ("flex_attention", "flash_attention_2", "flash_attention_3"):
         expected = f"rows with images expect --attn_implementation auto, sdpa or varlen, got {name}"

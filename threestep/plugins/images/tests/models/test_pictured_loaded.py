@@ -20,9 +20,9 @@ from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import plain, shared_prompt, unshared
 from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import load_causal_lm, load_scalar_model
+from training.utils.loading.saving import save_model
 from training.utils.models.layout_check import check_padded, why_not_packed
 from training.utils.models.own_forward import own_forward_of, read_again
-from training.utils.models.saved.saving import save_model
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel
 

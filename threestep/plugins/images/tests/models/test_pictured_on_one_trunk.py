@@ -16,8 +16,7 @@ from threestep.plugins.lora.shared_trunk import scalar_model_on_trunk
 from training.utils.contracts.documents import plain, shared_prompt, together
 from training.utils.layout.rows import packed_rows
 from training.utils.loading.models import prepared
-from training.utils.models.families.parts import is_beside_language
-from training.utils.models.families.scalar_class import scalar_model_class
+from training.utils.models.families import is_beside_language, scalar_model_class
 from training.utils.models.layout_check import check_padded
 from training.utils.models.own_forward import own_forward_of, read_own_forward
 from training.utils.models.token_model import ScalarModel

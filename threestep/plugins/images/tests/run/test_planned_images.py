@@ -15,8 +15,8 @@ from threestep.plugins.images.flags import ImageArguments
 from threestep.plugins.images.pixels import pixel_inputs
 from threestep.plugins.images.run.planned_images import PlannedImages, saved_by_picture
 from threestep.plugins.speed.lean.forwards import keep_less
-from training.utils.loading.freezing import freeze_parts
-from training.utils.models.families.parts import is_beside_language
+from training.utils.loading.models import freeze_parts
+from training.utils.models.families import is_beside_language
 
 DEPTHS = ("depth", "num_hidden_layers")
 

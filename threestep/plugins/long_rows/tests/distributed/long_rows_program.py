@@ -89,7 +89,7 @@ def model_of(tokens: int, sizes: dict[str, int]) -> Any:
     from threestep.plugins.speed.preparers import preparers
     from training.utils.flags.added import added_flags
     from training.utils.loading.models import prepared
-    from training.utils.models.attention.document_attention import use_document_attention
+    from training.utils.models.document_attention import use_document_attention
     from training.utils.models.settings import ModelSettings
 
     torch.manual_seed(0)

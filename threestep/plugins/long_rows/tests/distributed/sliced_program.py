@@ -74,7 +74,7 @@ def model_of(key_heads: int, attention: str, scalar: bool = False) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
-    from training.utils.models.attention.document_attention import use_document_attention
+    from training.utils.models.document_attention import use_document_attention
 
     torch.manual_seed(3)
     config = LlamaConfig(
@@ -142,7 +142,7 @@ def with_head(attention: str, joint: bool, group: Any) -> dict[str, float]:
     from threestep.plugins.mtp.head import new_head
     from threestep.plugins.mtp.layout.entries import mtp_entries
     from threestep.plugins.mtp.reading import INSIDE, read_ahead, read_depths, read_states
-    from training.utils.models.attention.document_attention import use_document_attention
+    from training.utils.models.document_attention import use_document_attention
     from training.utils.models.token_model import PolicyModel
 
     model = model_of(3, attention)

@@ -13,7 +13,7 @@ from tests.support.lora_settings import lora_settings
 from threestep.plugins.plan.dry_run.activations import cache_bytes, head_bytes, saved_activations
 from threestep.plugins.plan.dry_run.meta import model_on_meta
 from threestep.plugins.speed.lean.forwards import keep_less
-from training.utils.models.attention.document_attention import use_document_attention
+from training.utils.models.document_attention import use_document_attention
 from training.utils.models.settings import ModelSettings
 
 ROWS, TOKENS = 2, 16

@@ -20,7 +20,7 @@ from tests.support.lora_settings import with_lora
 from tests.support.tiny_models import tiny_causal_lm
 from threestep.plugins.speed.lean.forwards import keep_less
 from threestep.plugins.speed.lean.rms_norm import RmsNorm, lean_norm
-from training.utils.models.preparers import keeping_all
+from training.utils.models.settings import keeping_all
 
 CLASSES = [LlamaRMSNorm, Olmo2RMSNorm, GemmaRMSNorm]
 F16, F32, F64 = torch.bfloat16, torch.float32, torch.float64

@@ -23,7 +23,7 @@ from threestep.plugins.vllm.tests.fake_rollout_server import KEY, FakeServer
 from threestep.plugins.vllm.weights import BitSums
 from training.utils.base.errors import ThreestepError
 from training.utils.engine.training_engine import adapter_parts, full_tensors
-from training.utils.models.tensors.adapters import NO_ADAPTERS, adapters_of
+from training.utils.models.weights import NO_ADAPTERS, adapters_of
 
 
 def tensors():

@@ -32,8 +32,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from training.utils.models.attention.attention import BY_DOCUMENT, set_text_attention, text_attention
-from training.utils.models.attention.kernels import SDPA
+from training.utils.models.attention import BY_DOCUMENT, SDPA, set_text_attention, text_attention
 
 if TYPE_CHECKING:
     from training.utils.contracts.token_rows import AttentionRun

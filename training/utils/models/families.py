@@ -1,5 +1,5 @@
-"""Models of images and text: which class loads them, which of their parts are language, tower and projector, the files
-of their image processor, and checks of what a model reads.
+"""Families of models: which class loads a language model and a scalar model, which parts of a model of images and text
+are language, tower and projector, the files of its image processor, and checks of what a model reads.
 
 Names of the parts (transformers 5.19):
 
@@ -8,7 +8,13 @@ Names of the parts (transformers 5.19):
 | Qwen2-VL, 2.5-VL, 3-VL | `language_model` | `visual` | `visual.merger`, `visual.deepstack_merger_list` |
 | LLaVA, Gemma 3, InternVL | `language_model` | `vision_tower` | `multi_modal_projector` |
 | LLaVA-NeXT, LLaVA-OneVision | `language_model` | `vision_tower` | `multi_modal_projector`, `image_newline` |
-| Idefics 3, SmolVLM | `text_model` | `vision_model` | `connector` |"""
+| Idefics 3, SmolVLM | `text_model` | `vision_model` | `connector` |
+
+A scalar model is of transformers' own class. Families of images and text that have none get one with the family's body
+under a linear head (`score`), as transformers makes those of texts. Its folder is laid out like the family's language
+model, with `score.weight` for the output layer: transformers renames what is in files by the name of a class, and this
+one's gets the renamings of that language model.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +28,7 @@ from training.utils.base.errors import ThreestepError
 
 if TYPE_CHECKING:
     from torch import nn
+
 
 _PROJECTOR = re.compile(r"(^|[._])(merger|projector|connector|resampler|aligner|image_newline)([._]|$)")
 
@@ -158,3 +165,60 @@ def refuse_without_projector(model: Any) -> NoReturn:
         f"--freeze_projector expects a model of images and text with a projector that is known by its name, got "
         f"{type(model).__name__}; leave it out"
     )
+
+
+_OF_LANGUAGE, _OF_SCORES = "ForConditionalGeneration", "ForSequenceClassification"
+
+
+def scalar_model_class(config: Any) -> Any:
+    """Return what loads the scalar model of a configuration, by `from_pretrained`, or makes it, by `from_config`."""
+    from transformers import AutoModelForSequenceClassification
+
+    return own_scalar_class(config) or AutoModelForSequenceClassification
+
+
+def own_scalar_class(config: Any) -> Any | None:
+    """Return the class of a family of images and text for which transformers has no scalar head; None of any other
+    model, and where such a family is not built as a body under a head."""
+    from transformers import (
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+        MODEL_MAPPING,
+        PreTrainedModel,
+    )
+    from transformers.modeling_layers import GenericForSequenceClassification
+
+    kind = type(config)
+    if not is_media_config(config) or kind in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        return None
+    language_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[kind]
+    prefix = GenericForSequenceClassification.base_model_prefix
+    if (
+        not language_class.__name__.endswith(_OF_LANGUAGE)
+        or language_class.base_model_prefix != prefix
+        or kind not in MODEL_MAPPING
+    ):
+        return None
+    name = language_class.__name__.removesuffix(_OF_LANGUAGE) + _OF_SCORES
+    family = next(parent for parent in language_class.__mro__ if PreTrainedModel in parent.__bases__)
+    _rename_as(language_class, config.model_type, name)
+
+    def from_config(cls: Any, config: Any, trust_remote_code: bool = False, **options: Any) -> Any:
+        return cls._from_config(config, **options)
+
+    own = {"__module__": __name__, "__doc__": f"A body of {family.__name__} under a scalar head."}
+    return type(name, (GenericForSequenceClassification, family), {**own, "from_config": classmethod(from_config)})
+
+
+def _rename_as(language_class: Any, model_type: str, name: str) -> None:
+    """Have transformers rename the tensors in files of the class `name` as it does for the family's language model."""
+    from transformers.conversion_mapping import (
+        get_checkpoint_conversion_mapping,
+        register_checkpoint_conversion_mapping,
+    )
+
+    renamings = get_checkpoint_conversion_mapping(language_class.__name__)
+    if renamings is None:
+        renamings = get_checkpoint_conversion_mapping(model_type)
+    if renamings is not None:
+        register_checkpoint_conversion_mapping(name, renamings, overwrite=True)

@@ -7,16 +7,16 @@ import json
 import pytest
 
 from training.utils.base.errors import ThreestepError
-from training.utils.loading import adapter_folders
-from training.utils.loading.adapter_folders import find_adapter, model_of
+from training.utils.loading import weight_files
 from training.utils.loading.configurations import load_config
+from training.utils.loading.weight_files import find_adapter, model_of
 
 
 @pytest.fixture
 def without_plugin(monkeypatch):
-    monkeypatch.setattr(adapter_folders, "added", lambda table, known: {})
-    monkeypatch.setattr(adapter_folders, "missing", lambda table: {"adapter_config.json": "lora"})
-    monkeypatch.setattr(adapter_folders, "missing_plugin", lambda table, file: f"get the plugin of {table} in {file}")
+    monkeypatch.setattr(weight_files, "added", lambda table, known: {})
+    monkeypatch.setattr(weight_files, "missing", lambda table: {"adapter_config.json": "lora"})
+    monkeypatch.setattr(weight_files, "missing_plugin", lambda table, file: f"get the plugin of {table} in {file}")
 
 
 def test_the_plugin_is_named(without_plugin, tmp_path):

@@ -15,9 +15,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from training.utils.base.errors import ThreestepError
 from training.utils.data.fingerprint import parts_of_tokenizer
-from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer
-from training.utils.models.families import tokenizer_files
-from training.utils.models.families.tokenizer_files import PROBES, read_tokenizer
+from training.utils.loading import tokenizers
+from training.utils.loading.tokenizers import PROBES, load_tokenizer, read_tokenizer, same_tokenizer
 
 CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -173,14 +172,14 @@ def test_a_class_adds_no_tokens_and_names_those_that_the_file_has(tmp_path):
 def test_a_sentencepiece_model_that_transformers_misreads_is_refused(tiny_tokenizer, tmp_path, monkeypatch):
     """As Mistral's tokenizer.model without a tokenizer.json, of whose texts transformers leaves out the first space."""
     (tmp_path / "tokenizer.model").write_bytes(b"a model")
-    read = SimpleNamespace(encode=lambda text: tokenizer_files.text_ids(tiny_tokenizer, [text])[0])
+    read = SimpleNamespace(encode=lambda text: tokenizers.text_ids(tiny_tokenizer, [text])[0])
     package = SimpleNamespace(SentencePieceProcessor=lambda model_file: read)
-    monkeypatch.setattr(tokenizer_files, "find_spec", lambda name: package)
-    monkeypatch.setattr(tokenizer_files, "import_module", lambda name: package)
-    tokenizer_files._check_sentencepiece(tiny_tokenizer, tmp_path)
+    monkeypatch.setattr(tokenizers, "find_spec", lambda name: package)
+    monkeypatch.setattr(tokenizers, "import_module", lambda name: package)
+    tokenizers._check_sentencepiece(tiny_tokenizer, tmp_path)
     read.encode = lambda text: [0]
     with pytest.raises(ThreestepError, match="has a tokenizer.model and no tokenizer.json, and transformers makes"):
-        tokenizer_files._check_sentencepiece(tiny_tokenizer, tmp_path)
+        tokenizers._check_sentencepiece(tiny_tokenizer, tmp_path)
 
 
 def test_a_line_is_logged_once(tmp_path, capsys):

@@ -15,11 +15,17 @@ from threestep.plugins.lora.adding import add_lora
 from threestep.plugins.lora.preparers import Lora
 from training.utils.base.errors import ThreestepError
 from training.utils.engine.training_engine import full_tensors
+from training.utils.loading import saving
+from training.utils.loading.saving import read_description, write_description
 from training.utils.models.flops import model_shape
-from training.utils.models.saved import description
-from training.utils.models.saved.description import read_description, write_description
-from training.utils.models.tensors.adapters import adapters_of, adapters_off
-from training.utils.models.tensors.packed import PackedLinear, count_weights, packed_elements, packed_layers
+from training.utils.models.weights import (
+    PackedLinear,
+    adapters_of,
+    adapters_off,
+    count_weights,
+    packed_elements,
+    packed_layers,
+)
 
 
 class Doubled(PackedLinear):
@@ -94,10 +100,10 @@ def test_a_checkpoint_says_which_they_are(tmp_path, tiny_tokenizer, monkeypatch)
     model = doubled(tiny_causal_lm("llama"))
     write_description(tmp_path / "model", model, tiny_tokenizer)
     places = {"doubled": f"{__name__}:double"}
-    monkeypatch.setattr(description, "added", lambda table, known: {"packed_layers": places}.get(table, {}))
+    monkeypatch.setattr(saving, "added", lambda table, known: {"packed_layers": places}.get(table, {}))
     read = read_description(tmp_path / "model").model
     assert [name for name, _ in packed_layers(read)] == [name for name, _ in packed_layers(model)]
-    monkeypatch.setattr(description, "missing", lambda table: {"doubled": "doubles"})
-    monkeypatch.setattr(description, "missing_plugin", lambda table, kind: "they need the plugin 'doubles'")
+    monkeypatch.setattr(saving, "missing", lambda table: {"doubled": "doubles"})
+    monkeypatch.setattr(saving, "missing_plugin", lambda table, kind: "they need the plugin 'doubles'")
     with pytest.raises(ThreestepError, match="layers of the model are kept as doubled; they need the plugin 'doubles'"):
         read_description(tmp_path / "model")

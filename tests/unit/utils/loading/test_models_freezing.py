@@ -8,7 +8,7 @@ from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from threestep.plugins.lora.adding import add_lora
 from threestep.plugins.lora.preparers import Lora
 from training.utils.base.errors import ThreestepError
-from training.utils.loading.freezing import FROZEN, freeze_named, freeze_parts
+from training.utils.loading.models import FROZEN, freeze_named, freeze_parts
 from training.utils.models.settings import ModelSettings
 
 NORM, PROJECTION = "model.norm.weight", "model.layers.0.self_attn.q_proj.weight"

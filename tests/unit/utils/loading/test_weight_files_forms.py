@@ -10,9 +10,9 @@ import pytest
 from transformers import PreTrainedConfig
 
 from training.utils.base.errors import ThreestepError
-from training.utils.loading import stored_forms as module
+from training.utils.loading import weight_files as module
 from training.utils.loading.configurations import load_config
-from training.utils.loading.stored_forms import StoredForm, WholeWeights, check_form, stored_form
+from training.utils.loading.weight_files import StoredForm, WholeWeights, check_form, stored_form
 
 FIELD = "zipped"
 
@@ -41,7 +41,7 @@ class Zipped(StoredForm):
 @pytest.fixture
 def zipped(monkeypatch):
     forms = {"stored_forms": {FIELD: f"{__name__}:Zipped"}}
-    monkeypatch.setattr(module, "added", lambda table, known: forms[table])
+    monkeypatch.setattr(module, "added", lambda table, known: forms.get(table, {}))
     monkeypatch.setattr(module, "missing", lambda table: {})
 
 

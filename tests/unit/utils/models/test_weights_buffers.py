@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm
-from training.utils.models.tensors.weights import buffers_kept
+from training.utils.models.weights import buffers_kept
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])

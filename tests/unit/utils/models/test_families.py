@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Gemma3Config, LlamaConfig, Qwen2VLConfig
 
 from tests.support.tiny_models import tiny_causal_lm
-from training.utils.models.families.parts import (
+from training.utils.models.families import (
     is_beside_language,
     language_model_class,
     language_part,

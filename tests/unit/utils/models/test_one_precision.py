@@ -6,8 +6,8 @@ import torch
 
 from tests.families.builds import build
 from tests.families.reading import load
+from training.utils.models.one_precision import ROUNDED, to_one_precision
 from training.utils.models.own_forward import current_difference, own_forward_of
-from training.utils.models.saved.one_precision import ROUNDED, to_one_precision
 
 
 def test_they_are_rounded_measured_again_and_named(tmp_path):

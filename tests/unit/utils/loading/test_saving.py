@@ -17,8 +17,8 @@ from training.utils.contracts.documents import TokenSequence
 from training.utils.engine.training_engine import full_tensors
 from training.utils.layout.rows import padded_rows
 from training.utils.loading.models import load_scalar_model
+from training.utils.loading.saving import mend_settings, plain_skeleton, save_model
 from training.utils.loading.tokenizers import load_tokenizer, with_pad_apart
-from training.utils.models.saved.saving import mend_settings, plain_skeleton, save_model
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel
 

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from tests.support.tiny_models import FAMILIES, tiny_config, tiny_scalar_model
 from training.utils.base.errors import ThreestepError
-from training.utils.loading.score_scale import ScoreScale, read_score_scale, set_score_scale
+from training.utils.loading.configurations import ScoreScale, read_score_scale, set_score_scale
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -9,8 +9,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from training.utils.contracts.documents import TokenSequence, plain, shared_prompt
 from training.utils.layout.rows import packed_rows
-from training.utils.models.attention import document_attention
-from training.utils.models.attention.document_attention import (
+from training.utils.models import document_attention
+from training.utils.models.document_attention import (
     BY_DOCUMENT,
     attention_by_document,
     attention_dtype,

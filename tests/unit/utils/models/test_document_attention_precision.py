@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from training.utils.contracts.token_rows import AttentionRun, RunSpan
-from training.utils.models.attention.document_attention import attention_by_document, attention_dtype
+from training.utils.models.document_attention import attention_by_document, attention_dtype
 
 SIZE = 80  # of a head: bfloat16 from 384 queries
 LONG, SHORT = AttentionRun(390, (), False), AttentionRun(9, (), False)

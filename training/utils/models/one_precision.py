@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from training.utils.models.own_forward import own_forward_of, read_again
-from training.utils.models.tensors.adapters import adapters_of
+from training.utils.models.weights import adapters_of
 
 if TYPE_CHECKING:
     import torch

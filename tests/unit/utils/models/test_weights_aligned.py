@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.tiny_models import tiny_causal_lm
-from training.utils.models.tensors.weights import align_weights
+from training.utils.models.weights import align_weights
 
 
 def test_weights_that_start_elsewhere_are_moved_and_no_others():

@@ -1,1 +1,0 @@
-"""Attention of token rows: its forms, their arguments for each implementation, and its precision."""
