@@ -16,7 +16,7 @@ from training.step3_ppo.parts.settings import loop_settings, wanted_score_scale
 from training.step3_ppo.trainer import PpoTrainer
 from training.utils.base.console import log
 from training.utils.checkpoints.parts import CheckpointParts
-from training.utils.data.chat.chat import adopt_style
+from training.utils.data.chat.style import adopt_style
 from training.utils.loading.tokenizers import tokenizer_digest
 from training.utils.rewards.table import RunPlace, open_rules
 from training.utils.run.run_folder import ROLLOUTS

@@ -13,7 +13,8 @@ from threestep.plugins.environments.calling.parsers import Parsed, Parser, parse
 from threestep.plugins.environments.turns.conversations import ActingRollout, ConversationLimits, Speech
 from threestep.plugins.environments.turns.turn_tokens import TurnTokens
 from training.utils.base.errors import ThreestepError
-from training.utils.data.chat.chat import ChatTokenizer, text_maker
+from training.utils.data.chat.chat import ChatTokenizer
+from training.utils.data.chat.style import text_maker
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -117,7 +118,7 @@ def _parser(flags: EnvironmentArguments, chat: ChatTokenizer) -> tuple[Parser, T
     """Return the parser of calls; and the mistake in --tool_parser, if it matters only once an environment opens with
     tools."""
     try:
-        return parser_of(flags.tool_parser, chat.finder([_ANY_TOOL], {}).template_text), None
+        return parser_of(flags.tool_parser, chat.finder([_ANY_TOOL], {}).template.text), None
     except ThreestepError as problem:
         if flags.tools is not None:
             raise

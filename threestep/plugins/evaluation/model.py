@@ -27,7 +27,7 @@ from training.utils.contracts.rollout_engine import (
     rolled_out,
 )
 from training.utils.data.build.row_maker import PromptMaker
-from training.utils.data.chat.chat import adopt_style
+from training.utils.data.chat.style import adopt_style
 from training.utils.data.rows.arguments import AS_STORED, CHAT_TEMPLATE, HUMAN_ASSISTANT
 from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.engine.ranks.devices import device_of, set_threads

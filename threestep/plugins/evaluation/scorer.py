@@ -12,7 +12,8 @@ from threestep.plugins.evaluation.reward_evaluation.scorer import ScoreRows, Sco
 from training.utils.base.console import note
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import MEDIA_COLUMN, ResponsesRow
-from training.utils.data.chat.chat import ChatTokenizer, adopt_style, text_maker
+from training.utils.data.chat.chat import ChatTokenizer
+from training.utils.data.chat.style import adopt_style, text_maker
 from training.utils.data.formats.messages import (
     Conversation,
     Message,

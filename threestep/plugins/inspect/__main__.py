@@ -78,7 +78,7 @@ def look(inspect: InspectArguments, data: DataArguments) -> Any:
     from threestep.plugins.inspect.account import Look, account_of
     from threestep.plugins.inspect.characters import Characters
     from training.utils.data.build.row_style import settle_style
-    from training.utils.data.chat.chat import adopt_style
+    from training.utils.data.chat.style import adopt_style
     from training.utils.setup.media import reader_of_folder, why_unread
 
     phases = (1, 2, 3) if inspect.phase == ALL else (int(inspect.phase),)

@@ -32,7 +32,7 @@ from training.utils.run.run_folder import check_place
 
 if TYPE_CHECKING:
     from training.utils.contracts.media import MediaReader, SeenMedia, ShownMedium
-    from training.utils.data.chat.chat import PromptStyle
+    from training.utils.data.chat.style import PromptStyle
     from training.utils.data.rows.dataset import CachedSplit
 
 UNSUPERVISED = "unsupervised"
@@ -118,7 +118,7 @@ def main(argv: Sequence[str]) -> None:
 
 def load(preview: PreviewArguments, data: DataArguments) -> tuple[Any, PromptStyle]:
     """The tokenizer with training's chat template and added tokens, and the style, which rows may decide."""
-    from training.utils.data.chat.chat import adopt_style
+    from training.utils.data.chat.style import adopt_style
     from training.utils.loading.tokenizers import add_tokens, load_tokenizer
 
     tokenizer = load_tokenizer(preview.tokenizer, preview.pad_token, end_may_pad=True)

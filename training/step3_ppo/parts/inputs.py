@@ -17,8 +17,7 @@ from training.utils.contracts.rows import MEDIA_COLUMN
 from training.utils.data.build.build import build_phase
 from training.utils.data.build.row_style import settle_style
 from training.utils.data.cache.cache import silent
-from training.utils.data.chat.chat import conversation_end
-from training.utils.data.chat.style import save_style, saved_style
+from training.utils.data.chat.style import conversation_end, save_style, saved_style
 from training.utils.data.rows.documents import prompt_document
 from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.layout.order import steps_in
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.media import RunMedia, SeenMedia
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rows import PromptRow
-    from training.utils.data.chat.chat import PromptStyle
+    from training.utils.data.chat.style import PromptStyle
     from training.utils.data.rows.arguments import ChatArguments
     from training.utils.engine.ranks.startup import Ranks
 

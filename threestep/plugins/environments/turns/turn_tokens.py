@@ -155,10 +155,14 @@ class TurnTokens:
                 else _with_seams(self._shortened(each)[0], words)
                 for place, each in enumerate(said)
             ]  # fmt: skip
-            pieces = self._chat.asked(_conversation(written, tools, "a conversation's history"))
+            conversation = _conversation(written, tools, "a conversation's history")
+            try:
+                text = "".join(piece.text for piece in self._chat.prompt(conversation))
+            except BadConversation:  # the model's turns cannot be separated
+                text = finder.prompt(conversation)
         except BadConversation:
             return HistoryTokens(is_refused=True)
-        anew = _encode_apart(self._chat.texts, "".join(pieces).split(_SEAM))
+        anew = _encode_apart(self._chat.texts, text.split(_SEAM))
         had, gets = self._chat.decode([list(ids), anew])
         return HistoryTokens(None if had == gets else anew)
 
@@ -196,7 +200,7 @@ class TurnTokens:
 
     def _control_words(self, finder: TurnFinder) -> list[str]:
         """Tokens that a message must not forge, longest first: special ones, and added ones that the template names."""
-        named = {word for word in self._chat.added if word in finder.template_text}
+        named = {word for word in self._chat.added if word in finder.template.text}
         return sorted({*self._chat.special, *finder.ends, *named} - {""}, key=len, reverse=True)
 
     def _shortened(self, message: Message) -> tuple[Message, bool]:

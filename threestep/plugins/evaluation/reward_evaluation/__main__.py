@@ -104,7 +104,7 @@ def main(argv: Sequence[str]) -> None:
     from threestep.plugins.evaluation.reward_evaluation.scorer import ScorerSettings, load_scorer
     from training.utils.base.console import log
     from training.utils.data.build.build import build_phase
-    from training.utils.data.chat.chat import adopt_style
+    from training.utils.data.chat.style import adopt_style
     from training.utils.data.rows.documents import responses_document
     from training.utils.engine.ranks.startup import started_process_group
     from training.utils.loading.folder_kinds import check_model_folder

@@ -13,7 +13,8 @@ import numpy as np
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import ResponsesRow
-from training.utils.data.chat.chat import ChatTokenizer, text_maker
+from training.utils.data.chat.chat import ChatTokenizer
+from training.utils.data.chat.style import text_maker
 from training.utils.data.file_dataset import create_raw_dataset
 from training.utils.data.kinds.kind import ChatText
 from training.utils.data.kinds.table import KINDS

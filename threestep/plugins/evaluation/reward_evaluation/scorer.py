@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from training.utils.base.console import log
-from training.utils.data.chat.chat import conversation_end
+from training.utils.data.chat.style import conversation_end
 from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.engine.config.arguments import EngineSettings
 from training.utils.engine.frozen import FrozenModel

@@ -33,7 +33,8 @@ from training.utils.data.cache.cache import WAITING, is_built, open_or_build, si
 from training.utils.data.cache.reports import BuildReport, Counts, Log, SplitReport
 from training.utils.data.cache.shards import SplitPlan, build_shards, join_splits
 from training.utils.data.cache.workers import BuildStopped
-from training.utils.data.chat.chat import ChatTokenizer, parts_of_chat, text_maker
+from training.utils.data.chat.chat import ChatTokenizer
+from training.utils.data.chat.style import parts_of_chat, text_maker
 from training.utils.data.chat.unread import REMEDIES as UNREAD_REMEDIES
 from training.utils.data.file_dataset import POINTER, columns_for
 from training.utils.data.files.columns import column_names

@@ -15,8 +15,8 @@ from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import PromptRow
 from training.utils.data.build.portions import DataSource
 from training.utils.data.cache.reports import Counts
-from training.utils.data.chat.chat import ChatTokenizer, text_maker
-from training.utils.data.chat.style import resolved_chat, saved_beside
+from training.utils.data.chat.chat import ChatTokenizer
+from training.utils.data.chat.style import resolved_chat, saved_beside, text_maker
 from training.utils.data.formats.messages import BadConversation, Message, prompt_text, read_messages, stored_prompt
 from training.utils.data.kinds.kind import (
     CROSSED,

@@ -15,7 +15,7 @@ from training.utils.data.rows.arguments import AS_STORED, CHAT_TEMPLATE, HUMAN_A
 
 if TYPE_CHECKING:
     from training.utils.data.cache.reports import Log
-    from training.utils.data.chat.chat import PromptStyle
+    from training.utils.data.chat.style import PromptStyle
 
 _MOST_ROWS = 1000  # that are looked at
 _BEGINS = ("Human:", "System:", "Tools:")

@@ -15,143 +15,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.data.chat.rendering import ChatTemplate
 from training.utils.data.chat.spans import ReadConversation, TurnFinder
-from training.utils.data.chat.style import (
-    SavedStyle,
-    in_words,
-    reason_of_style,
-    resolved_chat,
-    save_style,
-    saved_beside,
-    template_text,
-)
 from training.utils.data.chat.unread import UnreadParts
-from training.utils.data.files.digests import hash_text
 from training.utils.data.formats.messages import BadConversation, Conversation
-from training.utils.data.rows.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT, ChatArguments
 from training.utils.data.rows.tokenize import (
     EncodedParts,
     Ids,
     TextTokenizer,
     named_tokenizer,
 )
-from training.utils.flags.flags import AUTO
+
+if TYPE_CHECKING:
+    from training.utils.data.rows.arguments import ChatArguments
 
 _TAG = re.compile(r"[<\u25c1](/?)([A-Za-z][\w:.-]*)[>\u25b7]")  # <think>, and Kimi's with triangles
 
 
-@dataclass(frozen=True)
-class PromptStyle:
-    """The form in which a run writes prompts and ends responses.
-
-    chat: the resolved flags.
-    end_token: that ends a response.
-    reason: where the style comes from, and what differs from the model's training.
-    is_open: True if the rows decide between the styles without a template.
-    saved_as: the style that is saved with the model; None where none is.
-    """
-
-    chat: ChatArguments
-    end_token: str
-    reason: str
-    is_open: bool = False
-    saved_as: str | None = None
-
-    @property
-    def sentence(self) -> str:
-        """One line for a log."""
-        style = f"{self.chat.prompt_style}{in_words(self.chat.template_kwargs)}"
-        return f"prompt style: {style}, responses end with {self.end_token} ({self.reason})"
-
-
-def read_style(chat: ChatArguments, tokenizer: Any) -> PromptStyle:
-    """Return the style and end token that these flags give with this tokenizer, and why. ThreestepError if they cannot
-    be used."""
-
-    def end_of(flags: ChatArguments) -> str:
-        return conversation_end(flags, tokenizer) or tokenizer.eos_token
-
-    style = PromptStyle(resolved_chat(chat, tokenizer), end_of(chat), reason_of_style(chat, tokenizer, end_of))
-    if chat.template_kwargs and style.chat.prompt_style == CHAT_TEMPLATE:
-        _check_variables(chat, tokenizer)
-    return style
-
-
-def _templates(chat: ChatArguments, tokenizer: Any) -> Any:
-    """The text of `--chat_template`, or the tokenizer's own: a text, or several by name."""
-    return tokenizer.chat_template if chat.chat_template is None else Path(chat.chat_template).read_text("utf-8")
-
-
-def _check_variables(chat: ChatArguments, tokenizer: Any) -> None:
-    """Raise ThreestepError for a variable of the flags that no template names."""
-    templates = _templates(chat, tokenizer)
-    texts = templates.values() if isinstance(templates, dict) else [templates]
-    known = {name for text in texts for name in ChatTemplate(text, {}).names}
-    if unknown := sorted(set(chat.template_kwargs) - known):
-        raise ThreestepError(
-            "--chat_template_kwargs: the chat template of "
-            f"{chat.chat_template or named_tokenizer(tokenizer)} reads no {', '.join(map(repr, unknown))}; correct the "
-            "name, or leave it out"
-        )
-
-
-def adopt_style(tokenizer: Any, chat: ChatArguments, began_with: str | None = None) -> PromptStyle:
-    """Return `read_style`'s style, and write it and the template of `--chat_template` into `tokenizer`, with which they
-    are saved.
-
-    began_with: the style of the run that is resumed, which it keeps where the flags leave that open.
-    """
-    if chat.prompt_style == AUTO and began_with is not None:
-        style = read_style(replace(chat, prompt_style=began_with), tokenizer)
-        style = replace(style, reason="as the run began")
-    else:
-        style = read_style(chat, tokenizer)
-        style = replace(style, is_open=chat.prompt_style == AUTO and style.chat.prompt_style != CHAT_TEMPLATE)
-    if chat.chat_template is not None:
-        tokenizer.chat_template = Path(chat.chat_template).read_text("utf-8")
-    saved, found = saved_beside(chat, tokenizer), SavedStyle.of(style.chat)
-    if saved is not None and saved.prompt_style == found.prompt_style:
-        found = replace(found, prompt_end=saved.prompt_end)
-    save_style(tokenizer, found)
-    return replace(style, saved_as=None if saved is None else saved.prompt_style)
-
-
-def conversation_end(chat: ChatArguments, tokenizer: Any) -> str | None:
-    """The token that ends a response: the flag's, or the chat template's end of a turn; None: the tokenizer's eos."""
-    chat = resolved_chat(chat, tokenizer)
-    if chat.prompt_style != CHAT_TEMPLATE:
-        return chat.end_of_conversation_token
-    return ChatTokenizer(chat, tokenizer).end_token
-
-
-def text_maker(chat: ChatArguments, tokenizer: Any) -> TextTokenizer | ChatTokenizer:
-    """The tokenizer of texts, or under a chat template of conversations."""
-    chat = resolved_chat(chat, tokenizer)
-    if chat.prompt_style == CHAT_TEMPLATE:
-        return ChatTokenizer(chat, tokenizer)
-    return TextTokenizer(tokenizer, chat.end_of_conversation_token)
-
-
-def parts_of_chat(chat: ChatArguments, tokenizer: Any, chooses_turns: bool) -> dict[str, str]:
-    """Inputs of the cache's fingerprint that rows depend on besides the tokenizer. chooses_turns: they do on
-    `--train_turns`."""
-    chat = resolved_chat(chat, tokenizer)
-    if chat.prompt_style != CHAT_TEMPLATE:
-        return {"prompt_style": HUMAN_ASSISTANT}  # rows are the same texts in both styles without a template
-    template = _templates(chat, tokenizer)
-    parts = {
-        "prompt_style": chat.prompt_style,
-        "chat template": hash_text(json.dumps(template, sort_keys=True)),
-        "chat template kwargs": json.dumps(chat.template_kwargs, sort_keys=True),
-        "bad_conversations": chat.bad_conversations,
-    }
-    if chooses_turns:
-        parts["train_turns"] = chat.train_turns
-    return parts
+OTHER_PROMPT = "learnt without the end of the generation prompt, which the chat template does not write before answers"
+UNWRITTEN = "whose text beside a call the chat template leaves out"
+_DEFAULT, _FOR_TOOLS = "default", "tool_use"  # transformers' names
 
 
 @dataclass(slots=True)
@@ -183,7 +69,7 @@ class ChatTokenizer:
         self.added = [token.content for token in added]
         named = map(str, getattr(tokenizer, "all_special_tokens", ()))  # an eos token need not be marked as special
         self.special = list(dict.fromkeys([*(token.content for token in added if token.special), *named]))
-        self.end_token = self.finder(None, {}).end_token
+        self.end_token = self.finder(None, {}).ends[0]
         self.texts = TextTokenizer(tokenizer, self.end_token)
 
     def finder(self, tools: Any, kwargs: dict[str, Any]) -> TurnFinder:
@@ -205,6 +91,9 @@ class ChatTokenizer:
                 raise ThreestepError(f"{whose}: {refused}") from refused
         return self._finders[key]
 
+    def _finder_of(self, conversation: Conversation) -> TurnFinder:
+        return self.finder(conversation.tools, conversation.template_kwargs)
+
     def decode(self, ids: Sequence[Ids]) -> list[str]:
         """Return texts, special tokens among them."""
         if getattr(self._tokenizer, "is_fast", False):  # without transformers' check of every id
@@ -213,21 +102,24 @@ class ChatTokenizer:
 
     def unread(self, conversation: Conversation) -> UnreadParts:
         """Return the check of what the conversation's template does not read."""
-        finder = self.finder(conversation.tools, conversation.template_kwargs)
-        return UnreadParts(finder.template)
+        return UnreadParts(self._finder_of(conversation).template)
 
     # Conversation -> pieces.
 
-    def sentence(self, conversation: Conversation, train_turns: str) -> list[TextPiece] | None:
-        """The conversation, with loss on all assistant turns or the `last`, without the `untrained`; None: no turn. A
-        turn that ends it stands behind the prompt that asks for it (see `_behind`). Raises BadConversation."""
-        finder = self.finder(conversation.tools, conversation.template_kwargs)
+    def sentence(self, conversation: Conversation, train_turns: str) -> tuple[list[TextPiece], tuple[str, ...]] | None:
+        """The conversation, with loss on all assistant turns or the `last`, without the `untrained`, and notes for the
+        report; None: no turn. A turn that ends it stands behind the prompt that asks for it (see `_behind`). Raises
+        BadConversation."""
+        finder = self._finder_of(conversation)
         read = finder.read(conversation)
         if not read.turns:
             return None
+        notes = (UNWRITTEN,) if read.left_out else ()
         *earlier, answer = read.messages
         if finder.asks_more and earlier and answer["role"] == "assistant":
-            read = self._behind(_opened(finder, replace(conversation, messages=earlier)), read) or read
+            start = _opened(finder, replace(conversation, messages=earlier))
+            read = self._behind(start, read) or read
+            notes = notes if read.text.startswith(start.text) else (OTHER_PROMPT, *notes)
         places = [place for place, message in enumerate(conversation.messages) if message["role"] == "assistant"]
         trained = {turn.message for turn in read.turns} if train_turns == "all" else {places[-1]}
         trained -= conversation.untrained
@@ -237,38 +129,22 @@ class ChatTokenizer:
                     f"{conversation.where}, message {turn.message + 1} (assistant): the chat template writes no "
                     f"end-of-turn token after it, only {read.text[turn.end : turn.end + 40]!r}"
                 )
-        return self._cut(read, trained)
-
-    def follows_its_prompt(self, conversation: Conversation, pieces: Sequence[TextPiece]) -> bool:
-        """True if the answer that ends the conversation follows, in its `pieces`, the prompt that asks for it."""
-        finder = self.finder(conversation.tools, conversation.template_kwargs)
-        *earlier, answer = conversation.messages
-        if not finder.asks_more or not earlier or answer["role"] != "assistant":
-            return True
-        prompt = _opened(finder, replace(conversation, messages=earlier))
-        return "".join(piece.text for piece in pieces).startswith(prompt.text)
-
-    def leaves_out_text(self, conversation: Conversation) -> bool:
-        """True if the template does not write the assistant's text beside a call (gpt-oss's earlier turns)."""
-        if not any(message.get("tool_calls") and message["content"] for message in conversation.messages):
-            return False
-        return self.finder(conversation.tools, conversation.template_kwargs).read(conversation).left_out > 0
+        return self._cut(read, trained), notes
 
     def prompt(self, conversation: Conversation) -> list[TextPiece]:
         """The conversation with the generation prompt. Raises BadConversation."""
-        return self._cut(_opened(self.finder(conversation.tools, conversation.template_kwargs), conversation), set())
+        return self._cut(_opened(self._finder_of(conversation), conversation), set())
 
     def responses(
         self, prompt: Conversation, responses: Sequence[dict[str, Any]]
     ) -> tuple[list[TextPiece], list[TextPiece]] | None:
         """The prompt's pieces, and a piece for each response: what follows the prompt in the rendering of both, to the
         end of the turn (see `_behind`). None where it cannot follow the prompt. Raises BadConversation."""
-        finder = self.finder(prompt.tools, prompt.template_kwargs)
+        finder = self._finder_of(prompt)
         start = _opened(finder, prompt)
         answers = []
         for message in responses:
-            whole = Conversation([*prompt.messages, message], prompt.where, prompt.tools, prompt.template_kwargs)
-            read = finder.read(whole)
+            read = finder.read(replace(prompt, messages=[*prompt.messages, message]))
             last = read.turns[-1] if read.turns else None
             if last is None or last.message != len(prompt.messages) or not last.ended:
                 raise BadConversation(
@@ -312,14 +188,6 @@ class ChatTokenizer:
         pieces.append(TextPiece(read.text[at:]))
         return [piece for piece in pieces if piece.text]
 
-    def asked(self, conversation: Conversation) -> list[str]:
-        """The texts of `prompt`; one text if a model's turns cannot be separated. Raises BadConversation if the
-        template refuses the conversation."""
-        try:
-            return [piece.text for piece in self.prompt(conversation)]
-        except BadConversation:
-            return [self.finder(conversation.tools, conversation.template_kwargs).prompt(conversation)]
-
     def text(self, text: str) -> list[TextPiece]:
         """A text that answers no prompt: without the template, to the end token, behind what the tokenizer puts before
         any text."""
@@ -360,3 +228,24 @@ def _may_precede(added: str, answer: str) -> bool:
     rest = _TAG.sub("", added)
     tags_in = {name for _, name in _TAG.findall(answer)}
     return opened == closed and not tags_in & opened.keys() and not rest.strip()
+
+
+def template_text(tokenizer: Any, tools: Any, whose: str) -> str:
+    """The template for a conversation: the one for tools where there are some, otherwise the default, or the only one.
+
+    whose: the tokenizer, for the error. Raises ThreestepError where several have other names.
+    """
+    templates = tokenizer.chat_template
+    if not isinstance(templates, dict):
+        return templates
+    if tools and _FOR_TOOLS in templates:
+        return templates[_FOR_TOOLS]
+    if _DEFAULT in templates:
+        return templates[_DEFAULT]
+    others = [name for name in templates if name != _FOR_TOOLS] or list(templates)
+    if len(others) == 1:
+        return templates[others[0]]
+    raise ThreestepError(
+        f"{whose} has the chat templates {', '.join(map(repr, templates))} and none named '{_DEFAULT}'; give one as "
+        "--chat_template FILE"
+    )

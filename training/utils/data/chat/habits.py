@@ -5,7 +5,7 @@ Serves `spans`: where headers end, what opens a message and what ends a turn. Kn
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from os.path import commonprefix
 
@@ -40,14 +40,18 @@ class TemplateHabits:
     openings: frozenset[str] = frozenset()
     is_open: bool = False
 
+    def specials(self, text: str, begin: int, limit: int | None = None) -> Iterator[re.Match[str]]:
+        """The special tokens between `begin` and `limit`."""
+        return self.special.finditer(text, begin, len(text) if limit is None else limit) if self.special else iter(())
+
     def ending(self, text: str, begin: int = 0, limit: int | None = None) -> re.Match[str] | None:
         """The first special token between `begin` and `limit`, unless it begins a message."""
-        match = self.special.search(text, begin, len(text) if limit is None else limit) if self.special else None
+        match = next(self.specials(text, begin, limit), None)
         return match if match and match.group() not in self.openings else None
 
     def following(self, text: str, begin: int = 0) -> re.Match[str] | None:
         """The special token that stands at `begin`, or behind blanks there."""
-        match = self.special.search(text, begin) if self.special else None
+        match = next(self.specials(text, begin), None)
         return match if match and not text[begin : match.start()].strip() else None
 
     def next_speaker(self, text: str) -> re.Match[str] | None:

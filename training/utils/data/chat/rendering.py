@@ -355,8 +355,9 @@ class MaskedMessages:
     originals: list[int] = field(default_factory=list)
     begins: list[int] = field(default_factory=list)
 
-    def provenance(self, masked: str, plain: str) -> Provenance | None:
-        """Source of each masked character; None if the template treated `masked` and `plain` differently."""
+    def provenance(self, masked: str, plain: str) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """The masked characters of a rendering: their positions, ascending, the texts and the messages that they are
+        of; all int64 [M]. None if the template treated `masked` and `plain` differently."""
         if len(masked) != len(plain):
             return None
         masked_C, plain_C = _code_points(masked), _code_points(plain)
@@ -369,16 +370,7 @@ class MaskedMessages:
             return None
         texts_M = np.searchsorted(np.array(self.begins, np.int64), masks_M, side="right") - 1
         messages_M = np.array([text.message for text in self.texts], np.int64)[texts_M]
-        return Provenance(positions_M, texts_M, messages_M)
-
-
-@dataclass(frozen=True, eq=False)
-class Provenance:
-    """The masked characters of a rendering: their positions, ascending, texts and messages; all int64 [M]."""
-
-    positions_M: np.ndarray
-    texts_M: np.ndarray
-    messages_M: np.ndarray
+        return positions_M, texts_M, messages_M
 
 
 def _code_points(text: str) -> np.ndarray:

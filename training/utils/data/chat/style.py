@@ -1,19 +1,21 @@
-"""The prompt style that a run uses, and why: the flags', the one saved with the model, or the tokenizer's; and the chat
-template of a tokenizer that has several by name.
+"""The prompt style that a run uses, and why: the flags', the one saved with the model, or the tokenizer's.
 
 A trained model's style is saved in its tokenizer_config.json, under a name of ours that transformers keeps and ignores,
-so it goes wherever the tokenizer goes: the model folder, checkpoints, exports, the hub. Knows nothing of token ids."""
+so it goes wherever the tokenizer goes: the model folder, checkpoints, exports, the hub."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from training.utils.base.errors import ThreestepError, nearest_names
+from training.utils.data.chat.chat import ChatTokenizer
+from training.utils.data.chat.rendering import ChatTemplate
+from training.utils.data.files.digests import hash_text
 from training.utils.data.rows.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT, PROMPT_STYLES, ChatArguments
+from training.utils.data.rows.tokenize import TextTokenizer, named_tokenizer
 from training.utils.flags.flags import AUTO
 
 KEY = "threestep"  # in tokenizer_config.json
@@ -43,6 +45,30 @@ class SavedStyle:
         """The record that is saved with the model, from resolved flags (see `resolved_chat`)."""
         assert chat.prompt_style != AUTO, "resolved flags name a style"
         return cls(chat.prompt_style, chat.end_of_conversation_token, chat.template_kwargs)
+
+
+@dataclass(frozen=True)
+class PromptStyle:
+    """The form in which a run writes prompts and ends responses.
+
+    chat: the resolved flags.
+    end_token: that ends a response.
+    reason: where the style comes from, and what differs from the model's training.
+    is_open: True if the rows decide between the styles without a template.
+    saved_as: the style that is saved with the model; None where none is.
+    """
+
+    chat: ChatArguments
+    end_token: str
+    reason: str
+    is_open: bool = False
+    saved_as: str | None = None
+
+    @property
+    def sentence(self) -> str:
+        """One line for a log."""
+        style = f"{self.chat.prompt_style}{in_words(self.chat.template_kwargs)}"
+        return f"prompt style: {style}, responses end with {self.end_token} ({self.reason})"
 
 
 def in_words(template_kwargs: dict[str, Any]) -> str:
@@ -105,29 +131,6 @@ def resolved_chat(chat: ChatArguments, tokenizer: Any) -> ChatArguments:
     )
 
 
-def reason_of_style(chat: ChatArguments, tokenizer: Any, end_of: Callable[[ChatArguments], str]) -> str:
-    """The reason for the style that these flags give with this tokenizer; and which of them differ from the style that
-    is saved with the model. end_of: the end token that flags give."""
-    saved = saved_beside(chat, tokenizer)
-    style, reason = _chosen(chat, saved, tokenizer)
-    differ = []
-    if saved is not None and saved.prompt_style != style:
-        differ.append(saved.prompt_style)
-    elif saved is not None and _is_same(replace(chat, prompt_style=style), saved, tokenizer):
-        was = end_of(replace(chat, prompt_style=style, end_of_conversation_token=saved.end_of_conversation_token))
-        if end_of(chat) != was:
-            differ.append(f"the end token {was}")
-        given = chat.template_kwargs
-        differ += [
-            f"{name} {json.dumps(value)}"
-            for name, value in saved.template_kwargs.items()
-            if given.get(name, value) != value
-        ]
-    elif saved is not None:
-        differ.append("another chat template")
-    return f"{reason}; '{tokenizer.name_or_path}' was trained with {' and '.join(differ)}" if differ else reason
-
-
 def saved_beside(chat: ChatArguments, tokenizer: Any) -> SavedStyle | None:
     """The saved style; None too where a flag names the style and the saved one cannot be read."""
     try:
@@ -163,25 +166,108 @@ def _is_same(chat: ChatArguments, saved: SavedStyle | None, tokenizer: Any) -> b
     return chat.chat_template is None or Path(chat.chat_template).read_text("utf-8") == tokenizer.chat_template
 
 
-_DEFAULT, _FOR_TOOLS = "default", "tool_use"  # transformers' names
+# The style of a run.
 
 
-def template_text(tokenizer: Any, tools: Any, whose: str) -> str:
-    """The template for a conversation: the one for tools where there are some, otherwise the default, or the only one.
+def read_style(chat: ChatArguments, tokenizer: Any) -> PromptStyle:
+    """Return the style and end token that these flags give with this tokenizer, and why. ThreestepError if they cannot
+    be used."""
+    resolved = resolved_chat(chat, tokenizer)
+    end_token = conversation_end(resolved, tokenizer) or tokenizer.eos_token
+    saved = saved_beside(chat, tokenizer)
+    _, reason = _chosen(chat, saved, tokenizer)
+    differ = [] if saved is None else _differences(chat, saved, resolved.prompt_style, tokenizer, end_token=end_token)
+    if differ:
+        reason += f"; '{tokenizer.name_or_path}' was trained with {' and '.join(differ)}"
+    if chat.template_kwargs and resolved.prompt_style == CHAT_TEMPLATE:
+        _check_variables(chat, tokenizer)
+    return PromptStyle(resolved, end_token, reason)
 
-    whose: the tokenizer, for the error. Raises ThreestepError where several have other names.
+
+def _differences(
+    chat: ChatArguments, saved: SavedStyle, prompt_style: str, tokenizer: Any, *, end_token: str
+) -> list[str]:
+    """Parts of the style saved with the model that differ from this one."""
+    if saved.prompt_style != prompt_style:
+        return [saved.prompt_style]
+    chat = replace(chat, prompt_style=prompt_style)
+    if not _is_same(chat, saved, tokenizer):
+        return ["another chat template"]
+    as_saved = replace(chat, end_of_conversation_token=saved.end_of_conversation_token)
+    was, given = conversation_end(as_saved, tokenizer) or tokenizer.eos_token, chat.template_kwargs
+    ends = [] if was == end_token else [f"the end token {was}"]
+    kwargs = saved.template_kwargs.items()
+    return ends + [f"{name} {json.dumps(value)}" for name, value in kwargs if given.get(name, value) != value]
+
+
+def _templates(chat: ChatArguments, tokenizer: Any) -> Any:
+    """The text of `--chat_template`, or the tokenizer's own: a text, or several by name."""
+    return tokenizer.chat_template if chat.chat_template is None else Path(chat.chat_template).read_text("utf-8")
+
+
+def _check_variables(chat: ChatArguments, tokenizer: Any) -> None:
+    """Raise ThreestepError for a variable of the flags that no template names."""
+    templates = _templates(chat, tokenizer)
+    texts = templates.values() if isinstance(templates, dict) else [templates]
+    known = {name for text in texts for name in ChatTemplate(text, {}).names}
+    if unknown := sorted(set(chat.template_kwargs) - known):
+        raise ThreestepError(
+            "--chat_template_kwargs: the chat template of "
+            f"{chat.chat_template or named_tokenizer(tokenizer)} reads no {', '.join(map(repr, unknown))}; correct the "
+            "name, or leave it out"
+        )
+
+
+def adopt_style(tokenizer: Any, chat: ChatArguments, began_with: str | None = None) -> PromptStyle:
+    """Return `read_style`'s style, and write it and the template of `--chat_template` into `tokenizer`, with which they
+    are saved.
+
+    began_with: the style of the run that is resumed, which it keeps where the flags leave that open.
     """
-    templates = tokenizer.chat_template
-    if not isinstance(templates, dict):
-        return templates
-    if tools and _FOR_TOOLS in templates:
-        return templates[_FOR_TOOLS]
-    if _DEFAULT in templates:
-        return templates[_DEFAULT]
-    others = [name for name in templates if name != _FOR_TOOLS] or list(templates)
-    if len(others) == 1:
-        return templates[others[0]]
-    raise ThreestepError(
-        f"{whose} has the chat templates {', '.join(map(repr, templates))} and none named '{_DEFAULT}'; give one as "
-        "--chat_template FILE"
-    )
+    if chat.prompt_style == AUTO and began_with is not None:
+        style = read_style(replace(chat, prompt_style=began_with), tokenizer)
+        style = replace(style, reason="as the run began")
+    else:
+        style = read_style(chat, tokenizer)
+        style = replace(style, is_open=chat.prompt_style == AUTO and style.chat.prompt_style != CHAT_TEMPLATE)
+    if chat.chat_template is not None:
+        tokenizer.chat_template = Path(chat.chat_template).read_text("utf-8")
+    saved, found = saved_beside(chat, tokenizer), SavedStyle.of(style.chat)
+    if saved is not None and saved.prompt_style == found.prompt_style:
+        found = replace(found, prompt_end=saved.prompt_end)
+    save_style(tokenizer, found)
+    return replace(style, saved_as=None if saved is None else saved.prompt_style)
+
+
+def conversation_end(chat: ChatArguments, tokenizer: Any) -> str | None:
+    """The token that ends a response: the flag's, or the chat template's end of a turn; None: the tokenizer's eos."""
+    chat = resolved_chat(chat, tokenizer)
+    if chat.prompt_style != CHAT_TEMPLATE:
+        return chat.end_of_conversation_token
+    return ChatTokenizer(chat, tokenizer).end_token
+
+
+def text_maker(chat: ChatArguments, tokenizer: Any) -> TextTokenizer | ChatTokenizer:
+    """The tokenizer of texts, or under a chat template of conversations."""
+    chat = resolved_chat(chat, tokenizer)
+    if chat.prompt_style == CHAT_TEMPLATE:
+        return ChatTokenizer(chat, tokenizer)
+    return TextTokenizer(tokenizer, chat.end_of_conversation_token)
+
+
+def parts_of_chat(chat: ChatArguments, tokenizer: Any, chooses_turns: bool) -> dict[str, str]:
+    """Inputs of the cache's fingerprint that rows depend on besides the tokenizer. chooses_turns: they do on
+    `--train_turns`."""
+    chat = resolved_chat(chat, tokenizer)
+    if chat.prompt_style != CHAT_TEMPLATE:
+        return {"prompt_style": HUMAN_ASSISTANT}  # rows are the same texts in both styles without a template
+    template = _templates(chat, tokenizer)
+    parts = {
+        "prompt_style": chat.prompt_style,
+        "chat template": hash_text(json.dumps(template, sort_keys=True)),
+        "chat template kwargs": json.dumps(chat.template_kwargs, sort_keys=True),
+        "bad_conversations": chat.bad_conversations,
+    }
+    if chooses_turns:
+        parts["train_turns"] = chat.train_turns
+    return parts

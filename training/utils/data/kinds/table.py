@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 EMPTY_PROMPT = (
     "whose prompt is empty, kept for an environment, which may begin with another (--return_columns raw_prompt)"
 )
-OTHER_PROMPT = "learnt without the end of the generation prompt, which the chat template does not write before answers"
-UNWRITTEN = "whose text beside a call the chat template leaves out"
 
 
 class Sentences(RowKind):
@@ -78,16 +76,12 @@ class Sentences(RowKind):
         found = chat.texts.sentence(conversation, train_turns)
         if found is None:
             raise Dropped("no_assistant_turn")
-        pieces = found
+        pieces, notes = found
         if not any(piece.carries_loss for piece in pieces):
             raise Dropped("no_turn_to_train")
         if conversation.messages[-1]["role"] != "assistant":
             noted = (*noted, UNANSWERED)
-        elif not chat.texts.follows_its_prompt(conversation, pieces):
-            noted = (*noted, OTHER_PROMPT)
-        if chat.texts.leaves_out_text(conversation):
-            noted = (*noted, UNWRITTEN)
-        pieces = chat.expanded(pieces, media, where)
+        pieces, noted = chat.expanded(pieces, media, where), (*noted, *notes)
         return ReadSample(where, pieces, len(pieces), noted=noted, media=media)
 
     def make(self, making: Making, sample: ReadSample, ids: list[Ids]) -> Row:

@@ -12,8 +12,7 @@ from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow
 from training.utils.data.build.build import build_phase
 from training.utils.data.build.row_maker import PromptMaker
 from training.utils.data.build.row_style import settle_style
-from training.utils.data.chat.chat import adopt_style, parts_of_chat
-from training.utils.data.chat.style import SavedStyle, save_style, saved_style
+from training.utils.data.chat.style import SavedStyle, adopt_style, parts_of_chat, save_style, saved_style
 
 SPLITS = {1: "1,0,0", 2: "0,1,0", 3: "0,0,1"}
 QUESTIONS = [{"question": f"What is {i} + {i}?", "answer": f"It is {i}.", "rejected": "No."} for i in range(12)]

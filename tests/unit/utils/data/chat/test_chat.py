@@ -20,11 +20,8 @@ from transformers import PreTrainedTokenizerFast
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.unit.utils.data.rows.test_tokenize import with_a_space_of_its_own
 from training.utils.base.errors import ThreestepError
-from training.utils.data.chat.chat import (
-    ChatTokenizer,
-    adopt_style,
-    conversation_end,
-)
+from training.utils.data.chat.chat import ChatTokenizer
+from training.utils.data.chat.style import adopt_style, conversation_end
 from training.utils.data.formats.messages import Conversation, checked_messages
 from training.utils.data.rows.arguments import ChatArguments
 
@@ -141,9 +138,10 @@ class Encoded(NamedTuple):
 
 def encoded(chat: ChatTokenizer, messages, tools=None, train_turns="all", **kwargs) -> Encoded | None:
     conversation = Conversation(checked_messages(messages, "row"), "row", tools, kwargs)
-    pieces = chat.sentence(conversation, train_turns)
-    if pieces is None:
+    found = chat.sentence(conversation, train_turns)
+    if found is None:
         return None
+    pieces, _ = found
     (row,) = chat.encode([pieces], [len(pieces)])
     loss = [piece.carries_loss for piece, ids in zip(pieces, row.parts, strict=True) for _ in ids]
     return Encoded([token for ids in row.parts for token in ids], loss)
@@ -207,7 +205,7 @@ def test_a_token_across_the_beginning_of_a_turn_is_learnt():
     """Behind "assistant" and a line break, an answer beginning with two: two of the three are one token, or all."""
     own = chat("chatml")
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "\n\nb"}]
-    (whole,) = own.encode([own.sentence(Conversation(messages, "row"), "all")], [3])
+    (whole,) = own.encode([own.sentence(Conversation(messages, "row"), "all")[0]], [3])
     assert whole.crosses
     row = encoded(own, messages)
     assert row.ids == own._tokenizer.apply_chat_template(messages)["input_ids"]

@@ -42,13 +42,13 @@ def test_tool_arguments():
 
 def test_provenance():
     masks = mask_messages(TALK, "row")
-    origin = masks.provenance('<\U000f0002>\U000f0000 "', '<b>a "')
-    assert origin.positions_M.tolist() == [1, 3]
-    assert origin.texts_M.tolist() == [1, 0] and origin.messages_M.tolist() == [1, 0]
+    positions_M, texts_M, messages_M = masks.provenance('<\U000f0002>\U000f0000 "', '<b>a "')
+    assert positions_M.tolist() == [1, 3]
+    assert texts_M.tolist() == [1, 0] and messages_M.tolist() == [1, 0]
     assert masks.provenance("<\U000f0002>", "<a>") is None
     assert masks.provenance("<\U000f0002>", "<b> ") is None
     assert masks.provenance("\U000f0009", "\U000f0009") is None  # no mask of these messages
-    assert len(mask_messages([], "row").provenance("x", "x").positions_M) == 0
+    assert len(mask_messages([], "row").provenance("x", "x")[0]) == 0
 
 
 def test_too_many_different_characters():

@@ -64,7 +64,7 @@ def test_an_answer_without_text_behind_less_than_the_prompt():
 def test_an_end_that_differs_in_earlier_turns():
     """As gpt-oss's: <|eot_id|> after all turns but the last."""
     template = with_turn("message.content + ('<|im_end|>' if loop.last else '<|eot_id|>')")
-    assert finder(template).end_token == "<|im_end|>"
+    assert finder(template).ends[0] == "<|im_end|>"
     assert turns(template, [USER, ASSISTANT, USER, ASSISTANT]) == ["answer<|eot_id|>", "answer<|im_end|>"]
 
 
@@ -145,9 +145,9 @@ def test_a_token_that_begins_a_message_never_ends_a_turn():
         "message.content + ('<|im_end|>' if loop.last else '<|eot_id|>')"
     )
     assert turns(template, [USER, ASSISTANT, USER, ASSISTANT]) == ["answer<|eot_id|>", "answer<|im_end|>"]
-    assert finder(template)._habits.openings == {"<|im_start|>"}
-    assert finder(chat_template("llama3"))._habits.openings == {"<|start_header_id|>", "<|end_header_id|>"}
-    assert finder(chat_template("inst"))._habits.openings == {"[INST]"}
+    assert finder(template).habits.openings == {"<|im_start|>"}
+    assert finder(chat_template("llama3")).habits.openings == {"<|start_header_id|>", "<|end_header_id|>"}
+    assert finder(chat_template("inst")).habits.openings == {"[INST]"}
 
 
 def test_tool_calls_without_texts():

@@ -9,8 +9,17 @@ from transformers import AutoTokenizer
 
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from training.utils.base.errors import ThreestepError
-from training.utils.data.chat.chat import adopt_style, parts_of_chat, read_style, text_maker
-from training.utils.data.chat.style import KEY, SavedStyle, resolved_chat, save_style, saved_style
+from training.utils.data.chat.style import (
+    KEY,
+    SavedStyle,
+    adopt_style,
+    parts_of_chat,
+    read_style,
+    resolved_chat,
+    save_style,
+    saved_style,
+    text_maker,
+)
 from training.utils.data.rows.arguments import ChatArguments
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from threestep.plugins.environments.turns.turn_tokens import TurnTokens
 from training.utils.base.errors import ThreestepError
-from training.utils.data.chat.chat import ChatTokenizer, joined
+from training.utils.data.chat.chat import ChatTokenizer
 from training.utils.data.formats.messages import Conversation
 from training.utils.data.rows.arguments import ChatArguments
 
@@ -56,20 +56,23 @@ def test_appended_ids_are_those_that_step_1_trains_on(name, marks):
     for number in range(30):
         messages = conversation(name, number)
         tools = TOOLS if name == "merges_tools" else None
-        whole = chat.sentence(Conversation([*messages, {"role": "assistant", "content": "end"}], "row", tools), "all")
+        whole, _ = chat.sentence(
+            Conversation([*messages, {"role": "assistant", "content": "end"}], "row", tools), "all"
+        )
         (encoded,) = chat.encode([whole], [len(whole)])
-        wanted = joined(whole, encoded.parts)
+        wanted = [token for ids in encoded.parts for token in ids]
+        loss = [piece.carries_loss for piece, ids in zip(whole, encoded.parts, strict=True) for _ in ids]
         ids = turns.opening(messages[:1], tools)
         at = 1
         while at < len(messages):
-            end = wanted.loss.index(False, len(ids))
-            assert all(wanted.loss[len(ids) : end]), "a turn is drawn"
-            ids += wanted.ids[len(ids) : end]
+            end = loss.index(False, len(ids))
+            assert all(loss[len(ids) : end]), "a turn is drawn"
+            ids += wanted[len(ids) : end]
             following = next((n for n in range(at + 1, len(messages)) if messages[n]["role"] == "assistant"), None)
             ids += turns.reply(messages[at + 1 : following], tools, ids[-1]).ids
-            assert ids == wanted.ids[: len(ids)]
+            assert ids == wanted[: len(ids)]
             at = following or len(messages)
-        assert len(ids) < len(wanted.ids) and all(wanted.loss[len(ids) : len(ids) + 2])
+        assert len(ids) < len(wanted) and all(loss[len(ids) : len(ids) + 2])
 
 
 @pytest.mark.parametrize("name", KEEPS)

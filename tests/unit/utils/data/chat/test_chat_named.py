@@ -8,7 +8,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.chat.style import template_text
+from training.utils.data.chat.chat import template_text
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
