@@ -247,13 +247,12 @@ def _matmul_rate(arguments: argparse.Namespace) -> float:
     """FLOPs a second of a plain matmul in the competitors' precision and threads, as Threestep multiplies."""
     import torch
 
-    from training.utils.engine.ranks.backends import backends_of
-    from training.utils.engine.ranks.matmul_rate import measured_matmul_rate
+    from training.utils.engine.ranks.devices import backend_of, measured_matmul_rate
 
     torch.set_num_threads(arguments.threads)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[arguments.dtype]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with backends_of({}, device).held():
+    with backend_of({}, device).held():
         return measured_matmul_rate(dtype, device, seconds=2.0)
 
 

@@ -20,7 +20,7 @@ from threestep.plugins.plan.dry_run.activations import cache_bytes
 from threestep.plugins.plan.dry_run.in_a_model import now
 from threestep.plugins.plan.dry_run.operators import training_work
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
-from training.utils.engine.ranks.backends import backends_of
+from training.utils.engine.ranks.devices import backend_of
 from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.models.own_forward import own_forward_of
 
@@ -67,7 +67,7 @@ class Besides(NamedTuple):
 
 def with_drawing(device: Device) -> Device:
     """The measured device with what drawing costs here."""
-    with backends_of({}, torch.device("cpu")).held():
+    with backend_of({}, torch.device("cpu")).held():
         return _with_drawing(device)
 
 

@@ -20,7 +20,7 @@ from benchmarks.competitors.floor_sft import tokens_of
 from benchmarks.workload import Workload
 from training.step1_sft.loss import sft_loss
 from training.utils.contracts.documents import Document, TokenSequence, plain
-from training.utils.engine.ranks.host_memory import keep_freed_memory
+from training.utils.engine.ranks.devices import keep_freed_memory
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.planner import forward_overhead_tokens, plan_step
 from training.utils.layout.rows import packed_rows

@@ -91,7 +91,7 @@ def compilations() -> int:
 
 def matmul_rate(dtype: torch.dtype) -> float:
     """Return FLOPs a second of square matrix products, as the programs' train/mfu measures them."""
-    from training.utils.engine.ranks.matmul_rate import measured_matmul_rate
+    from training.utils.engine.ranks.devices import measured_matmul_rate
 
     return measured_matmul_rate(dtype, device())
 

@@ -11,12 +11,12 @@ import time
 import torch
 import torch.distributed as dist
 
-from training.utils.engine.out_of_memory import memory_explained
-from training.utils.engine.ranks import rank_watch
+from training.utils.engine.ranks import startup
 from training.utils.engine.ranks.startup import started_process_group
+from training.utils.engine.training_engine import memory_explained
 from training.utils.run.program import run_program
 
-rank_watch._POLL_SECONDS, rank_watch._GRACE_SECONDS, rank_watch._LEAVE_SECONDS = 0.2, 1.0, 1.0
+startup._POLL_SECONDS, startup._GRACE_SECONDS, startup._LEAVE_SECONDS = 0.2, 1.0, 1.0
 
 
 def main(argv: list[str]) -> None:

@@ -15,7 +15,7 @@ PROGRAM = """
 
     from tests.distributed.launch import report
     from training.utils.engine.config.arguments import EngineSettings
-    from training.utils.engine.frozen import FrozenModel
+    from training.utils.engine.training_engine import FrozenModel
     from training.utils.engine.ranks.startup import started_process_group
     from training.utils.engine.training_engine import TrainingEngine
     from threestep.plugins.ema.weight_average import WeightAverage

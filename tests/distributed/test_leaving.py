@@ -44,7 +44,7 @@ import datetime, sys, time
 from contextlib import suppress
 import torch.distributed as dist
 from tests.distributed.launch import report
-from training.utils.engine.ranks import rank_watch
+from training.utils.engine.ranks import startup
 from training.utils.engine.ranks.startup import started_process_group
 
 def failed_rank(self):
@@ -55,11 +55,11 @@ class Slow:
     def __del__(self):
         time.sleep(3)
 
-rank_watch._POLL_SECONDS = 0.01
+startup._POLL_SECONDS = 0.01
 lasting = dist.TCPStore("127.0.0.1", 0, 1, True)  # the group's own would end with it
 with started_process_group() as ranks:
     if ranks.rank == 0:
-        rank_watch.RankWatch.failed_rank = failed_rank
+        startup.RankWatch.failed_rank = failed_rank
         sys.slow = Slow()  # the interpreter takes seconds to end
     time.sleep(2)
 report({})

@@ -36,7 +36,8 @@ from training.utils.base.errors import ThreestepError
 from training.utils.contracts.token_rows import TokenRows
 from training.utils.engine.config.arguments import ADAM_BETAS, EngineSettings
 from training.utils.engine.ranks.startup import Ranks
-from training.utils.engine.training_engine import TrainingEngine, full_tensors
+from training.utils.engine.training_engine import TrainingEngine
+from training.utils.engine.zero3 import full_tensors
 from training.utils.layout.rows import padded_rows
 from training.utils.loading.models import load_scalar_model
 from training.utils.models.layout_check import notes_on

@@ -34,7 +34,7 @@ from tests.support.lora_settings import lora_settings
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.contracts.token_rows import TokenRows
-from training.utils.engine.training_engine import full_tensors
+from training.utils.engine.zero3 import full_tensors
 from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.layout.rows import packed_rows, padded_rows
 from training.utils.loading.models import load_causal_lm

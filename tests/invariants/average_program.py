@@ -94,7 +94,7 @@ def offloaded(models: Path, ranks: Any) -> dict[str, float]:
     """error: of log-probabilities by a sharded frozen model whose weights are in CPU memory, from a whole one's."""
     from tests.invariants import engine_program, tiny
     from training.utils.engine.config.arguments import EngineSettings
-    from training.utils.engine.frozen import FrozenModel
+    from training.utils.engine.training_engine import FrozenModel
     from training.utils.loading.models import load_causal_lm
     from training.utils.models.token_model import PolicyModel
     from training.utils.setup.setup import load_under

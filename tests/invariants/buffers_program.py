@@ -49,7 +49,7 @@ def of_stage(folder: Path, stage: int, ranks: Any) -> dict[str, Any]:
     and after a step, "plain" among the first."""
     from transformers import AutoModelForCausalLM
 
-    from training.utils.engine.frozen import FrozenModel
+    from training.utils.engine.training_engine import FrozenModel
     from training.utils.engine.whole_model import WholeModel
     from training.utils.models.token_model import PolicyModel
 
@@ -123,7 +123,7 @@ def in_float16(folder: Path, ranks: Any) -> list[str]:
     from transformers import AutoModelForCausalLM
 
     from training.utils.engine.config.config import engine_config
-    from training.utils.engine.ranks.startup import born_sharded
+    from training.utils.engine.zero3 import born_sharded
 
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float16)
     config = engine_config(settings(3), ranks.world_size, 1, on_gpu=False)

@@ -12,7 +12,8 @@ import torch
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from training.step3_ppo.roles.roles import Reference, Roles
 from training.utils.engine.ranks.startup import Ranks
-from training.utils.engine.training_engine import StepReport, full_tensors
+from training.utils.engine.training_engine import StepReport
+from training.utils.engine.zero3 import full_tensors
 from training.utils.models.token_model import PolicyModel, ScalarModel
 
 ALONE = Ranks(0, 0, 1, torch.device("cpu"))

@@ -19,11 +19,11 @@ from training.step3_ppo.experience.scoring import draw_responses, request_for, s
 from training.step3_ppo.parts.evaluation import Evaluator, PpoEvaluation, PpoResult
 from training.step3_ppo.parts.reports import Reports
 from training.utils.base.seeds import derived_seed
-from training.utils.checkpoints.records import check_keys, record_of
+from training.utils.checkpoints.folder import check_keys, record_of
 from training.utils.contracts.run import Checkpoints
 from training.utils.data.rows.documents import PromptBatch, collate_prompts
 from training.utils.engine.ranks.collectives import gathered
-from training.utils.engine.ranks.host_memory import give_back_freed_memory
+from training.utils.engine.ranks.devices import give_back_freed_memory
 from training.utils.run.phase_clock import PhaseClock, gpu_wait, timed
 from training.utils.run.progress import progress_bar
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from threestep.plugins.ahead.held_weights import HeldWeights
+from threestep.plugins.ahead.kept_model import kept_model
 from threestep.plugins.ahead.saved import loaded_rollout, saved_rollouts
 from training.step3_ppo.contracts.rollouts import Asked, RolloutQueue, RolloutsOfStep, Times
 from training.step3_ppo.experience.dynamic_sampling import joined_rollouts
@@ -31,16 +32,18 @@ from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout_engine import ServerShare, joined_shares, rolled_out
 from training.utils.data.rows.documents import collate_prompts
 from training.utils.engine.ranks.collectives import gathered
+from training.utils.engine.whole_model import empty_copy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from threestep.plugins.ahead.admission import Admission
+    from threestep.plugins.ahead.kept_model import KeptModel
     from threestep.plugins.ahead.schedule import GroupSchedule
     from training.step3_ppo.contracts.rollouts import RolloutEvents
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rollout_engine import RolloutEngine
-    from training.utils.engine.whole_model import KeptModel, WholeModel
+    from training.utils.engine.whole_model import WholeModel
 
 GROUPS_AT_ONCE = 4  # that a rank draws, each in a thread, by copies of the model
 GROUPS_ELSEWHERE = 32  # by an engine that holds the weights
@@ -103,7 +106,7 @@ class FreeRollouts(RolloutQueue):
 
     def take(self, step: int) -> RolloutsOfStep:
         """Let groups be begun by the weights before `step`, which trains next, and wait for its batch. A collective."""
-        kept = self._lender.kept()
+        kept = kept_model(self._lender)
         if self._newest is None:
             self._copies = self._drawn_as(kept)
         started = time.monotonic()
@@ -196,7 +199,10 @@ class FreeRollouts(RolloutQueue):
         """Return the models as which groups are drawn at a time; an engine that holds weights reads none of theirs."""
         if self._held is not None:
             return [kept.model] * GROUPS_ELSEWHERE
-        return [self._lender.another_copy() for _ in range(GROUPS_AT_ONCE if self._in_background else 1)]
+        return [
+            empty_copy(self._lender.model, self._lender.engine)
+            for _ in range(GROUPS_AT_ONCE if self._in_background else 1)
+        ]
 
     # Under the lock.
 

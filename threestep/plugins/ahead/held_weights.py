@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from training.utils.engine.ranks.own_ranks import OwnRanks
+from training.utils.engine.ranks.collectives import OwnRanks
 
 if TYPE_CHECKING:
+    from threestep.plugins.ahead.kept_model import KeptModel
     from training.utils.contracts.rollout_engine import RolloutEngine
-    from training.utils.engine.whole_model import KeptModel
 
 
 class HeldWeights:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from threestep.plugins.ahead.kept_model import kept_model
 from threestep.plugins.ahead.saved import rollouts_of, saved_rollouts
 from training.step3_ppo.contracts.rollouts import Asked, RolloutQueue, RolloutsOfStep, Times
 from training.utils.contracts.rollout_engine import rolled_out
@@ -135,7 +136,7 @@ class RolloutsAhead(RolloutQueue):
         taken."""
         if not steps:
             return
-        kept = self._lender.kept()
+        kept = kept_model(self._lender)
         for step in steps:
             asked = self._ask(step)
             behind = self._pending[-1] if self._pending else None

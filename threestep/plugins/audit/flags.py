@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from training.utils.engine.config.optimizers import ADAMW
+from training.utils.engine.config.arguments import ADAMW
 from training.utils.flags.flags import flag
 from training.utils.plugins.plugin import StepNeeds
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError, nearest_names
-from training.utils.checkpoints.records import record_of
+from training.utils.checkpoints.folder import record_of
 from training.utils.contracts.run import FinalWeights, RunCourse
 from training.utils.run.metrics import greater_wins, judged_metric
 

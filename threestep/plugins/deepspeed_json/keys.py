@@ -13,7 +13,7 @@ from training.utils.flags.added import advice
 
 # What runs: ZeRO stages; "1bf16" is stage 1 in bfloat16 with float32 sums, where DeepSpeed has another optimizer.
 _ANYWHERE = "0 1 1bf16 2 3"
-_FP16 = "1 2 3"  # not at stage 0: `check_precision`
+_FP16 = "1 2 3"  # not at stage 0: `check_stage`
 _SHARDED = "1 1bf16 2 3"
 _PREFIX = "zero_optimization."
 

@@ -13,8 +13,8 @@ from threestep.plugins.distillation.stored import FileTeacher
 from threestep.plugins.distillation.teacher import Teacher
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
-from training.utils.engine.frozen import FrozenModel
 from training.utils.engine.ranks.collectives import from_main
+from training.utils.engine.training_engine import FrozenModel
 from training.utils.loading.configurations import check_positions
 from training.utils.loading.models import load_causal_lm
 from training.utils.loading.tokenizers import load_tokenizer, same_tokenizer

@@ -20,7 +20,7 @@ from training.utils.models.target_head import CHUNK_BYTES
 if TYPE_CHECKING:
     from threestep.plugins.distillation.settings import DivergenceSettings
     from training.utils.contracts.token_rows import TokenRows
-    from training.utils.engine.frozen import FrozenModel
+    from training.utils.engine.training_engine import FrozenModel
     from training.utils.models.target_head import AtHead, TargetHead
     from training.utils.models.token_model import PolicyModel
 

@@ -14,7 +14,8 @@ from threestep.plugins.mtp.public_folder import public_head_in
 from threestep.plugins.mtp.training import HeadTraining, MultiTokenPrediction
 from training.utils.base.console import log
 from training.utils.base.seeds import derived_seed
-from training.utils.engine.training_engine import TrainingEngine, full_tensors
+from training.utils.engine.training_engine import TrainingEngine
+from training.utils.engine.zero3 import full_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -23,7 +23,7 @@ from threestep.plugins.mtp.layout.entries import mtp_entries, mtp_targets
 from threestep.plugins.mtp.reading import INSIDE, read_ahead, read_depths, read_states
 from training.utils.contracts.guests import Guest, GuestStep
 from training.utils.engine.ranks.collectives import DeviceSums
-from training.utils.engine.training_engine import whole_weights
+from training.utils.engine.zero3 import whole_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,7 +68,7 @@ class HeadTraining:
     def output_layer_whole(self) -> contextlib.AbstractContextManager[None]:
         """Inside, the model's output layer is whole on every rank, until the backward too is over. A collective under
         ZeRO-3."""
-        return whole_weights(self.policy, list(self._output_layer.parameters()))
+        return whole_weights(self.policy.engine, list(self._output_layer.parameters()), self.policy.settings.zero_stage)
 
     @property
     def _output_layer(self) -> TargetHead:

@@ -35,7 +35,7 @@ from training.utils.engine.checkpoint_files import (
     read_state,
     write_state,
 )
-from training.utils.engine.config.optimizers import ADAMW
+from training.utils.engine.config.arguments import ADAMW
 from training.utils.engine.ranks.collectives import barrier, on_main
 from training.utils.models.weights import whole_shape
 

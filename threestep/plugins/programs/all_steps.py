@@ -30,7 +30,7 @@ from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.base.reading import checked_json, checked_value, read_text
 from training.utils.base.storage import remove
 from training.utils.checkpoints.folder import CheckpointFolder
-from training.utils.checkpoints.other_runs import refuse_earlier_run
+from training.utils.checkpoints.other_runs import check_earlier_run
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.file_dataset import look_at_data
 from training.utils.flags.arguments import ProgramParser, parse_arguments, read_yaml, words_of
@@ -341,7 +341,7 @@ def refuse_finished_steps(plan: Plan) -> None:
     for step, settings in plan.settings.items():
         if not settings.get("overwrite") and not settings.get("resume"):
             try:
-                refuse_earlier_run(CheckpointFolder(plan.output_dir / step))
+                check_earlier_run(CheckpointFolder(plan.output_dir / step), resumes=False)
             except ThreestepError as refusal:
                 also = "" if "--resume" in str(refusal) else ", or --resume to leave finished steps out"
                 raise ThreestepError(f"{step}: {refusal}{also}") from refusal

@@ -15,7 +15,7 @@ import torch
 from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints.parts import DESCRIPTIONS, saved_shares
 from training.utils.engine.checkpoint_files import engine_state
-from training.utils.engine.training_engine import full_tensors
+from training.utils.engine.zero3 import full_tensors
 from training.utils.loading.saving import DescribedModel, read_description, save_model
 from training.utils.models.families import copy_files, processor_files
 from training.utils.models.weights import adapters_of

@@ -21,8 +21,8 @@ import torch
 from threestep.plugins.speed.arguments import ONEDNN, TORCH
 from training.utils.base.console import log_on_main
 from training.utils.base.errors import ThreestepError, first_line
-from training.utils.engine.ranks.backends import Backend
 from training.utils.engine.ranks.collectives import gathered
+from training.utils.engine.ranks.devices import Backend
 from training.utils.flags.flags import AutoChoice, sentence
 
 # Multiplications from which on oneDNN's product is faster, though it is called from Python: 15 microseconds a call

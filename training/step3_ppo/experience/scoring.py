@@ -24,8 +24,8 @@ from training.utils.base.errors import ThreestepError
 from training.utils.base.transfer import moved
 from training.utils.contracts.documents import first_alike
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling, rolled_out
-from training.utils.engine.out_of_memory import memory_explained
 from training.utils.engine.ranks.collectives import gathered, largest
+from training.utils.engine.training_engine import memory_explained
 from training.utils.rewards.arguments import SUM
 from training.utils.rewards.calling import SHOWN_CHARACTERS, start_rules
 from training.utils.rewards.weighted import ENVIRONMENT, Rewards, combined, reads_ids, reads_model

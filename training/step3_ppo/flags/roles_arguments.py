@@ -9,10 +9,8 @@ from training.utils.engine.config.arguments import (
     EngineArguments,
     EngineSettings,
     RateArguments,
-    check_offload,
-    check_optimizer,
-    check_precision,
     check_schedule,
+    check_stage,
     check_zero3_limit,
 )
 from training.utils.flags.added import NO_FLAGS, AddedFlags
@@ -122,15 +120,11 @@ class RolesArguments(make_dataclass("RoleFlags", _FLAGS)):  # type: ignore[misc]
             bool(self.actor_model_name_or_path),
             "--actor_model_name_or_path expects a model folder or hub name, got nothing",
         )  # whether there has to be a critic's too, --reward and --advantage say
-        check_offload(mistakes, self.offload, "--actor_zero_stage", self.actor_zero_stage)
-        check_offload(mistakes, self.offload, "--critic_zero_stage", self.critic_zero_stage)
+        check_stage(mistakes, self, "--actor_zero_stage", self.actor_zero_stage)
+        check_stage(mistakes, self, "--critic_zero_stage", self.critic_zero_stage)
         is_zero3 = 3 in (self.actor_zero_stage, self.critic_zero_stage)
         wanted = "--actor_zero_stage 3 or --critic_zero_stage 3"
         check_zero3_limit(mistakes, self.zero3_live_parameters, wanted, is_zero3)
-        check_precision(mistakes, self, "--actor_zero_stage", self.actor_zero_stage)
-        check_precision(mistakes, self, "--critic_zero_stage", self.critic_zero_stage)
-        check_optimizer(mistakes, self.optimizer, "--actor_zero_stage", self.actor_zero_stage)
-        check_optimizer(mistakes, self.optimizer, "--critic_zero_stage", self.critic_zero_stage)
         check_schedule(mistakes, self)
 
     def model(self, role: str, added_flags: AddedFlags = NO_FLAGS) -> ModelSettings:

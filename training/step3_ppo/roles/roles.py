@@ -16,8 +16,7 @@ import torch
 from training.step3_ppo.flags.roles_arguments import critic_on_trunk
 from training.utils.base.user_files import named_object
 from training.utils.contracts.guests import Guests
-from training.utils.engine.frozen import FrozenModel
-from training.utils.engine.training_engine import TrainingEngine
+from training.utils.engine.training_engine import FrozenModel, TrainingEngine
 from training.utils.engine.whole_model import WholeModel
 from training.utils.flags.added import NO_FLAGS, AddedFlags
 from training.utils.loading.configurations import set_score_scale

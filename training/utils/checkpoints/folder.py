@@ -6,7 +6,8 @@
     OUTPUT_DIR/checkpoints/latest                 a name, replaced atomically
 
 Every byte is hashed when written and when read: at half a gigabyte a second or more, that costs little compared with
-writing it. Knows nothing of engines and ranks: one process calls it.
+writing it. Knows nothing of engines and ranks: one process calls it. The records that a checkpoint holds as JSON are
+compared with those of this version of the program.
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import flush_to_disk, parse_json, sha256_of, sha256_of_object
 from training.utils.checkpoints.arguments import LATEST
 
+_Record = TypeVar("_Record")
 MANIFEST = "manifest.json"
 FORMAT = 2  # 1 held pickles, and is not read
-_KEYS = ("format", "step", "settings", "defaults", "chosen", "files", "sha256")
+MANIFEST_KEYS = ("format", "step", "settings", "defaults", "chosen", "files", "sha256")
+_REMEDY = "resume with the version of Threestep that wrote the checkpoint"
 _PARTIAL = ".partial"
 _OLD = ".old"
 _UNIVERSAL = ".universal"
@@ -166,7 +169,7 @@ def stranger(checkpoint: Path) -> str | None:
 
 def _check_format(checkpoint: Path, manifest: dict[str, Any]) -> None:
     """ThreestepError if a later version of the program wrote the manifest."""
-    unknown = sorted(manifest.keys() - set(_KEYS))
+    unknown = sorted(manifest.keys() - set(MANIFEST_KEYS))
     written = manifest.get("format", 1)
     if written == 1:
         raise ThreestepError(
@@ -196,3 +199,44 @@ def _write_manifest(folder: Path, description: dict[str, Any]) -> None:
     flush_to_disk(folder / MANIFEST)
     for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
         flush_to_disk(path)
+
+
+def check_keys(saved: Any, known: Collection[str], what: str, optional: Collection[str] = ()) -> None:
+    """ThreestepError that names the keys of `saved` that are neither `known` nor `optional`, or the known ones that it
+    lacks. what: the part of a checkpoint that it is"""
+    if not isinstance(saved, Mapping):
+        raise ThreestepError(f"--resume: {what} is no table of {', '.join(sorted(known))}; {_REMEDY}")
+    if unknown := sorted(saved.keys() - {*known, *optional}):
+        raise ThreestepError(
+            f"--resume: {what} holds {', '.join(unknown)}, which this version does not know; {_REMEDY}"
+        )
+    if missing := sorted(set(known) - saved.keys()):
+        raise ThreestepError(f"--resume: {what} lacks {', '.join(missing)}, which this version writes; {_REMEDY}")
+
+
+def read_record(path: Path) -> Any:
+    """The JSON in a file of a checkpoint. ThreestepError where it is none."""
+    with as_written(str(path)):
+        return parse_json(path.read_text(encoding="utf-8"))
+
+
+@contextlib.contextmanager
+def as_written(what: str) -> Iterator[None]:
+    """Inside, ThreestepError for a record of another form, or a missing one."""
+    try:
+        yield
+    except FileNotFoundError as problem:
+        raise ThreestepError(f"--resume: there is no {what}; {_REMEDY}") from problem
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError) as problem:
+        reason = f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}"
+        raise ThreestepError(f"--resume: {what} is not what this version writes ({reason}); {_REMEDY}") from problem
+
+
+def record_of(make: Callable[..., _Record], saved: Mapping[str, Any], what: str) -> _Record:
+    """The record that a dataclass, or its inverse of `asdict`, makes of its fields in `saved`. ThreestepError that
+    names a field that it does not know, or that is missing."""
+    try:
+        return make(**saved)
+    except TypeError as problem:  # of the constructor: an unexpected keyword argument, a missing one
+        reason = str(problem).partition("() ")[2] or problem
+        raise ThreestepError(f"--resume: {what} is not what this version writes ({reason}); {_REMEDY}") from problem

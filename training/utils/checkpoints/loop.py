@@ -21,11 +21,18 @@ from training.utils.base.console import WHOLE_RUN_VARIABLE, log, resuming_comman
 from training.utils.base.errors import disk_errors
 from training.utils.base.seeds import derived_seed
 from training.utils.base.storage import flush_to_disk
-from training.utils.checkpoints.folder import CheckpointFolder, damage, read_manifest, stranger
+from training.utils.checkpoints.folder import (
+    CheckpointFolder,
+    as_written,
+    check_keys,
+    damage,
+    read_manifest,
+    read_record,
+    stranger,
+)
 from training.utils.checkpoints.interrupts import SIGNALS, Interrupts
 from training.utils.checkpoints.parts import CheckpointParts, disk_error_of
 from training.utils.checkpoints.plan import CheckpointPlan, check_settings, conversion, describe_placement, placement
-from training.utils.checkpoints.records import as_written, check_keys, read_record
 from training.utils.contracts.run import Checkpoints
 from training.utils.engine.ranks.collectives import from_main, largest, on_main
 from training.utils.layout.order import completes_epochs
@@ -76,20 +83,20 @@ def checkpointed_run(
     digests = {f"the content of --{flag}": digest for flag, digest in (model_digests or {}).items()}
     is_main = parts.ranks.is_main
     contents = on_main(lambda: {name: digest()[:12] for name, digest in digests.items()}, is_main, patient=True)
-    settings = {**plan.settings, "data": data_fingerprint, **contents}
+    plan = plan.decided({"data": data_fingerprint, **contents})
     point = ResumePoint()
     if plan.resume_from is not None:
         manifest = read_manifest(plan.resume_from)
-        check_settings(plan.resume_from, manifest, settings, plan.defaults, may_change=plan.may_differ)
+        check_settings(plan.resume_from, manifest, plan.settings, plan.defaults, may_change=plan.may_differ)
         point = _resume_point(plan.resume_from, manifest["settings"])
     run.cut_logs(point.log_sizes)  # at the beginning of a run, removes those of an earlier one
-    trackers = open_trackers(trackers_in(settings), run.path, settings, point.step) if is_main else []
+    trackers = open_trackers(trackers_in(plan.settings), run.path, plan.settings, point.step) if is_main else []
     lines = run.run_log("metrics.jsonl")
     writer = MetricsWriter(run.path, is_main, point.step, point.seconds, trackers=trackers, lines=lines, course=course)
     with writer as metrics, Interrupts(is_main, alone=parts.ranks.world_size == 1) as interrupts:
         yield (
             metrics,
-            RunCheckpoints(plan, run, parts, settings, metrics, interrupts, point, steps_per_epoch, course),
+            RunCheckpoints(plan, run, parts, metrics, interrupts, point, steps_per_epoch, course),
         )
 
 
@@ -114,12 +121,11 @@ def _resume_point(path: Path, settings: Mapping[str, Any]) -> ResumePoint:
 
 @dataclass
 class RunCheckpoints(Checkpoints):
-    """The checkpoints of a run in its folder. settings: all that their manifests record."""
+    """The checkpoints of a run in its folder. plan: with all the settings that their manifests record."""
 
     plan: CheckpointPlan
     run: RunFolder
     parts: CheckpointParts
-    settings: dict[str, Any]
     metrics: MetricsWriter
     interrupts: Interrupts
     point: ResumePoint
@@ -148,13 +154,13 @@ class RunCheckpoints(Checkpoints):
 
     def _load(self, path: Path, saved: Mapping[str, Any], step: int) -> None:
         """Load the checkpoint of `step`, written with the settings `saved`."""
-        if placement(saved) == placement(self.settings):
+        if placement(saved) == placement(self.plan.settings):
             return self.parts.load(path)
-        load_converted = conversion(path, saved, self.settings)
-        before, now = (describe_placement(settings) for settings in (saved, self.settings))
+        load_converted = conversion(path, saved, self.plan.settings)
+        before, now = (describe_placement(settings) for settings in (saved, self.plan.settings))
         log(f"{path} was written on {before}, and is converted for {now}", self._ranks.is_main)
         # With another number of ranks the generators start anew: not as at the run's beginning, but always the same.
-        seed = derived_seed(self.settings.get("seed", 0), "resumed", step, self._ranks.world_size)
+        seed = derived_seed(self.plan.settings.get("seed", 0), "resumed", step, self._ranks.world_size)
         load_converted(self.parts, path, self.plan.folder.universal(step), saved_ranks=saved["ranks"], seed=seed)
 
     def evaluated(self, step: int) -> None:
@@ -277,7 +283,7 @@ class RunCheckpoints(Checkpoints):
         with disk_errors(folder.partial(step)):
             self.parts.describe(folder.partial(step))
         (folder.partial(step) / _TRAINER_FILE).write_text(json.dumps(saved), encoding="utf-8")
-        about = {"settings": self.settings, "defaults": dict(self.plan.defaults), "chosen": self.plan.chosen}
+        about = {"settings": self.plan.settings, "defaults": dict(self.plan.defaults), "chosen": self.plan.chosen}
         folder.publish(step, about)
         with contextlib.suppress(OSError):  # what cannot be removed now is removed after the next save
             folder.prune(step, self.plan.flags.keep_last, {part.kept(step) for part in self.course})
@@ -310,5 +316,5 @@ class RunCheckpoints(Checkpoints):
         if WHOLE_RUN_VARIABLE in os.environ:  # which is resumed as a whole
             return f"stopped after step {step} ({reason})"
         config = shlex.quote(str(self.run.path / "config.yaml"))
-        command = resuming_command(self.settings["program"], self._ranks.world_size)
+        command = resuming_command(self.plan.settings["program"], self._ranks.world_size)
         return f"stopped after step {step} ({reason}); to resume: {command} --config {config} --resume"

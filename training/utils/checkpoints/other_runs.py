@@ -32,16 +32,16 @@ _OF_A_FINISHED_RUN = (_SUMMARY, "model/config.json", "model/adapter_config.json"
 
 
 def check_earlier_run(folder: CheckpointFolder, *, resumes: bool) -> None:
-    """ThreestepError for an earlier run in the folder that a new one, or one that resumes, would write over."""
-    if resumes:
-        refuse_without_checkpoints(folder)
-    else:
-        refuse_earlier_run(folder)
-
-
-def refuse_earlier_run(folder: CheckpointFolder) -> None:
-    """ThreestepError if a new run would overwrite one that is finished, or the checkpoints of one."""
+    """ThreestepError if a new run would overwrite one that is finished, or the checkpoints of one; or if a run to be
+    resumed is finished and left no checkpoints: it would start again."""
     steps, run = folder.steps(), folder.path.parent
+    if resumes:
+        if not steps and (run / _SUMMARY).exists():
+            raise ThreestepError(
+                f"--resume: {run} holds a finished run ({_SUMMARY}) and no checkpoint to resume from, which "
+                "--save_at_end would have left: give another --output_dir, or --overwrite to replace that run"
+            )
+        return
     if steps:
         raise ThreestepError(
             f"{folder.path} holds checkpoints of an earlier run, up to step {steps[-1]}: give --resume to continue "
@@ -55,29 +55,15 @@ def refuse_earlier_run(folder: CheckpointFolder) -> None:
         )
 
 
-def refuse_without_checkpoints(folder: CheckpointFolder) -> None:
-    """ThreestepError if a run that is to be resumed is finished and left no checkpoints: it would start again."""
+def remove_earlier_run(folder: CheckpointFolder, *, figures_alone: bool = False) -> None:
+    """Remove the figures of an earlier run's model, also of one that was killed; and its checkpoints and verdicts. A
+    new run replaces its other files, the model at its end."""
     run = folder.path.parent
-    if not folder.steps() and (run / _SUMMARY).exists():
-        raise ThreestepError(
-            f"--resume: {run} holds a finished run ({_SUMMARY}) and no checkpoint to resume from, which --save_at_end "
-            "would have left: give another --output_dir, or --overwrite to replace that run"
-        )
-
-
-def remove_earlier_run(folder: CheckpointFolder) -> None:
-    """Remove the checkpoints, verdicts and figures of an earlier run. A new run replaces its other files, the model at
-    its end."""
-    for place in (folder.path, folder.path.parent / _VERDICTS):
+    for place in () if figures_alone else (folder.path, run / _VERDICTS):
         shutil.rmtree(place, ignore_errors=True)
-    remove_figures(folder)
-
-
-def remove_figures(folder: CheckpointFolder) -> None:
-    """Remove the figures of an earlier run's model, also of one that was killed: a new run may have none."""
     files: dict[str, RunFile] = added("run_files", _FIGURES)
     for name in (*_FIGURES, *(name for name, file in files.items() if file.is_result)):
-        (folder.path.parent / name).unlink(missing_ok=True)
+        (run / name).unlink(missing_ok=True)
 
 
 _NAME = ".running"

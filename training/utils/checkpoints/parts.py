@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import disk_errors
 from training.utils.base.seeds import random_state, set_random_state
-from training.utils.checkpoints.records import as_written, check_keys, read_record
+from training.utils.checkpoints.folder import as_written, check_keys, read_record
 from training.utils.engine.checkpoint_files import load_engine
 from training.utils.engine.ranks.collectives import gathered, wait_for_main
 from training.utils.loading.saving import write_description

@@ -22,9 +22,16 @@ from training.utils.checkpoints.arguments import (
     SHARING_ROWS,
     CheckpointArguments,
 )
-from training.utils.checkpoints.folder import MANIFEST, CheckpointFolder, damage, read_manifest, stranger
-from training.utils.checkpoints.other_runs import refuse_earlier_run, refuse_without_checkpoints
-from training.utils.checkpoints.records import check_keys
+from training.utils.checkpoints.folder import (
+    MANIFEST,
+    MANIFEST_KEYS,
+    CheckpointFolder,
+    check_keys,
+    damage,
+    read_manifest,
+    stranger,
+)
+from training.utils.checkpoints.other_runs import check_earlier_run
 from training.utils.engine.ranks.collectives import on_main
 from training.utils.plugins.registry import added, missing_plugin
 
@@ -106,7 +113,7 @@ def plan_checkpoints(
             if (problem := stranger(found)) is not None:
                 raise ThreestepError(f"--resume: {found}: {problem}")
             manifest = read_manifest(found)
-            _check_manifest(found, manifest)
+            _check_manifest(found / MANIFEST, manifest)
             check_settings(found, manifest, settings, defaults or {}, may_change=may_change)
             if placement(manifest["settings"]) != placement(settings):
                 conversion(found, manifest["settings"], settings)
@@ -119,15 +126,13 @@ def plan_checkpoints(
 
 def _find(flags: CheckpointArguments, folder: CheckpointFolder) -> Path | None:
     steps = folder.steps()
-    if flags.resume is None:
-        if not flags.overwrite:
-            refuse_earlier_run(folder)
-        return None
-    if flags.resume != LATEST:
+    if flags.resume not in (None, LATEST):
         return _named(Path(flags.resume), folder)
+    if not flags.overwrite:
+        check_earlier_run(folder, resumes=flags.resume is not None)
+    if flags.resume is None:
+        return None
     if not steps:
-        if not flags.overwrite:
-            refuse_without_checkpoints(folder)
         log(f"--resume: no checkpoint in {folder.path} yet, the run starts from the beginning")
         return None
     found, problems = folder.latest_undamaged()
@@ -153,18 +158,12 @@ def _named(path: Path, folder: CheckpointFolder) -> Path:
     return folder.path / path.resolve().name
 
 
-def _check_manifest(found: Path, manifest: Mapping[str, Any]) -> None:
+def _check_manifest(where: Path, manifest: Mapping[str, Any]) -> None:
     """ThreestepError if the manifest lacks what a resume compares."""
-    where = f"{found / MANIFEST}"
-    written = ("format", "step", "settings", "defaults", "files", "sha256")
-    check_keys(manifest, written, where, optional=("chosen",))
-    for name in ("settings", "defaults"):
-        if not isinstance(manifest[name], dict):
-            raise ThreestepError(f"--resume: {where} has no table of {name}; give an earlier checkpoint with --resume")
-    if not isinstance(chosen := manifest.get("chosen", []), list) or not all(isinstance(name, str) for name in chosen):
-        raise ThreestepError(
-            f"--resume: {where} has no list of chosen settings; give an earlier checkpoint with --resume"
-        )
+    check_keys(manifest, set(MANIFEST_KEYS) - {"chosen"}, str(where), optional=("chosen",))
+    for name, kind, word in (("settings", dict, "table"), ("defaults", dict, "table"), ("chosen", list, "list")):
+        if not isinstance(manifest.get(name, kind()), kind):
+            raise ThreestepError(f"--resume: {where} has no {word} of {name}; give an earlier checkpoint with --resume")
     if missing := {"program", "ranks"} - manifest["settings"].keys():
         raise ThreestepError(
             f"--resume: the settings in {where} lack {', '.join(sorted(missing))}; give an earlier checkpoint with "

@@ -10,7 +10,7 @@ import torch
 
 from training.utils.base.errors import ThreestepError
 from training.utils.base.user_files import named_object
-from training.utils.engine.config.optimizers import OPTIMIZERS, OptimizerSettings
+from training.utils.engine.config.arguments import OPTIMIZERS
 from training.utils.models.weights import adapters_of, whole_shape
 
 if TYPE_CHECKING:
@@ -33,10 +33,7 @@ def make_optimizer(module: nn.Module, settings: EngineSettings) -> torch.optim.O
             group = adapted if adapter_rate is not None and adapters.holds(name) else group
             group["params"].append(parameter)
     place = OPTIMIZERS[settings.optimizer].make
-    made = named_object(place)(
-        [group for group in (decayed, plain, adapted) if group["params"]],
-        OptimizerSettings(settings.learning_rate, (settings.adam_beta1, settings.adam_beta2), settings.adam_epsilon),
-    )
+    made = named_object(place)([group for group in (decayed, plain, adapted) if group["params"]], settings)
     if not isinstance(made, torch.optim.Optimizer):
         raise ThreestepError(
             f"--optimizer {settings.optimizer} expects a torch.optim.Optimizer from {place}, got a "
@@ -45,9 +42,10 @@ def make_optimizer(module: nn.Module, settings: EngineSettings) -> torch.optim.O
     return checked(made) if settings.zero_stage == 0 and settings.dtype == "fp32" else made
 
 
-def adamw(groups: list[dict[str, Any]], settings: OptimizerSettings) -> torch.optim.Optimizer:
+def adamw(groups: list[dict[str, Any]], settings: EngineSettings) -> torch.optim.Optimizer:
     """Return torch's fused AdamW, which is vectorised on the CPU, one kernel on the GPU, and compiles nothing."""
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.epsilon, fused=True)
+    betas = (settings.adam_beta1, settings.adam_beta2)
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas, eps=settings.adam_epsilon, fused=True)
 
 
 class FiniteSteps:

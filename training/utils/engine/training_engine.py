@@ -1,4 +1,4 @@
-"""One model under DeepSpeed: forward, exact backward, step, and reading its full weights.
+"""One model under DeepSpeed: forward, exact backward, step, and reading its full weights; or frozen, its forward alone.
 
 A loss here is a sum divided by a count over the whole optimizer step on all ranks. DeepSpeed averages over ranks
 and over accumulation; `TrainingEngine.backward` undoes both, in that one place. Knows no task and no loss.
@@ -11,7 +11,7 @@ import copy
 import gc
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,25 +20,25 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from training.utils.base.errors import ThreestepError
+from training.utils.base.errors import ThreestepError, first_line
+from training.utils.base.memory import is_out_of_memory, out_of_memory_sentence
+from training.utils.contracts.token_rows import PAD_SEGMENT, TokenRows
 from training.utils.engine.checkpoint_files import plain_checkpoint_engine
 from training.utils.engine.config.config import engine_config
 from training.utils.engine.config.schedules import OWN_SCHEDULES, ScheduleShape, share_of_peak
 from training.utils.engine.optimizers import FiniteSteps, make_optimizer
-from training.utils.engine.out_of_memory import memory_explained, rows_in_words
 from training.utils.engine.ranks.collectives import wait_for_main
-from training.utils.engine.zero3 import limits_of, release_gathered
+from training.utils.engine.zero3 import full_tensors, limits_of, release_gathered, whole_weights
 from training.utils.flags.flags import settings_of
-from training.utils.models.weights import adapters_of, buffers_kept, count_elements, packed_layers
+from training.utils.models.weights import buffers_kept, count_elements
 
 if TYPE_CHECKING:
-    from torch import nn
+    from transformers import PreTrainedModel
 
-    from training.utils.contracts.rollout_engine import LowRank
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.ranks.startup import Ranks
 
-GATHER_ELEMENTS = 50_000_000  # ZeRO-3 weights gathered at once when all are read: 200 MB in float32
+_SHOWN_ROWS = 16
 _ZERO3_CLASSES = ("pre_bwd_fn", "post_bwd_fn")
 
 
@@ -194,57 +194,6 @@ class TrainingEngine:
                 )
 
 
-def full_tensors(model: nn.Module, zero_stage: int, merged: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-    """See TrainingEngine.full_tensors. merged: False yields the weights without the adapters. Packed
-    weights are yielded as they are read, with which the model computes."""
-    adapters = adapters_of(model)
-    names = [name for name, _ in model.named_parameters() if not adapters.holds(name)]
-    for bucket in _buckets(model, names):
-        parameters = [part for name in bucket for part in adapters.parameters_of(model, name)]
-        with _gathered(parameters, zero_stage), torch.no_grad():
-            for name in bucket:
-                tensor = model.get_parameter(name).detach()
-                yield adapters.plain_name(name), adapters.merged(model, name, tensor) if merged else tensor
-    seen = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    for layer_name, layer in packed_layers(model):
-        seen |= {f"{layer_name}.{part}" for part, _ in layer.named_buffers()}
-        name = f"{layer_name}.weight"
-        whole_OI = adapters.merged(model, name, layer.weight) if merged else layer.weight
-        yield adapters.plain_name(name), whole_OI.t() if layer.transposed else whole_OI
-    for name, tensor in model.state_dict().items():
-        if name not in seen and not adapters.holds(name):
-            yield adapters.plain_name(name), tensor
-
-
-def adapter_parts(model: nn.Module, zero_stage: int) -> Iterator[tuple[str, LowRank]]:
-    """Yield (name of the weight in the plain model, what adapters add to it), valid until the next one is yielded. A
-    collective under ZeRO-3."""
-    for name, own, low_rank in adapters_of(model).low_rank(model):
-        with _gathered(own, zero_stage):
-            yield name, low_rank()
-
-
-def _buckets(model: nn.Module, names: list[str]) -> Iterator[list[str]]:
-    bucket: list[str] = []
-    elements = 0
-    for name in names:
-        bucket.append(name)
-        elements += count_elements([model.get_parameter(name)])
-        if elements >= GATHER_ELEMENTS:
-            yield bucket
-            bucket, elements = [], 0
-    if bucket:
-        yield bucket
-
-
-def _gathered(parameters: list[nn.Parameter], zero_stage: int) -> contextlib.AbstractContextManager[Any]:
-    if zero_stage != 3:
-        return contextlib.nullcontext()
-    import deepspeed
-
-    return deepspeed.zero.GatheredParameters(parameters)
-
-
 def _clip_noting_norm(engine: Any) -> None:
     """DeepSpeed's clipping in float32 at stage 0, which drops the norm (deepspeed 0.19, engine.py:
     clip_fp32_gradients)."""
@@ -337,15 +286,69 @@ def release(engine: Any) -> None:
     gc.collect()
 
 
-@contextlib.contextmanager
-def whole_weights(engine: TrainingEngine, weights: list[nn.Parameter]) -> Iterator[None]:
-    """Inside, `weights` of `engine` are whole, to be read. A collective under ZeRO-3; no forward or backward of that
-    engine may run inside."""
-    if engine.settings.zero_stage != 3:
-        yield
-        return
-    import deepspeed
+class FrozenModel:
+    """Calls a module without gradients. With ZeRO-3 settings its weights stay sharded between calls."""
 
-    release_gathered(engine.engine)
-    with deepspeed.zero.GatheredParameters(weights):
+    def __init__(self, module: nn.Module, settings: EngineSettings, ranks: Ranks) -> None:
+        module.requires_grad_(False)
+        module.eval()
+        self._module = self._inside = module
+        self._rank, self._stage = ranks.rank, settings.zero_stage
+        if settings.zero_stage == 3:
+            import deepspeed
+
+            limits = limits_of(module, settings, ranks)
+            config = engine_config(settings, ranks.world_size, 1, ranks.device.type == "cuda", limits=limits)
+            config["zero_optimization"].pop("offload_optimizer", None)
+            with buffers_kept(module):
+                self._module, *_ = deepspeed.initialize(model=module, config=config, dist_init_required=False)
+            self._module.eval()
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The transformers model inside."""
+        return self._inside.model  # type: ignore[return-value]
+
+    @contextlib.contextmanager
+    def whole(self, weights: list[nn.Parameter]) -> Iterator[None]:
+        """Inside, `weights` of the model are whole, to be read. A collective under ZeRO-3; no forward of this model may
+        run inside."""
+        with whole_weights(self._module, weights, self._stage):
+            yield
+
+    @torch.no_grad()
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with memory_explained("a forward", self._rank, lambda: rows_in_words(*args[:1])):
+            return self._module(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def memory_explained(doing: str, rank: int, shape: Callable[[], str]) -> Iterator[None]:
+    """Inside, an allocator's out-of-memory error becomes a ThreestepError, as does what --deterministic refuses.
+
+    shape: describes the input
+    """
+    try:
         yield
+    except (RuntimeError, MemoryError) as problem:
+        if "deterministic implementation" in str(problem):  # torch's words, with --deterministic on CUDA
+            raise ThreestepError(
+                f"--deterministic: {doing} of {shape()} needs an operation that CUDA has in no deterministic form "
+                f"({first_line(problem)}); leave the flag out"
+            ) from problem
+        if not is_out_of_memory(problem):
+            raise
+        raise ThreestepError(out_of_memory_sentence(problem, f" on rank {rank} in {doing} of {shape()}")) from problem
+
+
+def rows_in_words(rows: object) -> str:
+    """Describe a TokenRows: its rows, their width, and the tokens of each that are not padding."""
+    if not isinstance(rows, TokenRows):
+        return "a micro-batch"
+    count, width = rows.input_ids_NT.shape
+    lengths = (rows.segment_ids_NT != PAD_SEGMENT).sum(dim=1).tolist()
+    shown = ", ".join(str(length) for length in lengths[:_SHOWN_ROWS]) + (", ..." if count > _SHOWN_ROWS else "")
+    return (
+        f"{count} row{'s' if count != 1 else ''} of {width} tokens ({rows.end_B.numel()} sequences; tokens per row "
+        f"without padding: {shown})"
+    )

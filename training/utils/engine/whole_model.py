@@ -2,8 +2,7 @@
 
 Below ZeRO-3 that is the trained module itself. Under ZeRO-3 it is a copy, made when it is first lent, filled by
 gathering the weights and emptied afterwards: one gather per rollout, not one per token. A rollout engine that takes
-tensor by tensor (`tensors`) needs no copy, and no rank ever holds a whole one. Weights are kept at any stage where
-rollouts are drawn while training goes on.
+tensor by tensor (`tensors`) needs no copy, and no rank ever holds a whole one.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.initialization import no_init_weights
 
 from training.utils.engine.ranks.collectives import barrier
-from training.utils.engine.training_engine import adapter_parts, full_tensors
+from training.utils.engine.zero3 import adapter_parts, full_tensors
 from training.utils.models.weights import adapters_of
 
 if TYPE_CHECKING:
@@ -50,12 +49,7 @@ class WholeModel:
 
     def send(self, take: Callable[[Iterator[tuple[str, torch.Tensor]]], None]) -> None:
         """Have `take` take all `tensors` on the first rank; the others wait for it. A collective."""
-        tensors = self.tensors()
-        if self.engine.ranks.is_main:
-            take(tensors)
-        for _ in tensors:  # gathered by all ranks together
-            pass
-        barrier()
+        self._hand(take, self.tensors())
 
     @property
     def trains_adapters_alone(self) -> bool:
@@ -65,10 +59,12 @@ class WholeModel:
         """As `send`, the adapters by themselves. with_base: behind the weights that they are added to."""
         stage = self.engine.settings.zero_stage
         base = full_tensors(self.model, stage, merged=False) if with_base else ()
-        parts: Iterator[tuple[str, Any]] = itertools.chain(base, adapter_parts(self.model, stage))
+        self._hand(take, itertools.chain(base, adapter_parts(self.model, stage)))
+
+    def _hand(self, take: Callable[[Iterator[tuple[str, Any]]], None], tensors: Iterator[tuple[str, Any]]) -> None:
         if self.engine.ranks.is_main:
-            take(parts)
-        for _ in parts:
+            take(tensors)
+        for _ in tensors:  # gathered by all ranks together
             pass
         barrier()
 
@@ -83,77 +79,19 @@ class WholeModel:
             finally:
                 self.model.train(was_training)
             return
-        plain = self._filled_copy()
-        try:
+        with filled(self.empty(), ((name, tensor.detach().clone()) for name, tensor in self.tensors())) as plain:
             yield plain
-        finally:
-            _release(plain)
 
-    def kept(self) -> KeptModel:
-        """Return the weights as they are now, in memory of their own, for rollouts that are drawn while training goes
-        on. At most one of a model's is lent at a time. A collective under ZeRO-3."""
-        weights = {name: tensor.detach().clone() for name, tensor in self.tensors()}
-        return KeptModel(self._empty(), weights, self.updates, self.engine.ranks.is_main)
-
-    def another_copy(self) -> PreTrainedModel:
-        """Return a further copy without weights, as which kept ones may be lent beside others."""
-        return _empty_copy(self.model, self.engine)
-
-    def _filled_copy(self) -> PreTrainedModel:
-        """Return a copy with the whole weights. A collective."""
-        plain = self._empty()
-        _fill(plain, ((name, tensor.detach().clone()) for name, tensor in self.tensors()))
-        return plain
-
-    def _empty(self) -> PreTrainedModel:
-        """Return the copy, always the same, which has no weights until it is filled."""
+    def empty(self) -> PreTrainedModel:
+        """Return the copy, always the same, which has no weights until it is filled (`filled`)."""
         if self._copy is None:
-            self._copy = _empty_copy(self.model, self.engine)
+            self._copy = empty_copy(self.model, self.engine)
         return self._copy
 
 
-class KeptModel:
-    """The weights of a model as they once were, lent as those of WholeModel are. Nothing here is a collective.
-
-    model: a copy that is filled with `weights`, those of all names, while it is lent. updates: of the weights.
-    """
-
-    is_sharded = False
-    trains_adapters_alone = False  # its weights are merged
-
-    def __init__(
-        self, model: PreTrainedModel, weights: Mapping[str, torch.Tensor], updates: int, is_main_rank: bool
-    ) -> None:
-        self.model, self.updates = model, updates
-        self._weights, self._is_main_rank = weights, is_main_rank
-
-    def lent_as(self, plain: PreTrainedModel) -> KeptModel:
-        """Return the same weights, lent as another copy."""
-        return KeptModel(plain, self._weights, self.updates, self._is_main_rank)
-
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from self._weights.items()
-
-    def send(self, take: Callable[[Iterator[tuple[str, torch.Tensor]]], None]) -> None:
-        """Have `take` take every weight on the first rank; the others do not wait for it."""
-        if self._is_main_rank:
-            take(self.tensors())
-
-    def send_parts(self, take: Callable[[Iterator[tuple[str, Any]]], None], with_base: bool) -> None:
-        raise NotImplementedError("its weights are merged")
-
-    @contextlib.contextmanager
-    def lent(self) -> Iterator[PreTrainedModel]:
-        """The model with these weights, in eval mode."""
-        _fill(self.model, self.tensors())
-        try:
-            yield self.model
-        finally:
-            _release(self.model)
-
-
-def _fill(plain: PreTrainedModel, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
-    """Put these tensors in the place of the weights of `plain`, and their numbers into its buffers."""
+@contextlib.contextmanager
+def filled(plain: PreTrainedModel, tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[PreTrainedModel]:
+    """Inside, `plain`, an empty copy, has these tensors for its weights, and their numbers in its buffers."""
     targets = {**dict(plain.named_parameters()), **dict(plain.named_buffers())}
     for name, tensor in tensors:
         target = targets[name]
@@ -162,9 +100,14 @@ def _fill(plain: PreTrainedModel, tensors: Iterator[tuple[str, torch.Tensor]]) -
         else:
             target.copy_(tensor)
     plain.tie_weights()
+    try:
+        yield plain
+    finally:
+        for parameter in plain.parameters():
+            parameter.data = parameter.data.new_empty(0)
 
 
-def _empty_copy(model: PreTrainedModel, engine: TrainingEngine) -> PreTrainedModel:
+def empty_copy(model: PreTrainedModel, engine: TrainingEngine) -> PreTrainedModel:
     """Return the same architecture without adapters; its weights take no memory until they are lent, not even here."""
     plain: Any
     with torch.device("meta"), no_init_weights():
@@ -191,8 +134,3 @@ def _put_empty_weights(plain: PreTrainedModel, device: torch.device) -> None:
                 empty = torch.empty(0, dtype=weight.dtype, device=device)
                 made[weight] = torch.nn.Parameter(empty, requires_grad=False)
             module._parameters[name] = made[weight]
-
-
-def _release(plain: PreTrainedModel) -> None:
-    for parameter in plain.parameters():
-        parameter.data = parameter.data.new_empty(0)

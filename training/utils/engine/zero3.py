@@ -1,10 +1,11 @@
-"""ZeRO-3's weights: those that it has made whole, or is making whole, on this rank; and its limits, weights that it may
-hold whole at once and gather ahead of their use, by the model's size and the device's memory. The figures behind the
-rule: docs/scale.md."""
+"""Weights of a model that ZeRO-3 may have sharded: born so, made whole, read whole; and the limits of weights that it
+may hold whole at once and gather ahead of their use, by the model's size and the device's memory. The figures behind
+the rule: docs/scale.md."""
 
 from __future__ import annotations
 
-import os
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,18 @@ from torch import nn
 
 from training.utils.engine.config.config import DEEPSPEED_LIMITS
 from training.utils.engine.ranks.collectives import largest
+from training.utils.engine.ranks.devices import host_share
 from training.utils.engine.ranks.startup import DTYPES, Ranks
-from training.utils.models.weights import count_elements
+from training.utils.models.one_precision import ROUNDED
+from training.utils.models.weights import adapters_of, count_elements, packed_layers
 
 if TYPE_CHECKING:
+    from training.utils.contracts.rollout_engine import LowRank
     from training.utils.engine.config.arguments import EngineSettings
+
+GATHER_ELEMENTS = 50_000_000  # weights gathered at once when all are read: 200 MB in float32
+_MEMORY_SHARE = 0.1  # of a rank's memory, at most, for weights that are whole
+_LEAST = 30_000_000  # DeepSpeed-Chat's limit
 
 
 def release_gathered(engine: Any) -> None:
@@ -47,10 +55,6 @@ def overwrite(weight: nn.Parameter, whole: torch.Tensor, is_sharded: bool) -> No
 
     with deepspeed.zero.GatheredParameters([weight], modifier_rank=0, enabled=is_sharded):
         weight.data.copy_(whole)
-
-
-_MEMORY_SHARE = 0.1  # of a rank's memory, at most, for weights that are whole
-_LEAST = 30_000_000  # DeepSpeed-Chat's limit
 
 
 @dataclass(frozen=True)
@@ -105,8 +109,111 @@ def limits_of(model: nn.Module, settings: EngineSettings, ranks: Ranks) -> dict[
     return zero3_limits(model_sizes(model), DTYPES[settings.dtype].itemsize, least_bytes, on_gpu)
 
 
-def host_share(world_size: int) -> int:
-    """Bytes of this host's memory for each rank on it: as many as torchrun, accelerate or DeepSpeed's launcher set, or
-    all `world_size`, if none does."""
-    ranks = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or world_size
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // max(1, int(ranks))
+@contextlib.contextmanager
+def born_sharded(config: dict[str, Any], zero_stage: int) -> Iterator[None]:
+    """Inside, transformers' from_pretrained creates ZeRO-3 models sharded, with the buffers that it computes elsewhere;
+    other stages change nothing."""
+    if zero_stage != 3:
+        yield
+        return
+    from transformers.integrations import HfDeepSpeedConfig, unset_hf_deepspeed_config
+
+    alive = HfDeepSpeedConfig(config)  # transformers keeps a weak reference only
+    try:
+        with _buffers_unrounded():
+            yield
+    finally:
+        del alive
+        unset_hf_deepspeed_config()
+
+
+@contextlib.contextmanager
+def _buffers_unrounded() -> Iterator[None]:
+    """Inside, `deepspeed.zero.Init` casts weights alone.
+
+    It would cast every tensor that a model's constructor makes, rotary frequencies too (deepspeed 0.19,
+    partition_parameters.py: zero_wrapper_for_fp_tensor_constructor): in bfloat16, angles of position 2,048 are off by
+    radians.
+    """
+    import deepspeed
+
+    original: Any = deepspeed.zero.Init
+
+    class WeightsInit(original):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            overrides = [deepspeed.zero.DeepSpeedTensorOverride.device]
+            super().__init__(*args, **{"tensor_overrides": overrides, **kwargs})
+
+        def _post_init_method(self, module: torch.nn.Module) -> None:
+            for weight in module.parameters(recurse=False):
+                if weight.is_floating_point() and weight.dtype is not self.dtype and not hasattr(weight, "ds_id"):
+                    setattr(weight, ROUNDED, True)
+                    weight.data = weight.data.to(self.dtype)  # as DeepSpeed does at the other stages
+            super()._post_init_method(module)
+
+    deepspeed.zero.Init = WeightsInit
+    try:
+        yield
+    finally:
+        deepspeed.zero.Init = original
+
+
+def full_tensors(model: nn.Module, zero_stage: int, merged: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+    """See TrainingEngine.full_tensors. merged: False yields the weights without the adapters. Packed
+    weights are yielded as they are read, with which the model computes."""
+    adapters = adapters_of(model)
+    names = [name for name, _ in model.named_parameters() if not adapters.holds(name)]
+    for bucket in _buckets(model, names):
+        parameters = [part for name in bucket for part in adapters.parameters_of(model, name)]
+        with _gathered(parameters, zero_stage), torch.no_grad():
+            for name in bucket:
+                tensor = model.get_parameter(name).detach()
+                yield adapters.plain_name(name), adapters.merged(model, name, tensor) if merged else tensor
+    seen = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for layer_name, layer in packed_layers(model):
+        seen |= {f"{layer_name}.{part}" for part, _ in layer.named_buffers()}
+        name = f"{layer_name}.weight"
+        whole_OI = adapters.merged(model, name, layer.weight) if merged else layer.weight
+        yield adapters.plain_name(name), whole_OI.t() if layer.transposed else whole_OI
+    for name, tensor in model.state_dict().items():
+        if name not in seen and not adapters.holds(name):
+            yield adapters.plain_name(name), tensor
+
+
+def adapter_parts(model: nn.Module, zero_stage: int) -> Iterator[tuple[str, LowRank]]:
+    """Yield (name of the weight in the plain model, what adapters add to it), valid until the next one is yielded. A
+    collective under ZeRO-3."""
+    for name, own, low_rank in adapters_of(model).low_rank(model):
+        with _gathered(own, zero_stage):
+            yield name, low_rank()
+
+
+def _buckets(model: nn.Module, names: list[str]) -> Iterator[list[str]]:
+    bucket: list[str] = []
+    elements = 0
+    for name in names:
+        bucket.append(name)
+        elements += count_elements([model.get_parameter(name)])
+        if elements >= GATHER_ELEMENTS:
+            yield bucket
+            bucket, elements = [], 0
+    if bucket:
+        yield bucket
+
+
+def _gathered(parameters: list[nn.Parameter], zero_stage: int) -> contextlib.AbstractContextManager[Any]:
+    if zero_stage != 3:
+        return contextlib.nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(parameters)
+
+
+@contextlib.contextmanager
+def whole_weights(engine: Any, weights: list[nn.Parameter], zero_stage: int) -> Iterator[None]:
+    """Inside, `weights` of a DeepSpeed engine are whole, to be read. A collective under ZeRO-3; no forward or backward
+    of that engine may run inside."""
+    if zero_stage == 3:
+        release_gathered(engine)
+    with _gathered(weights, zero_stage):
+        yield

@@ -96,7 +96,7 @@ class AttentionEntry(NamedTuple):
 class OptimizerEntry(NamedTuple):
     """An optimizer.
 
-    make: of a function (groups, `OptimizerSettings`) -> torch.optim.Optimizer, MODULE:NAME. groups: as torch takes
+    make: of a function (groups, `EngineSettings`) -> torch.optim.Optimizer, MODULE:NAME. groups: as torch takes
         them, each with its weights, `weight_decay` and perhaps its `lr`. The state is tensors, numbers and texts.
     states, states_name: numbers that it keeps of each weight, and their name, for dry runs.
     whole_weights: it reads weights in their shapes, and not flat pieces of them, which ZeRO hands out from stage 1 on.
@@ -319,8 +319,9 @@ class Plugin(NamedTuple):
         `adapters`: AdapterEntry, by the name of the file that a folder with such adapters holds
         `critics`: addresses of functions (actor's model without adapters, critic's ModelSettings, pad token's id,
             longest sequence, `media`) -> model: the critic on the actor's trunk; by the flags of step 3 that ask for it
-        `backends`: addresses of functions (settings, torch.device, began_with) -> Backend, by the flags that decide
-            them: settings of PyTorch's own that hold while a run trains (`engine.ranks.backends`)
+        `backends`: the address of a function (settings, torch.device, began_with) -> Backend (`engine.ranks.devices`):
+            settings of PyTorch's own that hold while a run trains; by the flag that decides them; one at most in all
+            plugins
         `whole_run_switches`: by flags of every step that are true or false, and that the file of `threestep all` has at
             its top, by default true: a line on each for `--help`
         `row_forms`: RowFormEntry, by the names of the columns of cached rows that hold their numbers

@@ -20,15 +20,14 @@ from training.utils.base.console import WHOLE_RUN_VARIABLE, log
 from training.utils.base.seeds import seed_everything
 from training.utils.base.user_files import named_object
 from training.utils.checkpoints.loop import checkpointed_run
-from training.utils.checkpoints.other_runs import only_run_in, remove_earlier_run, remove_figures
+from training.utils.checkpoints.other_runs import only_run_in, remove_earlier_run
 from training.utils.checkpoints.plan import CheckpointPlan, plan_checkpoints
 from training.utils.contracts.run import EvaluatedRun, EvaluationObservers, HeldOutRows, ObservedRun, StepObservers
 from training.utils.data.files.digests import digest_files
 from training.utils.data.rows.arguments import CHAT_TEMPLATE
 from training.utils.engine.bad_steps import BadSteps
-from training.utils.engine.ranks.backends import backends_of
 from training.utils.engine.ranks.collectives import on_main
-from training.utils.engine.ranks.devices import device_sentence, make_deterministic
+from training.utils.engine.ranks.devices import backend_of, device_sentence, make_deterministic
 from training.utils.engine.ranks.startup import DTYPES, Ranks, sharing_rows, started_process_group
 from training.utils.flags.flags import AUTO, AutoChoice, sentence
 from training.utils.loading.configurations import load_config, model_files
@@ -80,11 +79,11 @@ def open_run(
             may_change=step.may_change,
         )
         began_with = None if plan.resume_from is None else plan.began_with
-        ranks = replace(ranks, backends=backends_of(settings, ranks.device, began_with))
+        ranks = replace(ranks, backend=backend_of(settings, ranks.device, began_with))
         split = flags.data.split.of_phase(int(step.number), WHOLE_RUN_VARIABLE in os.environ)
         if flags.data.split.data_split == AUTO and (began := plan.began_with("data_split")) is not None:
             split = replace(split, data_split=began)
-        plan = plan.decided({"data_split": split.data_split, **ranks.backends.decided})
+        plan = plan.decided({"data_split": split.data_split, **ranks.backend.decided})
         flags = flags._replace(data=replace(flags.data, split=split))
         ranks = sharing_rows(ranks, flags.added)
         yield OpenedRun(step, flags, ranks, plan, RunFolder(place, ranks.is_main), trains)
@@ -126,15 +125,15 @@ class OpenedRun:
             plan = with_head_chunk(plan, path, ranks)
         self.plan = plan
         if plan.resume_from is None:
-            remove = remove_earlier_run if plan.flags.overwrite else remove_figures
-            on_main(lambda: remove(plan.folder), ranks.is_main)
+            kept = not plan.flags.overwrite
+            on_main(lambda: remove_earlier_run(plan.folder, figures_alone=kept), ranks.is_main)
         on_main(lambda: [at_start(self.settings) for at_start in hooks("at_start")], ranks.is_main)
         self._write_settings()
         seed_everything(run.seed, ranks.rank)
         if run.deterministic:
             make_deterministic(ranks.device, os.environ)
         device = device_sentence(ranks.device, ranks.world_size, run.deterministic, os.environ)
-        log("; ".join((device, *ranks.backends.words)), ranks.is_main)
+        log("; ".join(filter(None, (device, ranks.backend.words))), ranks.is_main)
         if ranks.is_main:
             self.folder.write_json("environment.json", environment_of(device.partition("; ")[0]))
         opened = (named_object(place)(plan.settings) for place in added("run_courses", ()).values())
@@ -182,7 +181,7 @@ class OpenedRun:
         self, parts: CheckpointParts, data: RunData, read_again: Mapping[str, str]
     ) -> Iterator[tuple[MetricsWriter, Checkpoints, BadSteps]]:
         """Check that the models can be saved, and give what records the loop; inside, signals wait for the end of a
-        step, and the backends of the ranks hold. A collective.
+        step, and the backend of the ranks holds. A collective.
 
         parts: what is trained and saved. read_again: paths of the models that a run loads at each start, by flag, whose
         files must stay the same; "" for one that a resumed run does not read again
@@ -206,7 +205,7 @@ class OpenedRun:
             steps_per_epoch=data.steps_per_epoch,
             course=self.course,
         )
-        with run as records, self.ranks.backends.held():
+        with run as records, self.ranks.backend.held():
             lines = folder.run_log(BAD_STEPS)
             yield *records, BadSteps(self.flags.faults.max_bad_steps, lines, is_main, self.settings["dtype"])
 

@@ -10,9 +10,9 @@ from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.engine.config.config import engine_config
 from training.utils.engine.ranks.collectives import largest
-from training.utils.engine.ranks.devices import free_bytes
-from training.utils.engine.ranks.matmul_rate import peak_of_all_ranks
-from training.utils.engine.ranks.startup import Ranks, born_sharded, check_dtype
+from training.utils.engine.ranks.devices import free_bytes, peak_of_all_ranks
+from training.utils.engine.ranks.startup import Ranks, check_dtype
+from training.utils.engine.zero3 import born_sharded
 from training.utils.layout.order import steps_in
 from training.utils.models.attention import kernel_of, text_attention
 from training.utils.models.dropout import check_no_dropout
@@ -137,7 +137,8 @@ def _time_attention(reader: Any, model: Any, say: Callable[[str], None]) -> None
 
 def compute_meter(model: Any, ranks: Ranks) -> ComputeMeter:
     """Measure and log the matmul rate of this machine in the model's precision. A collective."""
-    peak = peak_of_all_ranks(model.dtype, ranks)
+    with ranks.backend.held():
+        peak = peak_of_all_ranks(model.dtype, ranks.device)
     dtype = str(model.dtype).removeprefix("torch.")
     log(f"mfu: matmuls in {dtype} reach {peak / 1e12:.3g} TFLOP/s here; train/mfu is the share of it", ranks.is_main)
     return ComputeMeter(model_shape(model), peak)

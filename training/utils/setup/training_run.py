@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from training.utils.base.console import LogPace, log
-from training.utils.checkpoints.records import check_keys, record_of
+from training.utils.checkpoints.folder import check_keys, record_of
 from training.utils.contracts.guests import Guests
 from training.utils.contracts.run import Checkpoints, EvaluationObserver, StepObservers
 from training.utils.engine.bad_steps import BadSteps

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from training.utils.base.errors import ThreestepError
-from training.utils.engine.config.arguments import EngineSettings
-from training.utils.engine.config.optimizers import OPTIMIZERS, OptimizerSettings
+from training.utils.engine.config.arguments import OPTIMIZERS, EngineSettings
 from training.utils.engine.optimizers import FiniteSteps, checked, make_optimizer
 from training.utils.plugins.plugin import OptimizerEntry
 
@@ -35,11 +34,11 @@ def test_a_step_that_is_not_finite_is_left_out(make):
     checked(make([torch.nn.Parameter(torch.zeros(1))])).step()  # without gradients
 
 
-def plain(groups: Any, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    return torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.betas[0])
+def plain(groups: Any, settings: EngineSettings) -> torch.optim.Optimizer:
+    return torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.adam_beta1)
 
 
-def nothing(groups: Any, settings: OptimizerSettings) -> None:
+def nothing(groups: Any, settings: EngineSettings) -> None:
     return None
 
 

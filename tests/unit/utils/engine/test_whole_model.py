@@ -85,26 +85,3 @@ def test_below_stage_3_the_model_itself_is_lent(trained):
     with whole_of(trained, zero_stage=2).lent() as lent:
         assert lent is trained and not trained.training
     assert trained.training
-
-
-@pytest.mark.parametrize("zero_stage", [0, 3])
-def test_kept_weights_are_those_of_their_moment(trained, zero_stage):
-    ids = torch.tensor([[3, 5, 7]])
-    whole = whole_of(trained, zero_stage)
-    whole.engine.updates, whole.engine.ranks.is_main = 4, True
-    with torch.no_grad():
-        before = trained(ids).logits
-        first = whole.kept()
-        for weight in trained.parameters():
-            weight.mul_(1.5)
-        whole.engine.updates = 5
-        second, after = whole.kept(), trained(ids).logits
-        assert not torch.equal(before, after)
-        for kept, wanted, updates in ((first, before, 4), (second, after, 5), (first, before, 4)):
-            assert kept.updates == updates and not kept.is_sharded
-            with kept.lent() as model:
-                assert not model.training and model is not trained
-                assert torch.equal(model(ids).logits, wanted)
-    sent: list[str] = []
-    first.send(lambda tensors: sent.extend(name for name, _ in tensors))
-    assert sent == [name for name, _ in trained.named_parameters()]

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from training.utils.engine.config.arguments import EngineSettings
+from training.utils.engine.ranks.devices import host_share
 from training.utils.engine.ranks.startup import Ranks
-from training.utils.engine.zero3 import ModelSizes, host_share, limits_of, model_sizes, zero3_limits
+from training.utils.engine.zero3 import ModelSizes, limits_of, model_sizes, zero3_limits
 
 B7 = ModelSizes(weights=6_700_000_000, block=202_000_000, module=131_000_000)
 B70 = ModelSizes(weights=70_000_000_000, block=856_000_000, module=1_051_000_000)

@@ -14,7 +14,7 @@ from tests.support.tiny_models import FAMILIES, tiny_causal_lm, tiny_scalar_mode
 from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import TokenSequence
-from training.utils.engine.training_engine import full_tensors
+from training.utils.engine.zero3 import full_tensors
 from training.utils.layout.rows import padded_rows
 from training.utils.loading.models import load_scalar_model
 from training.utils.loading.saving import mend_settings, plain_skeleton, save_model

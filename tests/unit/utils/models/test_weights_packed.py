@@ -14,7 +14,7 @@ from tests.support.tiny_models import tiny_causal_lm
 from threestep.plugins.lora.adding import add_lora
 from threestep.plugins.lora.preparers import Lora
 from training.utils.base.errors import ThreestepError
-from training.utils.engine.training_engine import full_tensors
+from training.utils.engine.zero3 import full_tensors
 from training.utils.loading import saving
 from training.utils.loading.saving import read_description, write_description
 from training.utils.models.flops import model_shape

@@ -30,8 +30,8 @@ from training.utils.checkpoints.folder import MANIFEST, CheckpointFolder
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.checkpoints.plan import CheckpointPlan, check_settings
 from training.utils.data.files.digests import digest_files
-from training.utils.engine.ranks import backends
-from training.utils.engine.ranks.backends import Backend, Backends
+from training.utils.engine.ranks import devices
+from training.utils.engine.ranks.devices import Backend
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.flags.added import AddedFlags
 from training.utils.run.run_arguments import FaultArguments, RunArguments
@@ -195,15 +195,15 @@ def test_a_resumed_run_keeps_the_share_that_it_began_with(tmp_path, monkeypatch)
         check_settings(Path("step_1"), {"settings": begun, "defaults": {}}, {**begun, "data_split": "1,0,0"}, {})
 
 
-def test_backends_are_decided_with_what_the_run_began_with(monkeypatch, tmp_path):
+def test_the_backend_is_decided_with_what_the_run_began_with(monkeypatch, tmp_path):
     """What plugins decide is in the settings of the run and of its checkpoints; a run that resumes none has begun with
     nothing."""
 
     def decide(settings, device, began_with):
         return Backend(decided={"own": [settings["own"], began_with and began_with("own")]})
 
-    monkeypatch.setattr(backends, "added", lambda table, known: {"own": "decide"} if table == "backends" else {})
-    monkeypatch.setattr(backends, "named_object", {"decide": decide}.get)
+    monkeypatch.setattr(devices, "added", lambda table, known: {"own": "decide"} if table == "backends" else {})
+    monkeypatch.setattr(devices, "named_object", {"decide": decide}.get)
     monkeypatch.setattr(CheckpointPlan, "began_with", lambda self, name: {"own": "earlier"}.get(name))
     monkeypatch.setattr(opened_run, "only_run_in", lambda *given: contextlib.nullcontext())
     alone = contextlib.nullcontext(Ranks(0, 0, 1, torch.device("cpu")))
@@ -216,7 +216,7 @@ def test_backends_are_decided_with_what_the_run_began_with(monkeypatch, tmp_path
             assert found.settings["own"] == [1, began]
 
 
-def test_the_backends_of_the_ranks_hold_in_the_loop_alone(monkeypatch, tmp_path):
+def test_the_backend_of_the_ranks_holds_in_the_loop_alone(monkeypatch, tmp_path):
     taken: list[str] = []
 
     @contextlib.contextmanager
@@ -235,8 +235,7 @@ def test_the_backends_of_the_ranks_hold_in_the_loop_alone(monkeypatch, tmp_path)
     monkeypatch.setattr(opened_run, "checkpointed_run", run_of)
     nothing: Any = None
     flags = flags_of(tmp_path, data_flags(data_output_path=str(tmp_path / "cache")))
-    own = Backends([Backend(partial(noted, "one")), Backend(partial(noted, "other"), words="other words"), Backend()])
-    ranks = Ranks(0, 0, 1, torch.device("cpu"), backends=own)
+    ranks = Ranks(0, 0, 1, torch.device("cpu"), backend=Backend(partial(noted, "own")))
     plan = CheckpointPlan(flags.checkpoints, nothing, {"dtype": "fp32"}, None)
     run = OpenedRun(SFT, flags, ranks, plan, RunFolder(str(tmp_path), True), trains=False)
     report: Any = flags.run  # any dataclass
@@ -245,7 +244,7 @@ def test_the_backends_of_the_ranks_hold_in_the_loop_alone(monkeypatch, tmp_path)
     with run.recorded(nothing, RunData(report, "rows", 1.0), {"read": str(tmp_path / "start"), "unread": ""}):
         taken.append("the loop")
     assert digests["read"]() != digests["unread"]() == digest_files([], "elsewhere")
-    assert taken == ["in one", "in other", "the loop", "out", "out"] and own.words == ["other words"]
+    assert taken == ["in own", "the loop", "out"]
 
 
 def test_the_style_that_rows_have_is_written_to_the_settings(tmp_path):

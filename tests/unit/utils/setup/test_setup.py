@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,8 +12,10 @@ from tests.support.tiny_models import tiny_causal_lm
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.token_rows import TokenRows
 from training.utils.engine.config.arguments import EngineArguments, EngineSettings
+from training.utils.engine.ranks.devices import Backend
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.models.token_model import PolicyModel
+from training.utils.setup import setup
 from training.utils.setup.setup import (
     load_under,
     may_pack,
@@ -126,3 +131,17 @@ def test_loading_gives_the_dtype():
         EngineSettings(dtype="bf16"), ranks(), lambda dtype: asked.append(dtype) or tiny_causal_lm("gpt2", dtype)
     )
     assert asked == [torch.bfloat16] and model.dtype is torch.bfloat16
+
+
+def test_the_peak_is_measured_as_the_run_multiplies(monkeypatch):
+    held = []
+
+    @contextlib.contextmanager
+    def inside():
+        held.append(True)
+        yield
+        held.pop()
+
+    monkeypatch.setattr(setup, "peak_of_all_ranks", lambda dtype, device: 5.0 * len(held))
+    meter = setup.compute_meter(tiny_causal_lm("gpt2"), replace(ranks(), backend=Backend(inside)))
+    assert meter.peak_flops_per_second == 5.0 and not held

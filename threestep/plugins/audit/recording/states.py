@@ -19,8 +19,8 @@ from threestep.plugins.audit.recording.schema import SCHEDULES
 from threestep.plugins.audit.recording.whole_states import at_next_step, whole_states
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
-from training.utils.engine.config.optimizers import ADAMW
-from training.utils.engine.training_engine import whole_weights
+from training.utils.engine.config.arguments import ADAMW
+from training.utils.engine.zero3 import whole_weights
 from training.utils.models.weights import adapters_of
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class StateWatch:
         if self.keeps:
             for name, weight in self.engine.module.named_parameters():
                 if not weight.requires_grad:
-                    with whole_weights(self.engine, [weight]):
+                    with whole_weights(self.engine.engine, [weight], self.engine.settings.zero_stage):
                         self._keep(f"weights_before.{name}", weight)
 
     def _after(self) -> None:

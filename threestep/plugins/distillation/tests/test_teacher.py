@@ -14,7 +14,7 @@ from threestep.plugins.distillation.settings import DivergenceSettings
 from threestep.plugins.distillation.teacher import Teacher
 from training.utils.contracts.documents import TokenSequence
 from training.utils.engine.config.arguments import EngineSettings
-from training.utils.engine.frozen import FrozenModel
+from training.utils.engine.training_engine import FrozenModel
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.trie import SequenceLayout, rank_share
 from training.utils.models.target_head import Readout

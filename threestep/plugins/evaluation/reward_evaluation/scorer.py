@@ -10,7 +10,7 @@ from training.utils.base.console import log
 from training.utils.data.chat.style import conversation_end
 from training.utils.data.rows.tokenize import end_of_conversation_id
 from training.utils.engine.config.arguments import EngineSettings
-from training.utils.engine.frozen import FrozenModel
+from training.utils.engine.training_engine import FrozenModel
 from training.utils.loading.configurations import check_positions, load_config
 from training.utils.loading.models import load_scalar_model
 from training.utils.models.attention import plan_for

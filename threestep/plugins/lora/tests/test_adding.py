@@ -15,7 +15,7 @@ from threestep.plugins.lora.adding import add_lora
 from threestep.plugins.lora.preparers import Lora
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import join
-from training.utils.engine.training_engine import full_tensors
+from training.utils.engine.zero3 import full_tensors
 from training.utils.layout.rows import padded_rows
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.token_model import PolicyModel

@@ -12,7 +12,7 @@ from threestep.plugins.lora.adding import add_lora
 from threestep.plugins.lora.peft_settings import flags_of_adapters
 from threestep.plugins.lora.preparers import Lora
 from training.utils.base.errors import ThreestepError
-from training.utils.engine.training_engine import full_tensors
+from training.utils.engine.zero3 import full_tensors
 
 peft = pytest.importorskip("peft")
 

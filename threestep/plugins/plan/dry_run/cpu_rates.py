@@ -17,9 +17,7 @@ from torch import nn
 from threestep.plugins.plan.clock.devices import AttentionShares, Device, Links, Measured, Rates, Tiles
 from threestep.plugins.plan.dry_run.in_a_model import now, product_flops, product_rate, rates_in_a_model
 from threestep.plugins.plan.dry_run.operators import OperatorCount
-from training.utils.engine.ranks.backends import backends_of
-from training.utils.engine.ranks.devices import set_threads
-from training.utils.engine.ranks.host_memory import keep_freed_memory
+from training.utils.engine.ranks.devices import backend_of, keep_freed_memory, set_threads
 from training.utils.models.document_attention import attention_by_document
 
 # Rows of layers as wide as tall, by their width: from those of a few tokens up to those of a few hundred wide. A step
@@ -46,7 +44,7 @@ def measured_cpu(
     threads = torch.get_num_threads()
     set_threads(os.environ, ranks)
     try:
-        with backends_of(settings, torch.device("cpu")).held():
+        with backend_of(settings, torch.device("cpu")).held():
             return _measured(dtype)
     finally:
         torch.set_num_threads(threads)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from training.utils.base.memory import MemoryLine
+from training.utils.engine.config.arguments import ADAMW, OPTIMIZERS
 from training.utils.engine.config.config import DEEPSPEED_LIMITS
-from training.utils.engine.config.optimizers import ADAMW, states_of
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 # DeepSpeed 0.19's defaults, runtime/zero/config.py.
@@ -76,7 +76,7 @@ def trained_memory(
     if stage == 0:
         master = 0 if dtype == "fp32" else 4 * trained
         gradients = MemoryLine("gradients", size * trained)
-        states, name = states_of(optimizer)
+        states, name = _states_of(optimizer)
         held = MemoryLine(f"optimizer: {name}" + (", float32 weights" if master else ""), 4 * states * trained + master)
         # half precision: the step makes float32 gradients of all weights (FP16_UnfusedOptimizer)
         stepping = MemoryLine("the step's buffers", max(master, bucket if ranks > 1 else 0))
@@ -154,7 +154,7 @@ def _optimizer_state(
 ) -> MemoryLine:
     """Master weights and the optimizer's states; in float32 training too stage 3 copies the weights, and so do stages 1
     and 2 with offload (`training_engine._train_in_place`)."""
-    states, own = states_of(optimizer)
+    states, own = _states_of(optimizer)
     name, a_weight = f"optimizer: {own}, float32 weights", 4 * states + 4
     if in_place and not is_offloaded:
         name, a_weight = f"optimizer: {own}", 4 * states
@@ -212,3 +212,9 @@ def _offloaded(zero: dict[str, Any], section: str) -> bool:
 
 def _pins(zero: dict[str, Any], section: str) -> bool:
     return _offloaded(zero, section) and bool((zero.get(section) or {}).get("pin_memory", False))
+
+
+def _states_of(name: str) -> tuple[int, str]:
+    """Return how many numbers an optimizer keeps of each weight, and a name for them."""
+    entry = OPTIMIZERS[name]
+    return entry.states, entry.states_name or f"states of {name}"

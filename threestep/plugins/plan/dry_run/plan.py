@@ -12,8 +12,9 @@ from threestep.plugins.plan.dry_run.attention_memory import mask_lines
 from threestep.plugins.plan.dry_run.engine_memory import EngineMemory, power_of_two, trained_memory
 from training.utils.base.memory import MemoryLine, Moment
 from training.utils.engine.config.config import engine_config
+from training.utils.engine.ranks.devices import host_share
 from training.utils.engine.ranks.startup import DTYPES
-from training.utils.engine.zero3 import ModelSizes, host_share, model_sizes, zero3_limits
+from training.utils.engine.zero3 import ModelSizes, model_sizes, zero3_limits
 from training.utils.layout.bounds import forward_bound
 from training.utils.models.attention import SDPA
 from training.utils.models.attention_choice import planned_attention

@@ -31,8 +31,7 @@ from training.utils.base.memory import MemoryLine, Moment, PlannedDevice
 from training.utils.contracts.rollout_engine import PlannedActor, RolloutEngine
 from training.utils.engine.config.config import engine_config
 from training.utils.engine.ranks.startup import DTYPES
-from training.utils.engine.training_engine import GATHER_ELEMENTS
-from training.utils.engine.zero3 import model_sizes
+from training.utils.engine.zero3 import GATHER_ELEMENTS, model_sizes
 from training.utils.flags.flags import AutoChoice, sentence
 from training.utils.models.row_sharing import row_sharing
 from training.utils.models.weights import adapters_of, packed_elements

@@ -195,7 +195,7 @@ def test_step_1_loads_it_and_saves_it_with_its_processor(make, tmp_path):
     import torch
     from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
-    from training.utils.engine.training_engine import full_tensors
+    from training.utils.engine.zero3 import full_tensors
     from training.utils.loading.configurations import check_positions
     from training.utils.loading.models import load_causal_lm
     from training.utils.loading.saving import save_model

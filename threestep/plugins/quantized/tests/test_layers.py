@@ -22,7 +22,7 @@ from threestep.plugins.quantized.layers import (
     weight_bytes,
 )
 from threestep.plugins.quantized.quantization import Quantization
-from training.utils.engine.training_engine import full_tensors
+from training.utils.engine.zero3 import full_tensors
 from training.utils.models.families import is_beside_language
 from training.utils.models.flops import model_shape
 from training.utils.models.weights import adapters_off, count_weights, packed_layers

@@ -41,7 +41,7 @@ from training.utils.contracts.rollout_engine import (
     Sampling,
     ServerShare,
 )
-from training.utils.engine.ranks.own_ranks import OwnRanks
+from training.utils.engine.ranks.collectives import OwnRanks
 from training.utils.generation.decoding.drawn import stop_strings
 
 if TYPE_CHECKING:

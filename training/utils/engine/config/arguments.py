@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from training.utils.base.user_files import named_object
-from training.utils.engine.config.optimizers import ADAMW, OPTIMIZERS
 from training.utils.engine.config.schedules import OWN_SCHEDULES, SCHEDULES, ScheduleShape
 from training.utils.flags.added import NO_FLAGS, AddedFlags, advice
 from training.utils.flags.flags import flag, settings_of
 from training.utils.layout.bounds import SMALL_FORWARD_TOKENS
+from training.utils.plugins.plugin import OptimizerEntry
 from training.utils.plugins.registry import added
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
 
+ADAMW = "adamw"
+OPTIMIZERS = {ADAMW: OptimizerEntry("training.utils.engine.optimizers:adamw", states=2, states_name="AdamW's moments")}
+OPTIMIZERS |= added("optimizers", OPTIMIZERS)
 DTYPE_NAMES = ("fp32", "bf16", "fp16")
 ADAM_BETAS = (0.9, 0.95)  # GPT-3 (Brown et al. 2020, appendix B); the same as DeepSpeed-Chat's
 SEQUENCES_OF_A_FORWARD = 16
@@ -207,10 +210,8 @@ class EngineArguments:
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note every mistake in these settings."""
-        check_offload(mistakes, self.offload, "--zero_stage", self.zero_stage)
-        check_precision(mistakes, self, "--zero_stage", self.zero_stage)
+        check_stage(mistakes, self, "--zero_stage", self.zero_stage)
         check_zero3_limit(mistakes, self.zero3_live_parameters, "--zero_stage 3", self.zero_stage == 3)
-        check_optimizer(mistakes, self.optimizer, "--zero_stage", self.zero_stage)
         check_schedule(mistakes, self)
         check_epochs(mistakes, self)
         mistakes.require(
@@ -226,38 +227,23 @@ class EngineArguments:
         return settings_of(EngineSettings, self, learning_rate=learning_rate, own_config=own)
 
 
-def check_offload(mistakes: Mistakes, offload: bool, stage_flag: str, stage: int) -> None:
-    """Note offload at a ZeRO stage without it."""
+def check_stage(mistakes: Mistakes, flags: Any, stage_flag: str, stage: int) -> None:
+    """Note what does not go with a model's ZeRO stage, and with --bf16_optimizer_states. flags: with dtype, offload,
+    optimizer and bf16_optimizer_states.
+
+    DeepSpeed's stage 0 divides fp16's gradients by a loss scale that it never multiplied the loss by (deepspeed 0.19.8,
+    engine.py: backward asks for a ZeROOptimizer), so that Adam sees 1/65536 of them beside its epsilon.
+    """
+    name = flags.optimizer
     mistakes.require(
-        not offload or stage > 0, f"--offload expects {stage_flag} 1, 2 or 3, got 0: stage 0 has nothing to offload"
+        not flags.offload or stage > 0,
+        f"--offload expects {stage_flag} 1, 2 or 3, got 0: stage 0 has nothing to offload",
     )
-
-
-def check_optimizer(mistakes: Mistakes, name: str, stage_flag: str, stage: int) -> None:
-    """Note an optimizer that ZeRO cannot hand pieces of weights."""
     mistakes.require(
         stage == 0 or name not in OPTIMIZERS or not OPTIMIZERS[name].whole_weights,
         f"--optimizer {name} reads whole weights, and {stage_flag} {stage} hands it flat pieces of them; give "
         f"{stage_flag} 0, or another optimizer",
     )
-
-
-def check_zero3_limit(mistakes: Mistakes, given: int | None, wanted: str, is_zero3: bool) -> None:
-    """Note a limit of ZeRO-3 where no model is trained so. wanted: the flag that would ask for it."""
-    mistakes.require(
-        given is None or is_zero3,
-        f"--zero3_live_parameters {given} limits what ZeRO-3 gathers, and no model is under it; leave it out or give "
-        f"{wanted}",
-    )
-
-
-def check_precision(mistakes: Mistakes, flags: Any, stage_flag: str, stage: int) -> None:
-    """Note fp16 at stage 0, and what --bf16_optimizer_states cannot go with. flags: with dtype, offload and
-    bf16_optimizer_states.
-
-    DeepSpeed's stage 0 divides fp16's gradients by a loss scale that it never multiplied the loss by (deepspeed 0.19.8,
-    engine.py: backward asks for a ZeROOptimizer), so that Adam sees 1/65536 of them beside its epsilon.
-    """
     mistakes.require(
         flags.dtype != "fp16" or stage > 0,
         f"--dtype fp16 expects {stage_flag} 1, 2 or 3, got 0, at which DeepSpeed does not scale the loss; 1 computes "
@@ -271,6 +257,15 @@ def check_precision(mistakes: Mistakes, flags: Any, stage_flag: str, stage: int)
         not flags.offload,
         "--bf16_optimizer_states cannot go with --offload, for which DeepSpeed has a compiled optimizer alone; leave "
         "one of them out",
+    )
+
+
+def check_zero3_limit(mistakes: Mistakes, given: int | None, wanted: str, is_zero3: bool) -> None:
+    """Note a limit of ZeRO-3 where no model is trained so. wanted: the flag that would ask for it."""
+    mistakes.require(
+        given is None or is_zero3,
+        f"--zero3_live_parameters {given} limits what ZeRO-3 gathers, and no model is under it; leave it out or give "
+        f"{wanted}",
     )
 
 

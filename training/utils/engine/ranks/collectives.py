@@ -1,9 +1,10 @@
-"""Sums and gathers over all ranks. With one process, each returns its argument."""
+"""Sums, gathers and agreement over all ranks. With one process, each returns its argument."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -144,3 +145,33 @@ def largest(number: int, device: torch.device) -> int:
     value = torch.tensor(number, dtype=torch.int64, device=device)
     dist.all_reduce(value, op=dist.ReduceOp.MAX)
     return int(value)
+
+
+class OwnRanks:
+    """Agreement of a run's ranks in a group of their own: a thread that draws ahead of training may call it while
+    training calls others. All ranks make it together, and call its methods together, in one order."""
+
+    def __init__(self) -> None:
+        self.rank = dist.get_rank() if several_ranks() else 0
+        longest = timedelta(seconds=_LONGEST_WAIT_SECONDS)  # for the rank whose rollout takes longest
+        self._group = dist.new_group(backend="gloo", timeout=longest) if several_ranks() else None
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def gathered(self, own: Given) -> list[Given]:
+        """Return what each rank gave, once all have."""
+        if self._group is None:
+            return [own]
+        found: list[Given] = [own] * dist.get_world_size()
+        dist.all_gather_object(found, own, group=self._group)
+        return found
+
+    def from_first(self, own: Given) -> Given:
+        """Return what the first rank gave; what others give is not looked at."""
+        if self._group is None:
+            return own
+        found = [own]
+        dist.broadcast_object_list(found, src=0, group=self._group)
+        return found[0]

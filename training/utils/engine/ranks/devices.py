@@ -1,15 +1,23 @@
-"""The device of a rank, and its settings before a process starts: allocator, threads, determinism."""
+"""The device of a rank: its settings before a process starts (allocator, threads, determinism), the C library's
+treatment of freed memory, settings of PyTorch that hold while a run trains, and the measured rate of its matmuls."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
-from collections.abc import Mapping, MutableMapping
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from training.utils.base.errors import ThreestepError
+from training.utils.base.user_files import named_object
+from training.utils.engine.ranks.collectives import barrier, summed_numbers
+from training.utils.plugins.registry import added, one_at_most
 from training.utils.run.launch import cores
 
 ACCELERATOR, VISIBLE = "DS_ACCELERATOR", "CUDA_VISIBLE_DEVICES"
@@ -22,6 +30,18 @@ _THREADS = "OMP_NUM_THREADS"
 # 3.12, primitive_cache.cpp; ideep, lru_cache.hpp). Each holds room of its factors' size.
 _KEPT_PRODUCTS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 _MOST_KEPT = "16"  # those of a layer, forward and backward
+# mallopt's parameters and their largest value, an int (glibc 2.36, malloc.h).
+_M_TRIM_THRESHOLD = -1
+_M_TOP_PAD = -2
+_M_MMAP_THRESHOLD = -3
+_MOST = 2**31 - 1
+# Where shapes vary, fragments of each step's blocks add up. Returned to the system every N steps, a page is zeroed
+# again at most once in N steps: 0.3 s per gigabyte.
+_GIVE_BACK_EVERY = 10
+_GROWTH = 2**28  # bytes that the heap grows by; with less, aligned blocks move to new pages. Resident once touched
+# Large enough for full speed; on a shared CPU, small ones sometimes run undisturbed.
+_SIZES = {"cpu": (512, 1024), "cuda": (8192,)}
+_WARM_UP = 3
 
 
 def chosen_accelerator(environment: Mapping[str, str], has_cuda: bool) -> str:
@@ -80,23 +100,36 @@ def free_bytes(device: torch.device, world_size: int, environment: Mapping[str, 
     here gets the same (Linux's MemAvailable; all of the host's memory where the system does not say)."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    here = environment.get("LOCAL_WORLD_SIZE") or environment.get("LOCAL_SIZE") or world_size
-    return _available_bytes() // max(1, int(here))
+    return _available_bytes() // ranks_here(environment, world_size)
+
+
+def ranks_here(environment: Mapping[str, str], world_size: int) -> int:
+    """Return the ranks on this host: as many as torchrun, accelerate or DeepSpeed's launcher set, or all `world_size`,
+    if none does."""
+    return max(1, int(environment.get("LOCAL_WORLD_SIZE") or environment.get("LOCAL_SIZE") or world_size))
+
+
+def host_share(world_size: int) -> int:
+    """Return the bytes of this host's memory, free or not, for each of the ranks on it."""
+    return _host_bytes() // ranks_here(os.environ, world_size)
+
+
+def _host_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _available_bytes() -> int:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return _host_bytes()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
 
 
 def set_threads(environment: Mapping[str, str], world_size: int) -> None:
     """Share the cores out among the ranks of this host, unless OMP_NUM_THREADS is set."""
     if world_size > 1 and not environment.get(_THREADS):
-        here = int(environment.get("LOCAL_WORLD_SIZE") or environment.get("LOCAL_SIZE") or world_size)
-        torch.set_num_threads(max(1, cores() // here))
+        torch.set_num_threads(max(1, cores() // ranks_here(environment, world_size)))
 
 
 def bound_kept_products(environment: MutableMapping[str, str]) -> None:
@@ -130,3 +163,89 @@ def device_sentence(device: torch.device, world_size: int, deterministic: bool, 
         line += f", {torch.cuda.get_device_name(device)}; allocator: {given}"
         return f"{line}; deterministic" if deterministic else line
     return f"{line}; --deterministic changes nothing on a CPU" if deterministic else line
+
+
+def keep_freed_memory() -> bool:
+    """Keep freed blocks in the process for the next step; return whether the C library does so.
+
+    Training frees and allocates the same large blocks in every step. glibc returns blocks over 32 MB to the system at
+    once (mallopt(3), M_MMAP_THRESHOLD), which then zeroes every page of the next one: two thirds of an optimizer
+    step's time at 25 million float32 weights (docs/lab_book.md). Other C libraries have no mallopt: no change there.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    limits = {_M_MMAP_THRESHOLD: _MOST, _M_TRIM_THRESHOLD: _MOST, _M_TOP_PAD: _GROWTH}
+    return all(bool(mallopt(parameter, value)) for parameter, value in limits.items())
+
+
+def give_back_freed_memory(step: int) -> None:
+    """Every tenth step, return empty pages to the system, so that memory does not grow with the variety of shapes
+    (malloc_trim(3); other C libraries have none)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None and step % _GIVE_BACK_EVERY == 0:
+        trim(0)
+
+
+class Backend(NamedTuple):
+    """Settings of PyTorch's own that hold while a run trains, such as which library multiplies, of a plugin.
+
+    held: opens what holds in this process, in all its threads.
+    decided: settings that the flags left open, by the flags' names.
+    words: on the device, for the log; "" for none.
+    """
+
+    held: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    decided: Mapping[str, Any] = {}
+    words: str = ""
+
+
+def backend_of(
+    settings: Mapping[str, Any], device: torch.device, began_with: Callable[[str], Any] | None = None
+) -> Backend:
+    """Return what a plugin sets (`backends` of `Plugin.tables`). A collective.
+
+    settings: by the flags' names. began_with: the setting of the run that is resumed, by its name; None where none is
+    """
+    place = one_at_most(added("backends", ()).items(), "PyTorch's settings are of one plugin", "each set them")
+    return Backend() if place is None else named_object(place)(settings, device, began_with)
+
+
+def peak_of_all_ranks(dtype: torch.dtype, device: torch.device) -> float:
+    """Return the sum of the ranks' matmul rates in FLOPs per second. A collective: ranks on one CPU share it, so all
+    measure at the same time."""
+    barrier()
+    return summed_numbers({"rate": measured_matmul_rate(dtype, device)}, device)["rate"]
+
+
+def measured_matmul_rate(dtype: torch.dtype, device: torch.device, seconds: float = 0.15) -> float:
+    """Return this process's matmul rate in FLOPs per second: the best of the square matmuls that fit into `seconds`,
+    after a warm-up, with torch's threads. The random state does not change.
+
+    Other programs on the device lower the rate, and so raise the share of it that training reaches (MFU).
+    """
+    sizes = _SIZES.get(device.type, _SIZES["cpu"])
+    return max(2.0 * size**3 / _best_seconds(size, dtype, device, seconds / len(sizes)) for size in sizes)
+
+
+def _best_seconds(size: int, dtype: torch.dtype, device: torch.device, seconds: float) -> float:
+    generator = torch.Generator(device).manual_seed(0)  # not zeros: a GPU draws less power for them
+    left, right = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
+    # As a linear layer multiplies by its weight. A CPU without instructions for bfloat16 (AVX2) makes 0.75 GFLOP/s of
+    # the plain product of two matrices, and 26 of this one (torch 2.13, 1,024).
+    wait = torch.cuda.synchronize if device.type == "cuda" else torch.cpu.synchronize
+
+    def timed() -> float:
+        wait(device)
+        started = time.perf_counter()
+        torch.mm(left, right.t())
+        wait(device)
+        return time.perf_counter() - started
+
+    for _ in range(_WARM_UP):
+        timed()
+    spent = best = timed()
+    while spent < seconds:
+        taken = timed()
+        spent, best = spent + taken, min(best, taken)
+    return best

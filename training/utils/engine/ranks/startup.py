@@ -1,4 +1,10 @@
-"""Start and end of a DeepSpeed process: ranks, device, process group. A single process needs no launcher."""
+"""Start and end of a DeepSpeed process: ranks, device, process group. A single process needs no launcher.
+
+Nobody waits for a collective that will not come. Destroying a process group waits for the collectives that are still
+pending, in NCCL and in gloo, up to --rank_timeout; and a rank whose host waits for its GPU in a collective learns of
+nothing. So a rank that fails notes it in the process group's store, and leaves its group within seconds or ends without
+leaving it; each rank has a thread that watches the store, and ends the process if the main thread does not.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +12,7 @@ import contextlib
 import datetime
 import logging
 import os
+import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -13,29 +20,33 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from training.utils.base.errors import ThreestepError
-from training.utils.engine.ranks.backends import Backends
 from training.utils.engine.ranks.collectives import barrier, wait_for_main
 from training.utils.engine.ranks.devices import (
+    Backend,
     bound_kept_products,
     device_of,
+    keep_freed_memory,
     set_allocator,
     set_threads,
     take_accelerator,
 )
-from training.utils.engine.ranks.host_memory import keep_freed_memory
-from training.utils.engine.ranks.rank_watch import leave_process_group, started_watch
-from training.utils.models.one_precision import ROUNDED
 from training.utils.models.row_sharing import ALONE, RowSharing, row_sharing
 from training.utils.run.launch import free_port
-from training.utils.run.program import quick_imports
+from training.utils.run.program import LEAVING_THREAD, end_without_waiting, quick_imports
 from training.utils.run.run_arguments import RANK_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
     from training.utils.flags.added import AddedFlags
 
 QUIETED_LOGGERS = ("DeepSpeed", "deepspeed", "torch.distributed", "transformers.trainer_utils")
+_FAILED = "threestep_failed_rank"
+_WATCHES = "threestep_watches_of_rank_"
+_POLL_SECONDS = 2.0
+_GRACE_SECONDS = 20.0  # for a rank to end by itself, once another has failed: gloo reports it, and it has its own error
+_LEAVE_SECONDS = 5.0
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -46,7 +57,7 @@ class Ranks:
     leaving: releases engines when the process leaves the group, so that another run may follow in this process
     timeout_seconds: of a collective
     sharing: the ranks that share rows with this one; rows are dealt to groups
-    backends: hold while the loop trains
+    backend: holds while the loop trains
     """
 
     rank: int
@@ -56,7 +67,7 @@ class Ranks:
     leaving: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, compare=False, repr=False)
     timeout_seconds: float = RANK_TIMEOUT_SECONDS
     sharing: RowSharing = ALONE
-    backends: Backends = Backends()
+    backend: Backend = Backend()
 
     @property
     def is_main(self) -> bool:
@@ -113,13 +124,11 @@ def started_process_group(timeout_seconds: float = RANK_TIMEOUT_SECONDS, shares_
     timeout = datetime.timedelta(seconds=timeout_seconds)
     backend = get_accelerator().communication_backend_name()
     if alone:  # torch's store would listen on every address of this machine
-        torch.distributed.init_process_group(
-            backend, store=torch.distributed.HashStore(), rank=0, world_size=1, timeout=timeout
-        )
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False, timeout=timeout)
     # DeepSpeed makes the groups that reduce gradients with torch's default timeout (deepspeed 0.19, utils/groups.py):
     # 30 minutes for gloo, 10 for NCCL.
-    deepspeed.comm.comm.cdb.new_group = partial(torch.distributed.new_group, timeout=timeout)
+    deepspeed.comm.comm.cdb.new_group = partial(dist.new_group, timeout=timeout)
     if device.type == "cpu":
         keep_freed_memory()
     ranks = Ranks(
@@ -156,55 +165,6 @@ def _imported_deepspeed() -> Any:
     return deepspeed
 
 
-@contextlib.contextmanager
-def born_sharded(config: dict[str, Any], zero_stage: int) -> Iterator[None]:
-    """Inside, transformers' from_pretrained creates ZeRO-3 models sharded, with the buffers that it computes elsewhere;
-    other stages change nothing."""
-    if zero_stage != 3:
-        yield
-        return
-    from transformers.integrations import HfDeepSpeedConfig, unset_hf_deepspeed_config
-
-    alive = HfDeepSpeedConfig(config)  # transformers keeps a weak reference only
-    try:
-        with _buffers_unrounded():
-            yield
-    finally:
-        del alive
-        unset_hf_deepspeed_config()
-
-
-@contextlib.contextmanager
-def _buffers_unrounded() -> Iterator[None]:
-    """Inside, `deepspeed.zero.Init` casts weights alone.
-
-    It would cast every tensor that a model's constructor makes, rotary frequencies too (deepspeed 0.19,
-    partition_parameters.py: zero_wrapper_for_fp_tensor_constructor): in bfloat16, angles of position 2,048 are off by
-    radians.
-    """
-    import deepspeed
-
-    original: Any = deepspeed.zero.Init
-
-    class WeightsInit(original):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            overrides = [deepspeed.zero.DeepSpeedTensorOverride.device]
-            super().__init__(*args, **{"tensor_overrides": overrides, **kwargs})
-
-        def _post_init_method(self, module: torch.nn.Module) -> None:
-            for weight in module.parameters(recurse=False):
-                if weight.is_floating_point() and weight.dtype is not self.dtype and not hasattr(weight, "ds_id"):
-                    setattr(weight, ROUNDED, True)
-                    weight.data = weight.data.to(self.dtype)  # as DeepSpeed does at the other stages
-            super()._post_init_method(module)
-
-    deepspeed.zero.Init = WeightsInit
-    try:
-        yield
-    finally:
-        deepspeed.zero.Init = original
-
-
 def check_dtype(dtype: str) -> torch.dtype:
     """Return the torch dtype for "fp32", "bf16" or "fp16"; ThreestepError if this machine cannot train in it."""
     if dtype == "fp16" and not torch.cuda.is_available():
@@ -222,3 +182,94 @@ def _quiet_libraries() -> None:
 
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
+
+
+class RankWatch:
+    """Looks for another rank's failure from `start` until `stop`.
+
+    store: shared by all ranks; None with one rank, which has nobody to look for. Each rank counts how often it has made
+        one: a process that runs several programs, one after the other, may keep its store.
+    """
+
+    def __init__(self, rank: int, store: Any) -> None:
+        self._rank = rank
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watching other ranks", daemon=True)
+        self._store = store
+        self._key = "" if store is None else f"{_FAILED}_{store.add(f'{_WATCHES}{rank}', 1)}"
+
+    def start(self) -> None:
+        if self._store is not None:
+            self._thread.start()
+
+    def report_failure(self) -> None:
+        """Report this rank's failure to the others."""
+        if self._store is not None:
+            with contextlib.suppress(RuntimeError):  # the store's host may have gone first
+                self._store.set(self._key, str(self._rank))
+
+    def stop(self) -> None:
+        """Wait for the thread to end: one that comes back from the store after the interpreter has ended aborts the
+        process (`terminate called without an active exception`)."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(_LEAVE_SECONDS)
+
+    def failed_rank(self) -> str | None:
+        """The rank that has failed, in words; None if none has."""
+        try:
+            return f"rank {self._store.get(self._key).decode()}" if self._store.check([self._key]) else None
+        except RuntimeError:  # torch's DistError: the store has ended with its host
+            return "the first rank or its launcher"
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(_POLL_SECONDS):
+            failed = self.failed_rank()
+            if failed is None:
+                continue
+            if self._stopped.wait(_GRACE_SECONDS):
+                return
+            end_without_waiting(
+                f"rank {self._rank} ends, as {failed} failed while this one waited for it; with checkpoints, --resume "
+                "continues from the last one"
+            )
+
+
+def started_watch(rank: int, world_size: int) -> RankWatch:
+    """Return the watch of this rank, at work, in the store of the default process group."""
+    store: Any = dist.distributed_c10d._get_default_store() if world_size > 1 else None
+    watch = RankWatch(rank, None if store is None else store.clone())  # a separate connection: calls may block
+    watch.start()
+    return watch
+
+
+def leave_process_group(failed: bool) -> None:
+    """Destroy the process group, if there is one. failed: abort NCCL's communicators first, and wait for seconds at
+    most; the rest ends with the process (`run_program`)."""
+    if not dist.is_initialized():
+        return
+    if not failed or dist.get_world_size() == 1:
+        _destroy()
+        return
+    leaving = threading.Thread(target=_abort_and_destroy, name=LEAVING_THREAD, daemon=True)
+    leaving.start()
+    leaving.join(_LEAVE_SECONDS)
+
+
+def _destroy() -> None:
+    """Destroy the group by DeepSpeed, which then forgets the groups that it made: torch alone would leave them to the
+    next run of this process, which cannot use them (deepspeed 0.19, utils/groups.py)."""
+    import deepspeed
+
+    if deepspeed.comm.is_initialized():
+        deepspeed.comm.destroy_process_group()
+    else:
+        dist.destroy_process_group()
+
+
+def _abort_and_destroy() -> None:
+    with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # the run's error is the one to read
+        if "nccl" in dist.get_backend():
+            dist.distributed_c10d._abort_process_group()  # destroys them as well (torch 2.13)
+        else:
+            dist.destroy_process_group()

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from training.utils.base.errors import ThreestepError
-from training.utils.engine.out_of_memory import memory_explained
 from training.utils.engine.ranks import devices
 from training.utils.engine.ranks.devices import (
     bound_kept_products,
@@ -16,6 +15,7 @@ from training.utils.engine.ranks.devices import (
     set_threads,
     take_accelerator,
 )
+from training.utils.engine.training_engine import memory_explained
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 
 from threestep.plugins.plan.dry_run.engine_memory import (
+    _states_of,
     gathered_elements,
     pinned_shards,
     trained_memory,
     weights_memory,
 )
+from training.utils.engine.config.arguments import ADAMW, OPTIMIZERS
+from training.utils.plugins.plugin import OptimizerEntry
 
 BUCKETS = {"reduce_bucket_size": 500, "stage3_max_live_parameters": 300, "stage3_max_reuse_distance": 300}
 
@@ -106,3 +109,8 @@ def test_a_frozen_model_has_weights_alone():
     assert (line.device_bytes, line.host_bytes) == (2000, 0)
     line = weights_memory(1000, "bf16", {"stage": 3, "offload_param": {"device": "cpu"}}, 4)
     assert (line.device_bytes, line.host_bytes) == (0, 500)
+
+
+def test_what_optimizers_keep_of_each_weight(monkeypatch):
+    monkeypatch.setitem(OPTIMIZERS, "sign", OptimizerEntry("module:name"))
+    assert _states_of(ADAMW) == (2, "AdamW's moments") and _states_of("sign") == (1, "states of sign")

@@ -22,7 +22,7 @@ from threestep.plugins.vllm.servers.stream import Frame, end_frame, framed, rece
 from threestep.plugins.vllm.tests.fake_rollout_server import KEY, FakeServer
 from threestep.plugins.vllm.weights import BitSums
 from training.utils.base.errors import ThreestepError
-from training.utils.engine.training_engine import adapter_parts, full_tensors
+from training.utils.engine.zero3 import adapter_parts, full_tensors
 from training.utils.models.weights import NO_ADAPTERS, adapters_of
 
 

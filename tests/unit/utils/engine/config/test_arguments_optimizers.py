@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from training.utils.base.errors import Mistakes
-from training.utils.engine.config.arguments import EngineArguments
-from training.utils.engine.config.optimizers import ADAMW, OPTIMIZERS, states_of
+from training.utils.engine.config.arguments import ADAMW, OPTIMIZERS, EngineArguments
 from training.utils.flags.flags import note_mistakes
 from training.utils.plugins.plugin import OptimizerEntry
 
@@ -31,8 +30,3 @@ def test_an_optimizer_of_whole_weights_gets_no_pieces(monkeypatch, stage):
     )
     assert mistakes_of(optimizer="whole", zero_stage=stage) == ([wanted] if stage else [])
     assert mistakes_of(optimizer=ADAMW, zero_stage=stage) == []
-
-
-def test_what_they_keep_of_each_weight(monkeypatch):
-    monkeypatch.setitem(OPTIMIZERS, "sign", OptimizerEntry("module:name"))
-    assert states_of(ADAMW) == (2, "AdamW's moments") and states_of("sign") == (1, "states of sign")

@@ -10,7 +10,7 @@ from tests.support.forked_programs import run_python
 
 SCRIPT = """
 import resource, sys, torch
-from training.utils.engine.ranks.host_memory import keep_freed_memory
+from training.utils.engine.ranks.devices import keep_freed_memory
 if sys.argv[1] == "keep" and not keep_freed_memory():
     sys.exit("the C library has no mallopt")
 for _ in range(20):  # the first blocks are new: each is aligned anew until one fits into what was freed
@@ -39,7 +39,7 @@ def test_the_same_large_block_is_not_zeroed_again():
 
 HOLES = """
 import sys, torch
-from training.utils.engine.ranks.host_memory import give_back_freed_memory, keep_freed_memory
+from training.utils.engine.ranks.devices import give_back_freed_memory, keep_freed_memory
 if not keep_freed_memory():
     sys.exit("the C library has no mallopt")
 def resident():

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from training.utils.engine.ranks import rank_watch
-from training.utils.engine.ranks.rank_watch import RankWatch
+from training.utils.engine.ranks import startup
+from training.utils.engine.ranks.startup import RankWatch
 
 
 def test_a_failure_is_seen_by_all_and_only_in_its_own_program():
@@ -45,7 +45,7 @@ class SlowStore:
 
 def test_it_has_ended_once_it_is_stopped(monkeypatch):
     """A thread that is still in the store when the interpreter ends aborts the process."""
-    monkeypatch.setattr(rank_watch, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(startup, "_POLL_SECONDS", 0.01)
     store: Any = SlowStore()
     watch = RankWatch(0, store)
     watch.start()

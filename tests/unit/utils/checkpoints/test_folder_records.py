@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from training.utils.base.errors import ThreestepError
-from training.utils.checkpoints.records import as_written, check_keys, read_record, record_of
+from training.utils.checkpoints.folder import as_written, check_keys, read_record, record_of
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import TokenSequence, plain
-from training.utils.engine.out_of_memory import memory_explained, rows_in_words
+from training.utils.engine.training_engine import memory_explained, rows_in_words
 from training.utils.layout.rows import packed_rows
 
 
