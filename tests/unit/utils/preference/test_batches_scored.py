@@ -12,7 +12,7 @@ from training.utils.contracts.rows import ResponsesRow
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.token_model import ScalarModel
-from training.utils.preference import scoring
+from training.utils.preference import batches
 from training.utils.preference.batches import chosen_alone, score_responses
 
 ALONE = Ranks(0, 0, 1, torch.device("cpu"))
@@ -35,7 +35,7 @@ def model():
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("at_a_time", [2, 1024])
 def test_scores_and_their_order(model, monkeypatch, packed, at_a_time):
-    monkeypatch.setattr(scoring, "_PLANNED_ROWS", at_a_time)
+    monkeypatch.setattr(batches, "_PLANNED_ROWS", at_a_time)
     plan = PlanSettings(1, 60, 2, packed, max_row_tokens=50)
     found = score_responses(ScalarModel(model), rows(7), plan, 0, ranks=ALONE)
     expected = []
@@ -59,13 +59,13 @@ def test_the_ranks_shares_are_put_in_order(model, monkeypatch):
     """Each of two ranks scores its share; what they gather is what one rank finds."""
     plan = PlanSettings(2, 40, 2, packed=True, max_row_tokens=40)
     parts = []
-    monkeypatch.setattr(scoring, "gathered", lambda part: parts.append(part) or [part])
+    monkeypatch.setattr(batches, "gathered", lambda part: parts.append(part) or [part])
     for rank in (1, 0):
         score_responses(ScalarModel(model), rows(9), plan, 0, ranks=Ranks(rank, rank, 2, torch.device("cpu")))
     assert all(0 < len(part) < 22 for part in parts)
-    monkeypatch.setattr(scoring, "gathered", lambda part: parts)
+    monkeypatch.setattr(batches, "gathered", lambda part: parts)
     together = score_responses(ScalarModel(model), rows(9), plan, 0, ranks=Ranks(0, 0, 2, torch.device("cpu")))
-    monkeypatch.setattr(scoring, "gathered", lambda part: [part])
+    monkeypatch.setattr(batches, "gathered", lambda part: [part])
     alone = score_responses(ScalarModel(model), rows(9), PlanSettings(1, 40, 2), 0, ranks=ALONE)
     assert together.prompt_R.tolist() == alone.prompt_R.tolist()
     assert together.tokens_R.tolist() == alone.tokens_R.tolist()
