@@ -8,7 +8,6 @@ N rows, T tokens in a row, E width of the embeddings.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +21,7 @@ from training.utils.base.seeds import derived_seed
 from training.utils.base.transfer import moved, pinned
 from training.utils.contracts.run import StepTaken
 from training.utils.data.rows.documents import group_document, group_size, row_groups, sentence_document
-from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
+from training.utils.engine.accumulate import MicroBatch, MicroLoss, on_device
 from training.utils.engine.ranks.collectives import DeviceSums, gathered
 from training.utils.layout.planner import DocumentSize, PlanSettings, plain_size, plan_step
 from training.utils.layout.rows import lacks_media, laid_out, sequence_sums
@@ -109,31 +108,11 @@ class SftStep(StepTaken):
     regularizer: Regularizer
 
 
-class _SampledLosses:
-    """The loss of each of `rows` in an evaluation (indices into the evaluation rows)."""
-
-    def __init__(self, rows: Sequence[int]) -> None:
-        self._rows = frozenset(rows)
-        self._read: list[tuple[tuple[int, ...], torch.Tensor]] = []
-
-    def add(self, micro_batch: SentenceBatch, logprobs_M: torch.Tensor) -> None:
-        if self._rows.isdisjoint(micro_batch.taken):
-            return
-        sequence_M, count = micro_batch.rows.sequence_M, len(micro_batch.taken)
-        sums_B, targets_B = (
-            sequence_sums(values_M, sequence_M, count) for values_M in (logprobs_M, torch.ones_like(logprobs_M))
-        )
-        self._read.append((micro_batch.taken, -sums_B / targets_B))
-
-    def losses(self) -> dict[int, list[float]]:
-        """Nats a token, one by row, of all ranks."""
-        mine = {
-            index: [loss]
-            for taken, losses_B in self._read
-            for index, loss in zip(taken, losses_B.tolist(), strict=True)
-            if index in self._rows
-        }
-        return {index: loss for part in gathered(mine) for index, loss in part.items()}
+def _row_losses(micro_batch: SentenceBatch, logprobs_M: torch.Tensor) -> torch.Tensor:
+    """Return [B], each sequence's loss in nats a token."""
+    sequence_M, count = micro_batch.rows.sequence_M, len(micro_batch.taken)
+    targets_B = sequence_sums(torch.ones_like(logprobs_M), sequence_M, count)
+    return -sequence_sums(logprobs_M, sequence_M, count) / targets_B
 
 
 class SftTrainer:
@@ -169,9 +148,8 @@ class SftTrainer:
         if not len(run.eval_rows):
             return None
         run.engine.eval()
-        sums = DeviceSums()
-        wanted = run.sampled_rows(step)
-        sampled = _SampledLosses(wanted)
+        sums, wanted = DeviceSums(), frozenset(run.sampled_rows(step))
+        read_of = list[tuple[tuple[int, ...], torch.Tensor]]()  # losses of rows, on the device
         with torch.no_grad():
             for on_host in self._micro_batches(run.eval_rows, run.settings.eval_plan):
                 [micro_batch] = on_device([on_host], run.ranks.device)
@@ -179,14 +157,21 @@ class SftTrainer:
                 loss, right = sft_loss(read.logprobs_M, 1.0), read.is_greedy_M.sum()
                 sums.add({"loss": loss, "targets": read.logprobs_M.numel(), "right": right})
                 sums.add(run.guests.evaluate(read, micro_batch.for_guests))
-                sampled.add(micro_batch, read.logprobs_M)
+                if not wanted.isdisjoint(micro_batch.taken):
+                    read_of.append((micro_batch.taken, _row_losses(micro_batch, read.logprobs_M)))
         totals = sums.totals(run.ranks.device, run.ranks.leads)
         mean = totals["loss"] / totals["targets"]
         result = SftEvaluation(mean, math.exp(min(mean, 50.0)), totals["right"] / totals["targets"])
         figures = {f"eval/{name}": value for name, value in vars(result).items()}
         run.metrics.write(step, figures | run.guests.evaluated("eval", totals))
         if wanted:
-            run.write_samples(step, sampled.losses())
+            losses = {
+                row: [loss]
+                for taken, losses_B in read_of
+                for row, loss in zip(taken, losses_B.tolist(), strict=True)
+                if row in wanted
+            }
+            run.write_samples(step, {row: loss for part in gathered(losses) for row, loss in part.items()})
         return result
 
     def _prepared(self, taken: Sequence[int]) -> SentenceStep:
@@ -201,9 +186,7 @@ class SftTrainer:
         return SentenceStep(batch, micro_batches, targets, counted, work)
 
     def _optimizer_step(self, step: NextStep[SentenceStep]) -> dict[str, float]:
-        run = self.run
-        started = time.monotonic()
-        prepared = step.ready()
+        run, prepared = self.run, step.ready()
 
         def read(batch: SentenceBatch, rows: TokenRows, **more: Any) -> TokenLogprobs:
             return run.engine(rows, noise_NTE=self._noise(batch, step.number), **more)
@@ -220,16 +203,11 @@ class SftTrainer:
             MicroBatch(batch.rows, partial(loss_of, batch), batch.for_guests, partial(read, batch))
             for batch in on_device(prepared.micro_batches, run.ranks.device)
         ]
-        observed = run.settings.step_observers.begin(step.number)
-        trainee = observed.watched(Trainee("train", run.engine, micro_batches, run.guests, prepared.counted))
-        totals, figures = accumulate([trainee], prepared.work)
-        found, row_ids = {**totals, **figures}, partial(run.row_ids, step.taken)
-        observed.taken(SftStep(step.number, found, row_ids, prepared, self.regularizer))
-        seconds = time.monotonic() - started
+        seen = partial(SftStep, prepared=prepared, regularizer=self.regularizer)
+        totals, figures = run.take(step, micro_batches, prepared.work, seen, counted=prepared.counted)
         return {
             "train/loss": totals["loss"],
             "train/token_accuracy": totals["right"] / prepared.targets,
-            **run.speed_figures(totals, seconds),
             **figures,
             **{f"train/{name}": totals[name] for name in self.regularizer.losses},
         }

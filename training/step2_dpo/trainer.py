@@ -8,7 +8,6 @@ B sequences (a prompt with one response each), Q pairs of them.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -29,7 +28,7 @@ from training.step2_dpo.loss import (
     weighted_sum,
 )
 from training.utils.contracts.run import StepTaken
-from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
+from training.utils.engine.accumulate import MicroBatch, MicroLoss, on_device
 from training.utils.engine.ranks.collectives import DeviceSums
 from training.utils.layout.rows import sequence_sums
 from training.utils.preference.batches import (
@@ -176,9 +175,7 @@ class DpoTrainer:
         return Prepared(train_batches(self.run, taken, are_targets=True), others)
 
     def _optimizer_step(self, step: NextStep[Prepared]) -> dict[str, float]:
-        run = self.run
-        started = time.monotonic()
-        prepared = step.ready()
+        run, prepared = self.run, step.ready()
         batches = on_device(prepared.own.batches, run.ranks.device)
         references = read_reference(self.references.train, run.engine, batches)
         objectives = self._objectives_at(step.number)
@@ -189,12 +186,15 @@ class DpoTrainer:
             MicroBatch(batch.ranked.rows, partial(loss, batch, reference_B, float(len(step.taken))))
             for batch, reference_B in zip(batches, references, strict=True)
         ]
-        observed = run.settings.step_observers.begin(step.number)
-        trainee = observed.watched(Trainee("train", run.engine, micro_batches, run.guests))
-        totals, figures = accumulate([trainee], prepared.own.work)
-        found, row_ids = {**totals, **figures}, partial(run.row_ids, step.taken)
-        observed.taken(DpoStep(step.number, found, row_ids, batches, references, objectives, self.schedule, points))
-        seconds = time.monotonic() - started
+        seen = partial(
+            DpoStep,
+            batches=batches,
+            references=references,
+            objectives=objectives,
+            schedule=self.schedule,
+            points=points,
+        )
+        totals, figures = run.take(step, micro_batches, prepared.own.work, seen)
         return {
             **{f"train/{name}": value for name, value in _means(totals).items()},
             **{f"train/{name}": value for name, value in totals.items() if name.startswith("loss_")},
@@ -204,8 +204,6 @@ class DpoTrainer:
                 for one, point in zip(objectives, points.found, strict=True)
                 if one.loss.first_pass
             },
-            "train/pairs_per_second": totals["pairs"] / seconds,
-            **run.speed_figures(totals, seconds),
             **figures,
         }
 

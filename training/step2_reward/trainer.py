@@ -5,7 +5,6 @@ Knows neither flags nor files; what it needs comes as arguments.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +14,7 @@ import torch
 
 from training.step2_reward.loss import LossOptions, compared_tokens, ranking_loss
 from training.utils.contracts.run import StepTaken
-from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, accumulate, on_device
+from training.utils.engine.accumulate import MicroBatch, MicroLoss, on_device
 from training.utils.layout.order import ShuffledStream
 from training.utils.preference.batches import (
     PreferenceBatch,
@@ -144,9 +143,7 @@ class RewardTrainer:
         )
 
     def _optimizer_step(self, step: NextStep[PreferenceStep]) -> dict[str, float]:
-        run = self.run
-        started = time.monotonic()
-        prepared = step.ready()
+        run, prepared = self.run, step.ready()
 
         def loss_of(batch: PreferenceBatch) -> MicroLoss:
             read, prompts = self.read(run.engine, batch), float(len(step.taken))
@@ -158,16 +155,10 @@ class RewardTrainer:
 
         batches = on_device(prepared.batches, run.ranks.device)
         micro_batches = [MicroBatch(batch.ranked.rows, partial(loss_of, batch)) for batch in batches]
-        observed = run.settings.step_observers.begin(step.number)
-        trainee = observed.watched(Trainee("train", run.engine, micro_batches, run.guests))
-        totals, figures = accumulate([trainee], prepared.work)
-        found, row_ids = {**totals, **figures}, partial(run.row_ids, step.taken)
-        observed.taken(RewardStep(step.number, found, row_ids, batches, self.options, self.read is read_ends))
-        seconds = time.monotonic() - started
+        seen = partial(RewardStep, batches=batches, options=self.options, reads_ends=self.read is read_ends)
+        totals, figures = run.take(step, micro_batches, prepared.work, seen)
         return {
             "train/loss": totals["loss"],
             "train/accuracy": totals["right"] / totals["pairs"],
-            "train/pairs_per_second": totals["pairs"] / seconds,
-            **run.speed_figures(totals, seconds),
             **figures,
         }

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from training.utils.base.console import LogPace, log
 from training.utils.checkpoints.folder import check_keys, record_of
 from training.utils.contracts.guests import Guests
-from training.utils.contracts.run import Checkpoints, EvaluationObserver, StepObservers
+from training.utils.contracts.run import Checkpoints, EvaluationObserver, StepObservers, StepTaken
+from training.utils.engine.accumulate import MicroBatch, TakenStep, Trainee, accumulate
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.layout.order import ShuffledStream, completes_epochs, evaluates_by_default
 from training.utils.run.ahead import Ahead
@@ -71,6 +74,17 @@ class LoopSettings:
     shuffle: bool = True
     evaluation_observer: EvaluationObserver = EvaluationObserver()
     name: str = "model"
+
+
+@dataclass(frozen=True)
+class NextStep(Generic[Prepared]):
+    """An optimizer step. taken: indices of its training rows. ready: to be called once; returns what was prepared of
+    them, as soon as it is, and begins to prepare the step after it. started: as `time.monotonic` has it."""
+
+    number: int
+    taken: Sequence[int]
+    ready: Callable[[], Prepared]
+    started: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True)
@@ -135,21 +149,32 @@ class TrainingRun(Generic[Row]):
         return work
 
     def speed_figures(self, work: Mapping[str, float], seconds: float) -> dict[str, float]:
-        """train/tokens_per_second, and train/mfu if the loop has a meter. work: `work_of` all ranks."""
-        figures = {"train/tokens_per_second": work["tokens"] / seconds}
+        """train/pairs_per_second of work with `pairs`, train/tokens_per_second, and train/mfu if the loop has a meter.
+        work: `work_of` all ranks."""
+        figures = {f"train/{one}_per_second": work[one] / seconds for one in ("pairs", "tokens") if one in work}
         if self.settings.meter is not None:
             figures["train/mfu"] = work["flops"] / seconds / self.settings.meter.peak_flops_per_second
         return figures
 
+    def take(
+        self,
+        step: NextStep[Any],
+        micro_batches: Sequence[MicroBatch],
+        work: Mapping[str, float],
+        seen: Callable[[int, dict[str, float], Callable[[], Sequence[int]]], StepTaken],
+        *,
+        counted: tuple[Any, ...] = (),
+    ) -> TakenStep:
+        """Take an optimizer step, seen by the observers; return it with the figures of its speed. A collective.
 
-@dataclass(frozen=True)
-class NextStep(Generic[Prepared]):
-    """An optimizer step. taken: indices of its training rows. ready: to be called once; returns what was prepared of
-    them, as soon as it is, and begins to prepare the step after it."""
-
-    number: int
-    taken: Sequence[int]
-    ready: Callable[[], Prepared]
+        work: `work_of` this rank. seen: makes what observers see of the step: number, figures, row ids -> StepTaken.
+        counted: of `Trainee`
+        """
+        observed = self.settings.step_observers.begin(step.number)
+        trainee = observed.watched(Trainee("train", self.engine, micro_batches, self.guests, counted))
+        totals, figures = accumulate([trainee], work)
+        observed.taken(seen(step.number, {**totals, **figures}, partial(self.row_ids, step.taken)))
+        return TakenStep(totals, {**self.speed_figures(totals, time.monotonic() - step.started), **figures})
 
 
 @dataclass(frozen=True)
