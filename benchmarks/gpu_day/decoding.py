@@ -17,7 +17,7 @@ from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
 from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.models.own_forward import read_own_forward
 
-CAPTURED = "training.utils.generation.decoding.fixed_steps"
+CAPTURED = "threestep.plugins.captured.steps"
 OURS, GENERATE, OWN_CACHE = "rollout", "generate", "rollout with the family's own growing cache"
 
 

@@ -22,6 +22,7 @@ from benchmarks.gpu_day.decoding import checked_rollout, request_of
 from benchmarks.gpu_day.models import SHAPES, random_model, sequence
 from benchmarks.gpu_day.record import NotHere, Report
 from benchmarks.gpu_day.traces import traced
+from threestep.plugins.captured.steps import FixedSteps
 from threestep.plugins.speed.compiled import compile_blocks
 from threestep.plugins.speed.fused.operations import fuse, keep_less_fused, liger_kernels, unfuse
 from threestep.plugins.speed.lean.forwards import keep_less
@@ -29,7 +30,6 @@ from training.utils.contracts.documents import plain
 from training.utils.engine.config.arguments import EngineSettings
 from training.utils.engine.ranks.startup import started_process_group
 from training.utils.engine.training_engine import TrainingEngine
-from training.utils.generation.decoding.fixed_steps import FixedSteps
 from training.utils.layout.rows import packed_rows
 from training.utils.models.own_forward import read_own_forward
 from training.utils.models.settings import keep_all

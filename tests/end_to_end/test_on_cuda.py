@@ -104,8 +104,9 @@ def drawn_counts(start: str, way: str, tokens: int, top_p: float) -> list[dict[s
     import torch
     from transformers import AutoModelForCausalLM
 
+    from threestep.plugins.captured import steps
     from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
-    from training.utils.generation.decoding import decoding, drawn, fixed_steps, hf
+    from training.utils.generation.decoding import decoding, drawn, hf
     from training.utils.models.document_attention import share_keys_of_few_tokens
 
     found, in_graph, last = list[dict[str, int]](), [0], dict[str, int]()
@@ -125,7 +126,7 @@ def drawn_counts(start: str, way: str, tokens: int, top_p: float) -> list[dict[s
         graph = Graph(function)
         return graph, graph.output
 
-    fixed_steps._graph_of = graph_of  # type: ignore[assignment]
+    steps._graph_of = graph_of  # type: ignore[assignment]
     advance = drawn.DrawnResponses.advance
 
     def noted(*given: Any) -> Any:

@@ -10,9 +10,9 @@ import torch
 
 from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.utils.generation.decoding.test_hf import PLAIN, frequent_token, prompts, responses, roll
+from threestep.plugins.captured.steps import CapturedStep
 from training.utils.contracts.rollout_engine import RolloutRequest
 from training.utils.generation.decoding.decoding import FIXED, MASKED, WAYS, DecodeWay
-from training.utils.generation.decoding.fixed_steps import CapturedStep
 from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.models.own_forward import read_own_forward
 

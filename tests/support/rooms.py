@@ -32,7 +32,7 @@ data.chat: data.rows flags data.formats data.files base
 models: layout flags plugins contracts base
 data.kinds: data.chat data.cache data data.rows data.formats contracts base
 generation: engine.config data.rows flags plugins contracts base
-generation.decoding: models contracts base
+generation.decoding: models plugins contracts base
 data.build: data.kinds data.chat data.cache data data.rows flags data.formats plugins data.files contracts base
 engine.ranks: models run flags plugins base
 loading: models plugins contracts base

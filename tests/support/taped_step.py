@@ -18,7 +18,7 @@ WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2",
 
 
 class TapedStep:
-    """Takes the place of `training.utils.generation.decoding.fixed_steps.CapturedStep`."""
+    """Takes the place of `threestep.plugins.captured.steps.CapturedStep`."""
 
     made = 0
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from transformers.cache_utils import DynamicLayer
 
+from threestep.plugins.captured.steps import ALIGNED_COLUMNS, CapturedStep
 from training.utils.generation.decoding.cache import additive, for_attention, roomier_tokens, roomy_cache, windows_of
-from training.utils.generation.decoding.fixed_steps import ALIGNED_COLUMNS, CapturedStep
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -244,7 +244,7 @@ rollout_engines decode_loops rollout_sources trackers data_sources row_forms rew
 evaluated_figures model_losses meant_flags kept_as_begun logs run_files in_place_of_run auto_choices advice curves
 evaluation_flags whole_run_switches stored_forms packed_layers backends row_sharing attention_kernels adapters critics
 row_stores run_courses learnt_beside sft_regularizers prompt_sources advantages preference_losses corrections
-engine_configs conversions
+engine_configs conversions captured_steps
 """.split()
 )
 
@@ -265,6 +265,8 @@ class Plugin(NamedTuple):
         `rollout_engines`: EngineEntry, by the names that --rollout_engine takes
         `decode_loops`: addresses of functions (PpoFlags, Mistakes) -> AskedLoop | None: in what loop an engine draws
             responses in the place of its own (`contracts.decode_loops`); by the names of the flags that ask for it
+        `captured_steps`: the address of a class of decode steps whose tensors stay where they are, on CUDA captured
+            (`generation.decoding.decoding`); one at most in all plugins
         `trackers`: TrackerEntry, by the names that --report_to takes
         `data_sources`: addresses of PromptRawDataset classes, by the names that --data_path takes, under which they
             register themselves; by the beginning of names where that ends with a colon

@@ -24,6 +24,7 @@ from training.utils.generation.decoding.decoding import (
     WAYS,
     DecodeWay,
     Decoding,
+    captured_steps,
     of_one_length,
 )
 from training.utils.models.own_forward import OwnForward, current_difference, rms
@@ -42,13 +43,13 @@ _MOST_TOKENS = 8192  # of a row: attention of four such prompts, padded, takes 4
 
 def fitting_way(model: PreTrainedModel, own: OwnForward) -> tuple[DecodeWay, list[str]]:
     """Return the first way that gives the numbers of `own`, and sentences on why not the faster ones of WAYS, nor, on a
-    GPU, FIXED. ThreestepError if none does.
+    GPU with a plugin for it, FIXED. ThreestepError if none does.
 
     model: with whole weights, in eval mode; the model that `own` was read from, or a copy of it.
     """
     name = type(model).__name__
     first, notes = list[str](), list[str]()
-    for way in (FIXED, MASKED) if model.device.type == "cuda" else (MASKED,):
+    for way in (FIXED, MASKED) if model.device.type == "cuda" and captured_steps() else (MASKED,):
         reason = why_not_decoded(model, own, way)
         if reason is None:
             return way, first

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from training.utils.base.user_files import named_object
 from training.utils.generation.decoding.cache import (
     StepMasks,
     compacted,
@@ -26,7 +27,7 @@ from training.utils.generation.decoding.cache import (
     roomy_cache,
     windows_of,
 )
-from training.utils.generation.decoding.fixed_steps import FixedSteps, leave_now
+from training.utils.plugins.registry import added
 
 if TYPE_CHECKING:
     import torch
@@ -66,8 +67,8 @@ class DecodeWay:
     """padded: prompts of different lengths are one batch, padded on the left; else each length is a batch.
     cache: OURS (`roomy_cache`), OWN (that which the family makes), or NONE: each token computes its whole sequence.
     words: of the log, after "rolls out".
-    masks_are_ours: `step_masks` makes the mask of each token, else the family does, from which tokens are padding.
-    fixed: tensors stay in their places from the first drawn token on (`fixed_steps`), with our masks.
+    masks_are_ours: `StepMasks` makes the mask of each token, else the family does, from which tokens are padding.
+    fixed: tensors stay in their places from the first drawn token on (`captured_steps`), with our masks.
     """
 
     padded: bool
@@ -89,11 +90,16 @@ WAYS = (
 )
 
 
+def captured_steps() -> Any:
+    """Return the class of decode steps that a plugin captures (`captured_steps` of `Plugin.tables`); None without."""
+    return next(map(named_object, added("captured_steps", ()).values()), None)
+
+
 class Decoding:
     """The active rows: their indices in B, cache, mask and last position.
 
     Where `way` is not padded, the prompts of `request` are of one length, without padding (`of_one_length`), and the
-    family is given neither mask nor positions. Where it is fixed, rows that are over may stay a while (`leave_now`).
+    family is given neither mask nor positions. Where it is fixed, rows that are over may stay a while.
     """
 
     def __init__(
@@ -125,7 +131,7 @@ class Decoding:
         if prefill_tokens is not None and can_read_in_parts(way, self.cache) and not self._prompts.of_media:
             self._part_tokens = prefill_tokens
         self._masks: StepMasks | None = None
-        self._steps: FixedSteps | None = None
+        self._steps: Any = None
 
     def prefill(self, samples_per_prompt: int) -> torch.Tensor:
         """Compute each prompt once, then give each sample a row; return the logits [A, V] of the first tokens."""
@@ -157,17 +163,16 @@ class Decoding:
         """Once the rows are known: what is made once for all tokens to come."""
         windows, seen_AT = windows_of(self.model.config, self.cache), self.mask.bool()
         if self.way.fixed:
-            forward, limit = self.forward, seen_AT.shape[1]
-            seen_AT = seen_AT[:, : self.length]
-            self._steps = FixedSteps(
-                forward, self.cache, windows, seen_AT, position_A1=self.position_ids, limit_tokens=limit
+            limit, held_AT = seen_AT.shape[1], seen_AT[:, : self.length]
+            self._steps = captured_steps()(
+                self.forward, self.cache, windows, held_AT, position_A1=self.position_ids, limit_tokens=limit
             )
         else:
             self._masks = StepMasks(windows, seen_AT, self.cache.layers[0].keys.dtype)
 
     def drop(self, token_A: torch.Tensor, over: list[bool]) -> torch.Tensor:
         """Drop the rows that are over; return the tokens of the others in their new order."""
-        if not any(over) or (self.way.fixed and not leave_now(over)):
+        if not any(over) or (self._steps is not None and not self._steps.leave_now(over)):
             return token_A
         moves = moves_when_leaving(over, token_A.device)
         if self.way.cache == NONE:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +16,9 @@ from tests.unit.utils.generation.decoding.test_hf import PLAIN, prompts, respons
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import Ends, RolloutRequest
-from training.utils.generation.decoding import decode_check, fixed_steps
+from training.utils.generation.decoding import decode_check
 from training.utils.generation.decoding.decode_check import fitting_way, why_not_decoded
-from training.utils.generation.decoding.decoding import FIXED, MASKED, NONE, OURS, OWN, WAYS, Decoding, of_one_length
+from training.utils.generation.decoding.decoding import MASKED, NONE, OURS, OWN, WAYS, Decoding, of_one_length
 from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.models.document_attention import use_document_attention
 from training.utils.models.own_forward import OwnForward, read_own_forward
@@ -86,48 +85,6 @@ def test_the_usual_way_takes_few_forwards(longest_tokens):
     assert seen[0] == (4, 32 if longest_tokens else 9)
 
 
-class _OnAGpu:
-    """A model that says it is on a GPU, and computes here."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def __call__(self, **inputs: Any) -> Any:
-        return self._model(**inputs)
-
-    device = SimpleNamespace(type="cuda")
-
-
-def test_on_a_gpu_graphs_are_tried_first(monkeypatch):
-    """A family that cannot be captured says why, once, and is decoded as on a CPU."""
-    monkeypatch.setattr(
-        "training.utils.generation.decoding.decode_check.request_of", on_the_cpu(decode_check.request_of)
-    )
-    model, own = known("llama")
-    assert fitting_way(_OnAGpu(model), own) == (FIXED, [])
-    model, own = known("mixtral")
-    monkeypatch.setattr(fixed_steps, "CapturedStep", refused)
-    way, notes = fitting_way(_OnAGpu(model), own)
-    assert way == MASKED and len(notes) == 1
-    assert notes[0].startswith(
-        "warning: _OnAGpu rolls out without captured graphs, which is slower: its forward fails ("
-    )
-    model, own = known("bloom")
-    way, notes = fitting_way(_OnAGpu(model), own)
-    assert way == WAYS[0] and len(notes) == 1
-
-
-def on_the_cpu(made: Any) -> Any:
-    return lambda cases, device: made(cases, torch.device("cpu"))
-
-
-def refused(*_: Any) -> Any:
-    raise RuntimeError("called a synchronizing CUDA operation")
-
-
 class _Forgetful(Decoding):
     """Rows that leave take the cache of others with them."""
 
@@ -146,7 +103,7 @@ def test_a_row_that_takes_anothers_cache_is_found(monkeypatch):
     assert "its log-probabilities differ by " in (why_not_decoded(model, own, WAYS[0]) or "")
 
 
-@pytest.mark.parametrize("way", [FIXED, MASKED, *WAYS], ids=lambda way: way.words)
+@pytest.mark.parametrize("way", [MASKED, *WAYS], ids=lambda way: way.words)
 def test_every_way_draws_the_same_tokens(way):
     """Also with stop strings, banned words and rows that end; and one prompt token by token."""
 

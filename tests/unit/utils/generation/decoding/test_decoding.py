@@ -13,7 +13,7 @@ from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
 from tests.unit.utils.generation.decoding.test_decode_check import known
 from tests.unit.utils.generation.decoding.test_hf import PLAIN, prompts, responses, shapes_of_inputs
 from training.utils.contracts.rollout_engine import RolloutRequest, RolloutSettings
-from training.utils.generation.decoding.decoding import FIXED, MASKED, OURS, OWN, WAYS, DecodeWay, Decoding
+from training.utils.generation.decoding.decoding import MASKED, OURS, OWN, WAYS, DecodeWay, Decoding
 from training.utils.generation.decoding.hf import TransformersRollout
 
 PADDED = (3, 23, 1, 7, 17, 9, 2, 4)  # longer than a window of 8; the beginning of most is padding
@@ -46,7 +46,7 @@ def test_parts_leave_the_keys_and_logits_of_one_forward(family, part):
             )
 
 
-@pytest.mark.parametrize("way", [WAYS[0], MASKED, FIXED], ids=["theirs", "ours", "fixed"])
+@pytest.mark.parametrize("way", [WAYS[0], MASKED], ids=["theirs", "ours"])
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_rollouts_are_those_of_one_forward(family, way):
     """In float32: the same tokens, and log-probabilities up to rounding; rows of samples and rows that leave."""

@@ -19,11 +19,12 @@ from tests.unit.utils.generation.decoding.test_hf import (
     roll,
     shapes_of_inputs,
 )
+from threestep.plugins.captured import steps
+from threestep.plugins.captured.steps import FixedSteps
 from training.utils.contracts.rollout_engine import RolloutRequest
-from training.utils.generation.decoding import cache, fixed_steps
+from training.utils.generation.decoding import cache
 from training.utils.generation.decoding.decode_check import why_not_decoded
 from training.utils.generation.decoding.decoding import FIXED, Decoding
-from training.utils.generation.decoding.fixed_steps import leave_now
 from training.utils.generation.decoding.hf import TransformersRollout
 
 
@@ -34,7 +35,7 @@ class Fixed(TransformersRollout):
 @pytest.fixture
 def taped(monkeypatch):
     """Steps on a tape, and rooms that are outgrown after 16 columns."""
-    monkeypatch.setattr(fixed_steps, "CapturedStep", TapedStep)
+    monkeypatch.setattr(steps, "CapturedStep", TapedStep)
     monkeypatch.setattr(cache, "_ROOM_TOKENS", 4)
     monkeypatch.setattr(cache, "_ROOM_SHARE", 0.0)
     monkeypatch.setattr(TapedStep, "made", 0)
@@ -87,15 +88,15 @@ def test_what_a_graph_cannot_hold_is_found(taped, monkeypatch):
 
 
 def test_rows_leave_together():
-    assert not leave_now([True, False, False, False])
-    assert leave_now([True, True, False, False]) and leave_now([True])
+    assert not FixedSteps.leave_now([True, False, False, False])
+    assert FixedSteps.leave_now([True, True, False, False]) and FixedSteps.leave_now([True])
 
 
 def test_the_prompts_cache_is_given_up_layer_by_layer(monkeypatch):
     """Never two whole caches: the height of a rollout would be the prompts' keys and values twice."""
     alive, standing = [], []
 
-    class Layer(fixed_steps.FixedLayer):
+    class Layer(steps.FixedLayer):
         def __init__(self, held, columns):
             if not alive:
                 alive.extend(weakref.ref(layer.keys) for layer in decoding.cache.layers)
@@ -103,7 +104,7 @@ def test_the_prompts_cache_is_given_up_layer_by_layer(monkeypatch):
             del held
             standing.append(sum(keys() is not None for keys in alive))
 
-    monkeypatch.setattr(fixed_steps, "FixedLayer", Layer)
+    monkeypatch.setattr(steps, "FixedLayer", Layer)
     model = tiny_causal_lm("llama")
     ids_BP, mask_BP = prompts()
     decoding = Decoding(model, RolloutRequest(ids_BP, mask_BP, PLAIN, list(range(16)), 2), FIXED)

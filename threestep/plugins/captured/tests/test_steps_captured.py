@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from training.utils.generation.decoding.fixed_steps import CapturedStep
+from threestep.plugins.captured.steps import CapturedStep
 
 
 def test_on_a_cpu_each_call_is_an_ordinary_one():

@@ -197,6 +197,12 @@ class FixedSteps:
         self._step: CapturedStep | None = None
         self._is_captured = False
 
+    @staticmethod
+    def leave_now(over: Sequence[bool]) -> bool:
+        """Return whether the rows that are over leave: each number of rows is a capture of its own, as long as some
+        tokens."""
+        return over.count(False) <= _GOING_SHARE * len(over)
+
     def step(self, token_A: torch.Tensor, tokens: int) -> torch.Tensor:
         """Append one token to each row, which has `tokens` already; return the logits [A, V] of the next. They are
         overwritten by the next call."""
@@ -234,9 +240,3 @@ class FixedSteps:
             columns.mask_A11L = compacted(columns.mask_A11L, moves)
         self._position_A1, self._token_A1 = (compacted(part, moves) for part in (self._position_A1, self._token_A1))
         self._is_captured = False
-
-
-def leave_now(over: Sequence[bool]) -> bool:
-    """Return whether the rows that are over leave: each number of rows is a capture of its own, as long as some
-    tokens."""
-    return over.count(False) <= _GOING_SHARE * len(over)
