@@ -11,13 +11,14 @@ from threestep.plugins.mismatch.settings import MismatchSettings, rejection_of
 from training.utils.base.user_files import either
 from training.utils.flags.added import advice
 from training.utils.flags.flags import flag
-from training.utils.generation.table import WITH_OTHER_LOGPROBS
+from training.utils.generation.table import ENGINES
 
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
 
 _PREFIX = "mismatch_"
-_BY_ENGINE = (f"--rollout_engine {either(WITH_OTHER_LOGPROBS)}",) if WITH_OTHER_LOGPROBS else ()
+_OTHER_LOGPROBS = [name for name, entry in ENGINES.items() if entry.other_logprobs]
+_BY_ENGINE = (f"--rollout_engine {either(_OTHER_LOGPROBS)}",) if _OTHER_LOGPROBS else ()
 _CORRECTED = (*_BY_ENGINE, *advice("old_weights"))  # what truncates by default; nothing where no plugin has such
 _DEFAULT = f"none; with {either(_CORRECTED)} truncate" if _CORRECTED else "none"
 

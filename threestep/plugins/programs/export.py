@@ -14,13 +14,14 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from training.utils.base.errors import ThreestepError
+from training.utils.base.user_files import named_object
 from training.utils.flags.arguments import ProgramParser
-from training.utils.generation.table import WITH_HEAD_WRITERS, head_writer_of
-from training.utils.plugins.registry import hooks
+from training.utils.generation.table import ENGINES
+from training.utils.plugins.registry import hooks, owner_sentence
 from training.utils.run.program import run_program
 from training.utils.run.run_folder import check_place
 
@@ -62,6 +63,20 @@ def main(argv: Sequence[str]) -> None:
     apart = f", its LoRA adapters in {out / 'adapter'}" if arguments.keep_lora else ""
     print(f"{arguments.part} of {checkpoint} is in {out}{apart}")
     write_head_for(arguments.mtp, out)
+
+
+WITH_HEAD_WRITERS = [name for name, entry in ENGINES.items() if entry.head_writer is not None]
+
+
+def head_writer_of(given: str) -> Callable[[Path], str]:
+    """Return an engine's `head_writer`; ThreestepError for the name of an engine without one."""
+    place = ENGINES[given].head_writer if given in ENGINES else None
+    if place is None:
+        raise ThreestepError(
+            f"--mtp expects {' or '.join(WITH_HEAD_WRITERS) or 'an engine that drafts by a head'}, got "
+            f"'{given}'{owner_sentence('rollout_engines', given)}"
+        )
+    return named_object(place)
 
 
 def write_head_for(engine: str | None, out: Path) -> None:

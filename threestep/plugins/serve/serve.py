@@ -14,7 +14,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -25,11 +25,12 @@ from threestep.plugins.serving.keys import KEY_VARIABLE
 from threestep.plugins.serving.ports import check_port, free_port, taking_port
 from training.utils.base.console import note
 from training.utils.base.errors import ThreestepError
+from training.utils.base.user_files import named_object
 from training.utils.data.rows.arguments import ChatArguments
 from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import AUTO, flag, flag_of, settings_of
 from training.utils.generation.arguments import SamplingArguments
-from training.utils.generation.table import WITH_SERVERS, engine_class, server_command_of
+from training.utils.generation.table import ENGINES, ServerCommand, ServerOrder, engine_class
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.models.arguments import ModelArguments, with_flag
 from training.utils.run.program import run_program
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from threestep.plugins.serve.endpoint.model import StyledModel
 
 OURS = "ours"
+WITH_SERVERS = tuple(name for name, entry in ENGINES.items() if entry.server is not None)
 _OWN_SERVERS = f"{', '.join(WITH_SERVERS)} (its own server, started here), " if WITH_SERVERS else ""
 _ROWS = 32  # of a batch, by default
 _OF_ENGINES = ("rollout_engine",)
@@ -108,6 +110,13 @@ def main(argv: Sequence[str]) -> None:
         serve_by_engine(flags, engine, opened, key, is_new=is_new)
 
 
+def server_command_of(engine: str) -> Callable[[ServerOrder], ServerCommand]:
+    """Return what makes the command of an engine's own server. engine: one of WITH_SERVERS."""
+    place = ENGINES[engine].server
+    assert place is not None, f"{engine} has no server of its own"
+    return named_object(place)
+
+
 def with_own_server(flags: ServeArguments) -> tuple[str, StyledModel] | None:
     """The engine whose own server is to serve, and the model as it is asked; None where Threestep's own loop serves,
     with the reason printed unless that was asked for. ThreestepError where an engine was asked for and cannot."""
@@ -146,7 +155,6 @@ def announce(name: str, port: int, key: str, is_new: bool) -> None:
 def serve_by_engine(flags: ServeArguments, engine: str, opened: StyledModel, key: str, *, is_new: bool) -> None:
     """Run an engine's own server until it ends. Ends this process with its code if that is not 0."""
     from threestep.plugins.serve.endpoint.own_server import run_server, template_of
-    from training.utils.generation.table import ServerCommand, ServerOrder
 
     template = template_of(opened)
     assert template is not None, "`why_not_alike` has looked"

@@ -82,7 +82,7 @@ def drawn_by_guesses(
 
     ValueError if a layer sees but the last tokens, or holds something else than keys and values.
     """
-    drawn = DrawnResponses(request, stop, beyond=how.count + 1)
+    drawn = _GuessedResponses(request, stop, beyond=how.count + 1)
     rows, guesser, states_AQH = _prefilled(model, how, request)
     rows_A = torch.arange(len(states_AQH), device=states_AQH.device)
     starts_A, guess_AK = torch.zeros_like(rows_A), rows_A.new_empty(len(rows_A), 0)
@@ -211,12 +211,52 @@ class _HeadRows:
         return self._module.joined(self._embeddings(tokens), before)
 
 
+class _GuessedResponses(DrawnResponses):
+    """Responses of which each row is given several tokens at a time, from a place of its own on."""
+
+    def __init__(self, request: RolloutRequest, stop: StopStrings | None, beyond: int) -> None:
+        """beyond: tokens that a row may be given after the last that it can keep."""
+        super().__init__(request, stop)
+        pad = partial(torch.nn.functional.pad, pad=(0, beyond))
+        self.uniform_BR, self._logprobs_BR = pad(self.uniform_BR), pad(self._logprobs_BR)
+        self._ids_BR = pad(self._ids_BR, value=self._sampling.pad_token_id)
+
+    def recent_at(self, rows_A: torch.Tensor, starts_A: torch.Tensor) -> torch.Tensor | None:
+        """Return the tokens before each row's own place that banned words look at; None where there are none."""
+        if self.bad_words is None:
+            return None
+        ends_AK = self.bad_words.prompt_ends_BK[rows_A]
+        held_AL = torch.cat([ends_AK, self._ids_BR[rows_A]], dim=1)
+        return held_AL.gather(1, starts_A.unsqueeze(1) + torch.arange(ends_AK.shape[1], device=rows_A.device))
+
+    def take(
+        self,
+        rows_A: torch.Tensor,
+        starts_A: torch.Tensor,
+        token_AQ: torch.Tensor,
+        logprob_AQ: torch.Tensor,
+        *,
+        fresh_A: torch.Tensor,
+    ) -> list[bool]:
+        """Give each row, from its own place `starts_A` on, the first `fresh_A` of its tokens; return which are over.
+        The others are written too, where the row's next tokens will be."""
+        most = self._sampling.max_new_tokens
+        places_AQ = starts_A.unsqueeze(1) + torch.arange(token_AQ.shape[1], device=rows_A.device)
+        self._ids_BR[rows_A.unsqueeze(1), places_AQ] = token_AQ
+        self._logprobs_BR[rows_A.unsqueeze(1), places_AQ] = logprob_AQ
+        read = torch.cat([torch.stack([rows_A, starts_A, fresh_A], dim=1), token_AQ], dim=1).tolist()
+        return [
+            self._is_over(row, ids[: min(fresh, most - start)], start) or start + fresh >= most
+            for row, start, fresh, *ids in read
+        ]
+
+
 class _Draws:
     """Draws of each row's next tokens, one by one, by the numbers of their places."""
 
     def __init__(
         self,
-        drawn: DrawnResponses,
+        drawn: _GuessedResponses,
         sampling: Sampling,
         vocabulary: int,
         rows_A: torch.Tensor,

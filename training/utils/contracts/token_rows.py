@@ -251,24 +251,6 @@ class RowMedia:
         assert self.read is not None, "media that are not read would count as a text"
         return self.read.inputs(model, device)
 
-    def recorded(self, places: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the media of sequences by a record's names, one sequence after the other. places: [T] of each
-        sequence's tokens, flat positions that rise."""
-        assert self.read is not None, "a record holds what the model read"
-        begins, held, begin = [], [], 0
-        for own in places:
-            found = torch.searchsorted(own, torch.tensor(self.places)).tolist()
-            for index, place in enumerate(found):
-                if place < len(own) and int(own[place]) == self.places[index]:
-                    begins.append(begin + place)
-                    held.append(index)
-            begin += len(own)
-        recorded = {
-            "media_begins": torch.tensor(begins, dtype=torch.int64),
-            "media_tokens": torch.tensor([self.spans[index].tokens for index in held], dtype=torch.int64),
-        }
-        return recorded | self.read.recorded(held)
-
     @property
     def positions(self) -> dict[str, torch.Tensor]:
         """The argument of forward that replaces the positions of a text."""

@@ -16,9 +16,6 @@ from training.utils.plugins.plugin import EngineEntry
 from training.utils.plugins.registry import added, owner_sentence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from training.utils.contracts.drawing import TextForm
     from training.utils.contracts.rollout_engine import RolloutEngine
 
@@ -30,9 +27,6 @@ ENGINES = {
     "hf": EngineEntry("training.utils.generation.decoding.hf:TransformersRollout"),
 }
 ENGINES |= added("rollout_engines", ENGINES)
-WITH_SERVERS = tuple(name for name, entry in ENGINES.items() if entry.server is not None)
-WITH_HEAD_WRITERS = tuple(name for name, entry in ENGINES.items() if entry.head_writer is not None)
-WITH_OTHER_LOGPROBS = tuple(name for name, entry in ENGINES.items() if entry.other_logprobs)
 FLAG = "--rollout_engine"
 _NOTES = "; ".join(f"{name}: {ENGINES[name].note}" for name in reversed(ENGINES) if ENGINES[name].note)
 ENGINES_HELP = f"{', '.join(ENGINES)} ({_NOTES}), or your own RolloutEngine as FILE.py:NAME"
@@ -87,24 +81,6 @@ def engine_class(given: str) -> type[RolloutEngine]:
         near = owner_sentence("rollout_engines", given) or nearest_names(given, ENGINES)
         raise ThreestepError(f"{FLAG} expects one of {', '.join(ENGINES)} or FILE.py:NAME, got '{given}'{near}")
     return named_object(ENGINES[given].place)
-
-
-def server_command_of(name: str) -> Callable[[ServerOrder], ServerCommand]:
-    """Return what makes the command of an engine's own server. name: one of WITH_SERVERS."""
-    place = ENGINES[name].server
-    assert place is not None, f"{name} has no server of its own"
-    return named_object(place)
-
-
-def head_writer_of(given: str) -> Callable[[Path], str]:
-    """Return an engine's `head_writer`; ThreestepError for the name of an engine without one."""
-    place = ENGINES[given].head_writer if given in ENGINES else None
-    if place is None:
-        raise ThreestepError(
-            f"--mtp expects {' or '.join(WITH_HEAD_WRITERS) or 'an engine that drafts by a head'}, got "
-            f"'{given}'{owner_sentence('rollout_engines', given)}"
-        )
-    return named_object(place)
 
 
 def supporting(what: str) -> list[str]:

@@ -15,7 +15,6 @@ from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.generation.table import (
     ENGINES,
     ENGINES_HELP,
-    WITH_OTHER_LOGPROBS,
     RolloutEngineFlags,
     checked_engine,
     engine_class,
@@ -38,7 +37,7 @@ def test_a_name_stands_for_an_engine():
 @pytest.mark.parametrize("name", ENGINES)
 def test_the_table_says_what_a_class_says(name):
     engine, flags = engine_class(name), getattr(RolloutEngineFlags(), name, None)
-    assert engine.logprobs_are_trained_models == (name not in WITH_OTHER_LOGPROBS)
+    assert engine.logprobs_are_trained_models == (not ENGINES[name].other_logprobs)
     assert (None if flags is None else type(flags)) is engine.arguments
     assert RolloutEngineFlags().of(engine.arguments) == flags and name in ENGINES_HELP
 

@@ -5,7 +5,7 @@ S sequences, T tokens of all of them one after the other, M tokens to be predict
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,7 +14,7 @@ import torch
 from training.utils.base.errors import ThreestepError
 
 if TYPE_CHECKING:
-    from training.utils.contracts.token_rows import TokenRows
+    from training.utils.contracts.token_rows import RowMedia, TokenRows
 
 
 class RowSequences(NamedTuple):
@@ -70,5 +70,24 @@ def sequences_of(rows: TokenRows, *, keeps_media: bool = False) -> RowSequences:
         flats.append(flat)
         found.append(ids[flat])
         begin += len(flat)
-    media = rows.media.recorded(flats) if keeps_media and rows.media is not None else {}
+    media = _recorded(rows.media, flats) if keeps_media and rows.media is not None else {}
     return RowSequences(torch.tensor(lengths, dtype=torch.int64), torch.cat(found), places, media)
+
+
+def _recorded(media: RowMedia, places: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the media of sequences by a record's names, one sequence after the other. places: [T] of each sequence's
+    tokens, flat positions that rise."""
+    assert media.read is not None, "a record holds what the model read"
+    begins, held, begin = [], [], 0
+    for own in places:
+        found = torch.searchsorted(own, torch.tensor(media.places)).tolist()
+        for index, place in enumerate(found):
+            if place < len(own) and int(own[place]) == media.places[index]:
+                begins.append(begin + place)
+                held.append(index)
+        begin += len(own)
+    recorded = {
+        "media_begins": torch.tensor(begins, dtype=torch.int64),
+        "media_tokens": torch.tensor([media.spans[index].tokens for index in held], dtype=torch.int64),
+    }
+    return recorded | media.read.recorded(held)

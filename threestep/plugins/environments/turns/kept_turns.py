@@ -79,6 +79,22 @@ class _Line:
         del self.held[same:]
 
 
+class _BadWords(BadWords):
+    """Those behind texts that are given whole: nothing stands before them."""
+
+    def __init__(self, words: Sequence[Sequence[int]], device: torch.device) -> None:
+        nothing = torch.empty(1, 0, dtype=torch.int64, device=device)
+        super().__init__(words, nothing, nothing.bool())
+
+    def recent_of(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Return int64 [A, K], the last tokens of texts."""
+        (nothing,) = self.prompt_ends_BK.tolist()
+        reach = len(nothing)
+        ends = [[*nothing, *ids[max(0, len(ids) - reach) :]] for ids in texts]
+        last = [ids[len(ids) - reach :] for ids in ends]
+        return torch.tensor(last, dtype=torch.int64, device=self.prompt_ends_BK.device).view(len(texts), reach)
+
+
 class KeptTurns(Turns):
     """See Turns."""
 
@@ -95,7 +111,7 @@ class KeptTurns(Turns):
         self._rows, self._name, self._device = RaggedRows(model, fixed), type(model).__name__, model.device
         self._sampling, self._stop, self._every, self._fixed = sampling, stop, end_check_tokens, fixed
         self._ends = sampling.end_token_ids
-        self._bad_words = BadWords.of_texts(sampling.bad_words, self._device) if sampling.bad_words else None
+        self._bad_words = _BadWords(sampling.bad_words, self._device) if sampling.bad_words else None
         self._lines: list[_Line] = []  # by row
         self._active = 0  # how many of them are drawn
         self._captured = 0  # how many rows a captured step has

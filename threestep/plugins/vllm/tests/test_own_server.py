@@ -7,15 +7,15 @@ import os
 import subprocess
 import sys
 
-from training.utils.generation.table import WITH_SERVERS, ServerOrder, server_command_of
+from threestep.plugins.vllm.own_server import server_command
+from training.utils.generation.table import ServerOrder
 
 GUARD = "threestep.plugins.vllm.servers.guard.KeyGuard"
 
 
 def test_the_command_and_the_key_outside_of_it():
-    assert WITH_SERVERS == ("vllm",)
     order = ServerOrder("DIR", "name", "127.0.0.1", 8000, "secret", "bfloat16", "T.jinja", {"top_p": 0.9}, 7)
-    made = server_command_of("vllm")(order)
+    made = server_command(order)
     assert made.variables["VLLM_API_KEY"] == "secret" and "secret" not in made.words
     assert made.variables["VLLM_NO_USAGE_STATS"] == "1"
     assert made.words[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
@@ -29,7 +29,7 @@ def test_the_command_and_the_key_outside_of_it():
 
 
 def test_the_server_finds_its_guard_from_any_folder(tmp_path):
-    made = server_command_of("vllm")(ServerOrder("DIR", "n", "127.0.0.1", 8000, "s", "float32", "T", {}, None))
+    made = server_command(ServerOrder("DIR", "n", "127.0.0.1", 8000, "s", "float32", "T", {}, None))
     program = f"from pydoc import locate; assert locate({GUARD!r})(lambda: 0)"
     environment = {**os.environ, "PYTHONPATH": "", **made.variables}
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True, timeout=60)

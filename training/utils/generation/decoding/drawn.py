@@ -90,32 +90,14 @@ class BadWords:
         self._ends_WU = torch.tensor(ends, device=device)
         known_BP = prompt_ids_BP.masked_fill(~prompt_mask_BP, _NOTHING)
         padded_BP = torch.nn.functional.pad(known_BP, (reach, 0), value=_NOTHING)
-        self._prompt_ends_BK = padded_BP[:, padded_BP.shape[1] - reach :]
-
-    @classmethod
-    def of_texts(cls, words: Sequence[Sequence[int]], device: torch.device) -> BadWords:
-        """The sequences alone: whoever draws knows what stands before."""
-        nothing = torch.empty(1, 0, dtype=torch.int64, device=device)
-        return cls(words, nothing, nothing.bool())
-
-    def recent_of(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Return int64 [A, K], the last tokens of texts."""
-        reach = self._before_WK.shape[1]
-        ends = [list(ids[len(ids) - reach :]) if len(ids) > reach else list(ids) for ids in texts]
-        padded = [[_NOTHING] * (reach - len(ids)) + ids for ids in ends]
-        return torch.tensor(padded, dtype=torch.int64, device=self._before_WK.device).view(len(texts), reach)
+        self.prompt_ends_BK = padded_BP[:, padded_BP.shape[1] - reach :]
 
     def recent(self, response_ids_BR: torch.Tensor, rows_A: torch.Tensor) -> torch.Tensor:
         """Return int64 [A, K], the last tokens of rows `rows_A`, whose responses so far are `response_ids_BR`."""
         reach = self._before_WK.shape[1]
         recent_BK = response_ids_BR[:, max(0, response_ids_BR.shape[1] - reach) :]
-        recent_AK = torch.cat([self._prompt_ends_BK[rows_A], recent_BK[rows_A]], dim=1)
+        recent_AK = torch.cat([self.prompt_ends_BK[rows_A], recent_BK[rows_A]], dim=1)
         return recent_AK[:, recent_AK.shape[1] - reach :]
-
-    def recent_at(self, response_ids_BR: torch.Tensor, rows_A: torch.Tensor, starts_A: torch.Tensor) -> torch.Tensor:
-        """Return the same where of each row only the tokens before its own place `starts_A` are drawn."""
-        held_AL = torch.cat([self._prompt_ends_BK[rows_A], response_ids_BR[rows_A]], dim=1)
-        return held_AL.gather(1, starts_A.unsqueeze(1) + torch.arange(self._before_WK.shape[1], device=rows_A.device))
 
     @staticmethod
     def after(recent_AK: torch.Tensor, token_A: torch.Tensor) -> torch.Tensor:
@@ -151,14 +133,12 @@ class DrawnResponses:
     """The responses of a rollout so far. Which rows are over is known after each look, of several tokens: what a row
     draws beyond its end is cut off at the end."""
 
-    def __init__(self, request: RolloutRequest, stop: StopStrings | None, beyond: int = 0) -> None:
-        """beyond: tokens that a row may be given after the last that it can keep."""
+    def __init__(self, request: RolloutRequest, stop: StopStrings | None) -> None:
         sampling, device = request.sampling, request.prompt_ids_BP.device
         self._sampling, self._stop, self._ends = sampling, stop, sampling.end_token_ids
         self._prompt_ids_BP, self._prompt_mask_BP = request.repeated()
         count, most = len(self._prompt_ids_BP), sampling.max_new_tokens
-        uniform_BR = uniform_streams(request.seeds, most, count).to(device)
-        self.uniform_BR = torch.nn.functional.pad(uniform_BR, (0, beyond))
+        self.uniform_BR = uniform_streams(request.seeds, most, count).to(device)
         self._ids_BR = torch.full(self.uniform_BR.shape, sampling.pad_token_id, device=device)
         self._logprobs_BR = torch.zeros(self.uniform_BR.shape, device=device)
         self.bad_words = None
@@ -187,31 +167,6 @@ class DrawnResponses:
         self._logprobs_BR[rows_A, start:end] = logprob_At
         read = torch.cat([rows_A.unsqueeze(1), token_At], dim=1).tolist()
         return token_At[:, -1], [self._is_over(row, ids, start) for row, *ids in read]
-
-    def recent_at(self, rows_A: torch.Tensor, starts_A: torch.Tensor) -> torch.Tensor | None:
-        """Return the tokens before each row's own place that banned words look at; None where there are none."""
-        return self.bad_words.recent_at(self._ids_BR, rows_A, starts_A) if self.bad_words else None
-
-    def take(
-        self,
-        rows_A: torch.Tensor,
-        starts_A: torch.Tensor,
-        token_AQ: torch.Tensor,
-        logprob_AQ: torch.Tensor,
-        *,
-        fresh_A: torch.Tensor,
-    ) -> list[bool]:
-        """Give each row, from its own place `starts_A` on, the first `fresh_A` of its tokens; return which are over.
-        The others are written too, where the row's next tokens will be."""
-        most = self._sampling.max_new_tokens
-        places_AQ = starts_A.unsqueeze(1) + torch.arange(token_AQ.shape[1], device=rows_A.device)
-        self._ids_BR[rows_A.unsqueeze(1), places_AQ] = token_AQ
-        self._logprobs_BR[rows_A.unsqueeze(1), places_AQ] = logprob_AQ
-        read = torch.cat([torch.stack([rows_A, starts_A, fresh_A], dim=1), token_AQ], dim=1).tolist()
-        return [
-            self._is_over(row, ids[: min(fresh, most - start)], start) or start + fresh >= most
-            for row, start, fresh, *ids in read
-        ]
 
     def _is_over(self, row: int, ids: list[int], start: int) -> bool:
         """Note the end of a row among `ids`, its tokens from `start` on, if it comes there."""

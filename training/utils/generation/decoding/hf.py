@@ -164,16 +164,14 @@ class TransformersRollout(RolloutEngine):
 
     def _drawn(self, model: PreTrainedModel, request: RolloutRequest) -> Rollout:
         if self._experts is None:
-            return self._drawn_by(self._decoding(model, request), request)
+            return self._drawn_by_step(model, request)
         with self._experts.logged(model, request) as log:
-            return log.added_to(self._drawn_by(self._decoding(model, request, log), request))
+            return log.added_to(self._drawn_by_step(model, request, log))
 
-    def _decoding(self, model: PreTrainedModel, request: RolloutRequest, log: TokenLog | None = None) -> Decoding:
-        return Decoding(model, request, self._way, log, prefill_tokens=self._prefill_tokens)
-
-    def _drawn_by(self, decoding: Decoding, request: RolloutRequest) -> Rollout:
+    def _drawn_by_step(self, model: PreTrainedModel, request: RolloutRequest, log: TokenLog | None = None) -> Rollout:
         sampling, device = request.sampling, request.prompt_ids_BP.device
         most, every = sampling.max_new_tokens, sampling.ends.check_tokens or end_check_tokens(device)
+        decoding = Decoding(model, request, self._way, log, prefill_tokens=self._prefill_tokens)
         logits_AV = decoding.prefill(request.samples_per_prompt)
         drawn = DrawnResponses(request, stop_strings(sampling, self._decode))
         for start in range(0, most, every):
@@ -190,7 +188,7 @@ class TransformersRollout(RolloutEngine):
         sampling, most = request.sampling, request.sampling.max_new_tokens
         ends = sampling.end_token_ids | set(more_ends)
         uniform_1R = uniform_streams(request.seeds, most, 1).to(request.prompt_ids_BP.device)
-        decoding = self._decoding(model, request)
+        decoding = Decoding(model, request, self._way, prefill_tokens=self._prefill_tokens)
         logits_1V = decoding.prefill(1)
         for t in range(most):
             token_1, logprob_1 = draw(logits_1V, uniform_1R[:, t], sampling)
