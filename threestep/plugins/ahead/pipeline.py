@@ -30,8 +30,9 @@ from training.utils.engine.ranks.collectives import gathered
 
 if TYPE_CHECKING:
     from training.step3_ppo.contracts.rollouts import RolloutEvents
+    from training.utils.contracts.lending import Lender
     from training.utils.contracts.rollout import Rollout
-    from training.utils.contracts.rollout_engine import Lender, RolloutEngine, RolloutRequest, ServerShare
+    from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, ServerShare
     from training.utils.data.rows.documents import PromptBatch
     from training.utils.engine.whole_model import WholeModel
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.utils.contracts.rollout_engine import LowRank
+from training.utils.contracts.lending import LowRank
 from training.utils.models.weights import Adapters, mark_adapted, packed_layers
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import torch
 
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import UNKNOWN
+from training.utils.contracts.guests import TokenLog
 from training.utils.contracts.rollout import DrawnExperts
-from training.utils.contracts.rollout_engine import TokenLog
 from training.utils.generation.decoding.decoding import MASKED, NONE, DecodeWay
 
 if TYPE_CHECKING:

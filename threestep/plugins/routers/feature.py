@@ -12,8 +12,7 @@ from training.utils.contracts.guests import GuestFeature
 if TYPE_CHECKING:
     import torch
 
-    from training.utils.contracts.guests import Guest
-    from training.utils.contracts.rollout_engine import ExpertRecord
+    from training.utils.contracts.guests import ExpertRecord, Guest
 
 
 class RoutersFeature(GuestFeature):

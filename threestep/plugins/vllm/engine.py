@@ -35,14 +35,12 @@ from training.utils.contracts.rollout_engine import (
     IN_ONE_PIECE,
     Decode,
     Drawing,
-    ExpertRecord,
     PlannedActor,
     PlannedMemory,
     RolloutEngine,
     RolloutRequest,
     RolloutSettings,
     Sampling,
-    Tensors,
 )
 from training.utils.engine.ranks.collectives import gathered
 from training.utils.generation.decoding.drawn import stop_strings
@@ -51,7 +49,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from threestep.plugins.vllm.draft import VllmDraft
-    from training.utils.contracts.rollout_engine import Lender
+    from training.utils.contracts.guests import ExpertRecord
+    from training.utils.contracts.lending import Lender, Tensors
     from training.utils.models.own_forward import OwnForward
 
 _HOW_TO_INSTALL = (

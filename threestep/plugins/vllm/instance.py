@@ -31,7 +31,7 @@ from training.utils.base.errors import ThreestepError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.utils.contracts.rollout_engine import Tensors
+    from training.utils.contracts.lending import Tensors
 
 # Read by vLLM at its start. One process, because the weights are handed over in memory. On a CPU, threads are not
 # bound: vLLM would bind two ranks to the same cores.

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from training.step3_ppo.flags.roles_arguments import RolesArguments
+    from training.utils.contracts.guests import ExpertRecord
     from training.utils.contracts.media import RunMedia
-    from training.utils.contracts.rollout_engine import ExpertRecord
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.ranks.startup import Ranks

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from training.utils.base.errors import Mistakes
     from training.utils.contracts.documents import Document, TokenSequence
-    from training.utils.contracts.rollout import Rollout
 
 
 @dataclass(frozen=True)
@@ -154,8 +153,8 @@ class OpenedForm(ABC):
         """Return what reads rows, and counts those of each kind."""
 
     @abstractmethod
-    def draw(self, model: PreTrainedModel, request: Any) -> Rollout:
-        """Return the responses to a `RolloutRequest`, with `formed`, from a model that `check_model` let pass."""
+    def draw(self, model: PreTrainedModel, request: Any) -> Any:
+        """Return the `Rollout` of a `RolloutRequest`, with `formed`, from a model that `check_model` let pass."""
 
     @abstractmethod
     def parts_of(self, response_ids_r: torch.Tensor) -> tuple[int, ...]:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from training.utils.base.errors import Mistakes
     from training.utils.contracts.documents import Document
-    from training.utils.contracts.rollout_engine import ExpertRecord
 
 
 # Lays rows of a dataset out as this rank's micro-batches of an evaluation, on the device; as many on every rank.
@@ -248,6 +247,35 @@ class Guests(tuple[Guest, ...]):
 
     def lent_guesser(self, model: Any, seed: int) -> BorrowHead | None:
         return next((lent for guest in self if (lent := guest.lent_guesser(model, seed)) is not None), None)
+
+
+class TokenLog(Protocol):
+    """Notes of the tokens of one rollout, while they are drawn."""
+
+    def note_prompt_tokens(self) -> None:
+        """The last forward was of the next tokens of all prompts."""
+
+    def note_tokens(self, rows_A: torch.Tensor, place: int) -> None:
+        """The last forward was that of one response token of each of these rows, at `place` of the response."""
+
+    def added_to(self, rollout: Any) -> Any:
+        """Return the `Rollout` with what was noted."""
+
+
+class ExpertRecord(Protocol):
+    """The choices of the experts of one model, in its forwards."""
+
+    def way(self, way: Any, name: str) -> Any:
+        """Return how the model `name`, which is decoded in a `DecodeWay`, is while it is recorded. ThreestepError where
+        it cannot be."""
+
+    def logged(self, model: Any, request: Any) -> AbstractContextManager[TokenLog]:
+        """Inside, each forward of `model`, the trained one or a copy of it, is recorded. Yield the log of a rollout.
+        request: its `RolloutRequest`."""
+
+    def differing(self) -> torch.Tensor | None:
+        """Return bool [T], of the last forward of rows with given experts: True where the model's own experts are
+        others in some layer; None where there was no such forward since the last call."""
 
 
 class GuestFeature:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from training.utils.contracts.drawing import OpenedForm, TextForm, TurnDrawing, Turns
+    from training.utils.contracts.guests import ExpertRecord
+    from training.utils.contracts.lending import Lender, Tensors
     from training.utils.contracts.media import PromptMedia
     from training.utils.contracts.rollout import Rollout
 
@@ -28,78 +30,6 @@ if TYPE_CHECKING:
 Decode = Callable[[Sequence[int]], str]
 # Bytes of a rank by name: while responses are drawn, and at all times.
 PlannedMemory = tuple[dict[str, int], dict[str, int]]
-# Weights of a model by name, whole; each is valid until the next is requested.
-Tensors = Iterator[tuple[str, torch.Tensor]]
-
-
-class LowRank(NamedTuple):
-    """Adapters' addition to a weight: scale * up_OR @ down_RI, transposed where `transposed`."""
-
-    down_RI: torch.Tensor
-    up_OR: torch.Tensor
-    scale: float
-    transposed: bool
-
-
-# As Tensors, with adapters beside the weights that they are added to.
-Parts = Iterator[tuple[str, "torch.Tensor | LowRank"]]
-
-
-class Lender(Protocol):
-    """A trained model, whose whole weights are lent to rollouts. Every rank must call its methods together.
-
-    model: has shards in place of weights where `is_sharded`. updates: optimizer steps so far.
-    trains_adapters_alone: nothing else changes, and `send_parts` may be called.
-    """
-
-    model: PreTrainedModel
-    is_sharded: bool
-
-    @property
-    def trains_adapters_alone(self) -> bool: ...
-
-    @property
-    def updates(self) -> int: ...
-
-    def lent(self) -> AbstractContextManager[PreTrainedModel]:
-        """The model with whole weights."""
-
-    def tensors(self) -> Tensors:
-        """Every weight, whole, by its name."""
-
-    def send(self, take: Callable[[Tensors], None]) -> None:
-        """Have `take` take every weight on the first rank; the others wait for it."""
-
-    def send_parts(self, take: Callable[[Parts], None], with_base: bool) -> None:
-        """As `send`, the adapters by themselves. with_base: behind the weights that they are added to."""
-
-
-class TokenLog(Protocol):
-    """Notes of the tokens of one rollout, while they are drawn."""
-
-    def note_prompt_tokens(self) -> None:
-        """The last forward was of the next tokens of all prompts."""
-
-    def note_tokens(self, rows_A: torch.Tensor, place: int) -> None:
-        """The last forward was that of one response token of each of these rows, at `place` of the response."""
-
-    def added_to(self, rollout: Rollout) -> Rollout:
-        """Return the rollout with what was noted."""
-
-
-class ExpertRecord(Protocol):
-    """The choices of the experts of one model, in its forwards."""
-
-    def way(self, way: Any, name: str) -> Any:
-        """Return how the model `name`, which is decoded in a `DecodeWay`, is while it is recorded. ThreestepError where
-        it cannot be."""
-
-    def logged(self, model: PreTrainedModel, request: RolloutRequest) -> AbstractContextManager[TokenLog]:
-        """Inside, each forward of `model`, the trained one or a copy of it, is recorded. Yield the log of a rollout."""
-
-    def differing(self) -> torch.Tensor | None:
-        """Return bool [T], of the last forward of rows with given experts: True where the model's own experts are
-        others in some layer; None where there was no such forward since the last call."""
 
 
 @dataclass(frozen=True)

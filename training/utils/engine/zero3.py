@@ -20,7 +20,7 @@ from training.utils.models.one_precision import ROUNDED
 from training.utils.models.weights import adapters_of, count_elements, packed_layers
 
 if TYPE_CHECKING:
-    from training.utils.contracts.rollout_engine import LowRank
+    from training.utils.contracts.lending import LowRank
     from training.utils.engine.config.arguments import EngineSettings
 
 GATHER_ELEMENTS = 50_000_000  # weights gathered at once when all are read: 200 MB in float32

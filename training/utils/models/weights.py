@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-    from training.utils.contracts.rollout_engine import LowRank
+    from training.utils.contracts.lending import LowRank
 
 
 _LINE = 64  # bytes: an AVX-512 register's, and torch's own alignment on a CPU (c10/core/alignment.h, gAlignment)

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from training.utils.base.memory import MemoryLine, Moment, PlannedDevice
-    from training.utils.contracts.guests import Guests
-    from training.utils.contracts.rollout_engine import ExpertRecord
+    from training.utils.contracts.guests import ExpertRecord, Guests
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.ranks.startup import Ranks

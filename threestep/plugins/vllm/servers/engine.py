@@ -32,7 +32,6 @@ from training.utils.contracts.rollout_engine import (
     IN_ONE_PIECE,
     Decode,
     Drawing,
-    ExpertRecord,
     PlannedActor,
     PlannedMemory,
     RolloutEngine,
@@ -50,7 +49,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from threestep.plugins.vllm.servers.groups import Way
-    from training.utils.contracts.rollout_engine import Lender
+    from training.utils.contracts.guests import ExpertRecord
+    from training.utils.contracts.lending import Lender
     from training.utils.models.own_forward import OwnForward
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from threestep.plugins.vllm.servers.drawing import FailedServer
     from threestep.plugins.vllm.servers.groups import End, WeightGroup
     from threestep.plugins.vllm.servers.sending import Sent
-    from training.utils.contracts.rollout_engine import LowRank
+    from training.utils.contracts.lending import LowRank
 
 _SECONDS_TO_ANSWER = 30.0  # whether it is there
 _PAUSE_SECONDS = 1.0  # between two looks for servers that are still starting

@@ -26,7 +26,7 @@ from threestep.plugins.vllm.servers.client import ServerClient, ServerFailure
 from threestep.plugins.vllm.servers.stream import SECRET_CHARACTERS, Frame, data_of, end_frame, framed, header_of
 from threestep.plugins.vllm.weights import BitSums
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.rollout_engine import LowRank
+from training.utils.contracts.lending import LowRank
 
 if TYPE_CHECKING:
     import torch

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from training.utils.contracts.rollout_engine import RolloutRequest, TokenLog
+    from training.utils.contracts.guests import TokenLog
+    from training.utils.contracts.rollout_engine import RolloutRequest
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,10 @@ from training.utils.contracts.rollout_engine import (
     IN_ONE_PIECE,
     Decode,
     Drawing,
-    ExpertRecord,
-    Lender,
     RolloutEngine,
     RolloutRequest,
     RolloutSettings,
     Sampling,
-    TokenLog,
 )
 from training.utils.generation.decoding.decode_check import (
     fitting_way,
@@ -46,6 +43,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from training.utils.contracts.drawing import TurnDrawing, Turns
+    from training.utils.contracts.guests import ExpertRecord, TokenLog
+    from training.utils.contracts.lending import Lender
     from training.utils.models.own_forward import OwnForward
 
 
