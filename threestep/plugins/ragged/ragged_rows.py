@@ -95,7 +95,7 @@ class RaggedRows:
     is memory for. forward: the present one."""
 
     def __init__(self, model: PreTrainedModel, fixed: bool = False) -> None:
-        """fixed: steps are captured (`captured.CapturedStep`): they read all columns that there is room for.
+        """fixed: steps are captured (`CapturedStep`): they read all columns that there is room for.
         ValueError if a layer sees but the last tokens, or holds something else than keys and values."""
         self._cache: Any = roomy_cache(model, 0)
         windows = windows_of(model.config, self._cache)
