@@ -328,8 +328,8 @@ def load_chat_model(
     folder = open_chat_folder(name_or_path, data)
     if folder.reader is None or not with_media:
         return load_chat_folder(replace(folder, reader=None), dtype, device, start_engine)
-    found = media_kind().of_chat(folder.reader, folder.data, folder.tokenizer)
-    return load_chat_folder(folder, dtype, device, start_engine, media=found.media, reads=found.reads)
+    reads, media = media_kind().of_chat(folder.reader, folder.data, folder.tokenizer)
+    return load_chat_folder(folder, dtype, device, start_engine, media=media, reads=reads)
 
 
 def dtype_of(name_or_path: str, flag: str | None) -> torch.dtype:

@@ -142,7 +142,7 @@ def evaluate_answers(flags: Evaluated, rewards: tuple[Reward, ...], together: Sh
             parts, rewards, prompts[0], answers, device=models[0].model.device, flags=flags.reward
         )
     sides = [answer_samples(*each) for each in zip(prompts, answers, scores, strict=True)]
-    samples = side_by_side(sides, [row.media_names for row in prompts[0]])
+    samples = side_by_side(sides, [list(row.media_digests) for row in prompts[0]])
     keep_media(RunFolder(flags.run.output_dir, is_main_rank=True), built[0].seen, prompts[0])
     return write(flags, paths, answer_figures(sides, flags.run.seed), samples)
 

@@ -11,7 +11,7 @@ from threestep.plugins.images.data.row_pictures import WHY_DROPPED
 from threestep.plugins.images.flags import ImageArguments
 from threestep.plugins.images.models.pictured import RowImages
 from threestep.plugins.images.recorded import PixelScale, RecordedImages, images_of_rank, scale_of
-from threestep.plugins.images.run.chat_images import ChatImages, Picture, chat_media, open_picture
+from threestep.plugins.images.run.chat_images import Picture, chat_media, open_picture
 from threestep.plugins.images.run.image_reader import check_read_alike, why_unscored
 from threestep.plugins.images.run.planned_images import PlannedImages, planned_images
 from threestep.plugins.images.run.reward_pictures import pictures_of
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from training.utils.contracts.documents import Document
-    from training.utils.contracts.media import MediaReader, Read, RunMedia, SeenMedia
+    from training.utils.contracts.media import Keep, MediaReader, Read, ReadsMedia, RunMedia, SeenMedia
     from training.utils.flags.added import AddedFlags
 
 
@@ -73,8 +73,8 @@ class Images(MediaKind):
     def planned(self, name_or_path: str, trust_remote_code: bool, most: int, at_once: int) -> PlannedImages | None:
         return planned_images(name_or_path, trust_remote_code, most, at_once)
 
-    def keeper(self, folder: Any, seen: SeenMedia) -> SamplePictures:
-        return SamplePictures(folder, seen)
+    def keeper(self, folder: Any, seen: SeenMedia) -> Keep:
+        return SamplePictures(folder, seen).names
 
     def keep(self, folder: Any, seen: SeenMedia, rows: Iterable[Any]) -> None:
         keep_pictures(folder, seen, rows)
@@ -82,7 +82,7 @@ class Images(MediaKind):
     def for_rewards(self, seen: SeenMedia, row: Any) -> dict[str, Any]:
         return {MEDIA_COLUMN: pictures_of(seen, row)}
 
-    def of_chat(self, reader: MediaReader, data: Any, tokenizer: Any) -> ChatImages:
+    def of_chat(self, reader: MediaReader, data: Any, tokenizer: Any) -> tuple[ReadsMedia, RowImages]:
         return chat_media(_reader(reader), data, tokenizer)
 
     def of_clients(self, reader: MediaReader, tokenizer: Any) -> SentImages:

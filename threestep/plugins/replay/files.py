@@ -140,7 +140,7 @@ def _metadata(request: RolloutRequest, more: Mapping[str, Any]) -> dict[str, str
 def _media_of(request: RolloutRequest) -> str:
     """The sha256 of each medium of each prompt, as JSON."""
     assert request.rows is not None, "prompts with media are of a dataset"
-    return json.dumps([row.media_names for row in request.rows])
+    return json.dumps([list(row.media_digests) for row in request.rows])
 
 
 def _check_media(path: Path, drawn: str | None, request: RolloutRequest) -> None:

@@ -12,7 +12,7 @@ from training.utils.contracts.rows import MEDIA_COLUMN
 from training.utils.layout.order import ShuffledStream
 
 if TYPE_CHECKING:
-    from training.utils.contracts.media import MediaKeeper
+    from training.utils.contracts.media import Keep
 
 
 class SampleMedia(NamedTuple):
@@ -33,7 +33,7 @@ class SampleTexts:
 
     decode: Callable[[Sequence[int]], str] = str
     end_token_ids: frozenset[int] = frozenset()
-    keeper: MediaKeeper | None = None
+    keeper: Keep | None = None
 
     def text(self, ids: Sequence[int]) -> str:
         """Without the token that ends it."""
@@ -41,7 +41,7 @@ class SampleTexts:
 
     def media(self, media: Sequence[Any]) -> SampleMedia:
         """The media of a row, copies of which are kept beside samples.jsonl."""
-        return SampleMedia([] if self.keeper is None else self.keeper.names(media))
+        return SampleMedia([] if self.keeper is None else self.keeper(media))
 
 
 def sampled_rows(count: int, total: int, seed: int) -> list[int]:

@@ -167,7 +167,7 @@ class Evaluator:
             **{f"reward/{name}": part_B.tolist() for name, part_B in scored.parts.items()},
         }
         if rollout.media is not None:
-            columns[MEDIA_COLUMN] = [row.media_names for row in rows]
+            columns[MEDIA_COLUMN] = [list(row.media_digests) for row in rows]
         if rollout.conversations is not None:
             columns |= conversation_columns(rollout, self.tokenizer.decode, ends)
         if self.checker is not None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 Read = Callable[["TokenRows"], "torch.Tensor"]
 Decode = Callable[[Sequence[int]], str]
+# Keeps copies of the media of a row, which samples show; returns their names.
+Keep = Callable[[Sequence[Any]], list[str]]
 
 
 class MediaReader(Protocol):
@@ -205,22 +207,6 @@ class MediaForward(Protocol):
         """
 
 
-class MediaKeeper(Protocol):
-    """Keeps copies of media that samples show."""
-
-    def names(self, media: Sequence[Any], /) -> list[str]:
-        """Keep the media of a row; return their names."""
-
-
-class ChatMedia(Protocol):
-    """The media of a conversation with a finished model. reads: reads those of messages. media: the model's input."""
-
-    @property
-    def reads(self) -> ReadsMedia: ...
-    @property
-    def media(self) -> RunMedia: ...
-
-
 class MediaFile(Protocol):
     """A file that was read. data: the medium as it is stored. words: its name and size."""
 
@@ -296,7 +282,7 @@ class MediaKind(ABC):
         forwards that are laid out together."""
 
     @abstractmethod
-    def keeper(self, folder: Any, seen: SeenMedia) -> MediaKeeper:
+    def keeper(self, folder: Any, seen: SeenMedia) -> Keep:
         """Return what keeps media of samples in a run's folder."""
 
     @abstractmethod
@@ -308,8 +294,9 @@ class MediaKind(ABC):
         """Return the column that shows the media of a prompt to reward functions."""
 
     @abstractmethod
-    def of_chat(self, reader: MediaReader, data: Any, tokenizer: Any) -> ChatMedia:
-        """Return the media of a conversation. data: `DataArguments` with the prompt style of the model."""
+    def of_chat(self, reader: MediaReader, data: Any, tokenizer: Any) -> tuple[ReadsMedia, RunMedia]:
+        """Return what reads the media of the messages of a conversation with a finished model, and the model's input
+        for them. data: `DataArguments` with the prompt style of the model."""
 
     @abstractmethod
     def of_clients(self, reader: MediaReader, tokenizer: Any) -> SentMedia:

@@ -297,14 +297,10 @@ class Rollout:
         parts = ids_r.tensor_split(borders)
         return [(bool(drawn_r[begin]), part_r) for begin, part_r in zip([0, *borders.tolist()], parts, strict=True)]
 
-    def text_ids_of(self, index: int, end_token_ids: Collection[int]) -> torch.Tensor:
-        """int64, the ids that decode to the response's text, that of its last turn: without the token that ended it; on
-        the CPU."""
-        return _without_end(self.turns_of(index)[-1], end_token_ids)
-
     def texts(self, decode: Callable[[torch.Tensor], Any], end_token_ids: Collection[int]) -> list[str]:
         """The responses as text, without the tokens that ended them; of several turns the last."""
-        return [str(decode(self.text_ids_of(index, end_token_ids))) for index in range(len(self.response_lengths_B))]
+        last = (self.turns_of(index)[-1] for index in range(len(self.response_lengths_B)))
+        return [str(decode(_without_end(ids_r, end_token_ids))) for ids_r in last]
 
     def whole_texts(self, decode: Callable[[torch.Tensor], Any], end_token_ids: Collection[int]) -> list[str]:
         """The whole responses as text, with what no model drew, without the tokens that ended them; each fork, which

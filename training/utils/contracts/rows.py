@@ -151,11 +151,6 @@ class PromptRow:
     def length_tokens(self) -> int:
         return len(self.flipped_prompt_ids)
 
-    @property
-    def media_names(self) -> list[str]:
-        """The sha256 of each medium, in hex."""
-        return list(self.media_digests)
-
     @cached_property
     def uid(self) -> str:
         """16 hex digits of the prompt's text, reference and media: the same in every run, epoch and data order."""

@@ -109,11 +109,6 @@ def trie_size(sequences: Sequence[TokenSequence], least_tokens: int) -> Document
     return DocumentSize(sum(root.tokens for root in roots), sum(root.pairs for root in roots))
 
 
-def trie_tokens(sequences: Sequence[TokenSequence], least_tokens: int) -> int:
-    """Return the tokens of `trie_document`, without making it."""
-    return trie_size(sequences, least_tokens).tokens
-
-
 def tries_of(sequences: Sequence[TokenSequence], least_tokens: int, forks: bool = False) -> tuple[TrieNode, ...]:
     """Return the root of the trie of `sequences`, which begin with the same token; of forks, which may not, the roots
     of as many as it takes.
@@ -168,14 +163,14 @@ def joined(parts: Sequence[Sequence[TokenSequence]], plan: PlanSettings) -> list
     if not (plan.packed and least):
         return [[index] for index in range(len(parts))]
     if plan.ranks > 1:
-        most = min(most, sum(trie_tokens(part, least) for part in parts) // (2 * plan.ranks))
+        most = min(most, sum(trie_size(part, least).tokens for part in parts) // (2 * plan.ranks))
     keys = [_key(part[0]) for part in parts]
     groups: list[list[int]] = []
     for index in sorted(range(len(keys)), key=lambda index: keys[index].tobytes()):
         wider = [*groups[-1], index] if groups else []
         if wider and _common(keys[groups[-1][-1]], keys[index]) >= least:
             sequences = [sequence for member in sorted(wider) for sequence in parts[member]]
-            if trie_tokens(sequences, least) <= most:
+            if trie_size(sequences, least).tokens <= most:
                 groups[-1] = wider
                 continue
         groups.append([index])
@@ -193,7 +188,7 @@ def prompt_groups(sequences: Sequence[TokenSequence], least_tokens: int, most_to
         group, tokens = open_groups.get(key, ([], prompt))
         tokens += len(sequence) - prompt
         if group and tokens > most_tokens:  # unless the responses share more than the prompt
-            tokens = trie_tokens([sequences[member] for member in (*group, index)], least_tokens)
+            tokens = trie_size([sequences[member] for member in (*group, index)], least_tokens).tokens
         if not group or tokens > most_tokens:
             group, tokens = [], len(sequence)
             groups.append(group)
@@ -284,7 +279,7 @@ def rank_share(
         plan = replace(plan, form=None)
     groups = _groups(sequences, plan, sharing)
     if plan.packed:
-        sizes = [_size([sequences[index] for index in group], plan) for group in groups]
+        sizes = [trie_size([sequences[index] for index in group], _least_tokens(plan)) for group in groups]
         step = plan_step([size.tokens for size in sizes], plan, pairs=[size.pairs for size in sizes])
     else:
         parts = [sequences[group[0]].parts for group in groups]
@@ -332,11 +327,6 @@ def _rows(groups: Sequence[Sequence[TokenSequence]], plan: PlanSettings) -> list
     if not plan.packed and groups[0][0].forks:
         return [[plain(part)] for part in groups[0][0].parts]
     return [[_document(group, plan) for group in groups]]
-
-
-def _size(sequences: Sequence[TokenSequence], plan: PlanSettings) -> DocumentSize:
-    """Return the size of `_document`, without making it: a rank makes its own alone."""
-    return trie_size(sequences, _least_tokens(plan))
 
 
 def _document(sequences: Sequence[TokenSequence], plan: PlanSettings) -> Document:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from training.utils.contracts.documents import Document
     from training.utils.contracts.media import (
-        MediaKeeper,
+        Keep,
         MediaKind,
         MediaReader,
         PlannedMedia,
@@ -140,7 +140,7 @@ def with_kept_features(
     return media and media_kind().with_kept_features(media, most_mb, model, engine, read=read)
 
 
-def media_keeper(folder: RunFolder, rows: PhaseData) -> MediaKeeper | None:
+def media_keeper(folder: RunFolder, rows: PhaseData) -> Keep | None:
     """Return what keeps media of samples in the run's folder; None where no row has any."""
     return None if rows.seen is None else media_kind().keeper(folder, rows.seen)
 

@@ -45,4 +45,4 @@ def test_a_text_has_no_end_token():
         sampled_logprobs_BR=torch.zeros(3, 3),
         ended_B=torch.tensor([True, True, False]),
     )
-    assert [rollout.text_ids_of(row, end_token_ids={9}).tolist() for row in range(3)] == [[4], [3, 7], [3, 3, 3]]
+    assert rollout.texts(torch.Tensor.tolist, {9}) == ["[4]", "[3, 7]", "[3, 3, 3]"]

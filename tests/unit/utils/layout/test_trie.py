@@ -12,7 +12,7 @@ from training.utils.contracts.documents import Document, MediaSpan, TokenSequenc
 from training.utils.contracts.token_rows import TokenRows
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rows import packed_rows
-from training.utils.layout.trie import NEVER, joined, prompt_groups, trie_document, trie_size, trie_tokens
+from training.utils.layout.trie import NEVER, joined, prompt_groups, trie_document, trie_size
 from training.utils.models.flops import visible_pairs
 
 
@@ -89,7 +89,7 @@ def test_random_tries_hold_each_sequence_as_it_was(least):
             [sequences[index] for index in prompt_groups(sequences, least, NEVER)[0]] if least == NEVER else sequences
         )
         document = trie_document(sequences, least)
-        assert document.tokens == trie_tokens(sequences, least) <= sum(map(len, sequences))
+        assert document.tokens == trie_size(sequences, least).tokens <= sum(map(len, sequences))
         assert trie_size(sequences, least).pairs == visible_pairs(document)
         shared += sum(map(len, sequences)) - document.tokens
         assert document.targets == sum(int(each.is_target.sum()) for each in sequences)
@@ -154,7 +154,7 @@ def test_a_group_is_as_long_as_its_trie():
         each.input_ids[: 5 + 30] = drawn[0].input_ids[: 5 + 30]
     assert prompt_groups(drawn, NEVER, most_tokens=90) == [[0, 1], [2, 3]]
     assert prompt_groups(drawn, 8, most_tokens=90) == [[0, 1, 2, 3]]
-    assert trie_tokens(drawn, 8) == 35 + 4 * 10
+    assert trie_size(drawn, 8).tokens == 35 + 4 * 10
 
 
 def test_what_is_joined_begins_alike_and_stays_within_the_row():

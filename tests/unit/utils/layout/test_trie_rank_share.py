@@ -83,7 +83,7 @@ def test_a_rank_makes_its_own_documents_alone(monkeypatch):
     documents = documents_of(samples, plan)
     groups = prompt_groups(samples, NEVER, plan.max_row_tokens)
     assert [len(group) for group in groups] == [2, 1, 3]
-    counted = [laid_out._size([samples[index] for index in group], plan).tokens for group in groups]
+    counted = [laid_out.trie_size([samples[index] for index in group], NEVER).tokens for group in groups]
     assert counted == [document.tokens for document in documents]
     made = []
     one = laid_out._document

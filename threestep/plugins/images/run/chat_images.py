@@ -28,14 +28,6 @@ QUESTION = "What is in the picture?"
 
 
 @dataclass(frozen=True)
-class ChatImages:
-    """reads: reads the images of messages. media: the model's input for them."""
-
-    reads: ReadsMedia
-    media: RowImages
-
-
-@dataclass(frozen=True)
 class Picture:
     """A file that was read. data: the encoded picture."""
 
@@ -67,13 +59,13 @@ def open_picture(given: str) -> Picture:
     return Picture(path, data)
 
 
-def chat_media(reader: ImageReader, data: DataArguments, tokenizer: Any) -> ChatImages:
+def chat_media(reader: ImageReader, data: DataArguments, tokenizer: Any) -> tuple[ReadsMedia, RowImages]:
     """For a model whose images `reader` reads. data: with the prompt style of the model."""
     held = HeldMedia()
     rows = reader.of_rows(held, NO_FLAGS)
     maker = PromptMaker(data, tokenizer, rows)
     examples = tuple(_example(maker, place) for place in range(PLAIN_PICTURES))
-    return ChatImages(rows, RowImages(reader.of_stored(held), examples))
+    return rows, RowImages(reader.of_stored(held), examples)
 
 
 def plain_picture(place: int) -> Any:

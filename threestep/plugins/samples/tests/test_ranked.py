@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -56,8 +54,7 @@ def test_a_single_response_has_no_margin():
 
 
 def test_pairs_with_the_same_texts_and_other_pictures_are_told_apart():
-    pictures: Any = SimpleNamespace(names=lambda spans: [f"sha {span.key}" for span in spans])
-    samples = SampleTexts(lambda ids: "text", keeper=pictures)
+    samples = SampleTexts(lambda ids: "text", keeper=lambda spans: [f"sha {span.key}" for span in spans])
     seen = [replace(pair, media=(MediaSpan(0, 1, key=key),)) for key, pair in enumerate(rows(2, 2))]
     one, other = ranked_samples(seen, scored(2, 2).of_prompts([0, 1]), samples)
     assert (one["images"], other["images"]) == (["sha 0"], ["sha 1"]) and one["uid"] != other["uid"]

@@ -88,8 +88,7 @@ def test_lines_of_a_drawn_row_and_of_one_that_was_not():
 
 
 def test_rows_with_the_same_texts_and_other_pictures_are_told_apart():
-    pictures: Any = SimpleNamespace(names=lambda spans: [f"sha {span.key}" for span in spans])
-    samples = SampleTexts(decode=lambda ids: "text", keeper=pictures)
+    samples = SampleTexts(decode=lambda ids: "text", keeper=lambda spans: [f"sha {span.key}" for span in spans])
     rows = {key: replace(row(2, 2, 2), media=(MediaSpan(0, 1, key=key),)) for key in (4, 7)}
     one, other = sentence_samples(rows, {4: [0.5], 7: [0.5]}, {}, samples)
     assert (one["images"], other["images"]) == (["sha 4"], ["sha 7"]) and one["uid"] != other["uid"]

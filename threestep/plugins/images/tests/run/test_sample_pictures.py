@@ -41,7 +41,7 @@ def files(folder) -> dict[str, bytes]:
 
 
 def test_pictures_are_kept_small_and_named_by_their_bytes(tmp_path, pixels):
-    samples = SampleTexts(keeper=SamplePictures(RunFolder(tmp_path, True), pixels))
+    samples = SampleTexts(keeper=SamplePictures(RunFolder(tmp_path, True), pixels).names)
     assert samples.media([span(0), span(1), span(0)]).names == [name_of(LARGE), name_of(SMALL), name_of(LARGE)]
     kept = files(tmp_path)
     sizes = {name: Image.open(io.BytesIO(data)).size for name, data in kept.items()}
