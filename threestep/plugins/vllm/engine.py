@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from threestep.plugins.vllm.arguments import CPU_CACHE_GIB, VllmArguments
+from threestep.plugins.vllm.experts import rollout_of
 from threestep.plugins.vllm.image_check import why_other_images
 from threestep.plugins.vllm.images import PlacedImage, placed_images
 from threestep.plugins.vllm.instance import VllmInstance, vllm_at_work
 from threestep.plugins.vllm.turns import VllmTurns, add_request
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.drawing import DrawnTurn, NextTurn, Turns
-from training.utils.contracts.rollout import Response, Rollout, check_numbers
+from training.utils.contracts.rollout import Rollout, check_numbers
 from training.utils.contracts.rollout_engine import (
     IN_ONE_PIECE,
     Decode,
@@ -187,7 +188,7 @@ class VllmRollout(RolloutEngine):
         first = sum(len(part) for part in parts[:own])
         mine = responses[first : first + len(requests)]
         seconds = time.perf_counter() - started
-        rollout = Rollout.of_responses(request.repeated(), mine, request.sampling.pad_token_id, seconds)
+        rollout = rollout_of(request, mine, seconds)
         check_numbers(rollout.sampled_logprobs_BR, type(model).__name__)
         return rollout
 
@@ -233,15 +234,14 @@ class VllmRollout(RolloutEngine):
             )
         return requests
 
-    def _drawn(self, requests: Sequence[_Request], sampling: Sampling) -> list[Response]:
+    def _drawn(self, requests: Sequence[_Request], sampling: Sampling) -> list[DrawnTurn]:
         turns = VllmTurns(self._vllm, sampling, stop_strings(sampling, self._decode))
         for place, request in enumerate(requests):
             turns.add(NextTurn(place, request.prompt_ids, request.seed, sampling.max_new_tokens, request.images))
         drawn = dict[Any, DrawnTurn]()
         while turns.is_drawing:
             drawn.update((response.key, response) for response in turns.advance())
-        ordered = [drawn[place] for place in range(len(requests))]
-        return [Response(each.ids, each.logprobs, each.ended, each.experts_TLK) for each in ordered]
+        return [drawn[place] for place in range(len(requests))]
 
 
 def _of_neighbours(requests: list[_Request], size: int) -> tuple[list[list[_Request]], int]:

@@ -10,13 +10,21 @@ T tokens of a request, L layers, K experts of a token.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import UNKNOWN
+from training.utils.contracts.rollout import DrawnExperts, Response, Rollout
+
+if TYPE_CHECKING:
+    from training.utils.contracts.drawing import DrawnTurn
+    from training.utils.contracts.rollout_engine import RolloutRequest
 
 _SUFFIX = 9  # of a request's name inside vLLM: "-" and 8 characters
 
@@ -114,3 +122,36 @@ def repack_experts(model: Any) -> None:
                 "hf"
             )
         experts.process_weights_after_loading(module.routed_experts)
+
+
+def rollout_of(request: RolloutRequest, drawn: Sequence[DrawnTurn], seconds: float) -> Rollout:
+    """Return a rollout of turns that are whole responses, with their experts where they are recorded."""
+    prompts = request.repeated()
+    responses = [Response(each.ids, each.logprobs, each.ended) for each in drawn]
+    rollout = Rollout.of_responses(prompts, responses, request.sampling.pad_token_id, seconds)
+    known = [each.experts_TLK for each in drawn if each.experts_TLK is not None]
+    if not known:
+        return rollout
+    assert len(known) == len(drawn), "an engine records all responses or none"
+    return replace(rollout, experts=drawn_experts(known, prompts, rollout.response_lengths_B))
+
+
+def drawn_experts(
+    each_TLK: Sequence[torch.Tensor], prompts: tuple[torch.Tensor, torch.Tensor], lengths_B: torch.Tensor
+) -> DrawnExperts:
+    """Return the experts of sequences, each of its first T tokens, prompt and response; those behind are unknown.
+    Samples of a prompt get the first one's experts for it: vLLM's may differ by rounding, and training computes it once
+    for all. prompts: ids and mask of each."""
+    ids_BP, mask_BP = (part.cpu() for part in prompts)
+    of_prompt, of_response = list[torch.Tensor](), list[torch.Tensor]()
+    first = dict[bytes, torch.Tensor]()
+    for ids_P, mask_P, own_TLK, length in zip(ids_BP, mask_BP, each_TLK, lengths_B.tolist(), strict=True):
+        count, known = int(mask_P.sum()), int(mask_P.sum()) + length - 1
+        whole_TLK = torch.full((count + length, *own_TLK.shape[1:]), UNKNOWN, dtype=torch.int16)
+        whole_TLK[:known] = own_TLK[:known].to(torch.int16)
+        prompt_PLK = torch.full((len(mask_P), *own_TLK.shape[1:]), UNKNOWN, dtype=torch.int16)
+        prompt_PLK[mask_P] = first.setdefault(ids_P[mask_P].numpy().tobytes(), whole_TLK[:count])
+        of_prompt.append(prompt_PLK)
+        of_response.append(whole_TLK[count:])
+    response_BRLK = pad_sequence(of_response, batch_first=True, padding_value=UNKNOWN)
+    return DrawnExperts(*(part.to(lengths_B.device) for part in (torch.stack(of_prompt), response_BRLK)))

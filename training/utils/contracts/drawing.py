@@ -40,7 +40,7 @@ class NextTurn:
 @dataclass(frozen=True)
 class DrawnTurn:
     """ids, logprobs: of its tokens, 1 or more. ended: by itself, False where it was cut. experts_TLK: of a mixture of
-    experts, of the tokens before it and its own (`Response`); None where they are not recorded."""
+    experts, of the tokens before it and its own, from the first on; None where they are not recorded."""
 
     key: Any
     ids: list[int]

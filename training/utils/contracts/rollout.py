@@ -12,10 +12,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.documents import UNKNOWN, TokenSequence, join
+from training.utils.contracts.documents import TokenSequence, join
 
 if TYPE_CHECKING:
     from training.utils.contracts.documents import MediaSpan
@@ -77,27 +76,6 @@ class DrawnExperts:
     prompt_BPLK: torch.Tensor
     response_BRLK: torch.Tensor
 
-    @classmethod
-    def of_sequences(
-        cls, each_TLK: Sequence[torch.Tensor], prompts: tuple[torch.Tensor, torch.Tensor], lengths_B: torch.Tensor
-    ) -> DrawnExperts:
-        """Return the experts of sequences, each of its first T tokens, prompt and response; those behind are unknown.
-        Samples of a prompt get the first one's experts for it: an engine's may differ by rounding, and training
-        computes it once for all. prompts: ids and mask of each."""
-        ids_BP, mask_BP = (part.cpu() for part in prompts)
-        of_prompt, of_response = list[torch.Tensor](), list[torch.Tensor]()
-        first = dict[bytes, torch.Tensor]()
-        for ids_P, mask_P, own_TLK, length in zip(ids_BP, mask_BP, each_TLK, lengths_B.tolist(), strict=True):
-            count, known = int(mask_P.sum()), int(mask_P.sum()) + length - 1
-            whole_TLK = torch.full((count + length, *own_TLK.shape[1:]), UNKNOWN, dtype=torch.int16)
-            whole_TLK[:known] = own_TLK[:known].to(torch.int16)
-            prompt_PLK = torch.full((len(mask_P), *own_TLK.shape[1:]), UNKNOWN, dtype=torch.int16)
-            prompt_PLK[mask_P] = first.setdefault(ids_P[mask_P].numpy().tobytes(), whole_TLK[:count])
-            of_prompt.append(prompt_PLK)
-            of_response.append(whole_TLK[count:])
-        response_BRLK = pad_sequence(of_response, batch_first=True, padding_value=UNKNOWN)
-        return cls(*(part.to(lengths_B.device) for part in (torch.stack(of_prompt), response_BRLK)))
-
     def of_sequence(self, index: int, prompt_mask_P: torch.Tensor, length: int) -> torch.Tensor:
         """int16 [T, L, K] of a prompt with its response of `length` tokens, on the CPU."""
         prompt_TLK = self.prompt_BPLK[index].cpu()[prompt_mask_P]
@@ -113,13 +91,11 @@ FAILURES = "environment_failures"  # a figure of a conversation: 1 where its env
 
 
 class Response(NamedTuple):
-    """ids, logprobs: of its tokens, 1 or more. ended: by itself, False where it was cut. experts_TLK: of its prompt and
-    itself, from the first token on, where the engine records them."""
+    """ids, logprobs: of its tokens, 1 or more. ended: by itself, False where it was cut."""
 
     ids: Sequence[int]
     logprobs: Sequence[float]
     ended: bool
-    experts_TLK: torch.Tensor | None = None
 
 
 class DrawnTokens(NamedTuple):
@@ -172,12 +148,8 @@ class Rollout:
         seconds: float = 0.0,
     ) -> Rollout:
         """Return the responses as a rollout. prompts: ids and mask of each, as `RolloutRequest.repeated` has them."""
-        device, experts = prompts[0].device, None
+        device = prompts[0].device
         lengths_B = torch.tensor([len(each.ids) for each in responses], device=device)
-        known = [each.experts_TLK for each in responses if each.experts_TLK is not None]
-        if known:
-            assert len(known) == len(responses), "an engine records all responses or none"
-            experts = DrawnExperts.of_sequences(known, prompts, lengths_B)
         return cls(
             *prompts,
             response_ids_BR=right_padded([each.ids for each in responses], pad_token_id, torch.int64).to(device),
@@ -185,7 +157,6 @@ class Rollout:
             sampled_logprobs_BR=right_padded([each.logprobs for each in responses], 0, torch.float32).to(device),
             ended_B=torch.tensor([each.ended for each in responses], device=device),
             seconds=seconds,
-            experts=experts,
         )
 
     @property

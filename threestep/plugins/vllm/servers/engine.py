@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from threestep.plugins.vllm.experts import rollout_of
 from threestep.plugins.vllm.servers.addresses import server_key
 from threestep.plugins.vllm.servers.arguments import ADAPTER, MERGED, VllmServerArguments
 from threestep.plugins.vllm.servers.checks import WantedServer
@@ -27,7 +28,7 @@ from threestep.plugins.vllm.servers.roster import Roster
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.drawing import DrawnTurn, NextTurn, Turns
-from training.utils.contracts.rollout import Response, Rollout, check_numbers
+from training.utils.contracts.rollout import Rollout, check_numbers
 from training.utils.contracts.rollout_engine import (
     IN_ONE_PIECE,
     Decode,
@@ -214,9 +215,7 @@ class VllmServerRollout(RolloutEngine):
         self._check_lengths(turns, most)
         first = next(self._homes)
         drawn = self._drawn(turns, [first + place // samples for place in range(len(turns))], request.sampling)
-        responses = [Response(each.ids, each.logprobs, each.ended, each.experts_TLK) for each in drawn]
-        seconds = time.perf_counter() - started
-        rollout = Rollout.of_responses(request.repeated(), responses, request.sampling.pad_token_id, seconds)
+        rollout = rollout_of(request, drawn, time.perf_counter() - started)
         check_numbers(rollout.sampled_logprobs_BR, type(model).__name__)
         return rollout
 
