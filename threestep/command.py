@@ -92,7 +92,7 @@ def run(word: str, arguments: Sequence[str]) -> None:
     if any(word.partition("=")[0] in _HELP for word in arguments) or command.takes_ranks == ALONE:
         _run_here(command.module, arguments)
     elif command.takes_ranks == HANDED_ON:
-        from training.utils.flags.launcher_flags import as_variables
+        from training.utils.run.launch import as_variables
 
         arguments, variables, lines = as_variables(arguments, os.environ)
         for line in lines:

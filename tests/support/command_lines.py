@@ -27,8 +27,8 @@ from tests.support.rooms import runs_by_itself
 from threestep.command import commands
 from training.utils.base.errors import ThreestepError
 from training.utils.flags import arguments as settings
-from training.utils.flags.launcher_flags import as_variables
 from training.utils.plugins.plugin import ALONE
+from training.utils.run.launch import as_variables
 from training.utils.setup import step_program
 
 ROOT = Path(__file__).parents[2]

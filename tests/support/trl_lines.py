@@ -17,10 +17,11 @@ from pathlib import Path
 
 from threestep.command import commands
 from threestep.plugins.names.other_names import Needless, Refused, translated
+from training.utils.base.console import RANKS_VARIABLE
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import parse_arguments
-from training.utils.flags.launcher_flags import RANKS_VARIABLE, as_variables
 from training.utils.flags.step import Step, known_steps
+from training.utils.run.launch import as_variables
 
 _PLACE = Path(__file__).parent
 STEPS = {

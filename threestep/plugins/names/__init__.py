@@ -18,6 +18,7 @@ PLUGIN = Plugin(
             "evaluate": f"{_TABLES}:ANSWERING_OLD_FLAGS",
         },
         reads=f"{_TABLES}:read_flags",
+        launcher=f"{__name__}.launcher_flags:read_launcher_flags",
         run=f"{__name__}.e2e_flags",
     ),
     tables={"meant_flags": MEANT},

@@ -11,6 +11,7 @@ from pathlib import Path
 from threestep.plugins.names.hf_batches import batch_words, is_trls
 from threestep.plugins.names.hf_flags import HF_DPO_FLAGS, HF_REWARD_FLAGS, HF_SFT_FLAGS
 from threestep.plugins.names.hf_ppo_flags import HF_PPO_FLAGS
+from threestep.plugins.names.launcher_flags import refuse_launcher_flags
 from threestep.plugins.names.other_names import (
     DEEPSPEED_CHAT,
     FALSE,
@@ -34,6 +35,8 @@ def read_flags(
 ) -> tuple[list[str], list[str], list[str]]:
     """Return the words of a file and of a command line by the names of flags here, with what other programs take by
     default, and a line for each flag that was read so."""
+    if old_flags:
+        refuse_launcher_flags([*config_flags, *argv], old_flags)
     typed = {**flags_with_values(config_flags), **flags_with_values(argv)}
     settings, lines = translated(config_flags, old_flags, typed)
     words, more_lines = translated(argv, old_flags, typed)

@@ -24,7 +24,13 @@ from typing import Any
 
 import yaml
 
-from training.utils.base.console import COMMAND_VARIABLE, OWN_WORDS_VARIABLE, WHOLE_RUN_VARIABLE, typed_command
+from training.utils.base.console import (
+    COMMAND_VARIABLE,
+    HOSTFILE_VARIABLE,
+    OWN_WORDS_VARIABLE,
+    WHOLE_RUN_VARIABLE,
+    typed_command,
+)
 from training.utils.base.credentials import lend, redacted, redacted_value
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
 from training.utils.base.reading import checked_json, checked_value, read_text
@@ -34,7 +40,6 @@ from training.utils.checkpoints.other_runs import check_earlier_run
 from training.utils.data.build.arguments import DataArguments
 from training.utils.data.file_dataset import look_at_data
 from training.utils.flags.arguments import ProgramParser, parse_arguments, read_yaml, words_of
-from training.utils.flags.launcher_flags import HOSTFILE_VARIABLE
 from training.utils.flags.step import known_steps
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.plugins.registry import added, foreign_runs, hooks, owner_sentence, plugin_module

@@ -171,6 +171,9 @@ class LogPace:
 COMMAND_VARIABLE = "THREESTEP_COMMAND"
 # How many of a program's first words such a script put there itself.
 OWN_WORDS_VARIABLE = "THREESTEP_OWN_WORDS"
+RANKS_VARIABLE = "THREESTEP_RANKS"
+HOSTFILE_VARIABLE = "THREESTEP_HOSTFILE"
+RANK_FLAGS = ("--num_ranks", "--ranks")  # a step knows them too, for what plugins do in place of its run
 # In the environment of a step that a program runs together with the others on the same data.
 WHOLE_RUN_VARIABLE = "THREESTEP_WHOLE_RUN"
 
@@ -186,6 +189,6 @@ def resuming_command(program: str, ranks: int) -> str:
     typed = typed_command()
     if typed is not None:
         return f"{typed} --num_ranks {ranks}"
-    if "THREESTEP_RANKS" not in os.environ and ranks == 1:
+    if RANKS_VARIABLE not in os.environ and ranks == 1:
         return f"python -m {program}"
-    return f"THREESTEP_RANKS={ranks} python -m training.utils.run.launch {program}"
+    return f"{RANKS_VARIABLE}={ranks} python -m training.utils.run.launch {program}"

@@ -35,7 +35,6 @@ from training.utils.flags.flags import (
     note_mistakes,
 )
 from training.utils.flags.help_page import HELP_FLAGS, as_typed, help_page, requested_topic
-from training.utils.flags.launcher_flags import LAUNCHER_FLAGS
 from training.utils.plugins.registry import owner_sentence, read_other_names
 
 _SWITCHED = {"true": True, "false": False}
@@ -170,14 +169,14 @@ def parse_arguments(
     """Return one instance of each dataclass in `groups`, filled from `--config` and flags.
 
     old_flags: names of other programs, on the command line and in the file, as a plugin's `OtherNames` reads them;
-        each that is read is a line of the log. None: of a program whose ranks no launcher starts.
+        each that is read is a line of the log.
     refused: flags that it does not have, with the ends of sentences that say why.
     unread: flags of other steps, which are set aside with a line of the log.
     description, first_flags: of the page for `--help` (`help_page`).
     Raises one ThreestepError with all unknown names or wrong types, or with the mistakes of all groups that have a
     `validate(mistakes)` or `validate_beside(settings of all groups, mistakes)`. Exits for `--help`.
     """
-
+    old_flags, refused = old_flags or {}, refused or {}
     parts = [part for group in groups for part in _parts(group)]
     wanted = requested_topic(argv)
     if wanted is not None:
@@ -196,11 +195,11 @@ def parse_arguments(
         values = read_yaml(config_path)
         is_resumed = _is_resumed(values, argv)
         values = _without_choices(values, config_path) if is_resumed else values
-        others, suggested = {*(old_flags or {}), *unread}, _read_as_others(old_flags or {})
+        others, suggested = {*old_flags, *unread}, _read_as_others(old_flags)
         settings = _flags_of(values, parser, config_path, others, suggested=suggested, may_be_older=is_resumed)
         # The path at the end separates a list in the file from the first words of the command line.
         config_flags = [*settings, f"--config={config_path}"]
-    config_flags, argv = _in_our_names(config_flags, argv, old_flags, refused or {})
+    config_flags, argv = _in_our_names(config_flags, argv, old_flags, refused)
     config_flags, argv = _set_aside(config_flags, argv, unread)
     config_flags, argv = _with_credentials(config_flags, overridden_by=argv), _with_credentials(argv)
     config_flags, argv = (_without_commas(words, parts) for words in (config_flags, argv))
@@ -208,7 +207,7 @@ def parse_arguments(
         if word == "--" or (word.startswith("--") and word.partition("=")[2] == "--"):  # argparse would drop it
             parser.error(f"'{word}': '--' is not a value; leave it out")
     namespace, unknown = parser.parse_known_args([*config_flags, *argv])
-    _refuse_unknown_flags(unknown, parser, _read_as_others(old_flags or {}))
+    _refuse_unknown_flags(unknown, parser, _read_as_others(old_flags))
     instances = tuple(_instance(group, namespace) for group in groups)
     _check(instances)
     return instances
@@ -310,17 +309,16 @@ def _fields(groups: Sequence[type]) -> Iterator[tuple[type, dataclasses.Field]]:
 
 
 def _in_our_names(
-    config_flags: Sequence[str], argv: Sequence[str], old_flags: Mapping[str, Any] | None, refused: Mapping[str, str]
+    config_flags: Sequence[str], argv: Sequence[str], old_flags: Mapping[str, Any], refused: Mapping[str, str]
 ) -> tuple[list[str], list[str]]:
     """Both with other programs' flags in today's names, and what these take by default. Logs what was read how.
-    ThreestepError for flags that are refused, and for the launcher's, all at once."""
-    launchers = {} if old_flags is None else {flag: LAUNCHER_FLAGS[flag] for flag in LAUNCHER_FLAGS.keys() - old_flags}
-    mistakes, reasons = Mistakes(), {**launchers, **refused}
+    ThreestepError for flags that are refused, all at once."""
+    mistakes = Mistakes()
     for word in (*config_flags, *argv):
         flag = flag_in(word)
-        mistakes.require(flag not in reasons, f"{flag} {reasons.get(flag)}")
+        mistakes.require(flag not in refused, f"{flag} {refused.get(flag)}")
     mistakes.raise_if_any()
-    settings, words, lines = read_other_names(config_flags, argv, old_flags or {})
+    settings, words, lines = read_other_names(config_flags, argv, old_flags)
     for line in lines:
         log_on_main(line)
     return settings, words

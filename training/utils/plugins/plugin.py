@@ -155,12 +155,15 @@ class OtherNames(NamedTuple):
 
     flags: by a program, such as `step1_sft`: a table of them
     reads: a function (words of a file, words typed, table) -> (both by names here, a line for each that was read so)
+    launcher: a function (words typed, environment) -> (other words, environment with what flags of launchers say, a
+        line for each)
     run: a module that reads another program's flags as the file of `threestep all`: NAME, add_flags, given_flags,
         settings_of
     """
 
     flags: Mapping[str, str] = MappingProxyType({})
     reads: str = ""
+    launcher: str = ""
     run: str = ""
 
 

@@ -154,6 +154,11 @@ def read_other_names(
     return [*settings], [*words], lines
 
 
+def launcher_readers() -> list[Callable[..., Any]]:
+    """Return what reads flags of other programs' launchers, of all plugins."""
+    return [named_object(plugin.other_names.launcher) for plugin in plugins().values() if plugin.other_names.launcher]
+
+
 def foreign_runs() -> list[Any]:
     """Return the modules that read another program's flags as the file of `threestep all`."""
     return [named_object(plugin.other_names.run) for plugin in plugins().values() if plugin.other_names.run]

@@ -12,6 +12,7 @@ Knows nothing of the steps, and imports neither torch nor deepspeed: the launche
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shlex
 import shutil
@@ -24,10 +25,10 @@ from pathlib import Path
 
 import psutil
 
+from training.utils.base.console import HOSTFILE_VARIABLE, RANK_FLAGS, RANKS_VARIABLE
 from training.utils.base.credentials import lend, redacted
 from training.utils.base.errors import ThreestepError
-from training.utils.flags.launcher_flags import HOSTFILE_VARIABLE, RANKS_VARIABLE, as_variables
-from training.utils.plugins.registry import GROUP
+from training.utils.plugins.registry import GROUP, added, launcher_readers
 from training.utils.run.program import FOR_THE_LAUNCHER, SAFE_PATH_VARIABLE, run_program
 
 _TERMINATION_SECONDS = 60.0
@@ -146,6 +147,48 @@ def _is_ours(module: str) -> bool:
     return module.partition(".")[0] == _PACKAGE.name or module.startswith(f"{GROUP}.")
 
 
+def as_variables(
+    arguments: Sequence[str], environment: Mapping[str, str]
+) -> tuple[list[str], dict[str, str], list[str]]:
+    """Return the other arguments, `environment` with what flags of launchers say, and a line for each of these flags:
+    --num_ranks, unless it belongs to what a plugin does in place of a run, and those that plugins read.
+
+    Raises ThreestepError for flags without a value, and for those that contradict the environment.
+    """
+    words, variables, lines = [*arguments], dict(environment), []
+    for read in launcher_readers():
+        words, variables, more = read(words, variables)
+        lines += more
+    rest: list[str] = []
+    starts_ranks = not _is_in_place_of_run(words)
+    while words:
+        word = words.pop(0)
+        flag, has_equals, value = word.partition("=")
+        if flag not in RANK_FLAGS or not starts_ranks:
+            rest.append(word)
+            continue
+        if not has_equals:
+            value = words.pop(0) if words and not words[0].startswith("--") else ""
+        known = variables.get(RANKS_VARIABLE, "").strip()
+        if not value:
+            raise ThreestepError(f"{flag} expects a value after it, got none")
+        if known not in ("", value):
+            raise ThreestepError(f"{flag} {value} and {RANKS_VARIABLE}={known} contradict each other; leave one out")
+        variables[RANKS_VARIABLE] = value
+        lines.append(f"{flag} {value} is read as {RANKS_VARIABLE}={value}")
+    return rest, variables, lines
+
+
+def _is_in_place_of_run(arguments: Sequence[str]) -> bool:
+    """True if the words ask for what a plugin does in place of a run: no ranks are started, and --num_ranks is its."""
+    switches = {f"--{name}" for name in added("in_place_of_run", ())}
+    for word, value in itertools.pairwise([*arguments, ""]):
+        flag, has_equals, own = word.partition("=")
+        if flag in switches:
+            return (own if has_equals else value).lower() not in ("false", "no", "f", "n", "0")
+    return False
+
+
 def launch(
     module: str,
     arguments: Sequence[str],
@@ -156,7 +199,7 @@ def launch(
 ) -> int:
     """Run `module` on that many ranks and print the command. Returns the exit code of the run.
 
-    arguments: the module's, and flags of DeepSpeed's launcher (`launcher_flags.as_variables`)
+    arguments: the module's, and flags of launchers (`as_variables`)
     environment: the run's; by default this process's
     here: runs the module with its arguments in this process, which is done for a single rank; default: in a new one
     """

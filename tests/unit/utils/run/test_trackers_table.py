@@ -11,7 +11,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.contracts.trackers import Tracker
 from training.utils.run.trackers import TRACKERS, TRACKERS_HELP, WRITTEN, check_tracker, tracker_class
 
-BASE = "training.utils.contracts.run.Tracker"
+BASE = "training.utils.contracts.trackers.Tracker"
 OWN = f"""
 from {BASE.rpartition(".")[0]} import Tracker
 

@@ -11,7 +11,7 @@ import yaml
 
 from tests.support.deepspeed_chat_lines import LINES, ScriptLine
 from tests.support.tiny_models import tiny_config
-from training.utils.flags.launcher_flags import as_variables
+from training.utils.run.launch import as_variables
 
 PROGRAMS = {"sft": "step1_sft", "reward": "step2_reward", "dpo": "step2_dpo", "ppo": "step3_ppo"}
 # A small configuration in the place of each model, by a part of its name.

@@ -7,7 +7,7 @@ import pytest
 from training.step1_sft import STEP
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import parse_arguments
-from training.utils.flags.launcher_flags import as_variables
+from training.utils.run.launch import as_variables
 
 
 def test_all_mistakes_are_told_at_once():

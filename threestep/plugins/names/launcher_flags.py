@@ -1,4 +1,4 @@
-"""Flags of the `deepspeed` launcher behind a script, read as the variables that the scripts take.
+"""Flags of the `deepspeed` and `accelerate` launchers behind a script, read as the variables that the scripts take.
 
 DeepSpeed-Chat's lines have them before main.py, where a script's name stands now. A step's program does not know them:
 its ranks exist already.
@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from training.utils.base.console import HOSTFILE_VARIABLE, RANK_FLAGS, RANKS_VARIABLE
 from training.utils.base.errors import Mistakes
-from training.utils.plugins.registry import added
+from training.utils.flags.flags import flag_in
 
-RANKS_VARIABLE = "THREESTEP_RANKS"
-HOSTFILE_VARIABLE = "THREESTEP_HOSTFILE"
 _PROCESSES = "--num_processes"  # TRL's
 _VARIABLES = {
     "--num_gpus": RANKS_VARIABLE,
@@ -26,7 +25,6 @@ _VARIABLES = {
     "--master_addr": "MASTER_ADDR",
     "--master_port": "MASTER_PORT",
 }
-_RANKS = ("--num_ranks", "--ranks")  # a step knows them too, for what plugins do in place of its run
 _GPUS = (
     "chooses hosts and GPUs for `deepspeed`; here CUDA_VISIBLE_DEVICES=0,1 chooses GPUs, and THREESTEP_HOSTFILE hosts"
 )
@@ -40,7 +38,15 @@ LAUNCHER_FLAGS = dict.fromkeys(
 )
 
 
-def as_variables(
+def refuse_launcher_flags(words: Sequence[str], known: Collection[str]) -> None:
+    """Raise ThreestepError for flags of launchers among the words of a step's own program. known: flags that it has"""
+    mistakes = Mistakes()
+    for flag in map(flag_in, words):
+        mistakes.require(flag in known or flag not in LAUNCHER_FLAGS, f"{flag} {LAUNCHER_FLAGS.get(flag)}")
+    mistakes.raise_if_any()
+
+
+def read_launcher_flags(
     arguments: Sequence[str], environment: Mapping[str, str]
 ) -> tuple[list[str], dict[str, str], list[str]]:
     """Return (the other arguments, `environment` with what the launcher's flags say, a line for each of them).
@@ -54,12 +60,12 @@ def as_variables(
     while words:
         word = words.pop(0)
         flag, has_equals, value = word.partition("=")
-        if flag not in LAUNCHER_FLAGS and (flag not in _RANKS or _is_in_place_of_run(arguments)):
+        if flag not in LAUNCHER_FLAGS:
             rest.append(word)
             continue
         if not has_equals:
             value = words.pop(0) if words and not words[0].startswith("--") else ""
-        variable = RANKS_VARIABLE if flag in _RANKS else _VARIABLES.get(flag)
+        variable = _VARIABLES.get(flag)
         if value == "":
             mistakes.add(f"{flag} expects a value after it, got none")
         elif flag in _REPLACED:
@@ -84,7 +90,7 @@ def as_variables(
 def _processes_of_file(arguments: Sequence[str]) -> list[str]:
     """TRL's `num_processes` in the file of settings, as a flag, unless the words have it."""
     given = [word.partition("=") for word in arguments]
-    if any(flag in (_PROCESSES, *_RANKS) for flag, _, _ in given):
+    if any(flag in (_PROCESSES, *RANK_FLAGS) for flag, _, _ in given):
         return []
     files = [value for flag, equals, value in given if flag == "--config" and equals]
     files += [value for word, value in itertools.pairwise(arguments) if word == "--config"]
@@ -93,13 +99,3 @@ def _processes_of_file(arguments: Sequence[str]) -> list[str]:
             found = re.search(r"^num_processes:\s*(\d+)\s*$", Path(file).read_text(encoding="utf-8"), re.MULTILINE)
             return [_PROCESSES, found[1]] if found else []
     return []
-
-
-def _is_in_place_of_run(arguments: Sequence[str]) -> bool:
-    """True if the words ask for what a plugin does in place of a run: no ranks are started, and --num_ranks is its."""
-    switches = {f"--{name}" for name in added("in_place_of_run", ())}
-    for word, value in zip(arguments, [*arguments[1:], ""], strict=True):
-        flag, has_equals, own = word.partition("=")
-        if flag in switches:
-            return (own if has_equals else value).lower() not in ("false", "no", "f", "n", "0")
-    return False
