@@ -176,9 +176,9 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
     ),
     (
         house.few_parameters_go_by_place,
-        "training.utils.models.attention_choice",
+        "threestep.plugins.kernels.calls",
         "def noting(module, query, key, value, mask): ...",
-        "def _call_of():\n  def noting(module, query, key, value, mask): ...",
+        "def _noted():\n  def noting(module, query, key, value, mask): ...",
     ),
     (
         house.masks_come_from_lengths,

@@ -62,7 +62,7 @@ CALLED_BY_LIBRARIES = (
     "threestep.plugins.kernels.flex _attend.capped",
     "threestep.plugins.kernels.varlen VarlenAttention.__call__",
     "threestep.plugins.long_rows.attention SlicedAttention.__call__",
-    "training.utils.models.attention_choice _call_of.noting",
+    "threestep.plugins.kernels.calls _noted.noting",
     "training.utils.models.target_head _TargetLogprobs.forward",
     "threestep.plugins.distillation.head_loss _HeadDivergence.forward",
 )

@@ -21,11 +21,12 @@ from torch.nn import functional
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from threestep.plugins.kernels.calls import heads_of
 from threestep.plugins.kernels.flex import FLEX, FlexAttention
 from threestep.plugins.kernels.varlen import VARLEN, VarlenAttention, torch_kernel
 from training.utils.contracts.documents import TokenSequence, plain, shared_prompt
 from training.utils.layout.rows import packed_rows
-from training.utils.models.attention import SDPA, heads_of, model_inputs, text_attention
+from training.utils.models.attention import SDPA, model_inputs, text_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -10,19 +10,19 @@ import torch
 from torch.nn import functional
 
 from threestep.plugins.kernels.blocks import BLOCK_TOKENS, width_in_blocks
+from threestep.plugins.kernels.calls import call_of, heads_of
 from threestep.plugins.kernels.flex import FLEX, block_mask, use_flex_attention
 from threestep.plugins.kernels.forms import time_on_first_rows, why_not_the_mask
 from threestep.plugins.kernels.varlen import LARGEST_HEAD, VARLEN, use_varlen_attention, why_no_kernel
 from training.utils.base.errors import ThreestepError
 from training.utils.base.memory import MemoryLine
-from training.utils.models.attention import AttentionKernel, give_runs, heads_of, set_text_attention, text_attention
+from training.utils.models.attention import AttentionKernel, give_runs, set_text_attention, text_attention
 
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
     from training.utils.contracts.token_rows import TokenRows
-    from training.utils.models.attention import AttentionCall
 
 
 class VarlenKernel(AttentionKernel):
@@ -33,7 +33,7 @@ class VarlenKernel(AttentionKernel):
     shares_prompts = True
     takes_media = True
 
-    def why_not(self, model: PreTrainedModel, call: AttentionCall) -> str | None:
+    def why_not(self, model: PreTrainedModel, dropout: float | None) -> str | None:
         missing = why_no_kernel()
         if missing is not None or torch.version.hip is not None:
             return missing or "its kernel was not tried on ROCm"
@@ -44,6 +44,7 @@ class VarlenKernel(AttentionKernel):
             return f"its kernel computes in bf16 and fp16, and the model is in {dtype}"
         if model.device.type == "cuda" and torch.cuda.get_device_capability(model.device) < (8, 0):
             return "its kernel needs a GPU of compute capability 8.0 or newer (Ampere)"
+        call = call_of(model, dropout)
         if call.head_sizes[0] > LARGEST_HEAD:
             return f"its kernel takes heads of {LARGEST_HEAD} at most, and the model's have {call.head_sizes[0]}"
         if call.dropout:
@@ -79,9 +80,10 @@ class FlexKernel(AttentionKernel):
     shares_prompts = True
     takes_media = False
 
-    def why_not(self, model: PreTrainedModel, call: AttentionCall) -> str | None:
+    def why_not(self, model: PreTrainedModel, dropout: float | None) -> str | None:
         if not getattr(model, "_supports_flex_attn", False):
             return "transformers gives the family no FlexAttention"
+        call = call_of(model, dropout)
         if call.head_sizes[1] == 0:
             return "the family does not ask for attention by transformers' interface"
         if call.head_sizes[1] < 16:

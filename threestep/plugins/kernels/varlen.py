@@ -23,8 +23,9 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
+from threestep.plugins.kernels.calls import CHANGES_SCORES
 from training.utils.base.errors import ThreestepError
-from training.utils.models.attention import CHANGES_SCORES, set_text_attention
+from training.utils.models.attention import set_text_attention
 from training.utils.models.document_attention import attention_by_document
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.user_files import named_object
@@ -36,23 +36,6 @@ if TYPE_CHECKING:
 
 AUTO, SDPA = "auto", "sdpa"
 KERNELS: dict[str, AttentionEntry] = added("attention_kernels", (AUTO, SDPA))
-# Arguments of transformers' attention functions that change the scores (transformers 5.19).
-CHANGES_SCORES = ("position_bias", "s_aux", "softcap", "indices", "block_indices", "head_mask")
-
-
-@dataclass(frozen=True)
-class AttentionCall:
-    """A model's calls of its attention.
-
-    head_sizes: of keys and of values, the largest and the smallest of all layers; 0 if none uses transformers'
-        interface.
-    dropout: the largest, in train mode.
-    changes: those of CHANGES_SCORES that it is given.
-    """
-
-    head_sizes: tuple[int, int]
-    dropout: float
-    changes: tuple[str, ...]
 
 
 class AttentionKernel:
@@ -69,8 +52,12 @@ class AttentionKernel:
     shares_prompts: bool
     takes_media: bool
 
-    def why_not(self, model: PreTrainedModel, call: AttentionCall) -> str | None:
-        """Return None if it can compute the model's attention, else the reason. model: perhaps on the meta device."""
+    def why_not(self, model: PreTrainedModel, dropout: float | None) -> str | None:
+        """Return None if it can compute the model's attention, else the reason.
+
+        model: loaded and measured, or on the meta device, where its configuration alone is known
+        dropout: the rate that will be set, None for the model's own
+        """
         return None
 
     def why_not_here(self) -> str | None:
@@ -192,11 +179,3 @@ def give_runs(rows: TokenRows, inputs: dict[str, Any], runs: Sequence[AttentionR
     unread = torch.zeros((), dtype=torch.bool, device=rows.input_ids_NT.device)
     count, width = rows.input_ids_NT.shape
     inputs.update(attention_mask=unread.expand(count, 1, width, width), runs=runs)
-
-
-def heads_of(model: Any) -> tuple[int, int, int]:
-    """Return heads, key-value heads and head size by a transformers model's configuration."""
-    config = model.config.get_text_config()
-    heads = config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return heads, getattr(config, "num_key_value_heads", None) or heads, size

@@ -3,41 +3,27 @@ results with it, never by speed, so that every rank and a resumed run choose the
 
 On CUDA the order is that of the plugins' kernels, then sdpa; on a CPU runs in turn, sdpa. `layout_check` then checks
 the results of a packed row, and takes the next of the order if they are wrong.
-
-A heads, K key-value heads, D head size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 from training.utils.base.errors import ThreestepError, first_line
-from training.utils.models.attention import (
-    AUTO,
-    CHANGES_SCORES,
-    SDPA,
-    AttentionCall,
-    auto_kernels,
-    heads_of,
-    kernel_of,
-    set_text_attention,
-    text_attention,
-)
+from training.utils.models.attention import AUTO, SDPA, auto_kernels, kernel_of, set_text_attention, text_attention
 from training.utils.models.document_attention import (
     attention_by_document,
     comparisons_with_sdpa,
     use_document_attention,
 )
 from training.utils.models.own_forward import OwnForward, current_difference
-from training.utils.models.weights import whole_where_used
 
-_NOTING = "noted_attention"
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 _ANOTHER_NAME = "the family computes something else under another name"
 _BY_SDPA = "with a dense mask where rows hold several documents"
 
@@ -55,7 +41,7 @@ def settle_attention(
     if kernel is not None and kernel.of_transformers:
         kernel.use(model)
     elif kernel is not None:
-        reason = kernel.why_not(model, _call_of(model, own, dropout)) or _unless_other(model, own, kernel.use)
+        reason = kernel.why_not(model, dropout) or _unless_other(model, own, kernel.use)
         if reason is not None:
             raise ThreestepError(f"--attn_implementation {wanted}: {reason}; use auto or sdpa")
     elif wanted == AUTO and on_cuda:
@@ -72,10 +58,11 @@ def choose_on_cuda(model: PreTrainedModel, own: OwnForward, dropout: float | Non
     if loaded != SDPA:
         own.notes.append(f"attention is '{loaded}': transformers gives the family no other")
         return
-    call, chosen = _call_of(model, own, dropout), ""
+    chosen = ""
     media = None if own.with_media is None else own.with_media.media.name
-    for name, kernel in auto_kernels():
-        reason = kernel.why_not(model, call) or kernel.why_not_here()
+    # All are asked before one is given: a kernel may read the model.
+    asked = [(name, kernel, kernel.why_not(model, dropout) or kernel.why_not_here()) for name, kernel in auto_kernels()]
+    for name, kernel, reason in asked:
         if reason is None and media is not None and not kernel.takes_media:
             reason = f"it takes all rows as one, and {media} do not"
         if chosen:
@@ -100,12 +87,7 @@ def planned_attention(model: PreTrainedModel, wanted: str, on_cuda: bool, dropou
         return wanted
     if not on_cuda or text_attention(model) != SDPA:
         return SDPA
-    config = model.config.get_text_config()
-    size = heads_of(model)[2]
-    rate = float(getattr(config, "attention_dropout", None) or 0.0) if dropout is None else dropout
-    capped = getattr(config, "attn_logit_softcapping", None) is not None
-    call = AttentionCall((size, size), rate, ("softcap",) if capped else ())
-    return next((name for name, kernel in auto_kernels() if kernel.why_not(model, call) is None), SDPA)
+    return next((name for name, kernel in auto_kernels() if kernel.why_not(model, dropout) is None), SDPA)
 
 
 def switch_attention(model: PreTrainedModel, name: str) -> None:
@@ -147,38 +129,3 @@ def _unless_other(model: PreTrainedModel, own: OwnForward, use: Callable[[PreTra
         return None
     set_text_attention(model, loaded)
     return _ANOTHER_NAME
-
-
-def _call_of(model: PreTrainedModel, own: OwnForward, dropout: float | None) -> AttentionCall:
-    """Read a short sequence in train mode, and note what attention is called with. torch's random state is left alone.
-
-    dropout: the rate that will be set, None for the model's own
-    """
-    calls: list[tuple[int, int, float]] = []
-    changes: set[str] = set()
-
-    def noting(
-        module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **others: Any
-    ) -> tuple[torch.Tensor, None]:
-        calls.append((key.shape[-1], value.shape[-1], float(others.get("dropout") or 0.0)))
-        changes.update(name for name in CHANGES_SCORES if others.get(name) is not None)
-        return sdpa_attention_forward(module, query, key, value, mask, **others)
-
-    loaded, was_training = text_attention(model), model.training
-    AttentionInterface.register(_NOTING, noting)
-    AttentionMaskInterface.register(_NOTING, sdpa_mask)
-    set_text_attention(model, _NOTING)
-    model.train()
-    ids_T = own.probes.alone[0].segments[0].tokens.input_ids
-    devices = [model.device] if model.device.type == "cuda" else []
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices), whole_where_used(model):
-            model(input_ids=ids_T.unsqueeze(0).to(model.device), use_cache=False)
-    finally:
-        model.train(was_training)
-        set_text_attention(model, loaded)
-    sizes = [size for call in calls for size in call[:2]] or [0]
-    rate = max([call[2] for call in calls], default=0.0)
-    if dropout is not None:
-        rate = dropout
-    return AttentionCall((max(sizes), min(sizes)), rate, tuple(name for name in CHANGES_SCORES if name in changes))
