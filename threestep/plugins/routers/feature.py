@@ -28,11 +28,11 @@ class RoutersFeature(GuestFeature):
     def open(self, models: Sequence[tuple[Any, Any]], path: str, total_steps: int, seed: int) -> Sequence[Guest | None]:
         """See `GuestFeature.open`."""
         from threestep.plugins.routers.step_loss import router_losses
-        from training.utils.models.own_forward import in_pieces_by
+        from training.utils.models.own_forward import IN_PIECES
 
         losses = router_losses(models, self._coefficient)
         for (_, model), loss in zip(models, losses, strict=True):
-            if loss is not None and (flag := in_pieces_by(model)) is not None:
+            if loss is not None and (flag := getattr(model, IN_PIECES, None)) is not None:
                 raise ThreestepError(
                     f"{flag} computes a mixture's routers tile by tile, and their balancing loss reads a forward's "
                     f"logits as one; give --router_aux_loss_coef 0, or leave {flag} out"

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from training.utils.loading import rehearsal
 from training.utils.loading.configurations import config_of, errors_explained, set_pad_token
 from training.utils.loading.judgement import HEAD, OUTPUT_HEADS, RequestedModel
 from training.utils.loading.merged_weights import merged_when_copied
-from training.utils.loading.weight_files import AdapterPlan, find_adapter, model_of, stored_form
+from training.utils.loading.weight_files import find_adapter, model_of, stored_form
 from training.utils.models.attention import AUTO, SDPA, kernel_of
 from training.utils.models.attention_choice import settle_attention
 from training.utils.models.dropout import check_no_dropout, switch_dropout
@@ -69,20 +70,13 @@ def load_causal_lm(
     """
     config = config_of(settings)
     _refuse_encoder(config, settings)
-    check_reads_text(config, settings.name_or_path, settings.takes_media)
-    if media is not None:
-        check_reads_media(config, settings.name_or_path)
+    _check_reads(config, settings, media)
     auto_class = language_model_class(config, with_media=media is not None)
-    plan = _adapter_plan(auto_class, settings, config)
-    wanted = RequestedModel(model_of(settings.name_or_path), config, is_scalar=False, supplied=_supplied_by(plan))
-    model = _load(auto_class, settings, dtype, wanted)
-    if plan is not None:
-        plan.put_on(_on(None if settings.waits_for_device else device, model), settings)
+    wanted = RequestedModel(model_of(settings.name_or_path), config, is_scalar=False)
+    model = _load(auto_class, settings, dtype, wanted, device=device)
     _check_vocabulary(model, settings, tokenizer_size - added_tokens - added_pad)
     if added_tokens or added_pad:
         _grow_embeddings(model, tokenizer_size)
-    for preparer in settings.preparers:
-        preparer.before_device(model, device)
     _measure(model, settings, longest_tokens, device, drew_weights=added_tokens + added_pad > 0, media=media)
     return prepared(model, settings, embeddings_train=added_tokens > 0)
 
@@ -120,37 +114,25 @@ def load_scalar_model(
     added_tokens, longest_tokens, device, media: see `load_causal_lm`.
     """
     config = config_of(settings)
-    check_reads_text(config, settings.name_or_path, settings.takes_media)
-    if media is not None:
-        check_reads_media(config, settings.name_or_path)
+    _check_reads(config, settings, media)
     # transformers refuses a pad token outside of the embeddings, which grow below. The model's own is no substitute: it
     # may be eos, whose embedding would then not train.
     inside = tokenizer.pad_token_id < config.get_text_config().vocab_size
     changed = copy.deepcopy(config)
     set_pad_token(changed, tokenizer.pad_token_id if inside else None)
     changed.num_labels = 1
-    auto_class = scalar_model_class(changed)
-    plan = _adapter_plan(auto_class, settings, changed)
-    supplied = _supplied_by(plan)
-    if must_have_head and f"{HEAD}weight" not in supplied:
-        _refuse_headless(config, settings)
     wanted = RequestedModel(
         model_of(settings.name_or_path),
         changed,
         is_scalar=True,
         new_head=not must_have_head,
         replaces_head=settings.new_head,
-        supplied=supplied,
     )
-    model = _load(auto_class, settings, dtype, wanted)
-    if plan is not None:
-        plan.put_on(_on(None if settings.waits_for_device else device, model), settings)
+    model = _load(scalar_model_class(changed), settings, dtype, wanted, device=device, own_config=config)
     if not must_have_head:
         _grow_embeddings(model, len(tokenizer), pad_to_multiple_of=8)
     _check_vocabulary(model, settings, len(tokenizer))
     set_pad_token(model.config, tokenizer.pad_token_id)
-    for preparer in settings.preparers:
-        preparer.before_device(model, device)
     _measure(model, settings, longest_tokens, device, drew_weights=not must_have_head, media=media)
     return prepared(model, settings, embeddings_train=added_tokens > 0)
 
@@ -170,17 +152,11 @@ def _refuse_headless(config: Any, settings: ModelSettings) -> None:
         )
 
 
-def _adapter_plan(auto_class: Any, settings: ModelSettings, config: Any) -> AdapterPlan | None:
-    """The plan for an adapter that is given as a model; None for a model. config: of its base"""
-    adapter = find_adapter(settings.name_or_path)
-    trust = {"trust_remote_code": settings.trust_remote_code}
-    if adapter is None:
-        return None
-    return adapter.planned(lambda: rehearsal.empty_model(auto_class, config, **trust), settings)
-
-
-def _supplied_by(plan: AdapterPlan | None) -> frozenset[str]:
-    return frozenset() if plan is None else frozenset(plan.supplied)
+def _check_reads(config: Any, settings: ModelSettings, media: RunMedia | None) -> None:
+    """ThreestepError if the model does not read what the rows hold: text, and perhaps `media`."""
+    check_reads_text(config, settings.name_or_path, settings.takes_media)
+    if media is not None:
+        check_reads_media(config, settings.name_or_path)
 
 
 def _on(device: torch.device | None, model: PreTrainedModel) -> PreTrainedModel:
@@ -190,8 +166,26 @@ def _on(device: torch.device | None, model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: RequestedModel) -> PreTrainedModel:
-    """Return the model, all of whose tensors are the folder's."""
+def _load(
+    auto_class: Any,
+    settings: ModelSettings,
+    dtype: torch.dtype,
+    wanted: RequestedModel,
+    *,
+    device: torch.device | None,
+    own_config: Any = None,
+) -> PreTrainedModel:
+    """Return the model, all of whose tensors are the folder's, and those of an adapter that is given as a model.
+
+    own_config: as the folder has it; of a scalar model
+    """
+    trust = {"trust_remote_code": settings.trust_remote_code}  # without it, transformers asks at the terminal
+    adapter, plan = find_adapter(settings.name_or_path), None
+    if adapter is not None:
+        plan = adapter.planned(lambda: rehearsal.empty_model(auto_class, wanted.config, **trust), settings)
+        wanted = replace(wanted, supplied=frozenset(plan.supplied))
+    if wanted.is_scalar and not wanted.new_head and f"{HEAD}weight" not in wanted.supplied:
+        _refuse_headless(own_config, settings)
     implementation, has_cuda = settings.attn_implementation, torch.cuda.is_available()
     attention = {}
     # sdpa is transformers' default. Given explicitly, it would fail for families that lack it; the default falls back.
@@ -206,8 +200,6 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: 
     for preparer in settings.preparers:
         preparer.check_device(has_cuda)
         preparer.check_machine()
-    # Without it, transformers asks at the terminal.
-    trust = {"trust_remote_code": settings.trust_remote_code}
     with errors_explained("model", wanted.where, Exception):  # each value of config.json has an error of its own
         stored = rehearsal.stored_tensors(wanted.where, wanted.config)
         rehearsed = rehearsal.check_weights(auto_class, wanted, stored, **trust)
@@ -224,6 +216,8 @@ def _load(auto_class: Any, settings: ModelSettings, dtype: torch.dtype, wanted: 
             )
     rehearsal.judge_loaded(wanted, model, report, stored, rehearsed=rehearsed)
     stored_form(model.config).forget(model.config)
+    if plan is not None:
+        plan.put_on(_on(None if settings.waits_for_device else device, model), settings)
     return model
 
 
@@ -263,10 +257,13 @@ def _measure(
     drew_weights: bool,
     media: RunMedia | None = None,
 ) -> None:
-    """Measure the model's own forward; then give it the attention that computes its rows, if that computes the same.
+    """Put the model on its device and measure its own forward; then give it the attention that computes its rows, if
+    that computes the same.
 
     drew_weights: each rank has drawn a head or embeddings of its own; the first rank's count, as they will in training.
     """
+    for preparer in settings.preparers:
+        preparer.before_device(model, device)
     align_weights(_on(device, model))
     if drew_weights:
         head = getattr(model, "score", None) or model.get_output_embeddings()

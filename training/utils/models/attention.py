@@ -102,11 +102,6 @@ _FULL = "full_attention"  # of a layer, in configurations
 BY_DOCUMENT = "sdpa_by_document"  # what sdpa becomes on a CPU
 
 
-def long_rows_are_free(implementation: str) -> bool:
-    """True if the cost of attention depends on document lengths alone (with a dense mask, on the row's)."""
-    return implementation == BY_DOCUMENT or implementation in KERNELS
-
-
 def text_attention(model: Any) -> str:
     """The attention implementation of a transformers model, where it reads more than text: of its language model."""
     return str(model.config.get_text_config()._attn_implementation)
@@ -124,7 +119,8 @@ def plan_for(model: Any, sequences: int, longest_tokens: int, **others: Any) -> 
     from training.utils.layout.planner import forward_plan
 
     config = model.config.get_text_config()
-    is_free = long_rows_are_free(text_attention(model))
+    # With a dense mask, the cost of attention depends on the row's length; otherwise on those of documents alone.
+    is_free = text_attention(model) in (BY_DOCUMENT, *KERNELS)
     plan = forward_plan(sequences, longest_tokens, config.hidden_size, long_rows_are_free=is_free, **others)
     kinds = getattr(config, "layer_types", None) or [_FULL]  # in others, each token costs the same
     return replace(plan, pair_tokens=plan.pair_tokens * kinds.count(_FULL) / len(kinds))

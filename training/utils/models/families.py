@@ -35,9 +35,7 @@ _PROJECTOR = re.compile(r"(^|[._])(merger|projector|connector|resampler|aligner|
 
 def is_media_config(config: Any) -> bool:
     """Return whether a configuration is that of a model of images and text."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-
-    return config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    return media_architecture(config) is not None
 
 
 def media_architecture(config: Any) -> str | None:

@@ -187,12 +187,6 @@ def head_is_linear(model: PreTrainedModel) -> bool:
         return is_linear
 
 
-def in_pieces_by(model: PreTrainedModel) -> str | None:
-    """Return the flag by which the model computes parts of its layers piece by piece along the row; None if it does
-    not."""
-    return getattr(model, IN_PIECES, None)
-
-
 def read_own_forward(model: PreTrainedModel, longest_tokens: int = 0, media: RunMedia | None = None) -> OwnForward:
     """Measure `model` and keep the result with it. Raises ThreestepError if it is no causal model of token ids.
 
