@@ -93,7 +93,7 @@ def run_one_model(
             read,
             longest_tokens=most,
             log=log,
-            sharing=kind.shares_prompt or bool(flags.engine.share_beginnings),
+            sharing=len(kind.responses) > 1 or bool(flags.engine.share_beginnings),
             needs_segments=flags.data.needs_segments or features.needs_segments,
         )
         media = with_kept_features(media, flags.added, model, engine, read=read)

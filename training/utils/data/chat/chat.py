@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from training.utils.data.rows.arguments import ChatArguments
 
 _TAG = re.compile(r"[<\u25c1](/?)([A-Za-z][\w:.-]*)[>\u25b7]")  # <think>, and Kimi's with triangles
-
-
 OTHER_PROMPT = "learnt without the end of the generation prompt, which the chat template does not write before answers"
 UNWRITTEN = "whose text beside a call the chat template leaves out"
 _DEFAULT, _FOR_TOOLS = "default", "tool_use"  # transformers' names

@@ -71,25 +71,14 @@ def learn_habits(
     """
     try:
         return _learn(template, special_tokens, end_token)
-    except _NoEnd as none:
+    except _NoEnd:
         if set(added_tokens) <= set(special_tokens):
-            raise none.explained from none
-    try:
-        return _learn(template, added_tokens, end_token)
-    except _NoEnd as none:
-        raise none.explained from none
+            raise
+    return _learn(template, added_tokens, end_token)
 
 
-class _NoEnd(Exception):
-    """Raised where no token ends a turn; carries the text behind the last one."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.explained = ThreestepError(
-            f"the chat template writes {text!r} after the assistant's last text, and that holds no special token of "
-            "the tokenizer to end a turn with: a model would never learn to stop; name the token to add to the last "
-            "turn with --end_of_conversation_token, or change the template (--chat_template FILE)"
-        )
+class _NoEnd(ThreestepError):
+    """Raised where no token ends a turn."""
 
 
 def _learn(template: ChatTemplate, special_tokens: Sequence[str], end_token: str | None) -> TemplateHabits:
@@ -213,7 +202,11 @@ def _with_ends(
         follows = habits.next_speaker(after_b)
         ends = dict.fromkeys([*([end_token] if end_token else []), *([follows.group()] if follows else [])])
         if not ends:
-            raise _NoEnd(after_d)
+            raise _NoEnd(
+                f"the chat template writes {after_d!r} after the assistant's last text, and that holds no special "
+                "token of the tokenizer to end a turn with: a model would never learn to stop; name the token to add "
+                "to the last turn with --end_of_conversation_token, or change the template (--chat_template FILE)"
+            )
         return replace(habits, ends=tuple(ends), is_open=True)
     if end_token is not None:
         raise ThreestepError(

@@ -46,36 +46,25 @@ _INSPECTING_METHODS = frozenset(
 )
 
 
-# A call in conversations that probe a template.
+# A call, its tool and its answer, in conversations that probe a template.
 PROBE_CALL: Message = {
     "id": "call00001", "type": "function", "function": {"name": "look_up", "arguments": {"key": "d"}},
 }  # fmt: skip
-_tried: set[str] = set()  # texts of templates that stay within the bounds below in this process
-_CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
-_NUMBER = {"type": "object", "properties": {"a": {"type": "number", "description": "A number."}}, "required": ["a"]}
-_ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": _NUMBER}}
-_TRIALS: tuple[tuple[list[Message], Any], ...] = (
-    ([{"role": "user", "content": "a question"}], None),
-    (
-        [
-            {"role": "system", "content": "a system prompt"},
-            {"role": "user", "content": "a question"},
-            {"role": "assistant", "content": "an answer"},
-            {"role": "user", "content": "a question"},
-            {"role": "assistant", "content": "an answer"},
-        ],
-        None,
-    ),
-    (
-        [
-            {"role": "user", "content": "a question"},
-            {"role": "assistant", "content": "", "tool_calls": [_CALL]},
-            {"role": "tool", "name": "add", "content": "1"},
-            {"role": "assistant", "content": "an answer"},
-        ],
-        [_ADD],
-    ),
+_KEY = {"type": "object", "properties": {"key": {"type": "string", "description": "A key."}}, "required": ["key"]}
+PROBE_TOOL = {"type": "function", "function": {"name": "look_up", "description": "Looks up.", "parameters": _KEY}}
+PROBE_CALLED: tuple[Message, ...] = (
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": "", "tool_calls": [PROBE_CALL]},
+    {"role": "tool", "name": "look_up", "tool_call_id": "call00001", "content": "e"},
 )
+_QUESTION, _ANSWER = {"role": "user", "content": "a question"}, {"role": "assistant", "content": "an answer"}
+_SYSTEM = {"role": "system", "content": "a system prompt"}
+_TRIALS: tuple[tuple[list[Message], Any], ...] = (
+    ([_QUESTION], None),
+    ([_SYSTEM, _QUESTION, _ANSWER, _QUESTION, _ANSWER], None),
+    ([*PROBE_CALLED, _ANSWER], [PROBE_TOOL]),
+)
+_tried: set[str] = set()  # texts of templates that stay within the bounds below in this process
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,14 @@ from typing import Any
 import numpy as np
 
 from training.utils.data.chat.habits import learn_habits
-from training.utils.data.chat.rendering import PROBE_CALL, ChatTemplate, Rendering, TemplateRefused, mask_messages
+from training.utils.data.chat.rendering import (
+    PROBE_CALL,
+    PROBE_CALLED,
+    ChatTemplate,
+    Rendering,
+    TemplateRefused,
+    mask_messages,
+)
 from training.utils.data.formats.messages import (
     REASONING_KEYS,
     BadConversation,
@@ -45,12 +52,6 @@ from training.utils.data.formats.messages import (
 
 _WRITTEN_NULL = re.compile(r"\s*(None|null|undefined)\b")
 _MASKED = re.compile(r"[\U000f0000-\U0010ffff]")
-# A call and its answer, by which the token is learnt that ends a call where the template leaves it open.
-_CALLED: tuple[Message, ...] = (
-    {"role": "user", "content": "a"},
-    {"role": "assistant", "content": "", "tool_calls": [PROBE_CALL]},
-    {"role": "tool", "name": PROBE_CALL["function"]["name"], "tool_call_id": PROBE_CALL["id"], "content": "e"},
-)
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ class TurnFinder:
         it leaves no answer open and ends a call by something else."""
         added = self.ends[0] if self.habits.is_open else ""
         try:
-            read = self.read(Conversation(list(_CALLED), "a probe of calls"), generation_prompt=True)
+            read = self.read(Conversation(list(PROBE_CALLED), "a probe of calls"), generation_prompt=True)
         except BadConversation:
             return added
         turn = read.turns[0]
@@ -156,7 +157,7 @@ class TurnFinder:
     def closes_calls(self, token: str) -> bool:
         """True if the template writes a token behind each of two calls, and so ends no turn with it (DeepSeek R1's)."""
         if token not in self._closers:
-            question, one, _ = _CALLED
+            question, one, _ = PROBE_CALLED
             two = {**one, "tool_calls": [PROBE_CALL, {**PROBE_CALL, "id": "call00002"}]}
             texts = []
             for messages in forms_of_calls([question, two]):

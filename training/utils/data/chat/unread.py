@@ -8,12 +8,12 @@ reasoning. Knows nothing of turns, tokens or kinds of rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from training.utils.data.chat.rendering import PROBE_CALL, ChatTemplate, TemplateRefused
+from training.utils.data.chat.rendering import PROBE_CALL, PROBE_TOOL, ChatTemplate, TemplateRefused
 from training.utils.data.formats.messages import REASONING_KEYS, Conversation, Message, forms_of_calls
 from training.utils.data.rows.tokenize import Dropped
 
@@ -49,11 +49,9 @@ _EMPTY = re.compile("(?:" + "|".join(rf"{begin}\s*{end}" for begin, end in _PATT
 _INSIDE = re.compile(r"\s*(?:" + "|".join(rf"{begin}\s*(\S[\s\S]*?){end}" for begin, end in _PATTERNS) + ")")
 _FIRST_MARK = 0xF0000  # private characters, which no template writes
 _PARTS = "parts"  # Mistral's place of reasoning: a part of the content, of type "thinking"
-_NAME: str = PROBE_CALL["function"]["name"]
+_TOOL_NAME: str = PROBE_CALL["function"]["name"]
 _QUESTION: Message = {"role": "user", "content": "a"}
 _ANSWER: Message = {"role": "assistant", "content": "b"}
-_KEY = {"type": "object", "properties": {"key": {"type": "string", "description": "A key."}}, "required": ["key"]}
-_TOOL = {"type": "function", "function": {"name": _NAME, "description": "Looks up.", "parameters": _KEY}}
 
 
 @dataclass(frozen=True)
@@ -106,42 +104,41 @@ class UnreadParts:
         return read, (*(note for note in notes if note != MOVED), OMITTED)
 
     def _writes_tools(self, conversation: Conversation) -> bool:
-        written = _writes_tools(self.template)
-        if written is not None:
-            return written
-        messages = conversation.messages
-        return self._text(conversation, messages) != _text(self.template, messages)
+        written, messages = _writes_tools(self.template), conversation.messages
+        return self._text(conversation, messages) != _text(self.template, messages) if written is None else written
 
     def _loses_a_name(self, conversation: Conversation) -> bool:
         """True if the template leaves out a message's name. A tool's is that of the call which it answers."""
-        messages, marks = list(conversation.messages), list[str]()
-        for place, message in enumerate(messages):
-            if message["role"] != "tool" and message.get("name") not in (None, "", message["role"]):
-                marks.append(chr(_FIRST_MARK + place))
-                messages[place] = {**message, "name": marks[-1]}
-        text = self._text(conversation, messages) if marks else None
-        return text is not None and not all(mark in text for mark in marks)
+        named = {
+            place: {**message, "name": _mark(place)}
+            for place, message in enumerate(conversation.messages)
+            if message["role"] != "tool" and message.get("name") not in (None, "", message["role"])
+        }
+        text = self._with(conversation, named)
+        return text is not None and any(_mark(place) not in text for place in named)
 
     def _written(self, conversation: Conversation, places: Iterable[int]) -> set[int]:
         """Those of `places` whose reasoning the template writes; all where it refuses the marks."""
-        messages, marks = list(conversation.messages), {place: chr(_FIRST_MARK + place) for place in places}
-        if not marks:
-            return set()
-        for place, mark in marks.items():
-            messages[place] = _marked(messages[place], mark) or messages[place]
-        text = self._text(conversation, messages)
-        return {place for place, mark in marks.items() if text is None or mark in text}
+        messages = conversation.messages
+        marked = {place: _marked(messages[place], _mark(place)) or messages[place] for place in places}
+        text = self._with(conversation, marked)
+        return {place for place in marked if text is None or _mark(place) in text}
 
-    def _emptied(self, conversation: Conversation, places: Iterable[int], lost: Collection[int]) -> set[int]:
+    def _emptied(self, conversation: Conversation, places: Collection[int], lost: Collection[int]) -> set[int]:
         """Those of `places` before whose content the template writes an empty thought that is not the prompt's. lost:
         places whose reasoning it leaves out."""
-        messages, marks = list(conversation.messages), {place: chr(_FIRST_MARK + place) for place in places}
-        if not marks or _opens_empty(self.template) or not any(end in self.template.text for _, end in _TAGS):
+        if not places or _opens_empty(self.template) or not any(end in self.template.text for _, end in _TAGS):
             return set()
-        for place, mark in marks.items():
-            messages[place] = _before_text(messages[place], mark, place in lost)
-        text = self._text(conversation, messages) or ""
-        return {place for place, mark in marks.items() if mark in text and _EMPTY.search(text.partition(mark)[0])}
+        messages = conversation.messages
+        marked = {place: _before_text(messages[place], _mark(place), place in lost) for place in places}
+        text = self._with(conversation, marked) or ""
+        before = {place: text.partition(_mark(place))[0] for place in places if _mark(place) in text}
+        return {place for place, written in before.items() if _EMPTY.search(written)}
+
+    def _with(self, conversation: Conversation, changed: Mapping[int, Message]) -> str | None:
+        """The rendering with other messages in some places; "" where there are none."""
+        messages = [changed.get(place, message) for place, message in enumerate(conversation.messages)]
+        return self._text(conversation, messages) if changed else ""
 
     def _text(self, conversation: Conversation, messages: Sequence[Message]) -> str | None:
         return _text(self.template, messages, conversation.tools)
@@ -155,6 +152,10 @@ def _text(template: ChatTemplate, messages: Sequence[Message], tools: Any = None
         except TemplateRefused:
             continue
     return None
+
+
+def _mark(place: int) -> str:
+    return chr(_FIRST_MARK + place)
 
 
 def _last_answer(messages: Sequence[Message]) -> int | None:
@@ -177,10 +178,6 @@ def _key_of(message: Message) -> str | None:
     return next((key for key in REASONING_KEYS if str(message.get(key) or "").strip()), None)
 
 
-def _without_reasoning(message: Message) -> Message:
-    return {key: value for key, value in message.items() if key not in REASONING_KEYS}
-
-
 def _taken_apart(message: Message) -> Message:
     """The message with the reasoning with which its content begins under a key."""
     content = message["content"]
@@ -199,7 +196,8 @@ def _moved(message: Message, keys: Sequence[str]) -> Message:
     key = _key_of(message)
     if key is None or any(str(message.get(read) or "").strip() for read in keys):
         return message
-    return _under(keys[0], _without_reasoning(message), message[key])
+    without = {name: value for name, value in message.items() if name not in REASONING_KEYS}
+    return _under(keys[0], without, message[key])
 
 
 def _under(key: str, message: Message, reasoning: str) -> Message:
@@ -244,8 +242,8 @@ def _before_text(message: Message, mark: str, behind_thought: bool) -> Message:
 @lru_cache(maxsize=64)
 def _keys_read(template: ChatTemplate) -> tuple[str, ...]:
     """The keys under which the template reads reasoning, of an answer or of a call; or the parts of the content."""
-    mark = chr(_FIRST_MARK)
-    answers = [(_ANSWER, None), ({**_ANSWER, "content": "", "tool_calls": [PROBE_CALL]}, [_TOOL])]
+    mark = _mark(0)
+    answers = [(_ANSWER, None), ({**_ANSWER, "content": "", "tool_calls": [PROBE_CALL]}, [PROBE_TOOL])]
 
     def written(key: str) -> str:
         texts = [_text(template, [_QUESTION, _under(key, answer, mark)], tools) or "" for answer, tools in answers]
@@ -260,7 +258,7 @@ def _keys_read(template: ChatTemplate) -> tuple[str, ...]:
 @lru_cache(maxsize=64)
 def _wants_keys(template: ChatTemplate) -> bool:
     """True if the template leaves out reasoning in the content, or writes an empty thought before it."""
-    mark = chr(_FIRST_MARK)
+    mark = _mark(0)
     thought, text = _THOUGHT.format(mark), _ANSWER["content"]
     inside, behind = (
         _text(template, [_QUESTION, {**_ANSWER, "content": content}]) or mark
@@ -275,8 +273,8 @@ def _writes_tools(template: ChatTemplate) -> bool | None:
     on the conversation (Dolphin's writes them only if the user speaks last)."""
     system = {"role": "system", "content": "c"}
     exchange = [_QUESTION, _ANSWER]
-    texts = [_text(template, messages, [_TOOL]) for messages in ([_QUESTION], [system, _QUESTION], exchange)]
-    written = {_NAME in text for text in texts if text is not None}
+    texts = [_text(template, messages, [PROBE_TOOL]) for messages in ([_QUESTION], [system, _QUESTION], exchange)]
+    written = {_TOOL_NAME in text for text in texts if text is not None}
     return True if not written else written.pop() if len(written) == 1 else None
 
 

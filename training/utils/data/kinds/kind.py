@@ -147,11 +147,6 @@ class RowKind(ABC):
     hints: ClassVar[dict[str, str]] = {}
     loss: ClassVar[str] = ""
 
-    @property
-    def shares_prompt(self) -> bool:
-        """True if the responses of a row share their prompt."""
-        return len(self.responses) > 1
-
     def parts(self, rows: RowArguments, texts: TextTokenizer) -> dict[str, str]:
         """The parts of the cache's fingerprint that other kinds may lack."""
         return {

@@ -265,10 +265,10 @@ def _of_lists(values: list[Any]) -> pa.ListArray:
     return pa.ListArray.from_arrays(_offsets([len(own) for own in values]), _ragged([i for own in values for i in own]))
 
 
-def _optional(dtype: type) -> Callable[[list[Any]], pa.ListArray]:
+def _optional(values: list[Any]) -> pa.ListArray:
     """An empty array means None."""
-    none: np.ndarray = np.zeros(0, dtype)
-    return lambda values: _ragged([none if value is None else np.array(value, dtype) for value in values], dtype)
+    none: np.ndarray = np.zeros(0, np.float32)
+    return _ragged([none if value is None else np.array(value, np.float32) for value in values], np.float32)
 
 
 def _mask(spans: np.ndarray, tokens: int) -> np.ndarray:
@@ -306,13 +306,10 @@ def _of_row_form(place: str) -> _Form:
 
 
 _IDS = pa.list_(pa.int32())
-_numbers_or_none = _optional(np.int32)
 _FORMS = {
     "ids": _Form(_IDS, _ragged),
     "lists of ids": _Form(pa.list_(_IDS), _of_lists),
-    "numbers or none": _Form(
-        pa.list_(pa.float32()), _optional(np.float32), lambda numbers, _: numbers if len(numbers) else None
-    ),
+    "numbers or none": _Form(pa.list_(pa.float32()), _optional, lambda numbers, _: numbers if len(numbers) else None),
     "spans": _Form(_IDS, _spans, _mask),
     "media": _Form(_IDS, lambda media: _ragged([span_numbers(each) for each in media]), lambda at, _: spans_of(at)),
     "text": _Form(pa.string(), _texts, lambda text, _: text.as_py()),
