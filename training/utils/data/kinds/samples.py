@@ -73,7 +73,13 @@ def read_texts(raw: PromptRawDataset, kinds: Sequence[str], sample: Any, where: 
     missing, or is blank."""
     prompt = read_text(raw, "get_prompt", sample, where)
     if prompt is None and kinds and has_sentences(raw):
-        prompt = _prompt_of_sentences(raw, kinds, sample, where)
+        sentences = []
+        for kind in kinds:
+            sentence = read_text(raw, f"get_prompt_and_{kind}", sample, where)
+            if sentence is None:
+                raise Dropped(f"no_{kind}")
+            sentences.append(sentence)
+        prompt = prompt_of_sentences(sentences)
     if prompt is None:
         raise Dropped("no_prompt")
     ranked = got(raw, "get_responses", sample, where) if len(kinds) > 1 else None
@@ -92,17 +98,6 @@ def read_texts(raw: PromptRawDataset, kinds: Sequence[str], sample: Any, where: 
         if not response.strip():
             raise Dropped("empty_response")
     return prompt, [response for _, response in responses if response is not None]
-
-
-def _prompt_of_sentences(raw: PromptRawDataset, kinds: Sequence[str], sample: Any, where: str) -> str:
-    """The prompt of a class that knows sentences only. Raises Dropped: one is missing."""
-    sentences = []
-    for kind in kinds:
-        sentence = read_text(raw, f"get_prompt_and_{kind}", sample, where)
-        if sentence is None:
-            raise Dropped(f"no_{kind}")
-        sentences.append(sentence)
-    return prompt_of_sentences(sentences)
 
 
 def _read_response(raw: PromptRawDataset, sample: Any, prompt: str, kind: str, *, where: str) -> str | None:

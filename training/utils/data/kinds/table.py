@@ -12,7 +12,6 @@ import numpy as np
 from training.utils.contracts.rows import MarkedRow, PromptRow, ResponsesRow, Row, SentenceRow
 from training.utils.data.formats.messages import (
     BadConversation,
-    Conversation,
     Message,
     checked_messages,
     messages_of_text,
@@ -149,14 +148,17 @@ class Ranked(RowKind):
             answers = [response_message(prompt, text) for text in texts]
         else:
             answers = [self._answer(chat.raw, kind, sample, f"{where}, {kind}") for kind in responses]
-        conversation, media = chat.conversation(list(messages), sample, where)
-        conversation, answers, noted = _with_reasoning(chat, conversation, answers)
-        pieces = chat.texts.responses(conversation, answers)
+        asked, media = chat.conversation(list(messages), sample, where)
+        unread = chat.texts.unread(asked)
+        read, noted = unread.of_prompt(asked)
+        answered = [unread.of_answer(replace(asked, messages=[*asked.messages, each])) for each in answers]
+        notes = tuple(dict.fromkeys([*noted, *(note for _, of_answer in answered for note in of_answer)]))
+        pieces = chat.texts.responses(read, [each.messages[-1] for each, _ in answered])
         if pieces is None:
             raise Dropped("prompt_no_prefix_of_the_response")
         prompt_pieces, answer_pieces = pieces
         prompt_pieces = chat.expanded(prompt_pieces, media, where)
-        return ReadSample(where, [*prompt_pieces, *answer_pieces], len(prompt_pieces), noted=noted, media=media)
+        return ReadSample(where, [*prompt_pieces, *answer_pieces], len(prompt_pieces), noted=notes, media=media)
 
     def _answer(self, raw: PromptRawDataset, kind: str, sample: Any, where: str) -> Message:
         given = getattr(raw, f"get_{kind}_messages")(sample)
@@ -204,17 +206,6 @@ class Ranked(RowKind):
 
     def document(self, row: ResponsesRow) -> Document:
         return responses_document(row, are_targets=True)
-
-
-def _with_reasoning(
-    chat: ChatText, prompt: Conversation, answers: Sequence[Message]
-) -> tuple[Conversation, list[Message], tuple[str, ...]]:
-    """Prompt and answers with their reasoning where the template reads it, and notes for the report."""
-    unread = chat.texts.unread(prompt)
-    read, noted = unread.of_prompt(prompt)
-    answered = [unread.of_answer(replace(prompt, messages=[*prompt.messages, answer])) for answer in answers]
-    notes = dict.fromkeys([*noted, *(note for _, of_answer in answered for note in of_answer)])
-    return read, [conversation.messages[-1] for conversation, _ in answered], tuple(notes)
 
 
 class Marked(Ranked):
