@@ -7,6 +7,8 @@ PLUGIN = Plugin(
     "further policy losses, advantage estimators and preference losses",
     tables={
         "policy_losses": {
+            "gspo": f"{__name__}.policy_losses:GSPO",
+            "cispo": f"{__name__}.policy_losses:CISPO",
             "geo_mean": f"{__name__}.policy_losses:GEO_MEAN",
             "sapo": f"{__name__}.policy_losses:SAPO",
             "gpg": f"{__name__}.policy_losses:GPG",

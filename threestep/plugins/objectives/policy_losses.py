@@ -46,6 +46,11 @@ class ClipCovArguments(CovarianceArguments):
     clip_cov_high: float = flag(5.0, "clip_cov: highest covariance of a token that is held back.", "covariance")
 
 
+GSPO = PolicyLoss(
+    imported("threestep.plugins.objectives.ratios:gspo"), "seq-mean-token-mean", clip_low=3e-4, clip_high=4e-4
+)
+# Weights from 0 to 5.
+CISPO = PolicyLoss(imported("threestep.plugins.objectives.ratios:cispo"), clip_low=1.0, clip_high=4.0)
 GEO_MEAN = PolicyLoss(
     imported("threestep.plugins.objectives.ratios:geo_mean"),
     "seq-mean-token-mean",

@@ -5,7 +5,7 @@ M response tokens of a micro-batch, r of one sequence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -33,6 +33,7 @@ from training.utils.engine.bad_steps import BadSteps
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.trie import rank_share
 from training.utils.models.target_head import Readout
+from training.utils.run.ahead import Ahead
 
 if TYPE_CHECKING:
     from training.step3_ppo.contracts.records import LearntValues
@@ -239,13 +240,21 @@ class Updates:
         return notes.figures(train_actor)
 
     def _minibatches(self, rollout: LearntRollout, learner: Learner) -> Iterator[Minibatch]:
-        """Yield the minibatches of all epochs, each epoch in an order of its own."""
+        """Yield the minibatches of all epochs, each epoch in an order of its own. Their forwards are those that reading
+        made, for --reuse_forwards, or new ones, which a thread lays out beside a GPU's work."""
         sequences, size = rollout.sequences, self.settings.updates.sequences_per_minibatch * self.ranks.world_size
         orders = []
         for epoch in range(self.settings.updates.ppo_epochs):
             seed = derived_seed(self.settings.seed, "minibatch", rollout.iteration, epoch)
             order = ShuffledStream(len(sequences), seed)
             orders += [(seed, order.take(start, size)) for start in range(0, len(sequences), size)]
-        laid_out = rollout.laid_out(learner.forwards, [places for _, places in orders], self.ranks.device)
+        reusable = [forward for each in rollout.experiences for forward in each.reused.forwards]  # of the one minibatch
+        laid_out: Iterable[Callable[[], Sequence[Forward]]] = [lambda: reusable] * len(orders)
+        if not reusable:
+            on_cuda = self.ranks.device.type == "cuda"
+            ahead: Ahead[list[int], Sequence[Forward]] = Ahead(
+                lambda places: learner.forwards([sequences[place] for place in places]), on_cuda
+            )
+            laid_out = ahead.each([places for _, places in orders])
         for (seed, places), forwards in zip(orders, laid_out, strict=True):
             yield Minibatch(seed, places, [sequences[place] for place in places], forwards)

@@ -3,7 +3,7 @@ learned from, or left out, with the reason."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -14,7 +14,6 @@ from training.step3_ppo.contracts.measures import Measure, Moments, figures_of, 
 from training.utils.contracts.run import StepTaken
 from training.utils.engine.ranks.collectives import gathered
 from training.utils.layout.trie import documents_of
-from training.utils.run.ahead import Ahead
 
 if TYPE_CHECKING:
     from training.step3_ppo.contracts.records import Experience, Forward, LearntValues
@@ -71,22 +70,6 @@ class LearntRollout(NamedTuple):
     def learnt(self) -> LearntValues | None:
         """By the critic, of the one minibatch."""
         return next((each.reused.values for each in self.experiences if each.reused.values is not None), None)
-
-    def laid_out(
-        self,
-        forwards_of: Callable[[Sequence[TrainingSequence]], Sequence[Forward]],
-        minibatches: Sequence[list[int]],
-        device: torch.device,
-    ) -> Iterable[Callable[[], Sequence[Forward]]]:
-        """Return for each minibatch what returns its forwards: those that reading made, for --reuse_forwards, or new
-        ones, which a thread lays out beside a GPU's work. minibatches: places of their sequences."""
-        reusable = [forward for each in self.experiences for forward in each.reused.forwards]  # of one minibatch
-        if reusable:
-            return [lambda: reusable] * len(minibatches)
-        ahead: Ahead[list[int], Sequence[Forward]] = Ahead(
-            lambda places: forwards_of([self.sequences[place] for place in places]), device.type == "cuda"
-        )
-        return ahead.each(minibatches)
 
 
 class Minibatch(NamedTuple):

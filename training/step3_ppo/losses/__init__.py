@@ -16,15 +16,7 @@ if TYPE_CHECKING:
     from training.step3_ppo.losses.losses import StepTotals
 
 _HERE = f"{__name__}.losses"
-POLICY_LOSSES = with_added(
-    "policy_losses",
-    {
-        "ppo": PolicyLoss(imported(f"{_HERE}:ppo")),
-        "gspo": PolicyLoss(imported(f"{_HERE}:gspo"), "seq-mean-token-mean", clip_low=3e-4, clip_high=4e-4),
-        "cispo": PolicyLoss(imported(f"{_HERE}:cispo"), clip_low=1.0, clip_high=4.0),  # weights from 0 to 5
-    },
-    PolicyLoss,
-)
+POLICY_LOSSES = with_added("policy_losses", {"ppo": PolicyLoss(imported(f"{_HERE}:ppo"))}, PolicyLoss)
 # fn(counted_M, sequence_M, totals) -> weights_M, see `losses.losses`.
 AGGREGATIONS: dict[str, Callable[[torch.Tensor, torch.Tensor, StepTotals], torch.Tensor]] = {
     "token-mean": imported(f"{_HERE}:token_mean"),

@@ -84,34 +84,6 @@ def ppo(tokens: PolicyTokens, settings: PolicyLossSettings) -> tuple[torch.Tenso
     return loss_M, clipped_M
 
 
-_MOST_MEAN_LOG_RATIO = 10.0  # bound of a sequence's mean log ratio, as verl's
-
-
-def gspo(tokens: PolicyTokens, settings: PolicyLossSettings) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return loss_M = -min(s A, clip(s, 1 - low, 1 + high) A), where s is the ratio of a whole sequence to the power of
-    one over its length: s = exp(mean over the response of (logp - old logp)).
-
-    Zheng et al. 2025 (arXiv:2507.18071), equations 5 to 7, in the token form of its equation 14: s carries the token's
-    gradient, so that the mean over a sequence (`seq-mean-token-mean`) is the paper's loss.
-    """
-    mean_M = own_sequence_means(tokens.log_ratio_M.detach(), tokens.sequence_M).clamp(max=_MOST_MEAN_LOG_RATIO)
-    ratio_M = torch.exp(mean_M + tokens.logprobs_M - tokens.logprobs_M.detach())
-    free_M = -tokens.advantages_M * ratio_M
-    held_M = -tokens.advantages_M * ratio_M.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high)
-    return torch.maximum(free_M, held_M), held_M > free_M
-
-
-def cispo(tokens: PolicyTokens, settings: PolicyLossSettings) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return loss_M = -sg(clip(r, 1 - low, 1 + high)) A logp, with r = exp(logp - old logp) and sg without gradient.
-
-    MiniMax 2025 (MiniMax-M1, arXiv:2506.13585), equations 4 and 5: the weight is clipped and every token keeps its
-    gradient, where PPO's clip drops tokens.
-    """
-    ratio_M = torch.exp(tokens.log_ratio_M.detach())
-    held_M = ratio_M.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high)
-    return -held_M * tokens.advantages_M * tokens.logprobs_M, held_M != ratio_M
-
-
 def value_loss(
     values_M: torch.Tensor, old_values_M: torch.Tensor, returns_M: torch.Tensor, clip_range_value: float
 ) -> tuple[torch.Tensor, torch.Tensor]:

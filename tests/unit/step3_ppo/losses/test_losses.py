@@ -3,22 +3,16 @@ sequences are ordered and dealt over micro-batches and ranks."""
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.step_losses import LONGEST, check_any_split, clipped, held, mean, ppo, random_step
+from tests.support.step_losses import LONGEST, check_any_split, ppo, random_step
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
 from training.step3_ppo.losses.losses import PolicyLossSettings, PolicyTokens, StepTotals, entropy_loss
 
-FORMULAS = {
-    "ppo": ppo,
-    "gspo": lambda d, a, logp, row, picked: clipped(math.exp(mean([d for d, _ in row])), a),
-    "cispo": lambda d, a, logp, row, picked: -held(math.exp(d)) * a * logp,
-}
+FORMULAS = {"ppo": ppo}
 
 
 def how_of(name: str) -> PolicyLossSettings:
@@ -55,41 +49,6 @@ def test_aggregation_by_hand():
 def test_a_step_in_which_nothing_counts_is_zero(aggregation):
     weights_M = AGGREGATIONS[aggregation](torch.zeros(3), torch.tensor([0, 0, 1]), StepTotals(0, 0, 10))
     assert weights_M.tolist() == [0, 0, 0]
-
-
-def test_gspo_by_hand():
-    # Log ratios (0.3, 0.1) and (-0.4): means 0.2 and -0.4, ratios 1.2214 and 0.6703; bounds 0.9 and 1.1.
-    # A 1: -min(1.2214, 1.1) = -1.1, clipped, no gradient.  A 2: -min(1.3406, 1.8) = -1.3406, gradient -1.3406.
-    old_M = torch.tensor([-1.0, -2.0, -3.0])
-    logprobs_M = (old_M + torch.tensor([0.3, 0.1, -0.4])).requires_grad_()
-    tokens = PolicyTokens(logprobs_M, old_M, torch.tensor([1.0, 1.0, 2.0]), torch.tensor([0, 0, 1]))
-    loss_M, clipped_M = POLICY_LOSSES["gspo"].loss(tokens, PolicyLossSettings(clip_low=0.1, clip_high=0.1))
-    torch.testing.assert_close(loss_M, torch.tensor([-1.1, -1.1, -2 * math.exp(-0.4)]))
-    assert clipped_M.tolist() == [True, True, False]
-    loss_M.sum().backward()
-    torch.testing.assert_close(logprobs_M.grad, torch.tensor([0.0, 0.0, -2 * math.exp(-0.4)]))
-
-
-def test_gspos_gradient_is_that_of_the_sequences_ratio():
-    """d/dlogp_t of s A is s A / length for every token: what the mean over a sequence makes of the token form."""
-    old_M, moved = torch.tensor([-1.0, -2.0, -0.5, -0.7]), torch.tensor([0.02, -0.01, 0.05, 0.03])
-    logprobs_M = (old_M + moved).requires_grad_()
-    direct = -3.0 * torch.exp((logprobs_M - old_M).mean())
-    (want_M,) = torch.autograd.grad(direct, logprobs_M)
-    tokens = PolicyTokens(logprobs_M, old_M, torch.full((4,), 3.0), torch.zeros(4, dtype=torch.int64))
-    loss_M, _ = POLICY_LOSSES["gspo"].loss(tokens, PolicyLossSettings(clip_low=0.2, clip_high=0.2))
-    (got_M,) = torch.autograd.grad(loss_M.mean(), logprobs_M)
-    torch.testing.assert_close(got_M, want_M)
-
-
-def test_cispo_by_hand():
-    # Ratios 3 and 0.5, bounds 0 and 2: weights 2 and 0.5; gradient -weight A, also where it is clipped.
-    old_M = torch.tensor([-2.0, -1.0])
-    logprobs_M = (old_M + torch.tensor([3.0, 0.5]).log()).requires_grad_()
-    tokens = PolicyTokens(logprobs_M, old_M, torch.tensor([1.0, -4.0]), torch.tensor([0, 1]))
-    loss_M, clipped_M = POLICY_LOSSES["cispo"].loss(tokens, PolicyLossSettings(clip_low=1.0, clip_high=1.0))
-    loss_M.sum().backward()
-    assert logprobs_M.grad.tolist() == pytest.approx([-2.0, 2.0]) and clipped_M.tolist() == [True, False]
 
 
 def test_the_entropy_bonus_lowers_the_loss():
