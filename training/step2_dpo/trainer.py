@@ -38,7 +38,7 @@ from training.utils.preference.batches import (
     gathered_scores,
     train_batches,
 )
-from training.utils.preference.reference import Reference, References, read_reference, response_sums
+from training.utils.preference.reference import Reference, References, response_sums
 from training.utils.run.divergence import EQUAL_PAIRS, Uniform
 from training.utils.setup.training_run import NextStep, TrainingLoop, TrainingRun
 
@@ -176,20 +176,20 @@ class DpoTrainer:
 
     def _optimizer_step(self, step: NextStep[Prepared]) -> dict[str, float]:
         run, prepared = self.run, step.ready()
-        batches = on_device(prepared.own.batches, run.ranks.device)
-        references = read_reference(self.references.train, run.engine, batches)
-        objectives = self._objectives_at(step.number)
-        own = zip(batches, references, strict=True)
-        points = self._points(objectives, own, lambda: self._others_of(prepared))
+        others, objectives = self.others, self._objectives_at(step.number)
+        own = self._with_reference(self.references.train, prepared.own)
+        points = self._points(
+            objectives, own, lambda: self._with_reference(others.references.train, prepared.others) if others else ()
+        )
         loss = partial(self._loss, objectives=objectives, points=points.found)
         micro_batches = [
             MicroBatch(batch.ranked.rows, partial(loss, batch, reference_B, float(len(step.taken))))
-            for batch, reference_B in zip(batches, references, strict=True)
+            for batch, reference_B in own
         ]
         seen = partial(
             DpoStep,
-            batches=batches,
-            references=references,
+            batches=[batch for batch, _ in own],
+            references=[reference_B for _, reference_B in own],
             objectives=objectives,
             schedule=self.schedule,
             points=points,
@@ -211,11 +211,14 @@ class DpoTrainer:
         """The terms with the beta of an optimizer step."""
         return at_beta(self.objectives, self.schedule.at(step, self.run.settings.total_steps))
 
-    def _others_of(self, prepared: Prepared) -> Iterable[tuple[PreferenceBatch, torch.Tensor]]:
-        """The step's mismatched batches with their references."""
-        assert self.others is not None and prepared.others is not None
-        batches = on_device(prepared.others.batches, self.run.ranks.device)
-        return zip(batches, read_reference(self.others.references.train, self.run.engine, batches), strict=True)
+    def _with_reference(
+        self, reference: Reference, part: PreferenceStep | None
+    ) -> list[tuple[PreferenceBatch, torch.Tensor]]:
+        """This rank's batches of a step on the device, each with the reference's log-probabilities [B]."""
+        batches = on_device([] if part is None else part.batches, self.run.ranks.device)
+        self.run.engine.eval()
+        with torch.no_grad():
+            return [(batch, reference(batch)) for batch in batches]
 
     def _eval_points(self, objectives: Sequence[Objective]) -> Sequence[float]:
         """The reference points over all evaluation rows."""

@@ -193,15 +193,6 @@ class References(NamedTuple):
     eval: Reference
 
 
-def read_reference(
-    reference: Reference, engine: TrainingEngine, batches: Sequence[PreferenceBatch]
-) -> list[torch.Tensor]:
-    """The reference's log-probabilities of each batch, read in eval mode."""
-    engine.eval()
-    with torch.no_grad():
-        return [reference(batch) for batch in batches]
-
-
 def read_sequences(engine: TrainingEngine, batch: PreferenceBatch, ld_alpha: float = 1.0) -> torch.Tensor:
     """Return float32 [B], the log-probability of each response. ld_alpha: of `response_sums`."""
     rows = batch.ranked.rows

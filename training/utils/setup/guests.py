@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import log
-from training.utils.base.errors import Mistakes
 from training.utils.contracts.guests import GuestFeature
 from training.utils.plugins.registry import hooks, missing
 
@@ -15,14 +14,13 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from training.utils.base.errors import Mistakes
     from training.utils.base.memory import MemoryLine, Moment, PlannedDevice
     from training.utils.contracts.guests import ExpertRecord, Guests
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.engine.training_engine import TrainingEngine
-
-Media = TypeVar("Media")
 
 
 class GuestFeatures(tuple[GuestFeature, ...]):
@@ -59,14 +57,6 @@ class GuestFeatures(tuple[GuestFeature, ...]):
     def check_media(self, mistakes: Mistakes) -> None:
         for each in self:
             each.check_media(mistakes)
-
-    def checked_media(self, media: Media) -> Media:
-        """Return the media of rows, None where no row has some; ThreestepError for what does not go with them."""
-        mistakes = Mistakes()
-        if media is not None:
-            self.check_media(mistakes)
-        mistakes.raise_if_any()
-        return media
 
     def inside(
         self, path: str, model: PreTrainedModel, zero_stage: int, seed: int, *, ranks: Ranks

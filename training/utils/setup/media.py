@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.utils.base.errors import ThreestepError
+from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.user_files import named_object
 from training.utils.contracts.rows import MEDIA_COLUMN
 from training.utils.data.formats.media import ONLY_TEXT
@@ -122,8 +122,11 @@ def run_media(rows: Iterable[Any], seen: SeenMedia | None, document_of: Callable
 def checked_media(flags: OneModelFlags, rows: PhaseData, kind: RowKind) -> RunMedia | None:
     """Return the media of the rows; None without any. ThreestepError if the run cannot train on them."""
     media = run_media(chain(rows.train, rows.eval), rows.seen, kind.document)
+    mistakes = Mistakes()
     if media is not None:
         media_kind().check_beside(flags.settings)
+        flags.guests.check_media(mistakes)
+    mistakes.raise_if_any()
     return media
 
 

@@ -77,7 +77,7 @@ def run_one_model(
         rows = _rows(flags, run, kind, tokenizer, style=style)
         if check_rows is not None:
             check_rows(rows.train, flags.of_step)
-        media = features.checked_media(checked_media(flags, rows, kind))
+        media = checked_media(flags, rows, kind)
         steps = whole_steps(flags.engine, len(rows.train), ranks)
         # A reference that is read again, or is the model with its adapters off, is the whole start model.
         start = replace(flags.start, head_chunk_mb=run.settings["head_chunk_mb"], trains_adapter_on=not rereads_start)

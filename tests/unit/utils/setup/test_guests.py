@@ -72,9 +72,10 @@ def test_every_feature_is_asked():
     assert both.reuse_obstacles() == [("a", "leave it out"), ("b", "leave it out")]
     both.check_words("tokenizer")
     assert a.words == b.words == ["tokenizer"]
-    assert both.checked_media(None) is None
+    mistakes = Mistakes()
+    both.check_media(mistakes)
     with pytest.raises(ThreestepError, match="(?s)2 mistakes .* a\n .* b"):
-        both.checked_media("media")
+        mistakes.raise_if_any()
     inside = both.inside("path", model, 2, 5, ranks="ranks")
     assert inside == dict.fromkeys("ab", ("path", model, 2, 5, "ranks"))
     assert both.recorded_experts(model, print, "ranks") == "a"
@@ -92,12 +93,13 @@ def test_guests_of_each_model(monkeypatch):
 
 
 def test_without_features_nothing_changes():
-    none, one, media = GuestFeatures(), GuestFeatures([GuestFeature()]), object()
+    none, one, mistakes = GuestFeatures(), GuestFeatures([GuestFeature()]), Mistakes()
     for features in (none, one):
         assert features.needs_segments is None and features.reuse_obstacles() == []
         assert not (features.trains_alone or features.lends_guesser or features.records_experts)
         assert features.exact_weights() == {}
-        assert features.inside("", None, 0, 0, ranks=None) == {} and features.checked_media(media) is media
+        features.check_media(mistakes)
+        assert features.inside("", None, 0, 0, ranks=None) == {} and mistakes.sentences == []
         assert features.recorded_experts(None, None, None) is None
         assert features.planned(None, None, 1, None) == ([], [], [])
         features.check_words("tokenizer")
