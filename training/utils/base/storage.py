@@ -10,12 +10,11 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from training.utils.base.errors import ThreestepError
+from training.utils.base.errors import ThreestepError, disk_errors
 
 MOST_YAML_CHARACTERS = 4 << 20
 MOST_YAML_VALUES = 100_000  # of a text whose aliases are written out
@@ -41,7 +40,7 @@ class HashedFile(io.BufferedWriter):
         return self._digest.hexdigest()
 
     def write(self, content: Any) -> int:
-        with naming(self.path):
+        with disk_errors(self.path):
             written = super().write(content)
         self._digest.update(content)
         self._quick_digest.update(content)
@@ -49,11 +48,11 @@ class HashedFile(io.BufferedWriter):
         return written
 
     def flush(self) -> None:
-        with naming(self.path):
+        with disk_errors(self.path):
             super().flush()
 
     def close(self) -> None:
-        with naming(self.path):
+        with disk_errors(self.path):
             super().close()
 
     def __exit__(self, *failure: object) -> None:
@@ -64,19 +63,8 @@ class HashedFile(io.BufferedWriter):
                 raise
 
 
-@contextmanager
-def naming(path: str) -> Iterator[None]:
-    """Give an OSError inside the file name `path` if it has none, as after a failed write."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None:
-            error.filename = path
-        raise
-
-
 def write_json(path: str, content: Any) -> None:
-    with naming(path), open(path, "w", encoding="utf-8") as file:
+    with disk_errors(path), open(path, "w", encoding="utf-8") as file:
         json.dump(content, file, indent=1, ensure_ascii=False)
 
 
@@ -233,7 +221,7 @@ def flush_to_disk(path: str | Path) -> None:
     """fsync a file or a folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
-        with naming(str(path)):
+        with disk_errors(path):
             os.fsync(handle)
     except OSError as error:
         if error.errno != errno.EINVAL:  # some file systems cannot flush a folder

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from training.utils.base.errors import ThreestepError
-from training.utils.base.storage import naming
+from training.utils.base.errors import ThreestepError, disk_errors
 
 # Of weights and engine, below ZeRO-3 and in it (deepspeed 0.19, engine.py: _get_ckpt_name).
 WHOLE_FILE = "mp_rank_00_model_states.pt"
@@ -68,7 +67,7 @@ def write_state(state: Any, path: str | Path) -> None:
         header[str(number)] = {"dtype": _TYPES[tensor.dtype], "shape": shape, "data_offsets": [begin, end]}
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
-    with naming(str(path)), open(path, "wb") as file:
+    with disk_errors(path), open(path, "wb") as file:
         file.write(len(head).to_bytes(8, "little") + head)
         for _, tensor in ordered:
             if tensor.numel():
