@@ -111,14 +111,12 @@ def first_alike(sequences: Sequence[TokenSequence]) -> list[int]:
     """Return for each sequence the place of the first one that a model reads alike: of the same tokens, media, forks
     and experts."""
     first: dict[tuple[object, ...], int] = {}
-    keys = (
-        (each.input_ids.cpu().numpy().tobytes(), each.media, each.forks, _bytes_of(each.experts)) for each in sequences
-    )
-    return [first.setdefault(key, place) for place, key in enumerate(keys)]
-
-
-def _bytes_of(values: torch.Tensor | None) -> bytes | None:
-    return None if values is None else values.numpy().tobytes()
+    found = []
+    for place, each in enumerate(sequences):
+        experts = None if each.experts is None else each.experts.numpy().tobytes()
+        key = (each.input_ids.cpu().numpy().tobytes(), each.media, each.forks, experts)
+        found.append(first.setdefault(key, place))
+    return found
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,8 @@ class Decoding:
         self.rows_A = torch.arange(count, device=prompt_mask_BP.device)
         self._log, self._prompt_tokens = log, self.length
         self._part_tokens = self.length
-        if prefill_tokens is not None and can_read_in_parts(way, self.cache) and not self._prompts.of_media:
+        keeps_parts = way.padded and way.cache == OURS and holds_keys_alone(self.cache)
+        if prefill_tokens is not None and keeps_parts and not self._prompts.of_media:
             self._part_tokens = prefill_tokens
         self._masks: StepMasks | None = None
         self._steps: Any = None
@@ -227,11 +228,6 @@ class Decoding:
         if self.way.cache == OWN:
             self.cache = getattr(output, name)
         return output.logits[:, -1].float()
-
-
-def can_read_in_parts(way: DecodeWay, cache: Any) -> bool:
-    """Return whether prompts can be read by several forwards, each behind what the last left in the cache."""
-    return way.padded and way.cache == OURS and holds_keys_alone(cache)
 
 
 def of_one_length(request: RolloutRequest) -> Iterator[tuple[list[int], RolloutRequest]]:
