@@ -331,7 +331,7 @@ class _PhaseLook:
         account = PhaseAccount(
             self._phase,
             share_flags=_share_flags(self._data.split.of_phase(self._phase)),
-            loss=self._kind.loss_in_words(self._data.rows, self._data.chat),
+            loss=_loss(self._phase, self._data),
         )
         sources = [source for source in sources if self._phase == 1 or not source.sft_only]
         try:
@@ -490,6 +490,18 @@ class _PhaseLook:
             return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
         return decode if self._media is None else self._media.reader.counting(decode)
+
+
+def _loss(phase: int, data: DataArguments) -> str:
+    """The tokens that carry loss."""
+    if phase == 2:
+        return "the responses, for DPO; a reward model is scored at the last token of each"
+    if phase == 3:
+        return "a prompt carries none: PPO learns from the responses that it samples"
+    if data.rows.loss_on == "conversation":
+        return "all but the first of a row (--loss_on conversation)"
+    turns = "last response" if data.chat.train_turns == "last" else "responses"
+    return f"the {turns} and the tokens that end them; prompts and what a template writes carry none"
 
 
 def _share_flags(split: SplitArguments) -> str:

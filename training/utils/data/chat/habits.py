@@ -110,7 +110,8 @@ def _learn(template: ChatTemplate, special_tokens: Sequence[str], end_token: str
     prompt = _added_prompt(prompt_d, closed_c.partition(c)[2], special)
     always = "" if prompt else _constant_prompt(pairs[0], after_b, after_d, special)
     headers = _headers(prompt or always, pairs, special)
-    missing_prompt = "" if headers else _missing_prompt(before_b, prompt_b)
+    missing_prompt = "" if headers or not before_b.startswith(prompt_b) else before_b[len(prompt_b) :]
+    missing_prompt = missing_prompt if missing_prompt.strip() else ""
     headers = headers or ((missing_prompt,) if missing_prompt else ())
     openings = _openings(special, headers, whole.partition(a)[0], after_b, after_d=after_d)
     asking = special.findall(before_b) if special else []
@@ -152,12 +153,6 @@ def _constant_prompt(pair: tuple[str, str], after_b: str, after_d: str, special:
     end = after_d[len(_whole_words(commonprefix([after_b, after_d]), after_d, special)) :]
     shared = commonprefix([before_b, prompt_b])[len(prompt_b) - len(end) :]
     return end if prompt_b.endswith(end) and shared.strip() else ""
-
-
-def _missing_prompt(before_b: str, prompt_b: str) -> str:
-    """The text before b besides the generation prompt; "" where it is blank."""
-    missing = before_b[len(prompt_b) :] if before_b.startswith(prompt_b) else ""
-    return missing if missing.strip() else ""
 
 
 def _headers(prompt: str, pairs: Sequence[tuple[str, str]], special: re.Pattern[str] | None) -> tuple[str, ...]:

@@ -151,7 +151,11 @@ class ChatTemplate:
         ) as error:
             raise TemplateRefused(str(error).strip() or type(error).__name__) from error
         (text,), found = rendered
-        check_length(text, conversation)
+        if len(text) > MOST_CHARACTERS:
+            raise ThreestepError(
+                f"the chat template writes {len(text):,} characters for {conversation}, more than {MOST_CHARACTERS:,}; "
+                "mend its loops, or give another one with --chat_template"
+            )
         return Rendering(text, [(begin, end) for begin, end in found[0]] if marks else [])
 
     def _as_read(self, message: Message) -> Message:
@@ -212,8 +216,8 @@ class _TooSlow(Exception):
 
 
 def check_first_renderings(render: Callable[[], None]) -> None:
-    """Call `render` in a forked process. ThreestepError if that takes too much time or memory, or writes too much
-    (`check_length`). Its other exceptions are not handled here."""
+    """Call `render` in a forked process. ThreestepError if that takes too much time or memory, or writes too much.
+    Its other exceptions are not handled here."""
     with warnings.catch_warnings():
         # Python 3.12 warns of locks that another thread holds; the child renders, and takes none of theirs.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -274,15 +278,6 @@ def limited_rendering(conversation: str) -> Iterator[None]:
         with _lock:
             if _deadlines.pop(thread, None) is None:  # it came too late, and may still be pending
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)
-
-
-def check_length(text: str, conversation: str) -> None:
-    """ThreestepError for a rendering that no model reads."""
-    if len(text) > MOST_CHARACTERS:
-        raise ThreestepError(
-            f"the chat template writes {len(text):,} characters for {conversation}, more than {MOST_CHARACTERS:,}; "
-            "mend its loops, or give another one with --chat_template"
-        )
 
 
 def _watch() -> None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.rows import Row
     from training.utils.data.cache.reports import Counts
     from training.utils.data.raw_dataset import PromptRawDataset
-    from training.utils.data.rows.arguments import ChatArguments, RowArguments
+    from training.utils.data.rows.arguments import RowArguments
 
 CROSSED = "in which a token holds the end of a prompt and the beginning of its response, and counts as the response's"
 GLUED = (
@@ -129,7 +129,6 @@ class RowKind(ABC):
     needs_pad: batches of it may be padded.
     weighs_messages: the loss follows the weights of messages, and which turns are trained is a choice.
     hints: advice where all rows are dropped, by the reason.
-    loss: the tokens that carry it.
     """
 
     name: ClassVar[str]
@@ -145,7 +144,6 @@ class RowKind(ABC):
     needs_pad: ClassVar[bool] = True
     weighs_messages: ClassVar[bool] = False
     hints: ClassVar[dict[str, str]] = {}
-    loss: ClassVar[str] = ""
 
     def parts(self, rows: RowArguments, texts: TextTokenizer) -> dict[str, str]:
         """The parts of the cache's fingerprint that other kinds may lack."""
@@ -175,10 +173,6 @@ class RowKind(ABC):
     @abstractmethod
     def document(self, row: Any) -> Document:
         """The row as a policy reads it."""
-
-    def loss_in_words(self, rows: RowArguments, chat: ChatArguments) -> str:
-        """The tokens that carry loss."""
-        return self.loss
 
 
 # From samples to text and ids.

@@ -35,7 +35,7 @@ from training.utils.data.rows.tokenize import (
 if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
     from training.utils.data.raw_dataset import PromptRawDataset
-    from training.utils.data.rows.arguments import ChatArguments, RowArguments
+    from training.utils.data.rows.arguments import RowArguments
 
 EMPTY_PROMPT = (
     "whose prompt is empty, kept for an environment, which may begin with another (--return_columns raw_prompt)"
@@ -116,12 +116,6 @@ class Sentences(RowKind):
     def document(self, row: SentenceRow) -> Document:
         return sentence_document(row)
 
-    def loss_in_words(self, rows: RowArguments, chat: ChatArguments) -> str:
-        if rows.loss_on == "conversation":
-            return "all but the first of a row (--loss_on conversation)"
-        turns = "last response" if chat.train_turns == "last" else "responses"
-        return f"the {turns} and the tokens that end them; prompts and what a template writes carry none"
-
 
 class Ranked(RowKind):
     """`ResponsesRow`s, for the reward model and preference losses."""
@@ -138,7 +132,6 @@ class Ranked(RowKind):
         "trains on all of them, step 1 on the good ones",
         "no_rejected": "a pair needs a rejected response (of files, --rejected_column names it)",
     }
-    loss = "the responses, for DPO; a reward model is scored at the last token of each"
 
     def read_chat(self, chat: ChatText, responses: Sequence[str], sample: Any, where: str) -> ReadSample:
         messages = got(chat.raw, "get_prompt_messages", sample, where)
@@ -221,7 +214,6 @@ class Marked(Ranked):
         "unmarked": "each response needs a mark of its own, good or bad (of files, --label_column names the column); a "
         "pair is written as two rows"
     }
-    loss = "the responses, good ones and bad ones"
 
     def responses_of(self, mark: bool | None) -> tuple[str, ...]:
         return ("chosen",) if mark else ("rejected",)
@@ -241,7 +233,6 @@ class Prompts(RowKind):
     carries_columns = True
     limit = "max_prompt_seq_len"
     truncation = "prompt_truncation"
-    loss = "a prompt carries none: PPO learns from the responses that it samples"
 
     def parts(self, rows: RowArguments, texts: TextTokenizer) -> dict[str, str]:
         kept = [name in rows.return_columns for name in (RAW_IDS, RAW_CHAT, FULL_PROMPT)]
