@@ -51,11 +51,9 @@ _BY_COURSE = len(SIGNALS) + 1  # `RunCourse.stop_reason`
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Start of a resumed run; by default, its beginning. path: of the checkpoint; settings, step, seconds, log_sizes:
-    of the run that wrote it; state: the one that its loop gave to `save`; course: the states of `RunCourse`."""
+    """Start of a resumed run; by default, its beginning. step, seconds, log_sizes: of the run that wrote the
+    checkpoint; state: the one that its loop gave to `save`; course: the states of `RunCourse`."""
 
-    path: Path | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
     step: int = 0
     seconds: float = 0.0
     log_sizes: dict[str, int] = field(default_factory=dict)
@@ -88,7 +86,7 @@ def checkpointed_run(
     if plan.resume_from is not None:
         manifest = read_manifest(plan.resume_from)
         check_settings(plan.resume_from, manifest, plan.settings, plan.defaults, may_change=plan.may_differ)
-        point = _resume_point(plan.resume_from, manifest["settings"])
+        point = _resume_point(plan.resume_from)
     run.cut_logs(point.log_sizes)  # at the beginning of a run, removes those of an earlier one
     trackers = open_trackers(trackers_in(plan.settings), run.path, plan.settings, point.step) if is_main else []
     lines = run.run_log("metrics.jsonl")
@@ -100,17 +98,14 @@ def checkpointed_run(
         )
 
 
-def _resume_point(path: Path, settings: Mapping[str, Any]) -> ResumePoint:
-    """Read the point at which a checkpoint, of a run with `settings`, resumes. ThreestepError if this version does not
-    write such a one."""
+def _resume_point(path: Path) -> ResumePoint:
+    """Read the point at which a checkpoint resumes. ThreestepError if this version does not write such a one."""
     where = path / _TRAINER_FILE
     saved = read_record(where)
     # Earlier versions wrote `best`, `early_end` and `called`, which are of `course` now.
     check_keys(saved, _WRITTEN, str(where), optional=("course", *_OF_COURSE))
     with as_written(str(where)):
         return ResumePoint(
-            path,
-            settings,
             int(saved["step"]),
             float(saved["seconds"]),
             {name: int(size) for name, size in saved["log_sizes"].items()},
@@ -143,17 +138,18 @@ class RunCheckpoints(Checkpoints):
         self._ends = False
 
     def restore(self) -> tuple[int, dict[str, Any]]:
-        point = self.point
-        if point.path is None:
+        point, path = self.point, self.plan.resume_from
+        if path is None:
             return 0, {}
-        self._load(point.path, point.settings, point.step)
+        self._load(path, point.step)
         for part in self.course:
             on_main(partial(part.resumed, point.course), self._ranks.is_main)
-        log(f"resuming after step {point.step}, from {point.path}", self._ranks.is_main)
+        log(f"resuming after step {point.step}, from {path}", self._ranks.is_main)
         return point.step, point.state
 
-    def _load(self, path: Path, saved: Mapping[str, Any], step: int) -> None:
-        """Load the checkpoint of `step`, written with the settings `saved`."""
+    def _load(self, path: Path, step: int) -> None:
+        """Load the checkpoint of `step`."""
+        saved = read_manifest(path)["settings"]
         if placement(saved) == placement(self.plan.settings):
             return self.parts.load(path)
         load_converted = conversion(path, saved, self.plan.settings)
@@ -182,9 +178,9 @@ class RunCheckpoints(Checkpoints):
                 self._ranks.is_main,
             )
             return None
-        self._load(path, read_manifest(path)["settings"], final.step)
+        self._load(path, final.step)
         log(f"the model is {final.why}: its weights are loaded from {path}", self._ranks.is_main)
-        return dict(_resume_point(path, {}).state)
+        return dict(_resume_point(path).state)
 
     def _final(self, step: int) -> FinalWeights | None:
         return next((final for part in self._judges if (final := part.final(step)) is not None), None)
