@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.files.listing import names_evaluation, names_training
+from training.utils.data.files.readers import names_evaluation, names_training
 
 ROWS, EVAL_ROWS = "rows", "eval_rows"
 _EXPECTS = (

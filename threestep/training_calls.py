@@ -24,7 +24,7 @@ from threestep.result import Result, result_of
 from threestep.row_forms import is_in_memory
 from threestep.running import flags_of, run_here, run_on_ranks
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.data.build.arguments import whole_split
+from training.utils.data.arguments import whole_split
 from training.utils.flags.step import known_steps
 from training.utils.plugins.registry import check_plugin, plugin_module
 

@@ -55,8 +55,7 @@ def _encode_batch(workload: Path, threads: int) -> Prepare:
 
 
 def _threestep(workload: Path, threads: int) -> Prepare:
-    from training.utils.data.arguments import SourceArguments
-    from training.utils.data.build.arguments import CacheArguments, DataArguments, SplitArguments
+    from training.utils.data.arguments import CacheArguments, DataArguments, SourceArguments, SplitArguments
     from training.utils.data.build.build import build_phase
 
     tokenizer = AutoTokenizer.from_pretrained(workload / "model")

@@ -201,7 +201,7 @@ def eval_rows(chain: Chain, phase: int) -> list:
     """The rows that the step was evaluated on, out of the cache that it left."""
     from transformers import AutoTokenizer
 
-    from training.utils.data.build.arguments import DataArguments
+    from training.utils.data.arguments import DataArguments
     from training.utils.data.build.build import build_phase
     from training.utils.flags.arguments import parse_arguments
 

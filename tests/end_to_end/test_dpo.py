@@ -51,7 +51,7 @@ def said_of_reference(ran: Ran) -> list[str]:
 
 def embedded_rows(cache: Path, tokenizer) -> Sequence[ResponsesRow]:
     """The evaluation rows of these runs."""
-    from training.utils.data.build.arguments import DataArguments
+    from training.utils.data.arguments import DataArguments
     from training.utils.data.build.build import build_phase
     from training.utils.flags.arguments import parse_arguments
 

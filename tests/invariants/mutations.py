@@ -393,7 +393,7 @@ def damaged_flags(dice: random.Random, tokenizer: Any) -> None:
     """A sound file, read with damaged data flags as a command line gives them."""
     import dataclasses
 
-    from training.utils.data.build.arguments import DataArguments
+    from training.utils.data.arguments import DataArguments
     from training.utils.data.build.build import build_phase
     from training.utils.flags.arguments import parse_arguments
 

@@ -18,7 +18,7 @@ from threestep.plugins.inspect.views import document_of
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.portions import DataSource
 from training.utils.data.build.row_maker import RowMaker
-from training.utils.data.cache.reports import Counts
+from training.utils.data.cache.shards import Counts
 from training.utils.data.chat.style import text_maker
 from training.utils.data.file_dataset import create_raw_dataset
 from training.utils.data.kinds.table import kind_of

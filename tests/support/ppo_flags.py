@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 from tests.support.data_flags import with_flags
 from training.step3_ppo.flags.ppo_flags import PpoFlags
-from training.utils.data.build.arguments import RolloutDataArguments
+from training.utils.data.arguments import RolloutDataArguments
 from training.utils.flags.added import added_flags
 
 

@@ -24,7 +24,7 @@ data.formats: data.files base
 flags: plugins base
 layout: contracts base
 data.rows: layout flags plugins contracts base
-data: flags data.formats plugins data.files base
+data: data.rows flags data.formats plugins data.files base
 engine.config: layout flags plugins base
 run: flags plugins contracts base
 data.cache: run data.rows data.files contracts base
@@ -33,7 +33,7 @@ models: layout flags plugins contracts base
 data.kinds: data.chat data.cache data data.rows data.formats contracts base
 generation: engine.config data.rows flags plugins contracts base
 generation.decoding: models plugins contracts base
-data.build: data.kinds data.chat data.cache data data.rows flags data.formats plugins data.files contracts base
+data.build: data.kinds data.chat data.cache data data.rows flags data.formats data.files contracts base
 engine.ranks: models run flags plugins base
 loading: models plugins contracts base
 engine: engine.ranks run engine.config models flags contracts base

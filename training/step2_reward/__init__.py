@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from training.step2_reward.arguments import RewardModelArguments
-from training.utils.data.build.arguments import PROMPT_FLAGS, SENTENCE_FLAGS
+from training.utils.data.arguments import PROMPT_FLAGS, SENTENCE_FLAGS
 from training.utils.flags.step import NORM, RATE, SPEED, ClosingRow, Curve, Headline, SampleWords, Step, StepFigures
 from training.utils.setup.flags import FIRST_FLAGS, ONE_MODEL_GROUPS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import get_type_hints
 
 from training.step3_ppo.flags.ppo_flags import PpoFlags
-from training.utils.data.build.arguments import SENTENCE_FLAGS
+from training.utils.data.arguments import SENTENCE_FLAGS
 from training.utils.flags.step import SPEED, ClosingRow, Curve, Headline, SampleWords, Step, StepFigures, added_curves
 
 STEP = Step(

@@ -11,7 +11,7 @@ import pytest
 from examples.gsm8k import MODELS, final_answer
 from tests.support.data_flags import data_flags, raw_dataset_of
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.arguments import DataArguments
 from training.utils.data.build.build import build_phase
 
 ROOT = Path(__file__).parents[3]

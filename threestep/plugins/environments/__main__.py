@@ -26,7 +26,7 @@ from threestep.plugins.environments.arguments import EnvironmentArguments, Openi
 from threestep.plugins.environments.conversation_arguments import ConversationArguments
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError, nearest_names
-from training.utils.data.build.arguments import AnswerDataArguments, ShownArguments
+from training.utils.data.arguments import AnswerDataArguments, ShownArguments
 from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import AUTO, flag, flag_of
 from training.utils.generation.arguments import SamplingArguments

@@ -10,7 +10,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import json_object
 
 if TYPE_CHECKING:
-    from training.utils.data.build.arguments import DataArguments
+    from training.utils.data.arguments import DataArguments
 
 Row = dict[str, Any]
 

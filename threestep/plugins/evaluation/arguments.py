@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from training.utils.data.build.arguments import AnswerDataArguments, ShownArguments
+from training.utils.data.arguments import AnswerDataArguments, ShownArguments
 from training.utils.engine.config.arguments import EngineArguments
 from training.utils.flags.flags import flag, flag_of
 from training.utils.generation.arguments import EvaluationArguments, SamplingArguments

@@ -27,7 +27,7 @@ from threestep.plugins.evaluation.arguments import (
 )
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.arguments import DataArguments
 from training.utils.data.rows.arguments import ChatArguments
 from training.utils.flags.added import AddedFlags, added_flags
 from training.utils.flags.arguments import parse_arguments

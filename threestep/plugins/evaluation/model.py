@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.media import MediaReader, ReadsMedia, RunMedia
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.rows import PromptRow
-    from training.utils.data.build.arguments import DataArguments
+    from training.utils.data.arguments import DataArguments
     from training.utils.data.formats.messages import Message
     from training.utils.generation.arguments import SamplingArguments
     from training.utils.generation.table import RolloutEngineFlags

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from threestep.plugins.evaluation.sharing import Sharers
     from training.utils.contracts.media import RunMedia, SeenMedia
     from training.utils.contracts.rollout_engine import RolloutEngine
-    from training.utils.data.build.arguments import DataArguments
+    from training.utils.data.arguments import DataArguments
     from training.utils.generation.arguments import SamplingArguments
     from training.utils.generation.table import RolloutEngineFlags
     from training.utils.rewards.arguments import ScoringArguments

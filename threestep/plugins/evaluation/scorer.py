@@ -30,7 +30,7 @@ from training.utils.setup.media import has_media_kind, media_kind, reader_of_fol
 if TYPE_CHECKING:
     from training.utils.contracts.drawing import RowForm
     from training.utils.contracts.media import MediaReader, RunMedia
-    from training.utils.data.build.arguments import DataArguments
+    from training.utils.data.arguments import DataArguments
     from training.utils.data.rows.tokenize import Ids, TextTokenizer
     from training.utils.engine.ranks.startup import Ranks
 

@@ -32,7 +32,7 @@ from threestep.plugins.pretraining_loss.blocks import build_unsupervised
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.rows import MEDIA_COLUMN, PromptRow, SentenceRow
-from training.utils.data.build.arguments import RowFlags
+from training.utils.data.arguments import RowFlags
 from training.utils.data.rows.documents import sentence_document
 from training.utils.flags.arguments import defaults_of, resolved_settings
 from training.utils.generation.arguments import SamplingArguments

@@ -19,8 +19,7 @@ from training.utils.base.console import log, started_as_main_rank
 from training.utils.base.errors import Mistakes, ThreestepError, first_line, nearest_names
 from training.utils.base.hub import check_hub, is_offline
 from training.utils.data.files.arrow_rows import ArrowRows
-from training.utils.data.files.listing import names_evaluation, names_training
-from training.utils.data.files.readers import JoinedFiles
+from training.utils.data.files.readers import JoinedFiles, names_evaluation, names_training
 
 if TYPE_CHECKING:
     from training.utils.data.files.columns import Expected

@@ -14,7 +14,7 @@ from threestep.plugins.hub_datasets.datasets import HubDataset, answered
 from training.utils.base.errors import ThreestepError
 from training.utils.data.files.columns import Expected
 from training.utils.data.files.digests import digest_files
-from training.utils.data.files.json_rows import read_jsonl
+from training.utils.data.files.readers import open_rows
 from training.utils.data.registry import register_dataset
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class LocalJsonFile(HubDataset):
 
     def _read(self, split: str) -> Rows:
         if split not in self._rows:
-            self._rows[split] = read_jsonl(self.raw_datasets[split], _EXPECTED)
+            self._rows[split] = open_rows("jsonl", [self.raw_datasets[split]], None, _EXPECTED)
         return self._rows[split]
 
     def get_fingerprint(self) -> str:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.data.build.arguments import PHASES, DataArguments, ShownArguments
+from training.utils.data.arguments import PHASES, DataArguments, ShownArguments
 from training.utils.data.rows.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT
 from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import flag, flag_of
@@ -77,7 +77,7 @@ def look(inspect: InspectArguments, data: DataArguments) -> Any:
     """The account that the flags ask for."""
     from threestep.plugins.inspect.account import Look, account_of
     from threestep.plugins.inspect.characters import Characters
-    from training.utils.data.build.row_style import settle_style
+    from training.utils.data.build.build import settle_style
     from training.utils.data.chat.style import adopt_style
     from training.utils.setup.media import reader_of_folder, why_unread
 

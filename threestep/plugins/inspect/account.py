@@ -20,7 +20,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import PHASE_NAMES, PromptRow, Row, TextBlock
 from training.utils.data.build.portions import DataSource, Portion, divide_rows, open_sources
 from training.utils.data.build.row_maker import RowMaker
-from training.utils.data.cache.reports import Counts
+from training.utils.data.cache.shards import Counts
 from training.utils.data.chat.style import text_maker
 from training.utils.data.files.columns import Kinds, note_kinds
 from training.utils.data.formats.media import ONLY_TEXT
@@ -30,9 +30,9 @@ from training.utils.setup.media import has_media_kind, held_media, media_kind
 if TYPE_CHECKING:
     from training.utils.contracts.drawing import OpenedForm
     from training.utils.contracts.media import MediaReader
-    from training.utils.data.build.arguments import DataArguments, SplitArguments
+    from training.utils.data.arguments import DataArguments, SplitArguments
     from training.utils.data.chat.chat import ChatTokenizer
-    from training.utils.data.formats.formats import Recognition
+    from training.utils.data.raw_dataset import Recognition
     from training.utils.data.rows.arguments import RowArguments
     from training.utils.data.rows.tokenize import TextTokenizer
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import lock_exclusively, try_lock
-from training.utils.data.build.arguments import CacheArguments
+from training.utils.data.arguments import CacheArguments
 from training.utils.data.cache.cache import BUILDING, LOCK, OLD, damage_of, entries_of, read_manifest
 from training.utils.run.program import run_program
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from threestep.plugins.pretraining_loss.arguments import TextArguments
 from training.utils.base.console import note
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.data.build.arguments import PHASES, DataArguments, OptionalDataArguments, ShownArguments
+from training.utils.data.arguments import PHASES, DataArguments, OptionalDataArguments, ShownArguments
 from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import flag, flag_of
 from training.utils.generation.arguments import SamplingArguments
@@ -134,9 +134,8 @@ def open_split(
 ) -> Shown:
     """Build the phase, or open it in the cache."""
     from threestep.plugins.pretraining_loss.blocks import build_unsupervised
-    from training.utils.data.build.build import build_phase
-    from training.utils.data.build.row_style import settle_style
-    from training.utils.data.cache.reports import SplitReport, split_sentence
+    from training.utils.data.build.build import build_phase, settle_style
+    from training.utils.data.cache.shards import SplitReport, split_sentence
     from training.utils.setup.media import reader_of_folder, why_unread
 
     if preview.phase == UNSUPERVISED:

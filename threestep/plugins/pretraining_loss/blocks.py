@@ -27,8 +27,9 @@ from training.utils.data.rows.tokenize import TextTokenizer, end_of_conversation
 
 if TYPE_CHECKING:
     from threestep.plugins.pretraining_loss.arguments import TextArguments
-    from training.utils.data.build.arguments import DataArguments
-    from training.utils.data.cache.reports import Counts, Log
+    from training.utils.data.arguments import DataArguments
+    from training.utils.data.cache.cache import Log
+    from training.utils.data.cache.shards import Counts
     from training.utils.data.rows.media_store import GrowingStore
 
 

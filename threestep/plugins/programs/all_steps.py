@@ -37,7 +37,7 @@ from training.utils.base.reading import checked_json, checked_value, read_text
 from training.utils.base.storage import remove
 from training.utils.checkpoints.folder import CheckpointFolder
 from training.utils.checkpoints.other_runs import check_earlier_run
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.arguments import DataArguments
 from training.utils.data.file_dataset import look_at_data
 from training.utils.flags.arguments import ProgramParser, parse_arguments, read_yaml, words_of
 from training.utils.flags.step import known_steps

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.arguments import DataArguments
 from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import flag, flag_of
 from training.utils.run.program import run_program

@@ -22,7 +22,7 @@ from threestep.plugins.tinker.store import Store
 from threestep.plugins.tinker.trainer import Trainer
 from threestep.plugins.tinker.wire import RequestBounds, forward_answer, messages
 from training.utils.base.console import note
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.arguments import DataArguments
 from training.utils.models.layout_check import check_padded
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.token_model import PolicyModel

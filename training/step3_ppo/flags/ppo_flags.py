@@ -9,7 +9,7 @@ from training.step3_ppo.flags.arguments import AlgorithmArguments, PpoArguments
 from training.step3_ppo.flags.roles_arguments import RolesArguments
 from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints.arguments import CheckpointArguments
-from training.utils.data.build.arguments import RolloutDataArguments
+from training.utils.data.arguments import RolloutDataArguments
 from training.utils.flags.added import AddedFlags
 from training.utils.flags.arguments import resolved_settings
 from training.utils.generation.table import RolloutEngineFlags

@@ -14,8 +14,7 @@ from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
 from training.utils.base.user_files import named_object
 from training.utils.contracts.rows import MEDIA_COLUMN
-from training.utils.data.build.build import build_phase
-from training.utils.data.build.row_style import settle_style
+from training.utils.data.build.build import build_phase, settle_style
 from training.utils.data.cache.cache import silent
 from training.utils.data.chat.style import conversation_end, save_style, saved_style
 from training.utils.data.rows.documents import prompt_document

@@ -23,11 +23,9 @@ from training.utils.data.files.readers import STORES, check_stored, files_of, sp
 from training.utils.data.formats.formats import (
     FileColumns,
     Format,
-    Recognition,
     has_column,
     missing_column,
     recognise,
-    recognition_of,
 )
 from training.utils.data.formats.media import IMAGE_COLUMNS, check_media, check_text_parts, media_columns
 from training.utils.data.formats.messages import (
@@ -39,7 +37,7 @@ from training.utils.data.formats.messages import (
     response_text,
 )
 from training.utils.data.formats.records import Record, TreeRows, holds_trees, read_mark, value_of
-from training.utils.data.raw_dataset import PromptRawDataset
+from training.utils.data.raw_dataset import PromptRawDataset, Recognition
 from training.utils.data.registry import find_dataset, load_dataset_module
 from training.utils.flags.added import advice
 
@@ -51,6 +49,7 @@ POINTER = "threestep inspect with the same data flags shows how the rows are rea
 _MOST_BYTES = 32 << 20  # read in about a second; larger files are read once, by the build
 _REWARD_MODEL, _GROUND_TRUTH = "reward_model", "ground_truth"  # verl's column, and the reference in it
 _EXTRA_INFO, _IN_EXTRA_INFO = "extra_info", ("index", "tools_kwargs", "interaction_kwargs")  # verl's, too
+_MAY_HOLD_TEXT = ("text", "a list", "an object")
 _TEMPLATE_KWARGS, _THINKING = "chat_template_kwargs", "enable_thinking"
 
 
@@ -103,22 +102,22 @@ class FileDataset(PromptRawDataset):
             recognise(held_out.kinds, self._columns, recognised.name, self._address)
         return replace(recognised, why=train.sentence) if isinstance(train, TreeRows) else recognised
 
-    @cached_property
-    def _recognition(self) -> Recognition:
+    def get_recognition(self) -> Recognition:
         kinds, columns = self._opened[0].kinds, self._columns
         further = [(columns.tools or "tools", "tools"), (_TEMPLATE_KWARGS, "variables of the template")]
         further += [(_THINKING, "a variable of the template"), (columns.margin or "", "margin")]
         references = (columns.reference,) if columns.reference else (f"{_REWARD_MODEL}.{_GROUND_TRUTH}", _GROUND_TRUTH)
         further += [(column, "reference") for column in references]
         further += [(column, "images") for column in IMAGE_COLUMNS if self.reads_images]
-        read = [(column, role) for role, column in self.format.roles.items()]
-        read += [(column, role) for column, role in further if has_column(kinds, column)]
+        read = {column: role for role, column in self.format.roles.items()}
+        read |= {column: role for column, role in further if has_column(kinds, column)}
+        heads = {*read, *(column.partition(".")[0] for column in read)}
+        unread = [column for column in kinds if column not in heads]
+        texts = tuple(column for column in unread if any(kind in _MAY_HOLD_TEXT for kind in kinds[column]))
+        others = tuple(column for column in unread if column not in texts)
         nulls = nulls_sentence(sum((rows.nulls for rows in self._opened if rows), Counter[str]()))
         notes = (*self._stored.notes, *([nulls] if nulls else []))
-        return replace(recognition_of(kinds, self.format.name, self.format.why, read), notes=notes)
-
-    def get_recognition(self) -> Recognition:
-        return self._recognition
+        return Recognition(self.format.name, self.format.why, read, texts, others, notes)
 
     def check_phase(self, phase: int) -> None:
         """A file must have what its phase needs: responses in phases 1 and 2, a prompt in 2 and 3, and each column that
@@ -258,16 +257,14 @@ def _json_value(value: Any) -> Any:
 # The raw dataset of any entry.
 
 
-def create_raw_dataset(
-    name: str, source: SourceArguments, cache_dir: str, seed: int, *, local_rank: int = 0
-) -> PromptRawDataset:
+def create_raw_dataset(name: str, source: SourceArguments, cache_dir: str, seed: int) -> PromptRawDataset:
     """Load the dataset modules, then create the raw dataset of one `--data_path` entry."""
     for module in source.dataset_module:
         load_dataset_module(module)
     dataset = find_dataset(name)
     if isinstance(dataset, str):
         return FileDataset(name, columns_of(source), source.data_format, cache_dir)
-    return dataset(cache_dir, seed, local_rank, name)
+    return dataset(cache_dir, seed, 0, name)
 
 
 def columns_of(source: SourceArguments) -> FileColumns:

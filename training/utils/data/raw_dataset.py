@@ -7,16 +7,48 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from training.utils.base.errors import ThreestepError
+from training.utils.data.files.columns import column_names
 from training.utils.data.formats.media import ONLY_TEXT
 from training.utils.data.formats.messages import response_begins
 
-if TYPE_CHECKING:
-    from training.utils.data.formats.formats import Recognition
-
 ALL_PHASES = (1, 2, 3)
+NOT_READ = "; not read: "  # before the columns, in a sentence
+
+
+@dataclass(frozen=True)
+class Recognition:
+    """One source's format and columns.
+
+    format: a name of `--data_format`.
+    why: the columns or the flags that decided on it.
+    read: column -> its role, such as "prompt"; "extra_info.answer" is a part of a column.
+    texts_not_read: columns that hold text, lists or objects and are not read.
+    others_not_read: all further columns, of numbers and truth values.
+    notes: sentences on files, or values in them, that are passed over.
+    """
+
+    format: str
+    why: str
+    read: dict[str, str]
+    texts_not_read: tuple[str, ...] = ()
+    others_not_read: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """One line for a log. Columns of text alone are named as not read: an id or a score is no text to learn."""
+        columns = ", ".join(f"{role} '{column}'" for column, role in self.read.items())
+        unread = f"{NOT_READ}{column_names(self.texts_not_read)}" if self.texts_not_read else ""
+        return f"read as {self.format} because of {self.why}: {columns}{unread}"
+
+    def as_json(self) -> dict[str, Any]:
+        """All fields and the sentence as JSON values."""
+        lists = {name: list(getattr(self, name)) for name in ("texts_not_read", "others_not_read", "notes")}
+        return {**asdict(self), **lists, "sentence": self.sentence}
 
 
 class PromptRawDataset:

@@ -97,17 +97,17 @@ def find_dataset(name: str) -> type[PromptRawDataset] | str:
     bare = name.partition(",")[0]
     if bare in _classes and _classes[bare].takes_settings:
         return _classes[bare]
-    trimmed = name.rstrip("/")
-    endings = [known for known in names if trimmed.endswith("/" + known)]
-    if files is not None and not endings:
-        return files[0]
+    endings = [known for known in names if name.rstrip("/").endswith("/" + known)]
     if endings:
+        ending = max(endings, key=len)
         if not os.path.exists(name):
             raise ThreestepError(
-                f"--data_path: '{name}' ends in the registered name '{max(endings, key=len)}', but does not exist; "
-                + (_classes[max(endings, key=len)].dataset_dir_remedy or "correct the path, or use the name alone")
+                f"--data_path: '{name}' ends in the registered name '{ending}', but does not exist; "
+                + (_classes[ending].dataset_dir_remedy or "correct the path, or use the name alone")
             )
-        return _classes[max(endings, key=len)]
+        return _classes[ending]
+    if files is not None:
+        return files[0]
     if why := why_no_dataset(name):
         raise ThreestepError(f"--data_path: {why}")
     plugin = owner_of("data_sources", bare) or owner_of("data_sources", name, by_beginning=":" in name)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from training.utils.contracts.rows import ResponsesRow
-    from training.utils.data.build.arguments import DataArguments
+    from training.utils.data.arguments import DataArguments
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.models.settings import ModelSettings
     from training.utils.setup.flags import OneModelFlags

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 from training.utils.base.user_files import named_object
 from training.utils.checkpoints.arguments import CheckpointArguments
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.arguments import DataArguments
 from training.utils.engine.config.arguments import SEQUENCES_OF_A_FORWARD, EngineArguments
 from training.utils.flags.added import AddedFlags
 from training.utils.flags.arguments import resolved_settings

@@ -12,8 +12,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.base.memory import PlannedDevice
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.contracts.run import HeldOutRows
-from training.utils.data.build.build import PhaseData, build_phase
-from training.utils.data.build.row_style import settle_style
+from training.utils.data.build.build import PhaseData, build_phase, settle_style
 from training.utils.data.chat.style import PromptStyle, adopt_style
 from training.utils.data.rows.documents import shared_share
 from training.utils.data.rows.tokenize import end_of_conversation_id

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from training.utils.checkpoints.parts import CheckpointParts
     from training.utils.contracts.guests import Guests
     from training.utils.contracts.run import Checkpoints, RunCourse
-    from training.utils.data.cache.reports import BuildReport
+    from training.utils.data.cache.shards import BuildReport
     from training.utils.data.rows.arguments import ChatArguments
     from training.utils.engine.whole_model import WholeModel
     from training.utils.flags.step import Step

@@ -13,7 +13,7 @@ from tests.support.data_flags import data_flags
 from tests.support.pair_rows import Own
 from training.utils.base import user_files
 from training.utils.data import registry
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.arguments import DataArguments
 
 
 def pair_rows(count: int) -> list[dict[str, str]]:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.data_flags import raw_dataset_of, with_flags
 from training.utils.base.errors import ThreestepError
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.arguments import DataArguments
 from training.utils.data.build.build import build_phase
 from training.utils.data.file_dataset import FileDataset
 

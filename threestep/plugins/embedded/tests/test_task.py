@@ -23,7 +23,7 @@ from threestep.plugins.embedded.task import (
     solve,
 )
 from training.utils.base.errors import ThreestepError
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.arguments import DataArguments
 
 pytestmark = pytest.mark.unit
 

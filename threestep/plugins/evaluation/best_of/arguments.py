@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from threestep.plugins.evaluation.arguments import EVALUATE_GROUPS, SPLITS, EvaluateArguments
 from training.utils.checkpoints.arguments import CheckpointArguments
-from training.utils.data.build.arguments import ShownArguments
+from training.utils.data.arguments import ShownArguments
 from training.utils.flags.flags import flag, flag_of
 from training.utils.generation.arguments import PromptSamplesArguments
 from training.utils.rewards.arguments import CheckerArguments

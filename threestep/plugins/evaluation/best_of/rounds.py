@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from threestep.plugins.evaluation.arguments import EVALUATE_GROUPS
 from threestep.plugins.evaluation.best_of.arguments import BEST_OF_GROUPS
-from training.utils.data.arguments import SourceArguments
-from training.utils.data.build.arguments import SHARED_SPLIT, whole_split
+from training.utils.data.arguments import SHARED_SPLIT, SourceArguments, whole_split
 from training.utils.flags.arguments import defaults_of
 from training.utils.rewards.table import reward_name
 

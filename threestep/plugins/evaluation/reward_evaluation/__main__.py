@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.data.build.arguments import OptionalDataArguments, ShownArguments
+from training.utils.data.arguments import OptionalDataArguments, ShownArguments
 from training.utils.engine.config.arguments import EngineArguments
 from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import flag, flag_of, settings_of

@@ -23,7 +23,7 @@ from training.utils.setup.media import held_media
 
 if TYPE_CHECKING:
     from training.utils.contracts.media import MediaReader, SeenMedia
-    from training.utils.data.build.arguments import DataArguments
+    from training.utils.data.arguments import DataArguments
     from training.utils.data.raw_dataset import PromptRawDataset
     from training.utils.preference.evaluation import ScoredResponses
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from training.utils.contracts.media import RunMedia
     from training.utils.contracts.rows import ResponsesRow
-    from training.utils.data.build.arguments import DataArguments
+    from training.utils.data.arguments import DataArguments
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.preference.evaluation import ScoredResponses
 

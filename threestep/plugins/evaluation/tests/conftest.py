@@ -7,7 +7,7 @@ import torch
 
 from tests.support.saved_models import save_model
 from threestep.plugins.evaluation.model import ChatModel, load_chat_model
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.arguments import DataArguments
 
 __all__ = ["asked", "save_model"]
 CPU = torch.device("cpu")

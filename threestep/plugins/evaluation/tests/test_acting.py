@@ -22,7 +22,7 @@ from threestep.plugins.evaluation.tests.conftest import CPU
 from threestep.plugins.evaluation.web import _columns
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, rolled_out
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.arguments import DataArguments
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.generation.partners import Partners, partners_of

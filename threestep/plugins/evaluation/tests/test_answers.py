@@ -11,7 +11,7 @@ from threestep.plugins.evaluation.answer_figures import answer_samples
 from threestep.plugins.evaluation.answers import answers_to, combined_values, scores_of
 from threestep.plugins.evaluation.scorer import load_answer_scorer
 from threestep.plugins.evaluation.tests.conftest import CPU
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.arguments import DataArguments
 from training.utils.data.build.row_maker import PromptMaker
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.generation.arguments import SamplingArguments

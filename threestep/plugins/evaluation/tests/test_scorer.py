@@ -11,7 +11,7 @@ from tests.support.tiny_tokenizers import train_tokenizer
 from threestep.plugins.evaluation.scorer import load_answer_scorer
 from threestep.plugins.evaluation.tests.conftest import CPU
 from training.utils.base.errors import ThreestepError
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.arguments import DataArguments
 from training.utils.engine.ranks.startup import Ranks
 
 ALONE = Ranks(0, 0, 1, CPU)

@@ -11,7 +11,7 @@ from threestep.plugins.evaluation.scorer import load_answer_scorer
 from threestep.plugins.evaluation.talk import Talk
 from threestep.plugins.evaluation.tests.conftest import CPU
 from training.utils.base.errors import ThreestepError
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.arguments import DataArguments
 from training.utils.data.formats.messages import read_messages
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.generation.arguments import SamplingArguments

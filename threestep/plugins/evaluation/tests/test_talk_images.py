@@ -30,7 +30,7 @@ from threestep.plugins.images.run import chat_images
 from threestep.plugins.images.run.chat_images import open_picture
 from threestep.plugins.programs import new_model
 from training.utils.base.errors import ThreestepError
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.arguments import DataArguments
 from training.utils.flags.arguments import parse_arguments
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.models.families import scalar_model_class

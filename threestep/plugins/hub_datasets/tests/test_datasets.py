@@ -14,7 +14,7 @@ from tests.support.data_flags import data_flags, raw_dataset_of
 from threestep.plugins import hub_datasets
 from training.utils.base.errors import ThreestepError
 from training.utils.data import registry
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.arguments import DataArguments
 from training.utils.data.build.build import build_phase
 
 

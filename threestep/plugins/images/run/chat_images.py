@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from threestep.plugins.images.data.reader import ImageReader
     from training.utils.contracts.documents import Document
     from training.utils.contracts.media import ReadsMedia
-    from training.utils.data.build.arguments import DataArguments
+    from training.utils.data.arguments import DataArguments
 
 _COLOURS = ((200, 60, 40), (40, 60, 200))  # of two plain pictures, by which a model is checked when it is loaded
 _SIDES = (56, 56)  # pixels

@@ -11,7 +11,7 @@ from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.forked_programs import run_python
 from threestep.plugins.inspect import preview
 from training.utils.base.errors import ThreestepError
-from training.utils.data.build.arguments import SPLITS
+from training.utils.data.arguments import SPLITS
 
 pytestmark = pytest.mark.unit
 

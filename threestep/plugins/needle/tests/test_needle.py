@@ -19,7 +19,7 @@ from threestep.plugins.needle.needle import (
     parse_settings,
 )
 from training.utils.base.errors import ThreestepError
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.arguments import DataArguments
 from training.utils.data.registry import find_dataset, registered_names
 from training.utils.rewards.rules import exact_match_reward
 

@@ -25,7 +25,7 @@ from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.base.seeds import derived_seed
 from training.utils.contracts.documents import TokenSequence
 from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
-from training.utils.data.build.arguments import AnswerDataArguments
+from training.utils.data.arguments import AnswerDataArguments
 from training.utils.data.build.row_maker import PromptMaker
 from training.utils.data.rows.documents import collate_prompts
 from training.utils.flags.flags import note_mistakes, settings_of

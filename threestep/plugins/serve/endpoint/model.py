@@ -26,7 +26,7 @@ from threestep.plugins.serve.endpoint.lines import AloneRows, Order, Rows, Toget
 from threestep.plugins.serving.refusals import RefusedRequest
 from training.utils.base.console import note
 from training.utils.contracts.rollout_engine import RolloutRequest
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.arguments import DataArguments
 from training.utils.data.chat.chat import template_text
 from training.utils.data.rows.arguments import CHAT_TEMPLATE, HUMAN_ASSISTANT
 from training.utils.data.rows.tokenize import TextTokenizer

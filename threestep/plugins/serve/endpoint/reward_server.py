@@ -18,7 +18,7 @@ from threestep.plugins.serving.access import ADDRESS
 from threestep.plugins.serving.keyed import KeyedHandler, KeyedServer, parsed
 from threestep.plugins.serving.refusals import RefusedRequest
 from training.utils.base.errors import ThreestepError
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.arguments import DataArguments
 from training.utils.loading.configurations import load_config, positions_of
 from training.utils.loading.tokenizers import tokenizer_digest
 

@@ -1,7 +1,8 @@
 """From the flags to rows of one kind: raw datasets, splits, tokens, cache.
 
 Every rank calls the same function with the same arguments: the first builds, the others wait for its lock and open the
-published folder. There are no collectives.
+published folder. There are no collectives. The rows of a run without a chat template show its prompt style: it is saved
+with the model, which is then asked in it.
 """
 
 from __future__ import annotations
@@ -9,15 +10,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from training.utils.base.errors import ThreestepError
-from training.utils.contracts.rows import PHASE_NAMES, Row
+from training.utils.contracts.rows import PHASE_NAMES, PromptRow, ResponsesRow, Row
 from training.utils.data import fingerprint
-from training.utils.data.build.arguments import parse_data_split
+from training.utils.data.arguments import parse_data_split
 from training.utils.data.build.portions import (
     DataSource,
     Portion,
@@ -26,34 +28,38 @@ from training.utils.data.build.portions import (
     open_sources,
     part_of,
     rows_sentence,
-    share_sentence,
 )
 from training.utils.data.build.row_maker import RowMaker
-from training.utils.data.cache.cache import WAITING, is_built, open_or_build, silent
-from training.utils.data.cache.reports import BuildReport, Counts, Log, SplitReport
-from training.utils.data.cache.shards import SplitPlan, build_shards, join_splits
+from training.utils.data.cache.cache import Log, is_built, open_or_build, silent
+from training.utils.data.cache.shards import BuildReport, Counts, SplitPlan, SplitReport, build_shards, join_splits
 from training.utils.data.cache.workers import BuildStopped
 from training.utils.data.chat.chat import ChatTokenizer
-from training.utils.data.chat.style import parts_of_chat, text_maker
+from training.utils.data.chat.style import SavedStyle, parts_of_chat, save_style, text_maker
 from training.utils.data.chat.unread import REMEDIES as UNREAD_REMEDIES
 from training.utils.data.file_dataset import POINTER, columns_for
 from training.utils.data.files.columns import column_names
 from training.utils.data.files.readers import split_reader
 from training.utils.data.fingerprint import ROWS
-from training.utils.data.formats.formats import NOT_READ
 from training.utils.data.formats.media import ONLY_TEXT
 from training.utils.data.kinds.table import kind_of
+from training.utils.data.raw_dataset import NOT_READ
+from training.utils.data.rows.arguments import AS_STORED, CHAT_TEMPLATE, HUMAN_ASSISTANT
 from training.utils.data.rows.dataset import count_duplicates
 from training.utils.data.rows.tokenize import TextTokenizer, named_tokenizer, require_pad_token
 
 if TYPE_CHECKING:
     from training.utils.contracts.media import MediaReader, SeenMedia
-    from training.utils.data.build.arguments import CacheArguments, DataArguments
+    from training.utils.data.arguments import CacheArguments, DataArguments
+    from training.utils.data.chat.style import PromptStyle
     from training.utils.data.kinds.kind import RowKind
     from training.utils.data.rows.arguments import RowArguments
     from training.utils.data.rows.dataset import CachedSplit
     from training.utils.data.rows.media_store import GrowingStore
 
+_MOST_LOOKED_AT = 1000  # rows, for the prompt style
+_BEGINS = ("Human:", "System:", "Tools:")
+_ASKS = "Assistant:"
+_FORMS = {HUMAN_ASSISTANT: "are 'Human: ... Assistant:'", AS_STORED: "have prompts as stored"}
 # Part of the fingerprint of rows in which conversations that end with a question are learnt up to their last answer.
 _ANSWERS_KEPT = {"conversations that end with a question": "their last answer"}
 
@@ -88,11 +94,10 @@ def build_phase(
     media: reads those of the rows; None where the model reads text alone. unread: why it does, for the sentence.
     Raises ThreestepError for mistakes in the data or the flags.
     """
-    log = _ShareFirst(log if log is not None and is_main_rank else silent)
+    log = log if log is not None and is_main_rank else silent
     kind = kind_of(rows)
     phase = kind.phase
     data = replace(data, split=data.split.of_phase(phase))
-    parse_data_split(data.split.data_split)
     if kind.needs_pad:
         require_pad_token(tokenizer.pad_token_id, f"phase {phase} ({PHASE_NAMES[phase]})", named_tokenizer(tokenizer))
     form = data.opened_form(tokenizer)
@@ -104,12 +109,11 @@ def build_phase(
 
     def build(folder: str) -> dict[str, Any]:
         shared = divide_rows(phase, data.split, sources, seed)
-        log.begin(share_sentence(phase, data.split, shared.described))
         keeps = _ANSWERS_KEPT.items() <= parts.items()
         maker = partial(RowMaker, kind, data, texts, form=form, keeps_answers=keeps)
         return _build_splits(folder, kind, data, maker, shared=shared, media=media, log=log)
 
-    with _pointing_to_inspect():
+    try:
         parts = _parts_of_rows(kind, data, tokenizer, plain, sources=sources, seed=seed)
         parts |= {} if form is None else form.parts
         if media is not None:
@@ -118,7 +122,10 @@ def build_phase(
         if kind.weighs_messages and texts is plain and _is_new_to_cache(name, parts, data.cache, sources):
             parts |= _ANSWERS_KEPT
         cached = open_or_build(data.cache.cache_dir, name, parts, build, rebuild=data.cache.rebuild_cache, log=log)
-    log.begin(share_sentence(phase, data.split, cached.manifest["sources"]))
+    except BuildStopped:  # by the disk, not by the data
+        raise
+    except ThreestepError as refusal:
+        raise ThreestepError(f"{refusal}; {POINTER}") from refusal
     entries = cached.manifest["splits"]
     report = BuildReport(SplitReport.of(entries["train"]), SplitReport.of(entries["eval"]), cached.resumed)
     for sentence in _account(kind, data, cached.manifest["sources"], report):
@@ -151,7 +158,7 @@ def _account(
                 yield f"data: {source['name']}: {note}"
     yield rows_sentence(kind.phase, data.split, described, report.train)
     yield f"data: phase {kind.phase}: {report.sentence}"
-    for sentence in [*cut_sentences(kind, data.rows, report), *_unread_sentences(report)]:
+    for sentence in warnings_of(kind, data.rows, report):
         yield f"warning: {sentence}"
 
 
@@ -162,59 +169,22 @@ def _read_sentence(recognised: Mapping[str, Any], carries: bool) -> str:
     return f"{read}; for rewards: {column_names(others)}" if carries and others else recognised["sentence"]
 
 
-def cut_sentences(kind: RowKind, flags: RowArguments, report: BuildReport) -> list[str]:
-    """A sentence for each split with rows that were cut at the maximum length, with their share."""
+def warnings_of(kind: RowKind, flags: RowArguments, report: BuildReport) -> Iterator[str]:
+    """A sentence for each split with rows that were cut at the maximum length, with their share; then for each with
+    rows of which the chat template leaves something out, with the remedy."""
     limit, how = kind.limit, kind.truncation
-    return [
-        f"{split.truncated:,} of {split.rows:,} {name} rows ({split.truncated / split.rows:.1%}) were cut at --{limit} "
-        f"{getattr(flags, limit):,} tokens (--{how} {getattr(flags, how)}); raise the limit to train on whole rows, or "
-        f"take --{how} drop"
-        for name, split in (("training", report.train), ("evaluation", report.eval))
-        if split.truncated
-    ]
-
-
-def _unread_sentences(report: BuildReport) -> list[str]:
-    """A sentence for each split with rows of which the chat template leaves something out, with the remedy."""
-    return [
-        f"{split.noted[note]:,} {name} rows: {note}; {remedy}"
-        for name, split in (("training", report.train), ("evaluation", report.eval))
-        for note, remedy in UNREAD_REMEDIES.items()
-        if note in split.noted
-    ]
-
-
-class _ShareFirst:
-    """A log that begins with the phase's share of the rows. Lines that come before it is known follow it, but for those
-    of a wait."""
-
-    def __init__(self, log: Log) -> None:
-        self._log = log
-        self._held: list[str] | None = []
-
-    def __call__(self, line: str) -> None:
-        if self._held is None or WAITING in line:
-            self._log(line)
-        else:
-            self._held.append(line)
-
-    def begin(self, share: str | None) -> None:
-        """Log the share and what was held; a second time, nothing."""
-        if self._held is not None:
-            held, self._held = self._held, None
-            for line in ([] if share is None else [share]) + held:
-                self._log(line)
-
-
-@contextmanager
-def _pointing_to_inspect() -> Iterator[None]:
-    """Add to an error about the data the program that shows them as they are read."""
-    try:
-        yield
-    except BuildStopped:  # by the disk, not by the data
-        raise
-    except ThreestepError as refusal:
-        raise ThreestepError(f"{refusal}; {POINTER}") from refusal
+    splits = (("training", report.train), ("evaluation", report.eval))
+    for name, split in splits:
+        if split.truncated:
+            yield (
+                f"{split.truncated:,} of {split.rows:,} {name} rows ({split.truncated / split.rows:.1%}) were cut at "
+                f"--{limit} {getattr(flags, limit):,} tokens (--{how} {getattr(flags, how)}); raise the limit to train "
+                f"on whole rows, or take --{how} drop"
+            )
+    for name, split in splits:
+        for note, remedy in UNREAD_REMEDIES.items():
+            if note in split.noted:
+                yield f"{split.noted[note]:,} {name} rows: {note}; {remedy}"
 
 
 def _parts_of_rows(
@@ -300,3 +270,77 @@ def _nothing_left(kind: RowKind, data: DataArguments, shared: Portions, *, offer
     if not hint and set(counts.dropped) & {"too_long", "prompt_too_long", "response_cut_to_nothing"}:
         hint = f"; raise {kind.limit} or change the truncation"
     return start + f"all {offered} rows of {names} were dropped ({reasons}){hint}"
+
+
+# The prompt style that rows have.
+
+
+def settle_style(style: PromptStyle, rows: Sequence[Any], tokenizer: Any, log: Log, *, most_tokens: int) -> PromptStyle:
+    """Return the style, of the two without a template the one that the rows have where no flag names one; write it into
+    `tokenizer`, and log it. Rows of the other one are a warning.
+
+    most_tokens: at which rows were cut. The same rows give the same style on every rank.
+    """
+    if style.chat.prompt_style == CHAT_TEMPLATE:
+        return style
+    places = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), _MOST_LOOKED_AT)).astype(int))
+    prompts = [_prompt_of(rows[int(place)], tokenizer, most_tokens) for place in places]
+    of_form = {form: [prompt for own, prompt in prompts if own == form] for form in _FORMS}
+    if style.is_open and prompts:
+        style = _decided(style, max(_FORMS, key=lambda form: len(of_form[form])))
+    name = style.chat.prompt_style
+    end = _shared_end(of_form[AS_STORED]) if name == AS_STORED else ""
+    save_style(tokenizer, replace(SavedStyle.of(style.chat), prompt_end=end))
+    if style.is_open:
+        log(style.sentence)
+    [other] = [form for form in _FORMS if form != name]
+    if of_form[other]:
+        advice = "write all rows in one form" if of_form[name] else f"--prompt_style {other} asks as the rows do"
+        log(
+            f"warning: {len(of_form[other]):,} of {len(prompts):,} rows that were looked at {_FORMS[other]}, and the "
+            f"model is saved with the style {name}: it will be asked in another form than these; {advice}"
+        )
+    return style
+
+
+def _decided(style: PromptStyle, found: str) -> PromptStyle:
+    """The style of the rows, with the reason."""
+    rows = f"the rows {_FORMS[found]}"
+    if style.saved_as is None:
+        reason = f"{style.reason}, and {rows}"
+    elif style.saved_as == found:
+        reason = style.reason
+    else:
+        reason = f"{rows}, which were {style.saved_as} where the model was trained before"
+    return replace(style, chat=replace(style.chat, prompt_style=found), reason=reason)
+
+
+def _prompt_of(row: Any, tokenizer: Any, most_tokens: int) -> tuple[str, str]:
+    """The style of a row, and its prompt: "" of a row that is one text. most_tokens: at which its beginning may be
+    cut."""
+
+    def text(ids: np.ndarray) -> str:
+        return tokenizer.decode(ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    whole = ""
+    if isinstance(row, PromptRow):
+        prompt = row.prompt_text
+    elif isinstance(row, ResponsesRow):
+        prompt = text(row.prompt_ids)
+    else:
+        begin = int(np.argmax(row.loss_mask))
+        # With the loss on the whole conversation, all but the first token has some.
+        prompt, whole = text(row.input_ids[: begin if begin > 1 else 0]), text(row.input_ids)
+    if prompt.strip():
+        is_cut = not isinstance(row, PromptRow) and row.length_tokens >= most_tokens
+        begins = is_cut or prompt.lstrip().startswith(_BEGINS)
+        is_wrapped = begins and prompt.rstrip().endswith(_ASKS)
+    else:
+        is_wrapped = whole.lstrip().startswith(_BEGINS) and _ASKS in whole
+    return HUMAN_ASSISTANT if is_wrapped else AS_STORED, prompt
+
+
+def _shared_end(prompts: Sequence[str]) -> str:
+    """The white space with which every prompt ends; "" where they end in several ways."""
+    ends = {prompt[len(prompt.rstrip()) :] for prompt in prompts if prompt.strip()}
+    return ends.pop() if len(ends) == 1 else ""

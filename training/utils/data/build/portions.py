@@ -20,14 +20,13 @@ import numpy as np
 from training.utils.base.credentials import redacted
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import PHASES
-from training.utils.data.arguments import NO_DATA
-from training.utils.data.build.arguments import DataArguments, SplitArguments, parse_data_split, whole_split
+from training.utils.data.arguments import NO_DATA, DataArguments, SplitArguments, parse_data_split, whole_split
 from training.utils.data.file_dataset import create_raw_dataset
 from training.utils.data.raw_dataset import PromptRawDataset
 from training.utils.flags.flags import AUTO
 
 if TYPE_CHECKING:
-    from training.utils.data.cache.reports import SplitReport
+    from training.utils.data.cache.shards import SplitReport
 
 # Streams for different permutations: rows held out for evaluation, rows divided between phases, rows picked.
 _CARVE, _SHARE, _PICK = 1, 2, 3
@@ -124,55 +123,33 @@ def divide_rows(phase: int, flags: SplitArguments, sources: Sequence[DataSource]
     )
 
 
-def share_sentence(phase: int, flags: SplitArguments, described: Sequence[dict[str, Any]]) -> str | None:
-    """A sentence on how many rows --data_split leaves to a phase; None if all. Sources whose class deals its rows to
-    phases are left out. described: the manifest's `sources`, so that rows in the cache need no look at the data."""
-    shared = [source for source in described if source["shared_by_data_split"]]
-    offered = sum(source["training_rows"] for source in shared)
-    able, taken = _able(flags, shared), _taken(phase, flags, shared)
-    if taken in (0, able):
-        return None
-    return (
-        f"data: {taken:,} of {offered:,} rows are step {phase}'s share (--data_split {flags.data_split}); "
-        f"--data_split {whole_split(phase)} takes all"
-    )
-
-
 def rows_sentence(phase: int, flags: SplitArguments, described: Sequence[dict[str, Any]], train: SplitReport) -> str:
-    """A sentence on how many rows a step trains on, and on the reasons why it trains on no more. described: as of
-    `share_sentence`. train: the outcome of its training rows."""
-    total = sum(source["training_rows"] for source in described)
-    shared = [source for source in described if source["shared_by_data_split"]]
+    """A sentence on how many rows a step trains on, and on the reasons why it trains on no more.
+
+    described: the manifest's `sources`, so that rows in the cache need no look at the data. Sources whose class deals
+    its rows to phases are not shared by --data_split. train: the outcome of the training rows.
+    """
+    weights = parse_data_split(flags.data_split)
+    total = held_out = others = 0
+    for source in described:
+        rows = able = source["training_rows"]
+        if source["evaluation_rows_carved"]:
+            able = len(carve_eval(rows, flags.eval_fraction, 0)[0])
+        total, held_out = total + rows, held_out + rows - able
+        if source["shared_by_data_split"]:
+            others += able - share_rows(able, weights)[phase - 1]
     dropped = sum(train.dropped.values())
-    others = _able(flags, shared) - _taken(phase, flags, shared)
-    rest = _able(flags, described) - others - train.rows - dropped
     most = flags.max_train_rows
     beyond = f"beyond --max_train_rows {most:,}" if most is not None else "for other steps by their dataset's class"
     reasons = {
-        "held out": total - _able(flags, described),
-        f"for other steps by --data_split {flags.data_split}": others,
-        beyond: rest,
+        "held out": held_out,
+        f"for other steps by --data_split {flags.data_split} ({whole_split(phase)} takes all)": others,
+        beyond: total - held_out - others - train.rows - dropped,
         f"dropped ({', '.join(f'{count:,} {why}' for why, count in sorted(train.dropped.items()))})": dropped,
     }
     words = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
     repeats = f"; {train.duplicates:,} of these repeat an earlier one" if train.duplicates else ""
     return f"data: step {phase} trains on {train.rows:,} of {total:,} rows{repeats}" + (f"; {words}" if words else "")
-
-
-def _able(flags: SplitArguments, described: Sequence[dict[str, Any]]) -> int:
-    """Rows of these sources that are not held out."""
-    return sum(_trained(flags, source) for source in described)
-
-
-def _taken(phase: int, flags: SplitArguments, shared: Sequence[dict[str, Any]]) -> int:
-    """The phase's share of them. shared: sources that --data_split shares."""
-    weights = parse_data_split(flags.of_phase(phase).data_split)
-    return sum(share_rows(_trained(flags, source), weights)[phase - 1] for source in shared)
-
-
-def _trained(flags: SplitArguments, source: dict[str, Any]) -> int:
-    rows = source["training_rows"]
-    return len(carve_eval(rows, flags.eval_fraction, 0)[0]) if source["evaluation_rows_carved"] else rows
 
 
 def part_of(portions: Sequence[Portion], begin: int, end: int) -> list[Portion]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import PromptRow
 from training.utils.data.build.portions import DataSource
-from training.utils.data.cache.reports import Counts
+from training.utils.data.cache.shards import Counts
 from training.utils.data.chat.chat import ChatTokenizer
 from training.utils.data.chat.style import resolved_chat, saved_beside, text_maker
 from training.utils.data.formats.messages import BadConversation, Message, prompt_text, read_messages, stored_prompt
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.drawing import OpenedForm
     from training.utils.contracts.media import ReadsMedia
     from training.utils.contracts.rows import Row
-    from training.utils.data.build.arguments import DataArguments
+    from training.utils.data.arguments import DataArguments
     from training.utils.data.rows.tokenize import TextTokenizer
 
 ROWS_PER_CALL = 1024  # of the tokenizer

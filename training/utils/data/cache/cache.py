@@ -37,14 +37,13 @@ from training.utils.data.cache.workers import BuildStopped
 from training.utils.data.files.digests import hash_parts
 
 if TYPE_CHECKING:
-    from training.utils.data.cache.reports import Log
     from training.utils.data.rows.dataset import CachedSplit
 
-CACHE_FORMAT = 4  # 2: rows of phase 2 have margins; 3: the manifest has a checksum of itself; 4: rows have media
+# 2: rows of phase 2 have margins; 3: the manifest has a checksum of itself; 4: rows have media
+_FORMAT = {"cache format": "4"}
 MEDIA_CHECKED_BYTES = 2**30
 MANIFEST = "manifest.json"
 LOCK = ".lock"
-WAITING = "waiting for another process to build it"  # the only line before a pause
 BUILDING = ".building"
 OLD = ".old"
 _SHARDS = "shards"
@@ -52,6 +51,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _POLL_SECONDS = 0.1
 _IMPORTED_AT = time.time()
 _opened_here: set[str] = set()
+
+Log = Callable[[str], None]
 
 
 def silent(line: str) -> None:
@@ -93,17 +94,11 @@ class Damaged(Exception):
 
 def is_built(cache_dir: str, name: str, parts: dict[str, str]) -> bool:
     """True if there is a folder that was built from `parts`."""
-    return os.path.isdir(_folder(os.path.abspath(cache_dir), name, _with_format(parts))[0])
+    return os.path.isdir(_folder(cache_dir, name, hash_parts({**_FORMAT, **parts})))
 
 
-def _with_format(parts: dict[str, str]) -> dict[str, str]:
-    return {"cache format": str(CACHE_FORMAT), **parts}
-
-
-def _folder(cache_dir: str, name: str, parts: dict[str, str]) -> tuple[str, str]:
-    """The folder that is built from `parts`, and its fingerprint."""
-    fingerprint = hash_parts(parts)
-    return os.path.join(cache_dir, f"{name}-{fingerprint[:20]}"), fingerprint
+def _folder(cache_dir: str, name: str, fingerprint: str) -> str:
+    return os.path.join(cache_dir, f"{name}-{fingerprint[:20]}")
 
 
 def open_or_build(
@@ -124,15 +119,15 @@ def open_or_build(
     the disk is full or not writable; an existing folder needs no write permission.
     """
     cache_dir = os.path.abspath(cache_dir)
-    parts = _with_format(parts)
-    final, fingerprint = _folder(cache_dir, name, parts)
-    reason = None
+    parts = {**_FORMAT, **parts}
+    fingerprint = hash_parts(parts)
+    final = _folder(cache_dir, name, fingerprint)
     if not rebuild:
-        opened, reason = _try_open(final, fingerprint, name, log)
+        opened, _ = _try_open(final, fingerprint, name, log)
         if opened is not None:
             return opened
 
-    waiting = f"data: {name}: {WAITING}"
+    waiting = f"data: {name}: waiting for another process to build it"
     with _writing_into(cache_dir), locked(final + LOCK, on_wait=lambda: log(waiting)):
         opened, reason = _try_open(final, fingerprint, name, log, only_fresh=rebuild)
         if opened is not None:
@@ -270,7 +265,7 @@ def _build(
         write_json(os.path.join(building, MANIFEST), manifest)
         for name in [*(entry["file"] for entry in entries_of(manifest).values()), MANIFEST]:
             flush_to_disk(os.path.join(building, name))
-        drop_shards(building)
+        shutil.rmtree(os.path.join(building, _SHARDS), ignore_errors=True)
         flush_to_disk(building)
         if os.path.isdir(final):
             os.rename(final, old)
@@ -331,10 +326,6 @@ def shard_path(folder: str, split: str, begin: int, end: int) -> str:
     return os.path.join(folder, _SHARDS, f"{split}-{begin:09d}-{end:09d}.arrow")
 
 
-def make_shards_folder(folder: str) -> None:
-    os.makedirs(os.path.join(folder, _SHARDS), exist_ok=True)
-
-
 def media_path(path: str) -> str:
     """The media of a shard."""
     return path.removesuffix(".arrow") + f".{STORED_MEDIA}"
@@ -363,9 +354,10 @@ def finished_shard(path: str) -> dict[str, Any] | None:
 
 
 def keep_shards(folder: str, paths: Collection[str]) -> None:
-    """Remove all files from the folder of the shards except those of these shards."""
+    """Make the folder of the shards; remove all files from it except those of these shards."""
     stays = {*paths, *map(_about, paths), *map(media_path, paths)}
     shards = os.path.join(folder, _SHARDS)
+    os.makedirs(shards, exist_ok=True)
     for name in os.listdir(shards):
         path = os.path.join(shards, name)
         if path not in stays:
@@ -384,11 +376,6 @@ def keep_finished_shards(folder: str) -> int:
     finished = [path for path in paths if os.path.exists(_about(path))]
     keep_shards(folder, finished)
     return len(finished)
-
-
-def drop_shards(folder: str) -> None:
-    """Remove the shards of a folder whose splits are joined."""
-    shutil.rmtree(os.path.join(folder, _SHARDS), ignore_errors=True)
 
 
 def _about(path: str) -> str:

@@ -1,4 +1,4 @@
-"""Splits built a shard at a time, by several processes, and joined.
+"""Splits built a shard at a time, by several processes, and joined; counts of their raw rows.
 
 A shard is the result of a fixed range of raw rows. A killed build leaves its finished shards, and the next build of the
 same thing uses those whose checksum still fits. The ranges depend only on the number of raw rows, and joining cuts the
@@ -11,9 +11,10 @@ import math
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import LogPace
@@ -22,11 +23,9 @@ from training.utils.data.cache.cache import (
     finish_shard,
     finished_shard,
     keep_shards,
-    make_shards_folder,
     media_path,
     shard_path,
 )
-from training.utils.data.cache.reports import Counts
 from training.utils.data.cache.workers import run_jobs, worker_count
 from training.utils.data.rows.dataset import join_files, media_keys, write_rows
 from training.utils.data.rows.media_store import GrowingStore, MediaWriter, copy_media
@@ -34,12 +33,94 @@ from training.utils.run.progress import ShownFigure, progress_bar, show
 
 if TYPE_CHECKING:
     from training.utils.contracts.rows import Row
-    from training.utils.data.cache.reports import Log
+    from training.utils.data.cache.cache import Log
 
 # Enough shards to keep 64 cores busy to the end, not too many files, and enough texts for a call of the tokenizer.
 _SHARDS = 256
 _LEAST_ROWS, _MOST_ROWS = 512, 8192
 _PACE = LogPace(seconds=10.0, waits=True)  # of lines in a log that is a file
+_KINDS = ("dropped", "noted", "parallel", "columns", "ends", "inside")
+
+
+@dataclass
+class Counts:
+    """Counts of raw rows by their outcome, which grow while rows are made.
+
+    truncated: rows that were cut. dropped: rows that were dropped, by reason.
+    noted: rows that were read otherwise than their dataset class may mean, by kind.
+    parallel: of a form of responses, rows that have it, and those that were to and are left in one piece, by kind;
+        counted as they are read, before any is dropped for another reason.
+    columns: in phase 3, how many of the remaining rows carry each column to rewards and samples.
+    ends: in phases 1 and 2, how many responses to learn end with each token; inside: how often special tokens stand
+        before the end of one. Responses that were cut are in neither.
+    """
+
+    truncated: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    noted: Counter[str] = field(default_factory=Counter)
+    parallel: Counter[str] = field(default_factory=Counter)
+    columns: Counter[str] = field(default_factory=Counter)
+    ends: Counter[str] = field(default_factory=Counter)
+    inside: Counter[str] = field(default_factory=Counter)
+
+    def add(self, entry: dict[str, Any]) -> None:
+        """Add the counts of a shard, as `as_json` gave them."""
+        self.truncated += entry["truncated"]
+        for name in _KINDS:
+            getattr(self, name).update(entry[name])
+
+    def as_json(self) -> dict[str, Any]:
+        return {"truncated": self.truncated, **{name: dict(getattr(self, name)) for name in _KINDS}}
+
+
+@dataclass
+class SplitReport(Counts):
+    """The counts of one split, and the rows that remain; its entry in the manifest has the same names.
+
+    duplicates: rows that remain and repeat an earlier one; None of a build that did not count them.
+    """
+
+    rows: int = 0
+    tokens: int = 0
+    duplicates: int | None = None
+
+    @classmethod
+    def of(cls, entry: dict[str, Any]) -> SplitReport:
+        """The report in a split's entry in the manifest."""
+        return cls(**{field.name: entry[field.name] for field in fields(cls) if field.name in entry})
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """The reports of both splits, and whether they were in the cache."""
+
+    train: SplitReport
+    eval: SplitReport
+    resumed: bool
+
+    @property
+    def stops(self) -> tuple[list[str], list[str]]:
+        """The tokens that end responses to learn, the most frequent first, and the special tokens that stand before the
+        end of one."""
+        ends = sorted(self.train.ends, key=lambda token: -self.train.ends[token])
+        return ends, sorted(self.train.inside)
+
+    @property
+    def sentence(self) -> str:
+        """One line for a log: the rows kept, cut and dropped."""
+        return "; ".join(split_sentence(name, split) for name, split in (("train", self.train), ("eval", self.eval)))
+
+
+def split_sentence(name: str, split: SplitReport) -> str:
+    """One split: the rows kept and cut, and last the rows dropped: what follows `dropped` reads as a reason."""
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in sorted(split.dropped.items()))
+    noted = "".join(f", {count:,} {kind_of_row}" for kind_of_row, count in sorted(split.noted.items()))
+    counts = ", ".join(f"{count:,} {kind}" for kind, count in split.parallel.items())
+    return (
+        f"{name}: {split.rows:,} rows, {split.tokens:,} tokens, {split.truncated:,} truncated{noted}, "
+        + (f"parallel thinking: {counts}, " if counts else "")
+        + (f"dropped: {dropped}" if dropped else "none dropped")
+    )
 
 
 @dataclass(frozen=True)
@@ -63,22 +144,19 @@ class BuiltShards:
     tokens: int
     counts: Counts
 
-    def join(self, path: str, media: MediaWriter) -> dict[str, Any]:
-        """Write the rows of all shards to one file, and add their media to `media`; returns the entry of the rows in
-        the manifest."""
-        new_keys = {
-            shard: copy_media(media_path(shard), media_keys(shard), media)
-            for shard in self.paths
-            if os.path.exists(media_path(shard))
-        }
-        written = join_files(self.paths, path, self.row_type, new_keys)
-        return {**asdict(written), **self.counts.as_json()}
-
 
 def join_splits(folder: str, built: Mapping[str, BuiltShards]) -> dict[str, Any]:
     """Write the rows of each split to one file, and the media of all to one; returns their part of the manifest."""
+    splits = {}
     with closing(MediaWriter(os.path.join(folder, f"{STORED_MEDIA}.arrow"))) as media:
-        splits = {key: shards.join(os.path.join(folder, f"{key}.arrow"), media) for key, shards in built.items()}
+        for key, shards in built.items():
+            new_keys = {
+                path: copy_media(media_path(path), media_keys(path), media)
+                for path in shards.paths
+                if os.path.exists(media_path(path))
+            }
+            written = join_files(shards.paths, os.path.join(folder, f"{key}.arrow"), shards.row_type, new_keys)
+            splits[key] = {**asdict(written), **shards.counts.as_json()}
         aside = media.finish()
     return {"splits": splits, **({STORED_MEDIA: {"file": f"{STORED_MEDIA}.arrow", **aside}} if aside else {})}
 
@@ -100,7 +178,6 @@ def shard_ranges(raw_rows: int) -> list[tuple[int, int]]:
 def build_shards(folder: str, plans: Sequence[SplitPlan], num_workers: int | None, log: Log) -> dict[str, BuiltShards]:
     """Make every missing shard of every split, in `workers.worker_count` processes; a bar, or lines of a log,
     show the progress."""
-    make_shards_folder(folder)
     wanted = [
         _Job(plan, begin, end, shard_path(folder, plan.name, begin, end))
         for plan in plans

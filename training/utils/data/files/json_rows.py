@@ -41,43 +41,71 @@ _MOST_BYTES = 1 << 20  # of an object over several lines
 _ONE_CONVERSATION = {"messages", "conversations"}  # a list of messages, not of rows
 _MOST_PLACES = 100_000  # a file whose keys are names of things, such as ids, has places without end
 _KEYS_SHOWN = 5
+_Place = tuple[str | None, ...]
 _UNREADABLE = (ValueError, RecursionError)  # JSON with a number of thousands of digits, or nested too deeply
 
 
-class JsonLines(Sequence):
-    """The objects of a JSON-lines file, each parsed when it is read, without the nulls of `Padding`.
+class _JsonRows(Sequence):
+    """The rows of a file, each parsed when it is read, without the nulls of `Padding`.
 
-    The constructor reads the whole file once and notes the `kinds` of all columns. It raises ThreestepError at the
-    first row that is not an object or not as `expected`. Blank lines are skipped. Threads and forked processes may
-    share one.
+    kinds: of all columns. nulls: how many are left out, by key.
+    """
+
+    def __init__(self, path: str, expected: Expected | None) -> None:
+        self.path = path
+        self.kinds: Kinds = {}
+        self._expected = expected
+        self._padding = Padding()
+        self._begins, self._lines = array("q"), array("q")
+        self._forms: set[tuple[Any, ...]] = set()  # names and types of the columns of rows
+
+    def _note(self, row: Any, begin: int, line_number: int, *, may_be_padded: bool) -> None:
+        where = f"{self.path}, line {line_number}"
+        check_row(row, where, self._expected)
+        if may_be_padded:
+            self._padding.note(row)
+        if (form := (*row, *map(type, row.values()))) not in self._forms:
+            self._forms.add(form)
+            note_kinds(self.kinds, row, where)
+        self._begins.append(begin)
+        self._lines.append(line_number)
+
+    def _parsed(self, begin: int, where: str) -> Any:
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self._begins)
+
+    def __getitem__(self, index: Any) -> Any:
+        where = f"{self.path}, line {self._lines[int(index)]}"
+        return FileRow(self._padding.without(self._parsed(self._begins[int(index)], where)), where)
+
+    @property
+    def nulls(self) -> Counter[str]:
+        return self._padding.nulls
+
+
+class JsonLines(_JsonRows):
+    """The objects of a JSON-lines file.
+
+    The constructor reads the whole file once. It raises ThreestepError at the first row that is not an object or not as
+    `expected`. Blank lines are skipped. Threads and forked processes may share one.
     """
 
     def __init__(self, path: str, expected: Expected | None = None, spool_dir: str | None = None) -> None:
-        self.path = path
-        self.kinds: Kinds = {}
-        self._padding = Padding()
-        self._begins, self._lines = array("q"), array("q")
+        super().__init__(path, expected)
         with open_local(path, spool_dir, text=True) as file:
             self._content = mapped(file)
         may_be_padded = self._content.find(b"null") >= 0
         self._line_end = b"\n" if self._content.find(b"\n") >= 0 else b"\r"  # of old Macintosh programs
         begin, line_number = 0, 0
-        noted: set[tuple[Any, ...]] = set()  # names and types of the columns of rows
         while begin < len(self._content):
             line_number += 1
             line = self._line(begin)
             if line.strip():
                 where = f"{path}, line {line_number}"
                 self._check_one_line(begin, line, where)
-                row = _parse(line, where)
-                check_row(row, where, expected)
-                if may_be_padded:
-                    self._padding.note(row)
-                if (form := (*row, *map(type, row.values()))) not in noted:
-                    noted.add(form)
-                    note_kinds(self.kinds, row, where)
-                self._begins.append(begin)
-                self._lines.append(line_number)
+                self._note(_parse(line, where), begin, line_number, may_be_padded=may_be_padded)
             begin += len(line)
 
     def _line(self, begin: int) -> bytes:
@@ -99,17 +127,23 @@ class JsonLines(Sequence):
                 f"its own, as jq -c . {self.path} does"
             )
 
-    def __len__(self) -> int:
-        return len(self._begins)
+    def _parsed(self, begin: int, where: str) -> Any:
+        return _parse(self._line(begin), where)
 
-    def __getitem__(self, index: Any) -> Any:
-        where = f"{self.path}, line {self._lines[int(index)]}"
-        return FileRow(self._padding.without(_parse(self._line(self._begins[int(index)]), where)), where)
 
-    @property
-    def nulls(self) -> Counter[str]:
-        """The nulls that are left out, by key."""
-        return self._padding.nulls
+class JsonList(_JsonRows):
+    """The objects of a file with one JSON list (or an object that holds one), checked as in `JsonLines`; the text of
+    the file stays in memory."""
+
+    def __init__(self, path: str, expected: Expected | None = None, spool_dir: str | None = None) -> None:
+        super().__init__(path, expected)
+        self._text = _text_of(path)
+        may_be_padded = "null" in self._text
+        for row, begin, line_number in _items(self._text, path):
+            self._note(row, begin, line_number, may_be_padded=may_be_padded)
+
+    def _parsed(self, begin: int, where: str) -> Any:
+        return json.JSONDecoder().raw_decode(self._text, begin)[0]
 
 
 def read_jsonl(path: str, expected: Expected | None = None, spool_dir: str | None = None) -> JsonLines | JsonList:
@@ -121,15 +155,8 @@ def read_jsonl(path: str, expected: Expected | None = None, spool_dir: str | Non
 
 def read_json(path: str, expected: Expected | None = None, spool_dir: str | None = None) -> JsonLines | JsonList:
     """A file with one JSON list, or an object that holds one (`{"data": [...]}`); JSON lines are read as such."""
-    if not _first_line(path).startswith("{"):
-        return JsonList(path, expected, spool_dir)
-    text = _text_of(path)
-    try:
-        _, end = json.JSONDecoder().raw_decode(text, _after_blanks(text, 0))
-    except _UNREADABLE:
-        return JsonLines(path, expected, spool_dir)  # which names the line
-    reads_lines = _after_blanks(text, end) < len(text)
-    return (JsonLines if reads_lines else JsonList)(path, expected, spool_dir)
+    reads_list = not _first_line(path).startswith("{") or _is_json(_text_of(path))
+    return (JsonList if reads_list else JsonLines)(path, expected, spool_dir)
 
 
 def _first_line(path: str) -> str:
@@ -165,39 +192,6 @@ def _is_json(text: str) -> bool:
     except _UNREADABLE:
         return False
     return True
-
-
-class JsonList(Sequence):
-    """The objects of a file with one JSON list (or an object that holds one), checked as in `JsonLines`; the text of
-    the file stays in memory."""
-
-    def __init__(self, path: str, expected: Expected | None = None, spool_dir: str | None = None) -> None:
-        self.path = path
-        self.kinds: Kinds = {}
-        self._padding = Padding()
-        self._begins, self._lines = array("q"), array("q")
-        self._text = _text_of(path)
-        may_be_padded = "null" in self._text
-        for row, begin, line_number in _items(self._text, path):
-            where = f"{path}, line {line_number}"
-            check_row(row, where, expected)
-            if may_be_padded:
-                self._padding.note(row)
-            note_kinds(self.kinds, row, where)
-            self._begins.append(begin)
-            self._lines.append(line_number)
-
-    def __len__(self) -> int:
-        return len(self._begins)
-
-    def __getitem__(self, index: Any) -> Any:
-        values, _ = json.JSONDecoder().raw_decode(self._text, self._begins[int(index)])
-        return FileRow(self._padding.without(values), f"{self.path}, line {self._lines[int(index)]}")
-
-    @property
-    def nulls(self) -> Counter[str]:
-        """The nulls that are left out, by key."""
-        return self._padding.nulls
 
 
 def _decode(content: bytes, where: str, encoding: str = UTF_8) -> str:
@@ -321,87 +315,60 @@ def _items(text: str, path: str) -> Iterator[tuple[Any, int, int]]:
 # Nulls that pad objects.
 
 
-class _Place:
-    """The objects at one place of a file. keys: the first one's. below: places by key; those of a list's items by
-    None."""
-
-    __slots__ = ("below", "differ", "keys", "nulls")
-
-    def __init__(self) -> None:
-        self.keys: tuple[str, ...] | None = None
-        self.differ = False
-        self.nulls: dict[str, int] = {}
-        self.below: dict[str | None, _Place] = {}
-
-
 class Padding:
-    """The keys of the objects at each place below the columns of a file, and the nulls among their values."""
+    """The keys of the objects at each place below the columns of a file, and the nulls among their values. A place is
+    a path of keys, with None for the items of a list."""
 
     def __init__(self) -> None:
-        self._columns = _Place()
-        self._places = 0
+        self._keys: dict[_Place, tuple[str, ...] | None] = {}  # None where they differ
+        self._nulls: dict[_Place, Counter[str]] = {}
 
     def note(self, row: Mapping[str, Any]) -> None:
         """Take a row into account."""
         for column, value in row.items():
-            if isinstance(value, (dict, list)):
-                self._note(value, self._below(self._columns, column))
+            self._note(value, (column,))
 
-    def _below(self, place: _Place, key: str | None) -> _Place:
-        found = place.below.get(key)
-        if found is None:
-            found = _Place()
-            self._places += 1
-            if self._places <= _MOST_PLACES:
-                place.below[key] = found
-        return found
-
-    def _note(self, value: dict[str, Any] | list[Any], place: _Place) -> None:
+    def _note(self, value: Any, place: _Place) -> None:
         if isinstance(value, list):
-            inside = self._below(place, None)
+            inside = (*place, None)
             for item in value:
                 if isinstance(item, (dict, list)):
                     self._note(item, inside)
-            return
-        keys = tuple(value)
-        if place.keys != keys:
-            place.keys, place.differ = place.keys or keys, place.keys is not None
-        for key, inner in value.items():
-            if inner is None:
-                place.nulls[key] = place.nulls.get(key, 0) + 1
-            elif isinstance(inner, (dict, list)):
-                self._note(inner, self._below(place, key))
+        elif isinstance(value, dict) and len(self._keys) <= _MOST_PLACES:
+            keys = tuple(value)
+            if self._keys.setdefault(place, keys) != keys:
+                self._keys[place] = None
+            for key, inner in value.items():
+                if inner is None:
+                    self._nulls.setdefault(place, Counter())[key] += 1
+                elif isinstance(inner, (dict, list)):
+                    self._note(inner, (*place, key))
 
     @property
     def nulls(self) -> Counter[str]:
         """The number of nulls that are padding, by key."""
-        found: Counter[str] = Counter()
-        places = [self._columns] if self._places <= _MOST_PLACES else []
-        while places:
-            place = places.pop()
-            places += place.below.values()
-            found.update({} if place.differ else place.nulls)
-        return found
+        padded = (nulls for place, nulls in self._nulls.items() if self._pads(place))
+        return sum(padded, Counter[str]())
+
+    def _pads(self, place: _Place) -> bool:
+        return len(self._keys) <= _MOST_PLACES and self._keys.get(place) is not None
 
     def without(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """The row without the nulls that are padding; those of columns stay."""
-        if not self._places or self._places > _MOST_PLACES:
-            return dict(row)
-        below = self._columns.below
-        return {column: _without(value, below[column]) if column in below else value for column, value in row.items()}
+        return {column: self._without(value, (column,)) for column, value in row.items()} if self._nulls else dict(row)
 
-
-def _without(value: Any, place: _Place) -> Any:
-    below = place.below
-    if isinstance(value, dict):
-        kept = value if place.differ else {key: inner for key, inner in value.items() if inner is not None}
-        return {
-            key: _without(inner, below[key]) if isinstance(inner, (dict, list)) else inner
-            for key, inner in kept.items()
-        }
-    if isinstance(value, list):
-        return [_without(item, below[None]) if isinstance(item, (dict, list)) else item for item in value]
-    return value
+    def _without(self, value: Any, place: _Place) -> Any:
+        if isinstance(value, list):
+            inside = (*place, None)
+            return [self._without(item, inside) if isinstance(item, (dict, list)) else item for item in value]
+        if isinstance(value, dict):
+            pads = self._pads(place)
+            return {
+                key: self._without(inner, (*place, key)) if isinstance(inner, (dict, list)) else inner
+                for key, inner in value.items()
+                if inner is not None or not pads
+            }
+        return value
 
 
 def nulls_sentence(found: Counter[str]) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import glob
 import os
-import re
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 
@@ -15,8 +14,6 @@ from training.utils.data.files.content import COMPRESSED, is_remote, reading
 _HIDES = (".", "_")  # `_SUCCESS`, `_temporary`, `__MACOSX`: pyarrow and Spark pass over both, too
 _OF_DATASETS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")  # beside its rows
 _SHOWN = 3
-_EVALUATION_PART = re.compile(r"(test|validation|valid|val|eval|dev)([-_.]|$)")
-_TRAINING_PART = re.compile(r"train([-_.]|$)")
 
 
 class PassedOver:
@@ -121,33 +118,6 @@ def folder_of(address: str) -> str | None:
     while glob.has_magic(folder) and not os.path.exists(folder):
         folder = os.path.dirname(folder)
     return folder if os.path.isdir(folder) else os.path.dirname(folder) or "."
-
-
-def share_files(files: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The (training, evaluation) files of a folder, by the parts in which their paths differ.
-
-    Evaluation: by `names_evaluation`, if others are named for training; otherwise all are training.
-    """
-    parts = [name.split("/") for name in files]
-    shared = len(os.path.commonprefix([path[:-1] for path in parts]))
-    parts = [path[shared:] for path in parts]
-    for_training = [any(map(names_training, path)) for path in parts]
-    if not any(for_training):
-        return list(files), []
-    shares: tuple[list[str], list[str]] = [], []
-    for name, trains, path in zip(files, for_training, parts, strict=True):
-        shares[not trains and any(map(names_evaluation, path))].append(name)
-    return shares
-
-
-def names_training(name: str) -> bool:
-    """True if a file, folder or split is named for training: `train`, `train-00000-of-00002`, ..."""
-    return _TRAINING_PART.match(name) is not None
-
-
-def names_evaluation(name: str) -> bool:
-    """True if a file, folder or split is named for evaluation: `test`, `validation.jsonl`, ..."""
-    return _EVALUATION_PART.match(name) is not None
 
 
 def list_folder(folder: str, wanted: Callable[[str], bool], passed: PassedOver) -> list[str]:

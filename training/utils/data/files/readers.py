@@ -4,6 +4,7 @@ that no reader takes are refused in a sentence on what they are and what to give
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -19,7 +20,6 @@ from training.utils.data.files.listing import (
     find_files,
     folder_of,
     list_folder,
-    share_files,
 )
 from training.utils.plugins.registry import added
 
@@ -46,6 +46,9 @@ READERS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "arrow": (read_arrow, (".arrow", ".feather", ".ipc")),
 }
 
+
+_EVALUATION_PART = re.compile(r"(test|validation|valid|val|eval|dev)([-_.]|$)")
+_TRAINING_PART = re.compile(r"train([-_.]|$)")
 
 STORES: dict[str, str] = added("row_stores", READERS)  # addresses of plugins' classes
 
@@ -84,6 +87,33 @@ def open_rows(
     read, _ = READERS[reader]
     parts = [read(path, expected, spool_dir) for path in files]
     return parts[0] if len(parts) == 1 else JoinedFiles(parts)
+
+
+def share_files(files: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The (training, evaluation) files of a folder, by the parts in which their paths differ.
+
+    Evaluation: by `names_evaluation`, if others are named for training; otherwise all are training.
+    """
+    parts = [name.split("/") for name in files]
+    shared = len(os.path.commonprefix([path[:-1] for path in parts]))
+    parts = [path[shared:] for path in parts]
+    for_training = [any(map(names_training, path)) for path in parts]
+    if not any(for_training):
+        return list(files), []
+    shares: tuple[list[str], list[str]] = [], []
+    for name, trains, path in zip(files, for_training, parts, strict=True):
+        shares[not trains and any(map(names_evaluation, path))].append(name)
+    return shares
+
+
+def names_training(name: str) -> bool:
+    """True if a file, folder or split is named for training: `train`, `train-00000-of-00002`, ..."""
+    return _TRAINING_PART.match(name) is not None
+
+
+def names_evaluation(name: str) -> bool:
+    """True if a file, folder or split is named for evaluation: `test`, `validation.jsonl`, ..."""
+    return _EVALUATION_PART.match(name) is not None
 
 
 class RowStore(Protocol):

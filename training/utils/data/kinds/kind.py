@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.drawing import FormReader, RowForm
     from training.utils.contracts.media import ReadsMedia, RowMedium
     from training.utils.contracts.rows import Row
-    from training.utils.data.cache.reports import Counts
+    from training.utils.data.cache.shards import Counts
     from training.utils.data.raw_dataset import PromptRawDataset
     from training.utils.data.rows.arguments import RowArguments
 

@@ -1,4 +1,4 @@
-"""The line that says how many rows --data_split leaves to a step."""
+"""The line that says how many rows a step trains on, and how many --data_split leaves to others."""
 
 from __future__ import annotations
 
@@ -6,30 +6,25 @@ import pytest
 
 from tests.support.pair_rows import Own
 from training.utils.data.build.build import build_phase
-from training.utils.data.build.portions import divide_rows, open_sources, share_sentence
 from training.utils.data.file_dataset import FileDataset
-
-
-def said(phase, data):
-    sources = open_sources(phase, data, 1)
-    return share_sentence(phase, data.split, divide_rows(phase, data.split, sources, 1).described)
 
 
 def rows(count):
     return [{"prompt": f"Human: {i}? Assistant:", "chosen": " yes", "rejected": " no"} for i in range(count)]
 
 
-def test_a_fifth_of_the_rows_is_said_in_the_first_line(flags, tiny_tokenizer, monkeypatch):
+def test_rows_in_the_cache_are_counted_without_a_look_at_the_data(flags, tiny_tokenizer, monkeypatch):
     """600 rows, 60 held out, a fifth of 540."""
-    lines: list[str] = []
-    data = flags(rows(600))
-    build_phase(1, data, tiny_tokenizer, 1, log=lines.append)
-    assert lines[0] == ("data: 108 of 600 rows are step 1's share (--data_split 2,4,4); --data_split 1,0,0 takes all")
-    lines.clear()
-    # also from the cache, for which the rows are not read again
-    monkeypatch.setattr(FileDataset, "get_train_data", lambda self: pytest.fail("the rows were read"))
-    build_phase(1, data, tiny_tokenizer, 1, log=lines.append)
-    assert lines[0].startswith("data: 108 of 600 rows are step 1's share ") and "from the cache" in lines[1]
+    said = []
+    for _ in range(2):
+        built, line = trains_on(1, flags(rows(600)), tiny_tokenizer)
+        said.append(line)
+        monkeypatch.setattr(FileDataset, "get_train_data", lambda self: pytest.fail("the rows were read"))
+    assert built.report.resumed and said[0] == said[1]
+    assert said[0] == (
+        "data: step 1 trains on 108 of 600 rows; 60 held out, 432 for other steps by --data_split 2,4,4 "
+        "(1,0,0 takes all)"
+    )
 
 
 def test_step_3_hands_other_columns_to_rewards(flags, tiny_tokenizer):
@@ -42,26 +37,25 @@ def test_step_3_hands_other_columns_to_rewards(flags, tiny_tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("phase", "given", "sentence"),
+    ("phase", "given", "others"),
     [
-        (2, {}, "data: 15 of 40 rows are step 2's share (--data_split 2,4,4); --data_split 0,1,0 takes all"),
-        (3, {"data_split": "1,1,2"}, "data: 18 of 40 rows are step 3's share (--data_split 1,1,2); --data_split 0,0,1"),
+        (2, {}, "21 for other steps by --data_split 2,4,4 (0,1,0 takes all)"),
+        (3, {"data_split": "1,1,2"}, "18 for other steps by --data_split 1,1,2 (0,0,1 takes all)"),
         (3, {"data_split": "0,0,5"}, None),
-        (1, {"data_split": "0,1,1"}, None),  # an error of its own says so
-        (1, {"eval_fraction": 0.0}, "data: 8 of 40 rows are step 1's share "),
+        (1, {"eval_fraction": 0.0}, "32 for other steps by --data_split 2,4,4 (1,0,0 takes all)"),
     ],
 )
-def test_other_splits(flags, phase, given, sentence):
-    found = said(phase, flags(rows(40), **given))
-    assert (found is None) == (sentence is None)
-    assert found is None or found.startswith(sentence)
+def test_other_splits(flags, tiny_tokenizer, phase, given, others):
+    _, line = trains_on(phase, flags(rows(40), **given), tiny_tokenizer)
+    assert (others in line) if others else ("other steps" not in line)
 
 
-def test_datasets_of_step_1_alone_and_classes_that_deal_their_rows_are_left_out(own, flags):
+def test_datasets_of_step_1_alone_and_classes_that_deal_their_rows_are_left_out(own, flags, tiny_tokenizer):
     whole = flags(rows(40))
     also = flags(rows(40), sft_only_data_path=whole.source.data_path)
-    assert said(1, also) == said(1, whole)
-    assert said(1, own(get_phases=lambda self, sample: (1,))) is None
+    for data in (whole, also):
+        assert "29 for other steps by --data_split" in trains_on(1, data, tiny_tokenizer)[1]
+    assert "by --data_split" not in trains_on(1, own(get_phases=lambda self, sample: (1,)), tiny_tokenizer)[1]
 
 
 def trains_on(phase, data, tokenizer):
@@ -86,8 +80,8 @@ def test_every_row_has_its_reason(flags, tiny_tokenizer):
     assert line == "data: step 1 trains on 40 of 41 rows; 10 of these repeat an earlier one; 1 dropped (1 no_chosen)"
     _, line = trains_on(1, flags(rows(60), max_train_rows=5), tiny_tokenizer)
     assert line == (
-        "data: step 1 trains on 5 of 60 rows; 6 held out, 43 for other steps by --data_split 2,4,4, 6 beyond "
-        "--max_train_rows 5"
+        "data: step 1 trains on 5 of 60 rows; 6 held out, 43 for other steps by --data_split 2,4,4 (1,0,0 takes all), "
+        "6 beyond --max_train_rows 5"
     )
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.utils.base.errors import ThreestepError
-from training.utils.data.build.arguments import parse_data_split
+from training.utils.data.arguments import parse_data_split
 from training.utils.data.build.portions import (
     carve_eval,
     pick_rows,

@@ -26,7 +26,7 @@ from training.utils.contracts.rows import TextBlock
 from training.utils.data.build.build import build_phase
 from training.utils.data.cache import shards
 from training.utils.data.cache.cache import open_or_build
-from training.utils.data.cache.shards import SplitPlan, build_shards, shard_ranges
+from training.utils.data.cache.shards import SplitPlan, build_shards, join_splits, shard_ranges
 from training.utils.data.cache.workers import BuildStopped
 
 RAW_ROWS = 5000
@@ -50,7 +50,7 @@ def ask(tmp_path):
 
         def build(folder):
             built = build_shards(folder, [SplitPlan("train", TextBlock, RAW_ROWS, make)], num_workers, log.append)
-            return {"splits": {"train": built["train"].join(os.path.join(folder, "train.arrow"), None)}}
+            return join_splits(folder, built)
 
         return open_or_build(str(tmp_path), "text", {"datasets": "a"}, build, rebuild=False, log=log.append), log
 
@@ -208,7 +208,7 @@ def slowly(begin, end, counts, pictures):
 def build(where):
     print("building", flush=True)
     built = shards.build_shards(where, [shards.SplitPlan("train", TextBlock, RAW_ROWS, slowly)], num_workers, print)
-    return {{"splits": {{"train": built["train"].join(os.path.join(where, "train.arrow"), None)}}}}
+    return shards.join_splits(where, built)
 
 opened = open_or_build(folder, "text", {{"datasets": "a"}}, build, rebuild=False, log=print)
 print("rows", len(opened.splits["train"]))

@@ -11,7 +11,8 @@ import pytest
 
 from training.utils.base.errors import ThreestepError
 from training.utils.data.files.content import content_of_files, open_local, open_stream
-from training.utils.data.files.listing import PassedOver, check_address, find_files, share_files
+from training.utils.data.files.listing import PassedOver, check_address, find_files
+from training.utils.data.files.readers import share_files
 
 
 def touch(folder: Path, *names: str) -> list[str]:

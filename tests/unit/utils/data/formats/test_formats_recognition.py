@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.data_flags import raw_dataset_of, with_flags
 from training.utils.data.build.build import build_phase
-from training.utils.data.formats.formats import Recognition
 from training.utils.data.kinds.kind import CROSSED, GLUED
+from training.utils.data.raw_dataset import Recognition
 
 ROW = {"question": "Hi", "answer": "Ho", "topic": "greetings", "tags": ["a"], "score": 3, "hard": True}
 

@@ -12,7 +12,7 @@ from tests.support.data_flags import data_flags
 from threestep.plugins.evaluation.reward_evaluation.pair_file import PairFile, read_pairs, write_scores
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import ResponsesRow
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.arguments import DataArguments
 from training.utils.preference.evaluation import ScoredResponses
 
 PAIR = {"prompt": "Human: What is 2 + 3? Assistant:", "chosen": " 5.", "rejected": " It is 4."}

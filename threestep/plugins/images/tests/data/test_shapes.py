@@ -24,7 +24,7 @@ from threestep.plugins.images.data.shapes import (
     generate,
     picture_of,
 )
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.arguments import DataArguments
 from training.utils.rewards.rules import exact_match_reward
 
 pytestmark = pytest.mark.unit

@@ -16,7 +16,7 @@ from tests.support.tiny_models import tiny_scalar_model
 from threestep.plugins.evaluation.model import start_alone
 from threestep.plugins.evaluation.scorer import load_answer_scorer
 from threestep.plugins.serve.endpoint.reward_server import SCORES, RewardServer, load_served_reward
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.arguments import DataArguments
 from training.utils.data.rows.arguments import ChatArguments
 
 KEY = "a-key-of-the-tests"

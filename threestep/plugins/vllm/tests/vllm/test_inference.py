@@ -18,7 +18,7 @@ from threestep.plugins.evaluation.tests.test_talk_images import answered, own_an
 from threestep.plugins.vllm.arguments import VllmArguments
 from threestep.plugins.vllm.tests.vllm.conftest import SHAPES
 from training.utils.base.errors import ThreestepError
-from training.utils.data.build.arguments import DataArguments
+from training.utils.data.arguments import DataArguments
 from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.table import RolloutEngineFlags
 

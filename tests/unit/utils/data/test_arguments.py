@@ -10,8 +10,8 @@ import pytest
 
 from training.utils.base.errors import Mistakes
 from training.utils.contracts.drawing import TextForm
-from training.utils.data.build import arguments
-from training.utils.data.build.arguments import DataArguments, OptionalDataArguments
+from training.utils.data import arguments
+from training.utils.data.arguments import DataArguments, OptionalDataArguments
 from training.utils.flags.arguments import parse_arguments
 from training.utils.flags.flags import note_mistakes
 from training.utils.plugins.plugin import RowFormEntry
@@ -140,7 +140,7 @@ def test_no_dataset_at_all(flags):
 
 def test_importing_the_flags_is_cheap():
     program = (
-        "import sys; import training.utils.data.build.arguments, training.utils.data.registry;"
+        "import sys; import training.utils.data.arguments, training.utils.data.registry;"
         "print([m for m in ('torch', 'transformers', 'datasets', 'pyarrow') if m in sys.modules])"
     )
     got = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -9,9 +9,8 @@ from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.data_flags import with_flags
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow
-from training.utils.data.build.build import build_phase
+from training.utils.data.build.build import build_phase, settle_style
 from training.utils.data.build.row_maker import PromptMaker
-from training.utils.data.build.row_style import settle_style
 from training.utils.data.chat.style import SavedStyle, adopt_style, parts_of_chat, save_style, saved_style
 
 SPLITS = {1: "1,0,0", 2: "0,1,0", 3: "0,0,1"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.utils.data.cache.reports import Counts, SplitReport, split_sentence
+from training.utils.data.cache.shards import Counts, SplitReport, split_sentence
 
 pytestmark = pytest.mark.unit
 
