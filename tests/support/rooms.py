@@ -24,7 +24,7 @@ data.formats: data.files base
 flags: plugins base
 layout: contracts base
 data.rows: layout flags plugins contracts base
-data: data.rows flags data.formats plugins data.files base
+data: data.rows flags data.formats plugins data.files contracts base
 engine.config: layout flags plugins base
 run: flags plugins contracts base
 data.cache: run data.rows data.files contracts base
@@ -41,7 +41,7 @@ checkpoints: engine engine.ranks loading run layout flags plugins models contrac
 rewards: engine.ranks run flags plugins contracts base
 setup: checkpoints engine loading engine.ranks data.build models data.kinds data.chat data.cache run engine.config
     data data.rows layout flags data.formats plugins data.files contracts base
-preference: setup engine loading engine.ranks data.build models run data.rows layout flags data.files contracts base
+preference: setup engine loading engine.ranks data models run data.rows layout flags data.files contracts base
 """
 ROOMS_BELOW: dict[str, tuple[str, ...]] = {
     room: tuple(below.split())
