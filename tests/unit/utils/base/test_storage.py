@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from training.utils.base.errors import disk_errors
 from training.utils.base.storage import (
     HashedFile,
     WrittenOutTooLong,
     lock_exclusively,
-    naming,
     parse_json,
     parse_yaml,
     publish_folder,
@@ -78,7 +78,7 @@ def test_the_first_failure_is_the_one_that_is_told(tmp_path):
 
 
 def test_an_error_keeps_the_name_it_has():
-    with pytest.raises(OSError) as failure, naming("mine"):
+    with pytest.raises(OSError) as failure, disk_errors("mine"):
         raise OSError(1, "no", "yours")
     assert failure.value.filename == "yours"
 
