@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from training.utils.models.target_head import TargetHead
+from training.utils.models.token_model import TargetHead
 
 
 def main() -> None:

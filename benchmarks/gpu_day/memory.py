@@ -12,7 +12,7 @@ from benchmarks.gpu_day.models import config_of
 from benchmarks.gpu_day.programs import NO_TRACKERS, ran, training_case
 from benchmarks.gpu_day.record import NotHere, Report
 from training.utils.base.errors import ThreestepError
-from training.utils.models.target_head import TargetHead
+from training.utils.models.token_model import TargetHead
 
 # Flags that the training case and the programs share.
 SETTINGS: dict[str, list[str]] = {

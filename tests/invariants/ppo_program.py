@@ -589,7 +589,7 @@ def lora(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[st
     from training.utils.base.seeds import seed_everything
     from training.utils.contracts.documents import join
     from training.utils.layout.rows import padded_rows
-    from training.utils.models.target_head import Readout
+    from training.utils.models.token_model import Readout
 
     found = {}
     rows = padded_rows([join(torch.tensor(LORA_PROMPT), torch.tensor(LORA_RESPONSE))], 1)

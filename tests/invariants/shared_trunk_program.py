@@ -148,7 +148,7 @@ def laid_out() -> Any:
 
 def numbers(roles: Any) -> dict[str, torch.Tensor]:
     """What each role reads on SEQUENCES."""
-    from training.utils.models.target_head import Readout
+    from training.utils.models.token_model import Readout
 
     rows, readout = laid_out(), Readout(ppo_program.TEMPERATURE)
     with roles.reading(), torch.no_grad():

@@ -63,7 +63,7 @@ CALLED_BY_LIBRARIES = (
     "threestep.plugins.kernels.varlen VarlenAttention.__call__",
     "threestep.plugins.long_rows.attention SlicedAttention.__call__",
     "threestep.plugins.kernels.calls _noted.noting",
-    "training.utils.models.target_head _TargetLogprobs.forward",
+    "training.utils.models.token_model _TargetLogprobs.forward",
     "threestep.plugins.distillation.head_loss _HeadDivergence.forward",
 )
 QUESTIONS = ("What", "How", "Who", "Whether", "Of", "Which", "Where")

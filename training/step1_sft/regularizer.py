@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.flags.added import AddedFlags
-    from training.utils.models.target_head import TokenLogprobs
+    from training.utils.models.token_model import TokenLogprobs
 
 
 class AddedLoss(NamedTuple):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
     from training.utils.contracts.rows import SentenceRow
     from training.utils.contracts.token_rows import TokenRows
-    from training.utils.models.target_head import TokenLogprobs
+    from training.utils.models.token_model import TokenLogprobs
     from training.utils.setup.training_run import TrainingResult
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.documents import Document
     from training.utils.contracts.guests import LayOut
     from training.utils.contracts.token_rows import TokenRows
-    from training.utils.models.target_head import AtHead, TokenLogprobs
+    from training.utils.models.token_model import AtHead, TokenLogprobs
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from training.utils.models.target_head import TargetHead, at_least_float32, plus_product
+from training.utils.models.token_model import TargetHead, at_least_float32, plus_product
 
 if TYPE_CHECKING:
     from training.utils.contracts.token_rows import TokenRows

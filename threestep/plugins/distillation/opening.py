@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.training_engine import TrainingEngine
-    from training.utils.models.target_head import TargetHead
+    from training.utils.models.token_model import TargetHead
 
 # Loads a model under these settings of its engine, given what loads it in a precision; a collective.
 LoadUnder = Callable[["EngineSettings", Callable[[Any], Any]], Any]

@@ -11,7 +11,7 @@ from training.utils.base.memory import MemoryLine, Moment
 from training.utils.engine.config.config import engine_config
 from training.utils.engine.ranks.startup import DTYPES
 from training.utils.engine.zero3 import model_sizes
-from training.utils.models.target_head import CHUNK_BYTES
+from training.utils.models.token_model import CHUNK_BYTES
 from training.utils.plugins.registry import plugin_module
 
 if TYPE_CHECKING:

@@ -15,14 +15,13 @@ from torch.nn import functional
 from threestep.plugins.distillation.divergence import divergence, with_rest
 from threestep.plugins.distillation.head_loss import HeadComparison, compared_at_head, copies_of, rows_of_chunk
 from threestep.plugins.distillation.top_tokens import TopTokens
-from training.utils.models.target_head import CHUNK_BYTES
+from training.utils.models.token_model import CHUNK_BYTES
 
 if TYPE_CHECKING:
     from threestep.plugins.distillation.settings import DivergenceSettings
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.training_engine import FrozenModel
-    from training.utils.models.target_head import AtHead, TargetHead
-    from training.utils.models.token_model import PolicyModel
+    from training.utils.models.token_model import AtHead, PolicyModel, TargetHead
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from threestep.plugins.distillation.head_loss import HeadComparison, compared_at
 if TYPE_CHECKING:
     from threestep.plugins.distillation.settings import DivergenceSettings
     from training.utils.contracts.token_rows import TokenRows
-    from training.utils.models.target_head import AtHead, TargetHead
+    from training.utils.models.token_model import AtHead, TargetHead
 
 _MASK, _START = 2**64 - 1, 0x9E3779B97F4A7C15
 LEAST_REST = 2.0**-24  # half a unit in the last place of float32's 1: a sum of 1 says no more

@@ -36,8 +36,7 @@ from training.utils.generation.decoding.decode_check import why_not_decoded
 from training.utils.generation.decoding.decoding import WAYS
 from training.utils.generation.decoding.drawn import StopStrings, first_completed, stop_strings
 from training.utils.layout.rows import padded_rows
-from training.utils.models.target_head import Readout
-from training.utils.models.token_model import PolicyModel
+from training.utils.models.token_model import PolicyModel, Readout
 
 if TYPE_CHECKING:
     from training.utils.models.own_forward import OwnForward

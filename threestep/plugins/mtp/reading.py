@@ -18,8 +18,7 @@ from training.utils.models.token_model import of_group
 if TYPE_CHECKING:
     from threestep.plugins.mtp.layout.entries import MtpEntries
     from training.utils.contracts.token_rows import TokenRows
-    from training.utils.models.target_head import TokenLogprobs
-    from training.utils.models.token_model import PolicyModel
+    from training.utils.models.token_model import PolicyModel, TokenLogprobs
 
 INSIDE = "mtp_head"  # the head's name inside a PolicyModel, and so in its checkpoints
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.guests import BorrowHead
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.training_engine import TrainingEngine
-    from training.utils.models.target_head import TargetHead, TokenLogprobs
+    from training.utils.models.token_model import TargetHead, TokenLogprobs
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.rows import padded_rows
 from training.utils.models.attention import model_inputs, sliding_window, text_attention
 from training.utils.models.own_forward import head_is_linear
-from training.utils.models.target_head import CHUNK_BYTES, at_least_float32
+from training.utils.models.token_model import CHUNK_BYTES, at_least_float32
 
 if TYPE_CHECKING:
     from threestep.plugins.tinker.adapters import AdaptedModel, WeightLayout

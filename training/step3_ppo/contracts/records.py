@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from training.utils.engine.accumulate import MicroBatch
     from training.utils.engine.training_engine import TrainingEngine
     from training.utils.layout.trie import SequenceLayout
-    from training.utils.models.target_head import TokenLogprobs
+    from training.utils.models.token_model import TokenLogprobs
 
 
 class Corrected(NamedTuple):

@@ -22,7 +22,7 @@ from training.step3_ppo.experience.sequences import LearnValues, read_balanced, 
 from training.utils.base.transfer import moved
 from training.utils.contracts.documents import first_alike
 from training.utils.engine.ranks.collectives import summed
-from training.utils.models.target_head import Readout
+from training.utils.models.token_model import Readout
 from training.utils.rewards.weighted import environment_weight
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from training.step3_ppo.roles.roles import Roles
     from training.utils.contracts.rollout import Rollout
     from training.utils.contracts.token_rows import TokenRows
-    from training.utils.models.target_head import TokenLogprobs
+    from training.utils.models.token_model import TokenLogprobs
     from training.utils.run.phase_clock import PhaseClock
 
 

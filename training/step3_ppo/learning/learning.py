@@ -32,7 +32,7 @@ from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, acc
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.layout.order import ShuffledStream
 from training.utils.layout.trie import rank_share
-from training.utils.models.target_head import Readout
+from training.utils.models.token_model import Readout
 from training.utils.run.ahead import Ahead
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.rows import PromptRow
     from training.utils.contracts.run import ObservedStep
     from training.utils.contracts.token_rows import TokenRows
-    from training.utils.models.target_head import TokenLogprobs
+    from training.utils.models.token_model import TokenLogprobs
 
 
 # Figures that are means over the tokens that count; the others are sums over the step, as losses are.

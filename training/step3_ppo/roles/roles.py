@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.engine.ranks.startup import Ranks
     from training.utils.models.settings import ModelSettings
-    from training.utils.models.target_head import Readout, TokenLogprobs
+    from training.utils.models.token_model import Readout, TokenLogprobs
 
 
 @dataclass(frozen=True)

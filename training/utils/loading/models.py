@@ -1,7 +1,7 @@
 """Models from a folder or a hub name; users' mistakes fail before anything is trained.
 
 Weights are safetensors; pickled weights and remote code are refused. Knows no engine: a caller that wants sharded
-weights provides the context (`training.utils.engine.ranks.startup.born_sharded`).
+weights provides the context (`training.utils.engine.zero3.born_sharded`).
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ class ModelSettings:
     dropout: every dropout rate, and with 0 all that is like it (`models.dropout`); None keeps the model's own.
     gradient_checkpointing: recompute activations in backward.
     trust_remote_code: run Python code that comes with the model.
-    head_chunk_mb: see training.utils.models.target_head; 0 where it is not known yet.
+    head_chunk_mb: see training.utils.models.token_model; 0 where it is not known yet.
     trains_adapter_on: if `name_or_path` is an adapter like those that the run adds, train it on; all other adapters are
         merged into their base.
     freeze_vision_tower, freeze_projector: see training.utils.loading.models.

@@ -31,7 +31,7 @@ from training.utils.engine.ranks.devices import backend_of, device_sentence, mak
 from training.utils.engine.ranks.startup import DTYPES, Ranks, sharing_rows, started_process_group
 from training.utils.flags.flags import AUTO, AutoChoice, sentence
 from training.utils.loading.configurations import load_config, model_files
-from training.utils.models.target_head import CHUNK_MB, chunk_mb_for
+from training.utils.models.token_model import CHUNK_MB, chunk_mb_for
 from training.utils.plugins.registry import added, hooks
 from training.utils.run.run_folder import BAD_STEPS, EndedRun, RunFolder
 from training.utils.setup.saving import FinalModels, check_saving

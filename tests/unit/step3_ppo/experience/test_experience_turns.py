@@ -27,7 +27,7 @@ from training.utils.contracts.rollout_engine import RolloutEngine, RolloutReques
 from training.utils.contracts.rows import PromptRow
 from training.utils.contracts.token_rows import TokenRows
 from training.utils.layout.planner import PlanSettings
-from training.utils.models.target_head import TokenLogprobs
+from training.utils.models.token_model import TokenLogprobs
 from training.utils.rewards.weighted import Reward, Rewards
 from training.utils.run.phase_clock import PhaseClock
 

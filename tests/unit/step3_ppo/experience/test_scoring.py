@@ -18,7 +18,7 @@ from training.step3_ppo.experience.scoring import start_scoring
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rows import PromptRow
-from training.utils.models.target_head import TokenLogprobs
+from training.utils.models.token_model import TokenLogprobs
 from training.utils.rewards.arguments import Combination
 from training.utils.rewards.table import OpenedRule
 from training.utils.rewards.weighted import Reward, Rewards

@@ -10,8 +10,7 @@ import torch
 from tests.support.tiny_models import FAMILIES, VOCABULARY, tiny_causal_lm, tiny_scalar_model
 from training.utils.contracts.documents import TokenSequence, join
 from training.utils.layout.rows import padded_rows
-from training.utils.models.target_head import Readout
-from training.utils.models.token_model import PolicyModel, ScalarModel, read_logits
+from training.utils.models.token_model import PolicyModel, Readout, ScalarModel, read_logits
 
 PAD, EOS = 0, 2
 

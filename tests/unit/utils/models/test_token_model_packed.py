@@ -20,8 +20,7 @@ from training.utils.contracts.documents import Document, TokenSequence, plain, s
 from training.utils.contracts.token_rows import TokenRows
 from training.utils.layout.planner import PlanSettings, plan_step
 from training.utils.layout.rows import packed_rows
-from training.utils.models.target_head import Readout
-from training.utils.models.token_model import PolicyModel, ScalarModel
+from training.utils.models.token_model import PolicyModel, Readout, ScalarModel
 
 PAD = 0
 FAMILIES = ["llama", "qwen3", "gpt2", "opt", "gemma3_text"]

@@ -14,8 +14,7 @@ from training.utils.layout.planner import PlanSettings
 from training.utils.layout.rows import packed_rows
 from training.utils.layout.trie import SequenceLayout, rank_share, trie_document
 from training.utils.models.document_attention import use_document_attention
-from training.utils.models.target_head import Readout
-from training.utils.models.token_model import PolicyModel, ScalarModel
+from training.utils.models.token_model import PolicyModel, Readout, ScalarModel
 
 CPU, PAD = torch.device("cpu"), 0
 # Of a norm. Scalars leave a model as float32, and the backward of a norm computes in it: steps of 6e-8.

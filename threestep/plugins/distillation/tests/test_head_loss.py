@@ -10,7 +10,7 @@ from torch.nn import functional
 from threestep.plugins.distillation.divergence import divergence
 from threestep.plugins.distillation.head_loss import NUMBERS_PER_LOGIT, compared_at_head, rows_of_chunk
 from threestep.plugins.distillation.settings import DivergenceSettings
-from training.utils.models.target_head import TargetHead
+from training.utils.models.token_model import TargetHead
 
 TOKENS, WIDTH, VOCABULARY = 7, 5, 11
 

@@ -17,8 +17,7 @@ from training.utils.engine.config.arguments import EngineSettings
 from training.utils.engine.training_engine import FrozenModel
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.trie import SequenceLayout, rank_share
-from training.utils.models.target_head import Readout
-from training.utils.models.token_model import PolicyModel
+from training.utils.models.token_model import PolicyModel, Readout
 
 TEMPERATURE = 0.8
 SEQUENCES = [([5, 6, 7], [9, 10, 11, 2]), ([5, 6, 7], [9, 10, 4]), ([5, 6, 7], [9, 10, 11, 2]), ([8], [3, 12])]

@@ -21,8 +21,7 @@ from training.utils.contracts.rollout_engine import Drawing, RolloutEngine, Roll
 from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.layout.rows import packed_rows
 from training.utils.models.own_forward import own_forward_of, read_own_forward
-from training.utils.models.target_head import Readout
-from training.utils.models.token_model import PolicyModel
+from training.utils.models.token_model import PolicyModel, Readout
 
 TAGS = ParallelTags(open_block=3, open_path=4, close_path=5, close_block=6)
 OPEN, PATH, END_PATH, CLOSE, END = 3, 4, 5, 6, 2

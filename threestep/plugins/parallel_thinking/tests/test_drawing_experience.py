@@ -17,8 +17,7 @@ from training.step3_ppo.experience.sequences import training_sequences
 from training.utils.contracts.rollout import Rollout
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.trie import SequenceLayout, rank_share
-from training.utils.models.target_head import Readout
-from training.utils.models.token_model import PolicyModel
+from training.utils.models.token_model import PolicyModel, Readout
 
 pytestmark = pytest.mark.unit
 

@@ -34,7 +34,7 @@ class Work:
     matmuls.
     launches: operators that do something.
     apart_documents, apart_launches, apart_bytes, apart_flops: what there is besides where attention is computed
-    document by document, as on a CPU (`models/attention/document_attention`): further documents, tensors put together
+    document by document, as on a CPU (`models/document_attention`): further documents, tensors put together
     from those of documents, their bytes, and what is masked within its blocks.
     """
 

@@ -24,7 +24,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from training.utils.models.attention import SDPA
 from training.utils.models.settings import ModelPreparer, keeping_all
-from training.utils.models.target_head import CHUNK_MB
+from training.utils.models.token_model import CHUNK_MB
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -160,7 +160,7 @@ def head_bytes(
 ) -> int:
     """Peak bytes of reading `targets` log-probabilities of `positions` tokens, forward or backward.
 
-    A chunk of logits and its gradient, in float32 and in the model's precision (`target_head`), and the gradient of the
+    A chunk of logits and its gradient, in float32 and in the model's precision (`TargetHead`), and the gradient of the
     head's weight. Families that change their logits after the head hold all logits at once, twice.
     """
     from training.utils.models.token_model import PolicyModel

@@ -18,7 +18,7 @@ from training.utils.engine.zero3 import ModelSizes, model_sizes, zero3_limits
 from training.utils.layout.bounds import forward_bound
 from training.utils.models.attention import SDPA
 from training.utils.models.attention_choice import planned_attention
-from training.utils.models.target_head import CHUNK_MB, chunk_mb_for
+from training.utils.models.token_model import CHUNK_MB, chunk_mb_for
 from training.utils.models.weights import count_weights, packed_layers
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from training.utils.contracts.rollout_engine import Ends, RolloutRequest, Sampli
 from training.utils.generation.decoding.decoding import MASKED, WAYS, Decoding
 from training.utils.generation.decoding.hf import TransformersRollout, end_check_tokens
 from training.utils.layout.rows import padded_rows
-from training.utils.models.target_head import Readout
-from training.utils.models.token_model import PolicyModel
+from training.utils.models.token_model import PolicyModel, Readout
 
 PAD = 0
 NEVER = VOCABULARY + 1  # an end token that no model here can draw

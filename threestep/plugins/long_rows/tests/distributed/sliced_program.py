@@ -249,8 +249,7 @@ def compared(model: Any, rows: Any, group: Any) -> dict[str, float]:
     """Differences between the model on whole rows and on slices of them."""
     import torch
 
-    from training.utils.models.target_head import Readout
-    from training.utils.models.token_model import PolicyModel, ScalarModel
+    from training.utils.models.token_model import PolicyModel, Readout, ScalarModel
 
     def read(shared: Any) -> tuple[torch.Tensor, torch.Tensor]:
         own = copy.deepcopy(model)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from training.utils.models.target_head import Readout, TargetHead, chunk_mb_for
+from training.utils.models.token_model import Readout, TargetHead, chunk_mb_for
 
 TOKENS, HIDDEN, VOCABULARY = 23, 8, 40
 ALL_ROWS, SEVEN_ROWS, ONE_ROW = 10**9, 7 * 4 * VOCABULARY, 1
