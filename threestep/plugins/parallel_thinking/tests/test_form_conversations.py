@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.utils.data.kinds.test_strategies_chat import TALK, talks  # noqa: F401
+from tests.unit.utils.data.kinds.test_kind_chat import TALK, talks  # noqa: F401
 
 from tests.support.chat_templates import chat_tokenizer
 from tests.support.data_flags import data_flags

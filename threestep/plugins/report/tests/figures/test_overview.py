@@ -8,13 +8,13 @@ import yaml
 
 from threestep.plugins.report.figures.overview import changed_settings, facts_of
 from threestep.plugins.report.figures.reading import read_runs
-from training.utils.flags.arguments import defaults_of, list_defaults_of
+from training.utils.flags.arguments import defaults_of
 from training.utils.flags.step import known_steps
 
 
 def settings_of(step: str, **changed) -> dict:
     groups = known_steps()[step].groups
-    return {**defaults_of(groups), **list_defaults_of(groups), "program": known_steps()[step].program, **changed}
+    return {**defaults_of(groups), "program": known_steps()[step].program, **changed}
 
 
 def test_facts_hold_no_paths_of_the_machine(sft_run):
