@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.utils.data.kinds.test_kind_chat import TALK, talks  # noqa: F401
 
 from tests.support.chat_templates import chat_tokenizer
 from tests.support.data_flags import data_flags
+from tests.unit.utils.data.kinds.test_kind_chat import TALK, talks  # noqa: F401
 from training.utils.base.errors import ThreestepError
 from training.utils.data.rows.documents import responses_document, sentence_document
 from training.utils.loading.tokenizers import add_tokens
