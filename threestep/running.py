@@ -18,7 +18,7 @@ from threestep.process_state import callers_state
 from training.utils.base.console import RANKS_VARIABLE, output_may_be_lost, write_to
 from training.utils.base.credentials import lend, redacted
 from training.utils.base.errors import ThreestepError, disk_error_in, disk_sentence
-from training.utils.base.memory import is_out_of_memory, out_of_memory_sentence
+from training.utils.base.machine import is_out_of_memory, out_of_memory_sentence
 from training.utils.base.user_files import functions_given
 from training.utils.flags.arguments import words_of
 from training.utils.run.program import no_telemetry

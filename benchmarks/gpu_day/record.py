@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from training.utils.base.errors import ThreestepError, first_line
-from training.utils.base.memory import is_out_of_memory
+from training.utils.base.machine import is_out_of_memory
 
 RAW = "raw"  # figures under this name are for the JSON file alone
 Run = Callable[[Sequence[str], Mapping[str, str]], "subprocess.CompletedProcess[str]"]

@@ -21,7 +21,7 @@ from training.utils.base.seeds import derived_seed
 from training.utils.base.transfer import moved, pinned
 from training.utils.contracts.run import StepTaken
 from training.utils.data.rows.documents import group_document, group_size, row_groups, sentence_document
-from training.utils.engine.accumulate import MicroBatch, MicroLoss, on_device
+from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, on_device
 from training.utils.engine.ranks.collectives import DeviceSums, gathered
 from training.utils.layout.planner import DocumentSize, PlanSettings, plain_size, plan_step
 from training.utils.layout.rows import lacks_media, laid_out, sequence_sums
@@ -204,7 +204,8 @@ class SftTrainer:
             for batch in on_device(prepared.micro_batches, run.ranks.device)
         ]
         seen = partial(SftStep, prepared=prepared, regularizer=self.regularizer)
-        totals, figures = run.take(step, micro_batches, prepared.work, seen, counted=prepared.counted)
+        trainee = Trainee("train", run.engine, micro_batches, run.guests, prepared.counted)
+        totals, figures = run.take(step, trainee, prepared.work, seen)
         return {
             "train/loss": totals["loss"],
             "train/token_accuracy": totals["right"] / prepared.targets,

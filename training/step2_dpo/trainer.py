@@ -28,7 +28,7 @@ from training.step2_dpo.loss import (
     weighted_sum,
 )
 from training.utils.contracts.run import StepTaken
-from training.utils.engine.accumulate import MicroBatch, MicroLoss, on_device
+from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, on_device
 from training.utils.engine.ranks.collectives import DeviceSums
 from training.utils.layout.rows import sequence_sums
 from training.utils.preference.batches import (
@@ -194,7 +194,9 @@ class DpoTrainer:
             schedule=self.schedule,
             points=points,
         )
-        totals, figures = run.take(step, micro_batches, prepared.own.work, seen)
+        totals, figures = run.take(
+            step, Trainee("train", run.engine, micro_batches, run.guests), prepared.own.work, seen
+        )
         return {
             **{f"train/{name}": value for name, value in _means(totals).items()},
             **{f"train/{name}": value for name, value in totals.items() if name.startswith("loss_")},

@@ -14,7 +14,7 @@ import torch
 
 from training.step2_reward.loss import LossOptions, compared_tokens, ranking_loss
 from training.utils.contracts.run import StepTaken
-from training.utils.engine.accumulate import MicroBatch, MicroLoss, on_device
+from training.utils.engine.accumulate import MicroBatch, MicroLoss, Trainee, on_device
 from training.utils.layout.order import ShuffledStream
 from training.utils.preference.batches import (
     PreferenceBatch,
@@ -156,7 +156,7 @@ class RewardTrainer:
         batches = on_device(prepared.batches, run.ranks.device)
         micro_batches = [MicroBatch(batch.ranked.rows, partial(loss_of, batch)) for batch in batches]
         seen = partial(RewardStep, batches=batches, options=self.options, reads_ends=self.read is read_ends)
-        totals, figures = run.take(step, micro_batches, prepared.work, seen)
+        totals, figures = run.take(step, Trainee("train", run.engine, micro_batches, run.guests), prepared.work, seen)
         return {
             "train/loss": totals["loss"],
             "train/accuracy": totals["right"] / totals["pairs"],

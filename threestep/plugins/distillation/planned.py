@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.distillation.head_loss import NUMBERS_PER_LOGIT, rows_of_chunk
 from threestep.plugins.distillation.opening import engine_settings, model_settings
-from training.utils.base.memory import MemoryLine, Moment
+from training.utils.base.machine import MemoryLine, Moment
 from training.utils.engine.config.config import engine_config
 from training.utils.engine.ranks.startup import DTYPES
 from training.utils.engine.zero3 import model_sizes
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from threestep.plugins.distillation.settings import TeacherSettings
-    from training.utils.base.memory import PlannedDevice
+    from training.utils.base.machine import PlannedDevice
     from training.utils.engine.config.arguments import EngineSettings
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.ema.arguments import AverageArguments
-from training.utils.base.memory import MemoryLine
+from training.utils.base.machine import MemoryLine
 from training.utils.contracts.guests import GuestFeature
 
 if TYPE_CHECKING:

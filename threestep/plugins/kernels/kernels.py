@@ -15,7 +15,7 @@ from threestep.plugins.kernels.flex import FLEX, block_mask, use_flex_attention
 from threestep.plugins.kernels.forms import time_on_first_rows, why_not_the_mask
 from threestep.plugins.kernels.varlen import LARGEST_HEAD, VARLEN, use_varlen_attention, why_no_kernel
 from training.utils.base.errors import ThreestepError
-from training.utils.base.memory import MemoryLine
+from training.utils.base.machine import MemoryLine
 from training.utils.models.attention import AttentionKernel, give_runs, set_text_attention, text_attention
 
 if TYPE_CHECKING:

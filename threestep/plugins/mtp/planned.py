@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from threestep.plugins.mtp.head import new_head
-from training.utils.base.memory import MemoryLine, Moment
+from training.utils.base.machine import MemoryLine, Moment
 from training.utils.plugins.registry import plugin_module
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from threestep.plugins.mtp.settings import MtpSettings
-    from training.utils.base.memory import PlannedDevice
+    from training.utils.base.machine import PlannedDevice
     from training.utils.engine.config.arguments import EngineSettings
 
 

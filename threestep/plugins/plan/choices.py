@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from threestep.plugins.plan.drawing_flags import DRAWINGS, EngineLoad, WayOfDrawing, drawing_flags
-from training.utils.base.memory import PlannedDevice
+from training.utils.base.machine import PlannedDevice
 
 Settings = dict[str, Any]
 _BATCHES = (1, 4, 16)  # in which a rank draws its responses

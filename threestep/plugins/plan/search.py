@@ -12,7 +12,7 @@ from training.utils.base.errors import ThreestepError
 if TYPE_CHECKING:
     from threestep.plugins.plan.clock.training_step import Parts
     from threestep.plugins.plan.dry_run.estimate import Estimate
-    from training.utils.base.memory import MemoryLine
+    from training.utils.base.machine import MemoryLine
 
 GIB = 2**30
 Estimates = Callable[[Settings], "Estimate"]

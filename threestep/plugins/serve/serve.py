@@ -22,9 +22,10 @@ from threestep.plugins.evaluation.arguments import END_OF_ANSWER_TEXT, PROMPT_ST
 from threestep.plugins.serve.endpoint.arguments import EndpointArguments, ServedModelFlags, key_of, serve_until_asked
 from threestep.plugins.serving.access import ADDRESS
 from threestep.plugins.serving.keys import KEY_VARIABLE
-from threestep.plugins.serving.ports import check_port, free_port, taking_port
+from threestep.plugins.serving.ports import check_port, taking_port
 from training.utils.base.console import note
 from training.utils.base.errors import ThreestepError
+from training.utils.base.machine import free_port
 from training.utils.base.user_files import named_object
 from training.utils.data.rows.arguments import ChatArguments
 from training.utils.flags.arguments import parse_arguments

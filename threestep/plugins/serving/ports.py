@@ -50,9 +50,3 @@ def taking_port(flag: str, port: int) -> Iterator[None]:
         yield
     except OSError as problem:
         raise port_refused(flag, port, problem) from problem
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with listening(0) as probe:
-        return int(probe.getsockname()[1])

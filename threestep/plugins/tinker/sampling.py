@@ -26,7 +26,7 @@ from threestep.plugins.serve.endpoint.text import AnswerText
 from threestep.plugins.tinker.records import SampledPrompt, SampledSequence, SampleOrder, SamplePrompt
 from threestep.plugins.tinker.request_queue import SERVER, USER
 from training.utils.base.errors import ThreestepError
-from training.utils.base.memory import is_out_of_memory
+from training.utils.base.machine import is_out_of_memory
 from training.utils.contracts.rollout_engine import Sampling
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from threestep.plugins.tinker.request_queue import SERVER, USER, Desk, Job, Trai
 from threestep.plugins.tinker.store import Store, StoredMessage, load_checkpoint
 from training.utils.base.console import note
 from training.utils.base.errors import ThreestepError
-from training.utils.base.memory import is_out_of_memory
+from training.utils.base.machine import is_out_of_memory
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from training.step3_ppo.flags.rollout_choices import source_of
 from training.step3_ppo.roles.roles import RolesNeeded, load_roles
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError
-from training.utils.base.memory import PlannedDevice
+from training.utils.base.machine import PlannedDevice
 from training.utils.contracts.guests import Guests
 from training.utils.contracts.rollout_engine import Drawing
 from training.utils.flags.flags import AS_BEGUN, AutoChoice

@@ -340,6 +340,6 @@ class GuestFeature:
         """Return sentences on what trains beside `model` (the first, on the meta device), what that holds of one rank
         besides its activations (MemoryLine), and its moments (Moment).
 
-        settings: the EngineSettings of the model. device: a PlannedDevice (`base.memory`).
+        settings: the EngineSettings of the model. device: a PlannedDevice (`base.machine`).
         """
         return (), (), ()

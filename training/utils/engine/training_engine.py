@@ -21,7 +21,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from training.utils.base.errors import ThreestepError, first_line
-from training.utils.base.memory import is_out_of_memory, out_of_memory_sentence
+from training.utils.base.machine import is_out_of_memory, out_of_memory_sentence
 from training.utils.contracts.token_rows import PAD_SEGMENT, TokenRows
 from training.utils.engine.checkpoint_files import plain_checkpoint_engine
 from training.utils.engine.config.config import engine_config

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError, first_line
-from training.utils.base.memory import is_out_of_memory
+from training.utils.base.machine import is_out_of_memory
 from training.utils.loading.folder_kinds import check_base, check_model_folder, nearest_folders, resaving_command
 from training.utils.loading.weight_files import check_form, find_adapter, stored_form
 from training.utils.models.families import check_reads_text

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError, disk_error_in, disk_errors, first_line
-from training.utils.base.memory import is_out_of_memory
+from training.utils.base.machine import is_out_of_memory
 from training.utils.base.storage import parse_json, publish_folder, remove
 from training.utils.base.user_files import named_object
 from training.utils.loading.tokenizers import read_tokenizer

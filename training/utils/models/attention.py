@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-    from training.utils.base.memory import MemoryLine
+    from training.utils.base.machine import MemoryLine
     from training.utils.contracts.token_rows import AttentionRun, RunLengths, TokenRows
     from training.utils.layout.planner import PlanSettings
     from training.utils.plugins.plugin import AttentionEntry

@@ -17,7 +17,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ import psutil
 from training.utils.base.console import HOSTFILE_VARIABLE, RANK_FLAGS, RANKS_VARIABLE
 from training.utils.base.credentials import lend, redacted
 from training.utils.base.errors import ThreestepError
+from training.utils.base.machine import cores, free_port
 from training.utils.plugins.registry import GROUP, added, launcher_readers
 from training.utils.run.program import FOR_THE_LAUNCHER, SAFE_PATH_VARIABLE, run_program
 
@@ -280,13 +280,6 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def free_port() -> int:
-    """Return a TCP port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def main(argv: Sequence[str]) -> None:
     """Launch the module named first with the flags after it."""
     if not argv or argv[0].startswith("-"):
@@ -330,11 +323,6 @@ def _installed_gpus() -> int:
         return 0
     listing = subprocess.run([program, "-L"], capture_output=True, text=True, check=False)
     return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import NoReturn
 from training.utils.base.console import ends_with_its_reader, output_may_be_lost, print_to, write_to
 from training.utils.base.credentials import RedactedStream, hide, hide_environment
 from training.utils.base.errors import ThreestepError, disk_error_in, disk_sentence, first_line, in_words
-from training.utils.base.memory import is_out_of_memory, out_of_memory_sentence
+from training.utils.base.machine import is_out_of_memory, out_of_memory_sentence
 
 MISTAKE_EXIT_CODE = 2
 SAFE_PATH_VARIABLE, FOR_THE_LAUNCHER = "PYTHONSAFEPATH", "launcher"  # any text turns it on

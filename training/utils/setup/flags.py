@@ -23,7 +23,7 @@ from training.utils.run.trackers import LogArguments
 from training.utils.setup.guests import GuestFeatures, guest_features
 
 if TYPE_CHECKING:
-    from training.utils.base.memory import PlannedDevice
+    from training.utils.base.machine import PlannedDevice
     from training.utils.data.kinds.kind import RowKind
     from training.utils.flags.flags import AutoChoice
 

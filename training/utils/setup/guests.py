@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from training.utils.base.errors import Mistakes
-    from training.utils.base.memory import MemoryLine, Moment, PlannedDevice
+    from training.utils.base.machine import MemoryLine, Moment, PlannedDevice
     from training.utils.contracts.guests import ExpertRecord, Guests
     from training.utils.contracts.token_rows import TokenRows
     from training.utils.engine.config.arguments import EngineSettings

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.utils.base.console import log, log_on_main
 from training.utils.base.errors import ThreestepError
-from training.utils.base.memory import PlannedDevice
+from training.utils.base.machine import PlannedDevice
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.contracts.run import HeldOutRows
 from training.utils.data.build.build import PhaseData, build_phase, settle_style

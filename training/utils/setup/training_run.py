@@ -13,7 +13,7 @@ from training.utils.base.console import LogPace, log
 from training.utils.checkpoints.folder import check_keys, record_of
 from training.utils.contracts.guests import Guests
 from training.utils.contracts.run import Checkpoints, EvaluationObserver, StepObservers, StepTaken
-from training.utils.engine.accumulate import MicroBatch, TakenStep, Trainee, accumulate
+from training.utils.engine.accumulate import TakenStep, Trainee, accumulate
 from training.utils.engine.bad_steps import BadSteps
 from training.utils.layout.order import ShuffledStream, completes_epochs, evaluates_by_default
 from training.utils.run.ahead import Ahead
@@ -157,22 +157,12 @@ class TrainingRun(Generic[Row]):
         return figures
 
     def take(
-        self,
-        step: NextStep[Any],
-        micro_batches: Sequence[MicroBatch],
-        work: Mapping[str, float],
-        seen: Callable[[int, dict[str, float], Callable[[], Sequence[int]]], StepTaken],
-        *,
-        counted: tuple[Any, ...] = (),
+        self, step: NextStep[Any], trainee: Trainee, work: Mapping[str, float], seen: Callable[..., StepTaken]
     ) -> TakenStep:
         """Take an optimizer step, seen by the observers; return it with the figures of its speed. A collective.
-
-        work: `work_of` this rank. seen: makes what observers see of the step: number, figures, row ids -> StepTaken.
-        counted: of `Trainee`
-        """
+        work: `work_of` this rank. seen: number of the step, figures, row ids -> what observers see of it"""
         observed = self.settings.step_observers.begin(step.number)
-        trainee = observed.watched(Trainee("train", self.engine, micro_batches, self.guests, counted))
-        totals, figures = accumulate([trainee], work)
+        totals, figures = accumulate([observed.watched(trainee)], work)
         observed.taken(seen(step.number, {**totals, **figures}, partial(self.row_ids, step.taken)))
         return TakenStep(totals, {**self.speed_figures(totals, time.monotonic() - step.started), **figures})
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from training.utils.base.memory import PlannedDevice
+from training.utils.base.machine import PlannedDevice
 from training.utils.flags import added as added_flags
 from training.utils.flags.flags import AutoChoice
 from training.utils.plugins.plugin import InPlaceOfRun

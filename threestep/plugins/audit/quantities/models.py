@@ -13,7 +13,7 @@ import numpy as np
 
 from threestep.plugins.audit.quantities.step import DERIVED, AuditedStep, LackingError
 from training.utils.base.errors import ThreestepError, first_line
-from training.utils.base.memory import is_out_of_memory
+from training.utils.base.machine import is_out_of_memory
 
 if TYPE_CHECKING:
     from threestep.plugins.audit.references.llama import Llama, Slopes

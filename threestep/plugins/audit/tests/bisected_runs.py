@@ -15,7 +15,7 @@ from threestep.plugins.audit.bisect.digest_files import read_digests
 from threestep.plugins.audit.bisect.rerun import Start
 from threestep.plugins.audit.bisect.text import verdict
 from threestep.plugins.audit.tests.planted_runs import AT, VARIABLE
-from training.utils.run.launch import free_port
+from training.utils.base.machine import free_port
 
 DATA = (
     "--data_path embedded --max_seq_len 64 --max_train_rows 32 --max_eval_rows 2 --eval_interval 0 --dtype fp32".split()

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from tests.support.tiny_models import tiny_causal_lm, tiny_config
 from threestep.plugins.distillation.planned import plan_teacher
 from threestep.plugins.distillation.settings import TeacherSettings
-from training.utils.base.memory import PlannedDevice
+from training.utils.base.machine import PlannedDevice
 from training.utils.engine.config.arguments import EngineSettings
 
 

@@ -26,7 +26,7 @@ from threestep.plugins.audit.quantities.models import sequences_of
 from threestep.plugins.audit.quantities.step import AuditedStep, LackingError
 from threestep.plugins.explain.forward.moving import Move, moves_of, moving
 from training.utils.base.errors import ThreestepError
-from training.utils.base.memory import is_out_of_memory
+from training.utils.base.machine import is_out_of_memory
 from training.utils.models.families import processor_files
 from training.utils.setup.media import has_media_kind, media_kind
 

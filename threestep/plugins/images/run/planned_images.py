@@ -13,7 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from threestep.plugins.images.flags import ImageArguments
 from threestep.plugins.images.pixels import pixel_inputs
 from threestep.plugins.images.run.image_reader import picture_of_model
-from training.utils.base.memory import MemoryLine
+from training.utils.base.machine import MemoryLine
 from training.utils.models.families import is_beside_language
 from training.utils.models.settings import keeping_all
 from training.utils.plugins.registry import plugin_module

@@ -10,7 +10,7 @@ from tests.support.tiny_models import tiny_causal_lm, tiny_config
 from threestep.plugins.mtp.head import new_head
 from threestep.plugins.mtp.planned import plan_head
 from threestep.plugins.mtp.settings import MtpSettings
-from training.utils.base.memory import PlannedDevice
+from training.utils.base.machine import PlannedDevice
 from training.utils.engine.config.arguments import EngineSettings
 
 

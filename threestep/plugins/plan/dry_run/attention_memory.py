@@ -5,7 +5,7 @@ N rows, T tokens in a row.
 
 from __future__ import annotations
 
-from training.utils.base.memory import MemoryLine
+from training.utils.base.machine import MemoryLine
 from training.utils.models.attention import SDPA, kernel_of
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from threestep.plugins.plan.clock.devices import DEVICES
-from training.utils.base.memory import SHARE_OF_OTHERS, PlannedDevice
+from training.utils.base.machine import SHARE_OF_OTHERS, PlannedDevice
 
 if TYPE_CHECKING:
     from threestep.plugins.plan.arguments import DryRunArguments

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from training.utils.base.memory import MemoryLine
+from training.utils.base.machine import MemoryLine
 from training.utils.engine.config.arguments import ADAMW, OPTIMIZERS
 from training.utils.engine.config.config import DEEPSPEED_LIMITS
 

@@ -17,7 +17,7 @@ from threestep.plugins.plan.dry_run.table import most_at_once, print_memory, pri
 if TYPE_CHECKING:
     from threestep.plugins.plan.arguments import DryRunArguments
     from threestep.plugins.plan.clock.training_step import Parts
-    from training.utils.base.memory import MemoryLine, Moment, PlannedDevice
+    from training.utils.base.machine import MemoryLine, Moment, PlannedDevice
     from training.utils.models.settings import ModelSettings
 
 ROLLING_OUT = "rolling out"  # the moment of step 3 that a rollout engine decides

@@ -23,7 +23,7 @@ from training.utils.setup.media import planned_media
 from training.utils.setup.setup import ranks_in_words
 
 if TYPE_CHECKING:
-    from training.utils.base.memory import PlannedDevice
+    from training.utils.base.machine import PlannedDevice
     from training.utils.setup.flags import OneModelFlags
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from threestep.plugins.plan.dry_run.activations import SavedActivations, head_bytes, saved_activations
 from threestep.plugins.plan.dry_run.attention_memory import mask_lines
 from threestep.plugins.plan.dry_run.engine_memory import EngineMemory, power_of_two, trained_memory
-from training.utils.base.memory import MemoryLine, Moment
+from training.utils.base.machine import MemoryLine, Moment
 from training.utils.engine.config.config import engine_config
 from training.utils.engine.ranks.devices import host_share
 from training.utils.engine.ranks.startup import DTYPES
@@ -22,7 +22,7 @@ from training.utils.models.token_model import CHUNK_MB, chunk_mb_for
 from training.utils.models.weights import count_weights, packed_layers
 
 if TYPE_CHECKING:
-    from training.utils.base.memory import PlannedDevice
+    from training.utils.base.machine import PlannedDevice
     from training.utils.contracts.media import PlannedMedia
     from training.utils.engine.config.arguments import EngineSettings
     from training.utils.models.settings import ModelSettings

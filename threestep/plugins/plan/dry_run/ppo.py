@@ -27,7 +27,7 @@ from threestep.plugins.plan.dry_run.sharing import print_advice, with_sharing
 from threestep.plugins.plan.dry_run.table import ranks_of_dry_run
 from training.step3_ppo.flags.checks import FORWARDS, VALUES, Components, check_models, chosen_by_flags, with_reuse
 from training.utils.base.errors import ThreestepError
-from training.utils.base.memory import MemoryLine, Moment, PlannedDevice
+from training.utils.base.machine import MemoryLine, Moment, PlannedDevice
 from training.utils.contracts.rollout_engine import PlannedActor, RolloutEngine
 from training.utils.engine.config.config import engine_config
 from training.utils.engine.ranks.startup import DTYPES

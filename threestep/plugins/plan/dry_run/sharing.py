@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from threestep.plugins.plan.dry_run.table import most_at_once
 from training.utils.base.console import log_on_main
-from training.utils.base.memory import MemoryLine, Moment
+from training.utils.base.machine import MemoryLine, Moment
 
 if TYPE_CHECKING:
     from threestep.plugins.plan.dry_run.estimate import Estimate
-    from training.utils.base.memory import PlannedDevice
+    from training.utils.base.machine import PlannedDevice
     from training.utils.flags.added import AddedFlags
     from training.utils.models.row_sharing import RowSharing
 

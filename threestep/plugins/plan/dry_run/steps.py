@@ -9,7 +9,7 @@ from threestep.plugins.plan.dry_run.estimate import kept_counts
 
 if TYPE_CHECKING:
     from threestep.plugins.plan.dry_run.estimate import Estimate, ModelCounts
-    from training.utils.base.memory import PlannedDevice
+    from training.utils.base.machine import PlannedDevice
     from training.utils.flags.flags import AutoChoice
     from training.utils.setup.flags import CheckedStep
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from training.utils.base.console import log_on_main
-from training.utils.base.memory import MemoryLine
+from training.utils.base.machine import MemoryLine
 
 if TYPE_CHECKING:
-    from training.utils.base.memory import Moment
+    from training.utils.base.machine import Moment
 
 _GIB = 2**30
 _MOST = "most at once"

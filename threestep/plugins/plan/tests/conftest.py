@@ -8,7 +8,7 @@ import pytest
 
 from threestep.plugins.plan.choices import Settings, Wanted
 from threestep.plugins.plan.dry_run.estimate import Estimate
-from training.utils.base.memory import MemoryLine, Moment, PlannedDevice
+from training.utils.base.machine import MemoryLine, Moment, PlannedDevice
 
 
 @pytest.fixture

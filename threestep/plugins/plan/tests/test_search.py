@@ -6,7 +6,7 @@ import pytest
 
 from threestep.plugins.plan.search import best_of, fits, search
 from training.utils.base.errors import ThreestepError
-from training.utils.base.memory import MemoryLine
+from training.utils.base.machine import MemoryLine
 
 
 def test_the_fastest_of_what_fits_comes_first(wanted, estimates):

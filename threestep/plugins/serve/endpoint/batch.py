@@ -13,7 +13,7 @@ import torch
 
 from threestep.plugins.serve.endpoint.lines import Event, Line, Order, Rows
 from threestep.plugins.serving.refusals import RefusedRequest
-from training.utils.base.memory import is_out_of_memory
+from training.utils.base.machine import is_out_of_memory
 
 _MOST_JOINING_TOKENS = 8192  # of prompts that are computed together, padding counted; one prompt may be longer
 _ENDING = "the server is ending; send the request again when it is back"

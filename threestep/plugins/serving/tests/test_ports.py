@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from threestep.plugins.serving.ports import check_port, free_port, listening
+from threestep.plugins.serving.ports import check_port, listening
 from training.utils.base.errors import ThreestepError
+from training.utils.base.machine import free_port
 
 
 def test_a_socket_is_of_this_machine_alone_and_its_port_is_free():

@@ -12,7 +12,7 @@ from threestep.plugins.plan.tests.dry_run.test_sharing import GPU, HIDDEN, INNER
 from threestep.plugins.plan.tests.dry_run.test_sharing import TOKENS as LONG
 from threestep.plugins.speed.preparers import InputsOnHost, MlpsInTiles
 from training.utils.base.errors import ThreestepError
-from training.utils.base.memory import PlannedDevice
+from training.utils.base.machine import PlannedDevice
 from training.utils.engine.config.arguments import EngineSettings
 from training.utils.models.settings import ModelSettings
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from threestep.plugins.vllm.tests.fake_rollout_server import KEY, FakeServer
-from training.utils.run.launch import free_port
+from training.utils.base.machine import free_port
 
 LIVING = 2  # servers that are killed, if at all, one at a time, and started again
 _SAYS = {"architectures": ["LlamaForCausalLM"], "longest_tokens": 100_000}

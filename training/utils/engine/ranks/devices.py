@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 
 from training.utils.base.errors import ThreestepError
+from training.utils.base.machine import cores
 from training.utils.base.user_files import named_object
 from training.utils.engine.ranks.collectives import barrier, summed_numbers
 from training.utils.plugins.registry import added, one_at_most
-from training.utils.run.launch import cores
 
 ACCELERATOR, VISIBLE = "DS_ACCELERATOR", "CUDA_VISIBLE_DEVICES"
 # Which torch reads before it allocates (torch 2.13, CUDAAllocatorConfig.h), in its order; the last is its present name.

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from training.utils.base.errors import ThreestepError
+from training.utils.base.machine import free_port
 from training.utils.engine.ranks.collectives import barrier, wait_for_main
 from training.utils.engine.ranks.devices import (
     Backend,
@@ -34,7 +35,6 @@ from training.utils.engine.ranks.devices import (
     take_accelerator,
 )
 from training.utils.models.row_sharing import ALONE, RowSharing, row_sharing
-from training.utils.run.launch import free_port
 from training.utils.run.program import LEAVING_THREAD, end_without_waiting, quick_imports
 from training.utils.run.run_arguments import RANK_TIMEOUT_SECONDS
 

@@ -7,7 +7,7 @@ import torch
 
 from threestep.plugins.plan.arguments import DryRunArguments
 from threestep.plugins.plan.dry_run.device import planned_device, verdict
-from training.utils.base.memory import PlannedDevice
+from training.utils.base.machine import PlannedDevice
 
 
 @pytest.mark.parametrize(

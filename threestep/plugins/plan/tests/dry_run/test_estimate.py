@@ -10,7 +10,7 @@ import torch
 from threestep.plugins.plan.dry_run.estimate import Estimate, ModelCounts, kept_counts
 from threestep.plugins.plan.dry_run.steps import estimated
 from training.step1_sft.main import main
-from training.utils.base.memory import MemoryLine, Moment, PlannedDevice
+from training.utils.base.machine import MemoryLine, Moment, PlannedDevice
 from training.utils.models.settings import ModelSettings
 
 SHAPE = dict(model_type="llama", hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,

@@ -11,7 +11,7 @@ from threestep.plugins.plan.dry_run.plan import LargestForward, PlannedModel, pl
 from threestep.plugins.plan.dry_run.sharing import advised_sharing, print_advice
 from threestep.plugins.plan.dry_run.table import most_at_once
 from threestep.plugins.speed.lean.forwards import keep_less
-from training.utils.base.memory import MemoryLine, Moment, PlannedDevice
+from training.utils.base.machine import MemoryLine, Moment, PlannedDevice
 from training.utils.engine.config.arguments import EngineSettings
 from training.utils.models.row_sharing import RowSharing
 from training.utils.models.settings import ModelSettings

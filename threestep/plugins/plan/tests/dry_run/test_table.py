@@ -7,7 +7,7 @@ import pytest
 from threestep.plugins.plan.arguments import DryRunArguments
 from threestep.plugins.plan.dry_run.table import most_at_once, print_memory, print_plan, ranks_of_dry_run
 from training.utils.base.errors import ThreestepError
-from training.utils.base.memory import MemoryLine, Moment
+from training.utils.base.machine import MemoryLine, Moment
 from training.utils.flags.arguments import parse_arguments
 from training.utils.run.run_arguments import RunArguments
 

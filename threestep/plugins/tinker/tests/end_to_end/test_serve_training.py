@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
-from threestep.plugins.serving.ports import free_port
+from training.utils.base.machine import free_port
 
 tinker = pytest.importorskip("tinker", reason="the package tinker is not installed")
 

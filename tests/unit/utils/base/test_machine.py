@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.support.forked_programs import run_python
-from training.utils.base.memory import is_out_of_memory, out_of_memory_sentence
+from training.utils.base.machine import is_out_of_memory, out_of_memory_sentence
 
 KNOBS = ("--max_tokens_per_micro_batch", "--zero_stage", "--actor_zero_stage", "--gradient_checkpointing", "--offload")
 

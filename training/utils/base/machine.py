@@ -1,13 +1,27 @@
-"""Memory: what a rank is reckoned to take before a run, as all who hold some tell it, and running out of it, in one
-sentence that names the flags that help. Recognises torch's errors without importing it. Cheap to import."""
+"""The machine: its cores, a free port, and memory: what a rank should take before a run, and running out of it, in
+one sentence that names the flags that help. Recognises torch's errors without importing it. Cheap to import."""
 
 from __future__ import annotations
 
+import os
+import socket
 from dataclasses import dataclass
 
 from training.utils.base.errors import first_line
 
 _CPU_ALLOCATOR = ("can't allocate memory", "not enough memory", "Cannot allocate memory")
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def free_port() -> int:
+    """Return a TCP port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def is_out_of_memory(problem: BaseException) -> bool:
