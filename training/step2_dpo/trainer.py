@@ -97,6 +97,9 @@ class Prepared(NamedTuple):
     others: PreferenceStep | None
 
 
+Referenced = tuple[PreferenceBatch, torch.Tensor]  # a batch with the reference's log-probabilities [B]
+
+
 class ReferencePoints(NamedTuple):
     """found: each objective's `Responses.reference_point`, 0 for one that has none. mismatched: the log-ratios [B] of
     this rank's prompts with responses of other rows, if one is read from these."""
@@ -213,9 +216,7 @@ class DpoTrainer:
         """The terms with the beta of an optimizer step."""
         return at_beta(self.objectives, self.schedule.at(step, self.run.settings.total_steps))
 
-    def _with_reference(
-        self, reference: Reference, part: PreferenceStep | None
-    ) -> list[tuple[PreferenceBatch, torch.Tensor]]:
+    def _with_reference(self, reference: Reference, part: PreferenceStep | None) -> list[Referenced]:
         """This rank's batches of a step on the device, each with the reference's log-probabilities [B]."""
         batches = on_device([] if part is None else part.batches, self.run.ranks.device)
         self.run.engine.eval()
@@ -225,25 +226,19 @@ class DpoTrainer:
     def _eval_points(self, objectives: Sequence[Objective]) -> Sequence[float]:
         """The reference points over all evaluation rows."""
 
-        def read(
-            run: TrainingRun[ResponsesRow], reference: Reference
-        ) -> Iterator[tuple[PreferenceBatch, torch.Tensor]]:
+        def read(run: TrainingRun[ResponsesRow], reference: Reference) -> Iterator[Referenced]:
             for laid_out in eval_batches(run, are_targets=True):
                 [batch] = on_device([laid_out], run.ranks.device)
                 yield batch, reference(batch)
 
-        others = self.others
-        return self._points(
-            objectives,
-            read(self.run, self.references.eval),
-            lambda: read(others.run, others.references.eval) if others else (),
-        ).found
+        own, others = read(self.run, self.references.eval), self.others
+        return self._points(objectives, own, lambda: read(others.run, others.references.eval) if others else ()).found
 
     def _points(
         self,
         objectives: Sequence[Objective],
-        own: Iterable[tuple[PreferenceBatch, torch.Tensor]],
-        others: Callable[[], Iterable[tuple[PreferenceBatch, torch.Tensor]]],
+        own: Iterable[Referenced],
+        others: Callable[[], Iterable[Referenced]],
     ) -> ReferencePoints:
         """Return the objectives' reference points. A collective, if any has one.
 
