@@ -40,7 +40,7 @@ def test_theirs_and_ours(theirs, tmp_path):
     assert (
         told(
             tmp_path,
-            f"import threestep, {module} as own\nfrom threestep.training.utils.contracts.run import Tracker\n",
+            f"import threestep, {module} as own\nfrom threestep.training.utils.contracts.trackers import Tracker\n",
         )
         == ""
     )
@@ -57,10 +57,10 @@ def test_without_a_module_of_theirs(tmp_path):
 def test_another_name_of_the_same_modules(tmp_path):
     """Also for what is imported by it first."""
     source = (
-        "from threestep.training.utils.contracts.run import Tracker\n"
-        "import training.utils.contracts.run as plain, threestep.training as ours, training, sys\n"
-        "assert plain.Tracker is Tracker and ours is training and training.utils.contracts.run is plain\n"
-        "assert (plain.__name__, plain.__spec__.name) == ('training.utils.contracts.run',) * 2\n"
+        "from threestep.training.utils.contracts.trackers import Tracker\n"
+        "import training.utils.contracts.trackers as plain, threestep.training as ours, training, sys\n"
+        "assert plain.Tracker is Tracker and ours is training and training.utils.contracts.trackers is plain\n"
+        "assert (plain.__name__, plain.__spec__.name) == ('training.utils.contracts.trackers',) * 2\n"
         "try:\n    import threestep.training.nothing\n"
         "except ModuleNotFoundError as missing:\n    print(missing)\n"
     )
