@@ -12,7 +12,7 @@ from tests.support.ppo_flags import ppo_flags
 from threestep.plugins.routers.checks import step_needs
 from threestep.plugins.routers.feature import RoutersFeature
 from training.step3_ppo.flags.checks import ROLES
-from training.step3_ppo.parts.assembly import with_guests
+from training.step3_ppo.parts.assembly import check_reused, with_guests
 from training.step3_ppo.roles.roles import Roles
 from training.utils.base.errors import ThreestepError
 from training.utils.plugins.plugin import StepNeeds
@@ -50,9 +50,11 @@ def roles_of(actor: bool, critic: bool) -> Roles:
     return roles
 
 
-def balanced(mixtures: tuple[bool, bool], given: float | None, **reused: str) -> Roles:
+def balanced(mixtures: tuple[bool, bool], given: float | None, **reused: bool) -> Roles:
     features = GuestFeatures([RoutersFeature(given)])
-    return with_guests(roles_of(*mixtures), features, path="", total_steps=1, seed=0, reused=reused)
+    roles = with_guests(roles_of(*mixtures), features, path="", total_steps=1, seed=0)
+    check_reused(ppo_flags(**reused).ppo, roles)
+    return roles
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_a_coefficient_with_nothing_to_balance():
 
 @pytest.mark.parametrize("name", ROLES)
 def test_forwards_that_are_reused_know_no_load_of_the_step(name):
-    reused = {name: ROLES[name]}
+    reused = {name: True}
     mixtures = (ROLES[name] == "actor", ROLES[name] == "critic")
     with pytest.raises(ThreestepError, match=f"--{name} learns from .*; give --router_aux_loss_coef 0, or leave"):
         balanced(mixtures, 0.3, **reused)
