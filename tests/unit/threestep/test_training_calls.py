@@ -38,8 +38,16 @@ def here(tmp_path, monkeypatch):
         ({"learning_rate": -1}, "^learning_rate expects more than 0, got -1.0$"),
         ({"data_path": "x"}, "^data_path is the argument rows of this call; leave one out$"),
         ({"model_name_or_path": "x"}, "^model_name_or_path is the argument model or reward_model of this call"),
-        ({"callback": object()}, "^callback expects a function .step, figures., .* got an object of object; write"),
-        ({"callback": dict}, "^callback expects .* got the class dict; write .* to end training$"),
+        pytest.param(
+            {"callback": object()},
+            "^callback expects a function .step, figures., .* got an object of object; write",
+            marks=pytest.mark.needs_plugin("callback"),
+        ),
+        pytest.param(
+            {"callback": dict},
+            "^callback expects .* got the class dict; write .* to end training$",
+            marks=pytest.mark.needs_plugin("callback"),
+        ),
         ({"num_ranks": 0}, "^num_ranks expects a positive whole number, got 0$"),
         ({"num_ranks": "2"}, "^num_ranks expects a positive whole number, got '2'$"),
     ],

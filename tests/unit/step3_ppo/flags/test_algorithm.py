@@ -91,6 +91,7 @@ def test_unknown_names_are_told_together():
     assert len(said) == 2 and "did you mean 'token-mean'" in said[1]
 
 
+@pytest.mark.needs_plugin("objectives")
 def test_each_loss_has_its_authors_clip_and_aggregation():
     ppo = PpoArguments()
     for loss, flags, low, high, aggregation in (

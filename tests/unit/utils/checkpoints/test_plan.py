@@ -83,6 +83,7 @@ def test_where_a_run_keeps_its_models():
     )
 
 
+@pytest.mark.needs_plugin("other_ranks")
 def test_other_ranks_need_a_plugin(monkeypatch):
     assert callable(conversion(Path("c"), SFT, {**SFT, "ranks": 1}))
     monkeypatch.setattr("training.utils.checkpoints.plan.added", lambda table, known: {})

@@ -175,6 +175,7 @@ def test_the_launcher_finds_pythons_modules_first_and_somebody_elses_theirs(monk
     assert given[2]["PYTHONSAFEPATH"] == "1"  # the user's
 
 
+@pytest.mark.needs_plugin("names")
 def test_flags_of_the_launcher_behind_a_script(monkeypatch, capsys):
     """As DeepSpeed-Chat's lines have them before main.py."""
     started = []
