@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from threestep.plugins.serving.ports import free_port
+from training.utils.base.machine import free_port
 
 ROOT = Path(__file__).parents[5]
 KEY = "a key of tests"
