@@ -321,7 +321,7 @@ class Padding:
 
     def __init__(self) -> None:
         self._keys: dict[_Place, tuple[str, ...] | None] = {}  # None where they differ
-        self._nulls: dict[_Place, Counter[str]] = {}
+        self._nulls: dict[tuple[_Place, str], int] = {}
 
     def note(self, row: Mapping[str, Any]) -> None:
         """Take a row into account."""
@@ -340,14 +340,14 @@ class Padding:
                 self._keys[place] = None
             for key, inner in value.items():
                 if inner is None:
-                    self._nulls.setdefault(place, Counter())[key] += 1
+                    self._nulls[place, key] = self._nulls.get((place, key), 0) + 1
                 elif isinstance(inner, (dict, list)):
                     self._note(inner, (*place, key))
 
     @property
     def nulls(self) -> Counter[str]:
         """The number of nulls that are padding, by key."""
-        padded = (nulls for place, nulls in self._nulls.items() if self._pads(place))
+        padded = (Counter({key: count}) for (place, key), count in self._nulls.items() if self._pads(place))
         return sum(padded, Counter[str]())
 
     def _pads(self, place: _Place) -> bool:
