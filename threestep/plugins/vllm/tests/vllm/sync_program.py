@@ -30,10 +30,10 @@ SERVER_CASES = {**CASES, **{f"zero{stage}_merged": {"zero_stage": stage, "lora_d
 def main(folder: Path, updates: int, servers: str = "", cases: str = "") -> None:
     from tests.distributed.launch import report
     from threestep.plugins.vllm.tests.vllm.conftest import started
-    from training.utils.engine import training_engine
+    from training.utils.engine import zero3
     from training.utils.engine.ranks.startup import started_process_group
 
-    training_engine.GATHER_ELEMENTS = BUCKET_ELEMENTS
+    zero3.GATHER_ELEMENTS = BUCKET_ELEMENTS
     with started_process_group() as ranks:
         rollout_engine = served(servers) if servers else started()
         chosen = {name: SERVER_CASES[name] for name in cases.split(",")} if cases else CASES
