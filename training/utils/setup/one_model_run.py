@@ -56,8 +56,8 @@ def run_one_model(
     train: Callable[[TrainingRun[Any], OneModelFlags], TrainingResult],
     *,
     rereads_start: bool,
-    check: Callable[[OneModelFlags], None] | None,
-    check_rows: Callable[[Sequence[Any], Any], None] | None,
+    check: Callable[[OneModelFlags], None],
+    check_rows: Callable[[Sequence[Any], Any], None],
 ) -> None:
     """Open the run, train, save the model and the closing figures. `one_model_program` says what the arguments are."""
     kind, scores, settings = step.kind, step.scores, step.flags.settings
@@ -74,8 +74,7 @@ def run_one_model(
         features.check_words(tokenizer)
         run.start(style.chat.prompt_style, flags.start.name_or_path, predicts_tokens=not scores)
         rows = _rows(flags, run, kind, tokenizer, style=style)
-        if check_rows is not None:
-            check_rows(rows.train, flags.of_step)
+        check_rows(rows.train, flags.of_step)
         media = checked_media(flags, rows, kind)
         steps = whole_steps(flags.engine, len(rows.train), ranks)
         # A reference that is read again, or is the model with its adapters off, is the whole start model.
@@ -159,7 +158,7 @@ def _share_beginnings(
     rows: Sequence[Any],
     loop: LoopSettings,
     *,
-    check: Callable[[OneModelFlags], None] | None,
+    check: Callable[[OneModelFlags], None],
     may: Callable[[], bool],
 ) -> AutoChoice:
     """Return what --share_beginnings auto stands for, by the rows of the run's first steps. rows: those to train on.
@@ -172,8 +171,7 @@ def _share_beginnings(
         choice = AutoChoice(name, begun, AS_BEGUN, off=0 if begun else None)
         return choice if not begun or may() else refused
     try:
-        if check is not None:
-            check(flags._replace(engine=replace(flags.engine, share_beginnings=_LEAST_SHARED_TOKENS)))
+        check(flags._replace(engine=replace(flags.engine, share_beginnings=_LEAST_SHARED_TOKENS)))
     except ThreestepError as refusal:
         return AutoChoice(name, 0, str(refusal).partition(";")[0])
     stream = ShuffledStream(len(rows), loop.seed, loop.shuffle)

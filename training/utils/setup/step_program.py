@@ -55,8 +55,8 @@ def one_model_program(
     *,
     scores: bool = False,
     rereads_start: Callable[[Any], bool] = lambda own: False,
-    check: Callable[[OneModelFlags], None] | None = None,
-    check_rows: Callable[[Sequence[Any], Any], None] | None = None,
+    check: Callable[[OneModelFlags], None] = lambda flags: None,
+    check_rows: Callable[[Sequence[Any], Any], None] = lambda rows, own: None,
 ) -> StepProgram:
     """Return the main(argv) of a step that trains one model, and call it now if `module`, the caller's `__name__`, is
     what `python -m` runs.
@@ -83,8 +83,7 @@ def one_model_program(
         mistakes = Mistakes()
         check_by_plugins(flags, mistakes)
         mistakes.raise_if_any()
-        if check is not None:
-            check(flags)
+        check(flags)
         if scores and flags.model.head_chunk_mb:
             raise ThreestepError(
                 f"--head_chunk_mb is for a language model's output layer, got {flags.model.head_chunk_mb} for a reward "
