@@ -177,10 +177,7 @@ def needed_columns(rule: Rule) -> set[str]:
     """The columns without which a rule cannot be called."""
     if isinstance(rule, CompletionsRule):
         return rule.needed_columns
-    try:
-        parameters = list(inspect.signature(rule).parameters.values())
-    except (TypeError, ValueError):  # of a built-in function
-        return set()
+    parameters = _parameters(rule).values()
     by_place = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     named = [*by_place[2:], *(each for each in parameters if each.kind is each.KEYWORD_ONLY)]
     return {each.name for each in named if each.default is each.empty}
