@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from training.step3_ppo.contracts.records import LearntBeside
 from training.step3_ppo.contracts.rollouts import PromptSource
@@ -26,7 +26,7 @@ from training.utils.models.stop_tokens import joined_stop_tokens, unused_stop_to
 from training.utils.plugins.registry import asked_for
 from training.utils.rewards.functions import check_columns
 from training.utils.rewards.weighted import reads_messages
-from training.utils.setup.media import reader_of_model, run_media, why_unread
+from training.utils.setup.media import reader_of_start, run_media
 from training.utils.setup.opened_run import RunData
 
 if TYPE_CHECKING:
@@ -133,9 +133,7 @@ def load_inputs(
         data = replace(data, rows=data.rows.with_columns("raw_prompt"))
     if reads_messages(components.rewards):
         data = replace(data, rows=data.rows.with_columns("prompt_messages"))
-    actor = (flags.roles.actor_model_name_or_path, flags.roles.trust_remote_code)
-    reader = reader_of_model(*actor, tokenizer)
-    read: Any = {"media": reader, "unread": why_unread(*actor)}
+    read = reader_of_start(flags.model("actor"), tokenizer)
     phase = build_phase("prompts", data, tokenizer, run.seed, is_main_rank=ranks.is_main, log=log, **read)
     if style is not None:
         most, say = data.rows.max_prompt_seq_len, log if ranks.is_main else silent

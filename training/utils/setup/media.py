@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from training.utils.data.build.build import PhaseData
     from training.utils.data.kinds.kind import RowKind
     from training.utils.flags.added import AddedFlags
+    from training.utils.models.settings import ModelSettings
     from training.utils.run.run_folder import RunFolder
     from training.utils.setup.flags import OneModelFlags
 
@@ -100,12 +101,12 @@ def why_unread(name_or_path: str, trust_remote_code: bool = False) -> str:
     return ONLY_TEXT if config is None else media_kind().why_unread(config, path)
 
 
-def reader_of_start(flags: OneModelFlags, tokenizer: Any) -> dict[str, Any]:
+def reader_of_start(start: ModelSettings, tokenizer: Any) -> dict[str, Any]:
     """Return what `build_phase` takes of media: what reads them for the start model, None where the model or the step
     reads text alone; and why, for the sentence on a row with some."""
-    start = (flags.start.name_or_path, flags.start.trust_remote_code)
-    reader = reader_of_model(*start, tokenizer) if flags.step.reads_media else None
-    return {"media": reader, "unread": why_unread(*start)}
+    model = (start.name_or_path, start.trust_remote_code)
+    reader = reader_of_model(*model, tokenizer) if start.takes_media else None
+    return {"media": reader, "unread": why_unread(*model)}
 
 
 def held_media(reader: MediaReader, flags: AddedFlags) -> ReadsMedia:

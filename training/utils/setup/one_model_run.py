@@ -191,7 +191,7 @@ def _rows(
     """The rows that the flags ask for, whose style is written to `tokenizer` and to the settings. A collective."""
     is_main, most = run.ranks.is_main, flags.data.rows.max_seq_len
     log(style.sentence, is_main and not style.is_open)
-    reader = reader_of_start(flags, tokenizer)
+    reader = reader_of_start(flags.start, tokenizer)
     rows = build_phase(kind.name, flags.data, tokenizer, flags.run.seed, is_main_rank=is_main, log=log, **reader)
     say = partial(log, is_main_rank=is_main)
     run.decide({"prompt_style": settle_style(style, rows.train, tokenizer, say, most_tokens=most).chat.prompt_style})

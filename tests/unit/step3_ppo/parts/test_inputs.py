@@ -50,7 +50,7 @@ def test_flags_that_leave_nothing_to_train_or_to_evaluate(monkeypatch):
     monkeypatch.setattr("training.step3_ppo.parts.inputs.build_phase", lambda *given, **by_name: phase)
     ranks = SimpleNamespace(world_size=1, is_main=True)
     monkeypatch.setattr("training.step3_ppo.parts.inputs.saved_stop_tokens", lambda *given: [2])
-    monkeypatch.setattr("training.step3_ppo.parts.inputs.reader_of_model", lambda *given: None)
+    monkeypatch.setattr("training.step3_ppo.parts.inputs.reader_of_start", lambda *given: {})
     tokenizer = SimpleNamespace(eos_token_id=2, added_tokens_decoder={2: "</s>"})
 
     def load(critic_warmup: int):
