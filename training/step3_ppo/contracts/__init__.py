@@ -1,1 +1,1 @@
-"""Records that the parts of step 3 hand to each other, and their settings."""
+"""Records that the parts of step 3 hand to each other, their settings, and measures over all ranks."""

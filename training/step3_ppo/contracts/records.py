@@ -1,4 +1,5 @@
-"""Records that pass between the numbered parts of step 3, every field with its shape.
+"""Records that pass between the numbered parts of step 3, every field with its shape; and two that plugins fill: the
+correction of rollouts, and what the actor learns from beside them.
 
 B sequences (of this rank), P prompt tokens, R response tokens (the longest response of the batch).
 

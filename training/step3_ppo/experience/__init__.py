@@ -1,1 +1,1 @@
-"""Parts 3 to 6 of the loop: from rollouts to experiences."""
+"""Parts 2 to 6 of the loop: from prompts to experiences."""

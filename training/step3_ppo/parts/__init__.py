@@ -1,1 +1,1 @@
-"""Parts of step 3's loop: roles, prompts, evaluation, replay."""
+"""Parts of a run of step 3: its inputs, models and settings, evaluation, reports."""

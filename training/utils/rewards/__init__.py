@@ -1,1 +1,1 @@
-"""Rewards that score text: one file per rule, and the code that calls them."""
+"""Rewards that score text: named rules, functions of users, and the code that calls them."""

@@ -91,7 +91,7 @@ class RunPlace(NamedTuple):
 
 
 class OpenedRule(ABC):
-    """A rule (`rewards.table`) that is opened once the run is known.
+    """A rule that is opened once the run is known.
 
     reads_messages: it is handed prompts of messages as they are.
     reads_ids: it is handed the tokens of prompts and responses.

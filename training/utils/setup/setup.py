@@ -1,4 +1,4 @@
-"""Run setup shared by all steps: run folder, seeds, step counts, loading under ZeRO."""
+"""Run setup shared by all steps: step counts, loading under ZeRO, whether rows may be packed, the meter of MFU."""
 
 from __future__ import annotations
 
