@@ -235,10 +235,7 @@ class DpoTrainer:
         return self._points(objectives, own, lambda: read(others.run, others.references.eval) if others else ()).found
 
     def _points(
-        self,
-        objectives: Sequence[Objective],
-        own: Iterable[Referenced],
-        others: Callable[[], Iterable[Referenced]],
+        self, objectives: Sequence[Objective], own: Iterable[Referenced], others: Callable[[], Iterable[Referenced]]
     ) -> ReferencePoints:
         """Return the objectives' reference points. A collective, if any has one.
 

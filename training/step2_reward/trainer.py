@@ -157,8 +157,4 @@ class RewardTrainer:
         micro_batches = [MicroBatch(batch.ranked.rows, partial(loss_of, batch)) for batch in batches]
         seen = partial(RewardStep, batches=batches, options=self.options, reads_ends=self.read is read_ends)
         totals, figures = run.take(step, Trainee("train", run.engine, micro_batches, run.guests), prepared.work, seen)
-        return {
-            "train/loss": totals["loss"],
-            "train/accuracy": totals["right"] / totals["pairs"],
-            **figures,
-        }
+        return {"train/loss": totals["loss"], "train/accuracy": totals["right"] / totals["pairs"], **figures}

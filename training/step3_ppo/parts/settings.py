@@ -7,12 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from training.step3_ppo.contracts.settings import (
-    DrawingSettings,
-    EvaluationTimes,
-    PpoSettings,
-    UpdateSettings,
-)
+from training.step3_ppo.contracts.settings import DrawingSettings, EvaluationTimes, PpoSettings, UpdateSettings
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings
 from training.utils.base.console import log
 from training.utils.contracts.rollout_engine import Ends, Sampling

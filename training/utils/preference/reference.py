@@ -241,12 +241,7 @@ def taken_rows(rows: int, settings: LoopSettings) -> list[int]:
 
 
 def open_references(
-    reference: str | None,
-    run: TrainingRun[Any],
-    flags: OneModelFlags,
-    ld_alpha: float = 1.0,
-    *,
-    most_tokens: int = 0,
+    reference: str | None, run: TrainingRun[Any], flags: OneModelFlags, ld_alpha: float = 1.0, *, most_tokens: int = 0
 ) -> References:
     """The references of a run that has just been opened. reference: `--reference`; None for log-probabilities of 0.
     ld_alpha: of `response_sums`. most_tokens: above 0 for those of `mismatched` rows of at most so many tokens. A
@@ -261,10 +256,7 @@ def open_references(
         run = mismatched(run, most_tokens)
     # Drawn embeddings differ in each run: none would match.
     if run.ranks.is_main and not run.added_tokens:
-        name, precision = (
-            flags.model.model_name_or_path,
-            precision_of(flags.engine.dtype, flags.start),
-        )
+        name, precision = flags.model.model_name_or_path, precision_of(flags.engine.dtype, flags.start)
         others = {} if ld_alpha == 1.0 else {"weight of tokens beyond the shortest response": str(ld_alpha)}
         if most_tokens:
             others["responses"] = f"of other rows, {most_tokens} tokens with the prompt"
