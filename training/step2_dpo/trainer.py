@@ -160,9 +160,7 @@ class DpoTrainer:
         sums = DeviceSums()
         read: list[tuple[np.ndarray, torch.Tensor]] = []
         with torch.no_grad():
-            for laid_out in eval_batches(run, are_targets=True):
-                [batch] = on_device([laid_out], run.ranks.device)
-                reference_B = self.references.eval(batch)
+            for batch, reference_B in _referenced_eval(run, self.references.eval):
                 found = self._loss(batch, reference_B, float(len(run.eval_rows)), objectives=objectives, points=points)
                 sums.add(found.figures)
                 read.append((np.column_stack([batch.row_B, batch.place_B, batch.tokens_B]), found.read))
@@ -225,14 +223,10 @@ class DpoTrainer:
 
     def _eval_points(self, objectives: Sequence[Objective]) -> Sequence[float]:
         """The reference points over all evaluation rows."""
-
-        def read(run: TrainingRun[ResponsesRow], reference: Reference) -> Iterator[Referenced]:
-            for laid_out in eval_batches(run, are_targets=True):
-                [batch] = on_device([laid_out], run.ranks.device)
-                yield batch, reference(batch)
-
-        own, others = read(self.run, self.references.eval), self.others
-        return self._points(objectives, own, lambda: read(others.run, others.references.eval) if others else ()).found
+        own, others = _referenced_eval(self.run, self.references.eval), self.others
+        return self._points(
+            objectives, own, lambda: _referenced_eval(others.run, others.references.eval) if others else ()
+        ).found
 
     def _points(
         self, objectives: Sequence[Objective], own: Iterable[Referenced], others: Callable[[], Iterable[Referenced]]
@@ -301,6 +295,13 @@ class DpoTrainer:
         rewards_B = first.beta * of_terms[0].ratios_B.detach()
         parts = {f"loss_{one.name}": part for one, part in zip(objectives, losses, strict=True) if len(losses) > 1}
         return MicroLoss(loss, {"loss": loss, **parts, **FIGURES[first.loss.rows](rewards_B, of_terms[0])}, rewards_B)
+
+
+def _referenced_eval(run: TrainingRun[ResponsesRow], reference: Reference) -> Iterator[Referenced]:
+    """This rank's batches of all evaluation rows on the device, each with the reference's log-probabilities [B]."""
+    for laid_out in eval_batches(run):
+        [batch] = on_device([laid_out], run.ranks.device)
+        yield batch, reference(batch)
 
 
 def _uniform(objectives: Sequence[Objective]) -> Uniform | None:

@@ -150,12 +150,12 @@ def train_batches(run: TrainingRun[ResponsesRow], taken: Sequence[int], are_targ
     return PreferenceStep(batches, run.work_of(documents, outputs))
 
 
-def eval_batches(run: TrainingRun[ResponsesRow], are_targets: bool) -> Iterator[PreferenceBatch]:
-    """This rank's micro-batches of all evaluation rows."""
+def eval_batches(run: TrainingRun[ResponsesRow]) -> Iterator[PreferenceBatch]:
+    """This rank's micro-batches of all evaluation rows, for a policy."""
     plan, pad = run.settings.eval_plan, run.settings.pad_token_id
     rows = run.eval_rows
     return preference_batches(
-        rows, range(len(rows)), plan, run.ranks, pad_token_id=pad, are_targets=are_targets, media=run.settings.media
+        rows, range(len(rows)), plan, run.ranks, pad_token_id=pad, are_targets=True, media=run.settings.media
     )
 
 
