@@ -108,9 +108,9 @@ def build_phase(
         source.raw.expect_media(media is not None, unread)
 
     def build(folder: str) -> dict[str, Any]:
-        shared = divide_rows(phase, data.split, sources, seed)
         keeps = _ANSWERS_KEPT.items() <= parts.items()
-        maker = partial(RowMaker, kind, data, texts, form=form, keeps_answers=keeps)
+        shared = divide_rows(phase, data.split, [replace(source, keeps_answers=keeps) for source in sources], seed)
+        maker = partial(RowMaker, kind, data, texts, form=form)
         return _build_splits(folder, kind, data, maker, shared=shared, media=media, log=log)
 
     try:

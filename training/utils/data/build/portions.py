@@ -36,13 +36,15 @@ _CARVE, _SHARE, _PICK = 1, 2, 3
 class DataSource:
     """One entry of `data_path`, or of `sft_only_data_path`, whose `data_split` gives everything to phase 1.
 
-    name: without credentials
+    name: without credentials.
+    keeps_answers: of conversations that end with a question; as texts, earlier versions left these out.
     """
 
     name: str
     raw: PromptRawDataset
     data_split: str
     sft_only: bool = False
+    keeps_answers: bool = True
 
 
 @dataclass(frozen=True, eq=False)

@@ -61,10 +61,8 @@ class RowMaker:
         counts: Counts,
         form: OpenedForm | None = None,
         media: ReadsMedia | None = None,
-        keeps_answers: bool = True,
     ) -> None:
-        """form: that responses may have. media: reads those of the rows; None where the model reads text alone.
-        keeps_answers: of conversations that end with a question; as texts, earlier versions left these out."""
+        """form: that responses may have. media: reads those of the rows; None where the model reads text alone."""
         self._kind = kind
         self._source = source
         self._counts = counts
@@ -79,7 +77,7 @@ class RowMaker:
             self._read: Callable[[Sequence[str], Any, str], ReadSample] = partial(kind.read_chat, self._strategy)
             texts = texts.texts
         else:
-            self._strategy = PlainText(texts, raw, rows, kind.weighs_messages, keeps_answers)
+            self._strategy = PlainText(texts, raw, rows, kind.weighs_messages, source.keeps_answers)
             self._read = self._strategy.read
         self._has_sentences = has_sentences(raw)
         reader = None if form is None else form.reader(counts.parallel)

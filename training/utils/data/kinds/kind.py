@@ -186,7 +186,7 @@ class PlainText:
     _raw: PromptRawDataset
     _rows: RowArguments
     _weighs_messages: bool
-    _keeps_answers: bool = True  # of conversations that end with a question
+    _keeps_answers: bool  # of conversations that end with a question
 
     def read(self, responses: Sequence[str], sample: Any, where: str) -> ReadSample:
         """The sample. Raises Dropped, BadConversation, and ThreestepError for a mistake."""
