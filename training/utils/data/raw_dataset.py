@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rows import PHASES
 from training.utils.data.files.columns import column_names
 from training.utils.data.formats.media import ONLY_TEXT
 from training.utils.data.formats.messages import response_begins
 
-ALL_PHASES = (1, 2, 3)
 NOT_READ = "; not read: "  # before the columns, in a sentence
 
 
@@ -216,7 +216,7 @@ class PromptRawDataset:
         `data_split` divides rows that serve the same phases between those. Override where rows differ, for instance
         pairs for phase 2 and solutions for 1 and 3.
         """
-        return ALL_PHASES
+        return PHASES
 
     def check_phase(self, phase: int) -> None:
         """Raise ThreestepError where this source as a whole cannot serve a phase."""
