@@ -274,7 +274,7 @@ class Prompts(RowKind):
             raise Dropped("prompt_too_long")
         if len(whole) > most and truncation == "error":
             raise TooLong(len(whole))
-        places = cut_prompt(list(range(len(whole))), most, truncation)
+        places = cut_prompt(len(whole), most, truncation)
         spans = making.after_cut(making.spans(sample, whole), places)
         cut = [whole[place] for place in places]
         making.counts.truncated += len(cut) < len(whole)

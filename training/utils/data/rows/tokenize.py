@@ -296,14 +296,14 @@ def _fit(prompt_tokens: int, response_tokens: int, most: int, truncation: str) -
         return range(prompt_tokens), most - prompt_tokens
     if room < 1:
         raise Dropped("no_room_for_the_prompt")
-    return cut_prompt(list(range(prompt_tokens)), room, truncation), response_tokens
+    return cut_prompt(prompt_tokens, room, truncation), response_tokens
 
 
-def cut_prompt(prompt_ids: Ids, most: int, truncation: str) -> Ids:
-    """At most `most` ids of a prompt: the last (`left`), the first (`right`), or both ends (`middle`)."""
-    if len(prompt_ids) <= most:
-        return prompt_ids
+def cut_prompt(prompt_tokens: int, most: int, truncation: str) -> Sequence[int]:
+    """The places of at most `most` tokens of a prompt: the last (`left`), the first (`right`), or both (`middle`)."""
+    if prompt_tokens <= most:
+        return range(prompt_tokens)
     if truncation == "right":
-        return prompt_ids[:most]
+        return range(most)
     head = most // 2 if truncation == "middle" else 0
-    return prompt_ids[:head] + prompt_ids[len(prompt_ids) - (most - head) :]
+    return [*range(head), *range(prompt_tokens - (most - head), prompt_tokens)]

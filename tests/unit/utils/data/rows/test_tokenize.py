@@ -237,10 +237,13 @@ def test_drop_and_error():
 
 
 def test_cut_prompt():
-    assert cut_prompt(P, 3, "left") == [2, 3, 4]
-    assert cut_prompt(P, 3, "right") == [1, 2, 3]
-    assert cut_prompt(P, 3, "middle") == [1, 3, 4]
-    assert cut_prompt(P, 4, "middle") == P
+    def cut(most, how):
+        return [P[place] for place in cut_prompt(len(P), most, how)]
+
+    assert cut(3, "left") == [2, 3, 4]
+    assert cut(3, "right") == [1, 2, 3]
+    assert cut(3, "middle") == [1, 3, 4]
+    assert cut(4, "middle") == P
 
 
 # Cuts of a conversation of ten tokens; the turns that carry loss are 2, 3, 4 and 7, 8; the last begins at 7.
