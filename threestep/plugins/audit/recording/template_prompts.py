@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.data.chat.rendering import ChatTemplate, TemplateRefused
@@ -23,7 +22,7 @@ def own_prompt(chat: ChatArguments, tokenizer: Any) -> str:
     chat = resolved_chat(chat, tokenizer)
     if chat.prompt_style != CHAT_TEMPLATE:
         return ""
-    text = tokenizer.chat_template if chat.chat_template is None else Path(chat.chat_template).read_text("utf-8")
+    text = tokenizer.chat_template if chat.chat_template is None else chat.given_template
     if not isinstance(text, str):  # several, by name
         return ""
     template = ChatTemplate(text, {**tokenizer.special_tokens_map, **chat.template_kwargs})

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.utils.base.errors import ThreestepError
@@ -56,7 +55,7 @@ class ChatTokenizer:
         """Raises ThreestepError where there is no template, or one that does not end a turn with a token."""
         self._chat = chat
         self._tokenizer = tokenizer
-        self._file = None if chat.chat_template is None else Path(chat.chat_template).read_text("utf-8")
+        self._file = chat.given_template
         if self._file is None and not tokenizer.chat_template:
             raise ThreestepError(
                 f"--prompt_style chat_template: {named_tokenizer(tokenizer)} has no chat template of its own; give one "

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from training.utils.base.errors import ThreestepError, nearest_names
@@ -163,7 +162,7 @@ def _is_same(chat: ChatArguments, saved: SavedStyle | None, tokenizer: Any) -> b
     """True if resolved flags and the model agree on the style and, if one is used, on the template."""
     if saved is None or saved.prompt_style != chat.prompt_style:
         return False
-    return chat.chat_template is None or Path(chat.chat_template).read_text("utf-8") == tokenizer.chat_template
+    return chat.chat_template is None or chat.given_template == tokenizer.chat_template
 
 
 # The style of a run.
@@ -202,7 +201,7 @@ def _differences(
 
 def _templates(chat: ChatArguments, tokenizer: Any) -> Any:
     """The text of `--chat_template`, or the tokenizer's own: a text, or several by name."""
-    return tokenizer.chat_template if chat.chat_template is None else Path(chat.chat_template).read_text("utf-8")
+    return tokenizer.chat_template if chat.chat_template is None else chat.given_template
 
 
 def _check_variables(chat: ChatArguments, tokenizer: Any) -> None:
@@ -231,7 +230,7 @@ def adopt_style(tokenizer: Any, chat: ChatArguments, began_with: str | None = No
         style = read_style(chat, tokenizer)
         style = replace(style, is_open=chat.prompt_style == AUTO and style.chat.prompt_style != CHAT_TEMPLATE)
     if chat.chat_template is not None:
-        tokenizer.chat_template = Path(chat.chat_template).read_text("utf-8")
+        tokenizer.chat_template = chat.given_template
     saved, found = saved_beside(chat, tokenizer), SavedStyle.of(style.chat)
     if saved is not None and saved.prompt_style == found.prompt_style:
         found = replace(found, prompt_end=saved.prompt_end)

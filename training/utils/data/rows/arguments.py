@@ -79,6 +79,11 @@ class ChatArguments:
         return json.loads(self.chat_template_kwargs) if self.chat_template_kwargs else {}
 
     @property
+    def given_template(self) -> str | None:
+        """The text of the file that `--chat_template` names; None without the flag."""
+        return None if self.chat_template is None else Path(self.chat_template).read_text("utf-8")
+
+    @property
     def template_flags(self) -> list[str]:
         """The flags of a chat template that are set."""
         names = ("chat_template", "chat_template_kwargs")
