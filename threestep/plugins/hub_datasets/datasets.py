@@ -9,7 +9,7 @@ from typing import Any
 from training.utils.data.raw_dataset import PromptRawDataset, load_by_name
 from training.utils.data.registry import register_dataset
 
-# Another whenever the same sources make other rows (`row_versions`).
+# Another whenever the same sources make other rows (see `fingerprint`).
 ROWS_VERSION = "58b9e6dc94cc15e7cd7b007362bdec10a5053be202f6239dcb180e6c9c464e91"
 Text = Callable[[Any], "str | None"]
 

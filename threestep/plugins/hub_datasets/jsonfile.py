@@ -20,7 +20,7 @@ from training.utils.data.registry import register_dataset
 if TYPE_CHECKING:
     from training.utils.data.files.readers import Rows
 
-# Another whenever the same sources make other rows (`row_versions`).
+# Another whenever the same sources make other rows (see `fingerprint`).
 ROWS_VERSION = "ddf09ebb2651715fdec943d4fdd60b132c8d94c87fb566fe64a11726b6d06625"
 _EXPECTED = Expected(texts=("prompt", "chosen", "rejected"))
 

@@ -27,7 +27,7 @@ from training.utils.base.errors import Mistakes, nearest_names
 from training.utils.data.raw_dataset import PromptRawDataset
 from training.utils.data.registry import register_dataset
 
-# Another whenever the same sources make other rows (`row_versions`).
+# Another whenever the same sources make other rows (see `fingerprint`).
 ROWS_VERSION = "1"
 HELD_OUT_ROWS = 64
 HELD_OUT_SHARE = 16  # one fact in 16 is held out

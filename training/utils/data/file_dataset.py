@@ -1,7 +1,7 @@
 """Rows without a class as raw datasets: `jsonl:PATH`, `json:`, `csv:`, `parquet:`, `arrow:` and `hub:OWNER/NAME`; the
 raw dataset of any `--data_path` entry, and a first look at it.
 
-Joins a reader of rows (`stored`) and a format (`formats`). Texts are used as stored, so a response that should begin
+Joins a reader of rows (`readers`) and a format (`formats`). Texts are used as stored, so a response that should begin
 with a space is stored with it; messages are also available as DeepSpeed-Chat's text (`messages`).
 """
 

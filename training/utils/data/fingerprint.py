@@ -35,12 +35,12 @@ ROWS = "2"
 CLASSES = {
     "raw_dataset": "232592cdef2f77529703093615eee18a18d5402b4f17b345a4525525f551d147",
     "file_dataset": "2",
-    "prompts": "a38a98074f1b45fb0cb6aa37b95943969db5faa2cc44dbce549e2fbc41adddb8",
+    "row_maker": "a38a98074f1b45fb0cb6aa37b95943969db5faa2cc44dbce549e2fbc41adddb8",
 }
 
 
 def code_of_class(dataset_class: type) -> str:
-    """Return the versions of a dataset class and its base classes: of the package's by `row_versions`, of others
+    """Return the versions of a dataset class and its base classes: of the package's by `CLASSES`, of others
     the `ROWS_VERSION` of their modules, or else the hashes of their files, without what these import."""
     versions = []
     for base in dataset_class.__mro__:

@@ -1,4 +1,4 @@
-"""Rows of every form of data, by recorded digests: where one changes, its entry in `row_versions` must change too.
+"""Rows of every form of data, by recorded digests: where one changes, its version in `fingerprint` must change too.
 
 The tokenizer has one token for each byte and is written down here, so that every version of tokenizers gives the same
 ids. Pictures are left out of rows: their tokens follow from the library's processors.
@@ -142,7 +142,7 @@ RECORDED = {
     "unsupervised": "f086dd483beba974",
     "class raw_dataset": "fc164c8714758587",
     "class file_dataset": "5b0cd14e0839953e",
-    "class prompts": "46ed5f554ce77229",
+    "class row_maker": "46ed5f554ce77229",
 }
 
 
@@ -252,7 +252,7 @@ def of_contract(**_):
 MADE_BY = {
     "raw_dataset": of_contract,
     "file_dataset": of_files,
-    "prompts": of_generated,
+    "row_maker": of_generated,
 }
 
 

@@ -32,7 +32,7 @@ from training.utils.data.registry import register_dataset
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# Another whenever the same sources make other rows (`row_versions`).
+# Another whenever the same sources make other rows (see `fingerprint`).
 ROWS_VERSION = "32f21646365325e7d4ac0d9e746be335d8d56353cff415345d45df44cdc8c3e6"
 TRAINING_ROWS = 9_000
 HELD_OUT_ROWS = 400

@@ -49,7 +49,7 @@ _QUOTED = re.compile(r'"[^"]*"')
 class ArrowRows(JoinedRows):
     """The rows of a mapped Arrow table. `lines`: of each row in a text file; otherwise rows are numbered from 0.
 
-    Nulls in a struct are left out (see `padding`), and a map is an object.
+    Nulls in a struct are left out (see `json_rows`), and a map is an object.
     """
 
     def __init__(
