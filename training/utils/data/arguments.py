@@ -1,4 +1,4 @@
-"""The data flags that all steps share, but for those of the way to tokens (`rows.arguments`).
+"""The data flags that all steps share; those on how text becomes tokens are in `rows.arguments`.
 
 Cheap to import: `--help` reads it.
 """

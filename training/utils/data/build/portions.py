@@ -1,7 +1,7 @@
 """The datasets of a run, and the rows that each split of a phase gets. Knows nothing of tokens or files.
 
-The division is random only by the seed and knows nothing of ranks, so it is the same on every machine and at any world
-size. The generator is numpy's legacy RandomState, whose stream numpy promises never to change.
+The division is random by the seed alone: it is the same on every machine and at any world size. The generator is
+numpy's legacy RandomState, whose stream numpy promises never to change.
 
 Row ids number the rows of all sources in the order of the flags (a source's training rows, then its evaluation rows),
 so an id means the same row in every phase with the same `data_path`, and training and evaluation rows have different

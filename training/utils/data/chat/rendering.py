@@ -5,8 +5,8 @@ text. Then the unmasked output was written by the template: a header or an end-o
 cannot be mistaken for the template's.
 
 A template comes with a model, and is a program: Jinja's sandbox keeps it from the machine, and lets it loop for years
-or multiply a text to gigabytes. Its first renderings happen in a separate process with limits; later ones, whose rows
-may be another matter, are ended if they take too long. Knows nothing of turns, tokens or phases.
+or multiply a text to gigabytes. Its first renderings happen in a separate process with limits; later ones, of other
+rows, are ended if they take too long. Knows nothing of turns, tokens or phases.
 
 In shapes: C characters of a rendering, M of them masked.
 """

@@ -1,5 +1,5 @@
-"""The bytes of a local or remote file: decompressed, as UTF-8, mapped into memory or hashed; refused where their first
-ones say that they are something else. Cheap to import: fsspec is imported only where it is needed."""
+"""The bytes of a local or remote file: decompressed, as UTF-8, mapped into memory or hashed; refused where the first
+ones are those of another kind of file. Cheap to import: fsspec is imported only where it is needed."""
 
 from __future__ import annotations
 

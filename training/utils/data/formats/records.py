@@ -238,7 +238,7 @@ class TreeRows(Sequence):
     Each message of the assistant becomes a row: the messages from the root of its tree to it. Messages of the assistant
     before it are rows of their own: here they carry no loss, so each is learnt once. Messages marked as `deleted`, and
     those below them, are left out. The constructor reads all rows once. It raises ThreestepError for a message without
-    a role, without an id or with another's, and where a parent is missing or follows from itself.
+    a role or an id of its own, and where a parent is missing or follows from itself.
     """
 
     def __init__(self, rows: Any) -> None:
