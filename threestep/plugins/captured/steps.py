@@ -32,9 +32,13 @@ from training.utils.generation.decoding.cache import (
 if TYPE_CHECKING:
     from transformers import Cache
 
-
 # Of a mask: torch's memory-efficient kernel copies one of another width, in every layer (torch 2.13).
-ALIGNED_COLUMNS = 16
+_ALIGNED_COLUMNS = 16
+
+
+def aligned(columns: int) -> int:
+    """Return so many columns or a few more, whose mask CUDA's kernels read without a copy."""
+    return -(-columns // _ALIGNED_COLUMNS) * _ALIGNED_COLUMNS
 
 
 class CapturedStep:
@@ -225,8 +229,7 @@ class FixedSteps:
         self._step, self._is_captured = CapturedStep(self._called, self._token_A1.device, self._step), True
 
     def _extent(self, need_tokens: int) -> int:
-        """Columns of a room, in numbers whose masks CUDA's kernels read without a copy."""
-        return -(-roomier_tokens(need_tokens, self._limit) // ALIGNED_COLUMNS) * ALIGNED_COLUMNS
+        return aligned(roomier_tokens(need_tokens, self._limit))
 
     def _called(self) -> torch.Tensor:
         masks = {name: columns.mask_A11L for name, columns in self._of_kind.items()}

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from transformers.cache_utils import DynamicLayer
 
-from threestep.plugins.captured.steps import ALIGNED_COLUMNS, CapturedStep
 from training.utils.generation.decoding.cache import additive, for_attention, roomier_tokens, roomy_cache, windows_of
+from training.utils.plugins.registry import plugin_module
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -95,13 +95,14 @@ class RaggedRows:
     is memory for. forward: the present one."""
 
     def __init__(self, model: PreTrainedModel, fixed: bool = False) -> None:
-        """fixed: steps are captured (`CapturedStep`): they read all columns that there is room for.
+        """fixed: steps are captured, by the plugin `captured`: they read all columns that there is room for.
         ValueError if a layer sees but the last tokens, or holds something else than keys and values."""
         self._cache: Any = roomy_cache(model, 0)
         windows = windows_of(model.config, self._cache)
         if any(window is not None for window in windows.values()):
             raise ValueError("its layers see the last tokens alone, by the order in which they were drawn")
-        self._model, self._kinds, self._fixed = model, list(windows), fixed
+        self._model, self._kinds = model, list(windows)
+        self._graphs: Any = plugin_module("captured", "steps") if fixed else None
         self._layers = [_RaggedLayer(self) for _ in self._cache.layers]
         self._cache.layers = self._layers
         self.filled: list[int] = []
@@ -109,7 +110,7 @@ class RaggedRows:
         self.room = (0, 0)
         self.forward: _Forward
         self._given: tuple[torch.Tensor, ...] = ()  # of a captured step: tokens, columns and positions
-        self._step: CapturedStep | None = None
+        self._step: Any = None
 
     def add(self, count: int) -> None:
         """Add rows that hold nothing."""
@@ -202,14 +203,13 @@ class RaggedRows:
         """Write a token of each of the first A rows in its column; return the logits [A, V] of the next, which may be
         overwritten by the next call. extent: more than any column; there is room. `filled` stays as it is."""
         given = (token_A, column_A, position_A)
-        if not self._fixed:
+        if self._graphs is None:
             return self._stepped(given, extent)
         if not self._given or len(self._given[0]) != len(token_A):
             self._given = tuple(part.clone() for part in given)
-            self._step = CapturedStep(self._captured, token_A.device, self._step)
+            self._step = self._graphs.CapturedStep(self._captured, token_A.device, self._step)
         for place, part in zip(self._given, given, strict=True):
             place.copy_(part)
-        assert self._step is not None
         return self._step()
 
     def _captured(self) -> torch.Tensor:
@@ -288,7 +288,7 @@ class RaggedRows:
         wanted_rows, wanted = rows, had_columns
         if columns > had_columns:
             wanted = roomier_tokens(columns, _NO_LIMIT)
-            wanted = -(-wanted // ALIGNED_COLUMNS) * ALIGNED_COLUMNS if self._fixed else wanted
+            wanted = wanted if self._graphs is None else self._graphs.aligned(wanted)
         elif had_rows:  # those of parts beside each other come a few at a time
             wanted_rows += had_rows // 4
         self.room, self._given = (wanted_rows, wanted), ()

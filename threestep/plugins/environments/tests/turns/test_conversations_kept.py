@@ -63,6 +63,7 @@ def same(left, right) -> None:
     assert [partner.said for partner in left[1]] == [partner.said for partner in right[1]]
 
 
+@pytest.mark.needs_plugin("captured")
 @pytest.mark.parametrize("sampling", [SAMPLING, CUT], ids=["whole", "cut"])
 def test_conversations_are_those_of_rounds(model, sampling):
     """60 of them; between two looks for ends one token or, as on a GPU, several."""
@@ -127,7 +128,7 @@ class Delayed(Scripted):
 
 
 @pytest.mark.parametrize("interval", [1, 8, 32])
-@pytest.mark.parametrize("draws", [Keeping, Captured])
+@pytest.mark.parametrize("draws", [Keeping, pytest.param(Captured, marks=pytest.mark.needs_plugin("captured"))])
 def test_delays_change_no_bit(model, draws, interval):
     limits = replace(LIMITS, answer_interval=interval)
     at_once, _ = converse(model, LENGTHS, 4, limits, draws=draws())

@@ -88,6 +88,7 @@ def test_rollouts_are_drawn_from_the_models_own_log_probabilities(name):
         torch.testing.assert_close(trained_r.double(), own_r, rtol=0, atol=3e-6)
 
 
+@pytest.mark.needs_plugin("captured")
 @pytest.mark.parametrize("name", ["qwen2_vl", "gemma3"])
 def test_every_padded_way_reads_images_and_no_other_does(name):
     family, own = known(name)
