@@ -24,13 +24,17 @@ _MOST_CHARACTERS = 40  # of a wrong value, in an error
 
 def read_bytes(path: Path) -> bytes:
     """Return what is in a file. ThreestepError for a folder and a pipe."""
-    if not path.is_file():
-        what = "is no file" if os.path.lexists(path) else "does not exist"
-        raise ThreestepError(f"{path} expects a file, and {what}")
+    _check_file(path, "a file")
     try:
         return path.read_bytes()
     except OSError as problem:
         raise ThreestepError(f"{path} cannot be read: {problem.strerror}") from problem
+
+
+def _check_file(path: Path, expected: str) -> None:
+    if not path.is_file():
+        what = "is no file" if os.path.lexists(path) else "does not exist"
+        raise ThreestepError(f"{path} expects {expected}, and {what}")
 
 
 def read_text(path: Path) -> str:
@@ -93,9 +97,7 @@ def torch_tensors(
     for another file, and for a name that it lacks."""
     from safetensors import SafetensorError, safe_open
 
-    if not path.is_file():
-        what = "is no file" if os.path.lexists(path) else "does not exist"
-        raise ThreestepError(f"{path} expects safetensors, and {what}")
+    _check_file(path, "safetensors")
     try:
         with safe_open(path, framework="pt") as file:
             known = set(file.keys())
