@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PROJECT = "threestep"  # in services that part runs by project
 _COLUMNS = (
     "prompt", "sample", "response", "responses", "ground_truth", "reward", "scores", "margin", "loss", "check",
     "response_tokens", "ended", "uid",

@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from training.utils.contracts.trackers import PROJECT, TrackedRun, Tracker, flat_settings, sample_table
+from threestep.plugins.report.trackers import PROJECT
+from training.utils.contracts.trackers import TrackedRun, Tracker, flat_settings, sample_table
 
 
 class Trackio(Tracker):
