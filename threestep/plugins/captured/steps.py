@@ -37,7 +37,7 @@ _ALIGNED_COLUMNS = 16
 
 
 def aligned(columns: int) -> int:
-    """Return so many columns or a few more, whose mask CUDA's kernels read without a copy."""
+    """Return that many columns, or a few more: CUDA's kernels read a mask of this width without a copy."""
     return -(-columns // _ALIGNED_COLUMNS) * _ALIGNED_COLUMNS
 
 
