@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
     from training.utils.contracts.documents import Document
 
-
 # Lays rows of a dataset out as this rank's micro-batches of an evaluation, on the device; as many on every rank.
 LayOut = Callable[[Sequence[Any]], Iterable[Any]]
 

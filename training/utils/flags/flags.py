@@ -50,7 +50,6 @@ AUTO = "auto"  # a flag's value that leaves the choice to the program
 VALUES, UNIT, TOPIC = "values", "unit", "topic"
 MAY_CHANGE, TAKES_AUTO, DECLARED = "may_change", "takes_auto", "declared"
 
-
 # How many flags are suggested; how much of two names is the same where one may be meant, or is a slip of the pen.
 _MOST, _ALIKE, _SLIP = 3, 0.72, 0.9
 

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from training.utils.contracts.drawing import TextForm
     from training.utils.contracts.rollout_engine import RolloutEngine
 
-
 _Kind = TypeVar("_Kind")
-
 
 ENGINES = {
     "hf": EngineEntry("training.utils.generation.decoding.hf:TransformersRollout"),

@@ -30,9 +30,7 @@ from training.utils.contracts.token_rows import (
 from training.utils.layout.planner import DocumentSize, plain_size
 
 if TYPE_CHECKING:
-    from training.utils.contracts.documents import Document
     from training.utils.contracts.media import RunMedia
-    from training.utils.contracts.token_rows import TokenRows
     from training.utils.layout.planner import MicroBatch
 
 

@@ -1,5 +1,5 @@
-"""Sequences with equal beginnings as one document, a trie: each beginning stands in the row once. And one
-rank's share of all sequences, laid out so.
+"""Sequences with equal beginnings as one document, a trie: each beginning stands in the row once. And one rank's share
+of all sequences, laid out so.
 
 Samples of a prompt that share their first turns, forks of a conversation, rows that go on from one conversation. A node
 of the trie is a segment, which sees the nodes above it. A token that several sequences predict there is one target for
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from training.utils.contracts.media import RunMedia
     from training.utils.contracts.rows import PromptRow
     from training.utils.contracts.token_rows import TokenRows
-    from training.utils.layout.planner import PlanSettings
-
 
 _FACTOR = np.int64(0x1E3779B97F4A7C15)  # odd, of no pattern
 NEVER = sys.maxsize  # of `least_tokens`: nothing but prompts is shared

@@ -16,15 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
-
-if TYPE_CHECKING:
-    from transformers import Cache
-
 
 # A full layer grows by this many tokens, or by this share of its length if that is more. Each token is copied only a
 # few times in all, whatever the response's length, and at most a fifth of a long cache is unused.

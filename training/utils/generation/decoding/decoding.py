@@ -30,7 +30,6 @@ from training.utils.generation.decoding.cache import (
 from training.utils.plugins.registry import added
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
     from training.utils.contracts.guests import TokenLog

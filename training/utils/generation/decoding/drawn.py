@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from training.utils.contracts.rollout_engine import Decode, RolloutRequest, Sampling
     from training.utils.generation.decoding.decoding import Decoding
 
-
 # Decoders write this for an incomplete character.
 _BROKEN_CHARACTER = "\ufffd"
 

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from training.utils.contracts.lending import Lender
     from training.utils.models.own_forward import OwnForward
 
-
 # On a GPU. A row computes up to this many tokens, less one, beyond its end.
 _END_CHECK_TOKENS = 8
 
