@@ -1,5 +1,5 @@
 """The contract of trackers: places other than metrics.jsonl that receive a run's metrics. One is one file with one
-subclass of Tracker. Imports no torch."""
+subclass of Tracker. With the forms in which they write samples and settings. Imports no torch."""
 
 from __future__ import annotations
 

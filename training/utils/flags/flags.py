@@ -1,4 +1,5 @@
-"""Flags as fields of dataclasses: default, help, topic and the values that each takes; and records made from them."""
+"""Flags as fields of dataclasses: default, help, topic and the values that each takes; records made from them; names
+that are suggested for unknown ones; choices for flags that were left to `auto`."""
 
 from __future__ import annotations
 
@@ -41,7 +42,6 @@ TOPICS = {
     "run": "The run: folder, seed, ranks, dry run, failures",
     "cache": "Cache of tokenized data",
 }
-
 
 _Settings = TypeVar("_Settings")
 

@@ -1,4 +1,5 @@
-"""The table of rollout engines by name, how a flag's value becomes an engine class, and the flags of all engines.
+"""The table of rollout engines by name, how a flag's value becomes an engine class, and the flags of all engines;
+orders for the servers of some.
 
 Cheap to import for `--help`: an engine's module is imported when the engine is selected.
 """

@@ -1,6 +1,6 @@
 """In which way a model is decoded: the first whose log-probabilities are the model's own.
 
-The probes' sequences (`tensors.probes`) are decoded token by token, as a rollout would draw them: prompts of different
+The probes' sequences (`make_probes`) are decoded token by token, as a rollout would draw them: prompts of different
 lengths and of the same length, two responses each, rows that end at different tokens. Where rows have media, so are
 the examples of these (`contracts.media`), beside a prompt of text.
 """
