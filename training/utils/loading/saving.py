@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from training.utils.base.console import log
 from training.utils.base.errors import ThreestepError, disk_error_in, disk_errors, first_line
 from training.utils.base.machine import is_out_of_memory
@@ -27,7 +29,6 @@ from training.utils.models.weights import NO_ADAPTERS, adapters_of, described_la
 from training.utils.plugins.registry import added, missing, missing_plugin
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from training.utils.plugins.plugin import AdapterEntry
@@ -167,8 +168,6 @@ def _first(names: list[str]) -> str:
 
 def plain_skeleton(model: PreTrainedModel) -> PreTrainedModel:
     """The same architecture without weights (meta device) and without adapters."""
-    import torch
-
     config = copy.deepcopy(model.config)
     with torch.device("meta"):
         skeleton: Any = type(model)(config)
@@ -205,7 +204,6 @@ class DescribedModel:
 
 def write_description(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Write the files that `read_description` reads to `folder`: small, nothing pickled."""
-
     folder.mkdir(parents=True)
     config = copy.deepcopy(model.config)
     config.architectures, config.dtype = [type(model).__name__], model.dtype
@@ -242,7 +240,6 @@ def read_description(folder: Path) -> DescribedModel:
 
 
 def _described(folder: Path) -> DescribedModel:
-    import torch
     import transformers
 
     facts = parse_json((folder / _FACTS).read_text(encoding="utf-8"))
@@ -292,8 +289,6 @@ def _in_words(dtype: torch.dtype) -> str:
 
 
 def _of_words(words: str) -> torch.dtype:
-    import torch
-
     found = getattr(torch, words)
     if not isinstance(found, torch.dtype):
         raise ValueError(f"expected a dtype, got '{words}'")

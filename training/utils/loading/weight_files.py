@@ -21,7 +21,6 @@ from training.utils.plugins.registry import added, missing, missing_plugin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
-    from pathlib import Path
 
     from transformers import PreTrainedModel
 

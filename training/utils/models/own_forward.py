@@ -31,7 +31,6 @@ from training.utils.models.weights import whole_where_used
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from training.utils.contracts.documents import Document
     from training.utils.contracts.media import MediaForward, RunMedia
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -20,11 +20,8 @@ from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    import torch
-    from torch import nn
     from transformers import PreTrainedModel
 
     from training.utils.contracts.lending import LowRank
