@@ -7,7 +7,7 @@ models of equal settings are equal. Preparers of a moment act in their order. Ch
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from training.utils.flags.added import NO_FLAGS, AddedFlags
@@ -175,11 +175,6 @@ class ModelSettings:
         return ForwardForm(self.gradient_checkpointing, self.compiles)
 
     @property
-    def inputs_on_host(self) -> bool:
-        """Inputs of the layers that are computed again wait in the host's memory."""
-        return self.gradient_checkpointing and any(each.inputs_on_host for each in self.preparers)
-
-    @property
     def waits_for_device(self) -> bool:
         """The model stays in the host's memory until a preparer has put it on the device part by part."""
         return any(each.places_parts for each in self.preparers)
@@ -198,11 +193,6 @@ class ModelSettings:
     def is_own_reference(self) -> bool:
         """Without its adapters the trained model is the start model."""
         return any(each.keeps_weights for each in self.preparers)
-
-    def as_counted(self) -> ModelSettings:
-        """Return settings of the same model without values, whose memory and work a dry run counts."""
-        counted = tuple(each for each in self.preparers if each.of_counted)
-        return replace(self, gradient_checkpointing=False, preparers=counted)
 
     def as_it_is(self) -> ModelSettings:
         """Return settings of the same model without training."""

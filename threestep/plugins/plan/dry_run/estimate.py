@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from threestep.plugins.plan.dry_run.activations import saved_activations
 from threestep.plugins.plan.dry_run.clock import print_time
 from threestep.plugins.plan.dry_run.device import verdict
-from threestep.plugins.plan.dry_run.meta import model_on_meta
+from threestep.plugins.plan.dry_run.meta import as_counted, model_on_meta
 from threestep.plugins.plan.dry_run.operators import training_work
 from threestep.plugins.plan.dry_run.table import most_at_once, print_memory, print_plan, total
 
@@ -36,7 +36,7 @@ def kept_counts() -> ModelCounts:
     build = functools.cache(model_on_meta)
 
     def model(settings: ModelSettings, *others: Any) -> Any:
-        return build(settings.as_counted(), *others)
+        return build(as_counted(settings), *others)
 
     return ModelCounts(model, functools.cache(saved_activations), functools.cache(training_work))
 

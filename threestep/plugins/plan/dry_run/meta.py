@@ -5,6 +5,7 @@ For dry runs and the recipes' tests. Of a hub name only the configuration is dow
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from training.utils.loading.configurations import config_of, errors_explained
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from training.utils.models.settings import ModelSettings
+
+
+def as_counted(settings: ModelSettings) -> ModelSettings:
+    """Return settings of the same model without values, whose memory and work a dry run counts."""
+    counted = tuple(each for each in settings.preparers if each.of_counted)
+    return replace(settings, gradient_checkpointing=False, preparers=counted)
 
 
 def model_on_meta(settings: ModelSettings, dtype: torch.dtype, scores: bool = False) -> PreTrainedModel:
@@ -32,7 +39,7 @@ def model_on_meta(settings: ModelSettings, dtype: torch.dtype, scores: bool = Fa
         auto_class, config.num_labels = scalar_model_class(config), 1
     with errors_explained("model of the shape in config.json", settings.name_or_path, Exception), torch.device("meta"):
         model = auto_class.from_config(config, dtype=dtype)
-        counted = settings.as_counted()
+        counted = as_counted(settings)
         for preparer in counted.preparers:
             preparer.before_device(model, None)
         # Recomputation and most preparers change no weight; the estimate counts the memory that they change.

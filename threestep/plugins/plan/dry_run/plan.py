@@ -87,7 +87,7 @@ def plan_training(
     counted = (model, forward.rows, forward.slice_tokens, attention)
     keep_all = loading.gradient_checkpointing or loading.compiles  # as `prepared` leaves them
     saved = count(*counted, in_float32=in_float32, preparers=loading.preparers, keep_all=keep_all)
-    held = saved.held(loading.gradient_checkpointing, loading.inputs_on_host)
+    held = saved.held(loading.gradient_checkpointing, inputs_on_host(loading))
     beside = [] if forward.media is None else forward.media.lines(model, loading.gradient_checkpointing, held)
     recomputed = ", recomputed by layers" if loading.gradient_checkpointing else ""
     recomputed += "".join(f", {each.planned}" for each in loading.preparers if each.planned)
@@ -128,7 +128,12 @@ def plan_training(
 
 def pinned_inputs(saved: SavedActivations, loading: ModelSettings) -> int:
     """Bytes of the layer inputs that a backward finds on the host, in blocks that are powers of two."""
-    return len(saved.layers) * power_of_two(saved.boundary) if loading.inputs_on_host else 0
+    return len(saved.layers) * power_of_two(saved.boundary) if inputs_on_host(loading) else 0
+
+
+def inputs_on_host(loading: ModelSettings) -> bool:
+    """Return whether the inputs of recomputed layers wait in the host's memory."""
+    return loading.gradient_checkpointing and any(each.inputs_on_host for each in loading.preparers)
 
 
 def engine_of(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.support.lora_settings import lora_settings
-from threestep.plugins.plan.dry_run.meta import model_on_meta
+from threestep.plugins.plan.dry_run.meta import as_counted, model_on_meta
 from threestep.plugins.plan.tests.dry_run.test_meta import SHAPE, settings
 from threestep.plugins.quantized.arguments import QuantizationArguments
 from threestep.plugins.quantized.layers import weight_bytes
@@ -40,7 +40,7 @@ def test_flags_round_the_trained_models_alone(given, wanted):
     assert list(preparers(added, "")) == wanted and list(preparers(AddedFlags(), "")) == []
     loading = lora_settings("m", lora_dim=4, preparers=tuple(preparers(added, "")))
     assert loading.waits_for_device == bool(wanted) and loading.as_it_is().preparers == ()
-    assert loading.as_counted().weights_form == loading.weights_form
+    assert as_counted(loading).weights_form == loading.weights_form
 
 
 def test_base_weights_are_rounded_before_they_are_measured(save_folder, tiny_tokenizer, capsys):

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support.ppo_flags import ppo_flags
+from threestep.plugins.plan.dry_run.meta import as_counted
+from threestep.plugins.plan.dry_run.plan import inputs_on_host
 from threestep.plugins.speed.arguments import CompilingArguments, PpoSpeedArguments, SpeedArguments
 from threestep.plugins.speed.checks import check, step_needs
 from threestep.plugins.speed.preparers import FusedKernels, LeanParts
@@ -85,6 +87,6 @@ def test_kernels_are_fused_in_all_four_models_of_step_3_where_they_are_asked_for
 def test_models_without_flags_keep_less_and_fuse_where_they_can():
     assert ModelSettings("a").preparers == (FusedKernels(None), LeanParts()) == fast("a").preparers
     every = fast("a", mlp_tiles=2, activation_offload=True, torch_compile=True, gradient_checkpointing=True)
-    assert every.compiles and every.inputs_on_host and len(every.preparers) == 5
+    assert every.compiles and inputs_on_host(every) and len(every.preparers) == 5
     assert every.as_it_is() == fast("a", mlp_tiles=2)
-    assert every.as_counted().preparers == (LeanParts(),)
+    assert as_counted(every).preparers == (LeanParts(),)
