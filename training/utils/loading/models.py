@@ -36,7 +36,7 @@ from training.utils.models.families import (
     scalar_model_class,
 )
 from training.utils.models.own_forward import own_forward_of, read_own_forward
-from training.utils.models.weights import adapters_of, align_weights, send_from_first_rank
+from training.utils.models.weights import adapters_of, align_weights, count_elements, send_from_first_rank
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -311,7 +311,7 @@ def _train_embeddings(model: PreTrainedModel) -> None:
     }
     own = own_forward_of(model)
     if own is not None and thawed:
-        count = sum(getattr(weight, "ds_numel", weight.numel()) for weight in thawed.values())  # of a shard: ZeRO-3
+        count = count_elements(thawed.values())
         own.notes.append(
             "the tokenizer gained tokens, whose embeddings train beside the adapters, and with them those of all other "
             f"tokens: {count:,} parameters ({', '.join(thawed)})"
