@@ -1,4 +1,4 @@
-"""A model's weights kept in memory of their own, for rollouts that are drawn while training goes on."""
+"""Copies of a model's weights, for rollouts that are drawn during training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def kept_model(lender: WholeModel) -> KeptModel:
-    """Return the weights as they are now. At most one of a model's is lent at a time. A collective under ZeRO-3."""
+    """Return a copy of the present weights. At most one of a model's is lent at a time. A collective under ZeRO-3."""
     weights = {name: tensor.detach().clone() for name, tensor in lender.tensors()}
     return KeptModel(lender.empty(), weights, lender.updates, lender.engine.ranks.is_main)
 

@@ -60,7 +60,7 @@ def with_flags(
     theirs: dict[str, Any], ours: dict[str, Any], settings: EngineSettings, ranks: int, *, where: str
 ) -> dict[str, Any]:
     """Return the configuration for `deepspeed.initialize`: the user's values, and the flags' where there are none.
-    where: of the user's. ThreestepError with every mistake."""
+    where: the user's file, for messages. ThreestepError with every mistake."""
     mistakes = Mistakes()
     _check_names(theirs, where, mistakes)
     _check_against_flags(theirs, where, settings, mistakes)

@@ -35,8 +35,8 @@ class AttentionCall:
 
 
 def call_of(model: PreTrainedModel, dropout: float | None) -> AttentionCall:
-    """Return a model's calls of its attention: of a loaded one those of a short sequence, of one on the meta device
-    those that its configuration names. dropout: the rate that will be set, None for the model's own"""
+    """Return a model's calls of its attention: read from a short sequence, or for a model on the meta device from its
+    configuration. dropout: the rate that will be set, None for the model's own"""
     if model.device.type == "meta":
         return _by_configuration(model, dropout)
     call = _noted(model)

@@ -123,8 +123,8 @@ class FlexKernel(AttentionKernel):
 
 
 class FlashKernel(AttentionKernel):
-    """For who names it: all rows as one, with cumulative lengths in the place of a mask. Responses that share a prompt
-    would see each other. The model was loaded with it."""
+    """Only where it is named: all rows as one, with cumulative lengths in the place of a mask. Responses that share a
+    prompt would see each other. The model was loaded with it."""
 
     why = "FlashAttention, by lengths of documents"
     of_transformers = True

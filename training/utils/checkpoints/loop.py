@@ -99,10 +99,10 @@ def checkpointed_run(
 
 
 def _resume_point(path: Path) -> ResumePoint:
-    """Read the point at which a checkpoint resumes. ThreestepError if this version does not write such a one."""
+    """Read the point at which a checkpoint resumes. ThreestepError if this version writes another form."""
     where = path / _TRAINER_FILE
     saved = read_record(where)
-    # Earlier versions wrote `best`, `early_end` and `called`, which are of `course` now.
+    # Earlier versions wrote `best`, `early_end` and `called`, which are in `course` now.
     check_keys(saved, _WRITTEN, str(where), optional=("course", *_OF_COURSE))
     with as_written(str(where)):
         return ResumePoint(

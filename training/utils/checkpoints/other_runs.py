@@ -1,5 +1,5 @@
-"""Other runs in a run's folder: an earlier one is refused, or removed by `--overwrite_output_dir`, and one at a time
-writes there. The system releases the lock when its holder is killed. Cheap to import."""
+"""Other runs in a run's folder: an earlier one is refused, or removed by `--overwrite`, and one at a time writes
+there. The system releases the lock when its holder is killed. Cheap to import."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class CheckpointParts:
         self.load_random(folder)
 
     def load_random(self, folder: Path) -> None:
-        """Load this rank's generators, of as many ranks."""
+        """Load this rank's generators, saved by the same number of ranks."""
         path = _random_file(folder, self.ranks.rank)
         saved = read_record(path)
         check_keys(saved, ("python", "numpy", "torch", "cuda"), str(path))

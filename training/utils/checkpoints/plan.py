@@ -242,7 +242,7 @@ def conversion(found: Path, saved: Mapping[str, Any], mine: Mapping[str, Any]) -
 
 
 def describe_placement(settings: Mapping[str, Any]) -> str:
-    """The same in words."""
+    """Return `placement` in words."""
     flags = {name: value for name, value in placement(settings).items() if name != "ranks" and value is not False}
     stages = [f"--{name} {value}" for name, value in flags.items()]
     return ", ".join([_ranks(settings), *stages])

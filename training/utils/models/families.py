@@ -10,8 +10,8 @@ Names of the parts (transformers 5.19):
 | LLaVA-NeXT, LLaVA-OneVision | `language_model` | `vision_tower` | `multi_modal_projector`, `image_newline` |
 | Idefics 3, SmolVLM | `text_model` | `vision_model` | `connector` |
 
-A scalar model is of transformers' own class. Families of images and text that have none get one with the family's body
-under a linear head (`score`), as transformers makes those of texts. Its folder is laid out like the family's language
+A scalar model has transformers' own class. Families of images and text without one get one with the family's body
+under a linear head (`score`), as transformers builds those of text. Its folder is laid out like the family's language
 model, with `score.weight` for the output layer: transformers renames what is in files by the name of a class, and this
 one's gets the renamings of that language model.
 """

@@ -1,1 +1,1 @@
-"""DeepSpeed's configuration: from flags."""
+"""DeepSpeed's configuration, from flags."""

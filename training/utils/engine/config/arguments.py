@@ -32,11 +32,11 @@ def _reading(setting: str) -> tuple[str, ...]:
 
 
 class OwnConfig(Protocol):
-    """A DeepSpeed configuration of the user's own, of a plugin (`engine_configs` of `Plugin.tables`)."""
+    """A user's own DeepSpeed configuration, which a plugin reads (`engine_configs` of `Plugin.tables`)."""
 
     def completed(self, ours: dict[str, Any], settings: EngineSettings, ranks: int) -> dict[str, Any]:
-        """Return the configuration for `deepspeed.initialize`. ours: by the flags. ThreestepError with every
-        mistake."""
+        """Return the configuration for `deepspeed.initialize`. ours: built from the flags. ThreestepError with
+        every mistake."""
 
     def notes(self, final: dict[str, Any]) -> list[str]:
         """Return lines for the log. final: what `completed` returned."""
@@ -221,7 +221,7 @@ class EngineArguments:
         )
 
     def settings(self, learning_rate: float, added_flags: AddedFlags = NO_FLAGS) -> EngineSettings:
-        """added_flags: of plugins, one of which may have a configuration of the user's."""
+        """added_flags: of plugins, one of which may name the user's own configuration."""
         given = ((place, added_flags.value(name)) for name, place in added("engine_configs", ()).items())
         own = next((named_object(place)(value) for place, value in given if value is not None), None)
         return settings_of(EngineSettings, self, learning_rate=learning_rate, own_config=own)

@@ -1,4 +1,4 @@
-"""The DeepSpeed configuration, built from flags; a plugin may complete the user's own by it."""
+"""The DeepSpeed configuration, built from flags; a plugin may complete the user's own with it."""
 
 from __future__ import annotations
 

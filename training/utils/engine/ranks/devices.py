@@ -188,7 +188,7 @@ def give_back_freed_memory(step: int) -> None:
 
 
 class Backend(NamedTuple):
-    """Settings of PyTorch's own that hold while a run trains, such as which library multiplies, of a plugin.
+    """PyTorch's settings while a run trains, such as which library multiplies, from a plugin.
 
     held: opens what holds in this process, in all its threads.
     decided: settings that the flags left open, by the flags' names.
@@ -207,7 +207,7 @@ def backend_of(
 
     settings: by the flags' names. began_with: the setting of the run that is resumed, by its name; None where none is
     """
-    place = one_at_most(added("backends", ()).items(), "PyTorch's settings are of one plugin", "each set them")
+    place = one_at_most(added("backends", ()).items(), "PyTorch's settings come from one plugin", "each set them")
     return Backend() if place is None else named_object(place)(settings, device, began_with)
 
 
@@ -231,13 +231,13 @@ def measured_matmul_rate(dtype: torch.dtype, device: torch.device, seconds: floa
 def _best_seconds(size: int, dtype: torch.dtype, device: torch.device, seconds: float) -> float:
     generator = torch.Generator(device).manual_seed(0)  # not zeros: a GPU draws less power for them
     left, right = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
-    # As a linear layer multiplies by its weight. A CPU without instructions for bfloat16 (AVX2) makes 0.75 GFLOP/s of
-    # the plain product of two matrices, and 26 of this one (torch 2.13, 1,024).
     wait = torch.cuda.synchronize if device.type == "cuda" else torch.cpu.synchronize
 
     def timed() -> float:
         wait(device)
         started = time.perf_counter()
+        # As a linear layer multiplies by its weight. A CPU without instructions for bfloat16 (AVX2) makes 0.75 GFLOP/s
+        # of the plain product of two matrices, and 26 of this one (torch 2.13, 1,024).
         torch.mm(left, right.t())
         wait(device)
         return time.perf_counter() - started
