@@ -125,14 +125,13 @@ def plan_checkpoints(
 
 
 def _find(flags: CheckpointArguments, folder: CheckpointFolder) -> Path | None:
-    steps = folder.steps()
     if flags.resume not in (None, LATEST):
         return _named(Path(flags.resume), folder)
     if not flags.overwrite:
         check_earlier_run(folder, resumes=flags.resume is not None)
     if flags.resume is None:
         return None
-    if not steps:
+    if not folder.steps():
         log(f"--resume: no checkpoint in {folder.path} yet, the run starts from the beginning")
         return None
     found, problems = folder.latest_undamaged()

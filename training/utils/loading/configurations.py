@@ -85,10 +85,8 @@ def saved_stop_tokens(name_or_path: str, trust_remote_code: bool = False) -> lis
 def check_trains(settings: ModelSettings, generates: bool) -> None:
     """ThreestepError if the model's weights are stored in a form that cannot be trained, or its settings of generation
     are not read. generates: it is a language model"""
-    config, adapter = (
-        load_config(settings.name_or_path, settings.trust_remote_code),
-        find_adapter(settings.name_or_path),
-    )
+    config = load_config(settings.name_or_path, settings.trust_remote_code)
+    adapter = find_adapter(settings.name_or_path)
     try:
         stored_form(config).check_trains(config, settings.name_or_path if adapter is None else adapter.base)
     except ThreestepError as mistake:

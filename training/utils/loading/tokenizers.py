@@ -251,7 +251,7 @@ def _loaded(
     name_or_path: str, pad_token: str | None, end_may_pad: bool, trust_remote_code: bool
 ) -> PreTrainedTokenizerBase:
     """The tokenizer, which has an end token, and perhaps no pad token."""
-    has_own = (Path(name_or_path) / "tokenizer_config.json").is_file()
+    has_own = Path(name_or_path, _CONFIG).is_file()
     if not (end_may_pad and has_own):
         check_model_folder(name_or_path)
     source = name_or_path if has_own else model_of(name_or_path)
