@@ -394,7 +394,7 @@ def test_small_programs_may_print():
     assert house.no_prints("training.utils.run.launch", "print('x')") == []
 
 
-def test_the_unit_tests_mirror_the_package():
+def test_unit_tests_name_a_module_or_a_room():
     problems = house.unmirrored(ROOT / "tests" / "unit", ROOT / "training")
     for tests in (ROOT / "threestep" / "plugins").glob("*/tests"):
         problems += house.unmirrored(tests, tests.parent)
@@ -402,15 +402,22 @@ def test_the_unit_tests_mirror_the_package():
 
 
 def test_a_test_out_of_place_and_an_untested_room_are_found(tmp_path):
-    for name in ("training/a/one.py", "training/b/two.py", "unit/a/test_one.py", "unit/a/test_one_more.py"):
+    modules = ("a/one.py", "b/two.py", "c/three.py", "c/d/four.py", "c/d/e/five.py", "f/six.py")
+    tests = (
+        "a/test_one.py",
+        "a/test_one_more.py",
+        "a/test_three.py",
+        "test_two.py",
+        "c/test_d.py",
+        "test_five_more.py",
+    )
+    for name in (*(f"training/{module}" for module in modules), *(f"unit/{test}" for test in tests)):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
-    (tmp_path / "unit/a/test_three.py").write_text("")
-    problems = house.unmirrored(tmp_path / "unit", tmp_path / "training")
-    assert problems == [
+    assert house.unmirrored(tmp_path / "unit", tmp_path / "training") == [
         "a/test_three.py tests no module of training/a",
-        "training/b has no test in tests/unit",
+        "training/f has no test in tests/unit",
     ]
 
 

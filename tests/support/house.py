@@ -11,6 +11,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 from tests.support import boundary, rooms
@@ -261,11 +262,13 @@ PACKAGE_RULES: tuple[PackageRule, ...] = (
 
 
 def unmirrored(unit_tests: Path, package: Path) -> list[str]:
-    """Return the unit tests that are not where their module is, and the rooms without any test.
+    """Return the tests that name no module or room of their place or below, and the rooms without any test.
 
-    tests/unit/utils/data/test_cache.py and test_cache_damage.py both test training/utils/data/cache/cache.py.
+    training/utils/data/cache/cache.py is tested by test_cache.py or test_cache_damage.py, in the folder of its room or
+    of a room above: tests/unit/utils/data/, tests/unit/utils/. A room's test counts for the rooms in it.
     """
     problems = []
+    tested: set[Path] = set()
     for test in sorted(unit_tests.rglob("test_*.py")):
         folder = test.parent.relative_to(unit_tests)
         if folder.parts[:1] in (("end_to_end",), ("distributed",), ("vllm",)):  # of a plugin: they test no module
@@ -273,18 +276,26 @@ def unmirrored(unit_tests: Path, package: Path) -> list[str]:
         # tests/unit/examples stands for examples/, beside the package, and tests/unit/families for tests/families/
         places = [package / folder, package.parent / folder, unit_tests.parent / folder]
         place = next((found for found in places if found.is_dir()), places[1])
-        name = test.stem.removeprefix("test_")
-        stems = [path.stem for path in place.glob("*.py")] + [path.name for path in place.glob("*/")]
-        stems += [place.name, *(["scripts"] if place == package else [])]
-        if not any(name == stem or name.startswith(stem + "_") for stem in stems):
+        name = test.stem.removeprefix("test_") + "_"
+        named = [path for path in _modules_and_rooms(place) if name.startswith(f"{path.stem}_")]
+        if not named and not (place == package and name.startswith("scripts_")):
             room = place.relative_to(package.parent)
             problems.append(f"{test.relative_to(unit_tests)} tests no module of {room}")
+        rooms_named = {path for path in named if path.is_dir()} - {package}
+        tested |= {place, *(path.parent for path in named)}
+        tested |= {room for named in rooms_named for room in _modules_and_rooms(named) if room.is_dir()}
     for room in sorted({path.parent for path in package.rglob("*.py") if path.name != "__init__.py"}):
         if room.is_relative_to(unit_tests):  # the tests of a plugin lie in it
             continue
-        if not list((unit_tests / room.relative_to(package)).glob("**/test_*.py")):
+        if not any(place.is_relative_to(room) for place in tested):
             problems.append(f"{room.relative_to(package.parent)} has no test in tests/unit")
     return problems
+
+
+@cache
+def _modules_and_rooms(folder: Path) -> list[Path]:
+    below = [path for path in folder.rglob("*") if path.is_dir() or path.suffix == ".py"]
+    return [folder, *(path for path in below if "tests" not in path.relative_to(folder).parts)]
 
 
 def _calls(source: str) -> Iterator[ast.Call]:
