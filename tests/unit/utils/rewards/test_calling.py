@@ -18,32 +18,23 @@ def row(reference, **columns):
     return PromptRow(0, np.zeros(1, np.int32), "p", reference, columns)
 
 
-def test_one_value_a_row_and_none_where_it_has_none():
-    rows = [row("1", data_source="a", level=3), row(None, data_source="b", info={"index": 2})]
-    assert reward_columns(rows) == {
-        "ground_truth": ["1", None],
-        "data_source": ["a", "b"],
-        "level": [3, None],
-        "info": [None, {"index": 2}],
-    }
-
-
-def test_the_columns_do_not_depend_on_the_batch():
-    names = ["data_source", "info", "level"]
-    assert reward_columns([row("1", data_source="a", level=3)], names).keys() == {"ground_truth", *names}
-    assert reward_columns([row("1")]) == {"ground_truth": ["1"], "data_source": [None]}
-
-
 def batch(columns=None, prompts=("p", "q"), responses=("yes", "no")) -> RuleBatch:
     return RuleBatch(["u0", "u1"], list(prompts), list(responses), columns or {})
 
 
 def test_a_batch_is_made_of_the_rows():
-    rows = [row("1", level=3), row("2")]
-    made = rule_batch(rows, ["a", "b"], ["data_source"])
+    rows = [row("1", data_source="a", level=3), row(None, data_source="b", info={"index": 2})]
+    made = rule_batch(rows, ["a", "b"], ["seen"])
     assert (made.uids, made.prompts, made.responses) == ([each.uid for each in rows], ["p", "p"], ["a", "b"])
-    assert made.columns == {"ground_truth": ["1", "2"], "data_source": [None] * 2, "level": [3, None]}
-    assert made.only(1) == rule_batch(rows[1:], ["b"], ["data_source", "level"]) and len(made) == 2
+    assert made.columns == {
+        "ground_truth": ["1", None],
+        "data_source": ["a", "b"],
+        "level": [3, None],
+        "info": [None, {"index": 2}],
+        "seen": [None, None],  # the columns do not depend on the batch
+    }
+    assert made.only(1) == rule_batch(rows[1:], ["b"], ["seen", "level"]) and len(made) == 2
+    assert reward_columns([row("1")]) == {"ground_truth": ["1"], "data_source": [None]}
 
 
 def test_a_rule_may_change_what_it_is_given():
@@ -77,29 +68,32 @@ def test_scores_alone_or_with_values_to_log():
     assert told == ([3.0, 0.5], {})
 
 
+NAN = pytest.approx(math.nan, nan_ok=True)
+
+
 @pytest.mark.parametrize(
-    "answer",
+    ("answer", "scores", "values"),
     [
-        (1.0, 0.5),
-        (np.float32(1.0), np.float64(0.5)),
-        (torch.tensor(1.0), torch.tensor(0.5)),
-        torch.tensor([1.0, 0.5]),
-        np.array([1.0, 0.5]),
-        ([1.0, 0.5], {}),
-        ((1.0, 0.5), {}),
-        [{"score": 1.0}, {"score": 0.5, "why": "half"}],
-        ({"score": True}, {"score": 0.5}),
+        ((1.0, 0.5), [1.0, 0.5], {}),
+        ([np.float32(1), torch.tensor(2)], [1.0, 2.0], {}),
+        (torch.tensor([1.0, 0.5], requires_grad=True), [1.0, 0.5], {}),
+        (np.array([1.0, 0.5]), [1.0, 0.5], {}),
+        ([np.bool_(True), 2], [1.0, 2.0], {}),
+        ((0.5, None), [0.5, NAN], {}),
+        (((1.0, 0.5), {}), [1.0, 0.5], {}),
+        (([1.0, 0.5], {"n": [1, True]}), [1.0, 0.5], {"n": [1.0, 1.0]}),
+        # verl's
+        ([{"score": 1.0}, {"score": 0.5, "why": "half"}], [1.0, 0.5], {}),
+        (({"score": True, "acc": True, "pred": "4"}, {"score": 0.0, "acc": False}), [1.0, 0.0], {"acc": [1.0, 0.0]}),
     ],
 )
-def test_scores_of_two_responses_in_any_sequence(answer):
-    assert call_rule("own", lambda *_, **__: answer, batch()) == ([1.0, 0.5], {})
+def test_scores_of_two_responses_in_any_sequence(answer, scores, values):
+    assert call_rule("own", lambda *_, **__: answer, batch()) == (scores, values)
 
 
-def test_a_tuple_that_lacks_a_score_and_dicts_of_verl():
-    scores, values = call_rule("own", lambda *_, **__: (0.5, None), batch())
-    assert scores[0] == 0.5 and math.isnan(scores[1]) and values == {}
-    answer = [{"score": 1.0, "acc": True, "pred": "4"}, {"score": 0.0, "acc": False, "pred": None}]
-    assert call_rule("own", lambda *_, **__: answer, batch()) == ([1.0, 0.0], {"acc": [1.0, 0.0]})
+def test_a_checker_applies_to_every_response():
+    with pytest.raises(ThreestepError, match="^reward function '--checker': expected a number .* got None for uid u0"):
+        call_rule("--checker", lambda *_, **__: [None, 2.0], batch(), is_complete=True)
 
 
 FINITE = "a number that is finite in float32"
@@ -109,47 +103,25 @@ SAMPLE = "uid u1, prompt 'q', response 'no'"
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ([1.0], "reward function 'answers': expected 2 numbers, one per response, got 1"),
-        (None, "reward function 'answers': expected a list of 2 numbers, got NoneType"),
-        ({1.0, 0.0}, "reward function 'answers': expected a list of 2 numbers, got set"),
-        ({"score": 1}, "reward function 'answers': expected a list of 2 numbers, got dict"),
-        ([1.0, math.nan], f"reward function 'answers': expected {FINITE}, got nan for {SAMPLE}"),
-        ([1.0, -1e39], f"reward function 'answers': expected {FINITE}, got -1e+39 for {SAMPLE}"),
-        ([1.0, 10**400], f"reward function 'answers': expected {FINITE}, got 1{'0' * 59} for {SAMPLE}"),
-        (
-            ([1, 2], {"n": [1, 1e39]}),
-            f"reward function 'answers', value 'n': expected {FINITE}, got 1e+39 for {SAMPLE}",
-        ),
-        ([True, "1"], f"reward function 'answers': expected {FINITE}, got '1' for {SAMPLE}"),
-        (np.float32(1), "reward function 'answers': expected a list of 2 numbers, got float32"),
-        (torch.tensor(1.0), "reward function 'answers': expected a list of 2 numbers, got Tensor"),
-        ([1.0, torch.ones(1)], f"reward function 'answers': expected {FINITE}, got tensor([1.]) for {SAMPLE}"),
-        (([1, 2], {"n": [1, None]}), f"reward function 'answers', value 'n': expected {FINITE}, got None for {SAMPLE}"),
-        (([1, 2], {"n": [1]}), "reward function 'answers', value 'n': expected 2 numbers, one per response, got 1"),
+        ([1.0], ": expected 2 numbers, one per response, got 1"),
+        (None, ": expected a list of 2 numbers, got NoneType"),
+        ({"score": 1}, ": expected a list of 2 numbers, got dict"),
+        (np.float32(1), ": expected a list of 2 numbers, got float32"),
+        (torch.tensor(1.0), ": expected a list of 2 numbers, got Tensor"),
+        ([1.0, math.nan], f": expected {FINITE}, got nan for {SAMPLE}"),
+        ([1.0, -1e39], f": expected {FINITE}, got -1e+39 for {SAMPLE}"),
+        ([1.0, 10**400], f": expected {FINITE}, got 1{'0' * 59} for {SAMPLE}"),
+        ([True, "1"], f": expected {FINITE}, got '1' for {SAMPLE}"),
+        ([1.0, torch.ones(1)], f": expected {FINITE}, got tensor([1.]) for {SAMPLE}"),
+        (([1, 2], {"n": [1, 1e39]}), f", value 'n': expected {FINITE}, got 1e+39 for {SAMPLE}"),
+        (([1, 2], {"n": [1, None]}), f", value 'n': expected {FINITE}, got None for {SAMPLE}"),
+        (([1, 2], {"n": [1]}), ", value 'n': expected 2 numbers, one per response, got 1"),
     ],
 )
 def test_other_answers(answer, said):
-    def answers(prompts, responses, **columns):
-        return answer
-
     with pytest.raises(ThreestepError) as caught:
-        call_rule("answers", answers, batch())
-    assert str(caught.value) == said
-
-
-def test_numbers_of_libraries_and_none_where_a_rule_does_not_apply():
-    for answer in (
-        [torch.tensor(1.0), np.float32(2)],
-        torch.tensor([1.0, 2.0], requires_grad=True),
-        [np.int64(1), torch.tensor(2)],
-        np.array([1.0, 2.0]),
-        [np.bool_(True), 2],
-    ):
-        assert call_rule("answers", lambda *_, answer=answer, **__: answer, batch())[0] == [1.0, 2.0]
-    scores, _ = call_rule("answers", lambda *_, **__: [None, 2.0], batch())
-    assert math.isnan(scores[0]) and scores[1] == 2.0
-    with pytest.raises(ThreestepError, match="^reward function '--checker': expected a number .* got None for uid u0"):
-        call_rule("--checker", lambda *_, **__: [None, 2.0], batch(), is_complete=True)
+        call_rule("answers", lambda *_, **__: answer, batch())
+    assert str(caught.value) == f"reward function 'answers'{said}"
 
 
 def fails_on_no(prompts, responses, **columns):
@@ -182,25 +154,18 @@ def test_long_texts_are_cut_in_errors():
     assert said == f"uid u1, prompt '{'q' * 80}', response '{'n' * 80}'"
 
 
-def test_an_async_rule_is_awaited():
+def test_an_async_rule_is_awaited_and_its_sample_named():
     async def slow(text: str) -> float:
         await asyncio.sleep(0)
-        return float(len(text))
+        return {"yes": 3.0, "no": 2.0}[text]
 
     async def rule(prompts, responses, **columns):
         return await asyncio.gather(*map(slow, responses)), {"half": [0.5] * len(responses)}
 
     assert call_rule("rule", rule, batch()) == ([3.0, 2.0], {"half": [0.5, 0.5]})
     assert call_rule("rule", lambda *texts, **columns: rule(*texts), batch())[0] == [3.0, 2.0]
-
-
-def test_what_an_async_rule_raises_names_its_sample():
-    async def rule(prompts, responses, **columns):
-        if "no" in responses:
-            raise KeyError("no")
-        return [0.0] * len(responses)
-
+    other = batch(responses=("yes", "maybe"))
     with pytest.raises(KeyError) as caught:
-        call_rule("rule", rule, batch())
-    sentence = str(raised("rule", rule, batch(), caught.value))
-    assert sentence.startswith("reward function 'rule' raised KeyError: 'no'") and "uid u1, prompt 'q'" in sentence
+        call_rule("rule", rule, other)
+    sentence = str(raised("rule", rule, other, caught.value))
+    assert sentence.startswith("reward function 'rule' raised KeyError: 'maybe'") and "uid u1, prompt 'q'" in sentence

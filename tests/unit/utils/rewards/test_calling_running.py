@@ -31,38 +31,33 @@ def gate():
     event.set()
 
 
-def test_a_function_works_in_another_thread(gate):
-    seen = []
+def test_a_function_works_in_another_thread_which_knows_the_ranks_gpu(gate, monkeypatch):
+    seen, placed, device = [], [], torch.device("cuda", 3)
+    monkeypatch.setattr(torch.cuda, "set_device", placed.append)
 
     def own(prompts, responses, *, level):
         seen.append(threading.current_thread())
         assert gate.wait(30)
         return [float(number) for number in level], {"n": level}
 
-    started = RunningRule("own", own, BATCH)
+    started = RunningRule("own", own, BATCH, device=device)
     gate.set()  # reached: the function has not kept this thread
     assert started.collect(30) == ([1.0, 2.0], {"n": [1.0, 2.0]})
     (thread,) = seen
-    assert thread is not threading.current_thread() and thread.daemon
-
-
-def test_a_function_that_takes_too_long_is_named_with_its_samples(gate):
-    started = RunningRule("slow", lambda *texts, **columns: gate.wait(30), BATCH)
-    with pytest.raises(ThreestepError) as caught:
-        started.collect(0.05)
-    assert str(caught.value) == (
-        "reward function 'slow' did not return within --reward_timeout 0.05 seconds for 2 samples, the first of them "
-        "uid u0, prompt 'p', response 'yes'; give it more time or fewer samples per rollout"
-    )
+    assert thread is not threading.current_thread() and thread.daemon and placed == [device]
 
 
 def test_time_counts_from_the_start_and_what_is_done_is_never_late(gate):
-    late, done = RunningRule("late", lambda *texts, **columns: gate.wait(30), BATCH), None
+    late = RunningRule("late", lambda *texts, **columns: gate.wait(30), BATCH)
     done = RunningRule("done", lambda *texts, **columns: [1, 2], BATCH)
     time.sleep(0.2)
     assert done.collect(0.1) == ([1.0, 2.0], {})
-    with pytest.raises(ThreestepError, match="'late' did not return within --reward_timeout 0.1 seconds"):
+    with pytest.raises(ThreestepError) as caught:
         late.collect(0.1)
+    assert str(caught.value) == (
+        "reward function 'late' did not return within --reward_timeout 0.1 seconds for 2 samples, the first of them "
+        "uid u0, prompt 'p', response 'yes'; give it more time or fewer samples per rollout"
+    )
 
 
 def raises(prompts, responses, **columns):
@@ -71,6 +66,10 @@ def raises(prompts, responses, **columns):
 
 def leaves(prompts, responses, **columns):
     sys.exit(3)
+
+
+def divides_under_an_alarm(prompts, responses, **columns):
+    return [limited(partial(divmod, 1.0, response == "yes"))[0] for response in responses]
 
 
 def complains(prompts, responses, **columns):
@@ -83,6 +82,7 @@ def complains(prompts, responses, **columns):
         (raises, r"^reward function 'own' raised ZeroDivisionError: division by zero \(.*_running.py, line \d+\) "
         "for uid u1, prompt 'q', response 'no'$"),
         (leaves, r"^reward function 'own' raised SystemExit: 3 \(.*\) for uid u0, prompt 'p'"),
+        (divides_under_an_alarm, "'own' raised ZeroDivisionError: .* for uid u1, prompt 'q'"),
         (complains, "^a sentence of its own$"),
         (lambda *texts, **columns: [1.0, float("inf")], "expected a number that is finite in float32, got inf for uid"),
     ],
@@ -108,35 +108,16 @@ def test_no_time_left_to_look_for_the_sample(gate):
 
 
 def test_what_fails_on_one_rank_is_raised_on_all(monkeypatch):
-    """This rank's function is fine; another's was not."""
-    other = "reward function 'own' raised ValueError"
-    monkeypatch.setattr(calling, "largest", lambda number, device: 1)
+    """First this rank's function is fine and another's was not; then it fails here, and the others are told."""
+    told, other = [], "reward function 'own' raised ValueError"
+    monkeypatch.setattr(calling, "largest", lambda number, device: told.append(number) or 1)
     monkeypatch.setattr(calling, "gathered", lambda said: [said, other])
-    wait = start_rules(
-        {"own": lambda *texts, **columns: [1, 2]}, ROWS, ["a", "b"], (), timeout_seconds=30.0, device=CPU
-    )
-    with pytest.raises(ThreestepError, match=other):
-        wait()
-
-
-def test_what_fails_here_is_told_to_the_others(monkeypatch):
-    told = []
-    monkeypatch.setattr(calling, "largest", lambda number, device: told.append(number) or number)
-    wait = start_rules({"own": lambda *texts, **columns: [1]}, ROWS, ["a", "b"], (), timeout_seconds=30.0, device=CPU)
-    with pytest.raises(ThreestepError, match="reward function 'own': expected 2 numbers, one per response, got 1"):
-        wait()
-    assert told == [1]
-
-
-def test_a_thread_knows_the_ranks_gpu(monkeypatch):
-    placed = []
-    monkeypatch.setattr(torch.cuda, "set_device", placed.append)
-    device = torch.device("cuda", 3)
-    assert RunningRule("own", lambda *texts, **columns: [len(placed)] * 2, BATCH, device=device).collect(30)[0] == [
-        1,
-        1,
-    ]
-    assert placed == [device]
+    for answer, said in (([1, 2], other), ([1], "reward function 'own': expected 2 numbers, one per response, got 1")):
+        rules = {"own": lambda *texts, answer=answer, **columns: answer}
+        wait = start_rules(rules, ROWS, ["a", "b"], (), timeout_seconds=30.0, device=CPU)
+        with pytest.raises(ThreestepError, match=said):
+            wait()
+    assert told == [0, 1]
 
 
 class OverTime(Exception):
@@ -200,13 +181,7 @@ def test_alarms_of_a_function_work_whatever_it_catches(rule, capsys):
     assert capsys.readouterr().out.count("reward function 'own' sets alarms (signal.signal)") == 1
 
 
-def test_two_functions_with_alarms_beside_one_without(gate):
-    rules = {"loud": loud, "plain": lambda *texts, **columns: [3, 4], "quiet": quiet}
-    answers = start_rules(rules, ROWS, ["yes", "no"], (), timeout_seconds=30.0, device=CPU)()
-    assert answers == {"loud": ([1.0, 0.5], {}), "plain": ([3.0, 4.0], {}), "quiet": ([1.0, 0.5], {})}
-
-
-def test_a_function_with_alarms_is_called_anew_with_its_state():
+def test_functions_with_alarms_are_called_anew_with_their_state_beside_one_without():
     calls = []
 
     def own(prompts, responses, **columns):
@@ -214,8 +189,11 @@ def test_a_function_with_alarms_is_called_anew_with_its_state():
         calls.append(len(responses))
         return [len(calls)] * 2
 
-    answers = [RunningRule("own", own, BATCH).collect(30)[0] for _ in range(3)]
-    assert answers == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]] and calls == [2, 2, 2]
+    rules = {"own": own, "plain": lambda *texts, **columns: [3, 4], "quiet": quiet}
+    for number in (1.0, 2.0, 3.0):
+        answers = start_rules(rules, ROWS, ["yes", "no"], (), timeout_seconds=30.0, device=CPU)()
+        assert answers == {"own": ([number] * 2, {}), "plain": ([3.0, 4.0], {}), "quiet": ([1.0, 0.5], {})}
+    assert calls == [2, 2, 2]
 
 
 @pytest.mark.parametrize("catches", [False, True])
@@ -233,14 +211,6 @@ def test_the_limit_of_time_holds_in_the_main_thread_beside_the_functions_alarms(
     with pytest.raises(ThreestepError, match="'own' did not return within --reward_timeout 0.3 seconds for 2 samples"):
         RunningRule("own", own, BATCH).collect(0.3)
     assert time.monotonic() - begin < 10
-
-
-def test_what_a_function_with_alarms_raises_names_its_sample():
-    def own(prompts, responses, **columns):
-        return [limited(partial(divmod, 1.0, response == "yes"))[0] for response in responses]
-
-    with pytest.raises(ThreestepError, match=r"'own' raised ZeroDivisionError: .* for uid u1, prompt 'q'"):
-        RunningRule("own", own, BATCH).collect(30)
 
 
 def test_an_alarm_that_a_function_leaves_set_does_not_strike_the_run():
