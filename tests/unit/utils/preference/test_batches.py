@@ -1,4 +1,4 @@
-"""Micro-batches of ranked responses know the row and response of each sequence, and the margin of each pair."""
+"""Micro-batches of ranked responses, rows with the responses of others, and scores however rows are laid out."""
 
 from __future__ import annotations
 
@@ -10,13 +10,21 @@ import numpy as np
 import pytest
 import torch
 
-from training.utils.contracts.rows import ResponsesRow
+from tests.support.tiny_models import VOCABULARY, tiny_scalar_model
+from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rows import MarkedRow, ResponsesRow
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.planner import PlanSettings
 from training.utils.models.flops import ComputeMeter, ModelShape
+from training.utils.models.token_model import ScalarModel
+from training.utils.preference import batches
 from training.utils.preference.batches import (
+    MismatchedRows,
+    chosen_alone,
     margin_levels,
+    mismatched,
     preference_batches,
+    score_responses,
     train_batches,
 )
 from training.utils.setup.training_run import LoopSettings, TrainingRun
@@ -54,13 +62,6 @@ def test_margins_stay_with_their_pairs(packed, micro):
         ):
             found[int(last_ids_B[better]), int(last_ids_B[worse])] = margin
     assert found == expected
-
-
-def test_a_rank_without_rows_has_a_batch_without_pairs():
-    batches = preference_batches(
-        [row(0, 2, [1.0])], [0], PlanSettings(2), ranks(2, 1), pad_token_id=0, are_targets=False
-    )
-    assert [batch.margin_Q.tolist() for batch in batches] == [[]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,3 +162,119 @@ def test_the_share_of_the_peak_counts_a_shared_prompt_once():
     policy = {"train/tokens_per_second": 3.0, "train/mfu": pytest.approx((60 * 6 + 12 * 19 + 12 * 3) / 2000)}
     assert figures(packed=True, meter=METER, are_targets=True) == policy
     assert figures(packed=True, meter=None, are_targets=False) == {"train/tokens_per_second": 3.0}
+
+
+def marked(prompts: str, response_tokens: int = 2) -> list[MarkedRow]:
+    """A row for each letter, which is its prompt; its response names the row."""
+    return [
+        MarkedRow(
+            i, np.array([ord(letter)], np.int32), (np.full(response_tokens, 1000 + i, np.int32),), is_good=i % 2 == 0
+        )
+        for i, letter in enumerate(prompts)
+    ]
+
+
+def partners(rows: list[MarkedRow]) -> list[int]:
+    found = MismatchedRows(rows, 99)
+    assert len(found) == len(rows)
+    return [int(row.response_ids[0][0]) - 1000 for row in found]
+
+
+def test_each_row_gives_its_response_once_where_prompts_differ():
+    rows = marked("abcdefghijk")
+    assert sorted(partners(rows)) == list(range(11)) and all(i != other for i, other in enumerate(partners(rows)))
+    assert partners(rows) == partners(rows)
+    assert partners(rows) != [(i + 1) % 11 for i in range(11)]  # neighbours are often of one prompt
+
+
+def test_the_same_prompt_is_passed_over():
+    rows = marked("aaaabaacd")
+    for i, other in enumerate(partners(rows)):
+        assert rows[i].prompt_ids[0] != rows[other].prompt_ids[0]
+
+
+def test_where_all_prompts_are_equal_or_one_row_is_left():
+    assert sorted(partners(marked("aaa"))) == [0, 1, 2] and partners(marked("a")) == [0]
+    assert len(MismatchedRows([], 9)) == 0
+
+
+def test_the_rest_of_the_row_stays_and_long_responses_are_cut():
+    rows = marked("abc", response_tokens=7)
+    for row, other in zip(rows, MismatchedRows(rows, 5), strict=True):
+        assert other.row_id == row.row_id and other.is_good is row.is_good
+        assert other.prompt_ids is row.prompt_ids and len(other.response_ids) == 1
+        assert len(other.response_ids[0]) == 4  # with the prompt, 5 tokens
+    assert rows[0].response_ids[0].shape == (7,)
+
+
+def test_a_run_on_them():
+    nothing: Any = None
+    rows = marked("abcd")
+    found = mismatched(TrainingRun(nothing, rows, rows[:2], nothing, nothing), 9)
+    assert isinstance(found.train_rows, MismatchedRows) and len(found.eval_rows) == 2
+
+
+def drawn(count: int) -> list[ResponsesRow]:
+    dice = np.random.default_rng(0)
+
+    def ids(most: int) -> np.ndarray:
+        return dice.integers(3, VOCABULARY, dice.integers(1, most)).astype(np.int32)
+
+    return [ResponsesRow(i, ids(9), tuple(ids(12) for _ in range(2 + i % 2)), None) for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_scalar_model("llama")
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("at_a_time", [2, 1024])
+def test_scores_and_their_order(model, monkeypatch, packed, at_a_time):
+    monkeypatch.setattr(batches, "_PLANNED_ROWS", at_a_time)
+    plan = PlanSettings(1, 60, 2, packed, max_row_tokens=50)
+    found = score_responses(ScalarModel(model), drawn(7), plan, 0, ranks=ranks())
+    expected = []
+    with torch.no_grad():
+        for row in drawn(7):
+            for response in row.response_ids:
+                ids = torch.tensor(np.concatenate([row.prompt_ids, response])[None].astype(np.int64))
+                expected.append(float(model.score(model.model(ids, use_cache=False)[0][0, -1])))
+    assert found.score_R.tolist() == pytest.approx(expected, abs=1e-5)
+    assert found.prompt_R.tolist() == [i for i, row in enumerate(drawn(7)) for _ in row.response_ids]
+    assert found.tokens_R.tolist() == [len(ids) for row in drawn(7) for ids in row.response_ids]
+    assert found.score_R.dtype == np.float64 and found.prompt_R.dtype == np.int64
+
+
+def test_the_ranks_shares_are_put_in_order(model, monkeypatch):
+    """Each of two ranks scores its share; what they gather is what one rank finds."""
+    plan = PlanSettings(2, 40, 2, packed=True, max_row_tokens=40)
+    parts = []
+    monkeypatch.setattr(batches, "gathered", lambda part: parts.append(part) or [part])
+    for rank in (1, 0):
+        score_responses(ScalarModel(model), drawn(9), plan, 0, ranks=ranks(2, rank))
+    assert all(0 < len(part) < 22 for part in parts)
+    monkeypatch.setattr(batches, "gathered", lambda part: parts)
+    together = score_responses(ScalarModel(model), drawn(9), plan, 0, ranks=ranks(2, 0))
+    monkeypatch.setattr(batches, "gathered", lambda part: [part])
+    alone = score_responses(ScalarModel(model), drawn(9), PlanSettings(1, 40, 2), 0, ranks=ranks())
+    assert together.prompt_R.tolist() == alone.prompt_R.tolist()
+    assert together.tokens_R.tolist() == alone.tokens_R.tolist()
+    assert together.score_R.tolist() == pytest.approx(alone.score_R.tolist(), abs=1e-5)
+
+
+def test_one_response_a_prompt_and_no_rows(model):
+    none = score_responses(ScalarModel(model), [], PlanSettings(1), 0, ranks=ranks())
+    assert none.score_R.shape == none.prompt_R.shape == (0,)
+    both = score_responses(ScalarModel(model), drawn(4), PlanSettings(1), 0, ranks=ranks())
+    chosen = score_responses(ScalarModel(model), chosen_alone(drawn(4)), PlanSettings(1, packed=True), 0, ranks=ranks())
+    first = np.diff(both.prompt_R, prepend=-1) != 0
+    assert chosen.score_R.tolist() == pytest.approx(both.score_R[first].tolist(), abs=1e-5)
+
+
+def test_a_model_that_has_diverged():
+    def read(laid_out):
+        return torch.full_like(laid_out.end_B, 1.0, dtype=torch.float32) / laid_out.end_B.sub(laid_out.end_B[0])
+
+    with pytest.raises(ThreestepError, match="^1 of 4 scores are not finite: the model has diverged"):
+        score_responses(read, drawn(3)[:1] + drawn(3)[2:], PlanSettings(1), 0, ranks=ranks())

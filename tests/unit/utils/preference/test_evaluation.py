@@ -15,10 +15,8 @@ from training.utils.preference.evaluation import (
     ScoredResponses,
     calibration_bins,
     calibration_error,
-    decimals,
     evaluate,
     evaluation_from,
-    pairs_of,
     spread,
 )
 
@@ -53,6 +51,16 @@ def test_by_hand():
     assert found.chosen.mean == pytest.approx(3.5 / 3) and found.rejected.mean == pytest.approx(1.5 / 4)
     # 2, 1 and 0.5 around 7/6: squares 25/36, 1/36, 16/36
     assert found.chosen.std == pytest.approx(math.sqrt(42 / 36 / 3))
+    assert sum(found.histogram.chosen) == 3 and sum(found.histogram.rejected) == 4
+    edges = found.histogram.edges
+    assert (edges[0], edges[-1]) == (-1.0, 2.0) and len(edges) == len(found.histogram.chosen) + 1
+    figures = found.figures()
+    assert (figures["accuracy"], figures["ties"]) == (0.6, 1)
+    assert (figures["chosen_p50"], figures["rejected_p50"]) == (1.0, 0.5)
+    assert {"chosen_mean", "chosen_std", "rejected_p1", "rejected_p99", "calibration_error", "loss"} <= set(figures)
+    assert "accuracy_longer" not in figures and "by_length" not in figures
+    assert spread(np.arange(5.0)).percentiles["p5"] == pytest.approx(0.2)  # on the line between scores
+    assert spread(np.array([7.0])).std == 0.0 and spread(np.zeros(0)) is None
 
 
 def test_accuracy_by_length():
@@ -86,9 +94,6 @@ def test_calibration_by_hand():
     assert filled[place] == (4, pytest.approx(0.8), 0.75)
     assert calibration_error(bins) == pytest.approx(4 * 0.05 / 5)
     assert (bins[0].least, bins[-1].most, len(bins)) == (0.5, 1.0, 10)
-
-
-def test_certainty_falls_into_the_last_bin():
     assert [one.pairs for one in calibration_bins(np.array([1e6, -1e6]))] == [0] * 9 + [2]
 
 
@@ -111,27 +116,6 @@ def test_few_rows_give_none_and_never_nan(responses):
         assert found.rejected is None and "accuracy" not in found.figures()
 
 
-def test_the_figures_are_named_for_the_curves():
-    figures = evaluate(BY_HAND).figures()
-    assert figures["accuracy"] == 0.6 and figures["ties"] == 1
-    assert figures["chosen_p50"] == 1.0 and figures["rejected_p50"] == 0.5
-    assert {"chosen_mean", "chosen_std", "rejected_p1", "rejected_p99", "calibration_error", "loss"} <= set(figures)
-    assert "accuracy_longer" not in figures and "by_length" not in figures
-
-
-def test_percentiles_lie_on_the_line_between_scores():
-    found = spread(np.array([0.0, 1.0, 2.0, 3.0, 4.0]))
-    assert found.percentiles["p50"] == 2.0 and found.percentiles["p5"] == pytest.approx(0.2)
-    assert found.std == pytest.approx(math.sqrt(2))
-    assert spread(np.array([7.0])).std == 0.0 and spread(np.zeros(0)) is None
-
-
-def test_the_histogram_counts_every_score():
-    found = evaluate(BY_HAND).histogram
-    assert sum(found.chosen) == 3 and sum(found.rejected) == 4
-    assert (found.edges[0], found.edges[-1]) == (-1.0, 2.0) and len(found.edges) == len(found.chosen) + 1
-
-
 ranked = st.lists(st.lists(st.integers(-3, 3), min_size=1, max_size=4), min_size=1, max_size=8)
 
 
@@ -152,12 +136,6 @@ def test_against_loops(prompts):
     assert sum(one.pairs for one in found.by_length) == sum(one.pairs for one in found.calibration) == len(pairs)
 
 
-def test_the_weights_of_a_prompt_add_to_one():
-    better_Q, worse_Q, weight_Q = pairs_of(np.array([0, 0, 0, 4, 4]))
-    assert better_Q.tolist() == [0, 0, 1, 3] and worse_Q.tolist() == [1, 2, 2, 4]
-    assert weight_Q.tolist() == pytest.approx([1 / 3] * 3 + [1])
-
-
 def test_an_evaluation_comes_back_from_json():
     for scored in (
         ScoredResponses(np.array([0, 0, 1, 1]), np.array([0.1, 0.3, 2.0, -1.0]), np.array([3, 4, 40, 2])),
@@ -165,7 +143,3 @@ def test_an_evaluation_comes_back_from_json():
     ):
         result = evaluate(scored)
         assert evaluation_from(json.loads(json.dumps(asdict(result)))) == result
-
-
-def test_decimals():
-    assert (decimals(1.23456), decimals(-0.5, 1), decimals(None)) == ("1.235", "-0.5", "-")

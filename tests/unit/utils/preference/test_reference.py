@@ -1,13 +1,16 @@
-"""Reading the reference: the right numbers for the right responses, once."""
+"""Reading the reference: the right numbers for the right responses, once; kept by content, whole or not at all."""
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from tests.support.data_flags import data_flags
 from tests.support.tiny_models import tiny_causal_lm
 from threestep.plugins.lora.adding import add_lora
 from threestep.plugins.lora.preparers import Lora
@@ -20,9 +23,11 @@ from training.utils.models.token_model import PolicyModel
 from training.utils.preference.batches import preference_batches
 from training.utils.preference.reference import (
     ReferenceFile,
+    RowLogprobs,
     adapter_off_references,
     known_references,
     read_rows,
+    reference_file,
     taken_rows,
 )
 from training.utils.run.metrics import MetricsWriter
@@ -140,12 +145,7 @@ def test_a_longer_run_reads_what_it_lacks(run):
     assert said.startswith("reference: read 9 rows in ") and "(these rows were not read before)" in said
     both = taken_rows(20, settings())
     assert values(found, "train", train, both) == values(short, "train", train, both)
-    assert run(model, settings(steps=3))[1] == 0
-
-
-def test_no_evaluation_rows(run):
-    found, sequences, _, _ = run(tiny_causal_lm("llama"), eval_rows=0)
-    assert sequences > 0 and values(found, "train", made(20, seed=1), [taken_rows(20, settings())[0]])
+    assert run(model, settings(steps=3))[1] == 0 and run(model, eval_rows=0)[1] == 0
 
 
 def test_embeddings_that_train_are_no_reference():
@@ -156,3 +156,85 @@ def test_embeddings_that_train_are_no_reference():
     sentence = "only the adapters train, and model.embed_tokens.weight trains for the tokens that the tokenizer"
     with pytest.raises(ThreestepError, match=sentence):
         adapter_off_references(OneRank(model), model)
+
+
+PARTS = {"format": "1", "data": "d", "model": "m", "dtype": "fp32", "layout": "packed", "transformers": "5"}
+KNOWN = RowLogprobs(np.array([1, 4, 6]), np.array([[-1, -2, 0], [-3, -4, -5], [-6, -7, 0]], np.float32))
+
+
+def test_rows_are_found_by_number():
+    got = KNOWN.of(np.array([6, 1, 4]), np.array([1, 0, 2]))
+    assert got.tolist() == [-7, -1, -5] and got.dtype == np.float32
+    assert KNOWN.of(np.zeros(0, np.int64), np.zeros(0, np.int64)).tolist() == []
+    assert KNOWN.lacking([1, 2, 6, 7]) == [2, 7] and RowLogprobs.none().lacking([0, 3]) == [0, 3]
+    for row in (0, 5, 7):
+        with pytest.raises(AssertionError, match="a row was not read"):
+            KNOWN.of(np.array([1, row]), np.array([0, 0]))
+
+
+def test_rows_of_two_readings_are_joined():
+    both = KNOWN.joined(RowLogprobs(np.array([0, 5]), np.array([[-8, -9], [-10, -11]], np.float32)))
+    assert both.rows_R.tolist() == [0, 1, 4, 5, 6]
+    assert both.logprobs_RK.tolist() == [[-8, -9, 0], [-1, -2, 0], [-3, -4, -5], [-10, -11, 0], [-6, -7, 0]]
+    alone = RowLogprobs.none().joined(KNOWN)
+    assert alone.logprobs_RK.tolist() == KNOWN.logprobs_RK.tolist()
+
+
+def kept(folder, **changes) -> ReferenceFile:
+    return ReferenceFile(str(folder), {**PARTS, **changes})
+
+
+def test_what_is_written_is_read(tmp_path):
+    assert kept(tmp_path).read() == ({}, "none was read before with this model or data")
+    kept(tmp_path).write({"train": KNOWN, "eval": RowLogprobs.none()})
+    splits, reason = kept(tmp_path).read()
+    assert reason == "" and splits.keys() == {"train", "eval"} and len(splits["eval"].rows_R) == 0
+    assert splits["train"].rows_R.tolist() == [1, 4, 6]
+    assert splits["train"].logprobs_RK.tolist() == KNOWN.logprobs_RK.tolist()
+    assert [path.name for path in tmp_path.iterdir()] == [kept(tmp_path).path.name]  # nothing half-made beside it
+    assert ReferenceFile(str(tmp_path), PARTS, rebuild=True).read() == ({}, "rebuild_cache was asked for")
+
+
+@pytest.mark.parametrize("part", ["data", "model", "dtype", "layout", "transformers"])
+def test_every_part_counts_and_the_changed_one_is_said(tmp_path, part):
+    kept(tmp_path).write({"train": KNOWN})
+    assert kept(tmp_path, **{part: "other"}).read() == ({}, f"changed since the last one: {part}")
+    assert kept(tmp_path, data="other", model="other").read()[1] == "none was read before with this model or data"
+
+
+@pytest.mark.parametrize("how", ["a byte", "cut", "empty", "another's"])
+def test_a_damaged_file_is_not_used(tmp_path, how):
+    file = kept(tmp_path)
+    file.write({"train": KNOWN})
+    content = file.path.read_bytes()
+    if how == "a byte":
+        content = content[:-1] + bytes([content[-1] ^ 1])
+    elif how == "another's":
+        kept(tmp_path, dtype="bf16").write({"train": KNOWN})
+        content = kept(tmp_path, dtype="bf16").path.read_bytes()
+    file.path.write_bytes({"cut": content[:-5], "empty": b""}.get(how, content))
+    assert file.read() == ({}, "the cached file was damaged")
+    file.write({"train": KNOWN})
+    assert file.read()[1] == ""
+
+
+def test_the_parts_are_content(tmp_path):
+    """A model that was moved is the same, one whose weights or configuration changed is another."""
+    data = data_flags(data_output_path=str(tmp_path / "cache"))
+    names = {"one": (b"weights", {"a": 1}), "moved": (b"weights", {"a": 1})}
+    names |= {"trained": (b"weightz", {"a": 1}), "reshaped": (b"weights", {"a": 2})}
+    for name, (weights, config) in names.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(weights)
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        (tmp_path / name / "tokenizer.json").write_text(name)  # no part: the data's fingerprint has it
+
+    def path(name, fingerprint="d", dtype="fp32", packed=True, others=None):
+        rows = SimpleNamespace(manifest={"fingerprint": fingerprint})
+        return reference_file(str(tmp_path / name), rows, data, dtype, packed=packed, others=others).path
+
+    assert path("one") == path("moved")
+    others = [path("trained"), path("reshaped"), path("one", "e"), path("one", dtype="bf16"), path("one", packed=False)]
+    others += [path("one", others={"responses": "of other rows"})]
+    assert path("one") == path("one", others={}) and len({path("one"), *others}) == 7
+    assert path("one").parent == tmp_path / "cache"
