@@ -1,4 +1,4 @@
-"""Names and files of engines, and what an engine does not support."""
+"""Names and files of engines, what an engine does not support, and mistakes in the flags of sampling."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.utils.generation.decoding.test_hf import GREEDY
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.rollout_engine import RolloutRequest, RolloutSettings
+from training.utils.flags.flags import note_mistakes
+from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.generation.table import (
     ENGINES,
@@ -30,10 +32,6 @@ number = 3
 """
 
 
-def test_a_name_stands_for_an_engine():
-    assert engine_class("hf") is TransformersRollout
-
-
 @pytest.mark.parametrize("name", ENGINES)
 def test_the_table_says_what_a_class_says(name):
     engine, flags = engine_class(name), getattr(RolloutEngineFlags(), name, None)
@@ -51,32 +49,21 @@ def test_an_engine_of_the_users(tmp_path):
         engine_class(f"{tmp_path}/own.py:number")
 
 
-@pytest.mark.parametrize(
-    ("name", "wanted", "sentences"),
-    [
-        ("hf", {"min_p": 0.1, "bad_words": ["x"], "stop": ["x"]}, []),
-        (
-            "hff",
-            {"min_p": 0.1},
-            [f"--rollout_engine expects one of {', '.join(ENGINES)} or FILE.py:NAME, got 'hff'; did you mean 'hf'?"],
-        ),
-    ],
-)
-def test_what_an_engine_does_not_support(name, wanted, sentences):
-    mistakes = Mistakes()
-    found = checked_engine(name, wanted, mistakes)
-    assert mistakes.sentences == sentences and (found is None) == (name not in ENGINES)
+def test_what_an_engine_does_not_support(monkeypatch):
+    def noted(name, wanted, **more):
+        mistakes = Mistakes()
+        return checked_engine(name, wanted, mistakes, **more), mistakes.sentences
 
+    assert noted("hf", {"min_p": 0.1, "bad_words": ["x"], "stop": ["x"]}) == (TransformersRollout, [])
+    said = f"--rollout_engine expects one of {', '.join(ENGINES)} or FILE.py:NAME, got 'hff'; did you mean 'hf'?"
+    assert noted("hff", {"min_p": 0.1}) == (None, [said])
 
-def test_a_missing_package_is_noted(monkeypatch):
     def missing() -> None:
         raise ThreestepError("a package is missing")
 
     monkeypatch.setattr(TransformersRollout, "check_installed", missing)
-    mistakes, plan = Mistakes(), Mistakes()
-    assert checked_engine("hf", {}, mistakes) is TransformersRollout
-    assert mistakes.sentences == ["a package is missing"]
-    assert checked_engine("hf", {}, plan, draws=False) is TransformersRollout and not plan.sentences
+    assert noted("hf", {}) == (TransformersRollout, ["a package is missing"])
+    assert noted("hf", {}, draws=False) == (TransformersRollout, [])
 
 
 def test_an_engine_without_a_stream_of_its_own_streams_a_rollout():
@@ -110,3 +97,20 @@ def test_flags_of_another_engine_are_refused():
     flags.refuse_others("hf", own)
     flags.refuse_others("own.py:Own", own)
     assert own.sentences == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"max_new_tokens": 0}, "--max_new_tokens expects 1 or more, got 0"),
+        ({"temperature": -1.0}, "--temperature expects 0 or more, got -1.0"),
+        ({"top_k": -1}, "--top_k expects 0 or more, got -1"),
+        ({"top_p": 0.0}, "--top_p expects more than 0 and at most 1, got 0.0"),
+        ({"min_p": 2.0}, "--min_p expects a number from 0 to 1, got 2.0"),
+        ({"dtype": "int8"}, "--dtype expects one of fp32, bf16, fp16, got 'int8'"),
+    ],
+)
+def test_mistakes_in_flags_of_sampling(changes, sentence):
+    mistakes = Mistakes()
+    note_mistakes(SamplingArguments(**changes), mistakes)
+    assert mistakes.sentences == [sentence]

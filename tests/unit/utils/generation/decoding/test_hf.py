@@ -101,23 +101,15 @@ def test_log_probabilities_are_those_of_the_training_forward(family, temperature
     assert (rollout.response_ids_BR[~rollout.response_mask_BR] == PAD).all()
 
 
-def test_top_k_and_top_p_leave_the_log_probabilities_as_training_has_them():
-    model = tiny_causal_lm("llama")
-    rollout = roll(model, replace(PLAIN, top_k=5, top_p=0.8, temperature=0.9))
-    with torch.no_grad():
-        logprobs_M = PolicyModel(model)(padded_rows(rollout.sequences(), PAD), Readout(0.9)).logprobs_M
-    torch.testing.assert_close(rollout.sampled_logprobs_BR[rollout.response_mask_BR], logprobs_M, rtol=1e-5, atol=2e-5)
-
-
-def test_rows_leave_the_batch():
+def test_rows_leave_the_batch_and_the_last_takes_no_forward_with_it():
     """Finished rows cost nothing: each forward is of the rows that go on, and of no other."""
     model = tiny_causal_lm("llama")
-    how = replace(PLAIN, max_new_tokens=20)
+    how = replace(PLAIN, max_new_tokens=80)
     how = replace(how, end_token_id=frequent_token(roll(model, how)))
     rollout, seen = shapes_of_inputs(model, lambda: roll(model, how))
-    steps = int(rollout.response_lengths_B.max())
-    assert seen[0] == (8, 11) and min(seen)[0] < 8
-    assert seen[1:] == [(int((rollout.response_lengths_B > step).sum()), 1) for step in range(1, steps)]
+    lengths_B = rollout.response_lengths_B
+    assert rollout.ended_B.all() and seen[0] == (8, 11) and len(seen) == int(lengths_B.max()) < 80
+    assert seen[1:] == [(int((lengths_B > step).sum()), 1) for step in range(1, len(seen))]
 
 
 def test_looking_seldom_for_ends_gives_the_same_bits(monkeypatch, way=WAYS[0]):
@@ -153,13 +145,9 @@ def test_looking_seldom_for_ends_gives_the_same_bits(monkeypatch, way=WAYS[0]):
             assert torch.equal(getattr(drawn, name), getattr(first, name)), (every, name)
 
 
-def test_a_gpu_is_asked_for_ends_every_few_tokens():
-    assert end_check_tokens(torch.device("cpu")) == 1
-    assert end_check_tokens(torch.device("cuda", 0)) == 8
-
-
 def test_the_host_waits_once_a_look():
-    """In a way whose masks are made once: no other operator reads a number back."""
+    """In a way whose masks are made once: no other operator reads a number back. On a GPU a look is every 8 tokens."""
+    assert [end_check_tokens(torch.device(name)) for name in ("cpu", "cuda")] == [1, 8]
     model = tiny_causal_lm("llama")
     ids_BP, mask_BP = prompts()
 
@@ -193,14 +181,6 @@ class _Waits(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
-def test_the_last_row_to_end_takes_no_forward_with_it():
-    model = tiny_causal_lm("llama")
-    how = replace(PLAIN, max_new_tokens=80)
-    how = replace(how, end_token_id=frequent_token(roll(model, how)))
-    rollout, seen = shapes_of_inputs(model, lambda: roll(model, how))
-    assert rollout.ended_B.all() and len(seen) == int(rollout.response_lengths_B.max()) < 80
-
-
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3_text", "bloom", "mamba"])
 def test_samples_of_a_prompt_share_its_forward(family):
     """Three samples a prompt: the prompts go through the model once, and every sample is what its seed draws alone."""
@@ -223,11 +203,18 @@ def test_samples_of_a_prompt_share_its_forward(family):
         )
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "gemma3_text"])
-def test_one_seed_is_one_response_in_any_batch(family):
+CUTS = replace(PLAIN, top_k=30, top_p=0.8, min_p=0.02)
+
+
+@pytest.mark.parametrize(
+    ("family", "how"), [("llama", PLAIN), ("llama", CUTS), ("gpt2", PLAIN), ("opt", PLAIN), ("gemma3_text", PLAIN)]
+)
+def test_one_seed_is_one_response_in_any_batch(family, how):
     model = tiny_causal_lm(family)
-    how = replace(PLAIN, max_new_tokens=16)
+    how = replace(how, max_new_tokens=16)
     how = replace(how, end_token_id=frequent_token(roll(model, how)))
+    if how.top_k:
+        how = replace(how, bad_words=(tuple(responses(roll(model, how))[0][3:5]),))
     together = responses(roll(model, how))
     ids_BP, mask_BP = prompts()
     for row in range(len(ids_BP)):
@@ -251,18 +238,6 @@ def test_seeds_make_responses_differ():
     assert responses(roll(model, PLAIN, same_prompt, [0] * 6)) == [drawn[0]] * 6
 
 
-def test_the_end_token_ends_a_response_and_belongs_to_it():
-    model = tiny_causal_lm("llama")
-    end = frequent_token(roll(model, PLAIN))
-    rollout = roll(model, replace(PLAIN, end_token_id=end))
-    for response, ended in zip(responses(rollout), rollout.ended_B.tolist(), strict=True):
-        assert end not in response[:-1]
-        assert (response[-1] == end) == ended
-        assert ended or len(response) == 12
-    assert rollout.ended_B.any() and not rollout.ended_B.all()
-    assert rollout.response_ids_BR.shape[1] == rollout.response_lengths_B.max()
-
-
 @pytest.mark.parametrize("every", [None, 8])
 def test_each_of_several_end_tokens_ends_a_response(every):
     """A response is that of a rollout without end tokens up to the first that is one, whichever comes first."""
@@ -277,6 +252,7 @@ def test_each_of_several_end_tokens_ends_a_response(every):
     assert responses(rollout) == [each[: place + 1] for each, place in zip(free, cut, strict=True)]
     assert rollout.ended_B.tolist() == [bool(ends & set(each)) for each in free]
     assert len({each[-1] for each in responses(rollout)} & ends) > 1
+    assert rollout.response_ids_BR.shape[1] == rollout.response_lengths_B.max()
     texts = rollout.texts(lambda ids: spelt(ids.tolist()), how.end_token_ids)
     assert not any(set(map(ord, text)) & {ord(spelt([end])) for end in ends} for text in texts)
 
@@ -318,7 +294,7 @@ def test_shapes_and_dtypes():
     assert rollout.response_ids_BR.dtype == rollout.response_lengths_B.dtype == torch.int64
     assert rollout.sampled_logprobs_BR.dtype == torch.float32 and rollout.ended_B.dtype == torch.bool
     assert rollout.response_ids_BR.shape == rollout.sampled_logprobs_BR.shape == (8, 12)
-    assert not rollout.sampled_logprobs_BR.requires_grad
+    assert not rollout.sampled_logprobs_BR.requires_grad and rollout.seconds > 0
 
 
 def test_stop_strings_end_a_response_with_the_token_that_completes_them():
@@ -355,20 +331,6 @@ def test_bad_words_are_never_said():
     torch.testing.assert_close(rollout.sampled_logprobs_BR[rollout.response_mask_BR], logprobs_M, rtol=1e-5, atol=2e-5)
 
 
-def test_min_p_top_p_and_bad_words_are_the_same_in_any_batch():
-    model = tiny_causal_lm("llama")
-    word = tuple(responses(roll(model, PLAIN))[0][3:5])
-    how = replace(PLAIN, top_k=30, top_p=0.8, min_p=0.02, bad_words=(word,), max_new_tokens=16)
-    together = responses(roll(model, how))
-    ids_BP, mask_BP = prompts()
-    for row in range(len(ids_BP)):
-        assert responses(roll(model, how, (ids_BP[row : row + 1], mask_BP[row : row + 1]), [row])) == [together[row]]
-
-
-def test_the_time_is_told():
-    assert roll(tiny_causal_lm("llama"), PLAIN).seconds > 0
-
-
 @pytest.mark.parametrize("how", [PLAIN, GREEDY, replace(PLAIN, top_p=0.9, top_k=5)], ids=["sampled", "greedy", "cut"])
 def test_numbers_that_are_none_end_in_one_sentence(how):
     """Rows 0 and 1 are as they should be; a prompt with token 50 computes NaN."""
@@ -383,3 +345,21 @@ def test_numbers_that_are_none_end_in_one_sentence(how):
     one = RolloutRequest.of_prompt(ids_BP[2], how, 0)
     with pytest.raises(ThreestepError, match="LlamaForCausalLM computes NaN"):
         list(TransformersRollout().stream(model, one, ()))
+
+
+def streamed(model, prompt_ids_P, how, seed, more_end_tokens=()):
+    return list(TransformersRollout().stream(model, RolloutRequest.of_prompt(prompt_ids_P, how, seed), more_end_tokens))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mamba"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_stream_draws_what_a_rollout_draws(family, temperature):
+    """And stops at the model's own end tokens too."""
+    model, how = tiny_causal_lm(family), replace(PLAIN, temperature=temperature, top_p=0.9, end_token_id=2)
+    prompt_ids_P = torch.tensor([5, 9, 11, 30])
+    for seed in range(4):
+        rollout = roll(model, how, (prompt_ids_P[None], torch.ones(1, 4, dtype=torch.bool)), [seed])
+        assert streamed(model, prompt_ids_P, how, seed) == rollout.response_of(0).tolist()
+    whole = streamed(model, prompt_ids_P, PLAIN, 1)
+    assert len(whole) == 12
+    assert streamed(model, prompt_ids_P, PLAIN, 1, {whole[3]}) == whole[: whole.index(whole[3]) + 1]
