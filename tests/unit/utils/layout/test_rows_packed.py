@@ -20,23 +20,6 @@ def run(ids: list[int], targets: list[int] = ()) -> TokenSequence:
     return TokenSequence(torch.tensor(ids, dtype=torch.int64), is_target)
 
 
-def test_the_worked_example_of_the_record():
-    rows = packed_rows([[plain(run([5, 6, 7], [2])), plain(run([8, 9], [1]))]], pad_token_id=0)
-    assert rows.input_ids_NT.tolist() == [[5, 6, 7, 8, 9]]
-    assert rows.position_ids_NT.tolist() == [[0, 1, 2, 0, 1]]
-    assert rows.segment_ids_NT.tolist() == [[0, 0, 0, 1, 1]]
-    assert rows.segments.visible_NSS[:, :2, :2].tolist() == [[[True, False], [False, True]]]
-    assert rows.target_ids_M.tolist() == [7, 9]
-    assert rows.predictor_M.tolist() == [1, 3]
-    assert rows.sequence_M.tolist() == [0, 1]
-    assert rows.end_B.tolist() == [2, 4]
-    assert int((rows.segment_ids_NT >= 0).sum()) == 5
-    assert rows.segments.visible_NSS.dtype == torch.bool
-    assert rows.before_NT is None  # not asked for
-    numbers = {name: field for name, field in vars(rows).items() if isinstance(field, torch.Tensor)}
-    assert all(field.dtype == torch.int64 for field in [*numbers.values(), rows.segments.copies_NS])
-
-
 def test_a_shared_prompt_beside_a_plain_document_by_hand():
     """Row 0: prompt [5 6], responses [7* 8*] and [9*]. Row 1: [4 3*], then two of padding."""
     pair = shared_prompt(run([5, 6]), [run([7, 8], [0, 1]), run([9], [0])])
@@ -49,6 +32,10 @@ def test_a_shared_prompt_beside_a_plain_document_by_hand():
     assert rows.predictor_M.tolist() == [1, 2, 1, 5]
     assert rows.sequence_M.tolist() == [0, 0, 1, 2]
     assert rows.end_B.tolist() == [3, 4, 6]
+    assert int((rows.segment_ids_NT >= 0).sum()) == 7 and rows.before_NT is None  # not asked for
+    numbers = [field for field in vars(rows).values() if isinstance(field, torch.Tensor)]
+    assert all(field.dtype == torch.int64 for field in [*numbers, rows.segments.copies_NS])
+    assert rows.segments.visible_NSS.dtype == torch.bool
     seen, other = rows.dense_mask()[:, 0].int().tolist()
     assert seen == [
         [1, 0, 0, 0, 0],
@@ -66,25 +53,6 @@ def test_a_shared_prompt_beside_a_plain_document_by_hand():
     ]
 
 
-def test_two_shared_prompts_in_a_row_number_their_segments_and_sequences_on():
-    first = shared_prompt(run([5]), [run([6], [0]), run([7], [0])])
-    second = shared_prompt(run([8]), [run([9], [0]), run([10, 11], [1])])
-    rows = packed_rows([[first, second]], 0)
-    assert rows.segment_ids_NT.tolist() == [[0, 1, 2, 3, 4, 5, 5]]
-    assert rows.position_ids_NT.tolist() == [[0, 1, 1, 0, 1, 1, 2]]
-    assert rows.target_ids_M.tolist() == [6, 7, 9, 11]
-    assert rows.predictor_M.tolist() == [0, 0, 3, 5]
-    assert rows.sequence_M.tolist() == [0, 1, 2, 3]
-    assert rows.end_B.tolist() == [1, 2, 4, 6]
-
-
-def test_a_prompts_own_targets_belong_to_its_first_sequence():
-    rows = packed_rows([[shared_prompt(run([5, 6], [1]), [run([7], [0]), run([8], [0])])]], 0)
-    assert rows.target_ids_M.tolist() == [6, 7, 8]
-    assert rows.predictor_M.tolist() == [0, 1, 1]
-    assert rows.sequence_M.tolist() == [0, 0, 1]
-
-
 def test_padding_takes_no_position_that_a_model_may_lack():
     """Six responses of a prompt make a document longer than any sequence in it: the row beside it is padded to a width
     that may be above the model's positions."""
@@ -97,14 +65,17 @@ def test_padding_takes_no_position_that_a_model_may_lack():
 def test_where_no_mask_is_needed_positions_count_on():
     """A position that starts again would read as a packed sequence to transformers."""
     rows = packed_rows([[plain(run([5, 6, 7], [1]))], [plain(run([8], []))]], 0)
-    assert rows.segments is None
+    assert rows.segments is None and rows.dense_mask() is None
     assert rows.position_ids_NT.tolist() == [[0, 1, 2], [0, 1, 2]]
 
 
-def test_no_rows_give_a_row_of_padding():
-    rows = packed_rows([], pad_token_id=7)
+@pytest.mark.parametrize("lay_out", [packed_rows, padded_rows])
+def test_nothing_gives_a_row_of_padding_without_targets(lay_out):
+    rows = lay_out([], pad_token_id=7)
     assert rows.input_ids_NT.tolist() == [[7]] and rows.segment_ids_NT.tolist() == [[PAD_SEGMENT]]
-    assert rows.segments is None and int((rows.segment_ids_NT >= 0).sum()) == 0
+    assert rows.segments is None
+    for name in ("target_ids_M", "predictor_M", "sequence_M", "end_B"):
+        assert getattr(rows, name).shape == (0,) and getattr(rows, name).dtype == torch.int64
 
 
 @st.composite
@@ -191,17 +162,6 @@ def test_one_sequence_a_row_is_padded_rows(items, min_width):
     for name, field in vars(padded).items():
         other = getattr(packed, name)
         assert torch.equal(field, other) if isinstance(field, torch.Tensor) else field == other, name
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_rows_of_several_widths_keep_flat_positions(packed):
-    """Flat positions count in the width of the micro-batch, which its widest row sets."""
-    first, second = plain(run([5, 6, 7], [2])), plain(run([8, 9], [1]))
-    third = plain(run([3, 4, 2, 1], [3]))
-    rows = packed_rows([[first, second], [third]] if packed else [[first], [second], [third]], 0)
-    flat = rows.input_ids_NT.flatten()
-    assert flat[rows.end_B].tolist() == [7, 9, 1]
-    assert flat[rows.predictor_M].tolist() == [6, 8, 2]
 
 
 def test_how_often_a_token_stands_in_separate_sequences():

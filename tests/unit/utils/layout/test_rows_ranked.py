@@ -28,33 +28,28 @@ def assert_pairs(batch: RankedRows) -> None:
     torch.testing.assert_close(batch.weight_Q, torch.tensor([1.0, 1 / 3, 1 / 3, 1 / 3]))
 
 
-def test_a_pair_and_three_ranked_responses():
-    batch = ranked_rows([[PAIR], [THREE]], shared=False, pad_token_id=0)
-    assert batch.rows.input_ids_NT.tolist() == [
-        [5, 6, 7, 2, 0], [5, 6, 8, 9, 2], [4, 1, 0, 0, 0], [4, 2, 0, 0, 0], [4, 3, 0, 0, 0]
-    ]  # fmt: skip
-    assert batch.rows.end_B.tolist() == [3, 9, 11, 16, 21]
+APART = [[5, 6, 7, 2, 0], [5, 6, 8, 9, 2], [4, 1, 0, 0, 0], [4, 2, 0, 0, 0], [4, 3, 0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("packing", "shared", "ids", "ends"),
+    [
+        ([[PAIR], [THREE]], False, APART, [3, 9, 11, 16, 21]),
+        ([[PAIR, THREE]], False, APART, [3, 9, 11, 16, 21]),
+        ([[PAIR, THREE]], True, [[5, 6, 7, 2, 8, 9, 2, 4, 1, 2, 3]], [3, 6, 8, 9, 10]),
+        ([[PAIR], [THREE]], True, [[5, 6, 7, 2, 8, 9, 2], [4, 1, 2, 3, 0, 0, 0]], [3, 6, 8, 9, 10]),
+    ],
+)
+def test_a_pair_and_three_ranked_responses(packing, shared, ids, ends):
+    batch = ranked_rows(packing, shared, pad_token_id=0)
+    assert batch.rows.input_ids_NT.tolist() == ids and batch.rows.end_B.tolist() == ends
     assert batch.rows.target_ids_M.numel() == 0
     assert_pairs(batch)
-
-
-def test_prompts_shared_in_one_row_and_in_two():
-    together = ranked_rows([[PAIR, THREE]], shared=True, pad_token_id=0)
-    assert together.rows.input_ids_NT.tolist() == [[5, 6, 7, 2, 8, 9, 2, 4, 1, 2, 3]]
-    assert together.rows.position_ids_NT.tolist() == [[0, 1, 2, 3, 2, 3, 4, 0, 1, 1, 1]]
-    assert together.rows.end_B.tolist() == [3, 6, 8, 9, 10]
-    assert_pairs(together)
-    apart = ranked_rows([[PAIR], [THREE]], shared=True, pad_token_id=0)
-    assert apart.rows.input_ids_NT.tolist() == [[5, 6, 7, 2, 8, 9, 2], [4, 1, 2, 3, 0, 0, 0]]
-    assert apart.rows.end_B.tolist() == [3, 6, 8, 9, 10]
-    assert_pairs(apart)
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_pair_after_three_ranked_responses(shared):
-    batch = ranked_rows([[THREE, PAIR]], shared, 0)
-    assert list(zip(batch.better_Q.tolist(), batch.worse_Q.tolist(), strict=True)) == [(0, 1), (0, 2), (1, 2), (3, 4)]
-    assert batch.rows.end_B.numel() == 5
+    after = ranked_rows([[THREE, PAIR]], shared, 0)
+    assert list(zip(after.better_Q.tolist(), after.worse_Q.tolist(), strict=True)) == [(0, 1), (0, 2), (1, 2), (3, 4)]
+    none = ranked_rows([], shared, 0)
+    assert none.rows.input_ids_NT.shape == (1, 1)
+    assert none.better_Q.shape == none.worse_Q.shape == none.weight_Q.shape == (0,)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -73,20 +68,6 @@ def test_tokens_beyond_the_shortest_response(shared):
     assert of_sequences == [[False, False], [False, False, True], [False, True, True], [False], [False, True]]
     none = beyond_shortest(ranked_rows([], shared, 0))
     assert none.dtype == torch.bool and none.numel() == 0
-
-
-def test_several_prompts_of_a_row_stand_apart_where_nothing_is_shared():
-    together = ranked_rows([[PAIR, THREE]], shared=False, pad_token_id=0)
-    one_a_row = ranked_rows([[PAIR], [THREE]], shared=False, pad_token_id=0)
-    assert torch.equal(together.rows.input_ids_NT, one_a_row.rows.input_ids_NT)
-    assert_pairs(together)
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_no_prompts_give_a_row_of_padding(shared):
-    batch = ranked_rows([], shared, 0)
-    assert batch.rows.input_ids_NT.shape == (1, 1)
-    assert batch.better_Q.shape == batch.worse_Q.shape == batch.weight_Q.shape == (0,)
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,6 @@ def sampled(first_expert: int, at: int | None = None, ids=(5, 6, 7, 8, 9)) -> To
     return TokenSequence(tokens, torch.arange(len(tokens)) >= PROMPT, experts=experts)
 
 
-def of_segments(document) -> list[tuple[list[int], int]]:
-    return [(segment.tokens.input_ids.tolist(), len(segment.tokens)) for segment in document.segments]
-
-
 def test_tokens_of_other_experts_stand_by_themselves():
     one, same, other = sampled(0), sampled(0), sampled(0, at=6)
     alike = trie_document([one, same], least_tokens=1)
