@@ -1,4 +1,4 @@
-"""A file is read as what it holds, whatever its name; what it cannot be is named with a remedy."""
+"""A file is read as what it holds, whatever its name; a hash follows content, and is remembered while it may be."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import gzip
 import io
 import json
 import lzma
+import os
 import tarfile
+import time
 import zipfile
 from pathlib import Path
 
@@ -16,6 +18,8 @@ import pytest
 from pyarrow import parquet
 
 from training.utils.base.errors import ThreestepError
+from training.utils.data.files import digests
+from training.utils.data.files.digests import digest_file, hash_parts
 from training.utils.data.files.readers import open_rows
 
 ROW = {"question": "Hé?", "answer": "二"}
@@ -23,7 +27,8 @@ LINE = json.dumps(ROW, ensure_ascii=False) + "\n"
 
 
 def zstd(content: bytes) -> bytes:
-    return pyarrow.compress(content, codec="zstd", asbytes=True)
+    """In two frames."""
+    return b"".join(pyarrow.compress(half, codec="zstd", asbytes=True) for half in (content[:9], content[9:]))
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, zstd, bytes])
@@ -109,3 +114,40 @@ def test_what_a_file_is_not(tmp_path, reader, content, sentence):
     with pytest.raises(ThreestepError) as caught:
         open_rows(reader, [str(path)], str(tmp_path))
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_parts_in_any_order():
+    assert hash_parts({"a": "1", "b": "2"}) == hash_parts({"b": "2", "a": "1"})
+    assert hash_parts({"a": "1"}) != hash_parts({"a": "2"}) != hash_parts({"b": "2"})
+
+
+@pytest.fixture
+def large_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(digests, "_ALWAYS_HASHED_BYTES", 10)
+    path = tmp_path / "large.txt"
+    path.write_text("x" * 100)
+    return path
+
+
+def test_a_large_file_is_hashed_once_and_a_change_with_its_old_size_and_time_is_noticed(
+    large_file, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(digests, "_SETTLED_SECONDS", -1.0)  # as if some time had passed since it changed
+    first = digest_file(str(large_file), str(tmp_path))
+    with monkeypatch.context() as unread:
+        unread.setattr(digests, "sha256_of", None)
+        assert digest_file(str(large_file), str(tmp_path)) == first
+    times = large_file.stat()
+    large_file.write_text("y" * 100)
+    os.utime(large_file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    other = digest_file(str(large_file), str(tmp_path))
+    assert other != first
+    for damaged in ("{", "[]", '{"a": 1}'):
+        (tmp_path / "file_digests.json").write_text(damaged)
+        assert digest_file(str(large_file), str(tmp_path)) == other
+
+
+def test_what_changed_just_now_is_not_remembered(large_file, tmp_path):
+    os.utime(large_file, (time.time(), time.time()))
+    digest_file(str(large_file), str(tmp_path))
+    assert not (tmp_path / "file_digests.json").exists()

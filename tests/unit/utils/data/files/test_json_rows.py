@@ -1,4 +1,4 @@
-"""JSON lines and lists: rows in every layout, without nulls in objects; one error that names the cause."""
+"""Nulls with which `datasets` pads objects are left out of rows of JSON, and nulls that somebody wrote stay."""
 
 from __future__ import annotations
 
@@ -6,55 +6,63 @@ import json
 
 import pytest
 
-from training.utils.base.errors import ThreestepError
+from tests.support.written_rows import WRITERS
+from training.utils.data.files import json_rows
+from training.utils.data.files.json_rows import Padding, nulls_sentence
 from training.utils.data.files.readers import open_rows
 
-ROWS = [{"question": "Hi", "answer": "Ho"}, {"question": "So", "answer": "No"}]
-LINES = [json.dumps(row) for row in ROWS]
-OVER_LINES = "expected one JSON object per line, got one over several lines; write each row on a line of its own, as jq"
+BARE = [
+    {"m": [{"role": "x", "args": {"a": 1, "of": [None, {"d": 1}]}}, {"role": "y"}], "n": None},
+    {"m": [{"role": "z", "args": {"a": 2, "c": "b", "of": [{"d": 2, "e": 3}]}}], "n": {"k": 1}},
+]
 
 
-def rows_of(tmp_path, content: str, reader: str = "jsonl"):
+def rows_of(tmp_path, rows, reader="jsonl"):
     path = tmp_path / f"rows.{reader}"
-    path.write_text(content, newline="")
+    path.write_text(json.dumps(rows) if reader == "json" else "".join(json.dumps(row) + "\n" for row in rows))
     return open_rows(reader, [str(path)], None)
 
 
 @pytest.mark.parametrize("reader", ["jsonl", "json"])
-@pytest.mark.parametrize(
-    "content",
-    [
-        "\n".join(LINES),
-        "\r\n".join(LINES),
-        "\r".join(LINES),
-        "\r\r" + "\r".join(LINES) + "\r",
-        json.dumps(ROWS),
-        json.dumps(ROWS, indent=2),
-        json.dumps({"version": 1, "data": ROWS}, indent=2),
-    ],
-)
-def test_every_layout_that_means_one_thing(tmp_path, reader, content):
-    rows = rows_of(tmp_path, content, reader)
-    assert list(rows) == ROWS
-    assert set(rows.kinds) == {"question", "answer"}
+def test_what_datasets_pads_is_read_as_it_was(tmp_path, reader):
+    """A column's own null and nulls in lists stay."""
+    WRITERS["datasets' to_json" + " as a list" * (reader == "json")][0](BARE, tmp_path / "rows")
+    rows = open_rows(reader, [str(tmp_path / "rows")], None)
+    assert list(rows) == BARE == list(rows)
+    assert rows.nulls == {"args": 1, "c": 1, "e": 1}
+    said = nulls_sentence(rows.nulls)
+    assert said.startswith(
+        "nulls are read as missing keys where all objects have the same keys, as `datasets` pads them: 1 '"
+    )
 
 
+@pytest.mark.parametrize("reader", ["jsonl", "json"])
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    "arguments",
     [
-        ("\n".join(json.dumps(row, indent=2) for row in ROWS), f"line 1: {OVER_LINES}"),
-        (json.dumps(ROWS[0], indent=2), f"line 1: {OVER_LINES}"),
-        (f"{LINES[0]}\n{json.dumps(ROWS[1], indent=2)}\n", f"line 2: {OVER_LINES}"),
-        (
-            f"{LINES[0]},\n{LINES[1]}\n",
-            "line 1: expected one JSON object per line, got more behind it at column 35: ','",
-        ),
-        (LINES[0] + LINES[1], "line 1: expected one JSON object per line, got more behind it at column 35: '{"),
-        (f"# rows\n{LINES[0]}\n", "line 1: expected one JSON object, got text that is not JSON"),
-        ('{"question": "Hi\n', "line 1: expected one JSON object, got text that is not JSON"),
+        [{"a": None}, {"b": 1}],
+        [{"a": None}, {}],
+        [{"a": 1, "b": None}, {"b": 2, "a": 3}],
+        [{"x": {"a": None}}, {"x": {"a": 1, "b": 2}}],
+        [{"x": [{"a": None}, {"b": 1}]}],
     ],
 )
-def test_a_layout_that_is_refused_is_named(tmp_path, content, sentence):
-    with pytest.raises(ThreestepError) as caught:
-        rows_of(tmp_path, content)
-    assert sentence in str(caught.value)
+def test_nulls_among_objects_with_different_keys_are_meant(tmp_path, reader, arguments):
+    given = [{"calls": [{"arguments": each}]} for each in arguments]
+    rows = rows_of(tmp_path, given, reader)
+    assert list(rows) == given and not rows.nulls and nulls_sentence(rows.nulls) is None
+
+
+def test_each_place_is_judged_for_itself_and_text_is_text(tmp_path):
+    given = [{"m": {"a": None, "b": {"c": None}}, "n": '{"a": null}'}, {"m": {"a": 1, "b": {}}, "n": "null"}]
+    read = [{"m": {"b": {"c": None}}, "n": '{"a": null}'}, {"m": {"a": 1, "b": {}}, "n": "null"}]
+    assert list(rows_of(tmp_path, given)) == read
+
+
+def test_keys_without_end_are_no_padding(monkeypatch):
+    monkeypatch.setattr(json_rows, "_MOST_PLACES", 50)
+    noted = Padding()
+    rows = [{"m": {f"id{number}": {"x": None}}} for number in range(100)]
+    for row in rows:
+        noted.note(row)
+    assert [noted.without(row) for row in rows] == rows and not noted.nulls

@@ -1,8 +1,10 @@
-"""Local files: rows as stored, and one error with file and line for a row that is wrong."""
+"""Local and remote files: rows as stored, and one error with file and line for a row that is wrong.
+
+Which files are read, by their names and content, is in `tests/support/form_table.py` too.
+"""
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -12,31 +14,41 @@ import fsspec
 import numpy as np
 import pyarrow
 import pytest
+from pyarrow import parquet
 
+from tests.support.written_rows import WRITERS
 from training.utils.base.errors import ThreestepError
 from training.utils.data.files.columns import Expected
-from training.utils.data.files.json_rows import JsonLines, JsonList
-from training.utils.data.files.readers import files_of, open_rows, split_reader
+from training.utils.data.files.readers import files_of, open_rows, split_reader, why_no_dataset
+from training.utils.data.registry import find_dataset
 
 GOOD = {"prompt": "Human: hé? Assistant:", "chosen": " yes", "rejected": " no"}
 EXPECTED = Expected({"prompt": "prompt_column"}, ("prompt", "chosen", "rejected"))
 
 
-def lines(path: str) -> JsonLines:
-    return JsonLines(path, EXPECTED)
+def rows_at(address: str, spool_dir: Path | None = None):
+    reader, path = split_reader(address)
+    return open_rows(reader, files_of(reader, path, "data_path"), None if spool_dir is None else str(spool_dir))
 
 
-def test_json_lines_in_any_order(write_rows):
-    rows = lines(write_rows([{**GOOD, "chosen": f" {i}"} for i in range(5)]))
-    assert len(rows) == 5 and rows[4]["chosen"] == " 4" and rows[0] == {**GOOD, "chosen": " 0"}
-    assert set(rows.kinds) == set(GOOD)
+def refused(tmp_path: Path, name: str, content: str | bytes, expected: Expected | None = None) -> str:
+    """What is said of a file with this content."""
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ThreestepError) as caught:
+        open_rows(name.partition(".")[2], [str(path)], None, expected)
+    return str(caught.value).removeprefix(f"{path}, ").removeprefix(str(path))
 
 
-def test_blank_lines_and_a_byte_order_mark_are_passed_over(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(GOOD).encode() + b"\r\n\n  \n" + json.dumps(GOOD).encode())
-    rows = lines(str(path))
-    assert [rows[0], rows[1]] == [GOOD, GOOD] and len(rows) == 2
+def test_blank_lines_a_byte_order_mark_and_null(tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes(
+        b"\xef\xbb\xbf" + json.dumps(GOOD).encode() + b"\r\n\n  \n" + json.dumps({**GOOD, "rejected": None}).encode()
+    )
+    rows = open_rows("jsonl", [str(tmp_path / "rows.jsonl")], None, EXPECTED)
+    assert [rows[1], rows[0]] == [{**GOOD, "rejected": None}, GOOD] and len(rows) == 2 and set(rows.kinds) == set(GOOD)
+
+
+OVER_LINES = "expected one JSON object per line, got one over several lines; write each row on a line of its own, as jq"
 
 
 @pytest.mark.parametrize(
@@ -44,49 +56,27 @@ def test_blank_lines_and_a_byte_order_mark_are_passed_over(tmp_path):
     [
         ("{not json", "expected one JSON object, got text that is not JSON"),
         ('{"prompt": "cut off', "got text that is not JSON"),
+        ("# rows", "expected one JSON object, got text that is not JSON"),
         ('["prompt", "chosen"]', "expected a JSON object, got a list"),
         ('"prompt"', "expected a JSON object, got text"),
         ("7", "expected a JSON object, got a number"),
         ("true", "expected a JSON object, got a truth value"),
         ("null", "expected a JSON object, got null"),
-        (
-            '{"question": "?"}',
-            "no column 'prompt'; the row has 'question'; name the right one with --prompt_column",
-        ),
+        ('{"question": "?"}', "no column 'prompt'; the row has 'question'; name the right one with --prompt_column"),
         ('{"prompt": 5}', "column 'prompt': expected text, got a number"),
         ('{"prompt": "a", "chosen": ["b"]}', "column 'chosen': expected text, got a list"),
         ('{"prompt": "a", "rejected": {"b": 1}}', "column 'rejected': expected text, got an object"),
         ('{"prompt": "a", "rejected": false}', "column 'rejected': expected text, got a truth value"),
+        (b'{"prompt": "\xff"}', "expected UTF-8 text"),
+        (json.dumps(GOOD, indent=2), OVER_LINES),
+        ('{"prompt": "a"},', "expected one JSON object per line, got more behind it at column 16: ','"),
+        ('{"prompt": "a"}{"prompt": "b"}', "expected one JSON object per line, got more behind it at column 16: '{"),
     ],
 )
-def test_a_malformed_row_is_named_by_file_and_line(write_rows, bad, fragment):
-    path = write_rows([GOOD, GOOD, bad, GOOD])
-    with pytest.raises(ThreestepError) as caught:
-        lines(path)
-    assert str(caught.value).startswith(f"{path}, line 3: ") and fragment in str(caught.value)
-
-
-def test_bytes_that_are_no_text(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(json.dumps(GOOD).encode() + b'\n{"prompt": "\xff"}\n')
-    with pytest.raises(ThreestepError, match="line 2: expected UTF-8 text"):
-        lines(str(path))
-
-
-def test_null_is_an_absent_text(write_rows):
-    assert lines(write_rows([{**GOOD, "rejected": None}]))[0]["rejected"] is None
-
-
-def write_list(tmp_path, text: str) -> str:
-    path = tmp_path / "rows.json"
-    path.write_text(text, encoding="utf-8")
-    return str(path)
-
-
-def test_json_list(tmp_path):
-    rows = JsonList(write_list(tmp_path, json.dumps([GOOD, GOOD], indent=2)), EXPECTED)
-    assert len(rows) == 2 and rows[1] == GOOD and set(rows.kinds) == set(GOOD)
-    assert len(JsonList(write_list(tmp_path, " [ ] "), EXPECTED)) == 0
+def test_a_malformed_row_is_named_by_file_and_line(tmp_path, bad, fragment):
+    line = bad if isinstance(bad, bytes) else bad.encode()
+    said = refused(tmp_path, "rows.jsonl", json.dumps(GOOD).encode() + b"\n\n" + line + b"\n", EXPECTED)
+    assert said.startswith("line 3: ") and fragment in said
 
 
 @pytest.mark.parametrize(
@@ -99,13 +89,12 @@ def test_json_list(tmp_path):
         ('[\n{"prompt": "a"},\n{"prompt": }]', 3, "not JSON"),
         ('[\n{"prompt": "a"}\n{"prompt": "b"}]', 3, "breaks off or lacks a comma"),
         ('[\n{"prompt": "a"}', 2, "breaks off or lacks a comma"),
+        ('[{"prompt": "a"}]\n[]', 2, "expected nothing after the JSON list, got '[]'"),
     ],
 )
 def test_a_malformed_item_of_a_list_is_named_by_file_and_line(tmp_path, text, line, fragment):
-    path = write_list(tmp_path, text)
-    with pytest.raises(ThreestepError) as caught:
-        JsonList(path, EXPECTED)
-    assert str(caught.value).startswith(f"{path}, line {line}: ") and fragment in str(caught.value)
+    said = refused(tmp_path, "rows.json", text, EXPECTED)
+    assert said.startswith(f"line {line}: ") and fragment in said
 
 
 # --- every reader gives the same rows
@@ -115,64 +104,44 @@ ROWS = [
     {"prompt": "二", "chosen": " 是" * 80_000, "rejected": " no"},
     {"prompt": "3", "chosen": " 4", "rejected": " 5"},
 ]
+EVERY_WAY = ("JSON lines", "JSON lines, compressed, without saying so", "a JSON list", "CSV", "Parquet",
+             "Parquet of one row a group", "an Arrow file", "an Arrow stream of polars' types")  # fmt: skip
 
 
-def write_every_way(folder: Path) -> list[str]:
-    """The rows as files of every kind, each in a folder of its own; their addresses."""
-    import csv
-
-    import pyarrow
-    import pyarrow.csv
-    import pyarrow.parquet
-
-    lines = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
-    table = pyarrow.Table.from_pylist(ROWS)
-    for name in ("jsonl", "gz", "json", "csv", "tsv", "parquet", "arrow", "stream"):
-        (folder / name).mkdir(parents=True)
-    (folder / "jsonl" / "rows.jsonl").write_bytes(lines)
-    (folder / "gz" / "rows.jsonl.gz").write_bytes(gzip.compress(lines))
-    (folder / "json" / "rows.json").write_text(json.dumps(ROWS, indent=1))
-    for name, delimiter in (("csv", ","), ("tsv", "\t")):
-        with open(folder / name / f"rows.{name}", "w", newline="", encoding="utf-8-sig") as file:
-            writer = csv.DictWriter(file, ROWS[0], delimiter=delimiter)
-            writer.writeheader()
-            writer.writerows(ROWS)
-    pyarrow.parquet.write_table(table, folder / "parquet" / "rows.parquet", row_group_size=2)
-    with pyarrow.ipc.new_file(str(folder / "arrow" / "rows.arrow"), table.schema) as file:
-        file.write_table(table, max_chunksize=1)
-    with pyarrow.ipc.new_stream(str(folder / "stream" / "rows.arrow"), table.schema) as file:
-        file.write_table(table)
-    readers = {"gz": "jsonl", "tsv": "csv", "stream": "arrow"}
-    return [f"{readers.get(place.name, place.name)}:{place}" for place in sorted(folder.iterdir())]
-
-
-def rows_at(address: str, spool_dir: Path | None = None):
-    reader, path = split_reader(address)
-    return open_rows(reader, files_of(reader, path, "data_path"), None if spool_dir is None else str(spool_dir))
-
-
-def test_every_reader_gives_the_same_rows(tmp_path):
-    addresses = write_every_way(tmp_path / "files")
-    assert len(addresses) == 8
-    for address in addresses:
-        rows = rows_at(address, tmp_path / "spool")
-        assert list(rows) == ROWS, address
-        assert rows[2] == ROWS[2] and rows[0] == ROWS[0]  # in any order
-        assert {column: set(kinds) for column, kinds in rows.kinds.items()} == {column: {"text"} for column in GOOD}
-        assert os.path.basename(rows[2].where).startswith("rows.")
-        with pytest.raises(IndexError):
-            rows[3]
-    assert list((tmp_path / "spool").iterdir()) == []
-
-
-def test_every_reader_reads_remote_files(tmp_path):
+@pytest.mark.parametrize("writer", EVERY_WAY)
+def test_every_reader_gives_the_same_rows_of_local_and_remote_files(tmp_path, writer):
+    """In any order, with the kinds of their values and where each stands."""
+    write, form = WRITERS[writer]
+    reader, path = split_reader(form.format(tmp_path / "rows"))
+    write(ROWS, Path(path))
+    rows = rows_at(f"{reader}:{path}", tmp_path / "spool")
+    assert list(rows) == ROWS and [rows[2], rows[0]] == [ROWS[2], ROWS[0]]
+    assert {column: set(kinds) for column, kinds in rows.kinds.items()} == {column: {"text"} for column in GOOD}
+    assert os.path.basename(rows[2].where).startswith("rows.")
+    with pytest.raises(IndexError):
+        rows[3]
+    assert not [*(tmp_path / "spool").glob("*")]  # no copy is left
     memory = fsspec.filesystem("memory")
-    for address in write_every_way(tmp_path):
-        reader, path = split_reader(address)
-        (name,) = files_of(reader, path, "data_path")
-        memory.pipe(f"/remote/{os.path.basename(name)}", Path(name).read_bytes())
-        assert list(rows_at(f"{reader}:memory://remote/{os.path.basename(name)}")) == ROWS
+    memory.pipe(f"/remote/{os.path.basename(path)}", Path(path).read_bytes())
+    assert list(rows_at(f"{reader}:memory://remote/{os.path.basename(path)}")) == ROWS
     memory.store.clear()
+
+
+@pytest.mark.parametrize("reader", ["jsonl", "json"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(ends.join(json.dumps(row) for row in ROWS[1:]) for ends in ("\n", "\r\n", "\r")),
+        "\r\r" + "\r".join(json.dumps(row) for row in ROWS[1:]) + "\r",
+        json.dumps(ROWS[1:]),
+        json.dumps(ROWS[1:], indent=2),
+        json.dumps({"version": "[1]", "data": ROWS[1:], "more": {"a": "}"}}, indent=2),
+    ],
+    ids=["LF", "CRLF", "CR", "blank lines", "list", "list over lines", "object with a list"],
+)
+def test_every_layout_of_json_that_means_one_thing(tmp_path, reader, content):
+    (tmp_path / f"rows.{reader}").write_text(content, newline="")
+    assert list(rows_at(f"{reader}:{tmp_path}/rows.{reader}")) == ROWS[1:]
 
 
 def test_shards_are_one_sequence(tmp_path):
@@ -205,72 +174,30 @@ def test_the_first_place_of_every_kind_of_value(tmp_path):
     assert kinds["c"] == {"a list": f"{at}2", "an object": f"{at}3"}
 
 
-def test_the_kinds_of_arrow_columns(tmp_path):
-    import pyarrow
-
-    columns = {
-        "text": (pyarrow.array(["a"]), "text"),
-        "names": (pyarrow.array(["a"]).dictionary_encode(), "text"),
-        "list": (pyarrow.array([[1]]), "a list"),
-        "struct": (pyarrow.array([{"x": 1}]), "an object"),
-        "flag": (pyarrow.array([True]), "a truth value"),
-        "float": (pyarrow.array([0.5]), "a number"),
-        "bytes": (pyarrow.array([b"x"]), "a binary"),
-        "null": (pyarrow.array([None]), None),
-    }
-    table = pyarrow.table({name: values for name, (values, _) in columns.items()})
-    with pyarrow.ipc.new_file(str(tmp_path / "rows.arrow"), table.schema) as file:
-        file.write_table(table)
-    kinds = rows_at(f"arrow:{tmp_path}/rows.arrow").kinds
-    for name, (_, kind) in columns.items():
-        assert list(kinds[name]) == ([] if kind is None else [kind])
-
-
-def test_a_structs_nulls_are_left_out(tmp_path):
-    """Arrow gives every struct of a column every key that one of them has."""
-    import pyarrow
-    import pyarrow.parquet
-
-    rows = [{"m": [{"role": "a", "extra": "x"}, {"role": "b"}], "n": None}, {"m": [], "n": {"k": {"j": 1, "i": None}}}]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    read = rows_at(f"parquet:{tmp_path}/rows.parquet")
-    assert read[0] == {"m": [{"role": "a", "extra": "x"}, {"role": "b"}], "n": None}
-    assert read[1] == {"m": [], "n": {"k": {"j": 1}}}
-
-
 @pytest.mark.parametrize(
     ("name", "content", "fragment"),
     [
-        ("a.csv", b"", "a.csv is empty: expected a first line that names the columns"),
-        ("a.csv", b"p,q\n1,2\n3\n", "a.csv, line 3: expected 2 values ('p', 'q'), got 1; a value with a delimiter"),
-        ("a.csv", b"p,q\n1,2,3\n", "a.csv, line 2: expected 2 values ('p', 'q'), got 3"),
-        ("a.csv", b"p,p\n1,2\n", "a.csv, line 1: two columns have one name: p, p"),
-        ("a.csv", b'p,q\n1,"2\n', "a.csv, line 2: expected comma-separated values: unexpected end of data"),
-        ("a.csv", b"p,q\n1,\xff\n", "a.csv, line 1 or after: expected UTF-8 text: invalid start byte"),
-        ("a.parquet", b"nothing of the kind", "a.parquet: expected a Parquet file: "),
-        ("a.parquet", b"", "a.parquet: expected a Parquet file: "),
-        ("a.arrow", b"nothing of the kind", "a.arrow: expected an Arrow file or stream: "),
-        ("a.arrow", b"", "a.arrow: expected an Arrow file or stream: "),
+        ("a.csv", b"", " is empty: expected a first line that names the columns"),
+        ("a.csv", b"p,q\n1,2\n3\n", "line 3: expected 2 values ('p', 'q'), got 1; a value with a delimiter"),
+        ("a.csv", b"p,q\n1,2,3\n", "line 2: expected 2 values ('p', 'q'), got 3"),
+        ("a.csv", b"p,p\n1,2\n", "line 1: two columns have one name: p, p"),
+        ("a.csv", b'p,q\n1,"2\n', "line 2: expected comma-separated values: unexpected end of data"),
+        ("a.csv", b"p,q\n1,\xff\n", "line 1 or after: expected UTF-8 text: invalid start byte"),
+        ("a.parquet", b"nothing of the kind", ": expected a Parquet file: "),
+        ("a.parquet", b"", ": expected a Parquet file: "),
+        ("a.arrow", b"nothing of the kind", ": expected an Arrow file or stream: "),
+        ("a.arrow", b"", ": expected an Arrow file or stream: "),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path, name, content, fragment):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ThreestepError) as caught:
-        rows_at(f"{name.partition('.')[2]}:{tmp_path / name}")
-    assert fragment in str(caught.value)
+    assert refused(tmp_path, name, content).startswith(fragment)
 
 
-@pytest.mark.parametrize("value", ["a", {"naïve": "a"}])
-def test_names_that_are_no_utf8_are_a_sentence(tmp_path, value):
-    import pyarrow
-    import pyarrow.parquet
-
-    table = pyarrow.Table.from_pylist([{"naïve": value} if value == "a" else {"x": value}])
-    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    with pyarrow.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pyarrow.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)
-    for reader in ("parquet", "arrow"):
+@pytest.mark.parametrize("row", [{"naïve": "a"}, {"x": {"naïve": "a"}}])
+def test_names_that_are_no_utf8_are_a_sentence(tmp_path, row):
+    for reader, writer in (("parquet", "Parquet"), ("arrow", "an Arrow file")):
         path = tmp_path / f"a.{reader}"
+        WRITERS[writer][0]([row], path)
         path.write_bytes(path.read_bytes().replace("naïve".encode(), b"na\xe2\xafve"))
         with pytest.raises(ThreestepError, match=f"a.{reader}: expected .*: .*invalid continuation byte"):
             rows_at(f"{reader}:{path}")[0]
@@ -278,11 +205,8 @@ def test_names_that_are_no_utf8_are_a_sentence(tmp_path, value):
 
 @pytest.mark.parametrize("reader", ["csv", "parquet"])
 def test_what_is_expected_of_columns(tmp_path, reader):
-    import pyarrow
-    import pyarrow.parquet
-
     (tmp_path / "rows.csv").write_text("n,text\n1,a\n")
-    pyarrow.parquet.write_table(pyarrow.table({"n": [1], "text": ["a"]}), tmp_path / "rows.parquet")
+    parquet.write_table(pyarrow.table({"n": [1], "text": ["a"]}), tmp_path / "rows.parquet")
     path = str(tmp_path / f"rows.{reader}")
     assert len(open_rows(reader, [path], None, Expected({"text": "text_column"}, ("text",)))) == 1
     with pytest.raises(ThreestepError, match="no column 'body'; the file has 'n', 'text'; name the .* --text_column"):
@@ -290,20 +214,6 @@ def test_what_is_expected_of_columns(tmp_path, reader):
     if reader == "parquet":
         with pytest.raises(ThreestepError, match="rows.parquet: column 'n': expected text, got a number"):
             open_rows(reader, [path], None, Expected((), ("n",)))
-
-
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [
-        ("csv:a/b.csv", ("csv", "a/b.csv")),
-        ("parquet:s3://bucket/a", ("parquet", "s3://bucket/a")),
-        ("embedded", None),
-        ("tsv:a", None),
-        ("json", None),
-    ],
-)
-def test_readers_by_name(name, found):
-    assert split_reader(name) == found
 
 
 def test_rows_are_read_from_several_threads_at_once(tmp_path):
@@ -320,6 +230,7 @@ def test_rows_are_read_from_several_threads_at_once(tmp_path):
         ("[" * 100_000, "expected (one|a) JSON object, got one that cannot be read: .*recursion"),
         ("9" * 5000, "expected (one|a) JSON object, got one that cannot be read: .*digits"),
     ],
+    ids=["half a pair", "deep", "many digits"],
 )
 def test_json_that_nobody_can_use(tmp_path, value, sentence):
     line = '{"prompt": ' + value + "}"
@@ -328,22 +239,66 @@ def test_json_that_nobody_can_use(tmp_path, value, sentence):
         path.write_text(content)
         with pytest.raises(ThreestepError, match=f"rows.{name}, line 2: {sentence}"):
             open_rows(name, [str(path)], None)
-
-
-def test_characters_written_as_pairs_are_text(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"prompt": "\\ud83d\\ude00 \\\\ud800"}\n')
-    assert open_rows("jsonl", [str(path)], None)[0]["prompt"] == "\U0001f600 \\ud800"
+    path.with_suffix(".jsonl").write_text('{"prompt": "\\ud83d\\ude00 \\\\ud800"}\n')  # a whole pair, and text
+    assert rows_at(f"jsonl:{path.with_suffix('.jsonl')}")[0]["prompt"] == "\U0001f600 \\ud800"
 
 
 def test_a_damaged_arrow_file_is_no_crash(tmp_path):
     """Its offsets point outside: to read the row would end the process."""
-    table = pyarrow.table({"prompt": ["first", "second"]})
-    with pyarrow.ipc.new_file(str(tmp_path / "rows.arrow"), table.schema) as writer:
-        writer.write_table(table)
-    content = (tmp_path / "rows.arrow").read_bytes()
+    path = tmp_path / "rows.arrow"
+    WRITERS["an Arrow file"][0]([{"prompt": "first"}, {"prompt": "second"}], path)
+    content = path.read_bytes()
     offsets = np.array([0, 5, 11], np.int32).tobytes()  # where each text begins, and the last one's end
     assert content.count(offsets) == 1
-    (tmp_path / "rows.arrow").write_bytes(content.replace(offsets, np.array([0, 5, 2**30], np.int32).tobytes()))
+    path.write_bytes(content.replace(offsets, np.array([0, 5, 2**30], np.int32).tobytes()))
     with pytest.raises(ThreestepError, match="rows.arrow: expected an Arrow file or stream: .*offsets"):
-        open_rows("arrow", [str(tmp_path / "rows.arrow")], None)
+        open_rows("arrow", [str(path)], None)
+
+
+# --- names that no reader takes
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("csv:a/b.csv", ("csv", "a/b.csv")),
+        ("parquet:s3://bucket/a", ("parquet", "s3://bucket/a")),
+        ("embedded", None),
+        ("tsv:a", None),
+        ("json", None),
+    ],
+)
+def test_readers_by_name(name, found):
+    assert split_reader(name) == found
+    assert why_no_dataset("owner/name") is None and why_no_dataset("enbedded") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("/nowhere/rows", "'/nowhere/rows' does not exist; the folder read from is '"),
+        ("rows.xlsx", "'rows.xlsx' is a spreadsheet; save the sheet as CSV UTF-8"),
+        ("rows.pkl.gz", "'rows.pkl.gz' is a pickle, which may run code"),
+        ("mine.py", "is Python code; give it as --dataset_module, and the name that it registers as --data_path"),
+    ],
+)
+def test_a_stranger_by_its_name(name, sentence):
+    with pytest.raises(ThreestepError) as caught:
+        find_dataset(name)
+    assert str(caught.value).startswith("--data_path: ") and sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        ([], "is empty; give a folder or a file with rows"),
+        (["config.json"], "holds a model, no data; give it as --model_name_or_path"),
+        (["a.csv", "b.csv.gz", "c.parquet"], "holds files: 2 .csv, 1 .parquet; give it as parquet:{0} or csv:{0}"),
+        (["a.json"], "holds files: 1 .json; give it as json:{0}"),
+        (["a.png"], "holds files: 1 .png; and no file that a reader takes; give a folder of such files as jsonl:PATH"),
+    ],
+)
+def test_a_stranger_by_the_content_of_its_folder(tmp_path, files, sentence):
+    for name in files:
+        (tmp_path / name).write_text("")
+    assert sentence.format(tmp_path) in (why_no_dataset(str(tmp_path)) or "")
