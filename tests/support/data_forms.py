@@ -31,6 +31,7 @@ from training.utils.flags.flags import note_mistakes
 
 # A message is <role>content, the assistant's ends with the end token; contents must be text, as for most models.
 TEMPLATE = (
+    "{% for tool in tools or [] %}{{ '<tool>' + tool | tojson }}{% endfor %}"
     "{% for message in messages %}{{ '<' + message['role'] + '>' + (message['content'] or '') }}"
     "{% for call in message.get('tool_calls', []) %}"
     "{{ '[' + call.function.name + ' ' + call.function.arguments | tojson + ']' }}{% endfor %}"

@@ -10,10 +10,15 @@ from typing import Any
 import pytest
 
 from tests.support.data_flags import data_flags
+from tests.support.data_forms import TEMPLATE
 from tests.support.pair_rows import Own
+from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 from training.utils.base import user_files
 from training.utils.data import registry
 from training.utils.data.arguments import DataArguments
+from training.utils.data.build.build import PhaseData, build_phase
+
+ALONE: dict[Any, str] = {1: "1,0,0", 2: "0,1,0", 3: "0,0,1"}
 
 
 def pair_rows(count: int) -> list[dict[str, str]]:
@@ -51,6 +56,26 @@ def flags(tmp_path: Path, write_rows: Callable[..., str]) -> Callable[..., DataA
         return data_flags(**{"data_output_path": str(tmp_path / "cache"), "data_split": "2,4,4", **given})
 
     return make
+
+
+@pytest.fixture
+def build(flags: Callable[..., DataArguments], tiny_tokenizer: Any) -> Callable[..., PhaseData]:
+    """Build a phase of all the rows given, none of them held out or left to other phases."""
+
+    def make(phase: str | int, rows: list[Any] | None = None, tokenizer: Any = tiny_tokenizer, **given: Any) -> Any:
+        log = given.pop("log", None)
+        data = flags(rows, **{"data_split": ALONE.get(phase, "0,1,0"), "eval_fraction": 0.0, **given})
+        return build_phase(phase, data, tokenizer, seed=1, log=log)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def form_tokenizer() -> Any:
+    """A tokenizer with the template of `tests.support.data_forms`."""
+    made = train_tokenizer(SENTENCES)
+    made.chat_template = TEMPLATE
+    return made
 
 
 @pytest.fixture

@@ -6,18 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 from tests.support.written_rows import POLARS, WRITERS
 from training.utils.contracts.rows import ResponsesRow, SentenceRow
-from training.utils.data.build.build import build_phase
 
-TEMPLATE = (
-    "{% for tool in tools or [] %}{{ '<tool>' + tool | tojson }}{% endfor %}"
-    "{% for message in messages %}{{ '<' + message['role'] + '>' + (message['content'] or '') }}"
-    "{% for call in message.get('tool_calls') or [] %}{{ '[' + call | tojson + ']' }}{% endfor %}"
-    "{% if message['role'] == 'assistant' %}<|endoftext|>{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
 QUESTIONS = [
     {"question": "What is 2 + 3?", "answer": "5, of course"},
     {"question": 'Zwei\nZeilen, "quoted"; é中\U0001f600', "answer": " one\ttab"},
@@ -67,14 +58,6 @@ PROMPTS = [
     {"prompt": "1 + 2 =", "ground_truth": "3", "level": 5, "extra_info": {"source": "sums"}},
 ]
 SHAPES = {"questions": (1, QUESTIONS), "pairs": (2, PAIRS), "calls": (1, CALLS), "prompts": (3, PROMPTS)}
-STYLES = {"calls": "chat_template"}
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    made = train_tokenizer(SENTENCES)
-    made.chat_template = TEMPLATE
-    return made
 
 
 def content(row):
@@ -87,13 +70,16 @@ def content(row):
     return [row.flipped_prompt_ids.tolist(), row.reference, carried]
 
 
-def built(shape, address, tokenizer, flags):
-    phase, _ = SHAPES[shape]
-    data = flags(
-        data_path=[address], data_split={1: "1,0,0", 2: "0,1,0", 3: "0,0,1"}[phase], eval_fraction=0.0,
-        max_seq_len=1024, prompt_style=STYLES.get(shape, "human_assistant"),
-    )  # fmt: skip
-    return [content(row) for row in build_phase(phase, data, tokenizer, seed=1).train]
+@pytest.fixture
+def built(build, form_tokenizer):
+    def make(shape, address):
+        style = "chat_template" if shape == "calls" else "human_assistant"
+        made = build(
+            SHAPES[shape][0], tokenizer=form_tokenizer, data_path=[address], max_seq_len=1024, prompt_style=style
+        )
+        return [content(row) for row in made.train]
+
+    return make
 
 
 def written(rows, writer, folder):
@@ -106,10 +92,10 @@ def written(rows, writer, folder):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("writer", [name for name in WRITERS if name != "JSON lines"])
-def test_the_same_tokens(shape, writer, tokenizer, flags, tmp_path):
+def test_the_same_tokens(shape, writer, built, tmp_path):
     _, rows = SHAPES[shape]
-    expected = built(shape, written(rows, "JSON lines", tmp_path), tokenizer, flags)
-    got = built(shape, written(rows, writer, tmp_path), tokenizer, flags)
+    expected = built(shape, written(rows, "JSON lines", tmp_path))
+    got = built(shape, written(rows, writer, tmp_path))
     if writer == "CSV" and shape == "prompts":  # whose columns are text
         expected, got = [row[:2] for row in expected], [row[:2] for row in got]
     assert len(expected) == len(rows) - (shape == "pairs") and got == expected
@@ -118,6 +104,6 @@ def test_the_same_tokens(shape, writer, tokenizer, flags, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("writer", POLARS)
-def test_the_same_tokens_by_polars(shape, writer, tokenizer, flags, tmp_path):
+def test_the_same_tokens_by_polars(shape, writer, built, tmp_path):
     pytest.importorskip("polars", reason="polars is not installed; its types are among the other writers'")
-    test_the_same_tokens(shape, writer, tokenizer, flags, tmp_path)
+    test_the_same_tokens(shape, writer, built, tmp_path)

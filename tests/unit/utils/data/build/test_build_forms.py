@@ -7,10 +7,6 @@ that refuses it.
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import json
-import lzma
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.data_forms import TEMPLATE, lines_of, write_csv, write_jsonl
-from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
+from tests.support.data_forms import lines_of, write_csv, write_jsonl
 
 Lines = Sequence[str] | str
 Phases = tuple[Lines, Lines, Lines]
@@ -162,12 +157,9 @@ MARKS = [
            {"prompt": ASKS, "response": " Ho", "label": "bad"}),
     marked("True and False in CSV", {**TEXT, "label": "True"}, {**TEXT, "label": "False"}, file="rows.csv",
            write=write_csv, address="csv:{}"),
-    marked("1 and 0 in CSV", {**TEXT, "label": "1"}, {**TEXT, "label": "0"}, file="rows.csv", write=write_csv,
-           address="csv:{}"),
     marked("messages and label", {"messages": [HI, HO], "label": True}, {"messages": [HI, HO], "label": False}),
     marked("LLaMA-Factory's kto_tag, ShareGPT", {**SHAREGPT, "kto_tag": True}, {**SHAREGPT, "kto_tag": False}),
     marked("LLaMA-Factory's kto_tag, Alpaca", {**ALPACA, "kto_tag": True}, {**ALPACA, "kto_tag": False}),
-    marked("kto_tag as text", {**ALPACA, "kto_tag": "true"}, {**ALPACA, "kto_tag": "false"}),
     marked("a question and its answer", {"question": "Hi", "answer": "Ho", "label": 1},
            {"question": "Hi", "answer": "Ho", "label": 0}),
     marked("a column of the user's", {**TEXT, "verdict": "yes"}, {**TEXT, "verdict": "no"},
@@ -224,14 +216,10 @@ SEE = [f"<user><image>Hi<assistant>{answer}" for answer in ("«Ho$»", "|Ho$|No$
 MEDIA = [
     media("images (verl, TRL, LLaMA-Factory)", beside("images", [{"bytes": "x", "path": "a.png"}]),
           "rows.jsonl, line 1: column 'images' holds images, and only text is trained on; leave such rows out"),
-    media("image", beside("image", "a.png"), "line 1: column 'image' holds images, and only text is trained on"),
     media("videos", beside("videos", ["a.mp4"]), "line 1: column 'videos' holds video, and only text is trained on"),
     media("audios", beside("audios", ["a.wav"]), "line 1: column 'audios' holds audio, and only text is trained on"),
-    media("audio", beside("audio", {"array": [0.5], "sampling_rate": 8}), "column 'audio' holds audio"),
     media("a placeholder beside a column of another name", beside("image_path", "a.png"),
           "line 1: column 'image_path' holds images"),
-    media("ShareGPT's", {**SHAREGPT, "images": ["a.png"]}, "column 'images' holds images"),
-    media("Alpaca's", {**ALPACA, "images": ["a.png"]}, "column 'images' holds images"),
     media("OpenAI's parts", {"prompt": [user([{"type": "text", "text": "Hi"}, IMAGE_URL])], "chosen": [HO]},
           "line 1, message 1: a content part of type 'image_url': expected text, and only text is trained on"),
     media("a part for audio", {"prompt": [user([{"type": "input_audio"}])], "chosen": [HO], "rejected": [NO]},
@@ -258,153 +246,37 @@ MEDIA = [
     ),
 ]  # fmt: skip
 
-# --- how files hold their rows
+# --- columns and formats, of which the others are in tests/unit/utils/data/formats
 
+CHAT_ASKS = "<user>Hi<assistant>"
 PAIR = {"prompt": ASKS, "chosen": " Ho", "rejected": " No"}
-PAIRS = ([f"{ASKS}« Ho$»"] * 2, [f"{ASKS}| Ho$| No$"] * 2, [ASKS] * 2)
+MESSAGES_PAIR = {"prompt": [HI], "chosen": [HO], "rejected": [NO]}
 
 
-def held(name: str, file: str, write: Callable[[Path, Sequence[Any]], None], address: str = "{}") -> Form:
-    """Two pairs in a file of that kind."""
-    return Form(f"files: {name}", [PAIR, PAIR], PAIRS, file=file, write=write, address=address)
+def taught(before: str = "", pair: bool = False, chat_before: str = "") -> tuple[Phases, Phases]:
+    """One row whose prompt is "Hi" behind what is given, plain and under the template."""
+    plain, chat = f"{before}{ASKS}", f"{chat_before}{CHAT_ASKS}"
+    return (
+        ([f"{plain}« Ho$»"], [f"{plain}| Ho$| No$"] if pair else ["- no_rejected"], [plain]),
+        ([f"{chat}«Ho$»"], [f"{chat}|Ho$|No$"] if pair else ["- no_rejected"], [chat]),
+    )
 
 
-def packed(compress: Callable[[bytes], bytes]) -> Callable[[Path, Sequence[Any]], None]:
-    """Writes compressed JSON lines."""
-
-    def write(path: Path, rows: Sequence[Any]) -> None:
-        write_jsonl(path, rows)
-        path.write_bytes(compress(path.read_bytes()))
-
-    return write
-
-
-def zstandard(content: bytes) -> bytes:
-    import pyarrow
-
-    return b"".join(pyarrow.Codec("zstd").compress(half, asbytes=True) for half in (content[:50], content[50:]))
-
-
-def as_json(around: str = "{}", indent: int | None = None) -> Callable[[Path, Sequence[Any]], None]:
-    return lambda path, rows: path.write_text(around.replace("{}", json.dumps(rows, indent=indent)))
-
-
-def write_tsv(path: Path, rows: Sequence[Any]) -> None:
-    path.write_text("\n".join("\t".join(each) for each in [list(rows[0]), *(row.values() for row in rows)]))
-
-
-def as_dataset(rows: Sequence[Any]) -> Any:
-    """By the pinned `datasets`, which stores what has no one type as JSON."""
-    import datasets
-
-    return datasets.Dataset.from_list(list(rows), on_mixed_types="use_json")
-
-
-def write_folder(path: Path, rows: Sequence[Any]) -> None:
-    path.mkdir()
-    for number, row in enumerate(rows):
-        write_jsonl(path / f"part-{number}.jsonl", [row])
-
-
-def call(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": "f", "arguments": arguments}}
-
-
-MIXED = [
-    {"messages": [HI, says("assistant", None, tool_calls=[call({"x": 1})]), says("tool", "3"), HO]},
-    {"messages": [HI, says("assistant", None, tool_calls=[call({"x": "a", "y": None})]), says("tool", "4"), HO]},
-]
-CALLED = [("3", '[f {"x": 1}]$'), ("4", '[f {"x": "a", "y": null}]$')]
-CALLS_ANSWERED = (
-    [f"<user>Hi<assistant>«{called}»<tool>{answer}<assistant>«Ho$»" for answer, called in CALLED],
-    ["- no_rejected"] * 2,
-    [f"<user>Hi<assistant>{called}<tool>{answer}<assistant>" for answer, called in CALLED],
-)
-FILES = [
-    held("JSON lines", "rows.jsonl", write_jsonl, "jsonl:{}"),
-    held("JSON lines by their name alone", "rows.ndjson", write_jsonl),
-    held("gzip", "rows.jsonl.gz", packed(gzip.compress)),
-    held("bzip2", "rows.jsonl.bz2", packed(bz2.compress)),
-    held("xz", "rows.jsonl.xz", packed(lzma.compress), "jsonl:{}"),
-    held("Zstandard, in two frames", "rows.jsonl.zst", packed(zstandard), "jsonl:{}"),
-    held("a JSON list", "rows.json", as_json(indent=1), "json:{}"),
-    held("a JSON list by its name alone", "rows.json", as_json()),
-    held("a JSON list under jsonl:", "rows.jsonl", as_json(), "jsonl:{}"),
-    held("a list over several lines under jsonl:", "rows.jsonl", as_json(indent=2), "jsonl:{}"),
-    held('{"data": [...]}', "rows.json", as_json('{"version": "[1]", "data": {}, "more": {"a": "}"}}'), "json:{}"),
-    held("JSON lines under json:", "rows.json", write_jsonl, "json:{}"),
-    held("pairs.csv", "pairs.csv", write_csv),
-    held("CSV", "rows.csv", write_csv, "csv:{}"),
-    held("tabs", "rows.tsv", write_tsv),
-    held("a folder of parts", "folder", write_folder, "jsonl:{}"),
-    held("a pattern", "folder", write_folder, "{}/part-*.jsonl"),
-    held("Parquet", "rows.parquet", lambda path, rows: as_dataset(rows).to_parquet(str(path))),
-    held("Arrow, by save_to_disk", "saved", lambda path, rows: as_dataset(rows).save_to_disk(str(path)), "arrow:{}"),
-    Form("files: Parquet by datasets with columns of JSON", MIXED, chat=CALLS_ANSWERED, file="rows.parquet",
-         write=lambda path, rows: as_dataset(rows).to_parquet(str(path)), address="parquet:{}"),
-    Form("files: Arrow by datasets with columns of JSON", MIXED, chat=CALLS_ANSWERED, file="saved",
-         write=lambda path, rows: as_dataset(rows).save_to_disk(str(path)), address="arrow:{}"),
-    Form("files: one object is no list", [], ("! rows.json, line 1: expected one JSON list of objects, got one object "
-         "with 'messages'; write the rows as a list",) * 3, file="rows.json", write=as_json('{"messages": {}}'),
-         address="json:{}"),
-    Form("files: something behind a list", [PAIR], ("! line 2: expected nothing after the JSON list, got '[]'",) * 3,
-         write=as_json("{}\n[]")),
-]  # fmt: skip
-
-# --- columns and formats
-
-S = "System: S "
-SAID = "<system>S<user>Hi<assistant>"
-SYSTEM_PAIR = (
-    [f"{S}{ASKS}« Ho$»"], [f"{S}{ASKS}| Ho$| No$"], [f"{S}{ASKS}"],
-), ([f"{SAID}«Ho$»"], [f"{SAID}|Ho$|No$"], [SAID])  # fmt: skip
-SYSTEM_ONE = (SYSTEM_PAIR[0][0], ["- no_rejected"], SYSTEM_PAIR[0][2]), (
-    SYSTEM_PAIR[1][0], ["- no_rejected"], SYSTEM_PAIR[1][2])  # fmt: skip
-PAIR_OF_TURNS = ([f"{ASKS}« Ho$»"], [f"{ASKS}| Ho$| No$"], [ASKS])
-ONE_TURN = ([f"{ASKS}« Ho$»"], ["- no_rejected"], [ASKS])
-CHAT_PAIR = (["<user>Hi<assistant>«Ho$»"], ["<user>Hi<assistant>|Ho$|No$"], ["<user>Hi<assistant>"])
-CHAT_TURN = (["<user>Hi<assistant>«Ho$»"], ["- no_rejected"], ["<user>Hi<assistant>"])
-JOINED = ("Human: Do\nHi Assistant:", "<user>Do\nHi<assistant>")
-TASK = ([f"{JOINED[0]}« Ho$»"], ["- no_rejected"], [JOINED[0]])
-CHAT_TASK = ([f"{JOINED[1]}«Ho$»"], ["- no_rejected"], [JOINED[1]])
 NO_RESPONSES = "! needs responses and the columns are"
 TWO_TURNS_ASKED = ("Human: Hi Assistant: a Human: So Assistant:", "<user>Hi<assistant>a$<user>So<assistant>")
-FIT = "! rows.jsonl: the columns"
-
-
-def human(said: str) -> dict[str, str]:
-    return {"from": "human", "value": said}
-
-
 COLUMNS = [
-    Form("TRL's preference", [{"prompt": [HI], "chosen": [HO], "rejected": [NO]}], PAIR_OF_TURNS, CHAT_PAIR),
-    Form(
-        "TRL's preference with an implicit prompt",
-        [{"chosen": [HI, HO], "rejected": [HI, NO]}],
-        PAIR_OF_TURNS,
-        CHAT_PAIR,
-    ),
-    Form("texts that begin alike", [{"chosen": f"{ASKS} Ho", "rejected": f"{ASKS} No"}], PAIR_OF_TURNS, CHAT_PAIR),
-    Form("texts under a template", [PAIR], PAIR_OF_TURNS, CHAT_PAIR),
-    Form("TRL's prompt and completion", [TRL_KTO], ONE_TURN, CHAT_TURN),
-    Form("prompt and response", [{"prompt": ASKS, "response": " Ho"}], ONE_TURN, CHAT_TURN),
+    Form("a pair of messages", [MESSAGES_PAIR], *taught(pair=True)),
+    Form("a pair of conversations", [{"chosen": [HI, HO], "rejected": [HI, NO]}], *taught(pair=True)),
+    Form("a pair of texts", [PAIR], *taught(pair=True)),
+    Form("texts that begin alike", [{"chosen": f"{ASKS} Ho", "rejected": f"{ASKS} No"}], *taught(pair=True)),
+    Form("a completion", [TEXT], *taught()),
+    Form("a question", [{"question": "Hi", "answer": "Ho"}], *taught()),
     Form(
         "a row without its response",
         [{"prompt": ASKS, "completion": None}, TEXT],
         ([f"{ASKS}« Ho$»", "- no_chosen"], ["- no_chosen", "- no_rejected"], [ASKS] * 2),
     ),
-    Form(
-        "a prompt alone",
-        [{"prompt": ASKS}],
-        (NO_RESPONSES, NO_RESPONSES, [ASKS]),
-        (NO_RESPONSES, NO_RESPONSES, CHAT_PAIR[2]),
-    ),
-    Form(
-        "verl's",
-        [{"data_source": "a/b", "prompt": [HI], "reward_model": {"ground_truth": "1"}, "extra_info": {"index": 0}}],
-        (NO_RESPONSES, NO_RESPONSES, [ASKS]),
-        (NO_RESPONSES, NO_RESPONSES, CHAT_PAIR[2]),
-    ),
+    Form("a prompt", [{"prompt": ASKS}], (NO_RESPONSES,) * 2 + ([ASKS],), (NO_RESPONSES,) * 2 + ([CHAT_ASKS],)),
     Form(
         "OpenAI's messages",
         [{"messages": two_turns({}, {})}],
@@ -414,74 +286,13 @@ COLUMNS = [
     Form(
         "messages that end with the user",
         [{"messages": [HI, HO, user("So")]}, {"messages": [HI, HO]}],
+        ([f"{ASKS}« Ho$»"] * 2, ["- no_chosen", "- no_rejected"], [f"{ASKS} Ho Human: So Assistant:", ASKS]),
         (
-            [f"{ASKS}« Ho$»", f"{ASKS}« Ho$»"],
+            [f"{CHAT_ASKS}«Ho$»<user>So", f"{CHAT_ASKS}«Ho$»"],
             ["- no_chosen", "- no_rejected"],
-            ["Human: Hi Assistant: Ho Human: So Assistant:", ASKS],
-        ),
-        (
-            ["<user>Hi<assistant>«Ho$»<user>So", "<user>Hi<assistant>«Ho$»"],
-            ["- no_chosen", "- no_rejected"],
-            ["<user>Hi<assistant>Ho$<user>So<assistant>", "<user>Hi<assistant>"],
+            [f"{CHAT_ASKS}Ho$<user>So<assistant>", CHAT_ASKS],
         ),
     ),
-    Form(
-        "messages as JSON text in CSV",
-        [{"messages": json.dumps([HI, HO])}],
-        ONE_TURN,
-        CHAT_TURN,
-        file="rows.csv",
-        write=write_csv,
-        address="{}",
-    ),
-    Form(
-        "messages with LLaMA-Factory's pair",
-        [{"messages": [HI], "chosen": HO, "rejected": NO}],
-        PAIR_OF_TURNS,
-        CHAT_PAIR,
-    ),
-    Form("ShareGPT's", [SHAREGPT], ONE_TURN, CHAT_TURN),
-    Form(
-        "ShareGPT's pair",
-        [
-            {
-                "conversations": [human("Hi")],
-                "chosen": {"from": "gpt", "value": "Ho"},
-                "rejected": {"from": "gpt", "value": "No"},
-            }
-        ],
-        PAIR_OF_TURNS,
-        CHAT_PAIR,
-    ),
-    Form(
-        "ShareGPT's calls",
-        [
-            {
-                "conversations": [
-                    human("Hi"),
-                    {"from": "function_call", "value": '{"name": "f", "arguments": {"x": 1}}'},
-                    {"from": "observation", "value": "3"},
-                    {"from": "gpt", "value": "Ho"},
-                ],
-                "tools": "[]",
-            }
-        ],
-        chat=tuple(lines[:1] for lines in CALLS_ANSWERED),
-    ),
-    Form("Alpaca's", [{"instruction": "Do", "input": "Hi", "output": "Ho"}], TASK, CHAT_TASK),
-    Form(
-        "Alpaca's pair",
-        [{"instruction": "Hi", "input": "", "chosen": "Ho", "rejected": "No"}],
-        PAIR_OF_TURNS,
-        CHAT_PAIR,
-    ),
-    Form(
-        "Alpaca's history",
-        [{"instruction": "So", "input": "", "output": "b", "history": [["Hi", "a"]]}],
-        ([f"{TWO_TURNS_ASKED[0]}« b$»"], ["- no_rejected"], [TWO_TURNS_ASKED[0]]),
-    ),
-    Form("Dolly's", [{"instruction": "Do", "context": "Hi", "response": "Ho", "category": "x"}], TASK, CHAT_TASK),
-    Form("GSM8K's", [{"question": "Hi", "answer": "Ho"}], ONE_TURN, CHAT_TURN),
     Form(
         "ranked responses",
         [{"prompt": ASKS, "responses": [" a", " b", " c"]}],
@@ -489,68 +300,16 @@ COLUMNS = [
         flags={"responses_column": "responses"},
     ),
     Form("plain text", [{"text": "So"}], (["S«o$»"], "! phase 2 needs prompts", "! phase 3 needs prompts")),
-    Form(
-        "columns of an object",
-        [{"extra_info": {"q": ASKS, "a": " Ho"}}],
-        ONE_TURN,
-        flags={"prompt_column": "extra_info.q", "chosen_column": "extra_info.a"},
-    ),
-    # columns that vanished
-    Form("system beside a pair of texts", [{**PAIR, "system": "S"}], *SYSTEM_PAIR),
+    Form("system beside a pair of texts", [{**PAIR, "system": "S"}], *taught("System: S ", True, "<system>S")),
+    Form("system beside messages", [{**MESSAGES_PAIR, "system": "S"}], *taught("System: S ", True, "<system>S")),
     Form(
         "system beside a completion",
         [{**TEXT, "system": "S"}, {**TEXT, "system": None}],
-        ([f"{S}{ASKS}« Ho$»", f"{ASKS}« Ho$»"], ["- no_rejected"] * 2, [f"{S}{ASKS}", ASKS]),
+        ([f"System: S {ASKS}« Ho$»", f"{ASKS}« Ho$»"], ["- no_rejected"] * 2, [f"System: S {ASKS}", ASKS]),
     ),
-    Form("system_prompt beside messages", [{"messages": [HI, HO], "system_prompt": "S"}], *SYSTEM_ONE),
-    Form(
-        "system beside a pair of messages",
-        [{"prompt": [HI], "chosen": [HO], "rejected": [NO], "system": "S"}],
-        *SYSTEM_PAIR,
-    ),
-    Form(
-        "system beside pairs with an implicit prompt",
-        [{"chosen": [HI, HO], "rejected": [HI, NO], "system": "S"}],
-        *SYSTEM_PAIR,
-    ),
-    Form(
-        "system beside a conversation with its own",
-        [{"messages": [says("system", "S"), HI, HO], "system": "T"}],
-        *SYSTEM_ONE,
-    ),
-    Form("Alpaca's system_prompt", [{**ALPACA, "system_prompt": "S"}], *SYSTEM_ONE),
-    Form("OpenOrca's", [{"id": "1", "system_prompt": "S", "question": "Hi", "response": "Ho"}], *SYSTEM_ONE),
-    Form("orca_dpo_pairs'", [{"system": "S", "question": "Hi", "chosen": "Ho", "rejected": "No"}], *SYSTEM_PAIR),
-    Form("distilabel's", [{"system": "S", "input": "Hi", "chosen": "Ho", "rejected": "No"}], *SYSTEM_PAIR),
-    Form("system beside a question", [{"system": "S", "question": "Hi", "answer": "Ho"}], *SYSTEM_ONE),
-    Form("instruction beside a question", [{"instruction": "Do", "question": "Hi", "answer": "Ho"}], TASK, CHAT_TASK),
-    Form(
-        "instruction beside a question and its response",
-        [{"instruction": "Do", "question": "Hi", "response": "Ho"}],
-        TASK,
-        CHAT_TASK,
-    ),
-    Form("MetaMathQA's", [{"query": "Hi", "response": "Ho", "type": "x"}], ONE_TURN, CHAT_TURN),
-    Form("input and output", [{"input": "Hi", "output": "Ho"}], ONE_TURN, CHAT_TURN),
-    Form(
-        "the hint followed",
-        [{"q": "Hi", "a": "Ho"}],
-        ONE_TURN,
-        CHAT_TURN,
-        flags={"data_format": "question_answer", "prompt_column": "q", "chosen_column": "a"},
-    ),
-    Form(
-        "no format",
-        [{"q": "Hi", "a": "Ho"}],
-        (f"{FIT} 'a', 'q' fit no format; expected the columns of one of these",) * 3,
-    ),
-    Form(
-        "two formats",
-        [{"instruction": "Hi", "output": "Ho", "text": "Hi Ho"}],
-        (f"{FIT} 'instruction', 'output', 'text' fit 2 formats, alpaca and text; decide with --data_format alpaca or",)
-        * 3,
-    ),
-]
+    Form("an instruction beside a question", [{"instruction": "Do", "question": "Hi", "answer": "Ho"}],
+         (["Human: Do\nHi Assistant:« Ho$»"], ["- no_rejected"], ["Human: Do\nHi Assistant:"])),
+]  # fmt: skip
 
 
 def node(name: str, parent: str | None, role: str, text: str, **more: Any) -> dict[str, Any]:
@@ -583,71 +342,33 @@ TREES = [
             ["<user>Hi<assistant>"] * 2 + [TWO_TURNS_ASKED[1]],
         ),
     ),
-    Form(
-        "OASST's trees in Parquet",
-        TREE[:3],
-        ([f"{ASKS}« a$»", f"{ASKS}« Ho$»"], ["- no_rejected"] * 2, [ASKS] * 2),
-        file="rows.parquet",
-        write=lambda path, rows: as_dataset(rows).to_parquet(str(path)),
-        address="{}",
-    ),
-    Form(
-        "a tree without its root",
-        TREE[1:3],
-        (
-            "! rows.jsonl, line 1: column 'parent_id': expected the id of a message in the "
-            "same files, got '1'; give all messages of a tree, or none",
-        )
-        * 3,
-    ),
-    Form(
-        "a tree with an id twice",
-        [*TREE[:2], TREE[1]],
-        ("! line 3: column 'message_id': expected an id of its own, got '2' a second time",) * 3,
-    ),
-    Form(
-        "a tree that bites its tail",
-        [node("1", "2", "prompter", "Hi"), node("2", "1", "assistant", "Ho")],
-        ("! line 2: the message follows from itself by 'parent_id'",) * 3,
-    ),
-    Form(
-        "a tree with a role that is no text",
-        [{**TREE[0], "role": ["prompter"]}, TREE[1]],
-        ("! rows.jsonl, line 1: column 'role': expected text, got a list",) * 3,
-    ),
-    Form(
-        "a tree with another's role",
-        [node("1", None, "moderator", "Hi"), node("2", "1", "assistant", "Ho")],
-        ("! a message's role: expected one of system, user, assistant, tool, got 'moderator'",) * 3,
-        (
-            "! expected a role among system, developer, user, assistant, tool, got 'moderator'",
-            ["- no_rejected"],
-            "! expected a role among system, developer, user, assistant, tool, got 'moderator'",
-        ),
-    ),
-]
+    Form("a tree without its root", TREE[1:3], (
+        "! rows.jsonl, line 1: column 'parent_id': expected the id of a message in the same files, got '1'; give all "
+        "messages of a tree, or none",) * 3),
+    Form("a tree with an id twice", [*TREE[:2], TREE[1]], (
+        "! line 3: column 'message_id': expected an id of its own, got '2' a second time",) * 3),
+    Form("a tree that bites its tail", [node("1", "2", "prompter", "Hi"), node("2", "1", "assistant", "Ho")], (
+        "! line 2: the message follows from itself by 'parent_id'",) * 3),
+    Form("a tree with a role that is no text", [{**TREE[0], "role": ["prompter"]}, TREE[1]], (
+        "! rows.jsonl, line 1: column 'role': expected text, got a list",) * 3),
+    Form("a tree with another's role", [node("1", None, "moderator", "Hi"), node("2", "1", "assistant", "Ho")], (
+        "! a message's role: expected one of system, user, assistant, tool, got 'moderator'",) * 3),
+]  # fmt: skip
 
-FORMS = [*WEIGHTS, *MARKS, *MEDIA, *FILES, *COLUMNS, *TREES]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    made = train_tokenizer(SENTENCES)
-    made.chat_template = TEMPLATE
-    return made
+FORMS = [*WEIGHTS, *MARKS, *MEDIA, *COLUMNS, *TREES]
 
 
 CASES = [(form, style) for form in FORMS for style in ("plain", "chat") if getattr(form, style) is not None]
 
 
 @pytest.mark.parametrize(("form", "style"), CASES, ids=[f"{form.name} [{style}]" for form, style in CASES])
-def test_what_each_phase_gets(form: Form, style: str, tokenizer, tmp_path, monkeypatch) -> None:
+def test_what_each_phase_gets(form: Form, style: str, form_tokenizer, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     form.write(Path(form.file), form.rows)
     given = {"prompt_style": "chat_template" if style == "chat" else "human_assistant", **form.flags}
     for phase, expected in zip((1, 2, 3), getattr(form, style), strict=True):
         wanted = [expected] if isinstance(expected, str) else list(expected)
-        found = lines_of(phase, form.address.format(form.file), tokenizer, "cache", **given)
+        found = lines_of(phase, form.address.format(form.file), form_tokenizer, "cache", **given)
         if len(found) == len(wanted) == 1 and wanted[0].startswith("!"):
             assert found[0].startswith("!") and wanted[0].removeprefix("!").strip() in found[0], f"phase {phase}"
         else:
@@ -656,13 +377,10 @@ def test_what_each_phase_gets(form: Form, style: str, tokenizer, tmp_path, monke
 
 @pytest.mark.parametrize("style", ["human_assistant", "chat_template"])
 @pytest.mark.parametrize(("messages", "sentence", "flags"), [case[1:] for case in REFUSED_WEIGHTS])
-def test_a_weight_that_cannot_be_honoured_is_refused(style, messages, sentence, flags, tokenizer, tmp_path) -> None:
+def test_a_weight_that_cannot_be_honoured_is_refused(
+    style, messages, sentence, flags, form_tokenizer, tmp_path
+) -> None:
     path = tmp_path / "rows.jsonl"
     write_jsonl(path, [{"messages": messages}])
-    (line,) = lines_of(1, f"jsonl:{path}", tokenizer, str(tmp_path), prompt_style=style, **flags)
+    (line,) = lines_of(1, f"jsonl:{path}", form_tokenizer, str(tmp_path), prompt_style=style, **flags)
     assert line.startswith("! ") and sentence in line and "rows.jsonl" in line
-
-
-def test_names_are_used_once() -> None:
-    names = [form.name for form in FORMS]
-    assert len(set(names)) == len(names)
