@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 from tests.distributed.launch import run_ranks
 
 HERE = Path(__file__).parent
-LAUNCH_SECONDS = 600.0  # a minute on two idle cores
+LAUNCH_SECONDS, LONG_SECONDS = 600.0, 3000.0  # ordinary launches take a minute on two idle cores
+ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -36,23 +38,25 @@ def models(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def launched(request, tmp_path_factory, models) -> Callable[[str, int], tuple[Path, list[dict[str, Any]]]]:
-    """launched(program, world_size) -> (its folder, the ranks' reports); each is run once a session. In the long form
-    the program gets "long" as its last argument."""
-    runs: dict[tuple[str, int], Any] = {}
-    form = ["long"] if request.config.getoption("--long") else []
+def launched(request, tmp_path_factory, models) -> Callable[..., tuple[Path, list[dict[str, Any]]]]:
+    """launched(what, world_size, **asked) -> (its folder, the ranks' reports); each is run once a session. what: see
+    launched.py."""
+    runs: dict[Any, Any] = {}
+    form = "long" if request.config.getoption("--long") else "ordinary"
 
-    def launch(program: str, world_size: int) -> tuple[Path, list[dict[str, Any]]]:
-        key = (program, world_size)
+    def launch(what: str, world_size: int, **asked: Any) -> tuple[Path, list[dict[str, Any]]]:
+        key = (what, world_size, json.dumps(asked))
         if key not in runs:
-            out = tmp_path_factory.mktemp(f"{program}_{world_size}")
+            out = tmp_path_factory.mktemp(f"{what}_{world_size}")
+            words = [what, models, out, form, json.dumps(asked)]
+            seconds = LAUNCH_SECONDS if form == "ordinary" else LONG_SECONDS
             try:
-                runs[key] = out, run_ranks(HERE / f"{program}.py", world_size, [models, out, *form], LAUNCH_SECONDS)
+                runs[key] = out, run_ranks(HERE / "launched.py", world_size, words, seconds, ON_CPU)
             except AssertionError as failure:  # said once; the other tests of this launch point to it
                 runs[key] = failure
                 raise
         if isinstance(runs[key], AssertionError):
-            pytest.fail(f"{program} on {world_size} ranks failed before: see the first test that asked for it")
+            pytest.fail(f"{what} on {world_size} ranks failed before: see the first test that asked for it")
         return runs[key]
 
     return launch

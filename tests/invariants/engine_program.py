@@ -1,20 +1,52 @@
-"""Launched on one or two ranks: trains cases of steps 1 and 2 in one process group and reports what came out.
+"""What ranks do for the tests of steps 1 and 2 (launched.py): train cases and report what came out.
 
-Arguments: the folder of the models, a folder for the weights, and "long" for every case instead of ORDINARY's. Report:
-{case: {"losses", "norms", "evals", "packed", "said"}}; for rankings "evaluations" and "chosen" beside.
+Report: {case: {"losses", "norms", "evals", "packed", "said"}}, and more by kind; weights are OUT/CASE/weights.pt.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
+from tests.invariants import tiny
+from tests.invariants.plain import Recipe, batches_of
+from tests.support.data_flags import data_flags
+from tests.support.guests import balancing
 from tests.support.lora_settings import lora_settings
+from tests.support.objectives import objectives
+from threestep.plugins.sft_losses.regularizer import NoiseAndZLoss
+from threestep.plugins.speed.arguments import SpeedArguments
+from threestep.plugins.speed.compiled import compile_blocks
+from threestep.plugins.speed.preparers import preparers
+from training.step1_sft.loss import sft_loss
+from training.step1_sft.trainer import SftTrainer
+from training.step2_dpo.trainer import DpoTrainer, Mismatch
+from training.step2_reward.loss import LossOptions
+from training.step2_reward.trainer import RewardTrainer
+from training.utils.base.seeds import seed_everything
+from training.utils.data.rows.documents import sentence_document
+from training.utils.engine.config.arguments import EngineArguments, EngineSettings
+from training.utils.engine.ranks.collectives import summed_numbers
+from training.utils.engine.training_engine import TrainingEngine
+from training.utils.flags.added import added_flags
+from training.utils.layout.rows import packed_rows
+from training.utils.loading.models import load_causal_lm, load_scalar_model
+from training.utils.models.token_model import PolicyModel, ScalarModel
+from training.utils.preference.batches import mismatched
+from training.utils.preference.reference import References, adapter_off_references, known_references, no_reference
+from training.utils.run.metrics import MetricsWriter
+from training.utils.run.run_arguments import RunArguments
+from training.utils.run.trackers import LogArguments
+from training.utils.setup.guests import GuestFeatures
+from training.utils.setup.one_model_run import loop_settings
+from training.utils.setup.setup import load_under, may_pack
+from training.utils.setup.training_run import TrainingRun
 
 SEED = 5
 STEPS = 4
@@ -118,136 +150,95 @@ class Spread:
     how: str
 
 
+def at(stages: Iterable[int], name: str, **how: Any) -> list[Case]:
+    """The case at each of these ZeRO stages."""
+    return [Case(f"{name}_z{stage}", zero_stage=stage, **how) for stage in stages]
+
+
+LORA = {"lora_dim": LORA_DIM}
+DORA = {**LORA, "dora": True}
+REGULARIZED = {"neftune_alpha": NEFTUNE_ALPHA, "z_loss_coef": Z_LOSS_COEF}  # both large enough to matter
+REGULARIZED_LORA = {**REGULARIZED, **LORA, "checkpointing": True}
+OF_SCORES = {"kind": "ranking", "model": "scalar"}
+
+
 def cases(world_size: int) -> list[Case]:
     """Every stage with every shape; then one of each other choice. Shapes are per rank, of PER_STEP sequences in all:
     everything at once, equal parts, one at a time, parts that do not come out even, and parts cut by tokens."""
-    shapes = {1: [(6, None), (2, None), (1, None), (4, None), (6, 30)], 2: [(3, None), (1, None), (2, None), (3, 24)]}[
-        world_size
-    ]
+    shapes = {1: [(6, None), (2, None), (1, None), (4, None), (6, 30)], 2: [(3, None), (1, None), (2, None), (3, 24)]}
+    marked = [(kind, micro) for kind in MARKED for micro in range(1, 1 + PER_STEP // world_size)]
     found = [
         Case(f"sft_z{stage}_micro{micro}_tokens{tokens}", zero_stage=stage, micro=micro, max_tokens=tokens)
         for stage in range(4)
-        for micro, tokens in shapes
+        for micro, tokens in shapes[world_size]
     ]
-    found += [Case(f"untied_z{stage}", model="untied", zero_stage=stage) for stage in (0, 3)]
-    found += [Case(f"checkpointing_z{stage}", zero_stage=stage, checkpointing=True) for stage in (0, 3)]
-    found += [Case(f"lora_z{stage}", zero_stage=stage, lora_dim=LORA_DIM) for stage in (0, 2, 3)]
-    found += [Case(f"dora_z{stage}", zero_stage=stage, lora_dim=LORA_DIM, dora=True) for stage in (0, 2, 3)]
+    found += at((0, 3), "untied", model="untied") + at((0, 3), "checkpointing", checkpointing=True)
+    found += at((0, 2, 3), "lora", **LORA) + at((0, 2, 3), "dora", **DORA)
+    found += at((3,), "dpo_dora_off", kind="dpo", micro=2, adapter_off=True, **DORA)
+    found += at((1,), "dpo_dora", kind="dpo", micro=1, **DORA)
+    found += at((0, 3), "regularized", micro=2, **REGULARIZED) + at((0, 3), "regularized_lora", **REGULARIZED_LORA)
+    found += at((1, 2, 3), "offload", offload=True) + at(range(4), "bf16", dtype="bf16")
     found += [
-        Case("dpo_dora_off_z3", "dpo", zero_stage=3, lora_dim=LORA_DIM, dora=True, micro=2, adapter_off=True),
-        Case("dpo_dora_z1", "dpo", zero_stage=1, lora_dim=LORA_DIM, dora=True, micro=1),
-    ]
-    found += [regularized(f"regularized_z{stage}", stage, micro=2) for stage in (0, 3)]
-    found += [
-        regularized(f"regularized_lora_z{stage}", stage, lora_dim=LORA_DIM, checkpointing=True) for stage in (0, 3)
-    ]
-    found += [Case(f"offload_z{stage}", zero_stage=stage, offload=True) for stage in (1, 2, 3)]
-    found += [Case(f"bf16_z{stage}", zero_stage=stage, dtype="bf16") for stage in range(4)]
-    found += [
-        Case(f"ranking_z{stage}_micro{micro}", "ranking", "scalar", zero_stage=stage, micro=micro)
+        Case(f"ranking_z{stage}_micro{micro}", **OF_SCORES, zero_stage=stage, micro=micro)
         for stage in (0, 2, 3)
         for micro in (1, 2, 3)
     ]
+    found += at((0,), "padded_options", **OF_SCORES, rows="margins", micro=2)
     found += [
-        Case("padded_options_z0", "ranking", "scalar", "margins", micro=2),
         Case("pad_is_eos", pad_token_id=END),
         Case("pad_is_eos_masked", pad_token_id=END, rows="eos_masked"),
         Case("another_pad", pad_token_id=7),
     ]
-    found += [Case(f"dpo_z{stage}", "dpo", zero_stage=stage, micro=2) for stage in (0, 2, 3)]
+    found += at((0, 2, 3), "dpo", kind="dpo", micro=2)
     found += [Case(f"{kind}_padded", kind, zero_stage=1, micro=1) for kind in ("smoothed", "ipo")]
-    found += [Case(f"{kind}_padded", kind, zero_stage=0, micro=2) for kind in _NEW]
-    found += [
-        Case(f"{kind}_padded_micro{micro}", kind, zero_stage=0, micro=micro)
-        for kind in MARKED
-        for micro in range(1, 1 + PER_STEP // world_size)
-    ]
-    found += [Case("desensitized_lora_z0", "desensitized", lora_dim=LORA_DIM, micro=2, adapter_off=True)]
-    found += [Case(f"dpo_lora_z{stage}", "dpo", zero_stage=stage, lora_dim=LORA_DIM) for stage in (0, 3)]
-    found += [
-        Case(f"dpo_adapter_off_z{stage}", "dpo", zero_stage=stage, lora_dim=LORA_DIM, micro=2, adapter_off=True)
-        for stage in (0, 3)
-    ]
+    found += [Case(f"{kind}_padded", kind, micro=2) for kind in _NEW]
+    found += [Case(f"{kind}_padded_micro{micro}", kind, micro=micro) for kind, micro in marked]
+    found += at((0,), "desensitized_lora", kind="desensitized", micro=2, adapter_off=True, **LORA)
+    found += at((0, 3), "dpo_lora", kind="dpo", **LORA)
+    found += at((0, 3), "dpo_adapter_off", kind="dpo", micro=2, adapter_off=True, **LORA)
     if world_size == 2:  # the second rank is dealt nothing in some steps' micro-batches, or in every step
-        found += [Case(f"one_a_step_z{stage}", zero_stage=stage, per_step=1) for stage in (0, 2, 3)]
-        found += [Case(f"five_a_step_z{stage}", zero_stage=stage, per_step=5, micro=2) for stage in (0, 2, 3)]
+        found += at((0, 2, 3), "one_a_step", per_step=1) + at((0, 2, 3), "five_a_step", per_step=5, micro=2)
     return found
 
 
-def regularized(name: str, stage: int, **changes: Any) -> Case:
-    """With NEFTune's noise and a z-loss, both large enough to matter."""
-    return Case(name, zero_stage=stage, neftune_alpha=NEFTUNE_ALPHA, z_loss_coef=Z_LOSS_COEF, **changes)
-
-
 def packed_cases(world_size: int) -> list[Case]:
-    """What packed_program runs: packed rows, prompts shared among responses. Every stage, everything at once and in
-    several micro-batches; one of every family, those that fall back to padding among them; and a rank that has
-    nothing to do."""
+    """Packed rows, prompts shared among responses. Every stage, everything at once and in several micro-batches; one of
+    every family, those that fall back to padding among them; and a rank that has nothing to do."""
+    marked = [(kind, micro) for kind in MARKED for micro in range(1, 1 + PER_STEP // world_size)]
+    stage = 0 if world_size == 1 else 3
     found = [
-        Case(f"packed_sft_z{stage}_micro{micro}", zero_stage=stage, micro=micro, packed=True)
+        Case(f"sft_z{stage}_micro{micro}", zero_stage=stage, micro=micro)
         for stage in range(4)
         for micro in ((6, 2) if world_size == 1 else (3, 1))
     ]
     found += [
-        Case(f"packed_ranking_z{stage}_micro{micro}", "ranking", "scalar", zero_stage=stage, micro=micro, packed=True)
+        Case(f"ranking_z{stage}_micro{micro}", **OF_SCORES, zero_stage=stage, micro=micro)
         for stage in (0, 2, 3)
         for micro in (1, 6)
     ]
+    found += at((0, 3), "options", **OF_SCORES, rows="margins", micro=2)
     found += [
-        Case(f"packed_options_z{stage}", "ranking", "scalar", "margins", zero_stage=stage, micro=2, packed=True)
-        for stage in (0, 3)
-    ]
-    found += [
-        Case(f"packed_dpo_z{stage}_micro{micro}", "dpo", zero_stage=stage, micro=micro, packed=True)
+        Case(f"dpo_z{stage}_micro{micro}", "dpo", zero_stage=stage, micro=micro)
         for stage, micro in ((0, 1), (1, 6), (2, 1), (3, 1), (3, 6))
     ]
-    found += [Case(f"packed_{kind}", kind, zero_stage=2, packed=True) for kind in ("smoothed", "ipo", "hinge")]
-    found += [Case(f"packed_{kind}", kind, zero_stage=3, micro=world_size, packed=True) for kind in _NEW]
-    found += [
-        Case(f"packed_{kind}_micro{micro}", kind, zero_stage=3, micro=micro, packed=True)
-        for kind in MARKED
-        for micro in range(1, 1 + PER_STEP // world_size)
-    ]
-    found += [Case("packed_kto_one_a_step", "kto", zero_stage=2, per_step=1, packed=True)]
-    stage = 0 if world_size == 1 else 3
-    found += [Case(f"packed_dpo_{name}", "dpo", name, zero_stage=stage, packed=True) for name in ("gpt2", "mamba")]
-    families = ("qwen3", "gpt2", "opt", "gemma3_text", "bloom", "mamba")
-    found += [Case(f"packed_{name}_z{stage}", model=name, zero_stage=stage, packed=True) for name in families]
-    found += [regularized(f"packed_regularized_z{stage}", stage, packed=True) for stage in (0, 3)]
-    found += [
-        regularized(f"packed_regularized_lora_z{stage}", stage, lora_dim=LORA_DIM, checkpointing=True, packed=True)
-        for stage in (0, 3)
-    ]
-    found += [
-        Case(
-            f"packed_dora_z{stage}",
-            zero_stage=stage,
-            lora_dim=LORA_DIM,
-            dora=True,
-            checkpointing=stage == 3,
-            packed=True,
-        )
-        for stage in (0, 2, 3)
-    ]
-    found += [
-        Case(f"packed_tiles_{name}_z{stage}", zero_stage=stage, tiles=3, packed=True, **changes)
-        for stage in range(4)
-        for name, changes in (("plain", {}), ("lora", {"lora_dim": LORA_DIM, "checkpointing": True}))
-    ]
-    found += [Case("packed_bf16", dtype="bf16", packed=True), Case("packed_pad_is_eos", pad_token_id=END, packed=True)]
-    found += [Case(f"packed_compiled_z{stage}", zero_stage=stage, compiled=True, packed=True) for stage in (0, 3)]
-    kinds = {"sft": "causal", "ranking": "scalar", "dpo": "causal"}
-    found += [
-        Case(
-            f"packed_shared_{kind}_z{stage}", kind, model, "conversations", 4, stage, micro=6 // world_size, packed=True
-        )
-        for kind, model in kinds.items()
-        for stage in (0, 2, 3)
-    ]
+    found += [Case(kind, kind, zero_stage=2) for kind in ("smoothed", "ipo", "hinge")]
+    found += [Case(kind, kind, zero_stage=3, micro=world_size) for kind in _NEW]
+    found += [Case(f"{kind}_micro{micro}", kind, zero_stage=3, micro=micro) for kind, micro in marked]
+    found += [Case("kto_one_a_step", "kto", zero_stage=2, per_step=1)]
+    found += [Case(f"dpo_{name}", "dpo", name, zero_stage=stage) for name in ("gpt2", "mamba")]
+    for name in tiny.FAMILIES:
+        found += at((stage,), name, model=name)
+    found += at((0, 3), "regularized", **REGULARIZED) + at((0, 3), "regularized_lora", **REGULARIZED_LORA)
+    found += at((0, 2), "dora", **DORA) + at((3,), "dora", checkpointing=True, **DORA)
+    found += at(range(4), "tiles_plain", tiles=3) + at(range(4), "tiles_lora", tiles=3, checkpointing=True, **LORA)
+    found += [Case("bf16", dtype="bf16"), Case("pad_is_eos", pad_token_id=END)]
+    found += at((0, 3), "compiled", compiled=True)
+    for kind, model in (("sft", "causal"), ("ranking", "scalar"), ("dpo", "causal")):
+        how = {"kind": kind, "model": model, "rows": "conversations", "shared": 4, "micro": 6 // world_size}
+        found += at((0, 2, 3), f"shared_{kind}", **how)
     if world_size == 2:
-        found += [Case(f"packed_one_a_step_z{stage}", zero_stage=stage, per_step=1, packed=True) for stage in (0, 3)]
-        found += [Case("packed_dpo_one_a_step", "dpo", zero_stage=3, per_step=1, packed=True)]
-    return found
+        found += at((0, 3), "one_a_step", per_step=1) + [Case("dpo_one_a_step", "dpo", zero_stage=3, per_step=1)]
+    return [replace(case, name=f"packed_{case.name}", packed=True) for case in found]
 
 
 def wanted(of: list[Any], world_size: int, is_long: bool) -> list[Any]:
@@ -256,7 +247,7 @@ def wanted(of: list[Any], world_size: int, is_long: bool) -> list[Any]:
 
 
 def mixture_cases(world_size: int) -> list[Case]:
-    """What mixture_program runs: a mixture of experts with its balancing loss. One micro-batch on each rank, and
+    """A mixture of experts with its balancing loss. One micro-batch on each rank, and
     several; padded, packed, with shared prompts; a router that ZeRO-3 shards; and what else touches a forward. All of
     them at each ZeRO stage, and compiled."""
     kinds = {"sft": "mixture", "dpo": "mixture", "ranking": "mixture_scalar"}
@@ -287,46 +278,45 @@ def spreads(world_size: int) -> list[Spread]:
     return [Spread(f"{how}_z{stage}", stage, how) for how in hows for stage in (0, 2, 3)]
 
 
-def main(models: Path, out: Path, is_long: bool) -> None:
-    from tests.distributed.launch import report
-    from training.utils.engine.ranks.startup import started_process_group
+def run(ranks: Any, models: Path, out: Path, is_long: bool) -> dict[str, Any]:
+    found = run_cases(cases(ranks.world_size), ranks, models, out, is_long)
+    some = wanted(spreads(ranks.world_size), ranks.world_size, is_long)
+    return found | {spread.name: run_spread(spread, models, out, ranks) for spread in some}
 
-    results = {}
-    with started_process_group() as ranks:
-        for case in wanted(cases(ranks.world_size), ranks.world_size, is_long):
-            results[case.name] = run_case(case, models, out, ranks)
-        for spread in wanted(spreads(ranks.world_size), ranks.world_size, is_long):
-            results[spread.name] = run_spread(spread, models, out, ranks)
-    report(results)
+
+def run_packed(ranks: Any, models: Path, out: Path, is_long: bool) -> dict[str, Any]:
+    """A launch of its own, so that none takes long; as `run_mixtures` is."""
+    return run_cases(packed_cases(ranks.world_size), ranks, models, out, is_long)
+
+
+def run_mixtures(ranks: Any, models: Path, out: Path, is_long: bool) -> dict[str, Any]:
+    return run_cases(mixture_cases(ranks.world_size), ranks, models, out, is_long)
+
+
+def run_cases(of: list[Case], ranks: Any, models: Path, out: Path, is_long: bool) -> dict[str, Any]:
+    return {case.name: run_case(case, models, out, ranks) for case in wanted(of, ranks.world_size, is_long)}
+
+
+def program_of(case: Case) -> str:
+    """What launched.py runs for the case."""
+    return f"engine_program.{'run_packed' if case.packed else 'run'}"
+
+
+def engine_settings(case: Any, steps: int = STEPS) -> EngineSettings:
+    recipe = Recipe(total_steps=steps)
+    names = ("learning_rate", "weight_decay", "max_grad_norm", "num_warmup_steps")
+    own = {name: getattr(recipe, name) for name in names}
+    return EngineSettings(dtype=case.dtype, zero_stage=case.zero_stage, offload=case.offload, **own)
 
 
 def make_engine(case: Case, models: Path, ranks: Any, head_of: Any = None) -> tuple[Any, Any]:
     """(the engine, the transformers model in it). head_of: gives the head that is trained with a model."""
-    from tests.invariants.plain import Recipe
-    from tests.invariants.tiny import VOCAB, StandInTokenizer
-    from threestep.plugins.speed.compiled import compile_blocks
-    from training.utils.base.seeds import seed_everything
-    from training.utils.engine.config.arguments import EngineSettings
-    from training.utils.engine.training_engine import TrainingEngine
-    from training.utils.loading.models import load_causal_lm, load_scalar_model
-    from training.utils.models.token_model import PolicyModel, ScalarModel
-    from training.utils.setup.setup import load_under
-
-    recipe = Recipe()
-    settings = EngineSettings(
-        dtype=case.dtype,
-        zero_stage=case.zero_stage,
-        offload=case.offload,
-        learning_rate=recipe.learning_rate,
-        weight_decay=recipe.weight_decay,
-        max_grad_norm=recipe.max_grad_norm,
-        num_warmup_steps=recipe.num_warmup_steps,
-    )
+    settings = engine_settings(case)
 
     def load(dtype: Any) -> Any:
         if case.kind != "ranking":
-            return load_causal_lm(model_settings(case, models), dtype, VOCAB)
-        tokenizer = StandInTokenizer(case.pad_token_id)
+            return load_causal_lm(model_settings(case, models), dtype, tiny.VOCAB)
+        tokenizer = tiny.StandInTokenizer(case.pad_token_id)
         return load_scalar_model(model_settings(case, models), dtype, tokenizer, must_have_head=True)
 
     seed_everything(SEED, ranks.rank)  # as every program does: ranks differ
@@ -341,10 +331,6 @@ def make_engine(case: Case, models: Path, ranks: Any, head_of: Any = None) -> tu
 
 
 def model_settings(case: Case, models: Path) -> Any:
-    from threestep.plugins.speed.arguments import SpeedArguments
-    from threestep.plugins.speed.preparers import preparers
-    from training.utils.flags.added import added_flags
-
     added = added_flags("step1_sft")()
     added.of(SpeedArguments).mlp_tiles = case.tiles
     return lora_settings(
@@ -360,8 +346,6 @@ def model_settings(case: Case, models: Path) -> Any:
 
 def rows_of(kind: str, rows: str, per_step: int) -> tuple[list, list]:
     """(training rows, evaluation rows)."""
-    from tests.invariants import tiny
-
     if kind in MARKED:
         return tiny.marked(STEPS * per_step, seed=1), tiny.marked(EVAL_ROWS, seed=2, first_id=1000)
     if kind != "sft":
@@ -376,19 +360,71 @@ def rows_of(kind: str, rows: str, per_step: int) -> tuple[list, list]:
     return train, evaluation
 
 
-def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
-    from tests.support.data_flags import data_flags
-    from tests.support.guests import balancing
-    from training.utils.engine.config.arguments import EngineArguments
-    from training.utils.run.metrics import MetricsWriter
-    from training.utils.run.run_arguments import RunArguments
-    from training.utils.run.trackers import LogArguments
-    from training.utils.setup.one_model_run import loop_settings
-    from training.utils.setup.setup import may_pack
-    from training.utils.setup.training_run import TrainingRun
+def loop_of(
+    case: Any,
+    model: Any,
+    ranks: Any,
+    packed: bool,
+    features: Any,
+    longest: int = LONGEST,
+    steps: int = STEPS,
+    **more: Any,
+) -> Any:
+    """The settings of a loop, as a program makes them of its flags. more: what is changed of them."""
+    engine = EngineArguments(
+        per_device_train_batch_size=case.micro,
+        per_device_eval_batch_size=2,
+        max_tokens_per_micro_batch=case.max_tokens,
+        share_beginnings=case.shared,
+        report_mfu=False,
+    )
+    flags: Any = SimpleNamespace(
+        run=RunArguments(seed=SEED), engine=engine, data=data_flags(max_seq_len=longest), reporting=LogArguments(),
+        guests=features,
+    )  # fmt: skip
+    loop = loop_settings(flags, (steps, case.per_step), model, packed, ranks=ranks, pad_token_id=case.pad_token_id)
+    return replace(loop, eval_interval=0, **more)
 
+
+def trained(
+    case: Any,
+    engine: Any,
+    model: Any,
+    folder: Path,
+    ranks: Any,
+    features: GuestFeatures,
+    path: str = "",
+    seed: int = SEED,
+) -> tuple[list[dict[str, Any]], Any]:
+    """Train SFT on packed or padded rows beside the features' guests; return the metrics' lines, of the first rank, and
+    the guests."""
+    loop = loop_of(case, model, ranks, case.packed, features)
+    [guests] = features.open([(engine, model)], path, STEPS, seed)
+    folder.mkdir(exist_ok=True)
+    with MetricsWriter(folder, ranks.is_main) as metrics:
+        SftTrainer(TrainingRun(engine, *rows_of("sft", "plain", PER_STEP), loop, metrics, guests=guests)).train()
+    return lines_of(folder, ranks), guests
+
+
+def lines_of(folder: Path, ranks: Any) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines() if ranks.is_main else []
+    return [json.loads(line) for line in lines]
+
+
+def column(lines: list[dict[str, Any]], name: str) -> list[Any]:
+    return [line[name] for line in lines if name in line]
+
+
+COLUMNS = {
+    "losses": "train/loss", "norms": "train/grad_norm", "evals": "eval/loss",
+    "train_accuracies": "train/token_accuracy",
+    "eval_accuracies": "eval/token_accuracy", "router_losses": "train/router_loss",
+    "router_loads": "train/router_load_max", "z_losses": "train/z_loss",
+}  # fmt: skip
+
+
+def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     engine, model = make_engine(case, models, ranks)
-    train_rows, eval_rows = rows_of(case.kind, case.rows, case.per_step)
     said: list[str] = []
 
     def read(rows: Any) -> Any:
@@ -397,58 +433,31 @@ def run_case(case: Case, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
     packed = may_pack(
         not case.packed, model, engine, read, longest_tokens=LONGEST, log=lambda text, is_main: said.append(text)
     )
-    engine_flags = EngineArguments(
-        per_device_train_batch_size=case.micro,
-        per_device_eval_batch_size=2,
-        max_tokens_per_micro_batch=case.max_tokens,
-        share_beginnings=case.shared,
-        report_mfu=False,
-    )
-    steps = (STEPS, case.per_step)
-    data, reporting = data_flags(max_seq_len=LONGEST), LogArguments()
-    settings, run = balancing(case.router_coef), RunArguments(seed=SEED)
-    flags: Any = SimpleNamespace(run=run, engine=engine_flags, data=data, reporting=reporting, guests=settings)
-    loop = loop_settings(flags, steps, model, packed, ranks=ranks, pad_token_id=case.pad_token_id)
-    loop = replace(loop, eval_interval=0)
-    [guests] = settings.open([(engine, model)], "", STEPS, SEED)
+    features = balancing(case.router_coef)
+    loop = loop_of(case, model, ranks, packed, features)
+    [guests] = features.open([(engine, model)], "", STEPS, SEED)
     folder = out / case.name
     with MetricsWriter(folder, ranks.is_main) as metrics:
-        run = TrainingRun(engine, train_rows, eval_rows, loop, metrics, guests=guests)
-        trainer = make_trainer(case, run, model)
+        rows = rows_of(case.kind, case.rows, case.per_step)
+        trainer = make_trainer(case, TrainingRun(engine, *rows, loop, metrics, guests=guests), model)
         trainer.train()
         chosen = trainer.chosen_scores(most_rows=5) if case.kind == "ranking" else None
     keep_weights(engine, model, folder)
     ranks.leaving.close()  # DeepSpeed collects garbage at each engine, and would go through all that are left
     if not ranks.is_main:
         return {}
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = lines_of(folder, ranks)
     return {
-        "losses": [line["train/loss"] for line in lines if "train/loss" in line],
-        "norms": [line["train/grad_norm"] for line in lines if "train/grad_norm" in line],
-        "evals": [line["eval/loss"] for line in lines if "eval/loss" in line],
+        **{name: column(lines, figure) for name, figure in COLUMNS.items()},
         "evaluations": [line for line in lines if "eval/loss" in line],
         "chosen": chosen and asdict(chosen),
-        "train_accuracies": [line["train/token_accuracy"] for line in lines if "train/token_accuracy" in line],
-        "eval_accuracies": [line["eval/token_accuracy"] for line in lines if "eval/token_accuracy" in line],
-        "router_losses": [line["train/router_loss"] for line in lines if "train/router_loss" in line],
-        "router_loads": [line["train/router_load_max"] for line in lines if "train/router_load_max" in line],
-        "z_losses": [line["train/z_loss"] for line in lines if "train/z_loss" in line],
-        "points": [line[f"train/point_{case.kind}"] for line in lines if f"train/point_{case.kind}" in line],
+        "points": column(lines, f"train/point_{case.kind}"),
         "packed": packed,
         "said": said,
     }
 
 
 def make_trainer(case: Case, run: Any, model: Any) -> Any:
-    from tests.support.objectives import objectives
-    from threestep.plugins.sft_losses.regularizer import NoiseAndZLoss
-    from training.step1_sft.trainer import SftTrainer
-    from training.step2_dpo.trainer import DpoTrainer, Mismatch
-    from training.step2_reward.loss import LossOptions
-    from training.step2_reward.trainer import RewardTrainer
-    from training.utils.preference.batches import mismatched
-    from training.utils.preference.reference import References, adapter_off_references, known_references, no_reference
-
     if case.kind in PREFERENCES:
         loss_type, beta, smoothing, sft_coef, *ld_alpha = PREFERENCES[case.kind]
         weight = (ld_alpha or [1.0])[0]
@@ -472,10 +481,6 @@ def make_trainer(case: Case, run: Any, model: Any) -> Any:
 
 
 def run_spread(spread: Spread, models: Path, out: Path, ranks: Any) -> dict[str, Any]:
-    from tests.invariants.plain import batches_of
-    from training.step1_sft.loss import sft_loss
-    from training.utils.engine.ranks.collectives import summed_numbers
-
     engine, model = make_engine(Case(spread.name, zero_stage=spread.zero_stage), models, ranks)
     losses = []
     for batch in batches_of(spread_rows(spread.how), PER_STEP, SEED):
@@ -495,16 +500,11 @@ def run_spread(spread: Spread, models: Path, out: Path, ranks: Any) -> dict[str,
 
 def spread_rows(how: str) -> list:
     """The rows of the case; for `no_targets` every second row of a batch carries no loss."""
-    from tests.invariants import tiny
-
     rows, _ = rows_of("sft", "plain", PER_STEP)
     return [tiny.without_targets(row) if row.row_id % 2 else row for row in rows] if how == "no_targets" else rows
 
 
 def _laid(batch: list, min_width: int = 1, pad: int = PAD) -> Any:
-    from training.utils.data.rows.documents import sentence_document
-    from training.utils.layout.rows import packed_rows
-
     return packed_rows([[sentence_document(row)] for row in batch], pad, min_width)
 
 
@@ -544,13 +544,7 @@ SPREADS: dict[str, Callable[[list, Any], list]] = {
 
 
 def keep_weights(engine: Any, model: Any, folder: Path) -> None:
-    import torch
-
     state = engine.full_state(model)
     if engine.ranks.is_main:
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(state, folder / "weights.pt")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] == ["long"])

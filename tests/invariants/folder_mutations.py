@@ -8,24 +8,35 @@ one that fails can be run again. Each is a run of a step by its command line, of
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
 import random
 import re
 import shutil
-import sys
+import subprocess
 import tempfile
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.invariants.mutations import JUNK, damage_bytes
+import transformers
+from peft import LoraConfig, get_peft_model
+from PIL import Image
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaForSequenceClassification,
+)  # fmt: skip
+
+from tests.end_to_end.conftest import pair_rows, save_start
+from tests.invariants.mutations import CHAT_TEMPLATE, JUNK, Case, command_line, damage_bytes, write_jsonl
 from tests.support.forked_programs import run_python
+from threestep.plugins.programs import new_model
 
 LIMIT_SECONDS = 120.0  # a case takes half of one on an idle core
 TEXT, SHARDED, IMAGES, ADAPTER = "text", "sharded", "images", "adapter"
@@ -36,22 +47,16 @@ _PPO = (
     "--per_device_training_batch_size 2 --dtype fp32 --data_split 1,1,1 --report_mfu false"
 )
 # A run: its program, flags, and the rows that it takes; START is the folder with the changed file.
+_SFT = f"--model_name_or_path START {_ONE_MODEL} --data_split 1,0,0"
+_PAIRED = f"--model_name_or_path START {_ONE_MODEL} --data_split 0,1,0"
 _RUNS: dict[str, tuple[str, str, str]] = {
-    "sft": ("step1_sft", f"--model_name_or_path START {_ONE_MODEL} --data_split 1,0,0", "pairs"),
-    "sft with checkpoints": (
-        "step1_sft", f"--model_name_or_path START {_ONE_MODEL} --data_split 1,0,0 --save_every 1", "pairs",
-    ),
-    "sft with LoRA": ("step1_sft", f"--model_name_or_path START {_ONE_MODEL} --data_split 1,0,0 --lora_dim 2", "pairs"),
-    "sft of a chat": (
-        "step1_sft",
-        f"--model_name_or_path START {_ONE_MODEL} --data_split 1,0,0 --prompt_style chat_template", "chats",
-    ),
-    "sft of images": (
-        "step1_sft",
-        f"--model_name_or_path START {_ONE_MODEL} --data_split 1,0,0 --prompt_style chat_template", "images",
-    ),
-    "reward": ("step2_reward", f"--model_name_or_path START {_ONE_MODEL} --data_split 0,1,0", "pairs"),
-    "dpo": ("step2_dpo", f"--model_name_or_path START {_ONE_MODEL} --data_split 0,1,0", "pairs"),
+    "sft": ("step1_sft", _SFT, "pairs"),
+    "sft with checkpoints": ("step1_sft", f"{_SFT} --save_every 1", "pairs"),
+    "sft with LoRA": ("step1_sft", f"{_SFT} --lora_dim 2", "pairs"),
+    "sft of a chat": ("step1_sft", f"{_SFT} --prompt_style chat_template", "chats"),
+    "sft of images": ("step1_sft", f"{_SFT} --prompt_style chat_template", "images"),
+    "reward": ("step2_reward", _PAIRED, "pairs"),
+    "dpo": ("step2_dpo", _PAIRED, "pairs"),
     "ppo": (
         "step3_ppo", f"--actor_model_name_or_path START --critic_model_name_or_path SCORER {_PPO} --enable_ema", "pairs"
     ),
@@ -62,118 +67,83 @@ _RUNS: dict[str, tuple[str, str, str]] = {
 _TEXT_RUNS = ("sft", "sft", "sft", "sft with checkpoints", "sft with LoRA", "sft of a chat", "reward", "dpo", "ppo")
 
 
-@dataclass(frozen=True)
-class Case:
-    """What became of one changed folder. problem: None where it ended as it has to."""
-
-    number: int
-    file: str
-    change: str
-    run: str
-    ended: str
-    said: str
-    problem: str | None = None
-
-
 # What is changed.
 
 _NUMBERS: list[Any] = [0, 1, -1, 3, 0.5, 2**31, 10**30, "7", "x", None, True, [], [1], {}, float("nan"), float("inf")]
+# Values that a setting may have, right and wrong ones: of a kind each, beside what is drawn anywhere.
 _GENERATION: dict[str, list[Any]] = {
-    "temperature": [0.9, 0.0, -1.0, "0.9", None], "top_p": [0.9, 2.0, "x"], "top_k": [0, 20, -5, 1.5],
-    "min_p": [0.1], "typical_p": [0.5], "epsilon_cutoff": [0.1], "eta_cutoff": [0.1], "do_sample": [True, False, "x"],
-    "early_stopping": [True, "never", "x", 3], "length_penalty": [0.5], "num_beams": [4, 0, "4"],
-    "num_return_sequences": [3, 0], "max_length": [20, 0, -1, "20"], "max_new_tokens": [0, -1, 20],
-    "pad_token_id": [-1, 10**6, "0", 0], "eos_token_id": [-1, [], [0, None], "0", [[0]], 10**6, 0.5, {}, True],
-    "bos_token_id": [-1, "x"], "cache_implementation": ["x", "static", "hybrid"], "use_cache": [False, "x"],
-    "watermarking_config": [{}, {"a": 1}, {"greenlist_ratio": 0.25}, 3], "compile_config": [{}, {"mode": "x"}, 3],
-    "output_scores": [True], "return_dict_in_generate": [True], "suppress_tokens": [[1], 3, ["x"]],
-    "forced_eos_token_id": [0, [0], "x"], "bad_words_ids": [[[1]], [1], []], "logits_processor": [[]],
-    "assistant_ensemble_weight": [2.0], "transformers_version": [3, "4.30.0"], "_from_model_config": [True],
-    "assistant_early_exit": [4], "stop_strings": ["x", ["x"]], "generation_kwargs": [3, {}], "x": [1],
-    "repetition_penalty": [1.1, 0.0, -1.0, "x"], "no_repeat_ngram_size": [3, -1], "renormalize_logits": [True],
-    "cache_config": [{}, {"backend": "quanto"}], "penalty_alpha": [0.6], "prompt_lookup_num_tokens": [3],
-    "diversity_penalty": [0.5], "num_beam_groups": [2], "begin_suppress_tokens": [[1]], "max_time": [1, "x"],
+    "temperature": [0.9, 0.0, -1.0, "0.9", None], "top_p": [0.9, 2.0, "x"], "top_k": [0, -5, 1.5],
+    "do_sample": [True, "x"], "early_stopping": [True, "x", 3], "num_beams": [4, 0, "4"],
+    "num_return_sequences": [3, 0], "max_length": [20, 0, "20"], "max_new_tokens": [0, 20],
+    "pad_token_id": [-1, 10**6, "0"], "eos_token_id": [-1, [], [0, None], "0", [[0]], 10**6, 0.5, {}, True],
+    "cache_implementation": ["x", "static"], "watermarking_config": [{}, {"greenlist_ratio": 0.25}, 3],
+    "compile_config": [{}, {"mode": "x"}, 3], "suppress_tokens": [[1], 3], "bad_words_ids": [[[1]], []],
+    "stop_strings": ["x", ["x"]], "repetition_penalty": [1.1, 0.0, "x"], "transformers_version": [3, "4.30.0"],
 }  # fmt: skip
 _QUANTIZED: list[Any] = [
-    {"quant_method": "bitsandbytes", "load_in_4bit": True}, {"quant_method": "bitsandbytes", "load_in_8bit": True},
-    {"load_in_4bit": True}, {"load_in_8bit": True}, {"quant_method": "gptq", "bits": 4}, {"quant_method": "awq"},
-    {"quant_method": "fp8"}, {"quant_method": "compressed-tensors"}, {"quant_method": "mxfp4"},
-    {"quant_method": "magic"}, {"quant_method": 3}, {}, {"bits": 4}, [], "fp8", 3, {"quant_method": "none"},
-    {"quant_method": "quanto", "weights": "int8"}, {"quant_method": "torchao"}, {"quant_method": "hqq"},
+    {"quant_method": "bitsandbytes", "load_in_4bit": True}, {"load_in_8bit": True}, {"quant_method": "gptq", "bits": 4},
+    {"quant_method": "fp8"}, {"quant_method": "compressed-tensors"}, {"quant_method": "magic"}, {"quant_method": 3}, {},
+    {"bits": 4}, [], "fp8", 3, {"quant_method": "none"}, {"quant_method": "torchao"},
 ]  # fmt: skip
 _CONFIG: dict[str, list[Any]] = {
-    "quantization_config": _QUANTIZED, "compression_config": _QUANTIZED,
-    "text_config": [{"quantization_config": _QUANTIZED[0]}, {}, 3],
+    "quantization_config": _QUANTIZED, "text_config": [{"quantization_config": _QUANTIZED[0]}, {}, 3],
     "model_type": ["mistral", "gpt2", "bert", "t5", "magic", "", 3, None, "qwen2_vl"],
     "architectures": [[], None, ["Magic"], "LlamaForCausalLM", ["LlamaForSequenceClassification"], [3]],
-    "dtype": ["bfloat16", "float8_e4m3fn", "int8", "x", 3, "auto", "torch.float16"], "torch_dtype": ["float16", "x", 3],
-    "tie_word_embeddings": [False, True, "x", None], "vocab_size": [*_NUMBERS, 383, 1000],
-    "hidden_act": ["gelu", "x", 3, None], "rms_norm_eps": _NUMBERS, "num_attention_heads": _NUMBERS,
-    "num_key_value_heads": _NUMBERS, "head_dim": _NUMBERS, "num_hidden_layers": _NUMBERS,
-    "max_position_embeddings": _NUMBERS, "initializer_range": _NUMBERS, "hidden_size": _NUMBERS,
+    "dtype": ["bfloat16", "float8_e4m3fn", "int8", "x", 3, "auto", "torch.float16"], "torch_dtype": ["float16", "x"],
+    "tie_word_embeddings": [False, "x", None], "vocab_size": [*_NUMBERS, 383, 1000], "hidden_act": ["gelu", "x", None],
+    **dict.fromkeys(
+        ("rms_norm_eps", "num_attention_heads", "num_key_value_heads", "head_dim", "num_hidden_layers",
+         "max_position_embeddings", "initializer_range", "hidden_size"), _NUMBERS,
+    ),
     "rope_parameters": [{"rope_type": "x"}, {"rope_type": "yarn"}, {"rope_type": "dynamic", "factor": 2.0}, 3, {}, None,
                         {"rope_type": "default", "rope_theta": -1.0}, {"rope_type": "linear", "factor": "x"}],
     "rope_scaling": [{"type": "linear", "factor": 2.0}, {"rope_type": "llama3"}, 3],
-    "attention_dropout": [0.5, 2.0, -1, "x"], "attention_bias": [True, "x"], "mlp_bias": [True],
-    "sliding_window": [4, "x"], "layer_types": [["full_attention"], ["x", "x"], 3],
-    "attn_implementation": ["eager", "x", "flash_attention_2"], "_attn_implementation": ["eager", "x"],
-    "auto_map": [{"AutoModelForCausalLM": "modeling.Magic"}, 3, {}], "transformers_weights": ["x.safetensors", 3],
-    "id2label": [{"0": "a"}, {"a": "b"}, ["a"], 3], "label2id": [{"a": 0}, 3], "num_labels": [1, 3, "x", -1],
-    "problem_type": ["regression", "x"], "is_encoder_decoder": [True], "is_decoder": [True, False],
-    "output_attentions": [True, "x"], "output_hidden_states": [True], "return_dict": [False], "use_return_dict": [True],
-    "pruned_heads": [{"0": [0]}], "chunk_size_feed_forward": [3], "torchscript": [True], "_name_or_path": [3],
-    "transformers_version": [3, "0.1"], "gradient_checkpointing": [True], "pretraining_tp": [2], "name_or_path": ["x"],
-    "base_model_tp_plan": [{"x": "y"}, 3], "use_bfloat16": [True], "tokenizer_class": ["Magic"], "prefix": ["x"],
-    **_GENERATION,
+    "attention_dropout": [0.5, 2.0, "x"], "attention_bias": [True, "x"], "sliding_window": [4, "x"],
+    "layer_types": [["full_attention"], ["x", "x"], 3], "attn_implementation": ["eager", "x", "flash_attention_2"],
+    "auto_map": [{"AutoModelForCausalLM": "modeling.Magic"}, 3], "transformers_weights": ["x.safetensors", 3],
+    "id2label": [{"0": "a"}, {"a": "b"}, 3], "num_labels": [1, 3, "x"], "problem_type": ["regression", "x"],
+    "is_encoder_decoder": [True], "output_attentions": [True, "x"], "return_dict": [False],
+    "pruned_heads": [{"0": [0]}], "tokenizer_class": ["Magic"], "base_model_tp_plan": [{"x": "y"}, 3], **_GENERATION,
 }  # fmt: skip
-_TOKENS: list[Any] = ["<|endoftext|>", "</s>", "a", "", None, 3, [], {}, {"content": "<|endoftext|>"},
+_TOKENS: list[Any] = ["<|endoftext|>", "</s>", "a", "", None, 3, {}, {"content": "<|endoftext|>"},
                       {"content": "</s>", "__type": "AddedToken"}, ["<|pad|>"]]  # fmt: skip
 _TEMPLATES: list[Any] = [
     "{% for m in messages %}{{ m.content }}{% endfor %}", "{{ messages[0]['content'] }}", "{% if %}", "{{ x.y.z }}", "",
-    "{{ raise_exception('no') }}", "plain", "{{ 1 / 0 }}", "{{ messages[9].content }}", "{% include 'x' %}", 3, [], {},
+    "{{ raise_exception('no') }}", "plain", "{{ 1 / 0 }}", "{{ messages[9].content }}", "{% include 'x' %}", 3, {},
     [{"name": "default", "template": "{{ messages }}"}], [{"name": "rag", "template": "x"}], {"default": "{{ x }}"},
-    None, "{{ strftime_now('%Y') }}", "{{ messages | tojson }}", "{% generation %}x{% endgeneration %}",
+    None, "{{ strftime_now('%Y') }}", "{% generation %}x{% endgeneration %}",
 ]  # fmt: skip
 _SPECIAL: dict[str, list[Any]] = {
-    "eos_token": _TOKENS, "pad_token": _TOKENS, "bos_token": _TOKENS, "unk_token": _TOKENS,
-    "additional_special_tokens": [["<|pad|>"], ["<new>"], "x", 3, [3], [{}]],
-    "extra_special_tokens": [["<new>"], {"image_token": "<image>"}, 3, {"a": 3}],
+    **dict.fromkeys(("eos_token", "pad_token", "bos_token", "unk_token"), _TOKENS),
+    "additional_special_tokens": [["<|pad|>"], ["<new>"], "x", [3]],
+    "extra_special_tokens": [["<new>"], {"image_token": "<image>"}, 3],
 }  # fmt: skip
 _TOKENIZER_CONFIG: dict[str, list[Any]] = {
     **_SPECIAL, "chat_template": _TEMPLATES, "model_max_length": [*_NUMBERS, 5], "padding_side": ["left", "x", 3],
-    "truncation_side": ["left", "x"], "clean_up_tokenization_spaces": [True, "x"], "auto_map": [{}, 3, {"x": "y"}],
-    "tokenizer_class": ["LlamaTokenizer", "LlamaTokenizerFast", "GPT2Tokenizer", "BertTokenizer", "T5Tokenizer",
-                        "Magic", 3, None, "PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend"],
-    "added_tokens_decoder": [{"0": {"content": "x"}}, {"x": {"content": "x"}}, {"9999": {"content": "<new>"}}, 3, [],
+    "truncation_side": ["left", "x"], "clean_up_tokenization_spaces": [True, "x"], "auto_map": [{}, {"x": "y"}],
+    "tokenizer_class": ["LlamaTokenizer", "LlamaTokenizerFast", "GPT2Tokenizer", "T5Tokenizer", "Magic", 3, None,
+                        "PreTrainedTokenizer", "TokenizersBackend"],
+    "added_tokens_decoder": [{"0": {"content": "x"}}, {"x": {"content": "x"}}, {"9999": {"content": "<new>"}}, 3,
                              {"0": "x"}, {"1": {"content": "<|pad|>", "special": False}}],
-    "add_bos_token": [True, "x"], "add_eos_token": [True], "add_prefix_space": [True, None, 3], "legacy": [True],
-    "split_special_tokens": [True], "processor_class": ["Magic", 3], "backend": ["x", "tokenizers", 3],
-    "model_input_names": [["input_ids"], [], "x", 3], "init_inputs": [[3]], "is_local": ["x"], "name_or_path": [3],
-    "tokenizer_file": ["x.json", 3], "vocab_file": ["x"], "use_fast": [False], "return_tensors": ["pt"],
+    "add_bos_token": [True, "x"], "add_prefix_space": [True, None, 3], "split_special_tokens": [True],
+    "backend": ["x", "tokenizers"], "model_input_names": [["input_ids"], "x"], "tokenizer_file": ["x.json", 3],
 }  # fmt: skip
 _PREPROCESSOR: dict[str, list[Any]] = {
     "size": [{}, {"height": 28, "width": 28}, 28, {"shortest_edge": 10**9, "longest_edge": 1}, "x", None],
-    "patch_size": [0, 7, -14, "x", 14.0], "merge_size": [0, 1, 3, "x"], "temporal_patch_size": [1, 0, "x"],
-    "image_mean": [[0.5], 0.5, "x", [0.5, 0.5, "x"], None], "image_std": [[0.0, 0.0, 0.0], [1.0], None],
-    "do_resize": [False, "x"], "do_rescale": [False], "do_normalize": [False], "rescale_factor": [0, "x", 1.0],
-    "resample": [99, "x", 2], "image_processor_type": ["Magic", "CLIPImageProcessor", 3, "Qwen2VLImageProcessor"],
-    "processor_class": ["Magic", 3], "feature_extractor_type": ["Magic"], "max_pixels": [1, "x"],
-    "min_pixels": [10**6],
-    "do_convert_rgb": [False], "auto_map": [{"AutoImageProcessor": "x.Magic"}], "backend": ["torchvision"], "x": [1],
+    "patch_size": [0, 7, -14, "x"], "merge_size": [0, 1, 3, "x"], "temporal_patch_size": [1, 0, "x"],
+    "image_mean": [[0.5], "x", [0.5, 0.5, "x"], None], "image_std": [[0.0, 0.0, 0.0], [1.0], None],
+    "do_resize": [False, "x"], "do_normalize": [False], "rescale_factor": [0, "x"], "resample": [99, "x", 2],
+    "image_processor_type": ["Magic", "CLIPImageProcessor", 3, "Qwen2VLImageProcessor"], "max_pixels": [1, "x"],
+    "auto_map": [{"AutoImageProcessor": "x.Magic"}], "backend": ["torchvision"],
 }  # fmt: skip
 _ADAPTER_CONFIG: dict[str, list[Any]] = {
     "r": [*_NUMBERS, 4], "lora_alpha": _NUMBERS, "target_modules": [[], ["x"], "x", "all-linear", None, 3, ["q_proj"]],
-    "peft_type": ["LORA", "MAGIC", "IA3", "PROMPT_TUNING", 3, None], "task_type": ["SEQ_CLS", "x", 3, None],
-    "base_model_name_or_path": ["", "x", 3, None, "..", "/no/where"], "bias": ["all", "x", 3],
-    "use_rslora": [True, "x"],
-    "modules_to_save": [["lm_head"], "x", 3, ["x"]], "layers_to_transform": [[0], [99], "x"], "use_dora": [True],
-    "fan_in_fan_out": [True], "init_lora_weights": [False, "x", "gaussian", "pissa"],
-    "rank_pattern": [{"q_proj": 4}, 3],
-    "alpha_pattern": [{"q_proj": 4}, 3, {"q_proj": "x"}], "lora_dropout": [0.5, 2.0, "x"], "inference_mode": [False],
-    "revision": ["x", 3], "peft_version": ["0.0", 3], "x": [1], "auto_mapping": [{}, {"base_model_class": "x"}],
-    "megatron_config": [3], "trainable_token_indices": [[1], 3], "exclude_modules": ["q_proj", 3], "loftq_config": [3],
-    "corda_config": [3], "eva_config": [{}], "layer_replication": [[[0, 1]]], "lora_bias": [True],
-    "target_parameters": [["x"]], "layers_pattern": ["x"],
+    "peft_type": ["LORA", "MAGIC", "IA3", "PROMPT_TUNING", 3, None], "task_type": ["SEQ_CLS", "x", None],
+    "base_model_name_or_path": ["", "x", 3, None, "..", "/no/where"], "bias": ["all", "x"], "use_rslora": [True, "x"],
+    "modules_to_save": [["lm_head"], "x", 3], "layers_to_transform": [[0], [99], "x"], "use_dora": [True],
+    "init_lora_weights": [False, "x", "pissa"], "rank_pattern": [{"q_proj": 4}, 3], "alpha_pattern": [{"q_proj": "x"}],
+    "lora_dropout": [0.5, 2.0, "x"], "inference_mode": [False], "peft_version": ["0.0", 3],
+    "trainable_token_indices": [[1], 3], "layer_replication": [[[0, 1]]], "target_parameters": [["x"]],
 }  # fmt: skip
 
 
@@ -242,15 +212,14 @@ def _header(dice: random.Random, path: Path) -> str:
     header = json.loads(content[8 : 8 + length])
     name = dice.choice([name for name in header if name != "__metadata__"])
     entry = header[name]
-    kind = dice.randrange(7)
+    names = (name + ".SCB", name + "_scale_inv", "x." + name, "", name.replace("weight", "bias"))
+    said, kind = name, dice.randrange(7)
     if kind == 0:
         entry["dtype"] = dice.choice(["I32", "U32", "F8_E4M3", "BF16", "F64", "X", 3, None, "F4", "F8_E8M0", "C64"])
     elif kind == 1:
         entry["shape"] = dice.choice([[], [-1], [10**12], entry["shape"][::-1], [*entry["shape"], 1], 3, ["x"], None])
     elif kind == 2:
-        header[dice.choice([name + ".SCB", name + "_scale_inv", "x." + name, "", name.replace("weight", "bias")])] = (
-            header.pop(name)
-        )
+        header[dice.choice(names)] = header.pop(name)
     elif kind == 3:
         del header[name]
     elif kind == 4:
@@ -258,18 +227,10 @@ def _header(dice: random.Random, path: Path) -> str:
     elif kind == 5:
         entry["data_offsets"] = dice.choice([[0, 0], [-4, 4], ["0", "x"], [0], None, [0, 10**15], [1.5, 2.5]])
     else:
-        return _anywhere_in_header(dice, path, header, content[8 + length :])
-    return _written_header(path, header, content[8 + length :], f"{name}: {json.dumps(header.get(name))}")
-
-
-def _anywhere_in_header(dice: random.Random, path: Path, header: dict[str, Any], data: bytes) -> str:
-    return _written_header(path, header, data, _anywhere(dice, header))
-
-
-def _written_header(path: Path, header: Any, data: bytes, said: str) -> str:
+        said = _anywhere(dice, header)
     text = json.dumps(header).encode("utf-8", "surrogatepass")
-    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
-    return said
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+    return f"{said}: {json.dumps(header.get(name))}"
 
 
 def _bytes(dice: random.Random, path: Path) -> str:
@@ -300,14 +261,6 @@ _FILES: dict[str, tuple[str, int, Callable[[random.Random, Path], str], tuple[st
 
 def make_folders(place: Path) -> None:
     """Tiny models whose files are changed, a reward model, and rows."""
-    from peft import LoraConfig, get_peft_model
-    from PIL import Image
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaForSequenceClassification
-
-    from tests.end_to_end.conftest import pair_rows, save_start
-    from tests.invariants.mutations import CHAT_TEMPLATE
-    from threestep.plugins.programs import new_model
-
     save_start(place / TEXT, chat_template=CHAT_TEMPLATE)
     model = AutoModelForCausalLM.from_pretrained(place / TEXT)
     shutil.copytree(place / TEXT, place / SHARDED)
@@ -326,7 +279,7 @@ def make_folders(place: Path) -> None:
     chats = [{"messages": [{"role": "user", "content": f"Which colour, {n}?"}, answer]} for n in range(8)]
     pictured = {"messages": [{"role": "user", "content": "What is <image>?"}, answer], "images": ["red.png"]}
     for name, rows in (("pairs", pair_rows(12)), ("chats", chats), ("images", [pictured] * 8)):
-        (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (place / f"{name}.jsonl").write_bytes(write_jsonl(rows))
 
 
 def run_case(number: int, place: Path) -> Case:
@@ -347,13 +300,12 @@ def run_case(number: int, place: Path) -> Case:
     finally:
         shutil.rmtree(start)
         shutil.rmtree(out, ignore_errors=True)
-    return Case(number, file, said, name, ended, words, problem)
+    words = re.sub(r"\S*threestep_folders_\w+/", "", words)[:400]
+    return Case(number, file, ended, problem, f"{said} [{name}]: {words}")
 
 
 def _ran(name: str, start: Path, out: Path, place: Path) -> tuple[str, str, str | None]:
     """(how it ended, what it said last, what is wrong with that)"""
-    import subprocess
-
     module, flags, rows = _RUNS[name]
     folders = {"START": start, "SCORER": place / "scorer", "TEXT": place / TEXT}
     words = [str(folders.get(word, word)) for word in flags.split()]
@@ -388,33 +340,25 @@ def _mended(said: str) -> str:
 
 def why_unopened(out: Path) -> str | None:
     """Why plain transformers does not open what a run saved, and save it again; None if it does."""
-    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
-
     for folder in [path for path in (out / "model", out / "critic", out / "model_ema") if path.is_dir()]:
         try:
             with warnings.catch_warnings(), tempfile.TemporaryDirectory() as again:
                 warnings.simplefilter("ignore")
                 AutoTokenizer.from_pretrained(folder).save_pretrained(again)
                 config = AutoConfig.from_pretrained(folder)
-                model, report = _class_of(config).from_pretrained(folder, output_loading_info=True)
+                model, report = getattr(transformers, config.architectures[0]).from_pretrained(
+                    folder, output_loading_info=True
+                )
                 model.save_pretrained(again)
                 if (folder / "generation_config.json").is_file():
                     GenerationConfig.from_pretrained(folder).validate(strict=True)
                 if (folder / "preprocessor_config.json").is_file():
-                    from transformers import AutoImageProcessor
-
                     AutoImageProcessor.from_pretrained(folder, backend="pil").save_pretrained(again)
         except Exception as problem:  # noqa: BLE001 (what is looked for)
             return f"{folder.name} does not open: {type(problem).__name__}: {problem}"
         if report["missing_keys"] or report["mismatched_keys"]:
             return f"{folder.name} lacks {report['missing_keys']} {report['mismatched_keys']}"
     return None if (out / "model" / "config.json").is_file() else "no model"
-
-
-def _class_of(config: Any) -> Any:
-    import transformers
-
-    return getattr(transformers, config.architectures[0])
 
 
 @contextlib.contextmanager
@@ -427,37 +371,13 @@ def _inside(folder: str) -> Iterator[None]:
         os.chdir(home)
 
 
-def run_cases(numbers: range, tell: Callable[[Case], None] = lambda case: None) -> list[Case]:
+def run_cases(numbers: range) -> Iterator[Case]:
     """Run the cases of those numbers in a folder that is removed."""
-    cases = []
     with tempfile.TemporaryDirectory(prefix="threestep_folders_") as folder, _inside(folder):
         make_folders(Path(folder))
         for number in numbers:
-            cases.append(run_case(number, Path(folder)))
-            tell(cases[-1])
-    return cases
-
-
-def _tell(case: Case) -> None:
-    mark = "WRONG" if case.problem else case.ended
-    said = re.sub(r"\S*threestep_folders_\w+/", "", case.said)[:400]
-    print(f"{case.number} {mark}: {case.file}: {case.change} [{case.run}]: {said}", flush=True)
-    if case.problem:
-        print(case.problem, flush=True)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=300)
-    parser.add_argument("--first", type=int, default=0, help="number of the first case")
-    asked = parser.parse_args()
-    cases = run_cases(range(asked.first, asked.first + asked.count), _tell)
-    ended = Counter("wrong" if case.problem else case.ended for case in cases)
-    print(f"{len(cases)} cases: {dict(sorted(ended.items()))}")
-    for file in _FILES:
-        print(f"  {file}: {dict(Counter('wrong' if c.problem else c.ended for c in cases if c.file == file))}")
-    sys.exit(1 if ended["wrong"] else 0)
+            yield run_case(number, Path(folder))
 
 
 if __name__ == "__main__":
-    main()
+    command_line(run_cases, 300)

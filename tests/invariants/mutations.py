@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import csv
+import dataclasses
+import importlib
 import io
 import json
 import os
@@ -18,13 +21,34 @@ import signal
 import sys
 import tempfile
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.utils.base.errors import ThreestepError
+import pyarrow
+import pyarrow.parquet
+import torch
+import yaml
+
+from tests.support.data_flags import data_flags
+from threestep.plugins.deepspeed_json.users_json import UsersJson
+from threestep.plugins.programs.all_steps import check_settings, read_plan
+from training.step3_ppo import STEP
+from training.step3_ppo.flags.checks import checked_components
+from training.step3_ppo.flags.ppo_flags import PpoFlags
+from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.data.arguments import DataArguments
+from training.utils.data.build.build import build_phase
+from training.utils.data.files.readers import open_rows
+from training.utils.data.formats.records import TreeRows, holds_trees
+from training.utils.engine.config.arguments import EngineSettings
+from training.utils.engine.config.config import engine_config
+from training.utils.engine.ranks.startup import Ranks
+from training.utils.flags.arguments import parse_arguments, read_yaml, resolved_settings
 from training.utils.flags.flags import note_mistakes
+from training.utils.setup.setup import whole_steps
 
 LIMIT_SECONDS = 20.0  # a case takes some hundredths of one on an idle core
 HI, HO = {"role": "user", "content": "Hi there"}, {"role": "assistant", "content": "Ho"}
@@ -55,12 +79,13 @@ class TooLong(BaseException):
 
 @dataclass(frozen=True)
 class Case:
-    """What became of one mutation. problem: None where it ended as it has to."""
+    """What became of one mutation. problem: None where it ended as it has to. said: what was changed, and its words."""
 
     number: int
     kind: str
     ended: str
     problem: str | None = None
+    said: str = ""
 
 
 @contextlib.contextmanager
@@ -93,20 +118,33 @@ def run_case(number: int, kind: str, tokenizer: Any) -> Case:
     return Case(number, kind, "result")
 
 
-def run_cases(numbers: range, tokenizer: Any) -> list[Case]:
+def run_cases(numbers: range, tokenizer: Any) -> Iterator[Case]:
     """Run cases of all kinds in turn, each in the same folder, which is emptied as it goes."""
     kinds = [kind for kind, share in SHARES.items() for _ in range(share)]
-    import training.utils.setup.setup  # noqa: F401 (a first import, of minutes on a busy machine, is no case's)
-
-    cases, home = [], os.getcwd()
+    home = os.getcwd()
     with tempfile.TemporaryDirectory(prefix="threestep_mutations_") as folder:
         os.chdir(folder)
         try:
             for number in numbers:
-                cases.append(run_case(number, kinds[number % len(kinds)], tokenizer))
+                yield run_case(number, kinds[number % len(kinds)], tokenizer)
         finally:
             os.chdir(home)
-    return cases
+
+
+def command_line(run: Callable[[range], Iterator[Case]], count: int) -> None:
+    """Run the cases of the numbers that the command line asks for, print those that went wrong, and all by kind."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--count", type=int, default=count)
+    parser.add_argument("--first", type=int, default=0, help="number of the first case")
+    asked = parser.parse_args()
+    ended: Counter[tuple[str, str]] = Counter()
+    for case in run(range(asked.first, asked.first + asked.count)):
+        ended[case.kind, "wrong" if case.problem else case.ended] += 1
+        if case.problem:
+            print(f"--- case {case.number} ({case.kind}) {case.said}\n{case.problem}", flush=True)
+    for (kind, how), times in sorted(ended.items()):
+        print(f"{times:6d} {kind}: {how}")
+    sys.exit(1 if any(how == "wrong" for _, how in ended) else 0)
 
 
 # Dataset files.
@@ -135,10 +173,6 @@ def data_file(dice: random.Random, tokenizer: Any) -> None:
 
 
 def build_and_count(phase: int, reader: str, path: Path, tokenizer: Any, given: dict[str, Any]) -> None:
-    from tests.support.data_flags import data_flags
-    from training.utils.base.errors import Mistakes
-    from training.utils.data.build.build import build_phase
-
     split = ",".join("1" if place == phase else "0" for place in (1, 2, 3))
     name = f"{reader}:{path}"
     flags = data_flags(
@@ -156,9 +190,6 @@ def build_and_count(phase: int, reader: str, path: Path, tokenizer: Any, given: 
 
 def check_counts(built: Any, reader: str, path: Path, given: dict[str, Any]) -> None:
     """Rows in = rows kept + rows dropped, and those kept can all be read."""
-    from training.utils.data.files.readers import open_rows
-    from training.utils.data.formats.records import TreeRows, holds_trees
-
     rows = open_rows(reader, [str(path)], None)
     offered = len(TreeRows(rows)) if holds_trees(rows.kinds) else len(rows)
     if reader == "jsonl":
@@ -260,8 +291,6 @@ def write_jsonl(rows: list[Any]) -> bytes:
 
 
 def write_csv(rows: list[Any]) -> bytes | None:
-    import csv
-
     if not all(isinstance(row, dict) for row in rows):
         return None
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -273,9 +302,6 @@ def write_csv(rows: list[Any]) -> bytes | None:
 
 
 def write_table(rows: list[Any], to_parquet: bool) -> bytes | None:
-    import pyarrow
-    import pyarrow.parquet
-
     if not all(isinstance(row, dict) for row in rows):
         return None
     try:
@@ -303,25 +329,14 @@ WRITERS: dict[str, Callable[[list[Any]], bytes | None]] = {
 # Configurations.
 
 
-def groups_of(step: str) -> tuple[Any, Any]:
-    """(argument groups, DeepSpeed-Chat's flags) of a program."""
-    import importlib
-
-    declared = importlib.import_module(f"training.{step}").STEP
-    return declared.groups, declared.old_flags
-
-
 PROGRAMS = ("step1_sft.main", "step2_reward.main", "step2_dpo.main", "step3_ppo.main")
 
 
 def configuration(dice: random.Random, tokenizer: Any) -> None:
     """Settings of a program in a YAML file and as flags, damaged, and read up to where a model would load."""
-    import dataclasses
-
-    import yaml
-
     step = dice.choice(PROGRAMS)
-    groups, old = groups_of(step)
+    declared = importlib.import_module(f"training.{step}").STEP
+    groups, old = declared.groups, declared.old_flags
     names = [field.name for group in groups for field in dataclasses.fields(group)]
     settings: dict[str, Any] = {"seed": 3, "max_train_steps": 2}
     settings["data_path"] = ["embedded"]
@@ -353,50 +368,26 @@ def configuration(dice: random.Random, tokenizer: Any) -> None:
 
 def read_configuration(step: str, groups: Any, old: Any, argv: list[str]) -> None:
     """What a program does with its settings before data and model, without its folder."""
-    from training.utils.engine.config.config import engine_config
-    from training.utils.engine.ranks.startup import Ranks
-    from training.utils.flags.arguments import parse_arguments, resolved_settings
-
     parsed = parse_arguments(groups, argv, "", old)
     yaml_text(resolved_settings(parsed))
     by_name = {type(instance).__name__: instance for instance in parsed}
-    import torch
-
     ranks = Ranks(0, 0, 1, torch.device("cpu"))
     random.seed(by_name["RunArguments"].seed)
     torch.Generator().manual_seed(by_name["RunArguments"].seed)
     if "EngineArguments" in by_name:
-        from training.utils.setup.setup import whole_steps
-
         engine = by_name["EngineArguments"]
         engine_config(engine.settings(1e-3), 1, 100, False)
         whole_steps(engine, 1000, ranks)
     if step == "step3_ppo.main":
-        check_step3(by_name)
-
-
-def check_step3(by_name: dict[str, Any]) -> None:
-    from training.step3_ppo import STEP
-    from training.step3_ppo.flags.checks import checked_components
-    from training.step3_ppo.flags.ppo_flags import PpoFlags
-
-    checked_components(PpoFlags(*(by_name[group.__name__] for group in STEP.groups)))
+        checked_components(PpoFlags(*(by_name[group.__name__] for group in STEP.groups)))
 
 
 def yaml_text(settings: dict[str, Any]) -> str:
-    import yaml
-
     return yaml.safe_dump(settings, sort_keys=True, allow_unicode=True)
 
 
 def damaged_flags(dice: random.Random, tokenizer: Any) -> None:
     """A sound file, read with damaged data flags as a command line gives them."""
-    import dataclasses
-
-    from training.utils.data.arguments import DataArguments
-    from training.utils.data.build.build import build_phase
-    from training.utils.flags.arguments import parse_arguments
-
     form, phase = dice.choice(list(FORMS)), dice.choice((1, 2, 3))
     path = Path("sound.jsonl")
     path.write_bytes(write_jsonl([FORMS[form](index) for index in range(8)]))
@@ -419,20 +410,9 @@ def damaged_flags(dice: random.Random, tokenizer: Any) -> None:
 
 def whole_run(dice: random.Random, tokenizer: Any) -> None:
     """The YAML file of all three steps, damaged, read up to where the first of them would start."""
-    import yaml
-
-    from threestep.plugins.programs.all_steps import check_settings, read_plan
-    from training.utils.flags.arguments import read_yaml
-
     steps = {"step1_sft": {"num_train_epochs": 1}, "step2_reward": {"zero_stage": 1}, "step3_ppo": {"temperature": 0.7}}
-    content = {
-        "output_dir": "out",
-        "ranks": 2,
-        "seed": 1,
-        "new_model": {"vocab_size": 99},
-        "shared": {"data_path": ["embedded"], "data_split": "1,1,1"},
-    }
-    content |= steps
+    shared = {"data_path": ["embedded"], "data_split": "1,1,1"}
+    content = {"output_dir": "out", "ranks": 2, "seed": 1, "new_model": {"vocab_size": 99}, "shared": shared, **steps}
     place: dict[Any, Any] = dice.choice(
         [content, content, *(part for part in content.values() if isinstance(part, dict))]
     )
@@ -451,10 +431,6 @@ def whole_run(dice: random.Random, tokenizer: Any) -> None:
 
 def deepspeed_json(dice: random.Random, tokenizer: Any) -> None:
     """A DeepSpeed configuration of the user's, damaged."""
-    from threestep.plugins.deepspeed_json.users_json import UsersJson
-    from training.utils.engine.config.arguments import EngineSettings
-    from training.utils.engine.config.config import engine_config
-
     content: dict[str, Any] = {"zero_optimization": {"stage": 1, "reduce_bucket_size": 5}, "bf16": {"enabled": True}}
     if dice.random() < 0.7:
         place = dice.choice([content, *content.values()])
@@ -477,31 +453,9 @@ KINDS: dict[str, Callable[[random.Random, Any], None]] = {
 SHARES = {"data file": 9, "configuration": 6, "data flags": 3, "whole run": 1, "deepspeed json": 1}
 
 
-def main() -> None:
+if __name__ == "__main__":
     from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=20000)
-    parser.add_argument("--first", type=int, default=0, help="number of the first case")
-    parser.add_argument("--show", type=int, default=3, help="of each kind of failure")
-    asked = parser.parse_args()
-    tokenizer = train_tokenizer(SENTENCES)
-    tokenizer.chat_template = CHAT_TEMPLATE
-    cases = run_cases(range(asked.first, asked.first + asked.count), tokenizer)
-    ended = {how: sum(case.ended == how for case in cases) for how in ("result", "mistake", "failed")}
-    shown: dict[str, int] = {}
-    for case in cases:
-        if case.problem:
-            lines = case.problem.strip().splitlines()
-            key = " | ".join([line.strip() for line in lines if "/training/" in line][-1:] + lines[-1:])[:300]
-            shown[key] = shown.get(key, 0) + 1
-            if shown[key] <= asked.show:
-                print(f"--- case {case.number} ({case.kind})\n{case.problem}")
-    print(f"{len(cases)} cases: {ended}")
-    for key, count in sorted(shown.items(), key=lambda item: -item[1]):
-        print(f"{count:6d}  {key}")
-    sys.exit(1 if shown else 0)
-
-
-if __name__ == "__main__":
-    main()
+    own = train_tokenizer(SENTENCES)
+    own.chat_template = CHAT_TEMPLATE
+    command_line(lambda numbers: run_cases(numbers, own), 20000)

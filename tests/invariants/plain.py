@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -53,31 +53,53 @@ class Trained:
     weights: dict[str, torch.Tensor]
 
 
+class Stepper:
+    """AdamW on named weights, of which vectors are not decayed, with a clip of the gradients' norm."""
+
+    def __init__(
+        self, weights: dict[str, nn.Parameter], decay: float, max_norm: float, betas: tuple[float, float] = (0.9, 0.95)
+    ) -> None:
+        self.weights, self.max_norm = list(weights.values()), max_norm
+        groups = [
+            {"params": [p for p in self.weights if p.ndim >= 2], "weight_decay": decay},
+            {"params": [p for p in self.weights if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=1.0, betas=betas, foreach=False)
+
+    def step(self, rate: float) -> float:
+        """Step by the weights' gradients; return their norm before clipping."""
+        gradients = [weight.grad for weight in self.weights if weight.grad is not None]
+        norm = torch.sqrt(sum(gradient.double().square().sum() for gradient in gradients))
+        for gradient in gradients if norm > self.max_norm else ():
+            gradient.mul_(self.max_norm / norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        return float(norm)
+
+
 def train(
     model: nn.Module, batches: Sequence[list], loss_of: Callable[[nn.Module, list], torch.Tensor], recipe: Recipe
 ) -> Trained:
-    """One AdamW step a batch; vectors are not decayed."""
+    """One AdamW step a batch."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    groups = [
-        {"params": [p for p in parameters.values() if p.ndim >= 2], "weight_decay": recipe.weight_decay},
-        {"params": [p for p in parameters.values() if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=recipe.betas, foreach=False)
+    stepper = Stepper(parameters, recipe.weight_decay, recipe.max_grad_norm, recipe.betas)
     losses, norms = [], []
     for step, batch in enumerate(batches):
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.rate(step)
-        optimizer.zero_grad()
+        model.zero_grad()
         loss = loss_of(model, batch)
         loss.backward()
-        norm = torch.sqrt(sum(p.grad.double().square().sum() for p in parameters.values()))
-        if recipe.max_grad_norm > 0 and norm > recipe.max_grad_norm:
-            for parameter in parameters.values():
-                parameter.grad.mul_(recipe.max_grad_norm / norm)
-        optimizer.step()
+        norms.append(stepper.step(recipe.rate(step)))
         losses.append(float(loss.detach()))
-        norms.append(float(norm))
     return Trained(losses, norms, {name: p.detach().clone() for name, p in parameters.items()})
+
+
+def residual(got: Mapping[str, torch.Tensor], want: Mapping[str, torch.Tensor], start: nn.Module) -> float:
+    """How far the weights `got` are from `want`, as a share of how far these are from those of `start`."""
+    first = start.state_dict()
+    update = torch.cat([(want[name].detach().double() - first[name].double()).flatten() for name in want])
+    apart = torch.cat([(got[name].double() - want[name].detach().double()).flatten() for name in want])
+    return float(apart.norm() / update.norm())
 
 
 def token_logprobs(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
@@ -282,24 +304,17 @@ def train_mixed(
     model: nn.Module, batches: Sequence[list], loss_of: Callable[[nn.Module, list], torch.Tensor], recipe: Recipe
 ) -> Trained:
     """The same in bfloat16 with float32 master weights and float32 gradients."""
-    work = {name: p for name, p in model.to(torch.bfloat16).named_parameters()}
+    work = dict(model.to(torch.bfloat16).named_parameters())
     master = {name: nn.Parameter(p.detach().float().clone()) for name, p in work.items()}
-    groups = [
-        {"params": [p for p in master.values() if p.ndim >= 2], "weight_decay": recipe.weight_decay},
-        {"params": [p for p in master.values() if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=recipe.betas)
+    stepper = Stepper(master, recipe.weight_decay, recipe.max_grad_norm, recipe.betas)
     losses, norms = [], []
     for step, batch in enumerate(batches):
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.rate(step)
         model.zero_grad()
         loss = loss_of(model, batch)
         loss.backward()
         for name, parameter in master.items():
             parameter.grad = work[name].grad.float()
-        norms.append(float(nn.utils.clip_grad_norm_(master.values(), recipe.max_grad_norm)))
-        optimizer.step()
+        norms.append(stepper.step(recipe.rate(step)))
         with torch.no_grad():
             for name, parameter in master.items():
                 work[name].copy_(parameter)

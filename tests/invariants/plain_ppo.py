@@ -15,41 +15,24 @@ import torch
 from torch import nn
 
 from tests.invariants import ppo_program as program
-from tests.invariants.plain import balancing, recorded_routers
+from tests.invariants.plain import Stepper, balancing, recorded_routers
 from tests.support import plain_losses
 from training.utils.layout.order import ShuffledStream
 
 Pair = tuple[list[int], list[int]]  # prompt and response
 
 
-@dataclass
 class Learner:
     """A model, its AdamW and its cosine schedule over all steps."""
 
-    model: nn.Module
-    peak_rate: float
-    total_steps: int
-
-    def __post_init__(self) -> None:
-        parameters = list(self.model.parameters())
-        groups = [
-            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": program.DECAY},
-            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-        ]
-        self.optimizer = torch.optim.AdamW(groups, lr=self.peak_rate, betas=(0.9, 0.95), foreach=False)
-        self.steps = 0
+    def __init__(self, model: nn.Module, peak_rate: float, total_steps: int) -> None:
+        self.model, self.peak_rate, self.total_steps, self.steps = model, peak_rate, total_steps, 0
+        self.stepper = Stepper(dict(model.named_parameters()), program.DECAY, program.CLIP_NORM)
 
     def step(self, loss: torch.Tensor) -> None:
-        self.optimizer.zero_grad()
+        self.model.zero_grad()
         loss.backward()
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        norm = torch.sqrt(sum(g.square().sum() for g in gradients))
-        if norm > program.CLIP_NORM:
-            for gradient in gradients:
-                gradient.mul_(program.CLIP_NORM / norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.peak_rate * 0.5 * (1.0 + math.cos(math.pi * self.steps / self.total_steps))
-        self.optimizer.step()
+        self.stepper.step(self.peak_rate * 0.5 * (1.0 + math.cos(math.pi * self.steps / self.total_steps)))
         self.steps += 1
 
 

@@ -1,17 +1,60 @@
-"""Launched on one or two ranks: runs step 3's parts at several ZeRO stages in one process group and reports.
-
-Arguments: the folder of the models, a folder for the weights, and "long" for all of EVERY, not ORDINARY alone. Report:
-{section: {...}}, one section a function of SECTIONS, by the case's name.
-"""
+"""What ranks do for the tests of step 3 (launched.py): run its parts at several ZeRO stages and report by section."""
 
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from tests.invariants import tiny
+from tests.support.data_flags import with_flags
+from tests.support.guests import balancing
+from tests.support.shared_rows import sharing_rows
+from tests.support.step3_records import changed, made
+from tests.support.tries import forked_conversations, forked_sequences
+from threestep.plugins.mismatch.correction import MismatchCorrection
+from threestep.plugins.mismatch.settings import MismatchSettings
+from threestep.plugins.parallel_thinking.form import ParallelPaths
+from threestep.plugins.parallel_thinking.layout import ParallelTags, PathSampling
+from threestep.plugins.pretraining_loss.learnt_texts import LearntTexts
+from training.step3_ppo.advantages import ESTIMATORS
+from training.step3_ppo.advantages.inputs import AdvantageSettings
+from training.step3_ppo.contracts.rollouts import PromptSource
+from training.step3_ppo.contracts.settings import (
+    ExperienceSettings,
+    KlSettings,
+    LearningSettings,
+    LengthSettings,
+    PpoSettings,
+)
+from training.step3_ppo.experience.description import described
+from training.step3_ppo.experience.sequences import TrainingSequence
+from training.step3_ppo.flags.roles_arguments import RolesArguments
+from training.step3_ppo.kl import KL_ESTIMATORS, KlControl
+from training.step3_ppo.learning.learning import Learner, Updates
+from training.step3_ppo.losses import POLICY_LOSSES
+from training.step3_ppo.losses.losses import PolicyLossSettings
+from training.step3_ppo.parts.assembly import with_guests
+from training.step3_ppo.parts.evaluation import Evaluator, HeldOut
+from training.step3_ppo.roles.roles import RolesNeeded, Tokenizers, load_roles
+from training.step3_ppo.trainer import PpoTrainer
+from training.utils.base.seeds import seed_everything
+from training.utils.contracts.documents import join
+from training.utils.contracts.rollout_engine import RolloutRequest, Sampling
+from training.utils.engine.ranks.collectives import gathered
+from training.utils.engine.training_engine import TrainingEngine
+from training.utils.flags.added import added_flags
+from training.utils.generation.decoding.hf import TransformersRollout
+from training.utils.layout.planner import PlanSettings
+from training.utils.layout.rows import padded_rows
+from training.utils.models.token_model import Readout
+from training.utils.run.metrics import MetricsWriter
+from training.utils.run.run_folder import RunFolder
 
 SEED = 11
 PROMPTS_PER_ROLLOUT = 8  # over all ranks
@@ -48,43 +91,51 @@ MIXTURE_LAYOUTS = {
 TRIES = {"0_padded": (0, False, 0), **{f"{stage}_shared": (stage, True, 2) for stage in STAGES}}
 EVAL_PROMPTS = 5  # not a multiple of two ranks
 
-# The cases of a section, by ranks: of the long form, and of every run.
-EVERY: dict[str, dict[int, Collection[str]]] = {
-    "iterations": {1: LAYOUTS, 2: LAYOUTS},
-    "mixtures": {1: MIXTURE_LAYOUTS, 2: MIXTURE_LAYOUTS},
-    "first_minibatch": {1: FIRST_MINIBATCHES, 2: FIRST_MINIBATCHES},
-    "grpo": {1: GRPO_LAYOUTS, 2: GRPO_LAYOUTS},
-    "paths": {1: PATHS_LAYOUTS, 2: PATHS_LAYOUTS},
-    "minibatches": {1: MINIBATCH_LAYOUTS, 2: MINIBATCH_LAYOUTS},
-    "reused": {1: REUSED, 2: REUSED},
-    "nothing_to_learn": {1: ("0", "2", "3"), 2: ("0", "2", "3")},
-    "gathers": {1: (), 2: ("2", "12")},
-    "lora": {1: ("0", "3"), 2: ("0", "3")},
-    "tries": {1: TRIES, 2: TRIES},
-    "layouts_of_prompts": {1: ACTORS, 2: ()},
+# (ranks, those that share a row)
+World = tuple[int, int]
+ONE, TWO, SHARED, FOUR_SHARED, TWO_GROUPS = (1, 1), (2, 1), (2, 2), (4, 4), (4, 2)
+# The cases of a section: of the long form, and of every run.
+EVERY: dict[str, dict[World, Collection[str]]] = {
+    "iterations": {
+        ONE: LAYOUTS, TWO: LAYOUTS, SHARED: LAYOUTS, FOUR_SHARED: ("3_packed", "0"), TWO_GROUPS: ("3_packed",)
+    },
+    "mixtures": {
+        ONE: MIXTURE_LAYOUTS, TWO: MIXTURE_LAYOUTS, SHARED: ("1_padded", "0_packed", "3_packed"),
+        FOUR_SHARED: ("3_packed",),
+    },
+    "first_minibatch": {ONE: FIRST_MINIBATCHES, TWO: FIRST_MINIBATCHES},
+    "grpo": {world: GRPO_LAYOUTS for world in (ONE, TWO, SHARED, FOUR_SHARED)} | {TWO_GROUPS: ("3_packed",)},
+    "paths": {world: PATHS_LAYOUTS for world in (ONE, TWO, SHARED, FOUR_SHARED)},
+    "minibatches": {ONE: MINIBATCH_LAYOUTS, TWO: MINIBATCH_LAYOUTS},
+    "reused": {ONE: REUSED, TWO: REUSED},
+    "nothing_to_learn": {ONE: ("0", "2", "3"), TWO: ("0", "2", "3")},
+    "gathers": {TWO: ("2", "12")},
+    "lora": {world: ("0", "3") for world in (ONE, TWO, SHARED, FOUR_SHARED)},
+    "tries": {ONE: TRIES, TWO: TRIES}
+    | {world: ("0_padded", "2_shared", "3_shared") for world in (SHARED, FOUR_SHARED)},
+    "layouts_of_prompts": {ONE: ACTORS},
+}  # fmt: skip
+ORDINARY: dict[str, dict[World, Collection[str]]] = {
+    "iterations": {ONE: ("3_packed",), TWO: ("0", "3_packed"), SHARED: ("3_packed",)},
+    "mixtures": {ONE: ("0_padded",), TWO: ("3_packed",)},
+    "first_minibatch": {ONE: ("0_fp32", "0_bf16"), TWO: ("3_fp32",)},
+    "grpo": {ONE: ("0_two_epochs",), TWO: ("3_packed",)},
+    "paths": {ONE: ("0_packed",), TWO: ("3_packed",)},
+    "minibatches": {ONE: ("0_packed",), TWO: ("0_packed",)},
+    "reused": {ONE: ("0_packed", "0_grpo", "1_values"), TWO: ("1_recomputed", "2", "3_values")},
+    "nothing_to_learn": {ONE: ("0",), TWO: ("3",)},
+    "gathers": EVERY["gathers"],
+    "lora": {ONE: ("0",), TWO: ("3",)},
+    "tries": {ONE: ("0_padded", "2_shared")},
+    "layouts_of_prompts": EVERY["layouts_of_prompts"],
 }
-ORDINARY: dict[str, dict[int, Collection[str]]] = {
-    **EVERY,
-    "iterations": {1: ("3_packed",), 2: ("0", "3_packed")},
-    "mixtures": {1: ("0_padded",), 2: ("3_packed",)},
-    "first_minibatch": {1: ("0_fp32", "0_bf16"), 2: ("3_fp32",)},
-    "grpo": {1: ("0_two_epochs",), 2: ("3_packed",)},
-    "paths": {1: ("0_packed",), 2: ("3_packed",)},
-    "minibatches": {1: ("0_packed",), 2: ("0_packed",)},
-    "reused": {1: ("0_packed", "0_grpo", "1_values"), 2: ("1_recomputed", "2", "3_values")},
-    "nothing_to_learn": {1: ("0",), 2: ("3",)},
-    "tries": {1: ("0_padded", "2_shared"), 2: ()},
-    "lora": {1: ("0",), 2: ("3",)},
-}
 
 
-def main(models: Path, out: Path, is_long: bool) -> None:
-    from tests.distributed.launch import report
-    from training.utils.engine.ranks.startup import started_process_group
-
-    cases = EVERY if is_long else ORDINARY
-    with started_process_group() as ranks:
-        report({name: section(models, out, ranks, cases[name][ranks.world_size]) for name, section in SECTIONS.items()})
+def on_ranks(ranks: Any, models: Path, out: Path, is_long: bool, size: int) -> dict[str, Any]:
+    """Run step 3's parts, each row over `size` ranks. Return {section: {...}}, by the cases' names."""
+    cases, sharing = EVERY if is_long else ORDINARY, sharing_rows(ranks, size) if size > 1 else ranks
+    world = (ranks.world_size, size)
+    return {name: act(models, out, sharing, cases[name].get(world, ())) for name, act in SECTIONS.items()}
 
 
 def make_trainer(
@@ -109,53 +160,8 @@ def make_trainer(
 ) -> Any:
     """A PpoTrainer on fresh models, by the same parts as the program's own assembly; the one before is released.
     changed: of the models' flags."""
-    from tests.invariants import tiny
-    from tests.support.data_flags import with_flags
-    from tests.support.guests import balancing
-    from tests.support.step3_records import made
-    from threestep.plugins.mismatch.correction import MismatchCorrection
-    from threestep.plugins.mismatch.settings import MismatchSettings
-    from threestep.plugins.pretraining_loss.learnt_texts import LearntTexts
-    from training.step3_ppo.advantages import ESTIMATORS
-    from training.step3_ppo.advantages.inputs import AdvantageSettings
-    from training.step3_ppo.contracts.settings import (
-        ExperienceSettings,
-        KlSettings,
-        LearningSettings,
-        LengthSettings,
-        PpoSettings,
-    )  # fmt: skip
-    from training.step3_ppo.flags.roles_arguments import RolesArguments
-    from training.step3_ppo.kl import KL_ESTIMATORS, KlControl
-    from training.step3_ppo.learning.learning import Updates
-    from training.step3_ppo.losses import POLICY_LOSSES
-    from training.step3_ppo.losses.losses import PolicyLossSettings
-    from training.step3_ppo.parts.assembly import with_guests
-    from training.step3_ppo.parts.evaluation import Evaluator, HeldOut
-    from training.step3_ppo.roles.roles import RolesNeeded, Tokenizers, load_roles
-    from training.step3_ppo.trainer import PpoTrainer
-    from training.utils.contracts.rollout_engine import Sampling
-    from training.utils.flags.added import added_flags
-    from training.utils.generation.decoding.hf import TransformersRollout
-    from training.utils.layout.planner import PlanSettings
-    from training.utils.run.metrics import MetricsWriter
-    from training.utils.run.run_folder import RunFolder
-
     ranks.leaving.close()  # DeepSpeed collects garbage at each engine, and would go through all that are left
-    flags = RolesArguments(
-        actor_model_name_or_path=str(models / actor),
-        critic_model_name_or_path=str(models / critic),
-        actor_learning_rate=ACTOR_RATE,
-        critic_learning_rate=CRITIC_RATE,
-        actor_weight_decay=decay,
-        critic_weight_decay=decay,
-        actor_zero_stage=stage,
-        critic_zero_stage=stage,
-        actor_dropout=None,
-        critic_dropout=None,
-        dtype=dtype,
-        max_grad_norm=CLIP_NORM,
-    )
+    flags = roles_flags(models, actor, critic, stage, decay, dtype=dtype)
     roles = load_roles(
         changed(flags),
         Tokenizers(tiny.StandInTokenizer(), tiny.StandInTokenizer()),
@@ -164,50 +170,16 @@ def make_trainer(
         needed=RolesNeeded(critic=not grpo, added=with_flags(added_flags("step3_ppo")(), **(lora or {}))),
     )
     roles = with_guests(roles, balancing(), path="", total_steps=1, seed=0)
-    sampling = Sampling(MAX_NEW_TOKENS, TEMPERATURE, 0, 1.0, tiny.END, tiny.PAD)
-    experience = made(
-        ExperienceSettings,
-        temperature=TEMPERATURE,
-        score_scale=None,
-        clip_reward=CLIP_REWARD,
-        samples_per_prompt=SAMPLES if grpo else 1,
-        estimator=ESTIMATORS["grpo" if grpo else "gae"],
-        advantage=AdvantageSettings(GAMMA, LAM, norm_by_std=True),
-        whiten_advantages=not grpo,
+    samples, per_rank = SAMPLES if grpo else 1, PROMPTS_PER_ROLLOUT // ranks.world_size
+    settings = settings_of(
+        ranks, grpo, PlanSettings(ranks.world_size, max_tokens, micro, packed, LONGEST if packed else 0),
+        Sampling(MAX_NEW_TOKENS, TEMPERATURE, 0, 1.0, tiny.END, tiny.PAD),
+        prompts=per_rank, samples=samples, minibatch=per_rank * samples // minibatches, epochs=epochs, seed=SEED,
+        aggregation="seq-mean-token-mean" if grpo else "token-mean", entropy_coef=ENTROPY_COEF if grpo else 0.0,
         correction=MismatchCorrection(MismatchSettings("none")),  # its measures alone
-        kl=KlSettings(KlControl(KL_COEF), in_loss=grpo, estimator=KL_ESTIMATORS["k3" if grpo else "k1"]),
         length=LengthSettings(MAX_NEW_TOKENS, mask_truncated_responses=grpo),
         reads_old_logprobs=not grpo or epochs > 1,
-        rank=ranks.rank,
-        sharing=ranks.sharing.size,
-        plan=PlanSettings(ranks.world_size, max_tokens, micro, packed, LONGEST if packed else 0),
-        pad_token_id=tiny.PAD,
-    )
-    per_rank = PROMPTS_PER_ROLLOUT // ranks.world_size
-    learning = LearningSettings(
-        policy_loss=POLICY_LOSSES["ppo"],
-        policy=PolicyLossSettings(CLIP_RANGE, CLIP_RANGE),
-        aggregation="seq-mean-token-mean" if grpo else "token-mean",
-        clip_range_value=CLIP_RANGE_VALUE,
-        entropy_coef=ENTROPY_COEF if grpo else 0.0,
-    )
-    settings = made(
-        PpoSettings,
-        total_rollouts=ITERATIONS,
-        prompts_per_batch=per_rank,
-        generation_batches=1,
-        sequences_per_minibatch=per_rank * experience.samples_per_prompt // minibatches,
-        ppo_epochs=epochs,
-        critic_warmup=0,
-        dynamic_sampling_tries=0,
-        eval_interval=0,
-        seed=SEED,
-        sampling=sampling,
-        experience=experience,
-        learning=learning,
-        evaluates_first=True,
-    )
-    folder = RunFolder(out, ranks.is_main)
+    )  # fmt: skip
     metrics = MetricsWriter(out / "metrics", is_main_rank=False)
     rollout_engine = TransformersRollout()
     evaluator = Evaluator(
@@ -218,23 +190,52 @@ def make_trainer(
         checker=None,
         settings=settings,
         metrics=metrics,
-        folder=folder,
+        folder=RunFolder(out, ranks.is_main),
     )
     beside = [LearntTexts(texts(), UNSUP_COEF, settings.seed)] if with_texts else []
     updates = Updates(roles, settings, *beside)
     return PpoTrainer(roles, rollout_engine, train_prompts(), updates, evaluator, settings, metrics)
 
 
-def train_prompts() -> Any:
-    from tests.invariants import tiny
-    from training.step3_ppo.contracts.rollouts import PromptSource
+def roles_flags(models: Path, actor: str, critic: str, stage: int, decay: float, **more: Any) -> RolesArguments:
+    return RolesArguments(
+        actor_model_name_or_path=str(models / actor), critic_model_name_or_path=str(models / critic),
+        actor_learning_rate=ACTOR_RATE, critic_learning_rate=CRITIC_RATE, actor_weight_decay=decay,
+        critic_weight_decay=decay, actor_zero_stage=stage, critic_zero_stage=stage, actor_dropout=None,
+        critic_dropout=None, max_grad_norm=CLIP_NORM, **more,
+    )  # fmt: skip
 
+
+def settings_of(
+    ranks: Any, grpo: bool, plan: PlanSettings, sampling: Sampling, *, prompts: int, samples: int, minibatch: int,
+    seed: int, epochs: int = EPOCHS, aggregation: str = "token-mean", entropy_coef: float = 0.0, **experience: Any,
+) -> PpoSettings:  # fmt: skip
+    """PPO's settings, or GRPO's. prompts, minibatch: of a rank, in a rollout and in a minibatch. experience:
+    fields of its settings, besides those that follow from the others."""
+    given = {
+        "temperature": sampling.temperature, "score_scale": None, "clip_reward": CLIP_REWARD,
+        "samples_per_prompt": samples, "estimator": ESTIMATORS["grpo" if grpo else "gae"],
+        "advantage": AdvantageSettings(GAMMA, LAM, norm_by_std=True), "whiten_advantages": not grpo,
+        "kl": KlSettings(KlControl(KL_COEF), in_loss=grpo, estimator=KL_ESTIMATORS["k3" if grpo else "k1"]),
+        "rank": ranks.rank, "sharing": ranks.sharing.size, "plan": plan, "pad_token_id": sampling.pad_token_id,
+    }  # fmt: skip
+    learning = LearningSettings(
+        policy_loss=POLICY_LOSSES["ppo"], policy=PolicyLossSettings(CLIP_RANGE, CLIP_RANGE), aggregation=aggregation,
+        clip_range_value=CLIP_RANGE_VALUE, entropy_coef=entropy_coef,
+    )  # fmt: skip
+    return made(
+        PpoSettings, total_rollouts=ITERATIONS, prompts_per_batch=prompts, generation_batches=1,
+        sequences_per_minibatch=minibatch, ppo_epochs=epochs, critic_warmup=0, dynamic_sampling_tries=0,
+        eval_interval=0, seed=seed, sampling=sampling, experience=made(ExperienceSettings, **{**given, **experience}),
+        learning=learning, evaluates_first=True,
+    )  # fmt: skip
+
+
+def train_prompts() -> Any:
     return PromptSource(tiny.prompts(ITERATIONS * PROMPTS_PER_ROLLOUT, seed=3), SEED)
 
 
 def texts() -> list:
-    from tests.invariants import tiny
-
     return tiny.text_blocks(10, seed=5)
 
 
@@ -270,10 +271,6 @@ def mixtures(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dic
 
 def iterated(trainer: Any, out: Path, name: str) -> list[dict[str, Any]]:
     """Run whole iterations; write the weights at the end to actor_NAME.pt and critic_NAME.pt."""
-    import torch
-
-    from training.utils.engine.ranks.collectives import gathered
-
     told = []
     for iteration in range(1, ITERATIONS + 1):
         experience = experienced(trainer, iteration)
@@ -294,20 +291,12 @@ def iterated(trainer: Any, out: Path, name: str) -> list[dict[str, Any]]:
             }
         )
         told.append({"ranks": everyone, "figures": trainer.learn([experience], iteration)})
-    for role, engine, model in (
-        ("actor", trainer.roles.actor, trainer.roles.actor_model),
-        ("critic", trainer.roles.critic, trainer.roles.critic_model),
-    ):
-        state = engine.full_state(model)
-        if engine.ranks.is_main:
-            torch.save(state, out / f"{role}_{name}.pt")
+    save_weights(trainer, out, name)
     return told
 
 
 def first_minibatch(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """One update an iteration: its figures are those of the first minibatch of the first epoch."""
-    from training.step3_ppo.experience.description import described
-
     found = {}
     for case in cases:
         stage, dtype = FIRST_MINIBATCHES[case]
@@ -328,10 +317,6 @@ def first_minibatch(models: Path, out: Path, ranks: Any, cases: Collection[str])
 def grpo(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """Iterations of GRPO: no critic, samples of a prompt, KL and entropy in the loss, cut responses left out of it.
     With one epoch the old log-probabilities are left out too."""
-    import torch
-
-    from training.utils.engine.ranks.collectives import gathered
-
     found = {}
     for layout in cases:
         stage, packed, epochs = GRPO_LAYOUTS[layout]
@@ -356,23 +341,13 @@ def grpo(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[st
                     "figures": trainer.learn([experience], iteration),
                 }
             )
-        state = trainer.roles.actor.full_state(trainer.roles.actor_model)
-        if ranks.is_main:
-            torch.save(state, out / f"grpo_{layout}.pt")
+        save_weights(trainer, out, layout, "grpo_")
         found[layout] = told
     return found
 
 
 def paths(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """Iterations of GRPO whose responses part into two paths, drawn side by side and learned in their layout."""
-    import torch
-
-    from tests.invariants import tiny
-    from tests.support.step3_records import changed
-    from threestep.plugins.parallel_thinking.form import ParallelPaths
-    from threestep.plugins.parallel_thinking.layout import ParallelTags, PathSampling
-    from training.utils.engine.ranks.collectives import gathered
-
     found, tags = {}, ParallelTags(*tiny.TAGS)
     for layout in cases:
         stage, packed = PATHS_LAYOUTS[layout]
@@ -394,9 +369,7 @@ def paths(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[s
                 "apart": float((read[0] - read[1].logprobs_BR)[read[1].mask_BR].abs().max()),
             }
             told.append({"ranks": gathered(own), "figures": trainer.learn([experience_of_all], iteration)})
-        state = trainer.roles.actor.full_state(trainer.roles.actor_model)
-        if ranks.is_main:
-            torch.save(state, out / f"paths_{layout}.pt")
+        save_weights(trainer, out, layout, "paths_")
         found[layout] = told
     return found
 
@@ -406,16 +379,16 @@ def _slower(flags: Any) -> Any:
     return dataclasses.replace(flags, actor_learning_rate=ACTOR_RATE / 10)
 
 
-def save_weights(trainer: Any, out: Path, name: str, layout: str) -> None:
-    """Save the actor's and the critic's weights as NAME_actor_LAYOUT.pt and NAME_critic_LAYOUT.pt."""
-    import torch
-
+def save_weights(trainer: Any, out: Path, name: str, prefix: str = "") -> None:
+    """Save the actor's and the critic's weights as PREFIXactor_NAME.pt and PREFIXcritic_NAME.pt, or the actor's."""
     roles = trainer.roles
-    models = {"actor": (roles.actor, roles.actor_model), "critic": (roles.critic, roles.critic_model)}
-    for role, (engine, model) in models.items():
-        state = engine.full_state(model)
-        if roles.actor.ranks.is_main:
-            torch.save(state, out / f"{name}_{role}_{layout}.pt")
+    for role, engine, model in (
+        ("actor", roles.actor, roles.actor_model),
+        ("critic", roles.critic, roles.critic_model),
+    ):
+        state = engine.full_state(model) if engine is not None else None
+        if state is not None and roles.actor.ranks.is_main:
+            torch.save(state, out / f"{prefix}{role}_{name}.pt")
 
 
 def minibatches(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
@@ -426,20 +399,13 @@ def minibatches(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> 
         stage, packed = MINIBATCH_LAYOUTS[layout]
         trainer = make_trainer(models, out, ranks, stage, packed=packed, minibatches=4)
         found[layout] = [trainer.learn([experienced(trainer, i)], i) for i in range(1, ITERATIONS + 1)]
-        save_weights(trainer, out, "minibatches", layout)
+        save_weights(trainer, out, layout, "minibatches_")
     return found
 
 
 def tries(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """Two steps of PPO on sequences with equal beginnings, and conversations in parts, whose old log-probabilities,
     advantages, values and returns are drawn: those of a token differ among the sequences that share it."""
-    import torch
-
-    from tests.support.step3_records import changed
-    from tests.support.tries import forked_conversations, forked_sequences
-    from training.step3_ppo.experience.sequences import TrainingSequence
-    from training.step3_ppo.learning.learning import Learner
-
     drawn = [each for seed in (0, 3) for each in forked_sequences(seed, 24, most_tokens=40) if each.is_target.any()]
     drawn += [each.tokens for each in forked_conversations(4, 24) if max(map(len, each.tokens.parts)) <= 40]
     generator = torch.Generator().manual_seed(SEED)
@@ -463,7 +429,7 @@ def tries(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[s
             "figures": [learner.learn(sequences, SEED, forwards) for _ in range(2)],
             "tokens": sum(int((each.rows.segment_ids_NT >= 0).sum()) for each in forwards),
         }
-        save_weights(trainer, out, "tries", layout)
+        save_weights(trainer, out, layout, "tries_")
     return found
 
 
@@ -473,8 +439,6 @@ def nothing_to_learn(models: Path, out: Path, ranks: Any, cases: Collection[str]
     One sequence a forward, so that the values of the update are those of the experience to the bit: Adam would blow
     any rounding up to a whole step. `moved_by_advantages` is the same with the advantages and returns as they are.
     """
-    import torch
-
     found: dict[str, Any] = {}
     for stage in cases:
         for kind in ("moved", "moved_by_advantages"):
@@ -506,11 +470,6 @@ def _weights(trainer: Any) -> list[dict[str, Any]]:
 def reused(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """Weights after two iterations, by forwards that read and learn and by forwards of their own: how far apart, as a
     share of the update; and how many forwards actor and critic made."""
-    import torch
-
-    from tests.support.step3_records import changed
-    from training.utils.engine.training_engine import TrainingEngine
-
     calls: list[Any] = []
     plain = TrainingEngine.__call__
     TrainingEngine.__call__ = lambda self, *given, **named: calls.append(self) or plain(self, *given, **named)
@@ -552,8 +511,6 @@ def reused(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[
 
 def gathers(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """Collectives of one rollout of exactly so many tokens, under ZeRO-3."""
-    from tests.support.step3_records import changed
-
     if not cases:
         return {}
     trainer = make_trainer(models, out, ranks, 3, with_texts=False)
@@ -572,8 +529,6 @@ def gathers(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict
 @contextmanager
 def counted_collectives() -> Iterator[dict[str, int]]:
     """Counts what goes through torch.distributed, by the profiler's names, and fetches of ZeRO-3 weights."""
-    from torch.profiler import ProfilerActivity, profile
-
     counts: dict[str, int] = {}
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         yield counts
@@ -584,13 +539,6 @@ def counted_collectives() -> Iterator[dict[str, int]]:
 
 def lora(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """After an update: reference and actor of a LoRA run on one sequence, and rollouts against the training forward."""
-    import torch
-
-    from training.utils.base.seeds import seed_everything
-    from training.utils.contracts.documents import join
-    from training.utils.layout.rows import padded_rows
-    from training.utils.models.token_model import Readout
-
     found = {}
     rows = padded_rows([join(torch.tensor(LORA_PROMPT), torch.tensor(LORA_RESPONSE))], 1)
     for stage in cases:
@@ -617,10 +565,6 @@ def layouts_of_prompts(models: Path, out: Path, ranks: Any, cases: Collection[st
 
 
 def _layouts(trainer: Any) -> dict[str, Any]:
-    import torch
-
-    from training.utils.contracts.rollout_engine import RolloutRequest
-
     prompts, seeds = trainer.next_prompts(1, batch=0)
     ids_BP, mask_BP = prompts.prompt_ids_BP, prompts.prompt_mask_BP
     count, pad = len(seeds), trainer.settings.drawing.sampling.pad_token_id
@@ -665,6 +609,3 @@ SECTIONS: dict[str, Callable[[Path, Path, Any, Collection[str]], dict[str, Any]]
     "layouts_of_prompts": layouts_of_prompts,
     "tries": tries,
 }
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] == ["long"])

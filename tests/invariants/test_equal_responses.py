@@ -3,17 +3,146 @@ layouts agree on all others as far as the scores' rounding lets them."""
 
 from __future__ import annotations
 
+import random
 from itertools import product
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.nn.functional import pad
 
-from tests.distributed.launch import run_ranks
-from tests.invariants.equal_responses_program import BATCH, ESTIMATORS
+from tests.support.plain_roles import plain_roles
+from tests.support.tiny_models import tiny_scalar_model
+from training.step3_ppo.advantages import ESTIMATORS as TABLE
+from training.step3_ppo.experience.experience import make_experience
+from training.step3_ppo.experience.scoring import start_scoring
+from training.step3_ppo.flags.algorithm import experience_settings, selected_algorithm
+from training.step3_ppo.flags.arguments import AlgorithmArguments, PpoArguments
+from training.utils.base.errors import Mistakes
+from training.utils.contracts.rollout import Rollout
+from training.utils.contracts.rows import PromptRow
+from training.utils.engine.ranks.collectives import gathered
+from training.utils.layout.planner import PlanSettings
+from training.utils.layout.trie import SequenceLayout
+from training.utils.models.token_model import ScalarModel
+from training.utils.run.phase_clock import PhaseClock
+
+SAMPLES, BATCH = 4, 10  # of a group, and groups of a batch
+END, PAD = 2, 0
+ESTIMATORS = (
+    "grpo", "rloo", "gpg", "opo", "grpo_passk", "optimal_token_baseline", "tir_optimal_token_baseline", "dr_grpo",
+    "reinforce++_baseline", "grpo_over_batch",
+)  # fmt: skip
+KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "full")
+
+
+def on_ranks(ranks: Any, models: Path, out: Path, is_long: bool, groups: int) -> dict[str, Any]:
+    """Write advantages of groups of short responses at random, many of which are one text: by dtype and layout the
+    responses' ids, outcomes and advantages, in the order of the groups. Every batch of groups has another estimator;
+    half of them have a KL in the reward."""
+    found = {
+        f"{name}_{'packed' if packed else 'padded'}": every_batch(ranks, dtype, packed, groups)
+        for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
+        for packed in (True, False)
+    }
+    if ranks.is_main:
+        torch.save(found, out / "found.pt")
+    return {}
+
+
+def group_at(number: int) -> tuple[list[int], list[list[int]]]:
+    """A prompt and its responses, of up to three tokens and an end; of few different tokens, so that they repeat."""
+    dice = random.Random(number)
+    prompt = [dice.randint(3, 63) for _ in range(dice.randint(1, 8))]
+    words = [dice.randint(3, 63) for _ in range(dice.choice([1, 1, 2, 9]))]
+    longest = dice.randint(0, 3)
+    return prompt, [
+        [dice.choice(words) for _ in range(dice.choice([longest, longest, 1]))] + [END] for _ in range(SAMPLES)
+    ]
+
+
+def every_batch(ranks: Any, dtype: Any, packed: bool, groups: int) -> list[dict[str, Any]]:
+    roles = roles_of(ranks, dtype)
+    found = []
+    for first in range(0, groups, BATCH):
+        own = range(first + ranks.rank, first + BATCH, ranks.world_size)
+        number = first // BATCH
+        parts = gathered(one_batch(ranks, roles, packed, number, own))
+        found.append(
+            {
+                "estimator": ESTIMATORS[number % len(ESTIMATORS)],
+                "ids": [group_at(group)[1] for group in range(first, first + BATCH)],
+                **{name: interleaved([part[name] for part in parts]) for name in parts[0]},
+            }
+        )
+    return found
+
+
+def interleaved(parts: list[Any]) -> Any:
+    """[G, SAMPLES, ...] of all ranks, in the order of the groups, padded to one width."""
+    width = max(part.shape[-1] for part in parts)
+    each = [pad(part, (0, width - part.shape[-1])).unflatten(0, (-1, SAMPLES)) for part in parts]
+    return torch.stack(each, dim=1).flatten(0, 1)
+
+
+def roles_of(ranks: Any, dtype: Any) -> Any:
+    scorer = tiny_scalar_model("llama", dtype, seed=5)
+    roles, _ = plain_roles(ScalarModel(scorer).requires_grad_(False), with_critic=False, ranks=ranks)
+    assert roles.reference is not None and roles.reference.frozen is not None
+    for module in (roles.actor.module, roles.reference.frozen):
+        module.to(dtype)  # type: ignore[attr-defined]
+    return roles
+
+
+def one_batch(ranks: Any, roles: Any, packed: bool, number: int, groups: range) -> dict[str, Any]:
+    """This rank's groups. Collectives."""
+    settings = settings_of(ranks, packed, number)
+    drawn = [group_at(group) for group in groups]
+    rows = [PromptRow(group, np.array(ids, np.int32), "", None) for group, (ids, _) in zip(groups, drawn, strict=True)]
+    samples = start_scoring(rows, rollout_of(drawn), roles, settings)
+    made = make_experience(samples, roles, settings, settings.kl.control.kl_coef, clock=PhaseClock())
+    return {"outcomes": samples.scored.outcomes_B.unsqueeze(1), "advantages": made.advantages_BR}
+
+
+def settings_of(ranks: Any, packed: bool, number: int) -> Any:
+    kl: dict[str, Any] = {"kl_coef": 0.0}
+    if number // len(ESTIMATORS) % 2:
+        kl = {"kl_coef": 0.1, "kl_estimator": KL_ESTIMATORS[number // len(ESTIMATORS) // 2 % len(KL_ESTIMATORS)]}
+    return settings_for(ranks, packed, ESTIMATORS[number % len(ESTIMATORS)], kl)
+
+
+def settings_for(ranks: Any, packed: bool, estimator: str, kl: dict[str, Any]) -> Any:
+    forms: dict[str, dict[str, Any]] = {
+        "dr_grpo": {"advantage": "grpo", "norm_adv_by_std": False},
+        "grpo_over_batch": {"advantage": "grpo", "norm_adv_over": "batch"},
+        "reinforce++_baseline": {"advantage": estimator, "whiten_advantages": False},  # its mean is not of a group
+    }
+    flags = AlgorithmArguments(**forms.get(estimator, {"advantage": estimator}), **kl)
+    ppo = PpoArguments(num_samples_per_prompt=SAMPLES, clip_reward=100.0)
+    algorithm = selected_algorithm(flags, ppo, Mistakes())
+    assert algorithm is not None
+    plan = PlanSettings(ranks.world_size, 300 if packed else None, 16, packed, 60 if packed else 0)
+    return experience_settings(algorithm, ppo, SequenceLayout(plan, PAD, ranks.rank))
+
+
+def rollout_of(drawn: list[tuple[list[int], list[list[int]]]]) -> Any:
+    prompts = [prompt for prompt, responses in drawn for _ in responses]
+    responses = [response for _, own in drawn for response in own]
+    wide, long = max(map(len, prompts)), max(map(len, responses))
+    lengths_B = torch.tensor([len(response) for response in responses])
+    return Rollout(
+        prompt_ids_BP=torch.tensor([[PAD] * (wide - len(ids)) + ids for ids in prompts]),
+        prompt_mask_BP=torch.tensor([[False] * (wide - len(ids)) + [True] * len(ids) for ids in prompts]),
+        response_ids_BR=torch.tensor([ids + [PAD] * (long - len(ids)) for ids in responses]),
+        response_lengths_B=lengths_B,
+        sampled_logprobs_BR=torch.zeros(len(responses), long),
+        ended_B=torch.ones(len(responses), dtype=torch.bool),
+    )
+
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(3600)]  # on a busy machine
-PROGRAM = Path(__file__).parent / "equal_responses_program.py"
 # Of a score, between two layouts, as a share of the largest of a batch: some units in the last place (see `scoring`).
 ROUNDING = {"fp32": 32 * torch.finfo(torch.float32).eps, "bf16": 16 * torch.finfo(torch.bfloat16).eps}
 
@@ -21,10 +150,8 @@ ROUNDING = {"fp32": 32 * torch.finfo(torch.float32).eps, "bf16": 16 * torch.finf
 @pytest.mark.parametrize(
     "groups", [len(ESTIMATORS) * BATCH, pytest.param(10_000, marks=pytest.mark.long)], ids=["some", "many"]
 )
-def test_no_advantage_where_all_responses_are_one_text(tmp_path, groups):
-    for ranks in (1, 2):
-        run_ranks(PROGRAM, ranks, [tmp_path, groups], 3000)
-    found = {ranks: torch.load(tmp_path / f"{ranks}.pt") for ranks in (1, 2)}
+def test_no_advantage_where_all_responses_are_one_text(launched, groups):
+    found = {size: torch.load(launched("test_equal_responses", size, groups=groups)[0] / "found.pt") for size in (1, 2)}
     layouts = {f"{ranks} {layout}": batches for ranks, own in found.items() for layout, batches in own.items()}
     alike = equal = 0
     for name, batches in layouts.items():
@@ -57,6 +184,4 @@ def agree(one: dict, other: dict, dtype: str) -> None:
 
 
 def test_every_estimator_that_compares_samples_is_among_them():
-    from training.step3_ppo.advantages import ESTIMATORS as TABLE
-
     assert {name for name, estimator in TABLE.items() if estimator.needs_groups} <= set(ESTIMATORS)

@@ -14,11 +14,9 @@ from tests.invariants.folder_mutations import judged, run_cases, why_unopened
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("count", [12, pytest.param(300, marks=[pytest.mark.long, pytest.mark.timeout(7200)])])
 def test_a_changed_folder_is_refused_or_trained_and_opened(count: int) -> None:
-    cases = run_cases(range(count))
+    cases = list(run_cases(range(count)))
     wrong = [case for case in cases if case.problem is not None]
-    assert not wrong, "\n".join(
-        f"case {case.number} ({case.file}: {case.change}): {case.problem}" for case in wrong[:3]
-    )
+    assert not wrong, "\n".join(f"case {case.number} ({case.kind}: {case.said}): {case.problem}" for case in wrong[:3])
     ended = [case.ended for case in cases]
     # Both happen often: a changed folder is neither always refused nor never.
     assert len(cases) == count and min(ended.count("refused"), ended.count("trained")) >= count // 5

@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.distributed.launch import run_ranks
 from tests.invariants import images_program, plain, plain_ppo, ppo_program
-from tests.invariants import images_step3 as step3
-from tests.invariants.conftest import LAUNCH_SECONDS
 from tests.invariants.images_program import BETA, CASES, LORA_ALPHA, LORA_DIM, ORDINARY, PER_STEP, SEED, STEPS, Case
+from tests.invariants.launched import each_case
 from tests.invariants.test_engine_exact import assert_weights_equal, loaded
 from tests.support import plain_losses
 from tests.support.vision_models import FAMILIES, Family, PlainScorer, awake
@@ -30,25 +28,15 @@ from training.utils.preference.batches import MismatchedRows
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(2400)]  # the long form on a busy machine
 
-EVERY = [
-    pytest.param(size, name, marks=[] if name in ORDINARY[size] else [pytest.mark.long])
-    for size in (1, 2)
-    for name, case in CASES[size].items()
-    if not case.is_step3
-]
-OF_STEP3 = [
-    pytest.param(size, name, marks=[] if name in ORDINARY[size] else [pytest.mark.long])
-    for size in (1, 2)
-    for name, case in CASES[size].items()
-    if case.is_step3
-]
+EVERY = each_case({size: [name for name in CASES[size] if not CASES[size][name].is_step3] for size in CASES}, ORDINARY)
+OF_STEP3 = each_case({size: [name for name in CASES[size] if CASES[size][name].is_step3] for size in CASES}, ORDINARY)
 Parts = list[torch.Tensor]
 # Of each family, what of the tower's names is the projector.
 PROJECTOR = ("merger", "multi_modal_projector", "image_newline", "connector")
 
 
 @pytest.fixture(scope="module")
-def run(request, tmp_path_factory):
+def run(request, tmp_path_factory, launched):
     """run(world_size) -> (its folder, the ranks' reports), each launched once, with the cases that are asked for."""
     models, asked = tmp_path_factory.mktemp("vision_models"), asked_cases(request)
     for name in {CASES[size][name].family for size, names in asked.items() for name in names}:
@@ -60,11 +48,8 @@ def run(request, tmp_path_factory):
         scalar.load_state_dict(PlainScorer(family).state_dict())
         scalar.save_pretrained(models / f"{name}_scalar")
 
-    @cache
     def launch(size: int) -> tuple[Path, list[dict[str, Any]]]:
-        out = tmp_path_factory.mktemp(f"images_{size}")
-        seconds = max(LAUNCH_SECONDS, 30.0 * len(asked[size]))
-        return out, run_ranks(Path(images_program.__file__), size, [models, out, *asked[size]], seconds)
+        return launched("images_program", size, folder=str(models), names=asked[size])
 
     launch.models = models
     return launch
@@ -219,10 +204,10 @@ def step3_plainly(case: Case, told: list[list[dict[str, Any]]]) -> Step3:
     critic, reward = (PlainScorer(family).float().double() for family in (body, family_of(case.family)))
     for model in (actor.model, critic):
         freeze(model, case)
-    prompts, steps = step3.prompts_of(actor), step3.ITERATIONS * step3.EPOCHS
+    prompts, steps = images_program.prompts_of(actor), ppo_program.ITERATIONS * ppo_program.EPOCHS
     learners = (
-        plain_ppo.Learner(actor.model, step3.ACTOR_RATE, steps),
-        plain_ppo.Learner(critic, step3.CRITIC_RATE, steps),
+        plain_ppo.Learner(actor.model, ppo_program.ACTOR_RATE, steps),
+        plain_ppo.Learner(critic, ppo_program.CRITIC_RATE, steps),
     )
     found = Step3([], [], actor.model, critic)
     for ranks in told:
@@ -231,28 +216,31 @@ def step3_plainly(case: Case, told: list[list[dict[str, Any]]]) -> Step3:
         with torch.no_grad():
             old, ref = ([each.own_logprobs(one) for one in documents] for each in (actor, reference))
             values = [at_each(critic, body, one)[:-1] for one in documents]
-            scores = [step3.score_of(ids) for _, ids in pairs]
+            scores = [images_program.score_of(ids) for _, ids in pairs]
             if case.kind == "ppo":
-                most = step3.CLIP_REWARD
+                most = images_program.CLIP_REWARD
                 scores = [min(max(float(at_each(reward, body, one)[-1]), -most), most) for one in documents]
         gains, returns = advantages(case.kind, scores, old, ref, values)
         old_M, ref_M, value_M = (torch.cat(parts) for parts in (old, ref, values))
         sums = dict.fromkeys(("actor/policy_loss", "actor/ratio", "actor/kl_loss", "critic/value_loss"), 0.0)
-        for _ in range(step3.EPOCHS):
+        for _ in range(ppo_program.EPOCHS):
             now_M = torch.cat([actor.own_logprobs(one) for one in documents])
             ratio_M, gap_M = torch.exp(now_M - old_M), ref_M - now_M
-            held_M = ratio_M.clamp(1 - step3.CLIP_RANGE, 1 + step3.CLIP_RANGE)
+            held_M = ratio_M.clamp(1 - ppo_program.CLIP_RANGE, 1 + ppo_program.CLIP_RANGE)
             policy = -torch.minimum(ratio_M * gains, held_M * gains).mean()
             kl = (gap_M.exp() - gap_M - 1).clamp(max=10.0).mean()
-            learners[0].step(policy + step3.KL_COEF * kl if case.kind == "grpo" else policy)
+            learners[0].step(policy + ppo_program.KL_COEF * kl if case.kind == "grpo" else policy)
             losses = [policy, ratio_M.mean(), kl]
             if case.kind == "ppo":
-                seen_M, far = torch.cat([at_each(critic, body, one)[:-1] for one in documents]), step3.CLIP_RANGE_VALUE
+                seen_M, far = (
+                    torch.cat([at_each(critic, body, one)[:-1] for one in documents]),
+                    ppo_program.CLIP_RANGE_VALUE,
+                )
                 near_M = torch.maximum(torch.minimum(seen_M, value_M + far), value_M - far)
                 losses.append(0.5 * torch.maximum((seen_M - returns) ** 2, (near_M - returns) ** 2).mean())
                 learners[1].step(losses[-1])
             for name, value in zip(sums, losses, strict=False):
-                sums[name] += float(value.detach()) / step3.EPOCHS
+                sums[name] += float(value.detach()) / ppo_program.EPOCHS
         absent = "actor/kl_loss" if case.kind == "ppo" else "critic/value_loss"
         found.figures.append({name: value for name, value in sums.items() if name != absent})
         found.scores.append(scores)
@@ -283,12 +271,12 @@ def advantages(
     """Of all tokens, with the returns."""
     lengths = torch.tensor([len(part) for part in old])
     if kind == "grpo":
-        groups = torch.tensor(scores, dtype=torch.float64).view(-1, step3.SAMPLES)
+        groups = torch.tensor(scores, dtype=torch.float64).view(-1, images_program.SAMPLES)
         gains = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-6)
         return gains.flatten().repeat_interleave(lengths), torch.cat(values)
     gains = []
     for score, mine, theirs, own in zip(scores, old, ref, values, strict=True):
-        rewards = [-step3.KL_COEF * float(term) for term in mine - theirs]
+        rewards = [-ppo_program.KL_COEF * float(term) for term in mine - theirs]
         rewards[-1] += score
         rewards_r = torch.tensor(rewards, dtype=torch.float64)
         gains.append(plain_losses.gae(rewards_r, own.double(), ppo_program.GAMMA, ppo_program.LAM))

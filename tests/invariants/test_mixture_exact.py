@@ -35,7 +35,7 @@ SEEDS = 32
 
 @pytest.mark.parametrize("world_size, case", CASES)
 def test_a_balancing_loss_is_that_of_the_whole_step(launched, models, world_size: int, case: Case):
-    out, reports = launched("mixture_program", world_size)
+    out, reports = launched("engine_program.run_mixtures", world_size)
     check(case, models, out, reports[0][case.name])
 
 

@@ -8,13 +8,14 @@ import pytest
 from tests.invariants import mutations
 from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 from training.utils.base.errors import ThreestepError
+from training.utils.data.files.json_rows import JsonLines
 
 
 @pytest.mark.parametrize("count", [1000, pytest.param(20000, marks=[pytest.mark.long, pytest.mark.timeout(7200)])])
 def test_damaged_files_end_in_a_result_or_a_sentence(count: int) -> None:
     tokenizer = train_tokenizer(SENTENCES)
     tokenizer.chat_template = mutations.CHAT_TEMPLATE
-    cases = mutations.run_cases(range(count), tokenizer)
+    cases = list(mutations.run_cases(range(count), tokenizer))
     failed = [case for case in cases if case.problem is not None]
     assert not failed, "\n".join(f"case {case.number} ({case.kind}): {case.problem}" for case in failed[:3])
     ended = {how: sum(case.ended == how for case in cases) for how in ("result", "mistake")}
@@ -52,8 +53,6 @@ def test_what_counts_as_failed(monkeypatch: pytest.MonkeyPatch, wrong, ended: st
 
 def test_a_wrong_count_is_found(tmp_path, monkeypatch: pytest.MonkeyPatch, tiny_tokenizer) -> None:
     """A reader that loses its last row."""
-    from training.utils.data.files.json_rows import JsonLines
-
     monkeypatch.chdir(tmp_path)
     path = mutations.Path("rows.jsonl")
     path.write_bytes(mutations.write_jsonl([mutations.pair_row(index) for index in range(4)]))

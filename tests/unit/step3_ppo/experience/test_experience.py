@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from operator import attrgetter
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from tests.support.rollouts import rollout_of
 from tests.support.step3_records import made as records_made
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
 from threestep.plugins.mismatch.correction import MismatchCorrection
@@ -63,25 +63,24 @@ def roles() -> SimpleNamespace:
 @pytest.fixture
 def rollout() -> Rollout:
     generator = torch.Generator().manual_seed(0)
-    count, prompt_width, width = len(PROMPTS), max(PROMPTS), max(RESPONSES)
-    prompt_ids_BP = torch.full((count, prompt_width), PAD)
-    prompt_mask_BP = torch.zeros(count, prompt_width, dtype=torch.bool)
-    response_ids_BR = torch.full((count, width), PAD)
-    for row, (prompt, response) in enumerate(zip(PROMPTS, RESPONSES, strict=True)):
-        prompt_ids_BP[row, prompt_width - prompt :] = torch.randint(3, VOCABULARY, (prompt,), generator=generator)
-        prompt_mask_BP[row, prompt_width - prompt :] = True
-        response_ids_BR[row, :response] = torch.randint(3, VOCABULARY, (response,), generator=generator)
-        response_ids_BR[row, response - 1] = EOS
-    lengths_B = torch.tensor(RESPONSES)
-    ended_B = torch.ones(count, dtype=torch.bool)
-    return Rollout(prompt_ids_BP, prompt_mask_BP, response_ids_BR, lengths_B, torch.zeros(count, width), ended_B)
+
+    def drawn(count: int) -> list[int]:
+        return torch.randint(3, VOCABULARY, (count,), generator=generator).tolist()
+
+    pairs = [(drawn(prompt), [*drawn(response)[:-1], EOS]) for prompt, response in zip(PROMPTS, RESPONSES, strict=True)]
+    return rollout_of(*zip(*pairs, strict=True), pad=PAD)
+
+
+def kl_of(estimator: str) -> KlSettings:
+    """Of the reward."""
+    return KlSettings(KlControl(0.1), in_loss=False, estimator=KL_ESTIMATORS[estimator])
 
 
 def how(**changes) -> ExperienceSettings:
     given = {
         "temperature": 0.8, "score_scale": None, "clip_reward": 100.0, "samples_per_prompt": 1,
         "estimator": ESTIMATORS["gae"], "advantage": AdvantageSettings(0.9, 0.7, True), "whiten_advantages": False,
-        "kl": KlSettings(KlControl(0.1), in_loss=False, estimator=KL_ESTIMATORS["k1"]), "length": LengthSettings(6),
+        "kl": kl_of("k1"), "length": LengthSettings(6),
         "reads_old_logprobs": True, "plan": PlanSettings(1, max_rows_per_micro_batch=2), "pad_token_id": PAD,
     }  # fmt: skip
     given |= changes
@@ -102,66 +101,75 @@ def made_from(rollout: Rollout, roles, settings: ExperienceSettings, greedy_scor
     )
 
 
+def logits_of(policy, rollout: Rollout, row: int) -> torch.Tensor:
+    """In the states from which the response's tokens are drawn, of the sequence alone by the model's own forward."""
+    ids = torch.cat([rollout.prompt_of(row), rollout.response_of(row)])[None]
+    with torch.no_grad():
+        return policy.model(ids, use_cache=False).logits[0, PROMPTS[row] - 1 : -1] / 0.8
+
+
 def one_by_one(rollout: Rollout, roles) -> dict[str, torch.Tensor]:
     """Each sequence alone, through the plain models' own forward."""
     found: dict[str, list[torch.Tensor]] = {"old": [], "ref": [], "values": [], "scores": []}
-    with torch.no_grad():
-        for row, (prompt, response) in enumerate(zip(PROMPTS, RESPONSES, strict=True)):
-            ids = torch.cat([rollout.prompt_of(row), rollout.response_of(row)])[None]
-            chosen = ids[0, prompt:, None]
-            for name, policy in (("old", roles.actor), ("ref", roles.reference)):
-                logits = policy.model(ids, use_cache=False).logits[0, prompt - 1 : -1] / 0.8
-                found[name].append(torch.log_softmax(logits, -1).gather(-1, chosen)[:, 0])
+    for row, prompt in enumerate(PROMPTS):
+        ids = torch.cat([rollout.prompt_of(row), rollout.response_of(row)])[None]
+        for name, policy in (("old", roles.actor), ("ref", roles.reference)):
+            logprobs = torch.log_softmax(logits_of(policy, rollout, row), -1)
+            found[name].append(logprobs.gather(-1, ids[0, prompt:, None])[:, 0])
+        with torch.no_grad():
             hidden = roles.critic.model.model(ids, use_cache=False)[0][0, prompt - 1 : -1]
             found["values"].append(roles.critic.model.score(hidden)[:, 0])
             hidden = roles.reward_model.model.model(ids, use_cache=False)[0][0, -1]
             found["scores"].append(roles.reward_model.model.score(hidden))
-            assert len(chosen) == response
-    padded = {
-        name: torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
-        for name, parts in found.items()
-        if name != "scores"
-    }
-    return {**padded, "scores": torch.cat(found["scores"])}
+    scores = torch.cat(found.pop("scores"))
+    padded = {name: torch.nn.utils.rnn.pad_sequence(parts, batch_first=True) for name, parts in found.items()}
+    return {**padded, "scores": scores}
+
+
+def read(made) -> dict[str, torch.Tensor]:
+    return {
+        "old": made.old_logprobs_BR, "ref": made.read.ref_logprobs_BR, "values": made.read.values_BR,
+        "scores": made.scored.scores_B, "rewards": made.rewards_BR, "advantages": made.advantages_BR,
+        "returns": made.returns_BR,
+    }  # fmt: skip
+
+
+def assert_close(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> None:
+    for name, values in want.items():
+        torch.testing.assert_close(got[name], values, rtol=1e-4, atol=1e-5, msg=name)
+
+
+PLANS = [
+    PlanSettings(1, None, 1),
+    PlanSettings(1, 16, 8),
+    PlanSettings(1, packed=True, max_row_tokens=13),
+    PlanSettings(1, packed=True, max_row_tokens=100, quadratic_tokens=1e9),  # one long row
+]
 
 
 @pytest.mark.parametrize(
     "plan",
     [
-        PlanSettings(1, None, 1),
+        *PLANS,
         PlanSettings(1, None, 2),
         PlanSettings(1, None, 8),
-        PlanSettings(1, 16, 8),
-        PlanSettings(1, packed=True, max_row_tokens=13),
         PlanSettings(1, 26, packed=True, max_row_tokens=13),
-        PlanSettings(1, packed=True, max_row_tokens=100, quadratic_tokens=1e9),  # one long row
     ],
 )
 def test_every_field_is_what_the_models_say_of_each_sequence_alone(rollout, roles, plan):
     entered = roles.entered
     made = made_from(rollout, roles, how(plan=plan))
     expected = one_by_one(rollout, roles)
-    close = {"rtol": 1e-4, "atol": 1e-5}
-    torch.testing.assert_close(made.scored.scores_B, expected["scores"], **close)
-    torch.testing.assert_close(made.old_logprobs_BR, expected["old"], **close)
-    torch.testing.assert_close(made.read.ref_logprobs_BR, expected["ref"], **close)
-    torch.testing.assert_close(made.read.values_BR, expected["values"], **close)
     rewards_BR = -0.1 * (expected["old"] - expected["ref"])
     for row, length in enumerate(RESPONSES):
         rewards_BR[row, length - 1] += expected["scores"][row]
-    torch.testing.assert_close(made.rewards_BR, rewards_BR, **close)
     inputs = AdvantageInputs(rewards_BR, rollout.response_lengths_B, torch.arange(5), expected["values"])
     advantages_BR, returns_BR = gae(inputs, AdvantageSettings(0.9, 0.7, True))
-    torch.testing.assert_close(made.advantages_BR, advantages_BR, **close)
-    torch.testing.assert_close(made.returns_BR, returns_BR, **close)
+    assert_close(read(made), {**expected, "rewards": rewards_BR, "advantages": advantages_BR, "returns": returns_BR})
     assert made.rollout is rollout and roles.entered == entered + 1
-    outside_BR = ~rollout.response_mask_BR
-    for name in (
-        "old_logprobs_BR", "read.ref_logprobs_BR", "read.values_BR", "rewards_BR", "advantages_BR", "returns_BR",
-    ):  # fmt: skip
-        field = attrgetter(name)(made)
+    for name, field in read(made).items():
         assert field.dtype == torch.float32 and not field.requires_grad
-        assert not field[outside_BR].any()
+        assert name == "scores" or not field[~rollout.response_mask_BR].any()
 
 
 @pytest.mark.parametrize("most", [100, 17])  # tokens of a row: all samples of a prompt together, or two and two
@@ -176,11 +184,8 @@ def test_samples_share_their_prompt(rollout, roles, most):
     # Prompts of 4 and 7 tokens, 17 response tokens. In 17 tokens a prompt of 4 has room for responses of 3, 5 and not
     # of 6 more; one of 7 for responses of 1 and 2.
     assert tokens == (4 + 7 if most == 100 else 4 + 4 + 7) + 17
-    one, two = (made_from(samples, roles, how(plan=plan)) for plan in (packed, PlanSettings(1, None, 1)))
-    for name in (
-        "scored.scores_B", "old_logprobs_BR", "read.ref_logprobs_BR", "read.values_BR", "advantages_BR", "returns_BR",
-    ):  # fmt: skip
-        torch.testing.assert_close(attrgetter(name)(one), attrgetter(name)(two), rtol=1e-4, atol=1e-5, msg=name)
+    one, two = (read(made_from(samples, roles, how(plan=plan))) for plan in (packed, PlanSettings(1, None, 1)))
+    assert_close(one, {name: two[name] for name in two if name != "rewards"})
 
 
 def test_whitening_touches_the_advantages_alone(rollout, roles):
@@ -193,7 +198,7 @@ def test_whitening_touches_the_advantages_alone(rollout, roles):
 
 def test_whitening_counts_what_learns(rollout, roles):
     """The second response did not end and is left out: what it scores moves no other advantage."""
-    cut = Rollout(**{**vars_of(rollout), "ended_B": torch.tensor([True, False, True, True, True])})
+    cut = dataclasses.replace(rollout, ended_B=torch.tensor([True, False, True, True, True]))
     length = LengthSettings(6, mask_truncated_responses=True)
     found = [
         made_from(cut, roles, how(whiten_advantages=True, length=dataclasses.replace(length, missing_eos_penalty=off)))
@@ -205,30 +210,26 @@ def test_whitening_counts_what_learns(rollout, roles):
     assert inside.mean().item() == pytest.approx(0, abs=1e-5) and inside.std().item() == pytest.approx(1, abs=1e-3)
 
 
-def test_scores_are_clipped(rollout, roles):
+def test_scores_are_put_on_a_scale_and_clipped(rollout, roles):
     free = score(rollout, roles, how())
-    bound = float(free.abs().median())
-    clipped = score(rollout, roles, how(clip_reward=bound))
-    torch.testing.assert_close(clipped, free.clamp(-bound, bound))
-    assert not torch.equal(clipped, free)
+    for scale, want in ((None, free), (ScoreScale(mean=float(free.mean()), std=0.5), (free - free.mean()) * 2)):
+        scaled = score(rollout, roles, how(score_scale=scale))
+        torch.testing.assert_close(scaled, want)
+        bound = float(scaled.abs().median())
+        clipped = score(rollout, roles, how(score_scale=scale, clip_reward=bound))
+        torch.testing.assert_close(clipped, scaled.clamp(-bound, bound))
+        assert not torch.equal(clipped, scaled)
 
 
-def test_scores_are_put_on_a_scale_before_the_clip(rollout, roles):
-    free = score(rollout, roles, how())
-    scale = ScoreScale(mean=float(free.mean()), std=0.5)
-    scaled = score(rollout, roles, how(score_scale=scale))
-    torch.testing.assert_close(scaled, (free - free.mean()) * 2)
-    bound = float(scaled.abs().median())
-    clipped = score(rollout, roles, how(score_scale=scale, clip_reward=bound))
-    torch.testing.assert_close(clipped, scaled.clamp(-bound, bound))
+def picked(rollout: Rollout, places) -> Rollout:
+    """The sequences at these places."""
+    names = [field.name for field in dataclasses.fields(Rollout) if torch.is_tensor(getattr(rollout, field.name))]
+    return dataclasses.replace(rollout, **{name: getattr(rollout, name)[places] for name in names})
 
 
 def with_a_twin(rollout: Rollout) -> Rollout:
     """The first sequence four times, then all."""
-    places = torch.tensor([0, 0, 0, *range(len(PROMPTS))])
-    tensors = ("prompt_ids_BP", "prompt_mask_BP", "response_ids_BR", "response_lengths_B", "sampled_logprobs_BR")
-    fields = {name: attrgetter(name)(rollout)[places] for name in (*tensors, "ended_B")}
-    return Rollout(**{**vars_of(rollout), **fields})
+    return picked(rollout, [0, 0, 0, *range(len(PROMPTS))])
 
 
 def test_equal_responses_are_scored_once(rollout, roles):
@@ -249,8 +250,9 @@ def test_equal_responses_are_scored_once(rollout, roles):
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "abs", "full"])
 def test_equal_responses_have_the_same_kl_in_the_reward(rollout, roles, estimator):
     """Padded rows of several widths, in which rounding differs."""
-    kl = KlSettings(KlControl(0.1), in_loss=False, estimator=KL_ESTIMATORS[estimator])
-    made = made_from(with_a_twin(rollout), roles, how(kl=kl, plan=PlanSettings(1, max_rows_per_micro_batch=3)))
+    made = made_from(
+        with_a_twin(rollout), roles, how(kl=kl_of(estimator), plan=PlanSettings(1, max_rows_per_micro_batch=3))
+    )
     assert all(row_R.equal(made.rewards_BR[0]) for row_R in made.rewards_BR[1:4])
     assert made.rewards_BR[0, : RESPONSES[0] - 1].any()
 
@@ -260,24 +262,11 @@ def test_the_score_is_read_at_the_end_token(rollout, roles):
     other_ids_BR = rollout.response_ids_BR.clone()
     for row, length in enumerate(RESPONSES):
         other_ids_BR[row, length - 1] = 17
-    other = Rollout(**{**vars_of(rollout), "response_ids_BR": other_ids_BR})
+    other = dataclasses.replace(rollout, response_ids_BR=other_ids_BR)
     assert (score(rollout, roles, how()) - score(other, roles, how())).abs().min() > 1e-3
-    longer = Rollout(
-        **{**vars_of(rollout), "response_ids_BR": torch.nn.functional.pad(rollout.response_ids_BR, (0, 4), value=PAD)}
-    )
+    longer = torch.nn.functional.pad(rollout.response_ids_BR, (0, 4), value=PAD)
+    longer = dataclasses.replace(rollout, response_ids_BR=longer)
     torch.testing.assert_close(score(longer, roles, how()), score(rollout, roles, how()))
-
-
-def vars_of(rollout: Rollout) -> dict:
-    names = (
-        "prompt_ids_BP",
-        "prompt_mask_BP",
-        "response_ids_BR",
-        "response_lengths_B",
-        "sampled_logprobs_BR",
-        "ended_B",
-    )
-    return {name: attrgetter(name)(rollout) for name in names}
 
 
 def test_sequences_are_prompt_and_response_without_padding(rollout):
@@ -295,9 +284,7 @@ def test_the_samples_of_a_prompt_are_compared(rollout, roles):
     for row, length in enumerate(RESPONSES):
         want = scores[row] - (sum(scores) - scores[row]) / 4
         assert made.advantages_BR[row, :length].tolist() == pytest.approx([want] * length, abs=1e-5)
-    assert (
-        made.read.values_BR is made.returns_BR is made.read.ref_logprobs_BR is None and made.old_logprobs_BR is not None
-    )
+    assert [name for name, field in read(made).items() if field is None] == ["ref", "values", "returns"]
 
 
 def test_old_log_probabilities_that_nothing_reads_are_not_computed(rollout, roles):
@@ -310,21 +297,18 @@ def test_old_log_probabilities_that_nothing_reads_are_not_computed(rollout, role
 
 
 def test_another_estimate_of_the_kl(rollout, roles):
-    made = made_from(rollout, roles, how(kl=KlSettings(KlControl(0.1), in_loss=False, estimator=KL_ESTIMATORS["k2"])))
+    made = made_from(rollout, roles, how(kl=kl_of("k2")))
     want = made.scored.scores_B - 0.1 * 0.5 * (made.old_logprobs_BR - made.read.ref_logprobs_BR).square().sum(1)
     torch.testing.assert_close(made.rewards_BR.sum(1), want)
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_exact_kl_is_the_sum_over_the_vocabulary(rollout, roles, packed):
-    kl = KlSettings(KlControl(0.1), in_loss=False, estimator=KL_ESTIMATORS["full"])
     plan = PlanSettings(1, packed=packed, max_row_tokens=13, max_rows_per_micro_batch=None if packed else 2)
-    made = made_from(rollout, roles, how(kl=kl, plan=plan))
-    for row, prompt in enumerate(PROMPTS):
-        ids = torch.cat([rollout.prompt_of(row), rollout.response_of(row)])[None]
+    made = made_from(rollout, roles, how(kl=kl_of("full"), plan=plan))
+    for row in range(len(PROMPTS)):
         log_p, log_q = (
-            torch.log_softmax(policy.model(ids, use_cache=False).logits[0, prompt - 1 : -1].double() / 0.8, -1)
-            for policy in (roles.actor, roles.reference)
+            logits_of(each, rollout, row).double().log_softmax(-1) for each in (roles.actor, roles.reference)
         )
         want_r = -0.1 * (log_p.exp() * (log_p - log_q)).sum(-1)
         want_r[-1] += made.scored.scores_B[row]
@@ -335,22 +319,18 @@ def test_the_exact_kl_is_the_sum_over_the_vocabulary(rollout, roles, packed):
 
 
 def test_the_greedy_baseline(rollout, roles):
-    greedy_B = torch.arange(5.0)
+    """A response that scores the same but for rounding is nothing to learn from: it is often the sample itself, and two
+    forwards scored them."""
     settings = how(estimator=ESTIMATORS["remax"], kl=IN_LOSS)
-    made = made_from(rollout, roles, settings, greedy_B)
-    torch.testing.assert_close(made.advantages_BR[:, 0], made.scored.scores_B - greedy_B)
-
-
-def test_a_greedy_response_that_scores_the_same_but_for_rounding_is_no_baseline_to_learn_from(rollout, roles):
-    """It is often the sample itself, and two forwards scored them."""
-    found_B = score(rollout, roles, how())
+    made = made_from(rollout, roles, settings, torch.arange(5.0))
+    torch.testing.assert_close(made.advantages_BR[:, 0], made.scored.scores_B - torch.arange(5.0))
     apart_B = torch.tensor([0.0, 5e-6, -5e-6, 1e-4, -1e-4])
-    made = made_from(rollout, roles, how(estimator=ESTIMATORS["remax"], kl=IN_LOSS), found_B + apart_B)
+    made = made_from(rollout, roles, settings, score(rollout, roles, how()) + apart_B)
     assert made.advantages_BR.any(dim=1).tolist() == [False, False, False, True, True]
 
 
 def test_lengths_and_ends_come_off_the_score_and_out_of_the_loss(rollout, roles):
-    cut = Rollout(**{**vars_of(rollout), "ended_B": torch.tensor([True, False, True, False, True])})
+    cut = dataclasses.replace(rollout, ended_B=torch.tensor([True, False, True, False, True]))
     length = LengthSettings(6, 2.0, overlong_buffer_tokens=2, overlong_penalty=0.5, mask_truncated_responses=True)
     # Lengths 3, 1, 5, 6, 2: beyond 4 tokens half a point for two of them.
     off_B = torch.tensor([0.0, -2.0, -0.25, -2.5, 0.0])
@@ -361,57 +341,45 @@ def test_lengths_and_ends_come_off_the_score_and_out_of_the_loss(rollout, roles)
     assert made_from(cut, roles, how()).counts_B.all()
 
 
+def off_policy(rollout: Rollout) -> Rollout:
+    return dataclasses.replace(rollout, sampled_logprobs_BR=torch.where(rollout.response_mask_BR, -3.0, 0.0))
+
+
+def corrected(kind: str, *more, **how_to) -> dict[str, MismatchCorrection]:
+    return {"correction": MismatchCorrection(MismatchSettings(kind, *more, **how_to))}
+
+
 def test_the_weights_of_the_correction(rollout, roles):
-    sampled_BR = torch.where(rollout.response_mask_BR, -3.0, 0.0)
-    off = Rollout(**{**vars_of(rollout), "sampled_logprobs_BR": sampled_BR})
-    mismatch = MismatchSettings("truncate", "token", 2.0)
-    made = made_from(off, roles, how(correction=MismatchCorrection(mismatch)))
-    ratio_BR = torch.exp(made.old_logprobs_BR - sampled_BR).clamp(max=2.0)
-    want_BR = torch.where(rollout.response_mask_BR, ratio_BR, 0.0)
-    torch.testing.assert_close(made.corrected.weights_BR, want_BR)
+    off, mask_BR = off_policy(rollout), rollout.response_mask_BR
+    made = made_from(off, roles, how(**corrected("truncate", "token", 2.0)))
+    ratio_BR = torch.exp(made.old_logprobs_BR - off.sampled_logprobs_BR).clamp(max=2.0)
+    torch.testing.assert_close(made.corrected.weights_BR, torch.where(mask_BR, ratio_BR, 0.0))
     assert made.corrected.kept_BR is None and made_from(off, roles, how()).corrected.weights_BR is None
-    some = MismatchSettings("none", rejection=(Rejection("token_k1", 0.5, 1.5),), rejected="leave")
-    rejected = made_from(off, roles, how(correction=MismatchCorrection(some)))
-    kept_BR = (ratio_BR >= 0.5) & (ratio_BR <= 1.5) & rollout.response_mask_BR
-    assert torch.equal(rejected.corrected.kept_BR, kept_BR)
-    assert 0 < int(kept_BR.sum()) < int(rollout.response_mask_BR.sum())
-    assert torch.equal(rejected.corrected.weights_BR, kept_BR.float())
+    some = corrected("none", rejection=(Rejection("token_k1", 0.5, 1.5),), rejected="leave")
+    rejected = made_from(off, roles, how(**some)).corrected
+    kept_BR = (ratio_BR >= 0.5) & (ratio_BR <= 1.5) & mask_BR
+    assert torch.equal(rejected.kept_BR, kept_BR) and 0 < int(kept_BR.sum()) < int(mask_BR.sum())
+    assert torch.equal(rejected.weights_BR, kept_BR.float())
 
 
 def test_a_bypass_takes_the_rollouts_log_probabilities_for_the_old_ones(rollout, roles):
-    sampled_BR = torch.where(rollout.response_mask_BR, -3.0, 0.0)
-    off = Rollout(**{**vars_of(rollout), "sampled_logprobs_BR": sampled_BR})
-    settings = how(correction=MismatchCorrection(MismatchSettings("none", bypass=True)), reads_old_logprobs=False)
-    made = made_from(off, roles, settings)
-    want_BR = sampled_BR
-    kl_BR = want_BR - made.read.ref_logprobs_BR
-    torch.testing.assert_close(
-        (made.rewards_BR + 0.1 * kl_BR).sum(1), made.scored.scores_B
-    )  # the KL is the rollout's too
-    assert torch.equal(made.old_logprobs_BR, want_BR) and made.corrected.weights_BR is None
+    off = off_policy(rollout)
+    made = made_from(off, roles, how(**corrected("none", bypass=True), reads_old_logprobs=False))
+    kl_BR = off.sampled_logprobs_BR - made.read.ref_logprobs_BR  # the KL is the rollout's too
+    torch.testing.assert_close((made.rewards_BR + 0.1 * kl_BR).sum(1), made.scored.scores_B)
+    assert torch.equal(made.old_logprobs_BR, off.sampled_logprobs_BR) and made.corrected.weights_BR is None
 
 
-@pytest.mark.parametrize(
-    "plan",
-    [
-        PlanSettings(1, None, 1),
-        PlanSettings(1, 16, 8),
-        PlanSettings(1, packed=True, max_row_tokens=13),
-        PlanSettings(1, packed=True, max_row_tokens=100, quadratic_tokens=1e9),
-    ],
-)
+@pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("exact_kl", [False, True])
 def test_the_optimal_token_baseline_reads_the_policys_distributions(rollout, roles, plan, exact_kl):
     """The sum of squared probabilities of each token's whole distribution, at the sampling temperature."""
     estimator = ESTIMATORS["optimal_token_baseline"]
-    kl = KlSettings(KlControl(0.1), in_loss=False, estimator=KL_ESTIMATORS["full" if exact_kl else "k1"])
+    kl = kl_of("full" if exact_kl else "k1")
     made = made_from(rollout, roles, how(plan=plan, estimator=estimator, kl=kl, samples_per_prompt=5))
     collisions_BR = torch.zeros(made.rewards_BR.shape)
-    for row, (prompt, response) in enumerate(zip(PROMPTS, RESPONSES, strict=True)):
-        ids = torch.cat([rollout.prompt_of(row), rollout.response_of(row)])[None]
-        with torch.no_grad():
-            logits = roles.actor.model(ids, use_cache=False).logits[0, prompt - 1 : -1] / 0.8
-        collisions_BR[row, :response] = torch.softmax(logits, -1).square().sum(-1)
+    for row, response in enumerate(RESPONSES):
+        collisions_BR[row, :response] = logits_of(roles.actor, rollout, row).softmax(-1).square().sum(-1)
     group_B = torch.zeros(5, dtype=torch.int64)
     old_BR = one_by_one(rollout, roles)["old"]
     inputs = AdvantageInputs(
@@ -424,19 +392,13 @@ def test_the_optimal_token_baseline_reads_the_policys_distributions(rollout, rol
 def test_the_optimal_token_baseline_under_a_bypass_and_a_correction(rollout, roles):
     """Probabilities are the training forward's, also where a bypass takes the rollout's for the old ones; weights of a
     correction enter by their squares."""
-    mask_BR = rollout.response_mask_BR
-    sampled_BR = torch.where(mask_BR, -3.0, 0.0)
-    off = Rollout(**{**vars_of(rollout), "sampled_logprobs_BR": sampled_BR})
-    common = {"estimator": ESTIMATORS["optimal_token_baseline"], "samples_per_prompt": 5, "kl": IN_LOSS}
+    off, common = off_policy(rollout), {"estimator": ESTIMATORS["optimal_token_baseline"], "samples_per_prompt": 5}
+    common["kl"] = IN_LOSS
     plain = made_from(rollout, roles, how(**common))
-    bypassed = made_from(
-        off, roles, how(**common, correction=MismatchCorrection(MismatchSettings("none", bypass=True)))
-    )
+    bypassed = made_from(off, roles, how(**common, **corrected("none", bypass=True)))
     torch.testing.assert_close(bypassed.advantages_BR, plain.advantages_BR)
-    assert torch.equal(bypassed.old_logprobs_BR, sampled_BR)
-    weighed = made_from(
-        off, roles, how(**common, correction=MismatchCorrection(MismatchSettings("truncate", "token", 2.0)))
-    )
+    assert torch.equal(bypassed.old_logprobs_BR, off.sampled_logprobs_BR)
+    weighed = made_from(off, roles, how(**common, **corrected("truncate", "token", 2.0)))
     assert not torch.allclose(weighed.advantages_BR, plain.advantages_BR)
 
 
@@ -466,8 +428,7 @@ def beside(roles, off) -> SimpleNamespace:
 
 def of_equal_scores(rollout: Rollout, roles, settings: ExperienceSettings, kl_coef: float):
     """Two groups of two texts each."""
-    tensors = ("prompt_ids_BP", "prompt_mask_BP", "response_ids_BR", "response_lengths_B", "sampled_logprobs_BR")
-    four = Rollout(**{**vars_of(rollout), **{name: attrgetter(name)(rollout)[:4] for name in (*tensors, "ended_B")}})
+    four = picked(rollout, range(4))
     scores_B = torch.tensor([0.0, 0.0, 0.3, 0.3]) if settings.estimator.needs_groups else torch.full((4,), 0.3)
     samples = Samples((), four, lambda: Scored(scores_B, scores_B, {}))
     greedy = samples if settings.estimator.needs_greedy else None
@@ -478,8 +439,7 @@ def of_equal_scores(rollout: Rollout, roles, settings: ExperienceSettings, kl_co
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "abs", "full"])
 def test_a_group_whose_kl_differs_by_rounding_has_no_advantage(rollout, roles, estimator, advantage):
     """Its scores are equal. Those of the other group are too, whose KL is one."""
-    kl = KlSettings(KlControl(0.1), in_loss=False, estimator=KL_ESTIMATORS[estimator])
-    how_to = how(kl=kl, estimator=ESTIMATORS[advantage], samples_per_prompt=2)
+    how_to = how(kl=kl_of(estimator), estimator=ESTIMATORS[advantage], samples_per_prompt=2)
     ids = rollout.response_ids_BR[:2].flatten().unique()
     moved = beside(roles, lambda ids_M: torch.where(torch.isin(ids_M, ids), ids_M % 7 - 3.0, 1e6))
     made = of_equal_scores(rollout, moved, how_to, 0.1)

@@ -16,7 +16,7 @@ from training.step3_ppo.flags.algorithm import (
 )
 from training.step3_ppo.flags.arguments import AlgorithmArguments, PpoArguments
 from training.step3_ppo.kl import KL_ESTIMATORS
-from training.step3_ppo.losses import POLICY_LOSSES
+from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
 from training.utils.base.errors import Mistakes
 from training.utils.layout.planner import PlanSettings
 from training.utils.layout.trie import SequenceLayout
@@ -55,29 +55,14 @@ def test_everything_goes_with_four_samples(name, loss):
             "--advantage rloo compares the samples of a prompt and --num_samples_per_prompt is 1; give 2 or more, or "
             "use gae, reinforce++ or remax",
         ),
-        (
-            {"dynamic_sampling_tries": 2},
-            "--dynamic_sampling_tries compares the samples of a prompt and --num_samples_per_prompt is 1; give 2 or "
-            "more",
-        ),
+        ({"dynamic_sampling_tries": 2}, "--dynamic_sampling_tries compares the samples of a prompt and --num_samples"),
         (
             {"advantage": "remax", "critic_warmup": 3},
-            "--critic_warmup 3 trains a critic, and --advantage remax has none; leave it out or use gae",
+            "--critic_warmup 3 trains a critic, and --advantage remax has none",
         ),
-        (
-            {"overlong_buffer_tokens": 300},
-            "--overlong_buffer_tokens expects at most --max_answer_seq_len 256, got 300",
-        ),
-        (
-            {"policy_loss": "pop"},
-            "--policy_loss expects one of ppo, gspo, cispo, geo_mean, sapo, gpg, kl_cov, clip_cov or FILE.py:NAME, got "
-            "'pop'",
-        ),
-        (
-            {"loss_aggregation": "token_mean"},
-            "--loss_aggregation expects one of token-mean, seq-mean-token-sum, seq-mean-token-mean, "
-            "seq-mean-token-sum-norm, got 'token_mean'; did you mean 'token-mean'",
-        ),
+        ({"overlong_buffer_tokens": 300}, "--overlong_buffer_tokens expects at most --max_answer_seq_len 256, got 300"),
+        ({"policy_loss": "pop"}, f"--policy_loss expects one of {', '.join(POLICY_LOSSES)} or FILE.py:NAME, got 'pop'"),
+        ({"loss_aggregation": "token_mean"}, f"--loss_aggregation expects one of {', '.join(AGGREGATIONS)}, got"),
         ({"kl_estimator": "kk"}, f"--kl_estimator expects one of {', '.join(KL_ESTIMATORS)}, got 'kk'"),
     ],
 )

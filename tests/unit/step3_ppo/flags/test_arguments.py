@@ -1,12 +1,13 @@
-"""The flags of step 3, checked before anything loads."""
+"""The flags of step 3 and of the algorithm, checked before anything loads."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
-from training.step3_ppo.flags.arguments import PpoArguments
+from training.step3_ppo.flags.arguments import AlgorithmArguments, PpoArguments
 from training.step3_ppo.flags.roles_arguments import RolesArguments
 from training.utils.base.errors import Mistakes
 from training.utils.engine.config.arguments import EngineSettings
@@ -14,56 +15,60 @@ from training.utils.flags.flags import note_mistakes
 from training.utils.models.settings import ModelSettings
 
 
-def mistakes_of(arguments) -> list[str]:
+def mistakes_of(arguments: Any) -> list[str]:
     mistakes = Mistakes()
     note_mistakes(arguments, mistakes)
     return mistakes.sentences
 
 
-def roles(**given) -> RolesArguments:
+def roles(**given: Any) -> RolesArguments:
     return RolesArguments(**{"actor_model_name_or_path": "a", "critic_model_name_or_path": "c", **given})
 
 
-def test_the_defaults_are_sound():
-    assert mistakes_of(PpoArguments()) == [] and mistakes_of(roles()) == []
+@pytest.mark.parametrize("of", [PpoArguments, AlgorithmArguments, roles])
+def test_the_defaults_are_sound(of):
+    assert mistakes_of(of()) == []
+
+
+def batches(generation: int, training: int | None = None, **more: int) -> dict[str, int]:
+    given = {"per_device_generation_batch_size": generation, **more}
+    return given if training is None else {**given, "per_device_training_batch_size": training}
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("given", "divides"),
     [
-        {"per_device_generation_batch_size": 16, "per_device_training_batch_size": 6},
-        {"per_device_generation_batch_size": 16, "per_device_training_batch_size": 24},
-        {"per_device_generation_batch_size": 32, "gradient_accumulation_steps": 3},
-        {"per_device_generation_batch_size": 5, "generation_batches": 3, "per_device_training_batch_size": 10},
-        {"per_device_generation_batch_size": 5, "num_samples_per_prompt": 3, "per_device_training_batch_size": 10},
+        (batches(16, 6), False),
+        (batches(16, 24), False),
+        (batches(32, gradient_accumulation_steps=3), False),
+        (batches(5, 10, generation_batches=3), False),
+        (batches(5, 10, num_samples_per_prompt=3), False),
+        (batches(6, 10, generation_batches=5), True),
+        (batches(32, gradient_accumulation_steps=2), True),
+        (batches(8, num_samples_per_prompt=4, gradient_accumulation_steps=2), True),
     ],
 )
-def test_a_batch_that_does_not_divide(given):
-    (sentence,) = mistakes_of(PpoArguments(**given))
-    assert "which does not divide into minibatches of" in sentence
-    assert "make the first a multiple of the second" in sentence
+def test_whether_a_batch_divides(given, divides):
+    said = mistakes_of(PpoArguments(**given))
+    assert len(said) == (not divides)
+    assert divides or "does not divide into minibatches of" in said[0] and "make the first a multiple" in said[0]
 
 
 def test_a_minibatch_of_several_rollouts_draws_so_many():
     """DeepSpeed-Chat's own single-GPU line: rollouts of 8, two of them accumulated."""
-    eight = {"per_device_generation_batch_size": 8, "per_device_training_batch_size": 8}
-    ppo = PpoArguments(**eight, gradient_accumulation_steps=2)
+    ppo = PpoArguments(**batches(8, 8), gradient_accumulation_steps=2)
     assert mistakes_of(ppo) == [] and ppo.generation_batches == 2 and ppo.sequences_per_rollout == 16
-    assert PpoArguments(**eight, num_samples_per_prompt=2, gradient_accumulation_steps=2).generation_batches == 1
+    assert (
+        PpoArguments(**batches(8, 8), num_samples_per_prompt=2, gradient_accumulation_steps=2).generation_batches == 1
+    )
     assert dataclasses.replace(ppo).generation_batches == 2
 
 
-def test_batches_that_divide():
-    for given in (
-        {"per_device_generation_batch_size": 6, "generation_batches": 5, "per_device_training_batch_size": 10},
-        {"per_device_generation_batch_size": 32, "gradient_accumulation_steps": 2},
-        {"per_device_generation_batch_size": 8, "num_samples_per_prompt": 4, "gradient_accumulation_steps": 2},
-    ):
-        assert mistakes_of(PpoArguments(**given)) == []
+TWO_EPOCHS = {"ppo_epochs": 2, "per_device_training_batch_size": 8}
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("given", "words"),
     [
         ({"num_samples_per_prompt": 0}, "--num_samples_per_prompt expects 1 or more, got 0"),
         ({"ppo_epochs": 0}, "--ppo_epochs expects 1 or more, got 0"),
@@ -77,24 +82,58 @@ def test_batches_that_divide():
         ({"min_p": 1.5}, "--min_p expects a number from 0 to 1, got 1.5"),
         ({"stop": ["x", ""]}, "--stop expects texts of a character or more, got ''"),
         ({"bad_words": [""]}, "--bad_words expects texts of a character or more, got ''"),
-        (
-            {"reuse_forwards": True, "ppo_epochs": 2, "per_device_training_batch_size": 8},
-            "--reuse_forwards learns once from each rollout's forwards, and --ppo_epochs, --generation_batches and "
-            "--per_device_training_batch_size make 4 optimizer steps of 1 rollouts; make it one of one, or leave "
-            "it out",
-        ),
-        (
-            {"reuse_values": True, "ppo_epochs": 2, "per_device_training_batch_size": 8},
-            "--reuse_values learns once from each rollout's forwards, and --ppo_epochs, --generation_batches and "
-            "--per_device_training_batch_size make 4 optimizer steps of 1 rollouts; make it one of one, or leave "
-            "it out",
-        ),
+        ({"reuse_forwards": True, **TWO_EPOCHS}, "--reuse_forwards learns once from each rollout's forwards, and"),
+        ({"reuse_values": True, **TWO_EPOCHS}, "--reuse_values learns once from each rollout's forwards, and"),
         ({"clip_reward": -5.0}, "--clip_reward expects more than 0, got -5.0"),
         ({"eval_interval": -1}, "--eval_interval expects 0 or more, got -1"),
     ],
 )
-def test_mistakes(given, sentence):
-    assert mistakes_of(PpoArguments(**given)) == [sentence]
+def test_mistakes(given, words):
+    [said] = mistakes_of(PpoArguments(**given))
+    assert said.startswith(words) and ("learns once" not in words or " make 4 optimizer steps of 1 rollouts" in said)
+
+
+@pytest.mark.needs_plugin("objectives")
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"gamma": 1.5}, "--gamma expects a number from 0 to 1, got 1.5"),
+        ({"lam": -0.1}, "--lam expects a number from 0 to 1, got -0.1"),
+        ({"clip_range": 0.0}, "--clip_range expects more than 0, got 0.0"),
+        ({"clip_range_low": 0.0}, "--clip_range_low expects more than 0, got 0.0"),
+        ({"clip_range_high": -1.0}, "--clip_range_high expects more than 0, got -1.0"),
+        ({"clip_range_value": 0.0}, "--clip_range_value expects more than 0, got 0.0"),
+        ({"kl_target": 0.0}, "--kl_target expects more than 0, got 0.0"),
+        ({"kl_horizon": 0.0}, "--kl_horizon expects more than 0, got 0.0"),
+        ({"dual_clip": 1.0}, "--dual_clip expects more than 1, got 1.0"),
+        ({"kl_coef": -0.1}, "--kl_coef expects 0 or more, got -0.1"),
+        ({"entropy_coef": -0.1}, "--entropy_coef expects 0 or more, got -0.1"),
+        ({"critic_warmup": -1}, "--critic_warmup expects 0 or more, got -1"),
+        ({"dynamic_sampling_tries": -1}, "--dynamic_sampling_tries expects 0 or more, got -1"),
+        ({"missing_eos_penalty": -1.0}, "--missing_eos_penalty expects 0 or more, got -1.0"),
+        ({"overlong_penalty": -1.0}, "--overlong_penalty expects 0 or more, got -1.0"),
+        ({"kl_in": "rewards"}, "--kl_in expects one of reward, loss, got 'rewards'; did you mean 'reward'?"),
+        ({"stop_kl": 3.0, "kl_coef": 0.0}, "--stop_kl 3.0 needs the KL to the reference, and --kl_coef 0 loads none"),
+        (
+            {"kl_estimator": "k3+"},
+            "--kl_estimator k3+ is k3 with the gradient of k2, and --kl_in reward has no gradient",
+        ),
+        (
+            {"norm_adv_over": "batch"},
+            "--norm_adv_over batch is for --advantage grpo, rloo or grpo_passk, and it is gae",
+        ),
+        (
+            {"norm_adv_over": "batch", "advantage": "grpo", "norm_adv_by_std": False},
+            "--norm_adv_over batch divides by a standard deviation, and --norm_adv_by_std false by none",
+        ),
+        ({"stop_update_kl": 0.0}, "--stop_update_kl expects more than 0, got 0.0"),
+        ({"kl_control": "pid"}, "--kl_control expects one of fixed, adaptive, got 'pid'; did you mean 'fixed'?"),
+        ({"kl_control": "adaptive", "kl_coef": 0.0}, "--kl_control adaptive multiplies --kl_coef, which is 0"),
+    ],
+)
+def test_mistakes_of_the_algorithm(given, words):
+    [said] = mistakes_of(AlgorithmArguments(**given))
+    assert said.startswith(words)
 
 
 def test_a_batch_size_of_zero_is_told_and_divides_nothing():
@@ -102,10 +141,8 @@ def test_a_batch_size_of_zero_is_told_and_divides_nothing():
 
 
 def test_sequences_of_a_rank():
-    ppo = PpoArguments(
-        per_device_generation_batch_size=6, num_samples_per_prompt=4, generation_batches=2,
-        per_device_training_batch_size=8, gradient_accumulation_steps=3,
-    )  # fmt: skip
+    more = {"num_samples_per_prompt": 4, "generation_batches": 2, "gradient_accumulation_steps": 3}
+    ppo = PpoArguments(**batches(6, 8, **more))
     assert (ppo.sequences_per_rollout, ppo.sequences_per_minibatch) == (48, 24)
 
 
@@ -132,16 +169,14 @@ def test_offload_needs_something_to_offload():
 
 
 def test_each_role_gets_its_own_settings():
+    common = {"dtype": "fp32", "offload": True, "lr_scheduler_type": "linear", "num_warmup_steps": 11}
     given = roles(
         actor_learning_rate=0.1, critic_learning_rate=0.2, actor_weight_decay=0.3, critic_weight_decay=0.4,
         actor_zero_stage=1, critic_zero_stage=2, actor_gradient_checkpointing=True, actor_dropout=0.5,
-        critic_dropout=0.6, dtype="fp32",
-        offload=True, lr_scheduler_type="linear", num_warmup_steps=11, max_grad_norm=12.0,
+        critic_dropout=0.6, max_grad_norm=12.0, **common,
     )  # fmt: skip
     assert given.model("actor") == ModelSettings("a", dropout=0.5, gradient_checkpointing=True, takes_media=True)
     assert given.model("critic") == ModelSettings("c", dropout=0.6, takes_media=True)
-    engine = EngineSettings(
-        dtype="fp32", offload=True, lr_scheduler_type="linear", num_warmup_steps=11, max_grad_norm=12.0
-    )
+    engine = EngineSettings(max_grad_norm=12.0, **common)
     assert given.engine("actor") == dataclasses.replace(engine, zero_stage=1, learning_rate=0.1, weight_decay=0.3)
     assert given.engine("critic") == dataclasses.replace(engine, zero_stage=2, learning_rate=0.2, weight_decay=0.4)

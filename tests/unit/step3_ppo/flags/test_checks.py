@@ -1,4 +1,5 @@
-"""Names and flags of step 3 are checked before a model loads."""
+"""Names and flags of step 3 are checked before a model loads; what keeps --reuse_forwards and --reuse_values auto from
+reuse, by the flags alone; the correction of a run's rollouts, where a plugin has one and where none does."""
 
 from __future__ import annotations
 
@@ -6,7 +7,10 @@ import pytest
 
 from tests.support.ppo_flags import ppo_flags
 from tests.support.tiny_models import tiny_config
-from training.step3_ppo.flags.checks import check_models, checked_components
+from training.step3_ppo.contracts.records import NO_CORRECTION, Corrected
+from training.step3_ppo.flags import rollout_choices
+from training.step3_ppo.flags.checks import FORWARDS, VALUES, check_models, checked_components, why_apart
+from training.step3_ppo.flags.rollout_choices import correction_of
 from training.utils.base.errors import ThreestepError
 from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.rewards.rules import gsm8k_reward
@@ -51,6 +55,9 @@ def test_a_scale_without_the_reward_model():
         names_of(reward="gsm8k", normalize_reward_scores=True)
 
 
+OF_LOGITS = {"kl_in": "loss", "kl_estimator": "full"}
+
+
 @pytest.mark.parametrize(
     ("name", "given", "said"),
     [
@@ -61,16 +68,8 @@ def test_a_scale_without_the_reward_model():
         ),
         ("values", {"roles": {"critic_dropout": 0.3}}, "in one forward, and --critic_dropout 0.3 would change the"),
         ("forwards", {"roles": {"actor_zero_stage": 3}}, "ZeRO-3 has released, and --actor_zero_stage is 3; give"),
-        (
-            "values",
-            {"advantage": "reinforce++"},
-            "is about the critic, and --advantage .* has none",
-        ),
-        (
-            "forwards",
-            {"kl": {"kl_in": "loss", "kl_estimator": "full"}},
-            "would keep all logits of a rollout for --kl_e",
-        ),
+        ("values", {"advantage": "reinforce++"}, "is about the critic, and --advantage .* has none"),
+        ("forwards", {"kl": OF_LOGITS}, "would keep all logits of a rollout for --kl_e"),
     ],
 )
 def test_forwards_that_cannot_be_learned_from(name, given, said):
@@ -114,3 +113,87 @@ def test_positions_are_compared_before_anything_loads(tmp_path, short):
         check_models(flags, with_critic=True)
     if short == "critic":
         check_models(flags, with_critic=False)
+
+
+_PAIRS = {"num_samples_per_prompt": 2, "per_device_training_batch_size": 32}  # one step a rollout
+_GRPO = {"advantage": "grpo", "kl_in": "loss", **_PAIRS}
+
+
+def why(name: str, **given) -> str | None:
+    paths = {"actor_model_name_or_path": "a", "critic_model_name_or_path": "c"}
+    flags = ppo_flags(**{**paths, "reward": "model:1.0", **given})
+    return why_apart(name, flags, checked_components(flags).algorithm)
+
+
+DROPOUT = "true reads and learns in one forward, and"
+NONE_READ = "no forward is read that the step could learn from"
+
+
+@pytest.mark.parametrize(
+    ("names", "given", "said"),
+    [
+        ((FORWARDS, VALUES), {}, None),
+        ((FORWARDS,), {"advantage": "rloo", **_PAIRS}, None),
+        ((FORWARDS,), {"critic_zero_stage": 3, "critic_dropout": 0.1}, None),
+        ((VALUES,), {"kl_coef": 0.0}, None),
+        ((VALUES,), {"actor_zero_stage": 3, "critic_zero_stage": 3, "actor_dropout": 0.1}, None),
+        ((FORWARDS, VALUES), {"ppo_epochs": 2}, "a rollout has 2 optimizer steps"),
+        ((FORWARDS, VALUES), {"per_device_training_batch_size": 8}, "a rollout has 2 optimizer steps"),
+        (
+            (FORWARDS, VALUES), {"generation_batches": 2, "per_device_training_batch_size": 32},
+            "a step learns from 2 rollouts",
+        ),
+        ((FORWARDS, VALUES), {"val_only": True}, "nothing is trained"),
+        ((FORWARDS,), {"actor_dropout": 0.1}, f"{DROPOUT} --actor_dropout 0.1 would change"),
+        ((FORWARDS,), {"actor_zero_stage": 3}, "true keeps forwards whose weights ZeRO-3 has released"),
+        ((FORWARDS,), {"kl_coef": 0.0}, NONE_READ),
+        ((FORWARDS,), _GRPO, NONE_READ),
+        ((FORWARDS,), {**_GRPO, "kl_coef": 0.0}, NONE_READ),
+        ((VALUES,), {"critic_dropout": 0.1}, f"{DROPOUT} --critic_dropout 0.1 would"),
+        ((VALUES,), _GRPO, "there is no critic"),
+    ],
+)  # fmt: skip
+def test_what_keeps_a_forward_apart(names, given, said):
+    for name in names:
+        found = why(name, **given)
+        assert found is None if said is None else (found or "").startswith(said), name
+
+
+@pytest.mark.parametrize("name", [FORWARDS, VALUES])
+def test_a_plugin_that_needs_forwards_of_its_own(name, monkeypatch):
+    monkeypatch.setattr("training.step3_ppo.flags.checks.own_forwards", lambda flags: ["steps are watched", "others"])
+    assert why(name) == "steps are watched"
+
+
+def test_returns_that_may_need_other_responses(tmp_path):
+    """A user's estimator with a critic says nothing of whose values its returns read."""
+    path = tmp_path / "own.py"
+    path.write_text(
+        "from training.step3_ppo.advantages import ESTIMATORS, Estimator\n"
+        "mine = Estimator(ESTIMATORS['gae'].estimate, needs_critic=True)\n"
+        "alone = Estimator(ESTIMATORS['gae'].estimate, needs_critic=True, returns_alone=True)\n"
+    )
+    said = why(VALUES, advantage=f"{path}:mine") or ""
+    assert said.startswith("true learns a response's returns before others are read, and --advantage"), said
+    assert why(VALUES, advantage=f"{path}:alone") is None and why(FORWARDS, advantage=f"{path}:mine") is None
+
+
+def test_without_a_plugin_the_newest_weights_have_to_draw(monkeypatch):
+    monkeypatch.setattr(rollout_choices, "added", lambda table, known: {})
+    assert correction_of(ppo_flags()) is NO_CORRECTION
+    monkeypatch.setattr(rollout_choices, "draws_exactly", lambda flags: False)
+    with pytest.raises(ThreestepError, match="no plugin that is installed has one; draw by --rollout_engine hf"):
+        correction_of(ppo_flags())
+
+
+def test_two_plugins_that_correct_are_refused(monkeypatch):
+    monkeypatch.setattr(rollout_choices, "added", lambda table, known: {"one": "a:b", "two": "c:d"})
+    with pytest.raises(ThreestepError, match="corrected once, and --one and --two would each do it"):
+        correction_of(ppo_flags())
+
+
+def test_no_correction_leaves_everything_as_it_is():
+    assert NO_CORRECTION.corrected(None, None, None) == Corrected(None, None)  # type: ignore[arg-type]
+    assert NO_CORRECTION.loss_weights(None, None) is None  # type: ignore[arg-type]
+    assert NO_CORRECTION.measures(None, None, Corrected()) == [] and NO_CORRECTION.figures({"a": 1.0}) == {}  # type: ignore[arg-type]
+    assert not NO_CORRECTION.bypasses and not NO_CORRECTION.reads_old_policy

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.unit.step3_ppo.flags.test_arguments_algorithm import mistakes_of
+from tests.unit.step3_ppo.flags.test_arguments import mistakes_of
 from threestep.plugins.objectives.checks import check
 from training.step3_ppo.flags.arguments import AlgorithmArguments
 from training.utils.base.errors import Mistakes
