@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
 import random
-import threading
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.thread_ranks import ThreadRanks
 from training.step3_ppo.contracts.records import Samples, Scored
 from training.step3_ppo.experience import dynamic_sampling
 from training.step3_ppo.experience.dynamic_sampling import DrawnGroups, GroupCounts, equal_groups, with_differing_groups
@@ -32,13 +30,9 @@ SETTINGS = settings_of()
 
 
 def samples(
-    outcomes: list[list[float]],
-    first: int,
-    prompt_width: int,
-    width: int,
-    in_parallel: bool = False,
-    with_images: bool = False,
-) -> Samples:
+    outcomes: list[list[float]], first: int, prompt_width: int = 2, width: int = 3, is_formed: bool = False,
+    has_images: bool = False,
+) -> Samples:  # fmt: skip
     """Two samples a prompt; prompts and responses are numbered from `first`, so that each can be told again."""
     count = 2 * len(outcomes)
     numbers_B = torch.arange(count) + 2 * first
@@ -51,8 +45,8 @@ def samples(
         response_lengths_B=lengths_B,
         sampled_logprobs_BR=torch.where(inside_BR, -numbers_B[:, None].float(), 0.0),
         ended_B=numbers_B % 2 == 0,
-        inserted=FormedResponses(inside_BR & (numbers_B % 3 == 0)[:, None], numbers_B) if in_parallel else None,
-        media=tuple((MediaSpan(0, 1, key=int(number)),) for number in numbers_B // 2) if with_images else None,
+        inserted=FormedResponses(inside_BR & (numbers_B % 3 == 0)[:, None], numbers_B) if is_formed else None,
+        media=tuple((MediaSpan(0, 1, key=int(number)),) for number in numbers_B // 2) if has_images else None,
     )
     rows = tuple(PromptRow(first + g, np.array([first + g]), f"prompt {first + g}", None) for g in range(len(outcomes)))
     flat_B = torch.tensor(outcomes).flatten().float()
@@ -68,7 +62,7 @@ def test_equal_groups():
 def check(found: Samples, prompts: list[int]) -> None:
     """Every field of every sequence belongs to its prompt."""
     assert [row.row_id for row in found.rows] == prompts
-    rollout = found.rollout
+    rollout, scored = found.rollout, found.scored
     assert rollout.prompt_mask_BP[:, -1].all()  # padded on the left
     for index in range(2 * len(prompts)):
         number = 2 * prompts[index // 2] + index % 2
@@ -78,13 +72,12 @@ def check(found: Samples, prompts: list[int]) -> None:
         length = int(rollout.response_lengths_B[index])
         assert rollout.sampled_logprobs_BR[index, :length].tolist() == [-number] * length
         assert (rollout.response_ids_BR[index, length:] == PAD).all()
-    scored = found.scored
     assert torch.equal(scored.scores_B, scored.outcomes_B + 10)
     assert torch.equal(scored.parts["rule"], scored.outcomes_B + 20)
 
 
 def test_replacements_take_the_places_of_equal_groups():
-    first = samples([[1, 1], [0, 1], [0, 0]], first=0, prompt_width=2, width=3)
+    first = samples([[1, 1], [0, 1], [0, 0]], first=0)
     asked = []
 
     def draw(attempt: int, count: int) -> Samples:
@@ -103,20 +96,26 @@ def test_replacements_take_the_places_of_equal_groups():
     assert parts["rule/10"].nan_to_num(-1).tolist() == [0, 5, -1, -1, -1, -1]
 
 
-def test_what_was_drawn_in_parallel_keeps_its_inserted_tokens():
-    first = samples([[1, 1], [0, 1]], first=0, prompt_width=2, width=3, in_parallel=True)
-    fresh = samples([[0, 5]], first=10, prompt_width=4, width=5, in_parallel=True)
+@pytest.mark.parametrize("first_too", [True, False])
+def test_forms_and_images_go_with_their_prompts(first_too):
+    """Also where only the replacements have images."""
+    first = samples([[1, 1], [0, 1]], 0, is_formed=True, has_images=first_too)
+    fresh = samples([[0, 5]], 10, 4, 5, is_formed=True, has_images=True)
     found = with_differing_groups(first, lambda attempt, count: fresh, tries=1, settings=SETTINGS).samples
     check(found, [10, 1])
     rollout = found.rollout
-    assert rollout.formed.positions_B is not None and rollout.inserted_BR is not None
+    assert [[image.key for image in own] for own in rollout.media] == [
+        [10],
+        [10],
+        *([[1], [1]] if first_too else [[], []]),
+    ]
     assert rollout.formed.positions_B.tolist() == [20, 21, 2, 3]
     whole_B = torch.tensor([number % 3 == 0 for number in (20, 21, 2, 3)])
     assert torch.equal(rollout.inserted_BR, rollout.response_mask_BR & whole_B[:, None])
 
 
 def test_after_the_last_try_what_is_left_stays():
-    first = samples([[1, 1], [0, 0]], first=0, prompt_width=2, width=3)
+    first = samples([[1, 1], [0, 0]], first=0)
     calls = []
 
     def draw(attempt: int, count: int) -> Samples:
@@ -132,50 +131,7 @@ def test_after_the_last_try_what_is_left_stays():
     }  # fmt: skip
 
 
-def test_images_go_with_their_prompts():
-    """Also where only the replacements have some."""
-    for with_images in (True, False):
-        first = samples([[1, 1], [0, 1]], first=0, prompt_width=2, width=3, with_images=with_images)
-        fresh = samples([[0, 5]], first=10, prompt_width=2, width=3, with_images=True)
-        found = with_differing_groups(first, lambda attempt, count, own=fresh: own, tries=1, settings=SETTINGS).samples
-        check(found, [10, 1])
-        keys = [[image.key for image in own] for own in found.rollout.media or ()]
-        assert keys == [[10], [10], [1], [1]] if with_images else keys == [[10], [10], [], []]
-
-
 # --- any number of ranks
-
-
-class Gathering:
-    """In place of the collective, among threads that are ranks."""
-
-    def __init__(self, ranks: int) -> None:
-        self.own = threading.local()
-        self._barrier, self._items = threading.Barrier(ranks, timeout=30), [b""] * ranks
-
-    def gathered(self, item: Any) -> list[Any]:
-        self._items[self.own.rank] = pickle.dumps(item)
-        self._barrier.wait()
-        found = [pickle.loads(each) for each in self._items]
-        self._barrier.wait()
-        return found
-
-
-def on_ranks(monkeypatch, ranks: int, act: Callable[[int], Any]) -> list[Any]:
-    gathering, found = Gathering(ranks), [None] * ranks
-
-    def one(rank: int) -> None:
-        gathering.own.rank = rank
-        found[rank] = act(rank)
-
-    monkeypatch.setattr(dynamic_sampling, "gathered", gathering.gathered)
-    monkeypatch.setattr(dynamic_sampling, "several_ranks", lambda: ranks > 1)
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
 
 
 PLACES = 12  # in a batch of all ranks
@@ -195,11 +151,15 @@ def drawn_on(monkeypatch, ranks: int, seed: int, tries: int) -> list[DrawnGroups
         parts = [samples([each], number, 2 + rank, 4 + attempt + rank) for number, each in zip(numbers, outcomes)]  # noqa: B905
         return dynamic_sampling._picked(parts, range(count), SETTINGS)
 
+    ranks_here = ThreadRanks(ranks)
+    monkeypatch.setattr(dynamic_sampling, "gathered", ranks_here.gathered)
+    monkeypatch.setattr(dynamic_sampling, "several_ranks", lambda: ranks > 1)
+
     def act(rank: int) -> DrawnGroups:
         first = draws(rank, -1, PLACES // ranks)
         return with_differing_groups(first, lambda *given: draws(rank, *given), tries, settings_of(rank, ranks))
 
-    return on_ranks(monkeypatch, ranks, act)
+    return ranks_here.run(act)
 
 
 def dealt_plainly(seed: int, tries: int) -> tuple[list[int], GroupCounts, list[tuple[tuple[int, int, int], int]]]:
@@ -235,14 +195,8 @@ def test_any_number_of_ranks_takes_the_same_groups(monkeypatch, ranks, tries, se
         totals = totals + counts
         for rank, own in enumerate(found):
             assert own.counts == counts
-            numbered = [number for number in wanted[rank::ranks]]
-            assert [row.row_id for row in own.samples.rows] == numbered
-            rollout, lengths = own.samples.rollout, own.samples.rollout.response_lengths_B.tolist()
-            for index in range(2 * len(numbered)):
-                number = numbered[index // 2]
-                assert set(rollout.prompt_of(index).tolist()) == {number}
-                assert set(rollout.response_of(index).tolist()) == {100 + 2 * number + index % 2}
-                assert (rollout.response_ids_BR[index, lengths[index] :] == PAD).all()
+            numbered = wanted[rank::ranks]
+            check(own.samples, numbered)
             outcomes = [outcome for number in numbered for outcome in group_of(seed, number)]
             assert own.samples.scored.outcomes_B.tolist() == outcomes
         told = [
