@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.ppo_flags import ppo_flags
-from tests.unit.step3_ppo.flags.test_checks import names_of
-from tests.unit.step3_ppo.flags.test_checks import why
+from tests.unit.step3_ppo.flags.test_checks import names_of, why
 from threestep.plugins.images.tests.run.test_run_checks import beside_images
 from training.step3_ppo.flags.checks import FORWARDS, VALUES
 from training.utils.base.errors import Mistakes, ThreestepError
