@@ -10,14 +10,14 @@ import sys
 
 import pytest
 
-from training.utils.base.console import log, print_to
-
-
-def test_only_rank_0_speaks(capsys):
-    log("one")
-    log("two", is_main_rank=False)
-    assert capsys.readouterr().out == "one\n"
-
+from training.utils.base.console import (
+    COMMAND_VARIABLE,
+    log,
+    output_may_be_lost,
+    print_to,
+    resuming_command,
+    typed_command,
+)
 
 _PRINTS = """
 import logging, sys, warnings
@@ -42,6 +42,18 @@ run_program(main, output_is_log=True)
 """
 
 
+def test_who_speaks_and_in_which_characters(capsys):
+    log("one")
+    log("two", is_main_rank=False)
+    with output_may_be_lost():
+        print("three")
+    print("four")
+    assert capsys.readouterr().out == "one\nthree\nfour\n"
+    stream = io.TextIOWrapper(io.BytesIO(), "ascii")
+    print_to(stream, "\u00e4")
+    assert stream.buffer.getvalue() == b"\\u00e4\n"
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("place", ["/dev/full", "a pipe that nobody reads"])
 def test_a_run_whose_output_goes_nowhere_ends_well(tmp_path, place, unbuffered):
@@ -63,15 +75,6 @@ def test_a_program_whose_result_cannot_be_printed_says_so():
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", words], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode != 0 and "error: the disk refuses a write: No space left on device" in done.stderr
-
-
-def test_what_is_printed_inside_arrives_in_its_order(capfd):
-    words = (
-        "from training.utils.base.console import output_may_be_lost\n"
-        "print('a')\nwith output_may_be_lost(): print('b')\nprint('c')"
-    )
-    subprocess.run([sys.executable, "-c", words], check=True)
-    assert capfd.readouterr().out == "a\nb\nc\n"
 
 
 _SPEAKS = r"""
@@ -115,7 +118,20 @@ def test_a_name_that_the_locale_cannot_read_is_refused():
     )
 
 
-def test_a_stream_of_the_caller_with_few_characters():
-    stream = io.TextIOWrapper(io.BytesIO(), "ascii")
-    print_to(stream, "\u00e4")
-    assert stream.buffer.getvalue() == b"\\u00e4\n"
+@pytest.mark.parametrize(
+    ("variables", "ranks", "command"),
+    [
+        ({}, 1, "python -m training.a.main"),
+        ({}, 2, "THREESTEP_RANKS=2 python -m training.utils.run.launch training.a.main"),
+        ({"THREESTEP_RANKS": "1"}, 1, "THREESTEP_RANKS=1 python -m training.utils.run.launch training.a.main"),
+        ({COMMAND_VARIABLE: "threestep sft"}, 2, "threestep sft --num_ranks 2"),
+        ({COMMAND_VARIABLE: "bash scripts/a.sh", "THREESTEP_RANKS": "2"}, 2, "bash scripts/a.sh --num_ranks 2"),
+    ],
+)
+def test_the_command_is_the_one_that_was_typed(monkeypatch, variables, ranks, command):
+    for name in (COMMAND_VARIABLE, "THREESTEP_RANKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert typed_command() == variables.get(COMMAND_VARIABLE)
+    assert resuming_command("training.a.main", ranks) == command

@@ -35,26 +35,21 @@ def silent(monkeypatch):
 
 def test_no_answer_ends_in_time(silent):
     begun = time.monotonic()
-    with pytest.raises(
-        ThreestepError, match=r"the model 'a/b' is not here, and the hub could not .*no answer within 0.5"
-    ):
+    with pytest.raises(ThreestepError, match=r"'a/b' is not here, and the hub could not .*no answer within 0.5"):
         check_hub("the model 'a/b'", "models", "a/b")
     assert time.monotonic() - begun < 5
 
 
-def test_nobody_listens(monkeypatch):
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
-        with pytest.raises(
-            ThreestepError, match=r"could not be reached \(.*refused\); check the network and the proxy"
-        ):
-            check_hub("the model 'a/b'", "models", "a/b")
-
-
-def test_an_address_that_is_none(monkeypatch):
-    monkeypatch.setenv("HF_ENDPOINT", "nowhere")
-    with pytest.raises(ThreestepError, match=r"could not be reached \(unknown url type"):
+@pytest.mark.parametrize(
+    ("endpoint", "words"),
+    [
+        ("http://127.0.0.1:9", r"could not be reached \(.*refused\); check the network and the proxy"),
+        ("nowhere", r"could not be reached \(unknown url type"),
+    ],
+)
+def test_nobody_answers(monkeypatch, endpoint, words):
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    with pytest.raises(ThreestepError, match=words):
         check_hub("the model 'a/b'", "models", "a/b")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,18 @@ import pytest
 
 from training.utils.base.errors import ThreestepError
 from training.utils.base.storage import sha256_of_object
-from training.utils.checkpoints.folder import FORMAT, MANIFEST, CheckpointFolder, damage, read_manifest, stranger
+from training.utils.checkpoints.folder import (
+    FORMAT,
+    MANIFEST,
+    CheckpointFolder,
+    as_written,
+    check_keys,
+    damage,
+    read_manifest,
+    read_record,
+    record_of,
+    stranger,
+)
 
 
 def write(folder: CheckpointFolder, step: int) -> Path:
@@ -59,10 +71,6 @@ def test_damage_in_any_file_is_seen(tmp_path, name, how):
         problem = damage(path)
         # A byte between the values of the manifest may be another blank, which says the same.
         assert (problem is not None and problem.startswith(name)) or content[place : place + 1].isspace(), place
-
-
-def test_a_manifest_nested_too_deeply_is_damage(tmp_path):
-    path = write(CheckpointFolder(tmp_path), 1)
     (path / MANIFEST).write_text('{"files": ' + "[" * 100_000 + "]" * 100_000 + "}")
     assert damage(path) == "manifest.json is damaged"
 
@@ -156,9 +164,62 @@ def test_one_of_a_later_version_is_named_and_not_skipped(tmp_path):
         for look in (lambda: damage(path), folder.latest_undamaged):
             with pytest.raises(ThreestepError, match=re.escape(expected)):
                 look()
-
-
-def test_one_of_the_first_format_is_named(tmp_path):
-    path = with_manifest(write(CheckpointFolder(tmp_path), 1), format=None)
-    with pytest.raises(ThreestepError, match="step_000001 holds pickles of a version before 0.1; resume or export it"):
+    with_manifest(path, format=None)
+    with pytest.raises(ThreestepError, match="step_000002 holds pickles of a version before 0.1; resume or export it"):
         damage(path)
+
+
+@dataclass(frozen=True)
+class Score:
+    loss: float
+    accuracy: float = 0.5
+
+
+def test_what_this_version_knows():
+    check_keys({"before": 1, "after": 2}, ("before", "after"), "the state")
+    check_keys({"before": 1}, ("before",), "the state", optional=("after",))
+    check_keys({"before": 1, "after": 2}, ("before",), "the state", optional=("after",))
+    assert record_of(Score, {"loss": 1.5}, "the evaluation") == Score(1.5)
+
+
+REMEDY = "resume with the version of Threestep that wrote the checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("read", "words"),
+    [
+        (
+            lambda _: check_keys({"z": 1, "before": 1, "a": 0}, ("before", "after"), "the state"),
+            "the state holds a, z, which this version does not know",
+        ),
+        (
+            lambda _: check_keys({"before": 1}, ("before", "b", "a"), "the state", optional=("after",)),
+            "the state lacks a, b, which this version writes",
+        ),
+        (lambda _: check_keys([1], ("b", "a"), "the state"), "the state is no table of a, b"),
+        (
+            lambda _: record_of(Score, {"loss": 1.5, "f1": 2}, "the score"),
+            "the score is not .*got an unexpected keyword argument 'f1'.*",
+        ),
+        (lambda _: record_of(Score, {}, "it"), "it is not .*writes .missing 1 required positional argument: 'loss'."),
+        (lambda folder: read_record(folder / "none.json"), "there is no .*/none.json"),
+        (lambda folder: read_record(folder / "{"), ".*/{ is not what this version writes .*"),
+        (lambda folder: read_record(folder / "\xff"), ".* is not what this version writes .*"),
+        (lambda folder: read_record(folder / "deep"), ".*/deep is not what this version writes .*"),
+    ],
+)
+def test_what_this_version_does_not_know_or_cannot_read(tmp_path, read, words):
+    for name, text in (("{", "{"), ("\xff", "\xff"), ("deep", "[" * 100_000)):
+        (tmp_path / name).write_text(text, "latin-1")
+    with pytest.raises(ThreestepError, match=f"^--resume: {words}; {REMEDY}"):
+        read(tmp_path)
+
+
+def test_mistakes_in_a_record_are_named_and_other_errors_pass(tmp_path):
+    (tmp_path / "a.json").write_text('{"a": [1]}')
+    assert read_record(tmp_path / "a.json") == {"a": [1]}
+    with pytest.raises(ThreestepError, match=r"--resume: c is not what this version writes \(KeyError: 'b'\); resume"):
+        with as_written("c"):
+            read_record(tmp_path / "a.json")["b"]
+    with pytest.raises(OSError, match="full"), as_written("c"):
+        raise OSError(28, "full")  # is no matter of the record's form

@@ -88,16 +88,3 @@ def test_the_first_signal_says_what_follows(capfd):
     with Interrupts():
         os.kill(os.getpid(), signal.SIGINT)
     assert "Ctrl-C again stops at once, without one" in capfd.readouterr().err
-
-
-def test_a_run_in_a_thread_notes_no_signal():
-    noted = []
-
-    def run():
-        with Interrupts() as interrupts:
-            noted.append(interrupts.reason)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert noted == [None]

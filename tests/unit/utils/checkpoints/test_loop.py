@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints import loop
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.checkpoints.folder import CheckpointFolder
-from training.utils.checkpoints.loop import Checkpoints, checkpointed_run
+from training.utils.checkpoints.loop import checkpointed_run
 from training.utils.checkpoints.other_runs import only_run_in
 from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.checkpoints.plan import CheckpointPlan, plan_checkpoints
@@ -35,18 +35,16 @@ def ranks(world_size: int = 1) -> Ranks:
 
 
 def plan(
-    place: Path, resume: str | None = "latest", world_size: int = 1, changes: Any = (), **flags: Any
+    place: Path, resume: str | None = "latest", world_size: int = 1, changes: Mapping[str, Any] = {}, **flags: Any
 ) -> CheckpointPlan:
-    arguments = CheckpointArguments(resume=resume, **flags)
-    settings, may_change = {**SETTINGS, **dict(changes)}, ("max_train_steps", "save_every")
-    return plan_checkpoints(
-        arguments, str(place), "training.a", settings, ranks=ranks(world_size), may_change=may_change
-    )
+    settings, may_change = {**SETTINGS, **changes}, ("max_train_steps", "save_every")
+    arguments, which = CheckpointArguments(resume=resume, **flags), ranks(world_size)
+    return plan_checkpoints(arguments, str(place), "training.a", settings, ranks=which, may_change=may_change)
 
 
-def opened(made: CheckpointPlan, place: Path, data: str = "rows", **more: Any) -> Any:
-    """A run without engines. more: as `checkpointed_run` takes it"""
-    return checkpointed_run(made, RunFolder(place, True), CheckpointParts({}, ranks()), data, **more)
+def opened(made: CheckpointPlan, place: Path, data: str = "rows", engines: Any = (), **more: Any) -> Any:
+    """A run. more: as `checkpointed_run` takes it"""
+    return checkpointed_run(made, RunFolder(place, True), CheckpointParts(dict(engines), ranks()), data, **more)
 
 
 def saved(place: Path, steps: tuple[int, ...], state: Any = None, **flags: Any) -> None:
@@ -59,32 +57,22 @@ def saved(place: Path, steps: tuple[int, ...], state: Any = None, **flags: Any) 
             kept.save(step, state or {"before": step})
 
 
-def test_a_loop_by_itself_keeps_nothing():
-    kept = Checkpoints()
-    assert kept.restore() == (0, {}) and kept.due(1, 1) is False and kept.load_final(1) is None
-    kept.save(1, {})
-
-
 def test_a_run_goes_on_after_its_latest_step(tmp_path, capsys):
     assert plan(tmp_path).resume_from is None  # nothing there yet: the run begins
-    assert (
-        capsys.readouterr().out
-        == f"--resume: no checkpoint in {tmp_path}/checkpoints yet, the run starts from the beginning\n"
-    )
+    said = f"--resume: no checkpoint in {tmp_path}/checkpoints yet, the run starts from the beginning\n"
+    assert capsys.readouterr().out == said
     saved(tmp_path, (1, 2), {"before": {"loss": 0.1 + 0.2}, "after": None})
     drawn = torch.rand(1)
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"step": 3, "a": 9.0}\n')  # by a run that was killed before its next checkpoint
-    again = plan(tmp_path, changes={"max_train_steps": 9, "save_every": 4}.items())
+    again = plan(tmp_path, changes={"max_train_steps": 9, "save_every": 4})
     with opened(again, tmp_path) as (metrics, kept):
         assert kept.restore() == (2, {"before": {"loss": 0.1 + 0.2}, "after": None})
         assert torch.equal(torch.rand(1), drawn)
         metrics.write(3, {"a": 1.5})
     said = capsys.readouterr().out
-    assert [line.split(" in ")[0] for line in said.splitlines() if line.startswith("checkpoint")] == [
-        "checkpoint after step 1",
-        "checkpoint after step 2",
-    ]
+    told = [line.split(" in ")[0] for line in said.splitlines() if line.startswith("checkpoint")]
+    assert told == ["checkpoint after step 1", "checkpoint after step 2"]
     assert f" s: {tmp_path}/checkpoints/step_000002\n" in said
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["a"]) for line in lines] == [(1, 0.5), (2, 1.0), (3, 1.5)]
@@ -125,19 +113,11 @@ def test_one_by_its_path(tmp_path):
         plan(tmp_path, str(tmp_path / "checkpoints/step_000009"))
 
 
-def test_a_run_does_not_begin_over_checkpoints(tmp_path):
-    saved(tmp_path, (4,))
-    with pytest.raises(
-        ThreestepError, match="holds checkpoints of an earlier run, up to step 4: give --resume to continue"
-    ):
-        plan(tmp_path, resume=None)
-
-
 def test_other_settings_are_named(tmp_path):
     saved(tmp_path, (1,))
     changes = {"learning_rate": 0.25, "seed": 8, "max_train_steps": 99, "a_new_flag": 1}
     with pytest.raises(ThreestepError) as told:
-        plan(tmp_path, world_size=2, changes=changes.items())
+        plan(tmp_path, world_size=2, changes=changes)
     assert str(told.value) == (
         f"--resume: {tmp_path}/checkpoints/step_000001 was written with other settings: --learning_rate was 0.5 and is "
         "0.25; --seed was 7 and is 8; restore them, or start again in another --output_dir"
@@ -147,68 +127,58 @@ def test_other_settings_are_named(tmp_path):
             pass
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        (lambda its: {**its, "mood": "good"}, "holds mood, which this version does not know"),
-        (lambda its: {name: its[name] for name in its if name != "state"}, "lacks state, which this version writes"),
-        (lambda its: {**its, "step": "x"}, "is not what this version writes .ValueError"),
-        (lambda its: {**its, "seconds": None}, "is not what this version writes .TypeError"),
-        (lambda its: {**its, "log_sizes": [1]}, "is not what this version writes .AttributeError"),
-        (lambda its: {**its, "state": [1]}, "is not what this version writes .TypeError"),
-        (lambda its: [its], "is no table of log_sizes, seconds, state, step"),
-        (lambda its: "[" * 100_000, "is not what this version writes .JSONDecodeError"),
-    ],
-)
-def test_a_state_of_another_version_is_named(tmp_path, changed, said):
+def lacking(name: str) -> Callable[[Any], Any]:
+    return lambda its: {key: its[key] for key in its if key != name}
+
+
+def with_more(**entries: Any) -> Callable[[Any], Any]:
+    return lambda its: {**its, **entries}
+
+
+NOT_WRITTEN = "trainer.json is not what this version writes .{}.*; resume with the version of Threestep that wrote"
+# The file that is changed, how, and what is said.
+CHANGED = [
+    ("trainer", with_more(mood="good"), "trainer.json holds mood, which this version does not know"),
+    ("trainer", lacking("state"), "trainer.json lacks state, which this version writes"),
+    ("trainer", with_more(step="x"), NOT_WRITTEN.format("ValueError")),
+    ("trainer", with_more(seconds=None), NOT_WRITTEN.format("TypeError")),
+    ("trainer", with_more(log_sizes=[1]), NOT_WRITTEN.format("AttributeError")),
+    ("trainer", with_more(state=[1]), NOT_WRITTEN.format("TypeError")),
+    ("trainer", lambda its: [its], "trainer.json is no table of log_sizes, seconds, state, step"),
+    ("manifest", with_more(defaults=None), "manifest.json has no table of defaults; give an earlier"),
+    ("manifest", with_more(settings=[1]), "manifest.json has no table of settings; give an earlier"),
+    ("manifest", lacking("settings"), "manifest.json lacks settings, which this"),
+    ("manifest", lacking("defaults"), "manifest.json lacks defaults, which this"),
+    ("manifest", with_more(settings={}), "manifest.json lack program, ranks; give an earlier"),
+]
+
+
+@pytest.mark.parametrize(("file", "changed", "said"), CHANGED, ids=[said[:40] for *_, said in CHANGED])
+def test_a_file_of_another_version_is_named(tmp_path, file, changed, said):
     saved(tmp_path, (1,))
     folder = CheckpointFolder(tmp_path)
-    trainer = json.loads((folder.of(1) / "trainer.json").read_text())
+    trainer = {**json.loads((folder.of(1) / "trainer.json").read_text()), "step": 2}
+    manifest = {"settings": {**SETTINGS, "program": "training.a", "ranks": 1, "data": "rows"}, "defaults": {}}
     folder.begin(2)
-    content = changed({**trainer, "step": 2})
-    (folder.partial(2) / "trainer.json").write_text(content if isinstance(content, str) else json.dumps(content))
-    settings = {**SETTINGS, "program": "training.a", "ranks": 1, "data": "rows"}
-    folder.publish(2, {"settings": settings, "defaults": {}})
-    expected = f"--resume: .*step_000002/trainer.json {said}.*; resume with the version of Threestep that wrote"
-    with pytest.raises(ThreestepError, match=expected), opened(plan(tmp_path), tmp_path):
+    trainer = changed(trainer) if file == "trainer" else trainer
+    (folder.partial(2) / "trainer.json").write_text(json.dumps(trainer))
+    folder.publish(2, changed(manifest) if file == "manifest" else manifest)
+    with pytest.raises(ThreestepError, match=f"--resume: .*step_000002/{said}"), opened(plan(tmp_path), tmp_path):
         pass
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        (lambda its: {**its, "defaults": None}, "has no table of defaults; give an earlier"),
-        (lambda its: {**its, "settings": [1]}, "has no table of settings; give an earlier"),
-        (lambda its: {name: its[name] for name in its if name != "settings"}, "lacks settings, which this"),
-        (lambda its: {name: its[name] for name in its if name != "defaults"}, "lacks defaults, which this"),
-        (lambda its: {**its, "settings": {}}, "lack program, ranks; give an earlier"),
-    ],
-)
-def test_a_manifest_of_another_form_is_named(tmp_path, changed, said):
-    folder = CheckpointFolder(tmp_path)
-    folder.begin(1)
-    description = {"settings": {**SETTINGS, "program": "training.a", "ranks": 1, "data": "rows"}, "defaults": {}}
-    folder.publish(1, changed(description))
-    with pytest.raises(ThreestepError, match=f"--resume: .*step_000001/manifest.json {said}"):
-        plan(tmp_path)
 
 
 def test_a_model_that_is_loaded_anew_and_is_another_one_is_named(tmp_path):
     def run(content: str) -> None:
         start = {"critic_model_name_or_path": lambda: content * 20}
         resumed = plan(tmp_path, "latest" if content != "ab" else None)
-        with opened(resumed, tmp_path, model_digests=start) as (
-            _,
-            kept,
-        ):
+        with opened(resumed, tmp_path, model_digests=start) as (_, kept):
             kept.restore()
             kept.save(1, {"before": 1})
 
     run("ab")
     assert plan(tmp_path).resume_from is not None
-    with pytest.raises(
-        ThreestepError, match="the content of --critic_model_name_or_path was abababababab and is cdcdcdcdcdcd; restore"
-    ):
+    words = "the content of --critic_model_name_or_path was abababababab and is cdcdcdcdcdcd; restore"
+    with pytest.raises(ThreestepError, match=words):
         run("cd")
 
 
@@ -236,19 +206,12 @@ def test_when_one_is_due(tmp_path, flags, due):
 
 
 def test_a_signal_ends_the_run_after_its_step_with_the_command_to_go_on(tmp_path, capsys, monkeypatch):
-    import os
-    import signal
-
-    with pytest.raises(SystemExit) as end:  # noqa: SIM117
-        with opened(plan(tmp_path), tmp_path) as (
-            _,
-            kept,
-        ):
-            assert not kept.due(1, total_steps=5)
-            os.kill(os.getpid(), signal.SIGUSR1)
-            assert not kept.due(5, total_steps=5)  # it ends by itself
-            assert kept.due(2, total_steps=5)
-            kept.save(2, {})
+    with pytest.raises(SystemExit) as end, opened(plan(tmp_path), tmp_path) as (_, kept):
+        assert not kept.due(1, total_steps=5)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert not kept.due(5, total_steps=5)  # it ends by itself
+        assert kept.due(2, total_steps=5)
+        kept.save(2, {})
     assert end.value.code == 0
     assert capsys.readouterr().out.splitlines()[-1] == (
         f"stopped after step 2 (SIGUSR1); to resume: python -m training.a --config {tmp_path}/config.yaml --resume"
@@ -349,7 +312,7 @@ def test_a_log_that_cannot_be_flushed_costs_no_checkpoint(tmp_path, monkeypatch)
     assert CheckpointFolder(tmp_path).steps() == [1]
 
 
-@pytest.mark.parametrize("takes", [True, False])
+@pytest.mark.parametrize("takes", [True, False, None])
 def test_the_checkpoint_of_a_run_that_must_end_goes_elsewhere(tmp_path, monkeypatch, capsys, takes):
     full_at(monkeypatch, {1})
     run, place = tmp_path / "run", tmp_path / "rescue"
@@ -359,7 +322,8 @@ def test_the_checkpoint_of_a_run_that_must_end_goes_elsewhere(tmp_path, monkeypa
             (place if takes else Path("/dev/null/a")).mkdir()
             return place
 
-    with pytest.raises(SystemExit) as end, opened(plan(run, resume=None), run, course=[Elsewhere()]) as (metrics, kept):
+    course = [] if takes is None else [Elsewhere()]
+    with pytest.raises(SystemExit) as end, opened(plan(run, resume=None), run, course=course) as (metrics, kept):
         metrics.write(1, {"a": 0.5})
         os.kill(os.getpid(), signal.SIGUSR1)
         assert kept.due(1, 5)
@@ -367,20 +331,11 @@ def test_the_checkpoint_of_a_run_that_must_end_goes_elsewhere(tmp_path, monkeypa
     said = capsys.readouterr().out
     assert end.value.code == 1 and "stopped after step 1 (SIGUSR1, without its checkpoint" in said
     if not takes:
-        assert "warning: no other folder takes the checkpoint either (/dev/null/a: Not a directory)" in said
+        refused = "warning: no other folder takes the checkpoint either (/dev/null/a: Not a directory)" in said
+        assert refused == (takes is False) and "(SIGUSR1, without its checkpoint); to resume" in said
         return
     saved, target = place / "checkpoints/step_000001", run / "checkpoints" / "step_000001"
     assert f"without its checkpoint, which is in {saved}: move it to {target} before); to resume: " in said
     saved.rename(target)  # as it says
     with opened(plan(run), run) as (_, kept):
         assert kept.restore() == (1, {"before": 1})
-
-
-def test_without_another_folder_the_checkpoint_is_lost(tmp_path, monkeypatch, capsys):
-    full_at(monkeypatch, {1})
-    with pytest.raises(SystemExit) as end, opened(plan(tmp_path, resume=None), tmp_path) as (_, kept):
-        os.kill(os.getpid(), signal.SIGUSR1)
-        assert kept.due(1, 5)
-        kept.save(1, {})
-    said = capsys.readouterr().out
-    assert end.value.code == 1 and "stopped after step 1 (SIGUSR1, without its checkpoint); to resume" in said

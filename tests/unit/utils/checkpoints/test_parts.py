@@ -14,17 +14,13 @@ import pytest
 import torch
 
 from tests.support.small_disk import small_disk
+from tests.unit.utils.checkpoints.test_loop import lacking, opened, plan, with_more
 from training.utils.base.errors import ThreestepError
 from training.utils.base.seeds import random_state_kept
-from training.utils.checkpoints import parts as checkpoint_parts
-from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.checkpoints.folder import CheckpointFolder, damage
-from training.utils.checkpoints.loop import checkpointed_run
-from training.utils.checkpoints.parts import CheckpointParts, collected_disk_errors
-from training.utils.checkpoints.plan import CheckpointPlan, plan_checkpoints
+from training.utils.checkpoints.parts import CheckpointParts
 from training.utils.engine.checkpoint_files import write_state
 from training.utils.engine.ranks.startup import Ranks
-from training.utils.run.run_folder import RunFolder
 
 RANKS = Ranks(0, 0, 1, torch.device("cpu"))
 
@@ -53,18 +49,12 @@ class SimpleKeeper:
         return True
 
 
-def opened(plan: CheckpointPlan, place: Path, engines: Any) -> Any:
-    return checkpointed_run(plan, RunFolder(place, True), CheckpointParts(engines, RANKS), "rows")
+def with_engine(size_bytes: int) -> dict[str, Any]:
+    return {"model": SimpleNamespace(engine=Engine(size_bytes))}
 
 
 def saved(place: Path, steps: int) -> None:
-    flags = CheckpointArguments(keep_last=0)
-    plan = plan_checkpoints(flags, str(place), "training.a", {"seed": 7}, ranks=RANKS)
-    engine = SimpleNamespace(engine=Engine(900_000))
-    with opened(plan, place, {"model": engine}) as (
-        metrics,
-        kept,
-    ):
+    with opened(plan(place, resume=None, keep_last=0), place, engines=with_engine(900_000)) as (metrics, kept):
         for step in range(1, steps + 1):
             metrics.write(step, {"a": step / 2})
             kept.save(step, {"before": step})
@@ -95,16 +85,11 @@ def test_on_a_small_disk(tmp_path, capsys):
 def test_whatever_is_refused_leaves_the_last_good_one(tmp_path, monkeypatch, capsys, refused):
     saved(tmp_path, steps=1)
     folder = CheckpointFolder(tmp_path)
-    plan = plan_checkpoints(CheckpointArguments(resume="latest"), str(tmp_path), "training.a", {"seed": 7}, ranks=RANKS)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "there")
 
-    engine = SimpleNamespace(engine=Engine(10))
-    with opened(plan, tmp_path, {"model": engine}) as (
-        _,
-        kept,
-    ):
+    with opened(plan(tmp_path), tmp_path, engines=with_engine(10)) as (_, kept):
         monkeypatch.setattr(CheckpointFolder, refused, full)
         kept.save(2, {})
         monkeypatch.undo()
@@ -113,40 +98,14 @@ def test_whatever_is_refused_leaves_the_last_good_one(tmp_path, monkeypatch, cap
     assert not folder.partial(2).exists()
 
 
-def test_a_run_that_was_asked_to_end_says_that_its_checkpoint_is_missing(tmp_path, monkeypatch, capsys):
-    import signal
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "there")
-
-    plan = plan_checkpoints(CheckpointArguments(), str(tmp_path), "training.a", {}, ranks=RANKS)
-    monkeypatch.setattr(checkpoint_parts, "random_state", full)
-    with (
-        pytest.raises(SystemExit) as end,
-        opened(plan, tmp_path, {}) as (_, kept),
-    ):
-        os.kill(os.getpid(), signal.SIGUSR1)
-        assert kept.due(1, total_steps=5)
-        kept.save(1, {})
-    assert end.value.code == 1
-    said = capsys.readouterr().out
-    assert "training continues, and there is no earlier checkpoint; free disk space" in said
-    assert "stopped after step 1 (SIGUSR1, without its checkpoint); to resume: python -m training.a" in said
-
-
-def test_other_failures_go_through():
-    with pytest.raises(ValueError, match="mine"), collected_disk_errors([]):
-        raise ValueError("mine")
-
-
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        (lambda its: {**its, "dice": 6}, "holds dice, which this version does not know"),
-        (lambda its: {name: its[name] for name in its if name != "numpy"}, "lacks numpy, which this version writes"),
-        (lambda its: {**its, "torch": "zz"}, "is not what this version writes .ValueError"),
-        (lambda its: {**its, "torch": "00"}, "is not what this version writes .RuntimeError"),
-        (lambda its: {**its, "python": 3}, "is not what this version writes .TypeError"),
+        (with_more(dice=6), "holds dice, which this version does not know"),
+        (lacking("numpy"), "lacks numpy, which this version writes"),
+        (with_more(torch="zz"), "is not what this version writes .ValueError"),
+        (with_more(torch="00"), "is not what this version writes .RuntimeError"),
+        (with_more(python=3), "is not what this version writes .TypeError"),
     ],
 )
 def test_generators_of_another_form_are_named(tmp_path, changed, said):

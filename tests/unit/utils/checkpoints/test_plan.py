@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.mistakes import mistakes_of
 from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints.arguments import CheckpointArguments
 from training.utils.checkpoints.folder import CheckpointFolder
 from training.utils.checkpoints.plan import CheckpointPlan, check_settings, conversion, describe_placement, placement
+from training.utils.flags.arguments import parse_arguments, words_of
 
 MAY_CHANGE = ("save_every", "num_train_epochs")
 SFT = {
@@ -67,14 +69,6 @@ def test_ranks_that_share_rows_take_one_share_of_a_step_and_draw_as_many_rollout
         resumed(PPO, ranks=4, ranks_of_a_row=2)
 
 
-def test_what_has_no_flag_is_named_in_words():
-    assert "the data's fingerprint was rows and is others" in told(SFT, data="others")
-    content = {"the content of --critic_model_name_or_path": "a"}
-    assert "the content of --critic_model_name_or_path was a and is b" in told(
-        {**SFT, **content}, **{name: "b" for name in content}
-    )
-
-
 def test_where_a_run_keeps_its_models():
     assert placement(SFT) == {"offload": False, "ranks": 2, "zero_stage": 2}
     assert describe_placement(SFT) == "2 ranks, --zero_stage 2"
@@ -91,20 +85,25 @@ def test_other_ranks_need_a_plugin(monkeypatch):
         conversion(Path("c"), SFT, {**SFT, "ranks": 1})
 
 
-def test_flags_that_may_change():
-    check({**SFT, "num_train_epochs": 1.0}, {**SFT, "num_train_epochs": 2.0})
-    manifest = {"settings": {**SFT, "num_train_epochs": 1.0}, "defaults": {}}
-    with pytest.raises(ThreestepError, match="--num_train_epochs was 1.0 and is 2.0"):
-        check_settings(Path("c"), manifest, {**SFT, "num_train_epochs": 2.0}, {})
-
-
-def test_a_style_that_is_left_open_stays_what_the_run_began_with():
-    begun = {**SFT, "prompt_style": "human_assistant"}
-    check(begun, {**begun, "prompt_style": "auto"})
-    assert "--prompt_style was human_assistant and is chat_template" in told(begun, prompt_style="chat_template")
-    begun = {**SFT, "head_chunk_mb": 512}
-    check(begun, {**begun, "head_chunk_mb": 0})
-    assert "--head_chunk_mb was 512 and is 256" in told(begun, head_chunk_mb=256)
+@pytest.mark.parametrize(
+    ("name", "begun", "left_open", "other"),
+    [
+        ("prompt_style", "human_assistant", "auto", "chat_template"),
+        ("head_chunk_mb", 512, 0, 256),
+        ("num_train_epochs", 1.0, 2.0, None),  # may change
+        ("data", "rows", "rows", "others"),
+        ("the content of --critic_model_name_or_path", "a", "a", "b"),
+    ],
+)
+def test_what_is_left_open_or_may_change_stays_and_nothing_else(name, begun, left_open, other):
+    saved = {**SFT, name: begun}
+    check(saved, {**saved, name: left_open})
+    shown = {"data": "the data's fingerprint"}.get(name, name if " " in name else f"--{name}")
+    if other is None:
+        with pytest.raises(ThreestepError, match=f"{shown} was {begun} and is {left_open}"):
+            check_settings(Path("c"), {"settings": saved, "defaults": {}}, {**saved, name: left_open}, {})
+    else:
+        assert f"{shown} was {begun} and is {other}" in told(saved, **{name: other})
 
 
 def test_what_the_flags_left_open_is_written_as_decided():
@@ -116,13 +115,8 @@ def test_what_the_flags_left_open_is_written_as_decided():
 
 
 def test_what_the_program_chose_is_no_setting_of_the_users():
-    begun = {
-        **SFT,
-        "reuse_forwards": True,
-        "reuse_values": True,
-        "data_split": "2,4,4",
-        "prompt_style": "as_stored",
-    }
+    chosen = {"reuse_forwards": True, "reuse_values": True, "data_split": "2,4,4", "prompt_style": "as_stored"}
+    begun = {**SFT, **chosen}
     other = {**begun, "reuse_forwards": False, "reuse_values": False}
     for chosen, refused in (([], True), (["reuse_values"], True), (["reuse_values", "reuse_forwards"], False)):
         manifest = {"settings": begun, "defaults": {}, "chosen": chosen}
@@ -130,10 +124,9 @@ def test_what_the_program_chose_is_no_setting_of_the_users():
             check_settings(Path("c"), manifest, other, {})
         assert not refused or "--reuse_forwards was True and is False" in str(mistake.value)
     for name in ("data_split", "prompt_style"):  # which decide the rows
+        manifest = {"settings": begun, "defaults": {}, "chosen": [*begun]}
         with pytest.raises(ThreestepError, match=f"--{name} was"):
-            check_settings(
-                Path("c"), {"settings": begun, "defaults": {}, "chosen": [*begun]}, {**begun, name: "other"}, {}
-            )
+            check_settings(Path("c"), manifest, {**begun, name: "other"}, {})
 
 
 def test_a_choice_that_is_made_again_may_differ():
@@ -163,3 +156,31 @@ def test_a_setting_that_this_version_lacks_is_compared_with_its_default():
     check_settings(Path("c"), {"settings": saved, **manifest}, SFT, {}, may_change=MAY_CHANGE)
     with pytest.raises(ThreestepError, match="other settings: --old was 4, and this version does not have it; restore"):
         check_settings(Path("c"), {"settings": {**saved, "old": 4}, **manifest}, SFT, {}, may_change=MAY_CHANGE)
+
+
+@pytest.mark.parametrize(
+    ("value", "resume"),
+    [("true", "latest"), ("True", "latest"), ("yes", "latest"), ("latest", "latest"), ("false", None), ("no", None),
+     ("", None), ("null", None), ("a/step_000001", "a/step_000001")],
+)  # fmt: skip
+def test_resume_in_every_form(value, resume, tmp_path):
+    """As YAML and Python write a bare flag, and as other tools' habits write it on a command line."""
+    (tmp_path / "run.yaml").write_text(f"resume: {value}\n")
+    (flags,) = parse_arguments([CheckpointArguments], ["--config", str(tmp_path / "run.yaml")], "")
+    assert flags.resume == resume
+    (bare,) = parse_arguments([CheckpointArguments], ["--resume", "--save_every", "5"], "")
+    assert (bare.resume, bare.save_every, CheckpointArguments().resume) == ("latest", 5, None)
+    if value not in ("", "null"):
+        for words in (["--resume", value], [f"--resume={value}"], words_of("resume", value)):
+            (flags,) = parse_arguments([CheckpointArguments], words, "")
+            assert flags.resume == resume, words
+    if value in ("true", "false"):
+        (flags,) = parse_arguments([CheckpointArguments], words_of("resume", value == "true"), "")
+        assert flags.resume == resume
+
+
+def test_mistakes_are_told():
+    assert mistakes_of(CheckpointArguments(save_every=-1, keep_last=-2)) == [
+        "--save_every expects 0 or more, got -1",
+        "--keep_last expects 0 or more, got -2",
+    ]

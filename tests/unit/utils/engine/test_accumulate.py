@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -96,14 +95,12 @@ def test_the_order_is_that_of_the_contract():
     assert figures == {"first/learning_rate": 0.5, "second/learning_rate": 0.5, "first/x": 0.5}
 
 
-def test_guests_of_two_models_have_sums_of_their_own():
-    log: list[str] = []
-    trainees = [
-        Trainee(name, engine := Engine(name, log), [engine.micro_batch("a", 1.0)], Guests([Noting("x", part, log)]))
-        for name, part in (("actor", 0.5), ("critic", 2.0))
-    ]
-    figures = accumulate(trainees).figures
-    assert figures["actor/x"] == 0.5 and figures["critic/x"] == 2.0
+def test_what_guests_prepared_moves_too():
+    inner, plain = MicroBatch(torch.zeros(1), print), MicroBatch(torch.zeros(1), print)  # type: ignore[arg-type]
+    batch = MicroBatch(torch.zeros(2), print, for_guests=((inner,), None))  # type: ignore[arg-type]
+    moved, alone = on_device([batch, plain], torch.device("meta"))
+    assert moved.rows.is_meta and moved.for_guests[0][0].rows.is_meta and moved.for_guests[1] is None
+    assert alone.rows.is_meta
 
 
 def test_sums_are_of_float64_and_hold_no_graph():
@@ -113,22 +110,3 @@ def test_sums_are_of_float64_and_hold_no_graph():
     large = MicroBatch(None, lambda: MicroLoss(weight, {"loss": weight}))  # type: ignore[arg-type]
     totals, _ = accumulate([Trainee("train", engine, [large, small])])  # type: ignore[arg-type]
     assert totals == {"loss": 1.0 + 2**-30}
-
-
-@dataclass(frozen=True)
-class Prepared:
-    rows_N: torch.Tensor
-    for_guests: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True)
-class Plain:
-    rows_N: torch.Tensor
-
-
-def test_what_guests_prepared_moves_too():
-    batch = Prepared(torch.zeros(2), ((Plain(torch.zeros(1)),), None))
-    [moved] = on_device([batch], torch.device("meta"))
-    assert moved.rows_N.is_meta and moved.for_guests[0][0].rows_N.is_meta and moved.for_guests[1] is None
-    [plain] = on_device([Plain(torch.zeros(1))], torch.device("meta"))
-    assert plain.rows_N.is_meta

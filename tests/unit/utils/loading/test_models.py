@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers.core_model_loading import Chunk, Concatenate, MergeModulelist, WeightConverter, WeightRenaming
+from transformers.integrations import deepspeed as sharding
 
 from tests.support.lora_settings import lora_settings
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
+from threestep.plugins.lora.adding import add_lora
+from threestep.plugins.lora.preparers import Lora
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import TokenSequence
 from training.utils.layout.rows import padded_rows
 from training.utils.loading.configurations import load_config
-from training.utils.loading.models import load_causal_lm, load_scalar_model
+from training.utils.loading.merged_weights import MergedWeight, merged_when_copied
+from training.utils.loading.models import FROZEN, freeze_named, freeze_parts, load_causal_lm, load_scalar_model
 from training.utils.loading.tokenizers import add_tokens, load_tokenizer, with_pad_apart
 from training.utils.models.layout_check import notes_on
 from training.utils.models.settings import ModelSettings
@@ -232,3 +239,142 @@ def test_a_pad_token_of_its_own_gets_a_row_that_does_not_train(save_folder):
     assert all("lora" in name for name, part in model.named_parameters() if part.requires_grad)
     with pytest.raises(ThreestepError, match=f"has {size} tokens and its model embeds {size - 1}"):
         load_causal_lm(ModelSettings(folder), torch.float32, size + 1, added_pad=1)
+
+
+NORM, PROJECTION = "model.norm.weight", "model.layers.0.self_attn.q_proj.weight"
+
+
+def trained(model) -> set[str]:
+    return {name for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def naming(folder, *names):
+    (folder / FROZEN).write_text("".join(f"{name}\n" for name in names))
+    return ModelSettings(str(folder))
+
+
+def test_a_text_model_has_no_projector_to_freeze():
+    model = tiny_causal_lm("llama")
+    freeze_parts(model, ModelSettings("m"))
+    assert trained(model) == {name for name, _ in model.named_parameters()}
+    with pytest.raises(ThreestepError, match="^--freeze_projector expects a model of images and text .* got LlamaFor"):
+        freeze_parts(model, ModelSettings("m", freeze_projector=True))
+
+
+def test_weights_that_the_folder_names_do_not_train(tmp_path, capsys):
+    model = tiny_causal_lm("llama")
+    freeze_named(model, ModelSettings(str(tmp_path)), False)  # which names none
+    assert trained(model) == {name for name, _ in model.named_parameters()}
+    freeze_named(model, naming(tmp_path, NORM, PROJECTION), False)
+    assert trained(model) == {name for name, _ in model.named_parameters()} - {NORM, PROJECTION}
+    assert f"model: 2 of 21 weights stay as they are ({tmp_path / FROZEN})" in capsys.readouterr().out
+
+
+def test_a_name_that_the_model_lacks(tmp_path):
+    """A scalar model lacks the output layer of its language model, and nothing else."""
+    scalar = tiny_scalar_model("llama")
+    freeze_named(scalar, naming(tmp_path, NORM, "lm_head.weight"), False)
+    assert trained(scalar) == {name for name, _ in scalar.named_parameters()} - {NORM}
+    with pytest.raises(ThreestepError, match=f"{FROZEN} names model.nor, which LlamaForSequenceClassification lacks"):
+        freeze_named(scalar, naming(tmp_path, "model.nor"), False)
+
+
+@pytest.mark.parametrize("scores", [False, True])
+def test_adapters_train_on_a_model_that_is_frozen_as_a_whole(tmp_path, scores):
+    """Also below a new head, which the language model that was frozen does not have."""
+    model = tiny_causal_lm("llama")
+    settings = naming(tmp_path, *(name for name, _ in model.named_parameters()))
+    adapted = add_lora(tiny_scalar_model("llama") if scores else model, Lora(2))
+    freeze_named(adapted, settings, False)
+    assert {name for name in trained(adapted) if ".lora_" not in name} == ({"score.weight"} if scores else set())
+
+
+def test_adapters_do_not_move_what_is_frozen(tmp_path):
+    model, other = tiny_causal_lm("llama"), tiny_causal_lm("llama")
+    settings = naming(tmp_path, PROJECTION)
+    with pytest.raises(ThreestepError, match=f"^adapters train on {PROJECTION} and 0 other weights that are frozen"):
+        freeze_named(add_lora(model, Lora(2)), settings, False)
+    freeze_named(add_lora(other, Lora(2, lora_module_name="v_proj")), settings, False)
+
+
+def test_new_tokens_need_embeddings_that_train(tmp_path):
+    settings = naming(tmp_path, "model.embed_tokens.weight")
+    with pytest.raises(ThreestepError, match="^the tokenizer gained tokens, whose embeddings must be trained, and the"):
+        freeze_named(tiny_causal_lm("llama"), settings, True)
+
+
+FILES = {
+    **{f"layer.experts.{number}.{half}.weight": torch.randn(3, 2) for number in range(4) for half in ("gate", "up")},
+    "layer.qkv.weight": torch.randn(6, 2),
+    "old_norm.weight": torch.randn(2),
+    "unknown.weight": torch.randn(2),
+}
+NAMES = ("layer.experts.gate_up", "layer.q.weight", "layer.k.weight", "layer.v.weight", "norm.weight")
+merging = vars(sharding)  # the function is looked up where transformers does
+
+
+@pytest.fixture(autouse=True)
+def zero3(monkeypatch):
+    monkeypatch.setattr(sharding, "is_deepspeed_zero3_enabled", lambda: True)
+
+
+def rules(merge=MergeModulelist):
+    experts = ["experts.*.gate.weight", "experts.*.up.weight"]
+    return [
+        WeightRenaming("old_norm", "norm"),
+        WeightConverter(experts, "experts.gate_up", operations=[merge(dim=0), Concatenate(dim=1)]),
+        WeightConverter("layer.qkv", ["layer.q", "layer.k", "layer.v"], operations=[Chunk(dim=0)]),
+    ]
+
+
+class Model(nn.Module):
+    base_model_prefix, config = "", SimpleNamespace()
+
+    def state_dict(self):
+        return {name: torch.empty(0) for name in NAMES}
+
+
+def converted(weight_mapping):
+    return merging["_apply_weight_conversions_to_state_dict"](Model(), dict(FILES), weight_mapping)
+
+
+def test_what_is_copied_is_what_transformers_merges():
+    whole = converted(rules())
+    with merged_when_copied():
+        late = converted(rules())
+    assert late.keys() == whole.keys() == set(NAMES)
+    for name, weight in whole.items():
+        assert isinstance(late[name], MergedWeight) == (name != "norm.weight")
+        assert late[name].shape == weight.shape
+        assert torch.equal(torch.empty_like(weight).copy_(late[name]), weight)
+    assert isinstance(converted(rules())["layer.experts.gate_up"], torch.Tensor)  # outside
+
+
+class ReadsValues(MergeModulelist):
+    def convert(self, input_dict, *args, **others):
+        for tensors in input_dict.values():
+            float(tensors[0].sum())  # without values there is none
+        return super().convert(input_dict, *args, **others)
+
+
+def test_rules_that_read_values_are_followed_at_once_and_named(capsys):
+    with merged_when_copied():
+        at_once = converted(rules(ReadsValues))
+    assert all(torch.equal(at_once[name], weight) for name, weight in converted(rules()).items())
+    said = capsys.readouterr().out
+    assert "are merged on every rank at once" in said and "(Model: RuntimeError: " in said
+    with merged_when_copied():
+        converted(rules())
+    assert not capsys.readouterr().out
+
+
+def test_a_transformers_without_the_function_is_named(capsys, monkeypatch):
+    monkeypatch.delattr(sharding, "_apply_weight_conversions_to_state_dict")
+    with merged_when_copied():
+        assert "this transformers has no _apply_weight_conversions_to_state_dict" in capsys.readouterr().out
+
+
+def test_a_weight_that_cannot_be_merged_fails_as_it_does_by_itself():
+    damaged = {name: tensor[:1] if name.endswith("3.up.weight") else tensor for name, tensor in FILES.items()}
+    with merged_when_copied(), pytest.raises(RuntimeError, match=r"Failed to apply weight conversion.*gate_up"):
+        merging["_apply_weight_conversions_to_state_dict"](Model(), damaged, rules())

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import json
 import random
-import time
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedConfig
 
 from training.utils.base.errors import ThreestepError
+from training.utils.loading import weight_files as module
+from training.utils.loading.configurations import load_config
 from training.utils.loading.folder_kinds import check_model_folder
-from training.utils.loading.weight_files import read_header, weight_files
+from training.utils.loading.weight_files import (
+    StoredForm,
+    WholeWeights,
+    check_form,
+    find_adapter,
+    model_of,
+    read_header,
+    stored_form,
+    weight_files,
+)
 
 TENSORS = {
     "b": torch.ones(3, 2, dtype=torch.bfloat16),
@@ -47,9 +60,10 @@ def header_of(file: Path) -> dict:
 
 def test_a_header_says_names_shapes_and_types(file):
     found = read_header(file)
-    assert {name: tensor.shape for name, tensor in found.items()} == {
-        name: tuple(tensor.shape) for name, tensor in TENSORS.items()
-    }
+    for stored in (TENSORS, load_file(file)):  # as safetensors reads it too
+        assert {name: each.shape for name, each in found.items()} == {
+            n: tuple(each.shape) for n, each in stored.items()
+        }
     assert (found["b"].dtype, found["a"].dtype, found["b"].file) == ("BF16", "I64", file)
     check_model_folder(str(file.parent))
 
@@ -63,33 +77,36 @@ def test_a_file_that_is_cut_off(file, kept):
         check_model_folder(str(file.parent))
 
 
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 132\n"
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         (lambda whole: whole + b"more", " is damaged: 4 bytes follow its last tensor; download"),
-        (
-            lambda _: b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 132\n",
-            ": .* Git LFS's pointer",
-        ),
+        (lambda _: LFS, ": .* Git LFS's pointer"),
         (lambda _: b"PK\x03\x04 a zip file, as torch.save writes it", " is damaged: its header would have"),
+        (b"not JSON", " is damaged"),
+        (b"[" * 100_000, " is damaged"),
+        (b"\xff\xfe", " is damaged"),
+        ([], " is damaged"),
+        ({"a": None}, " is damaged"),
+        ({"a": {"dtype": "F32", "shape": [2]}}, " is damaged"),
+        ({"a": {"dtype": "F32", "shape": 2, "data_offsets": [0, 8]}}, " is damaged"),
+        ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0]}}, " is damaged"),
+        # safetensors does not open such a file
+        ({"__metadata__": {"format": 3}}, " is damaged: the __metadata__ of its header holds more than texts"),
+        ({"__metadata__": {"format": None}}, " is damaged: the __metadata__ of its header holds more than texts"),
     ],
+    ids=lambda value: str(value)[:30],
 )
 def test_something_else_by_that_name(file, content, words):
-    file.write_bytes(content(file.read_bytes()))
+    """content: of the file, or of its header"""
+    if callable(content):
+        file.write_bytes(content(file.read_bytes()))
+    else:
+        with_header(file, content, data=b"" if "__metadata__" in str(content) else None)
     with pytest.raises(ThreestepError, match=f"model.safetensors'{words}"):
-        check_model_folder(str(file.parent))
-
-
-@pytest.mark.parametrize(
-    "header",
-    [b"not JSON", b"[" * 100_000, b"\xff\xfe", [], "text", {"a": None}, {"a": {"dtype": "F32", "shape": [2]}},
-     {"a": {"dtype": "F32", "shape": 2, "data_offsets": [0, 8]}},
-     {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0]}}],
-    ids=lambda header: str(header)[:30],
-)  # fmt: skip
-def test_a_header_that_is_none(file, header):
-    with_header(file, header)
-    with pytest.raises(ThreestepError, match="model.safetensors' is damaged"):
         check_model_folder(str(file.parent))
 
 
@@ -98,9 +115,8 @@ def test_tensors_that_are_not_where_the_header_says(file, change):
     header = header_of(file)
     entry = header["b"]
     begin, end = entry["data_offsets"]
-    entry["data_offsets"] = {"moved": [begin + 1, end + 1], "longer": [begin, end + 2], "overlaps": [0, end - begin]}[
-        change
-    ]
+    changed = {"moved": [begin + 1, end + 1], "longer": [begin, end + 2], "overlaps": [0, end - begin]}
+    entry["data_offsets"] = changed[change]
     with_header(file, header)
     with pytest.raises(ThreestepError, match=r"model.safetensors' is damaged: \w+ \(\w+ \[[\d, ]*\]\) is said to be"):
         check_model_folder(str(file.parent))
@@ -161,42 +177,78 @@ def test_a_file_that_the_configuration_names(tmp_path):
         check_model_folder(str(tmp_path))
 
 
-def test_headers_of_a_large_model_take_no_time(tmp_path):
-    """Thirty files of a model of 70B, their values holes in the files."""
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    weight_map = {}
-    for number in range(30):
-        name = f"model-{number:05d}-of-00030.safetensors"
-        header, at = {}, 0
-        for tensor in range(25):
-            size = 8192 * 8192 * 2
-            header[f"model.layers.{number}.{tensor}.weight"] = {
-                "dtype": "BF16", "shape": [8192, 8192], "data_offsets": [at, at + size],
-            }  # fmt: skip
-            weight_map[f"model.layers.{number}.{tensor}.weight"] = name
-            at += size
-        text = json.dumps(header).encode()
-        with (tmp_path / name).open("wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            file.truncate(8 + len(text) + at)
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    started = time.perf_counter()
-    check_model_folder(str(tmp_path))
-    assert time.perf_counter() - started < 1.0  # 10 ms on an idle core
+FIELD = "zipped"
 
 
-def test_what_is_read_is_what_safetensors_reads(file):
-    stored = read_header(file)
-    assert {name: tensor.shape for name, tensor in stored.items()} == {
-        name: tuple(tensor.shape) for name, tensor in load_file(file).items()
-    }
+class Zipped(StoredForm):
+    """Weights that are whole where their field says 1."""
+
+    def check_entry(self, entry, file):
+        if not isinstance(entry, int):
+            raise ThreestepError(f"'{file}' expects in {FIELD} a number, got {entry!r}")
+
+    def check(self, config, where):
+        config.seen = where
+
+    def check_trains(self, config, where):
+        if not self.is_read_whole(config):
+            raise ThreestepError(f"'{where}' cannot be trained")
+
+    def is_read_whole(self, config):
+        return getattr(config.get_text_config(), FIELD) == 1
+
+    def forget(self, config):
+        delattr(config.get_text_config(), FIELD)
 
 
-@pytest.mark.parametrize("notes", [{"format": 3}, {"format": ["pt"]}, {"format": None}])
-def test_metadata_that_is_no_text(tmp_path, notes):
-    """safetensors does not open such a file."""
-    text = json.dumps({"__metadata__": notes}).encode()
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(len(text).to_bytes(8, "little") + text)
-    with pytest.raises(ThreestepError, match="is damaged: the __metadata__ of its header holds more than texts"):
-        read_header(file)
+@pytest.fixture
+def zipped(monkeypatch):
+    forms = {"stored_forms": {FIELD: f"{__name__}:Zipped"}}
+    monkeypatch.setattr(module, "added", lambda table, known: forms.get(table, {}))
+    monkeypatch.setattr(module, "missing", lambda table: {})
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_plugin_that_knows_the_field_is_asked(zipped, nested):
+    for value in (1, 2):
+        config: Any = PreTrainedConfig() if nested else PreTrainedConfig(**{FIELD: value})
+        if nested:
+            config.text_config = PreTrainedConfig(**{FIELD: value})
+        check_form(config, "FOLDER")
+        form = stored_form(config)
+        assert config.seen == "FOLDER" and not isinstance(form, WholeWeights)
+        assert form.is_read_whole(config) is (value == 1)
+        with nullcontext() if value == 1 else pytest.raises(ThreestepError, match="'FOLDER' cannot be trained"):
+            form.check_trains(config, "FOLDER")
+        form.forget(config)
+        whole = stored_form(config)
+        assert isinstance(whole, WholeWeights) and whole.is_read_whole(config)
+
+
+def with_field(folder: str, value: Any) -> str:
+    file = Path(folder, "config.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {FIELD: value}))
+    return folder
+
+
+def test_a_folder_is_checked_before_its_configuration_is_read(zipped, save_folder):
+    folder = with_field(save_folder(), "much")
+    with pytest.raises(ThreestepError, match=f"'{folder}/config.json' expects in zipped a number, got 'much'"):
+        load_config(folder)
+    assert load_config(with_field(folder, 1)).seen == folder
+
+
+def test_the_plugin_that_is_not_there_is_named(monkeypatch, save_folder, tmp_path):
+    """For a form of weights, and for adapters."""
+    missing = {"stored_forms": {FIELD: "zips"}, "adapters": {"adapter_config.json": "lora"}}
+    monkeypatch.setattr(module, "added", lambda table, known: {})
+    monkeypatch.setattr(module, "missing", missing.get)
+    monkeypatch.setattr(module, "missing_plugin", lambda table, name: f"they need the plugin of {table} for {name}")
+    folder = save_folder()
+    assert find_adapter(folder) is None and model_of(folder) == folder and find_adapter("a/name") is None
+    with pytest.raises(ThreestepError, match=f"'{folder}' has zipped in its config.json, .* stored whole; they need"):
+        load_config(with_field(folder, 2))
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "x"}))
+    for read in (find_adapter, model_of, load_config):
+        with pytest.raises(ThreestepError, match="holds adapter_config.json, .*the plugin of adapters for"):
+            read(str(tmp_path))

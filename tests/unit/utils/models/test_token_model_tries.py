@@ -171,36 +171,3 @@ def test_conversations_that_fork_are_their_parts(form, seeds):
             model.set_attn_implementation(form)
     for seed in seeds:
         check_forks(*models, seed, 24 if len(seeds) < 100 else 64)
-
-
-def test_a_plan_of_several_ranks_and_micro_batches_is_one_gradient():
-    """What is shared, how much pays, how many ranks and micro-batches: the same sum."""
-    model = tiny_causal_lm("llama", torch.float64)
-    use_document_attention(model)
-    sequences = [each for seed in range(4) for each in forked_sequences(seed, 12) if bool(each.is_target.any())]
-    weights = weights_of(sequences, 1)
-    found, computed = {}, {}
-    for name, plan in {
-        "padded": PlanSettings(1, max_rows_per_micro_batch=8),
-        "prompts": PlanSettings(1, 600, 8, True, 600),
-        "shared": PlanSettings(1, 600, 8, True, 600, least_shared_tokens=1),
-        "two ranks": PlanSettings(2, 60, 8, True, 60, least_shared_tokens=2),
-    }.items():
-        model.zero_grad()
-        logprobs: dict[int, torch.Tensor] = {}
-        computed[name] = 0
-        for indices, rows in (
-            part for rank in range(plan.ranks) for part in rank_share(sequences, SequenceLayout(plan, PAD, rank), CPU)
-        ):
-            read_M = PolicyModel(model)(rows).logprobs_M
-            split = read_M.split([len(weights[index]) for index in indices])
-            logprobs |= {index: part.detach() for index, part in zip(indices, split, strict=True)}
-            computed[name] += int((rows.segment_ids_NT >= 0).sum())
-            if indices:
-                sum((part * weights[index]).sum() for index, part in zip(indices, split, strict=True)).backward()
-        gradients = torch.cat([weight.grad.flatten() for weight in model.parameters()])
-        found[name] = torch.cat([logprobs[index] for index in range(len(sequences))]), gradients
-    for name in found:
-        for one, other, tolerance in zip(found[name], found["padded"], (EXACT, GRADIENTS), strict=True):
-            assert_close(one, other, tolerance, name)
-    assert computed["shared"] < computed["two ranks"] < computed["prompts"] < computed["padded"]

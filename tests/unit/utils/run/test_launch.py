@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -17,28 +18,18 @@ from training.utils.base.errors import ThreestepError
 from training.utils.run import launch
 
 PACKAGE = str(Path(launch.__file__).parents[2])
+ROOT = Path(launch.__file__).parents[3]
 
 
 @pytest.mark.parametrize(
     ("asked", "variable", "gpus", "ranks"),
     [
         (None, None, 0, 1),  # a CPU: one process
-        (None, None, 1, 1),
         (None, None, 4, 4),  # one rank a GPU
         (2, None, 0, 2),  # a configuration asks
         (2, "3", 0, 3),  # the variable is stronger
         (2, " ", 0, 2),  # an empty variable says nothing
         (2, "1", 1, 1),
-    ],
-)
-def test_ranks(asked, variable, gpus, ranks):
-    environment = {} if variable is None else {"THREESTEP_RANKS": variable}
-    assert launch.choose_ranks(asked, environment, gpus) == ranks
-
-
-@pytest.mark.parametrize(
-    ("asked", "variable", "gpus", "message"),
-    [
         (None, "two", 0, "THREESTEP_RANKS expects a positive whole number, got 'two'"),
         (None, "0", 0, "THREESTEP_RANKS expects a positive whole number, got 0"),
         (-1, None, 0, "ranks expects a positive whole number, got -1"),
@@ -46,16 +37,18 @@ def test_ranks(asked, variable, gpus, ranks):
         (None, "9", 8, "THREESTEP_RANKS asks for 9 ranks, and 8 GPUs are visible"),
     ],
 )
-def test_ranks_that_cannot_be(asked, variable, gpus, message):
+def test_ranks(asked, variable, gpus, ranks):
     environment = {} if variable is None else {"THREESTEP_RANKS": variable}
-    with pytest.raises(ThreestepError, match=message):
-        launch.choose_ranks(asked, environment, gpus)
+    if isinstance(ranks, int):
+        assert launch.choose_ranks(asked, environment, gpus) == ranks
+    else:
+        with pytest.raises(ThreestepError, match=ranks):
+            launch.choose_ranks(asked, environment, gpus)
 
 
 @pytest.mark.parametrize(
     ("installed", "environment", "names"),
     [
-        (0, {}, []),
         (2, {}, ["0", "1"]),
         (4, {"CUDA_VISIBLE_DEVICES": "2, 3"}, ["2", "3"]),
         (4, {"CUDA_VISIBLE_DEVICES": ""}, []),
@@ -69,14 +62,46 @@ def test_visible_gpus(monkeypatch, installed, environment, names):
     assert launch.visible_gpus(environment) == names
 
 
-def test_one_rank_needs_no_launcher():
-    command = launch.launch_command("training.step1_sft.main", 1, ["--config", "a b.yaml"])
-    assert command == [sys.executable, PACKAGE, "training.step1_sft.main", "--config", "a b.yaml"]
+@pytest.fixture
+def started(monkeypatch) -> list[tuple[list[str], Any]]:
+    """What is launched on a machine without GPUs and variables: the commands and their environments."""
+    launched: list[tuple[list[str], Any]] = []
+    monkeypatch.setattr(launch, "_deepspeed_program", lambda: "deepspeed")
+    monkeypatch.setattr(launch, "_installed_gpus", lambda: 0)
+
+    def run(command, environment=None, **_):
+        launched.append((command, environment))
+        return 0
+
+    monkeypatch.setattr(launch, "run_and_wait", run)
+    names = "RANK WORLD_SIZE THREESTEP_RANKS THREESTEP_HOSTFILE MASTER_PORT CUDA_VISIBLE_DEVICES DS_ACCELERATOR"
+    for name in names.split():
+        monkeypatch.delenv(name, raising=False)
+    return launched
 
 
-def test_a_module_of_somebody_else_is_looked_for_where_python_looks():
-    assert launch.launch_command("a_step", 1, ["--seed", "3"]) == [sys.executable, "-m", "a_step", "--seed", "3"]
-    assert launch.launch_command("trainings", 1) == [sys.executable, "-m", "trainings"]
+OURS = "training.step1_sft.main"
+
+
+@pytest.mark.parametrize(
+    ("given", "command"),
+    [
+        ((OURS, 1, ["--config", "a b.yaml"]), [PACKAGE, OURS, "--config", "a b.yaml"]),
+        (("a_step", 1, ["--seed", "3"]), ["-m", "a_step", "--seed", "3"]),  # somebody else's, where Python looks
+        (("trainings", 1), ["-m", "trainings"]),
+        (
+            (OURS, 2, ["--seed", "3"]),
+            "deepspeed --quiet --num_accelerators 2 --no_local_rank --master_port 29876".split()
+            + [PACKAGE, OURS, "--seed", "3"],
+        ),
+        (
+            ("m", 2, [], ["4", "6", "7"]),  # chosen GPUs are named
+            "deepspeed --quiet --include localhost:4,6 --no_local_rank --master_port 29876 --module m".split(),
+        ),
+    ],
+)
+def test_the_command(started, given, command):
+    assert launch.launch_command(*given, port="29876") == [sys.executable, *command]
 
 
 def test_a_training_py_where_one_works_is_nothing_to_the_package(tmp_path):
@@ -90,24 +115,7 @@ def test_a_training_py_where_one_works_is_nothing_to_the_package(tmp_path):
     assert "--output_dir" in shown.stdout, shown.stderr
 
 
-def test_several_ranks_go_through_deepspeed(monkeypatch):
-    monkeypatch.setattr(launch, "_deepspeed_program", lambda: "deepspeed")
-    command = launch.launch_command("training.step1_sft.main", 2, ["--seed", "3"], port="29876")
-    assert command[:2] == [sys.executable, "deepspeed"]
-    assert " ".join(command[2:]) == (
-        f"--quiet --num_accelerators 2 --no_local_rank --master_port 29876 {PACKAGE} training.step1_sft.main --seed 3"
-    )
-
-
-def test_chosen_gpus_are_named(monkeypatch):
-    monkeypatch.setattr(launch, "_deepspeed_program", lambda: "deepspeed")
-    command = launch.launch_command("m", 2, [], ["4", "6", "7"])
-    assert command[command.index("--include") + 1] == "localhost:4,6"
-    assert "--num_accelerators" not in command
-
-
-def test_a_hostfile_goes_to_deepspeed_over_ssh(monkeypatch, tmp_path):
-    monkeypatch.setattr(launch, "_deepspeed_program", lambda: "deepspeed")
+def test_a_hostfile_goes_to_deepspeed_over_ssh(started, tmp_path):
     hosts = tmp_path / "hosts"
     hosts.write_text("one slots=1\ntwo slots=1\n")
     environment = {"THREESTEP_HOSTFILE": str(hosts)}
@@ -117,88 +125,62 @@ def test_a_hostfile_goes_to_deepspeed_over_ssh(monkeypatch, tmp_path):
     ]  # fmt: skip
     command = launch.hostfile_command("m", [], {**environment, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29501"})
     assert " ".join(command[4:]) == "--no_local_rank --master_addr 10.0.0.1 --master_port 29501 --module m"
+    missing = "expects a file of lines `HOST slots=RANKS`, got '/no/hosts', which does not exist"
+    for wrong, message in (
+        ({"THREESTEP_HOSTFILE": "/no/hosts"}, missing),
+        ({**environment, "THREESTEP_RANKS": "2"}, "are both set.*unset THREESTEP_RANKS"),
+    ):
+        with pytest.raises(ThreestepError, match=message):
+            launch.hostfile_command("m", [], wrong)
 
 
 @pytest.mark.parametrize(
-    ("environment", "message"),
+    ("variables", "word"),
     [
-        (
-            {"THREESTEP_HOSTFILE": "/no/hosts"},
-            "expects a file of lines `HOST slots=RANKS`, got '/no/hosts', which does not exist",
-        ),
-        ({"THREESTEP_HOSTFILE": __file__, "THREESTEP_RANKS": "2"}, "are both set.*unset THREESTEP_RANKS"),
-    ],
-)
-def test_hostfiles_that_cannot_be(environment, message):
-    with pytest.raises(ThreestepError, match=message):
-        launch.hostfile_command("m", [], environment)
-
-
-@pytest.mark.parametrize(
-    ("variables", "started"),
-    [
-        ({"RANK": "1", "WORLD_SIZE": "2", "THREESTEP_RANKS": "4"}, "plain"),  # torchrun started it: it is one rank
-        ({"RANK": "1", "WORLD_SIZE": "2", "THREESTEP_HOSTFILE": __file__}, "plain"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "THREESTEP_RANKS": "4"}, None),  # torchrun started it: it is one rank
+        ({"RANK": "1", "WORLD_SIZE": "2", "THREESTEP_HOSTFILE": __file__}, None),
         ({"THREESTEP_HOSTFILE": __file__}, "--hostfile"),
         ({"THREESTEP_RANKS": "4"}, "--num_accelerators"),
-        ({}, "plain"),
+        ({}, None),
     ],
 )
-def test_what_a_launch_starts(monkeypatch, capsys, variables, started):
-    commands = []
-    monkeypatch.setattr(launch, "_deepspeed_program", lambda: "deepspeed")
-    monkeypatch.setattr(launch, "_installed_gpus", lambda: 0)
-    monkeypatch.setattr(launch, "run_and_wait", lambda command, environment=None, **_: commands.append(command) or 0)
-    for name in ("RANK", "WORLD_SIZE", "THREESTEP_RANKS", "THREESTEP_HOSTFILE"):
-        monkeypatch.delenv(name, raising=False)
+def test_what_a_launch_starts(monkeypatch, started, capsys, variables, word):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert launch.launch("m", ["--seed", "3"]) == 0
-    (command,) = commands
-    if started == "plain":
-        assert command == [sys.executable, "-m", "m", "--seed", "3"]
-    else:
-        assert started in command
+    ((command, _),) = started
+    assert word in command if word else command == [sys.executable, "-m", "m", "--seed", "3"]
     assert capsys.readouterr().out.startswith("+ ") == ("RANK" not in variables)  # ranks do not each say it
 
 
-@pytest.mark.parametrize(("module", "variable"), [("training.step1_sft.main", "launcher"), ("mine.main", None)])
-def test_the_launcher_finds_pythons_modules_first_and_somebody_elses_theirs(monkeypatch, module, variable):
-    given = []
-    monkeypatch.setattr(launch, "_deepspeed_program", lambda: "deepspeed")
-    monkeypatch.setattr(launch, "_installed_gpus", lambda: 0)
-    monkeypatch.setattr(launch, "run_and_wait", lambda command, environment=None, **_: given.append(environment) or 0)
+@pytest.mark.parametrize(("module", "variable"), [(OURS, "launcher"), ("mine.main", None)])
+def test_the_launcher_finds_pythons_modules_first_and_somebody_elses_theirs(started, module, variable):
     launch.launch(module, [], 2, {})
     launch.launch(module, [], None, {"THREESTEP_HOSTFILE": __file__})
-    assert [environment.get("PYTHONSAFEPATH") for environment in given] == [variable] * 2
-    launch.launch(module, [], 2, {"PYTHONSAFEPATH": "1"})
-    assert given[2]["PYTHONSAFEPATH"] == "1"  # the user's
+    launch.launch(module, [], 2, {"PYTHONSAFEPATH": "1"})  # the user's
+    assert [environment.get("PYTHONSAFEPATH") for _, environment in started] == [variable, variable, "1"]
 
 
 @pytest.mark.needs_plugin("names")
-def test_flags_of_the_launcher_behind_a_script(monkeypatch, capsys):
+def test_flags_of_the_launcher_behind_a_script(monkeypatch, started, capsys):
     """As DeepSpeed-Chat's lines have them before main.py."""
-    started = []
-    monkeypatch.setattr(launch, "_deepspeed_program", lambda: "deepspeed")
     monkeypatch.setattr(launch, "_installed_gpus", lambda: 8)
-    monkeypatch.setattr(launch, "run_and_wait", lambda *started_with, **_: started.append(started_with) or 0)
-    names = "RANK WORLD_SIZE THREESTEP_RANKS THREESTEP_HOSTFILE MASTER_PORT CUDA_VISIBLE_DEVICES DS_ACCELERATOR"
-    for name in names.split():
-        monkeypatch.delenv(name, raising=False)
-    launch.launch("m", "--num_gpus 1 --seed 3 --num_nodes=1".split())
-    launch.launch("m", "--num_gpus=2 --master_port 12346 --deepspeed".split())
-    launch.launch("m", "--num_gpus -1".split())
-    launch.launch("m", "--num_ranks=2 --seed 3".split())
-    assert [command[1:] for command, _ in started] == [
-        ["-m", "m", "--seed", "3"],
-        "deepspeed --quiet --include localhost:0,1 --no_local_rank --master_port 12346 --module m --deepspeed".split(),
-        ["deepspeed", "--quiet", "--include", "localhost:0,1,2,3,4,5,6,7", "--no_local_rank", "--master_port",
-         started[2][0][7], "--module", "m"],
-        ["deepspeed", "--quiet", "--include", "localhost:0,1", "--no_local_rank", "--master_port", started[3][0][7],
-         "--module", "m", "--seed", "3"],
-    ]  # fmt: skip
+    for words in (
+        "--num_gpus 1 --seed 3 --num_nodes=1",
+        "--num_gpus=2 --master_port 12346 --deepspeed",
+        "--num_gpus -1 --master_port 7",
+        "--num_ranks=2 --seed 3 --master_port 7",
+    ):
+        launch.launch("m", words.split())
+    several = "deepspeed --quiet --include localhost:{} --no_local_rank --master_port {} --module m"
+    assert [" ".join(command[1:]) for command, _ in started] == [
+        "-m m --seed 3",
+        several.format("0,1", 12346) + " --deepspeed",
+        several.format("0,1,2,3,4,5,6,7", 7),
+        several.format("0,1", 7) + " --seed 3",
+    ]
     lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("+ ")]
-    assert lines == [
+    assert [line for line in lines if "=7" not in line] == [
         "--num_gpus 1 is read as THREESTEP_RANKS=1",
         "--num_gpus 2 is read as THREESTEP_RANKS=2",
         "--master_port 12346 is read as MASTER_PORT=12346",
@@ -206,20 +188,16 @@ def test_flags_of_the_launcher_behind_a_script(monkeypatch, capsys):
     ]
 
 
-def test_a_single_rank_runs_where_the_caller_says(monkeypatch):
-    monkeypatch.setattr(launch, "_installed_gpus", lambda: 0)
-    monkeypatch.setattr(launch, "run_and_wait", lambda command, environment=None, **_: 5)
-    monkeypatch.setattr(launch, "_deepspeed_program", lambda: "deepspeed")
-    ran = []
+def test_a_single_rank_runs_where_the_caller_says(monkeypatch, started):
+    ran: list[list[str]] = []
     assert launch.launch("m", ["--seed", "3"], environment={}, here=ran.append) == 0
     assert launch.launch("m", [], environment={"RANK": "1", "WORLD_SIZE": "2"}, here=ran.append) == 0
+    monkeypatch.setattr(launch, "run_and_wait", lambda command, environment=None, **_: 5)
     assert launch.launch("m", ["--num_ranks", "2"], environment={}, here=ran.append) == 5
     assert ran == [["--seed", "3"], []]
 
 
-def test_the_port_is_free(monkeypatch):
-    monkeypatch.setattr(launch, "_deepspeed_program", lambda: "deepspeed")
-    monkeypatch.delenv("MASTER_PORT", raising=False)
+def test_the_port_is_free(started):
     ports = set()
     for _ in range(3):
         command = launch.launch_command("m", 2)
@@ -237,89 +215,17 @@ def test_ranks_share_the_cores(monkeypatch):
     assert "OMP_NUM_THREADS" not in launch.launch_environment(1, {})
 
 
-def test_a_missing_launcher_is_told(monkeypatch, tmp_path):
+def test_what_cannot_be_started_is_told(monkeypatch, tmp_path):
+    with pytest.raises(ThreestepError, match="expected a module first"):
+        launch.main(["--config", "x"])
     monkeypatch.setattr(launch.sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ThreestepError, match="need the program `deepspeed`, found neither next to"):
         launch.launch_command("m", 2)
 
 
-@pytest.mark.parametrize(("body", "code"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), 9)", 137), ("pass", 0)])
-def test_the_exit_code_comes_back(body, code):
-    assert launch.run_and_wait([sys.executable, "-c", f"import os, sys; {body}"]) == code
-
-
-def test_no_module_is_a_mistake():
-    with pytest.raises(ThreestepError, match="expected a module first"):
-        launch.main(["--config", "x"])
-
-
-def test_a_terminated_launch_leaves_nothing_behind(tmp_path):
-    """SIGTERM to the launching program ends the grandchild too, as it must end DeepSpeed's ranks."""
-    pids = tmp_path / "pids"
-    tell = f"pathlib.Path({str(pids)!r}).write_text(str(os.getpid()))"
-    grandchild = f"import os, pathlib, time; {tell}; time.sleep(60)"
-    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}])"
-    program = (
-        "import sys\nfrom training.utils.run.launch import run_and_wait\n"
-        f"sys.exit(run_and_wait([sys.executable, '-c', {child!r}]))"
-    )
-    root = Path(launch.__file__).parents[3]
-    launcher = subprocess.Popen([sys.executable, "-c", program], cwd=root)
-    try:
-        deadline = time.monotonic() + 30
-        while not (pids.exists() and pids.read_text()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        pid = int(pids.read_text())
-        launcher.send_signal(signal.SIGTERM)
-        assert launcher.wait(timeout=30) == 128 + signal.SIGTERM
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-    finally:
-        launcher.kill()
-
-
-def test_ranks_get_the_signal_and_their_launcher_does_not(tmp_path):
-    """The launcher would die of SIGUSR1; a process that a rank started is the rank's own affair."""
-    helper = "import time; time.sleep(60)"
-    rank = (
-        "import pathlib, signal, subprocess, sys\n"
-        f"helper = subprocess.Popen([sys.executable, '-c', {helper!r}])\n"
-        "got = []\n"
-        "signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number))\n"
-        f"pathlib.Path({str(tmp_path / 'ready')!r}).touch()\n"
-        "signal.pause()\n"
-        "was_running = helper.poll() is None\n"
-        "helper.kill()\n"
-        "sys.exit(0 if was_running and got else 9)\n"
-    )
-    launcher = (
-        "import os, subprocess, sys\n"
-        f"sys.exit(subprocess.run([sys.executable, '-c', {rank!r}], env={{**os.environ, 'RANK': '0'}}).returncode)"
-    )
-    program = (
-        "import sys\nfrom training.utils.run.launch import run_and_wait\n"
-        f"sys.exit(run_and_wait([sys.executable, '-c', {launcher!r}]))"
-    )
-    root = Path(launch.__file__).parents[3]
-    environment = {name: value for name, value in os.environ.items() if name != "RANK"}
-    started = subprocess.Popen([sys.executable, "-c", program], cwd=root, env=environment)
-    try:
-        deadline = time.monotonic() + 30
-        while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        started.send_signal(signal.SIGUSR1)
-        assert started.wait(timeout=30) == 0
-    finally:
-        started.kill()
-
-
-def test_credentials_stand_in_no_command_line_of_this_machine(monkeypatch, capsys):
-    started = []
-    monkeypatch.setattr(launch, "run_and_wait", lambda *given, **_: started.append(given) or 0)
-    monkeypatch.setattr(launch, "visible_gpus", lambda environment: [])
+def test_credentials_stand_in_no_command_line_of_this_machine(monkeypatch, started, capsys):
     monkeypatch.setenv("THREESTEP_RANKS", "2")
-    monkeypatch.delenv("RANK", raising=False)
     address = "jsonl:https://me:a-password@host/rows.jsonl?sig=0123456789abcdef"
     assert launch.launch("my.module", ["--data_path", address, "--seed", "1"]) == 0
     ((command, environment),) = started
@@ -327,34 +233,84 @@ def test_credentials_stand_in_no_command_line_of_this_machine(monkeypatch, capsy
     assert environment["THREESTEP_ADDRESSES"] == address and "a-password" not in capsys.readouterr().out
 
 
+# --- signals
+
+
+@pytest.mark.parametrize(("body", "code"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), 9)", 137), ("pass", 0)])
+def test_the_exit_code_comes_back(body, code):
+    assert launch.run_and_wait([sys.executable, "-c", f"import os, sys; {body}"]) == code
+
+
+def signalled(tmp_path: Path, rank: str, send: Any, number: str = "RANK", **options: Any) -> tuple[int, str, int]:
+    """Run `run_and_wait` of a launcher, which starts `rank` (it writes its pid to `ready`); send a signal then.
+
+    number: the variable by which a rank is known. Returns the exit code, what stderr has, and the rank's pid."""
+    ready = tmp_path / "ready"
+    rank = rank.replace("READY", repr(str(ready)))
+    launcher = (
+        "import os, subprocess, sys\n"
+        f"ran = subprocess.run([sys.executable, '-c', {rank!r}], env={{**os.environ, {number!r}: '0'}})\n"
+        "sys.exit(ran.returncode)"
+    )
+    program = (
+        "import sys\nfrom training.utils.run.launch import run_and_wait\n"
+        f"sys.exit(run_and_wait([sys.executable, '-c', {launcher!r}], **{options!r}))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "RANK"}
+    started = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 30
+        while not (ready.exists() and ready.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        send(started.pid)
+        printed = started.communicate(timeout=30)[1]
+        return started.returncode, printed, int(ready.read_text())
+    finally:
+        started.kill()
+
+
+WAITS = "import os, time\nopen(READY, 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
+
+
+def test_a_terminated_launch_leaves_nothing_behind(tmp_path):
+    """SIGTERM to the launching program ends the grandchild too, as it must end DeepSpeed's ranks."""
+    code, _, pid = signalled(tmp_path, WAITS, lambda pid: os.kill(pid, signal.SIGTERM), "NO_RANK")
+    assert code == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_ranks_get_the_signal_and_their_launcher_does_not(tmp_path):
+    """The launcher would die of SIGUSR1; a process that a rank started is the rank's own affair."""
+    rank = (
+        "import os, signal, subprocess, sys\n"
+        "helper = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "got = []\n"
+        "signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number))\n"
+        "open(READY, 'w').write(str(os.getpid()))\n"
+        "signal.pause()\n"
+        "was_running = helper.poll() is None\n"
+        "helper.kill()\n"
+        "sys.exit(0 if was_running and got else 9)\n"
+    )
+    assert signalled(tmp_path, rank, lambda pid: os.kill(pid, signal.SIGUSR1))[0] == 0
+
+
 def test_an_interrupt_of_every_process_is_for_the_ranks_alone(tmp_path):
     """DeepSpeed's runner and launcher, which block it, stay; a rank unblocks it and ends the run with its own code."""
     rank = (
-        "import os, signal, sys, time\nfrom training.utils.run.program import run_program\n"
-        f"ready = {str(tmp_path / 'ready')!r}\n"
-        "def main(argv):\n    open(ready, 'w').write(str(os.getpid()))\n    time.sleep(60)\n"
+        "import os, time\nfrom training.utils.run.program import run_program\n"
+        "def main(argv):\n    open(READY, 'w').write(str(os.getpid()))\n    time.sleep(60)\n"
         "run_program(main)"
     )
-    launcher = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {rank!r}]).returncode)"
-    program = (
-        "import sys\nfrom training.utils.run.launch import run_and_wait\n"
-        f"sys.exit(run_and_wait([sys.executable, '-c', {launcher!r}], interruptible=False))"
-    )
-    root = Path(launch.__file__).parents[3]
-    started = subprocess.Popen(
-        [sys.executable, "-c", program],
-        cwd=root,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
-    )
-    try:
-        deadline = time.monotonic() + 30
-        while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        for process in psutil.Process(started.pid).children(recursive=True):
+
+    def interrupt(pid: int) -> None:
+        for process in psutil.Process(pid).children(recursive=True):
             process.send_signal(signal.SIGINT)
-        _, printed = started.communicate(timeout=30)
-        assert started.returncode == 130 and printed == "error: stopped by Ctrl-C\n"
-    finally:
-        started.kill()
+
+    code, printed, _ = signalled(tmp_path, rank, interrupt, interruptible=False)
+    assert code == 130 and printed == "error: stopped by Ctrl-C\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import torch
 
 from training.utils.base.errors import ThreestepError
 from training.utils.run import program
+from training.utils.run.program import quick_imports
 
 MISTAKEN = """
 from training.utils.base.errors import ThreestepError
@@ -26,51 +28,43 @@ def no_launcher(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
 
 
-def failing(_argv):
-    raise ThreestepError("expected 1, got 2")
+def ends_with(problem: BaseException) -> int:
+    """Run a program that raises; return its exit code."""
 
-
-def test_one_sentence_and_code_2(capsys):
-    with pytest.raises(SystemExit) as end:
-        program.run_program(failing)
-    assert end.value.code == 2
-    said = capsys.readouterr()
-    assert (said.out, said.err) == ("", "error: expected 1, got 2\n")
-
-
-@pytest.mark.parametrize(("words", "said"), [([], "stopped by Ctrl-C"), (["by a second one"], "by a second one")])
-def test_an_interrupt_is_a_sentence_too(words, said, capsys):
-    def interrupted(_argv):
-        raise KeyboardInterrupt(*words)
+    def main(_argv):
+        raise problem
 
     with pytest.raises(SystemExit) as end:
-        program.run_program(interrupted)
-    assert end.value.code == 130 and capsys.readouterr().err == f"error: {said}\n"
+        program.run_program(main)
+    return end.value.code
 
 
-def test_as_a_process():
-    done = subprocess.run([sys.executable, "-c", MISTAKEN, "a"], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: expected less, got ['a']\n")
+@pytest.mark.parametrize(
+    ("problem", "code", "said"),
+    [
+        (ThreestepError("expected 1, got 2"), 2, "error: expected 1, got 2\n"),
+        (KeyboardInterrupt(), 130, "error: stopped by Ctrl-C\n"),
+        (KeyboardInterrupt("by a second one"), 130, "error: by a second one\n"),
+        (
+            ValueError("ours, of https://name:secret@host/rows"),
+            program.CRASH_EXIT_CODE,
+            "Traceback (most recent call la",
+        ),
+    ],
+)
+def test_how_a_program_ends(problem, code, said, capsys):
+    """A mistake with one sentence and code 2, our own errors with their traceback and 70."""
+    assert ends_with(problem) == code and program.CRASH_EXIT_CODE == 70
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.startswith(said) and "secret" not in printed.err
+    assert printed.err == said or "ValueError: ours" in printed.err
 
 
 def test_success_says_nothing(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["program", "--seed", "1"])
     seen = []
     program.run_program(seen.append)
-    assert seen == [["--seed", "1"]]
-    assert capsys.readouterr().err == ""
-
-
-def test_our_own_errors_keep_their_traceback_and_have_a_code_of_their_own(capsys):
-    def broken(_argv):
-        raise ValueError("ours, of https://name:secret@host/rows")
-
-    with pytest.raises(SystemExit) as end:
-        program.run_program(broken)
-    assert end.value.code == program.CRASH_EXIT_CODE == 70
-    said = capsys.readouterr()
-    assert said.err.startswith("Traceback (most recent call last)") and "ValueError: ours" in said.err
-    assert "secret" not in said.err and not said.out
+    assert seen == [["--seed", "1"]] and capsys.readouterr().err == ""
 
 
 def test_ranks_that_meet_one_mistake_say_it_once(tmp_path):
@@ -116,7 +110,7 @@ def test_what_a_lost_rank_looks_like():
 
 @pytest.fixture
 def among_two(monkeypatch, tmp_path):
-    """run_program on a rank of two that share tmp_path; what ends with the exit code."""
+    """A rank of two that share tmp_path; returns the exit code."""
     monkeypatch.setattr(program.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(program, "_FIRST_ERROR_SECONDS", 0.2)
     monkeypatch.setattr(program.signal, "signal", lambda *given: None)
@@ -124,13 +118,7 @@ def among_two(monkeypatch, tmp_path):
 
     def run(rank: int, problem: Exception) -> int:
         monkeypatch.setenv("RANK", str(rank))
-
-        def main(_argv):
-            raise problem
-
-        with pytest.raises(SystemExit) as end:
-            program.run_program(main)
-        return end.value.code
+        return ends_with(problem)
 
     return run
 
@@ -145,20 +133,58 @@ def test_the_first_error_of_several_ranks_is_printed_once(among_two, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_mistake_is_a_first_error_too(among_two, capsys):
-    assert among_two(1, ThreestepError("expected 1, got 2")) == 2 and among_two(0, RuntimeError(GLOO)) == 1
-    assert capsys.readouterr().err == "error: expected 1, got 2\n"
+@pytest.mark.parametrize(
+    ("first", "lost", "said"),
+    [
+        (ThreestepError("expected 1, got 2"), RuntimeError(GLOO), "error: expected 1, got 2\n"),
+        (
+            None,
+            RuntimeError(GLOO),
+            "error: rank 0 lost another rank, which ended without an error message: killed from outside, or by the "
+            f"system for its memory ({GLOO}); with checkpoints, --resume continues from the last one\n",
+        ),
+        (
+            None,
+            RuntimeError("gloo: Timed out waiting 5000ms for recv operation to complete"),
+            "error: rank 0 waited for another rank, which hangs or is far slower, until --rank_",
+        ),
+    ],
+    ids=["a mistake is a first error too", "ended without a word", "hangs"],
+)
+def test_a_lost_rank(among_two, capsys, first, lost, said):
+    assert first is None or among_two(1, first) == 2
+    assert among_two(0, lost) == 1 and capsys.readouterr().err.startswith(said)
 
 
-def test_a_rank_that_ended_without_a_word(among_two, capsys):
-    assert among_two(0, RuntimeError(GLOO)) == 1
-    assert capsys.readouterr().err == (
-        "error: rank 0 lost another rank, which ended without an error message: killed from outside, or by the "
-        f"system for its memory ({GLOO}); with checkpoints, --resume continues from the last one\n"
-    )
+def test_garbage_is_not_looked_for_inside_and_is_again_behind():
+    with quick_imports():
+        assert not gc.isenabled()
+    assert gc.isenabled() and gc.get_freeze_count() == 0  # these objects are not a program's imports alone
+    with pytest.raises(ImportError), quick_imports():
+        import no_such_package  # noqa: F401
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with quick_imports():
+            pass
+        assert not gc.isenabled()  # as it was
+    finally:
+        gc.enable()
 
 
-def test_a_rank_that_hangs(among_two, capsys):
-    assert among_two(0, RuntimeError("gloo: Timed out waiting 5000ms for recv operation to complete")) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("error: rank 0 waited for another rank, which hangs or is far slower, until --rank_")
+def test_a_program_never_looks_through_its_imports_again():
+    code = """
+import gc, sys
+from training.utils.run.program import quick_imports
+counts = [gc.get_freeze_count()]
+with quick_imports():
+    sys.modules["torch"] = json = __import__("json")  # stands for it
+counts.append(gc.get_freeze_count())
+with quick_imports():
+    import decimal, email, asyncio  # what follows is the same program's
+counts.append(gc.get_freeze_count())
+print(*counts, gc.isenabled())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    none, first, second, collects = done.stdout.split()
+    assert none == "0" and 0 < int(first) < int(second) and collects == "True"

@@ -8,9 +8,13 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from training.utils.base.console import LogPace, log
-from training.utils.run import progress
+from training.utils.base.errors import ThreestepError
+from training.utils.run import phase_clock, progress
+from training.utils.run.ahead import Ahead
+from training.utils.run.phase_clock import PhaseClock, gpu_wait, timed
 from training.utils.run.progress import ShownFigure, progress_bar, show
 
 EVERY_STEP = LogPace(0.0)
@@ -73,19 +77,6 @@ def test_a_line_has_means_since_the_last_one(capsys, clock):
     assert re.fullmatch(r"SFT: step 3 of 5,000, loss 2.5, learning rate 3.00e-05, 5,000 tok/s, [\d:]+ left", second)
 
 
-def test_a_figure_that_not_every_step_has(capsys, clock):
-    with progress_bar(3, "PPO", True, unit="rollout", pace=EVERY_STEP) as bar:
-        show(bar, loss(1.0))
-        show(bar, ShownFigure("cut", 0.25, ".0%"), loss(2.0))
-    assert capsys.readouterr().err.splitlines()[-1].startswith("PPO: rollout 2 of 3, cut 25%, loss 2.0, ")
-
-
-def test_a_resumed_run_counts_on(capsys):
-    with progress_bar(10, "SFT", True, done=7, pace=EVERY_STEP) as bar:
-        show(bar, loss(1.0))
-    assert capsys.readouterr().err.startswith("SFT: step 8 of 10, loss 1.0, ")
-
-
 def test_several_steps_are_counted_at_once(capsys, clock):
     with progress_bar(1000, "data", True, unit="row", done=200, pace=LogPace(seconds=10.0, waits=True)) as bar:
         for _ in range(4):
@@ -97,7 +88,13 @@ def test_several_steps_are_counted_at_once(capsys, clock):
     ]  # fmt: skip
 
 
-def test_bars_without_figures(capsys):
+def test_bars_of_a_resumed_run_of_few_figures_and_of_none(capsys):
+    with progress_bar(10, "PPO", True, unit="rollout", done=7, pace=EVERY_STEP) as bar:
+        show(bar, loss(1.0))
+        show(bar, ShownFigure("cut", 0.25, ".0%"), loss(2.0))
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("PPO: rollout 8 of 10, loss 1.0, ")
+    assert second.startswith("PPO: rollout 9 of 10, cut 25%, loss 2.0, ")
     with progress_bar(1, "reference", True) as bar:
         bar.update(1)
     assert capsys.readouterr().err == "reference: step 1 of 1\n"
@@ -143,17 +140,110 @@ def test_a_notebook_has_one_output_for_a_bar_and_no_line(monkeypatch, capsys):
     with progress_bar(2, "SFT", False) as bar:  # another rank's
         show(bar, loss(1.0))
     assert len(notebook.shown) == 1
-
-
-def test_ipython_on_a_terminal_is_no_notebook(monkeypatch, capsys):
-    notebook = Notebook(monkeypatch, has_kernel=False)
+    terminal = Notebook(monkeypatch, has_kernel=False)  # IPython there
     with progress_bar(1, "SFT", True) as bar:
         show(bar, loss(1.0))
-    assert not notebook.shown and "step 1 of 1" in capsys.readouterr().err
+    assert not terminal.shown and "step 1 of 1" in capsys.readouterr().err
 
 
-def test_a_bar_leaves_no_thread():
-    before = threading.enumerate()
-    with progress_bar(2, "SFT", True) as bar:
-        show(bar, loss(1.0))
-    assert threading.enumerate() == before
+@pytest.fixture
+def tick(monkeypatch):
+    """tick(seconds) lets time pass."""
+    now = [100.0]
+    monkeypatch.setattr(phase_clock.time, "monotonic", lambda: now[0])
+
+    def pass_by(seconds: float) -> None:
+        now[0] += seconds
+
+    return pass_by
+
+
+def test_phases_add_up_to_the_time_that_passed(tick):
+    clock = PhaseClock()
+    tick(1)
+    with clock.phase("learn"):
+        tick(2)
+        with clock.phase("reward"):  # inside another: its 4 seconds are its own alone
+            tick(4)
+        tick(8)
+    with clock.phase("learn"):
+        tick(16)
+    tick(32)
+    assert clock.read() == {"other": 33.0, "learn": 26.0, "reward": 4.0}
+    tick(64)
+    with pytest.raises(KeyError), clock.phase("learn"):
+        tick(1)
+        raise KeyError
+    assert clock.read() == {"other": 64.0, "learn": 1.0}  # begun anew, and a phase that raises is closed
+
+
+def test_a_timed_method_is_a_phase_and_keeps_its_name_and_result(tick):
+    class Loop:
+        def __init__(self) -> None:
+            self.clock = PhaseClock()
+
+        @timed("7_learn")
+        def learn(self, seconds: float) -> str:
+            """Learn."""
+            tick(seconds)
+            return "done"
+
+    loop = Loop()
+    assert loop.learn(seconds=3.0) == "done" and loop.learn.__doc__ == "Learn."
+    assert loop.clock.read()["7_learn"] == 3.0
+
+
+def test_a_gpu_is_waited_for_at_every_border():
+    waits = []
+    clock = PhaseClock(wait=lambda: waits.append(1))
+    with clock.phase("learn"):
+        assert len(waits) == 1
+    assert len(waits) == 2
+    assert gpu_wait(torch.device("cpu")) is None
+
+
+def names() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "threestep ahead"]
+
+
+@pytest.mark.parametrize("in_background", [True, False])
+def test_each_thing_is_made_once_and_by_a_thread_if_asked(in_background):
+    made: list[tuple[int, bool]] = []
+
+    def make(item: int) -> int:
+        made.append((item, threading.current_thread() is threading.main_thread()))
+        return 10 * item
+
+    ahead: Ahead[int, int] = Ahead(make, in_background)
+    found = []
+    for item in range(4):
+        found.append(ahead.made(item))
+        if item < 3:
+            ahead.begin(item + 1)
+    ahead.close()
+    assert found == [0, 10, 20, 30] and names() == []
+    assert made == [(item, not in_background or item == 0) for item in range(4)]
+
+
+def test_another_item_than_was_begun_is_made_now_and_an_error_reaches_the_loop():
+    def make(item: int) -> int:
+        if item == 7:
+            raise ThreestepError("row 7 is broken; mend it")
+        return -item
+
+    ahead: Ahead[int, int] = Ahead(make, True)
+    ahead.begin(1)
+    assert ahead.made(2) == -2 and ahead.made(1) == -1
+    ahead.begin(7)
+    with pytest.raises(ThreestepError, match="row 7 is broken; mend it"):
+        ahead.made(7)
+
+
+def test_closing_waits_for_the_thread():
+    going = threading.Event()
+    ahead: Ahead[int, bool] = Ahead(lambda item: going.wait(10.0), True)
+    ahead.begin(1)
+    assert names() == ["threestep ahead"]
+    threading.Timer(0.05, going.set).start()
+    ahead.close()
+    assert names() == []

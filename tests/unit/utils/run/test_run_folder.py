@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
+import pytest
 import yaml
 
-from training.utils.run.run_folder import RunFolder
+from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.flags.flags import note_mistakes
+from training.utils.run import run_folder
+from training.utils.run.run_arguments import FaultArguments, RunArguments
+from training.utils.run.run_folder import RunFolder, RunLog, check_place, make_output_dir
+from training.utils.run.trackers import WRITTEN
 
 
 def test_settings_and_summary(tmp_path):
@@ -48,3 +60,257 @@ def test_other_ranks_write_nothing(tmp_path):
     folder.cut_logs({})
     folder.append_samples([{}])
     assert not (tmp_path / "out").exists()
+
+
+class Disk:
+    """In the place of `open` in run_folder: takes so many bytes, then refuses."""
+
+    def __init__(self, takes_bytes: int | None) -> None:
+        self.takes_bytes = takes_bytes
+
+    def open(self, path: Path, mode: str, buffering: int) -> Any:
+        file, disk = open(path, mode, buffering=buffering), self
+
+        class Limited:
+            fileno = staticmethod(file.fileno)
+
+            def __enter__(self) -> Any:
+                return self
+
+            def __exit__(self, *failure: object) -> None:
+                file.close()
+
+            def write(self, content: bytes) -> int:
+                if disk.takes_bytes is None:
+                    return file.write(content)
+                if disk.takes_bytes == 0:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                written = file.write(content[: disk.takes_bytes])
+                disk.takes_bytes -= written
+                return written
+
+        return Limited()
+
+
+@pytest.fixture
+def disk(monkeypatch) -> Disk:
+    made = Disk(None)
+    monkeypatch.setattr(run_folder, "open", made.open, raising=False)
+    return made
+
+
+@pytest.mark.parametrize("takes_bytes", [0, 1, 5])
+def test_lines_wait_until_the_disk_takes_them(tmp_path, disk, capsys, takes_bytes):
+    lines = RunLog(tmp_path / "metrics.jsonl")
+    lines.append(["first"])
+    disk.takes_bytes = takes_bytes
+    for number in range(3):
+        lines.append([f"line {number}"])
+    assert lines.path.read_bytes().startswith(b"first\n")
+    disk.takes_bytes = None
+    lines.append(["last", "ü"])
+    assert lines.path.read_text().splitlines() == ["first", "line 0", "line 1", "line 2", "last", "ü"]
+    lines.settle()
+    assert capsys.readouterr().out.splitlines() == [
+        f"warning: {lines.path} cannot be written (No space left on device); its lines wait in memory, and training "
+        "goes on",
+        f"{lines.path} is complete: the lines that the disk refused before are written",
+    ]
+
+
+def test_what_is_lost_is_said_at_the_end(tmp_path, disk, capsys):
+    lines = RunLog(tmp_path / "metrics.jsonl")
+    disk.takes_bytes = 0
+    lines.append(["a", "b"])
+    lines.settle()
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        f"warning: 2 lines of {lines.path} are lost (No space left on device)"
+    )
+
+
+def test_the_oldest_lines_are_given_up(tmp_path, disk, capsys, monkeypatch):
+    monkeypatch.setattr(run_folder, "_MOST_WAITING_BYTES", 10)
+    lines = RunLog(tmp_path / "samples.jsonl")
+    disk.takes_bytes = 0
+    for letter in "abcd":
+        lines.append([3 * letter])
+    disk.takes_bytes = None
+    lines.settle()
+    assert lines.path.read_text().splitlines() == ["ccc", "ddd"]
+    assert "warning: 2 lines of" in capsys.readouterr().out
+
+
+def test_a_file_that_was_removed_is_made_again(tmp_path):
+    lines = RunLog(tmp_path / "samples.jsonl")
+    lines.append(["a"])
+    lines.path.unlink()
+    lines.append(["b"])
+    assert lines.path.read_text() == "b\n"
+
+
+def test_half_a_surrogate_pair(tmp_path):
+    lines = RunLog(tmp_path / "samples.jsonl")
+    lines.append(["a\ud83d"])
+    assert lines.path.read_text() == "a?\n"
+
+
+FOLDERS = ("model", "critic", "checkpoints", "tensorboard", "sample_pictures")
+FILES = (
+    "metrics.jsonl", "samples.jsonl", "bad_steps.jsonl", "config.yaml", "summary.json", "a_plugins.html", ".running",
+    "checkpoints/latest", "tracker_runs.json",
+)  # fmt: skip
+
+
+def contents(place: Path) -> dict[str, str]:
+    return {str(path.relative_to(place)): path.read_text() for path in place.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", [*FOLDERS, *FILES, "checkpoints/step_000100"])
+@pytest.mark.parametrize("kind", ["link", "dangling link", "wrong kind", "pipe"])
+def test_nothing_is_followed_or_overwritten(tmp_path, name, kind):
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    is_folder = name in FOLDERS or "step_" in name
+    path = run / name
+    path.parent.mkdir(parents=True)
+    if kind == "link":
+        target = outside if is_folder else outside / "file"
+        outside.mkdir()
+        (outside / "file").write_text("theirs")
+        path.symlink_to(target)
+    elif kind == "dangling link":
+        path.symlink_to(outside)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif is_folder:
+        path.write_text("theirs")
+    else:
+        path.mkdir()
+    before = contents(tmp_path) if kind != "pipe" else {}
+    expected = "a folder" if is_folder else "a file"
+    got = {"link": "a link to ", "dangling link": "a link to .*, which is not there", "pipe": "neither file nor folder"}
+    kind_got = got.get(kind, "a file" if is_folder else "a folder")
+    with pytest.raises(
+        ThreestepError, match=f"--output_dir expects {expected} of the run's own at {path}.* {kind_got}"
+    ):
+        make_output_dir(run, (*WRITTEN, "a_plugins.html"))
+    assert kind == "pipe" or contents(tmp_path) == before
+
+
+def test_all_of_it_is_said_at_once(tmp_path):
+    (tmp_path / "model").write_text("a")
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(ThreestepError, match="2 mistakes") as told:
+        make_output_dir(tmp_path)
+    assert "/model" in str(told.value) and "/metrics.jsonl" in str(told.value)
+
+
+@pytest.mark.parametrize("kind", ["a file", "a link to .*, which is not there"])
+def test_the_folder_itself(tmp_path, kind):
+    run = tmp_path / "run"
+    run.write_text("a") if kind == "a file" else run.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ThreestepError, match=f"--output_dir expects a folder, got {run}, which is {kind}; remove it"):
+        make_output_dir(run)
+
+
+def test_a_link_to_the_folder_is_fine(tmp_path):
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "scratch")
+    make_output_dir(tmp_path / "run")
+    make_output_dir(tmp_path / "run" / "a" / "b")
+    assert (tmp_path / "scratch" / "a" / "b").is_dir()
+
+
+def test_a_folder_below_a_file(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ThreestepError, match="--output_dir .* cannot be written to .Not a directory"):
+        make_output_dir(tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize("name", ["", "checkpoints", "model", "metrics.jsonl"])
+def test_without_permission(tmp_path, name):
+    """As another user: the superuser may write everywhere."""
+    path = tmp_path / name
+    if name == "metrics.jsonl":
+        path.touch()
+    else:
+        path.mkdir(exist_ok=True)
+    path.chmod(0o555)
+    words = (
+        "import os, sys; from pathlib import Path; from training.utils.run import run_folder\n"
+        "if os.getuid() == 0: run_folder.os.access = lambda path, mode: os.stat(path).st_mode & 0o222 > 0\n"
+        "run_folder.make_output_dir(sys.argv[1])"
+    )
+    done = subprocess.run([sys.executable, "-c", words, str(tmp_path)], capture_output=True, text=True)
+    path.chmod(0o755)
+    assert f"{path} cannot be written to (Permission denied)" in done.stderr, done.stderr
+
+
+def test_a_mounted_model(tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir()
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path).name == "model")
+    with pytest.raises(
+        ThreestepError, match="/model is a mounted file system, and a run replaces its model by a rename"
+    ):
+        make_output_dir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "place, is_folder, sentence",
+    [
+        ("theirs", True, "^--out expects a folder, got '.*theirs', which is a file; name another$"),
+        ("here", False, "^--out expects a file, got '.*here', which is a folder; name another$"),
+        ("theirs/a", True, "^--out '.*/a' cannot be written: .*theirs: a file is in its way; name another place$"),
+        ("theirs/a/b", False, "^--out '.*/b' cannot be written: .*theirs/a: Not a directory; name another place$"),
+    ],
+)
+def test_a_place_that_takes_no_work_is_refused_before_it(tmp_path, place, is_folder, sentence):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "theirs").write_text("theirs")
+    with pytest.raises(ThreestepError, match=sentence):
+        check_place("--out", tmp_path / place, is_folder)
+    assert contents(tmp_path) == {"theirs": "theirs"}
+
+
+def test_the_folders_above_a_place_are_made(tmp_path):
+    check_place("--out", tmp_path / "new" / "below" / "page.html")
+    assert (tmp_path / "new" / "below").is_dir() and not (tmp_path / "new" / "below" / "page.html").exists()
+    check_place("--out", tmp_path / "new", is_folder=True)
+
+
+def test_one_default_seed():
+    """DeepSpeed-Chat's step 3 had none, and drew its prompts from another split than steps 1 and 2."""
+    assert RunArguments().seed == 1234
+    mistakes = Mistakes()
+    note_mistakes(RunArguments(), mistakes)
+    assert mistakes.sentences == []
+
+
+def test_a_negative_seed():
+    mistakes = Mistakes()
+    note_mistakes(RunArguments(seed=-1), mistakes)
+    assert mistakes.sentences == ["--seed expects 0 or more, got -1"]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"max_bad_steps": 0}, "--max_bad_steps expects 1 or more, got 0"),
+        ({"rank_timeout": 0.0}, "--rank_timeout expects more than 0 and less than 1e+08, got 0.0"),
+        ({"rank_timeout": float("nan")}, "--rank_timeout expects more than 0 and less than 1e+08, got nan"),
+        ({}, None),
+    ],
+)
+def test_the_values_of_fault_flags(given, sentence):
+    mistakes = Mistakes()
+    note_mistakes(FaultArguments(**given), mistakes)
+    assert mistakes.sentences == ([] if sentence is None else [sentence])
+
+
+def test_a_run_with_a_name_and_no_folder_is_in_a_folder_of_its_name():
+    assert RunArguments(run_name="mine").output_dir == "runs/mine"
+    assert RunArguments(run_name="mine", output_dir="out").output_dir == "out"
+    for name in ("..", "a/b", " "):
+        mistakes = Mistakes()
+        note_mistakes(RunArguments(run_name=name), mistakes)
+        expected = f"--run_name expects a name that a folder can have, got '{name}'; give another, or --output_dir"
+        assert mistakes.sentences == [expected]

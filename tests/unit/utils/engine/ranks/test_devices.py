@@ -2,48 +2,46 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
+from tests.support.forked_programs import run_python
 from training.utils.base.errors import ThreestepError
 from training.utils.engine.ranks import devices
 from training.utils.engine.ranks.devices import (
     bound_kept_products,
     chosen_accelerator,
     device_of,
+    measured_matmul_rate,
     set_allocator,
     set_threads,
     take_accelerator,
 )
-from training.utils.engine.training_engine import memory_explained
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize(
-    ("environment", "has_cuda", "expected"),
+    ("asked", "has_cuda", "expected"),
     [
-        ({}, True, "cuda"),
-        ({}, False, "cpu"),
-        ({"DS_ACCELERATOR": "cpu"}, False, "cpu"),
-        ({"DS_ACCELERATOR": ""}, True, "cuda"),
-    ],
-)
-def test_the_accelerator_is_what_is_there_or_asked_for(environment, has_cuda, expected):
-    assert chosen_accelerator(environment, has_cuda) == expected
-
-
-@pytest.mark.parametrize(
-    ("asked", "has_cuda", "sentence"),
-    [
+        (None, True, "cuda"),
+        (None, False, "cpu"),
+        ("cpu", False, "cpu"),
+        ("", True, "cuda"),
         ("npu", True, "DS_ACCELERATOR expects cpu or cuda, got 'npu'"),
         ("cuda", False, r"DS_ACCELERATOR=cuda asks for a GPU, and torch .* finds none here \(CUDA_VISIBLE_DEVICES=1\)"),
         ("cpu", True, "DS_ACCELERATOR=cpu, and CUDA has started in this process: set CUDA_VISIBLE_DEVICES="),
     ],
 )
-def test_an_accelerator_that_cannot_be_had(asked, has_cuda, sentence):
-    with pytest.raises(ThreestepError, match=sentence):
-        chosen_accelerator({"DS_ACCELERATOR": asked, "CUDA_VISIBLE_DEVICES": "1"}, has_cuda)
+def test_the_accelerator_is_what_is_there_or_asked_for(asked, has_cuda, expected):
+    environment = {"CUDA_VISIBLE_DEVICES": "1"} | ({} if asked is None else {"DS_ACCELERATOR": asked})
+    if expected in ("cpu", "cuda"):
+        assert chosen_accelerator(environment, has_cuda) == expected
+    else:
+        with pytest.raises(ThreestepError, match=expected):
+            chosen_accelerator(environment, has_cuda)
 
 
 def test_the_cpu_of_a_machine_with_gpus_hides_them(monkeypatch):
@@ -71,6 +69,9 @@ def test_segments_grow_unless_the_user_set_the_allocator_or_vllm_sleeps_there():
     assert environment == {}
     set_allocator(environment)
     assert environment == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    bounds = {"LRU_CACHE_CAPACITY": "77"}
+    bound_kept_products(bounds)
+    assert bounds == {"LRU_CACHE_CAPACITY": "77", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16"}  # the user's own stays
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         theirs = {name: "max_split_size_mb:128"}
         set_allocator(theirs)
@@ -121,15 +122,75 @@ def test_deterministic_is_cudas(monkeypatch):
     assert not torch.utils.deterministic.fill_uninitialized_memory and not torch.backends.cudnn.benchmark
 
 
-def test_what_has_no_deterministic_form_is_one_sentence():
-    with (
-        pytest.raises(ThreestepError, match=r"--deterministic: a forward of rows needs an operation .* \(cumsum_cuda"),
-        memory_explained("a forward", 0, lambda: "rows"),
-    ):
-        raise RuntimeError("cumsum_cuda does not have a deterministic implementation, but you set ...")
+SCRIPT = """
+import resource, sys, torch
+from training.utils.engine.ranks.devices import keep_freed_memory
+if sys.argv[1] == "keep" and not keep_freed_memory():
+    sys.exit("the C library has no mallopt")
+for _ in range(20):  # the first blocks are new: each is aligned anew until one fits into what was freed
+    torch.ones(16 * 2**20)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    torch.ones(16 * 2**20)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
 
 
-def test_a_users_own_bounds_stay():
-    environment = {"LRU_CACHE_CAPACITY": "77"}
-    bound_kept_products(environment)
-    assert environment == {"LRU_CACHE_CAPACITY": "77", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16"}
+def numbers_of(*words):
+    """What a process of its own, which has imported torch, prints."""
+    done = run_python(["-c", *words])
+    if "no mallopt" in done.stderr:
+        pytest.skip("this C library has no mallopt")
+    assert done.returncode == 0, done.stderr
+    return [int(number) for number in done.stdout.split()]
+
+
+def test_the_same_large_block_is_not_zeroed_again():
+    # 64 MiB are 16,384 pages of 4 KiB: ten fresh blocks touch 163,840 of them (fewer with huge pages).
+    (kept,), (left,) = numbers_of(SCRIPT, "keep"), numbers_of(SCRIPT, "leave")
+    assert kept < left / 5
+
+
+HOLES = """
+import sys, torch
+from training.utils.engine.ranks.devices import give_back_freed_memory, keep_freed_memory
+if not keep_freed_memory():
+    sys.exit("the C library has no mallopt")
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+blocks = [torch.ones(2**18) for _ in range(200)]  # 1 MiB each
+blocks = blocks[::20]  # what stays keeps the holes between from the end of the heap
+kept = resident()
+give_back_freed_memory(9)
+ninth = resident()
+give_back_freed_memory(10)
+print(kept, ninth, resident())
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_every_tenth_step_gives_the_holes_back():
+    kept, ninth, tenth = numbers_of(HOLES)
+    assert abs(ninth - kept) < 2**22  # 4 MiB
+    assert kept - tenth > 150 * 2**20  # of the 190 MiB that were freed
+
+
+CPU = torch.device("cpu")
+
+
+def test_rate_is_that_of_the_fastest_matmul(monkeypatch):
+    """A clock that moves in matmuls alone: 2 x 64^3 FLOPs in 50 ms at best, warm-up not counted."""
+    monkeypatch.setitem(devices._SIZES, "cpu", (64,))
+    # Three to warm up, then 80 + 50 + 70 + 60 ms: with the fourth, 0.25 s have passed.
+    times, now = [], 0.0
+    for seconds in (0.01, 0.02, 0.01, 0.080, 0.050, 0.070, 0.060):
+        times += [now, now + seconds]
+        now += seconds
+    monkeypatch.setattr(devices.time, "perf_counter", lambda: times.pop(0))
+    assert measured_matmul_rate(torch.float32, CPU, seconds=0.25) == pytest.approx(2 * 64**3 / 0.050)
+    assert times == []
+    monkeypatch.undo()
+    monkeypatch.setitem(devices._SIZES, "cpu", (64,))
+    before = torch.get_rng_state()
+    assert measured_matmul_rate(torch.bfloat16, CPU, seconds=0.001) > 0
+    assert torch.equal(torch.get_rng_state(), before)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.support.forked_programs import run_python
 from training.utils.base.errors import ThreestepError
-from training.utils.engine.ranks.startup import DTYPES, Ranks, check_dtype
+from training.utils.engine.config.arguments import DTYPE_NAMES
+from training.utils.engine.ranks import startup
+from training.utils.engine.ranks.startup import DTYPES, RankWatch, check_dtype
 
 ALONE = """
 import os
@@ -50,6 +56,7 @@ def test_a_single_process_needs_no_launcher_and_closes_its_group():
 
 def test_dtypes():
     assert check_dtype("fp32") is torch.float32 and check_dtype("bf16") is torch.bfloat16
+    assert tuple(DTYPES) == DTYPE_NAMES
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine can train in fp16")
@@ -58,12 +65,36 @@ def test_fp16_needs_a_gpu():
         check_dtype("fp16")
 
 
-def test_the_flag_and_the_engine_know_the_same_dtypes():
-    from training.utils.engine.config.arguments import DTYPE_NAMES
+def test_a_failure_is_seen_by_all_and_only_in_its_own_program():
+    store = dist.HashStore()
+    first = [RankWatch(rank, store) for rank in (0, 1)]
+    assert first[0].failed_rank() is None
+    first[1].report_failure()
+    assert first[0].failed_rank() == "rank 1"
+    assert RankWatch(0, store).failed_rank() is None  # the next program of the same processes
 
-    assert tuple(DTYPES) == DTYPE_NAMES
+
+class SlowStore:
+    """Of a busy machine: each look takes a while."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    def add(self, key: str, by: int) -> int:
+        return by
+
+    def check(self, keys: list[str]) -> bool:
+        self.asked.set()
+        time.sleep(0.3)
+        return False
 
 
-def test_rank_zero_is_main():
-    assert Ranks(0, 0, 2, torch.device("cpu")).is_main
-    assert not Ranks(1, 1, 2, torch.device("cpu")).is_main
+def test_it_has_ended_once_it_is_stopped(monkeypatch):
+    """A thread that is still in the store when the interpreter ends aborts the process."""
+    monkeypatch.setattr(startup, "_POLL_SECONDS", 0.01)
+    store: Any = SlowStore()
+    watch = RankWatch(0, store)
+    watch.start()
+    assert store.asked.wait(10)
+    watch.stop()
+    assert "watching other ranks" not in {thread.name for thread in threading.enumerate()}

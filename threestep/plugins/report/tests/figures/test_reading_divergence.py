@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.unit.utils.run.test_divergence_watch import LOSSES, run
+from tests.unit.utils.run.test_divergence import LOSSES, run
 from threestep.plugins.report.figures.reading import read_runs
 from training.utils.run.run_folder import DIVERGENCE
 

@@ -1,4 +1,4 @@
-"""One run at a time in a folder: the second is told of the first, and a killed one stands in nobody's way."""
+"""An earlier run in the folder is refused, or removed but for what the new one replaces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,52 @@ import pytest
 from tests.support.forked_programs import Program, start_python
 from training.utils.base.errors import ThreestepError
 from training.utils.checkpoints import other_runs
-from training.utils.checkpoints.other_runs import only_run
+from training.utils.checkpoints.folder import CheckpointFolder
+from training.utils.checkpoints.other_runs import check_earlier_run, only_run, remove_earlier_run
+
+FINISHED = r"holds a finished run \({}\): give another .*or --overwrite to replace"
+
+
+@pytest.mark.parametrize(
+    ("left", "words"),
+    [
+        *((each, FINISHED.format(each)) for each in ("summary.json", "model/config.json", "model/adapter_config.json")),
+        ("checkpoints/step_000003/a", "up to step 3: give --resume to continue it, .* --overwrite to replace"),
+    ],
+)
+def test_an_earlier_run_is_refused(tmp_path, left, words):
+    for name in ("notes.txt", "metrics.jsonl"):  # others' files, and of a run that was killed
+        (tmp_path / name).write_text("-")
+    check_earlier_run(CheckpointFolder(tmp_path), resumes=False)
+    (tmp_path / left).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / left).write_text("{}")
+    with pytest.raises(ThreestepError, match=words):
+        check_earlier_run(CheckpointFolder(tmp_path), resumes=False)
+
+
+def test_checkpoints_and_figures_are_removed_and_the_model_stays_until_the_end(tmp_path):
+    (tmp_path / "checkpoints" / "step_000003").mkdir(parents=True)
+    (tmp_path / "model").mkdir()
+    for name in ("summary.json", "reward_report.json", "model/config.json", "notes.txt"):
+        (tmp_path / name).write_text("{}")
+    remove_earlier_run(CheckpointFolder(tmp_path), figures_alone=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "model", "notes.txt"}
+    remove_earlier_run(CheckpointFolder(tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "notes.txt"}
+    remove_earlier_run(CheckpointFolder(tmp_path))
+
+
+def test_a_finished_run_without_checkpoints_is_not_resumed(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    check_earlier_run(folder, resumes=True)
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(
+        ThreestepError, match="--resume: .* and no checkpoint to resume from, which --save_at_end would .*--overwrite"
+    ):
+        check_earlier_run(folder, resumes=True)
+    (tmp_path / "checkpoints" / "step_000003").mkdir(parents=True)
+    check_earlier_run(folder, resumes=True)
+
 
 HOLD = """
 import sys, time
@@ -70,13 +115,6 @@ def test_the_folder_is_free_after_a_mistake(tmp_path):
     assert not (tmp_path / "new").exists()  # nothing was left in it
 
 
-def test_a_folder_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(ThreestepError, match="--output_dir .*/file/run cannot be written to .Not a directory"):  # noqa: SIM117
-        with only_run(tmp_path / "file" / "run"):
-            pass
-
-
 def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch):
     def refused(path: str) -> int:
         raise OSError(37, "No locks available", path)
@@ -84,12 +122,3 @@ def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch):
     monkeypatch.setattr(other_runs, "try_lock", refused)
     with only_run(tmp_path), only_run(tmp_path):
         pass
-
-
-def test_what_trackers_write_is_the_runs_own(tmp_path):
-    (tmp_path / "tensorboard").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(
-        ThreestepError, match="--output_dir expects a folder of the run's own at .*/tensorboard, or nothing"
-    ):
-        with only_run(tmp_path):
-            pass

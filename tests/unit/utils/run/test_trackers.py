@@ -1,0 +1,191 @@
+"""Who is told of a run: --report_to's names and a user's own class; TensorBoard's files are read back."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.hparams import plugin_data_pb2
+
+from training.utils.base.errors import ThreestepError
+from training.utils.contracts.trackers import Tracker
+from training.utils.flags.arguments import parse_arguments
+from training.utils.flags.step import UNKNOWN_STEP, known_steps
+from training.utils.plugins.plugin import TrackerEntry
+from training.utils.run.metrics import MetricsWriter
+from training.utils.run.tensorboard import chart_layout
+from training.utils.run.trackers import (
+    TRACKERS,
+    TRACKERS_HELP,
+    WRITTEN,
+    LogArguments,
+    check_tracker,
+    open_trackers,
+    tracker_class,
+    trackers_in,
+)
+
+SETTINGS = {"learning_rate": 0.1, "data_path": ["a"], "limit": None, "padded": False}
+SAMPLE = {"prompt": "p", "response": "# r", "reward": 1.0, "response_tokens": 3, "ended": True}
+BASE = "training.utils.contracts.trackers.Tracker"
+OWN = f"""
+from {BASE.rpartition(".")[0]} import Tracker
+
+class Lines(Tracker):
+    def __init__(self, run):
+        super().__init__(run)
+        self.known_as = run.known_as or f"lines-{{run.samples}}"
+        (run.folder / "lines.txt").open("a").write(f"{{run.done_steps}} {{run.known_as}}\\n")
+
+    def metrics(self, step, metrics):
+        (self.run.folder / "lines.txt").open("a").write(f"{{step}} {{metrics}}\\n")
+
+class Without(Tracker):
+    def metric(self, step, metrics):
+        pass
+
+class Old(Lines):
+    def __init__(self, folder, settings):
+        pass
+
+class Other:
+    pass
+
+text = "Lines"
+"""
+
+
+@pytest.fixture
+def own_file(tmp_path) -> str:
+    (tmp_path / "own.py").write_text(OWN)
+    return f"{tmp_path}/own.py"
+
+
+def reported(*words: str) -> tuple[str, ...]:
+    return trackers_in(vars(parse_arguments([LogArguments], words, "")[0]))
+
+
+@pytest.fixture
+def further(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two trackers more, of plugins: the package of the first is installed, that of the second is not."""
+    entries = {"kept": TrackerEntry("a:Kept", "tensorboard"), "gone": TrackerEntry("a:Gone", "gone")}
+    for name, entry in entries.items():
+        monkeypatch.setitem(TRACKERS, name, entry)
+    plain = importlib.util.find_spec
+    found = {"tensorboard": True, "gone": None}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found[name] if name in found else plain(name))
+
+
+def test_who_is_told(further):
+    assert reported() == trackers_in({}) == ("tensorboard",)  # no service, unless it is asked for
+    assert reported("--report_to", "none") == ()
+    assert reported("--report_to", "tensorboard, kept,tensorboard") == ("tensorboard", "kept")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("gone", "gone needs the package gone: pip install gone"),
+        ("tensorbord", r"expects HELP, separated by commas, or none alone, got 'tensorbord'; did you mean 'tensorboar"),
+        ("none,kept", "expects HELP, separated by commas, or none alone, got 'none'"),
+        ("", "expects HELP, separated by commas, or none alone, got ''"),
+        ("tensorboard,nowhere.py:Mine", "expects an existing file, got 'nowhere.py'"),
+    ],
+)
+def test_names_that_are_none(further, given, words):
+    with pytest.raises(ThreestepError, match="--report_to " + words.replace("HELP", TRACKERS_HELP)):
+        reported("--report_to", given)
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_every_name_has_a_class(name):
+    kind = tracker_class(name)
+    assert issubclass(kind, Tracker) and not kind.__abstractmethods__ and name in TRACKERS_HELP.split(", ")
+    assert {"tracker_runs.json", "tensorboard/"} <= set(WRITTEN)
+
+
+def test_the_table_loads_neither_torch_nor_a_tracker():
+    program = (
+        "import sys\nfrom training.utils.run.trackers import LogArguments\nLogArguments()\n"
+        "loaded = {'torch', 'tensorboard', 'training.utils.run.tensorboard'} & sys.modules.keys()\n"
+        "assert not loaded, loaded\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "end"),
+    [
+        ("Linos", "'FILE' has no 'Linos'; did you mean 'Lines'?", ""),
+        ("Other", f"expects 'FILE:Other' to be a subclass of {BASE}, got <class '", ".Other'>; build it on that"),
+        ("text", f"expects 'FILE:text' to be a subclass of {BASE}, got 'Lines'; build it on that", ""),
+        ("Without", "expects 'FILE:Without' to define metrics, got none; add it", ""),
+        (
+            "Old",
+            "expects a function of (run), got 'FILE:Old', which takes (folder, settings): missing a ",
+            "'settings'",
+        ),
+    ],
+)
+def test_mistakes_in_a_users_class(own_file, name, start, end):
+    check_tracker(f"{own_file}:Lines")
+    with pytest.raises(ThreestepError) as caught:
+        check_tracker(f"{own_file}:{name}")
+    said = str(caught.value).removeprefix("--report_to").lstrip(": ")
+    assert said.startswith(start.replace("FILE", own_file)) and said.endswith(end)
+
+
+def written(folder, report_to, done_steps=0) -> None:
+    trackers = open_trackers(report_to, folder, SETTINGS, done_steps)
+    with MetricsWriter(folder, True, done_steps, trackers=trackers) as metrics:
+        metrics.write(done_steps, {"eval/loss": 3.0, "eval/perplexity": 20.0})
+        metrics.write(done_steps + 1, {"train/loss": 2.0})
+        metrics.write_samples(done_steps + 1, [SAMPLE] * 20)
+        metrics.flush()
+
+
+def test_tensorboard_has_layout_settings_and_samples(tmp_path):
+    written(tmp_path, ["tensorboard"])
+    board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert set(board.Tags()["scalars"]) == {"eval/loss", "eval/perplexity", "train/loss"}
+
+    def settings(tag: str) -> plugin_data_pb2.HParamsPluginData:
+        content = board.SummaryMetadata(f"_hparams_/{tag}").plugin_data.content
+        return plugin_data_pb2.HParamsPluginData.FromString(content)
+
+    (layout,) = [board.Tensors(tag)[0] for tag in board.Tags()["tensors"] if tag.startswith("custom_scalars")]
+    category = layout_pb2.Layout.FromString(layout.tensor_proto.string_val[0]).category[0]
+    charts = {chart.title: list(chart.multiline.tag) for chart in category.chart}
+    assert charts == {"Loss": ["^train/loss$", "^eval/loss$"]}
+    hparams = settings("session_start_info").session_start_info.hparams
+    assert hparams["learning_rate"].number_value == 0.1 and hparams["data_path"].string_value == '["a"]'
+    metric_infos = settings("experiment").experiment.metric_infos
+    assert {info.name.tag for info in metric_infos} == {"eval/loss", "eval/perplexity"}
+    texts = [tag for tag in board.Tags()["tensors"] if tag.startswith("samples/")]
+    text = board.Tensors(texts[0])[0].tensor_proto.string_val[0].decode()
+    assert len(texts) == 8 and "    response: # r\n" in text  # four spaces: a block, and # no heading
+
+
+def test_a_layout_has_only_charts_with_metrics():
+    assert chart_layout(known_steps()["step2_reward"], ["eval/loss", "train/accuracy"]) == {
+        "Threestep": {"Loss": ["Multiline", ["^eval/loss$"]], "Accuracy": ["Multiline", ["^train/accuracy$"]]}
+    }
+    assert chart_layout(UNKNOWN_STEP, ["x"]) == {}
+
+
+def test_a_users_own_receives_the_same(tmp_path, own_file):
+    """Only `metrics` has to be written; what the class is known as comes back to a resumed run."""
+    address = f"{own_file}:Lines"
+    written(tmp_path, [address])
+    written(tmp_path, [address], done_steps=1)
+    assert (tmp_path / "lines.txt").read_text().splitlines() == [
+        "0 None", "0 {'eval/loss': 3.0, 'eval/perplexity': 20.0}", "1 {'train/loss': 2.0}",
+        "1 lines-8", "1 {'eval/loss': 3.0, 'eval/perplexity': 20.0}", "2 {'train/loss': 2.0}",
+    ]  # fmt: skip
+    (tmp_path / "tracker_runs.json").unlink()
+    (tracker,) = open_trackers([address], tmp_path, {"report_samples": 3}, 0)
+    assert tracker.known_as == "lines-3"
