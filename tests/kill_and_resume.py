@@ -11,7 +11,7 @@ the run again, from the schedule that it left.
 `servers` (K = 1, or --ahead) and `servers_free` draw by rollout servers of the tests' own. While a run is killed or
 repeated, --server_kills of these are killed too and started again, and --dead_servers more stay dead.
 
-tests/end_to_end/test_kill_and_resume.py runs a short form, and in the long form of the tests a longer one. One line of
+tests/end_to_end/test_sweeps.py runs a short form, and in the long form of the tests a longer one. One line of
 a table is printed for each combination, and the exit code is 1 where one differs. The moment of each kill is drawn from
 how long that part of a run took where it was never stopped.
 """

@@ -11,7 +11,7 @@ that call and all later ones.
 
 Thinned, but with --all: of calls that stand in one loop (the lines of TensorBoard's file, the tensors of torch.save)
 the first two, the middle one and the last two of each kind are refused; and a disk is full from the first call for each
-file on, not also from the second (a write follows each open). tests/end_to_end/test_refused_writes.py runs a short
+file on, not also from the second (a write follows each open). tests/end_to_end/test_sweeps.py runs a short
 form. One line a program is printed: calls of an unbroken run, calls refused, runs, and what became of these.
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.imports import circles, floors, import_graph, imports
+from tests.support.imports import circles, import_graph, imports
 
 CHAIN = {"p.a": "from p import b, c", "p.b": "import p.c\n", "p.c": "", "p.__init__": ""}
 
@@ -42,7 +42,7 @@ def test_a_name_imported_from_a_package_or_in_a_table_is_its_module(source, foun
     ],
 )
 def test_a_lazy_import_closes_a_circle(closing):
-    assert floors(import_graph(CHAIN)) == 3 and circles(import_graph(CHAIN)) == []
+    assert circles(import_graph(CHAIN)) == []
     sources = {**CHAIN, "p.c": closing}
     assert circles(import_graph(sources)) == [["p.a", "p.c", "p.a"]]
     assert circles(import_graph(sources, eager_alone=True)) == []

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.forked_programs import Program, end, start_python
+from tests.support.forked_programs import ON_CPU, Program, end, start_python
 from training.utils.run.launch import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +62,7 @@ def run_ranks(
             for rank in range(world_size):
                 variables = {
                     **os.environ,
-                    "OMP_NUM_THREADS": "1",
+                    **ON_CPU,
                     "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
                     **(environment or {}),
                     "RANK": str(rank),

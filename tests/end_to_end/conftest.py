@@ -17,7 +17,9 @@ from typing import Any
 
 import pytest
 
+from tests.distributed.launch import run_ranks
 from tests.support.forked_programs import may_fork, run_python
+from tests.support.json_lines import write_lines
 from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 
 TIMEOUT_SECONDS = 600  # ten seconds on an idle core
@@ -73,14 +75,8 @@ def run_module(
     """A program by its command line, on the CPU. launcher: started by training.utils.run.launch in any case, and not by
     forks (tests/support/forked_programs.py)."""
     words = [str(flag) for flag in flags]
-    variables = {
-        **os.environ,
-        "CUDA_VISIBLE_DEVICES": "",
-        "DS_ACCELERATOR": "cpu",
-        "OMP_NUM_THREADS": "1",
-        "THREESTEP_RANKS": str(ranks),
-        **(environment or {}),
-    }
+    own = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "THREESTEP_RANKS": str(ranks)}
+    variables = {**os.environ, **own, **(environment or {})}
     if launcher or not may_fork(variables):
         command = [sys.executable, "-m", "training.utils.run.launch", module, *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, env=variables)
@@ -129,6 +125,17 @@ def save_start(
     return folder
 
 
+def save_scorer(folder: Path, start: Path) -> Path:
+    """A reward model of random weights in the shape of `start`, with its tokenizer."""
+    import torch
+    from transformers import AutoConfig, AutoTokenizer, LlamaForSequenceClassification
+
+    torch.manual_seed(1)
+    LlamaForSequenceClassification(AutoConfig.from_pretrained(start, num_labels=1)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(start).save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def place(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("end_to_end")
@@ -151,16 +158,12 @@ def pair_rows(count: int) -> list[dict]:
 @pytest.fixture(scope="session")
 def pairs_file(place: Path) -> Path:
     """Sixty pairs."""
-    path = place / "pairs.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in pair_rows(60)))
-    return path
+    return write_lines(place / "pairs.jsonl", pair_rows(60))
 
 
 @pytest.fixture(scope="session")
 def text_file(place: Path) -> Path:
-    path = place / "text.jsonl"
-    path.write_text("".join(json.dumps({"text": sentence * 3}) + "\n" for sentence in SENTENCES))
-    return path
+    return write_lines(place / "text.jsonl", [{"text": sentence * 3} for sentence in SENTENCES])
 
 
 def run_chain(
@@ -189,6 +192,20 @@ def run_chain(
         assert ran[step].code == 0, f"step {step}: {ran[step].words}"
     dtypes = {step: str(list(flags[step])[list(flags[step]).index("--dtype") + 1]) for step in (1, 2, 3)}
     return Chain(folders, ran, data_flags, dtypes)
+
+
+def run_program(place: Path, name: str, world_size: int, runs: list[tuple[str, list[object], Path]]) -> list[str]:
+    """Run (module, flags, folder) one after the other on every rank (resume_program.py); return how each ended on rank
+    0."""
+    note = place / f"{name}_rank_"
+    wanted = [
+        {"module": module, "flags": [str(flag) for flag in [*flags, "--output_dir", folder]], "note": str(note)}
+        for module, flags, folder in runs
+    ]
+    (place / f"{name}.json").write_text(json.dumps({"runs": wanted}))
+    program = Path(__file__).with_name("resume_program.py")
+    run_ranks(program, world_size, [place / f"{name}.json"], 600)
+    return Path(f"{note}0").read_text().splitlines()
 
 
 SHARED = "--data_split 2,2,2 --eval_fraction 0.2 --max_prompt_seq_len 64 --max_seq_len 100"

@@ -13,6 +13,8 @@ import pytest
 
 from tests.end_to_end.conftest import TIMEOUT_SECONDS
 from tests.support import pages
+from tests.support.forked_programs import ON_CPU
+from tests.support.json_lines import read_lines
 from tests.support.new_models import save_new_model
 from tests.support.pages import ROOT
 from threestep.command import commands
@@ -41,11 +43,10 @@ def checkout(place: Path, files: dict[str, str]) -> Path:
 
 
 def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    variables = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "THREESTEP_RANKS": "1"}
+    environment = {**os.environ, **ON_CPU, "THREESTEP_RANKS": "1", "PYTHONPATH": str(folder)}
     return subprocess.run(
-        [sys.executable, *words], cwd=folder, env={**os.environ, **variables, "PYTHONPATH": str(folder)},
-        capture_output=True, text=True, timeout=TIMEOUT_SECONDS,
-    )  # fmt: skip
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
+    )
 
 
 def test_two_files_are_enough(files):
@@ -76,7 +77,7 @@ def test_it_trains_and_all_steps_finds_it(checkout):
     (checkout / "run.yaml").write_text(json.dumps(values))
     ran = python(checkout, "-m", "threestep", "all", "--config", "run.yaml")
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    lines = [json.loads(line) for line in (checkout / "run/step2_hinge/metrics.jsonl").read_text().splitlines()]
+    lines = read_lines(checkout / "run/step2_hinge/metrics.jsonl")
     losses = [line["train/loss"] for line in lines if "train/loss" in line]
     assert len(losses) == 40 and losses[0] == pytest.approx(1.0, abs=0.1)  # scores begin near 0
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])

@@ -10,7 +10,7 @@ import pytest
 
 from tests.end_to_end.calls_program import PAIRS, ROWS, SETTINGS
 from tests.end_to_end.conftest import run_step, save_start
-from tests.support.forked_programs import ROOT, run_python
+from tests.support.forked_programs import ON_CPU, run_python
 
 PROGRAM = Path(__file__).with_name("calls_program.py")
 
@@ -23,11 +23,7 @@ def called(tmp_path_factory):
 
 def _called(place, calls):
     save_start(place / "start")
-    environment = {
-        **os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu",
-        "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    ran = run_python([str(PROGRAM), str(place), str(calls)], environment, timeout_seconds=120 + 20 * calls)
+    ran = run_python([str(PROGRAM), str(place), str(calls)], {**os.environ, **ON_CPU}, timeout_seconds=120 + 20 * calls)
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
     return place, json.loads((place / "told.json").read_text())
 
@@ -78,9 +74,8 @@ def test_thirty_calls_hold_no_more_than_one(tmp_path):
 def test_ranks_that_a_call_launches(tmp_path, monkeypatch):
     import threestep
 
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for name, value in ON_CPU.items():
+        monkeypatch.setenv(name, value)
     start = save_start(tmp_path / "start")
     shared = {**SETTINGS, "data_output_path": tmp_path / "cache", "per_device_train_batch_size": 2}
     result = threestep.dpo(start, PAIRS, **shared, num_ranks=2, output_dir=tmp_path / "two")

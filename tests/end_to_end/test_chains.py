@@ -12,37 +12,33 @@ import pytest
 import yaml
 
 from tests.end_to_end.conftest import MODULES, TIMEOUT_SECONDS, Chain
+from tests.support.json_lines import read_lines
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 
 CHAINS = pytest.mark.parametrize("name", ["alone", "together"])
 STEPS = pytest.mark.parametrize("step", [1, 2, 3])
+# Figures of every step, by the words before and behind the slash.
 EVERY_STEP = {
-    1: {"train/loss", "train/token_accuracy", "train/learning_rate", "train/tokens_per_second", "train/mfu"},
-    2: {"train/loss", "train/accuracy", "train/learning_rate", "train/tokens_per_second", "train/mfu"},
+    1: {"train": "loss token_accuracy learning_rate tokens_per_second mfu"},
+    2: {"train": "loss accuracy learning_rate tokens_per_second mfu"},
     3: {
-        "actor/policy_loss",
-        "actor/clip_fraction",
-        "actor/ratio",
-        "actor/learning_rate",
-        "critic/value_loss",
-        "critic/learning_rate",
-        "rollout/score",
-        "rollout/kl",
-        "rollout/response_tokens",
-        "rollout/ended_share",
-        "rollout/logprob_mismatch",
+        "actor": "policy_loss clip_fraction ratio learning_rate",
+        "critic": "value_loss learning_rate",
+        "rollout": "score kl response_tokens ended_share logprob_mismatch",
     },
 }
 EVALUATION = {
-    1: {"eval/loss", "eval/perplexity", "eval/token_accuracy"},
-    2: {"eval/loss", "eval/accuracy", "eval/score_gap"},
-    3: {"eval/reward"},
+    1: {"eval": "loss perplexity token_accuracy"},
+    2: {"eval": "loss accuracy score_gap"},
+    3: {"eval": "reward"},
 }
 
 
-def json_lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def with_figures(lines: list[dict], wanted: dict[str, str]) -> list[int]:
+    """The steps of the lines that have all of them."""
+    names = {f"{group}/{name}" for group, words in wanted.items() for name in words.split()}
+    return [line["step"] for line in lines if line.keys() >= names]
 
 
 @CHAINS
@@ -56,11 +52,8 @@ def test_settings_and_metrics(chain_named, name: str, step: int):
     assert settings["dtype"] == chain.dtypes[step] and settings["data_split"] == "2,2,2" and settings["seed"] == 1234
     assert settings["lr_scheduler_type"] == "cosine"  # a default, written out
 
-    lines = json_lines(folder / "metrics.jsonl")
-    trained = [line for line in lines if line.keys() >= EVERY_STEP[step]]
-    assert [line["step"] for line in trained] == [1, 2]
-    evaluated = [line for line in lines if line.keys() >= EVALUATION[step]]
-    assert [line["step"] for line in evaluated] == [0, 2]
+    lines = read_lines(folder / "metrics.jsonl")
+    assert with_figures(lines, EVERY_STEP[step]) == [1, 2] and with_figures(lines, EVALUATION[step]) == [0, 2]
     assert all(isinstance(value, (int, float)) for line in lines for value in line.values())
     assert json.loads((folder / "summary.json").read_text())["seconds"] > 0
 
@@ -99,7 +92,7 @@ def test_tensorboard_has_the_same_numbers(chain_named, name: str, step: int):
     shown = {(tag, event.step): event.value for tag in board.Tags()["scalars"] for event in board.Scalars(tag)}
     written = {
         (key, line["step"]): value
-        for line in json_lines(folder / "metrics.jsonl")
+        for line in read_lines(folder / "metrics.jsonl")
         for key, value in line.items()
         if key not in ("step", "seconds")
     }
@@ -110,14 +103,14 @@ def test_tensorboard_has_the_same_numbers(chain_named, name: str, step: int):
 @CHAINS
 def test_samples(chain_named, name: str):
     folder = chain_named(name).folders[3]
-    samples = json_lines(folder / "samples.jsonl")
+    samples = read_lines(folder / "samples.jsonl")
     assert [sample["step"] for sample in samples] == [0] * 12 + [2] * 12
     for sample in samples:
         assert sample["prompt"].startswith("Human: Sort") and sample["prompt"].endswith("Assistant:")
         assert isinstance(sample["response"], str) and "<|endoftext|>" not in sample["response"]
         assert 1 <= sample["response_tokens"] <= 8
     rewards = {
-        line["step"]: line["eval/reward"] for line in json_lines(folder / "metrics.jsonl") if "eval/reward" in line
+        line["step"]: line["eval/reward"] for line in read_lines(folder / "metrics.jsonl") if "eval/reward" in line
     }
     for step in (0, 2):
         own = [sample["reward"] for sample in samples if sample["step"] == step]
@@ -137,17 +130,8 @@ def test_only_the_first_rank_speaks(chain_named, name: str, step: int):
     lines = [line for line in ran.stdout.splitlines() if line.strip()]
     label, unit = {1: ("SFT", "step"), 2: ("reward model", "step"), 3: ("PPO", "rollout")}[step]
     evaluations = f"{label}: evaluation "
-    starts = (
-        "set aside, ",
-        "auto: ",
-        "data: ",
-        "prompt style: ",
-        "model: ",
-        "mfu: ",
-        "sample: ",
-        "report: ",
-        f"step {step}: ",
-    )
+    starts = tuple(f"{what}: " for what in ("auto", "data", "prompt style", "model", "mfu", "sample", "report"))
+    starts += ("set aside, ", f"step {step}: ")
     launched = lines[0].startswith("+ ")  # where the program is not a fork
     ranks = "2 ranks" if name == "together" else "1 rank"
     told = [line for line in lines[launched:] if not line.startswith((*starts, evaluations, "warning: "))]
@@ -184,12 +168,8 @@ def read_plainly(chain_named, place: Path) -> dict:
             ("step 3", "causal", chain.folders[3] / "model", 3, sentences),
             ("critic", "scalar", chain.folders[3] / "critic", 3, ranked),
         ):
-            wanted[f"{name} {label}"] = {
-                "kind": kind,
-                "folder": str(folder),
-                "dtype": dtype[chain.dtypes[step]],
-                "rows": rows,
-            }
+            own = {"kind": kind, "folder": str(folder), "dtype": dtype[chain.dtypes[step]], "rows": rows}
+            wanted[f"{name} {label}"] = own
     (place / "wanted.json").write_text(json.dumps(wanted))
     command = [sys.executable, str(Path(__file__).parent / "plain_load.py"), str(place / "wanted.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, cwd=place)
@@ -213,7 +193,7 @@ def eval_rows(chain: Chain, phase: int) -> list:
 
 
 def last_evaluation(chain: Chain, step: int) -> dict:
-    return [line for line in json_lines(chain.folders[step] / "metrics.jsonl") if "eval/loss" in line][-1]
+    return [line for line in read_lines(chain.folders[step] / "metrics.jsonl") if "eval/loss" in line][-1]
 
 
 @CHAINS
@@ -243,6 +223,21 @@ def test_the_reward_model_gives_the_trainers_scores_in_plain_transformers(chain_
     assert critic != pytest.approx([score for pair in scores for score in pair], abs=1e-6)
 
 
+def test_the_reward_report_is_the_last_evaluation_and_its_scale_is_in_the_models_configuration_alone(chain_named):
+    folders = chain_named("alone").folders
+    report = json.loads((folders[2] / "reward_report.json").read_text())
+    last, told = last_evaluation(chain_named("alone"), 2), report["evaluation"]
+    assert told["pairs"] == told["prompts"] == 12 and told["accuracy"] == last["eval/accuracy"]
+    assert told["chosen"]["mean"] == last["eval/chosen_mean"] and told["rejected"]["count"] == 12
+    assert told["chosen"]["percentiles"]["p50"] == last["eval/chosen_p50"]
+    assert sum(told["histogram"]["chosen"]) == sum(one["pairs"] for one in told["by_length"]) == 12
+    assert report["before"]["score_gap"] != told["score_gap"]
+    config, scale = json.loads((folders[2] / "model" / "config.json").read_text()), report["training_chosen"]
+    assert config["threestep_score_mean"] == scale["mean"] and config["threestep_score_std"] == scale["std"] > 0
+    assert scale["count"] == 16  # all rows of step 2
+    assert "threestep_score_mean" not in (folders[3] / "critic" / "config.json").read_text()
+
+
 def test_nothing_was_compiled(chain_named, without_compiler: dict[str, str]):
     """Two ranks, ZeRO-2 with offload, ZeRO-3: with no compiler in sight, and no extension built or looked for."""
     assert chain_named("together").ran[1].code == 0
@@ -254,5 +249,5 @@ def test_losses_fall_and_the_data_of_the_steps_is_apart(chain_named):
     chain = chain_named("alone")
     summary = json.loads((chain.folders[1] / "summary.json").read_text())
     assert summary["eval_loss_after"] < summary["eval_loss_before"] - 0.1
-    prompts = [sample["prompt"] for sample in json_lines(chain.folders[3] / "samples.jsonl")]
+    prompts = [sample["prompt"] for sample in read_lines(chain.folders[3] / "samples.jsonl")]
     assert len(set(prompts)) == 12

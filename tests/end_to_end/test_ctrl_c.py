@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.end_to_end.conftest import save_start
+from tests.support.forked_programs import ON_CPU
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -27,10 +28,9 @@ def stopped(folder: Path, rows: Path, ranks: int, everywhere: bool) -> str:
         "--output_dir",
         folder / "out",
     ]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
     run = subprocess.Popen(
-        [sys.executable, "-m", "threestep", *map(str, words), "--num_ranks", str(ranks)], env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        [sys.executable, "-m", "threestep", *map(str, words), "--num_ranks", str(ranks)], text=True,
+        env={**os.environ, **ON_CPU}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     assert run.stdout is not None
     printed: list[str] = []

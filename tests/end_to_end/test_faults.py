@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.distributed.launch import ROOT, run_ranks
-from tests.end_to_end.conftest import MODULES, SHARED, Ran, run_module, save_start
+from tests.end_to_end.conftest import MODULES, SHARED, Ran, run_module, run_program, save_start
+from tests.support.json_lines import read_lines
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
-PROGRAM = ROOT / "tests" / "end_to_end" / "resume_program.py"
 FAULTY = "tests.end_to_end.fault_program"
 BATCH = "--per_device_train_batch_size 2 --max_train_steps 4 --learning_rate 1e-3 --report_mfu false --dtype fp32"
 PPO = (
@@ -71,22 +70,12 @@ def test_steps_of_nan_are_counted_and_end_the_run(
     ppo = ["--actor_model_name_or_path", start, "--critic_model_name_or_path", poisoned_scorer, *data, *PPO.split()]
     flags[3] = [*ppo, "--eval_fraction", "0.2", "--actor_zero_stage", 2, "--critic_zero_stage", 2]
     flags["score"] = [*flags[3], "--reward", "model"]
-    runs = [
-        {
-            "module": MODULES.get(step, MODULES[3]),
-            "flags": [str(flag) for flag in [*own, "--output_dir", root / str(step)]],
-            "note": str(root / "rank_"),
-        }
-        for step, own in flags.items()
-    ]
-    (root / "runs.json").write_text(json.dumps({"runs": runs}))
-    environment = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
-    run_ranks(PROGRAM, 2, [root / "runs.json"], 600, environment)
-    said = [(root / f"rank_{rank}").read_text().splitlines() for rank in (0, 1)]
+    runs = [(MODULES.get(step, MODULES[3]), own, root / str(step)) for step, own in flags.items()]
+    said = run_program(root, "runs", 2, runs), (root / "runs_rank_1").read_text().splitlines()
     assert said[0] == said[1] and len(said[0]) == 5
     for step, sentence in zip((1, 2, "dpo", 3), said[0], strict=False):
         assert sentence.startswith("2 optimizer steps had a loss or gradient that is not finite"), sentence
-        lines = [json.loads(line) for line in (root / str(step) / "bad_steps.jsonl").read_text().splitlines()]
+        lines = read_lines(root / str(step) / "bad_steps.jsonl")
         assert [line["step"] for line in lines] == [1, 2]
         assert all(len(line["row_ids"]) == 4 for line in lines)
         assert not (root / str(step) / "model").exists()
@@ -94,15 +83,20 @@ def test_steps_of_nan_are_counted_and_end_the_run(
     assert said[0][4].startswith(wrong), said[0][4]
 
 
+def flags_of(place: Path, name: str, start: Path, pairs_file: Path) -> list[object]:
+    data = ["--data_path", f"jsonl:{pairs_file}", *SHARED.split(), "--data_output_path", place / "faults_cache"]
+    return ["--model_name_or_path", start, *data, "--output_dir", place / name, *BATCH.split()]
+
+
 def faulty(place: Path, name: str, fault: str, start: Path, pairs_file: Path, *flags: object) -> tuple[Ran, float]:
     """Step 1 on two ranks of which the second breaks; what was said, and how long it took from then on."""
-    data = ["--data_path", f"jsonl:{pairs_file}", *SHARED.split(), "--data_output_path", place / "faults_cache"]
-    data += ["--model_name_or_path", start, "--output_dir", place / name, *BATCH.split(), *flags]
-    ran = run_module(FAULTY, [fault, 1, MODULES[1], *data], ranks=2, launcher=fault != "raise")
+    data = flags_of(place, name, start, pairs_file)
+    ran = run_module(FAULTY, [fault, 1, MODULES[1], *data, *flags], ranks=2, launcher=fault != "raise")
     metrics = place / name / "metrics.jsonl"
     return ran, time.time() - metrics.stat().st_mtime
 
 
+LONG = pytest.mark.long
 SAID = {
     "raise": "error on rank 1, the first of the run:",
     "kill": "error: rank 0 lost another rank, which ended without an error message",
@@ -112,25 +106,31 @@ SAID = {
 }
 
 
-def ends_with_one_error(ran: Ran, fault: str) -> None:
+@pytest.mark.parametrize(
+    "fault", [each if each in ("raise", "kill") else pytest.param(each, marks=LONG) for each in SAID]
+)
+def test_a_rank_that_ends_ends_the_others_with_one_error(
+    place: Path, start: Path, pairs_file: Path, fault: str
+) -> None:
+    """All but `raise` under DeepSpeed's launcher."""
+    flags = ["--rank_timeout", 12] if fault == "hang" else []
+    ran, seconds = faulty(place, f"faults_{fault}", fault, start, pairs_file, *flags)
     assert ran.code != 0 and SAID[fault] in ran.stderr, ran.words
     assert ran.stderr.count("error: ") + ran.stderr.count("error on rank") == 1, ran.words
     assert ran.stderr.count("Traceback (most recent call last)") == (1 if fault == "raise" else 0), ran.words
-
-
-@pytest.mark.parametrize("fault", ["raise", "kill"])
-def test_a_rank_that_dies_ends_the_others_with_one_error(
-    place: Path, start: Path, pairs_file: Path, fault: str
-) -> None:
-    """A kill by DeepSpeed's launcher. Other ends of a rank: test_other_ends.py."""
-    ran, seconds = faulty(place, f"faults_{fault}", fault, start, pairs_file)
-    ends_with_one_error(ran, fault)
     assert seconds < 60, ran.words
 
 
+@pytest.mark.long
+def test_slow_files_of_the_first_rank_are_no_hang(place: Path, start: Path, pairs_file: Path) -> None:
+    flags = [*flags_of(place, "faults_slow", start, pairs_file), "--rank_timeout", 12, "--save_every", 2]
+    ran = run_module(FAULTY, ["slow", 0, MODULES[1], *flags], ranks=2, launcher=True)
+    assert ran.code == 0, ran.words
+    assert (place / "faults_slow" / "model").is_dir()
+
+
 def test_without_evaluation_rows(place: Path, start: Path, pairs_file: Path) -> None:
-    data = ["--data_path", f"jsonl:{pairs_file}", *SHARED.split(), "--data_output_path", place / "faults_cache"]
-    data += ["--model_name_or_path", start, "--output_dir", place / "faults_no_eval", *BATCH.split()]
+    data = flags_of(place, "faults_no_eval", start, pairs_file)
     ran = run_module(FAULTY, ["none", 0, MODULES[1], *data, "--eval_fraction", "0", "--save_at_end", "true"])
     assert ran.code == 0, ran.words
     assert "step 1: trained, without evaluation rows, in " in ran.stdout

@@ -10,7 +10,7 @@ import pytest
 
 from tests.end_to_end.conftest import save_start
 from tests.end_to_end.given_program import FORMS, ORDINARY
-from tests.support.forked_programs import ROOT, run_python
+from tests.support.forked_programs import ON_CPU, run_python
 
 PROGRAM = Path(__file__).with_name("given_program.py")
 
@@ -20,12 +20,8 @@ def told(request, tmp_path_factory):
     """(its folder, what the program saw)"""
     place = tmp_path_factory.mktemp("given")
     save_start(place / "start")
-    environment = {
-        **os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu",
-        "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
     form = ["long"] if request.config.getoption("--long") else []
-    ran = run_python([str(PROGRAM), str(place), *form], environment, timeout_seconds=600)
+    ran = run_python([str(PROGRAM), str(place), *form], {**os.environ, **ON_CPU}, timeout_seconds=600)
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
     return place, json.loads((place / "told.json").read_text())
 
@@ -46,10 +42,8 @@ def test_what_was_given_stays_and_what_was_frozen_stays_frozen(told):
 
 def test_a_class_of_ones_own_is_trained_from_a_folder_with_its_code(told):
     found = told[1]["with code"]
-    assert (
-        "its class is halved.Halved" in found["said"]
-        and "give that folder with trust_remote_code=True" in found["said"]
-    )
+    assert "its class is halved.Halved" in found["said"]
+    assert "give that folder with trust_remote_code=True" in found["said"]
     assert (found["kind"], found["half"]) == ("Halved", True)
 
 

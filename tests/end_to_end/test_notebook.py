@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.forked_programs import ROOT, run_python
+from tests.support.forked_programs import ON_CPU, ROOT, run_python
 
 # What is behind the last cell here: its figures, and the answers of `threestep chat` to the same questions.
 BEHIND = """
@@ -34,13 +34,6 @@ def code_cells(name: str) -> list[dict]:
     return [cell for cell in cells if cell["cell_type"] == "code"]
 
 
-def environment_in(folder: Path) -> dict[str, str]:
-    return {
-        **os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu",
-        "OMP_NUM_THREADS": "1", "HOME": str(folder),
-    }  # fmt: skip
-
-
 def ran(name: str, folder: Path, behind: str = "", **changed: str) -> str:
     """What the notebook's cells print as one program, with these assignments changed and `behind` after the last."""
     source = "\n\n".join("".join(cell["source"]) for cell in code_cells(name))
@@ -48,7 +41,8 @@ def ran(name: str, folder: Path, behind: str = "", **changed: str) -> str:
         source, found = re.subn(rf"^{variable} = [^#\n]+", f"{variable} = {value}  ", source, flags=re.MULTILINE)
         assert found == 1, variable
     (folder / "notebook.py").write_text(source + behind)
-    done = run_python([str(folder / "notebook.py")], environment_in(folder), folder=folder, timeout_seconds=300)
+    environment = {**os.environ, **ON_CPU, "HOME": str(folder)}
+    done = run_python([str(folder / "notebook.py")], environment, folder=folder, timeout_seconds=300)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 

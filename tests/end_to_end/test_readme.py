@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.forked_programs import ON_CPU
 from tests.support.pages import ROOT, blocks
 from threestep.plugins.embedded.task import check
 from threestep.plugins.programs.all_steps import read_plan
@@ -47,7 +48,7 @@ def test_the_quickstarts_models_answer_as_it_says(tmp_path: Path):
     """The quickstart's settings from random weights, then the README's command with its question."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     question, answer = question_and_answer(text)
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, **ON_CPU}
     start = [sys.executable, "-m", "threestep"]
     subprocess.run(
         [*start, "all", "--work_dir", str(tmp_path), "--config", str(QUICKSTART)], check=True, env=environment

@@ -12,14 +12,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from safetensors.torch import load_file
 
-from tests.distributed.launch import ROOT, run_ranks
-from tests.end_to_end.compared import figures
-from tests.end_to_end.conftest import MODULES, SHARED, save_start
+from tests.end_to_end.compared import figures, same
+from tests.end_to_end.conftest import MODULES, SHARED, run_program, save_scorer, save_start
+from tests.support.forked_programs import ON_CPU, ROOT
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
-PROGRAM = ROOT / "tests" / "end_to_end" / "resume_program.py"
 BATCH = "--per_device_train_batch_size 2 --learning_rate 1e-3 --report_mfu false --max_train_steps 3 --eval_interval 2"
 
 PPO = (
@@ -38,39 +36,9 @@ def start(place: Path) -> Path:
     return folder
 
 
-def run_program(place: Path, name: str, world_size: int, runs: list[tuple[str, list[object], Path]]) -> list[str]:
-    """Run (module, flags, folder) one after the other on every rank; return how each ended on rank 0."""
-    note = place / f"{name}_rank_"
-    wanted = {
-        "runs": [
-            {"module": module, "flags": [str(flag) for flag in [*flags, "--output_dir", folder]], "note": str(note)}
-            for module, flags, folder in runs
-        ]
-    }
-    (place / f"{name}.json").write_text(json.dumps(wanted))
-    environment = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
-    run_ranks(PROGRAM, world_size, [place / f"{name}.json"], 600, environment)
-    return Path(f"{note}0").read_text().splitlines()
-
-
-def same(unbroken: Path, resumed: Path, models: tuple[str, ...] = ("model",)) -> None:
-    assert figures(unbroken) == figures(resumed)
-    for model in models:
-        mine, other = (load_file(folder / model / "model.safetensors") for folder in (unbroken, resumed))
-        assert mine.keys() == other.keys()
-        assert all(mine[name].equal(other[name]) for name in mine), model
-
-
 @pytest.fixture(scope="module")
 def scorer(place: Path, start: Path) -> Path:
-    """A reward model of random weights."""
-    import torch
-    from transformers import AutoConfig, AutoTokenizer, LlamaForSequenceClassification
-
-    torch.manual_seed(1)
-    LlamaForSequenceClassification(AutoConfig.from_pretrained(start, num_labels=1)).save_pretrained(place / "scorer")
-    AutoTokenizer.from_pretrained(start).save_pretrained(place / "scorer")
-    return place / "scorer"
+    return save_scorer(place / "scorer", start)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -153,10 +121,9 @@ def test_sigterm_ends_two_ranks_with_a_checkpoint_and_the_command_to_go_on(
     flags += ["--data_output_path", place / "resume_cache", *SHARED.split(), *BATCH.split(), "--num_train_epochs", 1000]
     flags[flags.index("--max_train_steps") + 1] = 4000
     command = [sys.executable, "-m", "training.utils.run.launch", MODULES[1], *(str(flag) for flag in flags)]
-    variables = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "THREESTEP_RANKS": "2"}
-    variables |= without_compiler
+    environment = {**os.environ, **ON_CPU, "THREESTEP_RANKS": "2", **without_compiler}
     log = open(place / "sigterm.txt", "w+")  # noqa: SIM115
-    process = subprocess.Popen(command, env={**os.environ, **variables}, stdout=log, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
     try:
         deadline = time.monotonic() + 300
         metrics = folder / "metrics.jsonl"

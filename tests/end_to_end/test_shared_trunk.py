@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from tests.end_to_end.conftest import MODULES, SHARED, run_module, save_start
-from tests.end_to_end.test_resume import figures, run_program, same
+from tests.end_to_end.compared import figures, same
+from tests.end_to_end.conftest import MODULES, SHARED, run_module, run_program, save_start
 from threestep.command import commands
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine

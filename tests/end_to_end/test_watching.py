@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import MODULES, SHARED
-from tests.end_to_end.test_resume import figures, run_program, scorer, start  # noqa: F401  # fixtures
+from tests.end_to_end.compared import figures
+from tests.end_to_end.conftest import MODULES, SHARED, run_program
+from tests.end_to_end.test_resume import scorer, start  # noqa: F401  # fixtures
+from tests.support.json_lines import read_lines
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 
@@ -101,7 +103,7 @@ def test_the_best_of_two_decides_by_one_name_over_a_whole_run(runs):
 
 
 def test_every_phase_has_its_time_and_a_chosen_rollout_its_trace(runs):
-    lines = [json.loads(line) for line in (runs["trained"] / "metrics.jsonl").read_text().splitlines()]
+    lines = read_lines(runs["trained"] / "metrics.jsonl")
     steps = [line for line in lines if "rollout/score" in line]
     assert [line["step"] for line in lines] == [1, 2, 3, 3]  # no evaluation before
     for line in steps:

@@ -13,7 +13,8 @@ import pytest
 
 from tests.end_to_end.conftest import pair_rows, save_start
 from tests.support import boundary
-from tests.support.forked_programs import run_python
+from tests.support.forked_programs import ON_CPU, run_python
+from tests.support.json_lines import write_lines
 from tests.support.sources import modules
 from threestep.command import CORE_COMMANDS
 from training.utils.plugins.registry import _with_their_needs, plugins
@@ -24,9 +25,7 @@ SOURCES = boundary.without_tests({**modules(ROOT / "training"), **modules(ROOT /
 MODULES = [name.removesuffix(".__init__") for name in SOURCES if not name.endswith(".__main__")]
 SHORT = "--max_train_rows 8 --max_eval_rows 2 --eval_interval 0 --dtype fp32 --max_train_steps 1"
 OF_STEPS = {
-    "sft": "--per_device_train_batch_size 2 --max_seq_len 48",
-    "reward": "--per_device_train_batch_size 2 --max_seq_len 48",
-    "dpo": "--per_device_train_batch_size 2 --max_seq_len 48",
+    **dict.fromkeys(("sft", "reward", "dpo"), "--per_device_train_batch_size 2 --max_seq_len 48"),
     "grpo": "--per_device_generation_batch_size 2 --num_samples_per_prompt 2 --max_answer_seq_len 4 "
     "--max_prompt_seq_len 40 --reward length --reward_length_characters 12",
 }
@@ -44,7 +43,7 @@ def checkout(tmp_path_factory) -> Path:
     for package in ("training", "threestep"):
         shutil.copytree(ROOT / package, place / package, ignore=shutil.ignore_patterns("__pycache__", "tests"))
     save_start(place / "start")
-    (place / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pair_rows(40)))
+    write_lines(place / "pairs.jsonl", pair_rows(40))
     return place
 
 
@@ -73,10 +72,7 @@ def check_without(checkout: Path, gone: set[str], left: set[str], place: Path) -
         places = ["--output_dir", place / step, "--data_output_path", place / "cache"]
         runs.append([step, model, checkout / "start", *places, *data, *SHORT.split(), *own.split()])
     told = [json.dumps(each, default=str) for each in (kept, commands, runs)]
-    environment = {
-        **os.environ, "PYTHONPATH": str(checkout), "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
+    environment = {**os.environ, **ON_CPU, "PYTHONPATH": str(checkout)}
     with without(checkout, gone):
         done = run_python([str(PROGRAM), str(checkout), *told], environment, folder=place)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

@@ -13,10 +13,10 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from tests.end_to_end.conftest import MODULES
-from tests.end_to_end.test_resume import run_program, same
+from tests.end_to_end.compared import same
+from tests.end_to_end.conftest import MODULES, run_program
 from tests.support import pages
-from tests.support.forked_programs import FORKS_VARIABLE
+from tests.support.forked_programs import FORKS_VARIABLE, ON_CPU
 from tests.support.new_models import save_new_model
 from tests.support.pages import ROOT
 
@@ -48,10 +48,9 @@ def installed(place: Path) -> Path:
 
 def threestep(installed: Path, place: Path, *words: object) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(installed), str(ROOT)])
-    return subprocess.run(
-        [sys.executable, "-m", "threestep", *map(str, words)], cwd=place, capture_output=True, text=True, timeout=300,
-        env={**os.environ, "PYTHONPATH": path, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""},
-    )  # fmt: skip
+    command, environment = [sys.executable, "-m", "threestep", *map(str, words)], {**os.environ, **ON_CPU}
+    environment["PYTHONPATH"] = path
+    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def test_all_that_the_page_adds_is_used(installed, place):

@@ -36,6 +36,10 @@ _OF_THE_SERVER = {
     "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }  # fmt: skip
+# Of a process on the CPU that finds this checkout.
+ON_CPU = {
+    "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)
+}  # fmt: skip
 _STARTING = threading.Lock()
 # A start asks for every fork's exit code (`multiprocessing.process._cleanup`). Of two threads that ask for one at the
 # same time the second finds it read, and puts 255 in its place.

@@ -7,7 +7,6 @@ its threads must not have worked in a process that forks.
 
 from __future__ import annotations
 
-import json
 import os
 import pkgutil
 import select
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.json_lines import write_lines
 from training.utils.plugins.registry import plugins
 
 os.environ.update(
@@ -109,25 +109,21 @@ def make_files(place: Path, rows: int = 240, delay_seconds: float = 0.0, heads: 
     """A tiny model, a reward model of random weights, pairs and texts; an environment whose answers take up to so
     long, and an engine whose rollouts do. heads: of attention."""
     import torch
-    from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM, LlamaForSequenceClassification
+    from transformers import AutoConfig, LlamaForCausalLM
 
-    from tests.end_to_end.conftest import SENTENCES, pair_rows, save_start
+    from tests.end_to_end.conftest import SENTENCES, pair_rows, save_scorer, save_start
 
     start = save_start(place / "start")
-    torch.manual_seed(1)
     if heads != 2:
+        torch.manual_seed(1)
         shape = {"num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": 64 // heads}
         LlamaForCausalLM(AutoConfig.from_pretrained(start, **shape)).save_pretrained(start)
-    LlamaForSequenceClassification(AutoConfig.from_pretrained(start, num_labels=1)).save_pretrained(place / "scorer")
-    AutoTokenizer.from_pretrained(start).save_pretrained(place / "scorer")
-    pairs, texts = place / "pairs.jsonl", place / "texts.jsonl"
-    pairs.write_text("".join(json.dumps(row) + "\n" for row in pair_rows(rows)))
-    texts.write_text("".join(json.dumps({"text": sentence * 3}) + "\n" for sentence in SENTENCES))
-    environment = place / "late.py"
+    pairs = write_lines(place / "pairs.jsonl", pair_rows(rows))
+    texts = write_lines(place / "texts.jsonl", [{"text": sentence * 3} for sentence in SENTENCES])
+    environment, engine = place / "late.py", place / "late_engine.py"
     environment.write_text(f"SECONDS = {delay_seconds}\n{_ENVIRONMENT}")
-    engine = place / "late_engine.py"
     engine.write_text(f"SECONDS = {delay_seconds}\n{_ENGINE}")
-    return Files(start, place / "scorer", pairs, texts, environment, engine)
+    return Files(start, save_scorer(place / "scorer", start), pairs, texts, environment, engine)
 
 
 # A run: ranks that are forked from here.

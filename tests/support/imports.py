@@ -1,4 +1,4 @@
-"""The imports of a package as a graph, read from source text alone: who imports whom, floors, circles.
+"""The imports of a package as a graph, read from source text alone: who imports whom, circles.
 
 Modules go by dotted name; a package's own file ends in `.__init__`. Knows no rule of the house.
 """
@@ -91,16 +91,6 @@ def closure(graph: Graph, module: str) -> set[str]:
 def circles(graph: Graph) -> list[list[str]]:
     """Return the modules that import themselves by way of others: a shortest circle of each knot."""
     return [_shortest_circle(graph, knot) for knot in _knots(graph) if len(knot) > 1]
-
-
-def floors(graph: Graph) -> int:
-    """Return the modules in the longest chain of imports; those of a circle count one by one."""
-    height: dict[str, int] = {}
-    for knot in _knots(graph):  # a knot comes after all that it imports
-        below = [height[target] for name in knot for target in graph[name] if target in height]
-        for name in knot:
-            height[name] = max(below, default=0) + len(knot)
-    return max(height.values(), default=0)
 
 
 @functools.cache

@@ -9,9 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.distributed.launch import run_ranks
-from tests.end_to_end.conftest import MODULES, SHARED, save_start
-from tests.end_to_end.test_resume import PROGRAM
+from tests.end_to_end.conftest import MODULES, SHARED, run_program, save_start
 from threestep.plugins.programs import export
 from training.utils.base.errors import ThreestepError
 
@@ -36,17 +34,8 @@ PPO = (
 
 
 def run_all(place: Path, name: str, world_size: int, runs: list[tuple[int, list[object], Path]]) -> None:
-    wanted = [
-        {
-            "module": MODULES[step],
-            "flags": [str(flag) for flag in [*flags, "--output_dir", folder]],
-            "note": str(place / name),
-        }
-        for step, flags, folder in runs
-    ]
-    (place / f"{name}.json").write_text(json.dumps({"runs": wanted}))
-    run_ranks(PROGRAM, world_size, [place / f"{name}.json"], 600, {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"})
-    assert set((place / f"{name}0").read_text().splitlines()) == {"done"}
+    ends = run_program(place, name, world_size, [(MODULES[step], flags, folder) for step, flags, folder in runs])
+    assert set(ends) == {"done"}
 
 
 def data_of(place: Path, pairs_file: Path) -> list[object]:

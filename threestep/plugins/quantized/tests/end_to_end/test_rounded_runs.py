@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.compared import figures
-from tests.end_to_end.conftest import MODULES, SHARED, save_start
-from tests.end_to_end.test_resume import BATCH, run_program, same
+from tests.end_to_end.compared import figures, same
+from tests.end_to_end.conftest import MODULES, SHARED, run_program, save_start
+from tests.end_to_end.test_resume import BATCH
 from threestep.plugins.programs import export
 from threestep.plugins.programs.tests.end_to_end.test_export_end_to_end import (
     LORA,
