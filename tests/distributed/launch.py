@@ -17,19 +17,18 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import tempfile
 import textwrap
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.forked_programs import ON_CPU, Program, end, start_python
+from tests.support.forked_programs import ON_CPU, start_python, wait_for
 from training.utils.run.launch import free_port
 
 ROOT = Path(__file__).parents[2]
 _RESULT_VARIABLE = "THREESTEP_TEST_RESULT"
-_GRACE_SECONDS = 3.0  # how long the other ranks may still speak after one has failed
 _OUTPUT_CHARACTERS = 6000
 
 
@@ -56,54 +55,28 @@ def run_ranks(
             path.write_text(textwrap.dedent(script), encoding="utf-8")
         outputs = [Path(folder, f"output_{rank}.txt") for rank in range(world_size)]
         results = [Path(folder, f"result_{rank}.json") for rank in range(world_size)]
-        port = free_port()
-        processes: list[Program] = []
+        shared = {
+            **os.environ,
+            **ON_CPU,
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+            **(environment or {}),
+            **{"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())},
+        }
+        words = [str(path), *map(str, args)]
+        programs = []
+        for rank in range(world_size):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), _RESULT_VARIABLE: str(results[rank])}
+            programs.append(start_python(words, {**shared, **own}, outputs[rank], outputs[rank]))
         try:
-            for rank in range(world_size):
-                variables = {
-                    **os.environ,
-                    **ON_CPU,
-                    "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
-                    **(environment or {}),
-                    "RANK": str(rank),
-                    "LOCAL_RANK": str(rank),
-                    "WORLD_SIZE": str(world_size),
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(port),
-                    _RESULT_VARIABLE: str(results[rank]),
-                }
-                words = [str(path), *(str(word) for word in args)]
-                processes.append(start_python(words, variables, outputs[rank], outputs[rank]))
-            problem = _wait(processes, timeout_seconds)
-        finally:
-            for process in processes:
-                end(process)
+            failed = wait_for(programs, timeout_seconds)
+        except subprocess.TimeoutExpired:
+            problem = f"the ranks were not done after {timeout_seconds:.0f} seconds"
+        else:
+            problem = "" if failed is None else f"rank {failed} ended with code {programs[failed].returncode}"
         if problem:
             said = [_said(rank, path) for rank, path in enumerate(outputs)]
             raise AssertionError("\n".join([problem, *said]))
         return [json.loads(path.read_text(encoding="utf-8")) if path.exists() else {} for path in results]
-
-
-def _wait(processes: Sequence[Program], timeout_seconds: float) -> str | None:
-    """Wait for all to end well; return what went wrong, if anything did."""
-    deadline = time.monotonic() + timeout_seconds
-    problem = None
-    while any(process.poll() is None for process in processes):
-        if problem is None:
-            problem = _failure(processes)
-            if problem is not None:
-                deadline = time.monotonic() + _GRACE_SECONDS
-        if time.monotonic() > deadline:
-            return problem or f"the ranks were not done after {timeout_seconds:.0f} seconds"
-        time.sleep(0.02)
-    return problem or _failure(processes)
-
-
-def _failure(processes: Sequence[Program]) -> str | None:
-    for rank, process in enumerate(processes):
-        if process.poll() not in (None, 0):
-            return f"rank {rank} ended with code {process.returncode}"
-    return None
 
 
 def _said(rank: int, path: Path) -> str:

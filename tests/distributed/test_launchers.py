@@ -8,15 +8,14 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from tests.support.forked_programs import run_python
+from tests.support.forked_programs import ON_CPU, ROOT, run_python
+from tests.support.json_lines import read_lines
 from tests.support.new_models import save_new_model
 from training.utils.run.launch import free_port
 
-ROOT = Path(__file__).parents[2]
 STEP = "training.step1_sft.main"
 FLAGS = (
     "--model_name_or_path model --data_path embedded --data_split 1,0,0 --max_train_rows 128 --max_eval_rows 16 "
@@ -38,8 +37,7 @@ def folder(tmp_path_factory):
 
 def environment():
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("THREESTEP_", "MASTER_"))}
-    alone = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-    return {**kept, **alone, "PYTHONPATH": str(ROOT), "THREESTEP_RANKS": "2"}
+    return {**kept, **ON_CPU, "THREESTEP_RANKS": "2"}
 
 
 def run(path, *commands):
@@ -56,8 +54,9 @@ def run(path, *commands):
 
 
 def losses(path):
-    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    return [row[name] for row in rows for name in ("train/loss", "eval/loss") if name in row]
+    return [
+        row[name] for row in read_lines(path / "metrics.jsonl") for name in ("train/loss", "eval/loss") if name in row
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +88,34 @@ def test_accelerate_launch(folder, expected):
     assert losses(folder / "accelerate") == expected
 
 
+TELLS = """
+import json, os, pathlib, sys
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS")
+told = {"argv": sys.argv[1:], **{name: os.environ.get(name) for name in names}}
+pathlib.Path(sys.argv[1], os.environ["RANK"] + ".json").write_text(json.dumps(told))
+sys.exit(5 if "--fail" in sys.argv and os.environ["RANK"] == "1" else 0)
+"""
+
+
+def started(folder, *flags):
+    (folder / "a_step.py").write_text(TELLS)
+    command = [*PYTHON, "training.utils.run.launch", "a_step", str(folder), "--name", "two words", *flags]
+    variables = {**environment(), "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
+
+
+def test_deepspeed_starts_two_ranks_with_the_flags_as_given(tmp_path):
+    done = started(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("+ ") and "--num_accelerators 2" in done.stdout.splitlines()[0]
+    for rank in (0, 1):
+        told = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert told["argv"] == [str(tmp_path), "--name", "two words"]  # and no --local_rank
+        assert (told["RANK"], told["LOCAL_RANK"], told["WORLD_SIZE"]) == (str(rank), str(rank), "2")
+        assert told["OMP_NUM_THREADS"] == "1"
+    assert started(tmp_path, "--fail").returncode == 5  # of the rank that fails
+
+
 # What a rank says of the other's end, by how that came about.
 SAID = {
     "raise": "error on rank 1, the first of the run:",
@@ -111,7 +138,6 @@ def test_a_rank_that_fails_ends_the_run_with_its_error(folder, expected, launche
     program = ["-m", "tests.end_to_end.fault_program", fault, "1", STEP, *FLAGS, "--output_dir", out]
     ran = subprocess.run([*start, *program], cwd=folder, env=environment(), capture_output=True, text=True, timeout=300)
     seconds = time.time() - (folder / out / "metrics.jsonl").stat().st_mtime
-    print(out, seconds, ran.stdout[-3000:], ran.stderr[-6000:])
     said = ran.stdout + ran.stderr
     assert ran.returncode != 0 and seconds < 30, said
     assert said.count(SAID[fault]) == 1 and said.count("error on rank 0") == 0, said

@@ -1,5 +1,5 @@
 """Two ranks, of which the first works on files alone now and then: the other may not yet wait in a collective, which
-has a limit. Started by test_waiting.py."""
+has a limit. Started by test_leaving.py."""
 
 from __future__ import annotations
 

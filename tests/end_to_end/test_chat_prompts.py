@@ -3,13 +3,13 @@ file to the user's rule, sampler and dataset, and into samples.jsonl."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests.end_to_end.conftest import Chain, run_chain, save_start
 from tests.support.chat_templates import chat_template, chat_tokenizer
+from tests.support.json_lines import read_lines, write_lines
 from training.utils.data.chat.style import SavedStyle, saved_style
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
@@ -52,27 +52,21 @@ def conversations() -> list[dict]:
             {"role": "assistant", "content": "HELLO THERE"},
             {"role": "user", "content": f"Sort: {' '.join(words)}"},
         ]
-        rows.append(
-            {
-                "prompt": prompt[number % 3 == 0 :],  # with and without a system message
-                "chosen": [{"role": "assistant", "content": " ".join(sorted(words))}],
-                "rejected": [{"role": "assistant", "content": " ".join(words * 2)}],
-                "data_source": "sorting",
-                "ground_truth": " ".join(sorted(words)),
-                "level": number,
-                "extra_info": {"index": number, "tools_kwargs": {"search": {"k": number}}},
-            }
-        )
+        right, wrong = " ".join(sorted(words)), " ".join(words * 2)
+        row = {"prompt": prompt[number % 3 == 0 :], "data_source": "sorting"}  # with and without a system message
+        row |= {
+            name: [{"role": "assistant", "content": text}] for name, text in (("chosen", right), ("rejected", wrong))
+        }
+        known = {"index": number, "tools_kwargs": {"search": {"k": number}}}
+        rows.append({**row, "ground_truth": right, "level": number, "extra_info": known})
     return rows
 
 
 @pytest.fixture(scope="module")
 def chain(place: Path) -> Chain:
     (place / "own.py").write_text(OWN)
-    chats = place / "chats.jsonl"
-    chats.write_text("".join(json.dumps(row) + "\n" for row in conversations()))
-    tokenizer = chat_tokenizer(chat_template("chatml"))
-    start = save_start(place / "start_chat", tokenizer=tokenizer)
+    chats = write_lines(place / "chats.jsonl", conversations())
+    start = save_start(place / "start_chat", tokenizer=chat_tokenizer(chat_template("chatml")))
     shared = f"--data_path jsonl:{chats} --max_prompt_seq_len 100 --max_seq_len 120"
     shared += " --data_split 1,1,1 --eval_fraction 0.2"
     trained = "--dtype fp32 --learning_rate 1e-3 --per_device_train_batch_size 2 --report_mfu false".split()
@@ -92,8 +86,7 @@ def test_every_step_trains_on_conversations(chain):
 
     for step, folder in chain.folders.items():
         assert "none dropped" in chain.ran[step].stdout and "0 truncated" in chain.ran[step].stdout
-        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        assert {1, 2} <= {line["step"] for line in lines}
+        assert {1, 2} <= {line["step"] for line in read_lines(folder / "metrics.jsonl")}
         tokenizer = AutoTokenizer.from_pretrained(folder / "model")
         assert tokenizer.chat_template == chat_template("chatml")
 
@@ -117,7 +110,7 @@ def test_the_style_goes_from_step_to_step_with_the_model(chain):
 
 
 def test_what_a_row_carries_arrives_in_the_samples(chain):
-    samples = [json.loads(line) for line in (chain.folders[3] / "samples.jsonl").read_text().splitlines()]
+    samples = read_lines(chain.folders[3] / "samples.jsonl")
     assert [sample["step"] for sample in samples] == [0] * 8 + [2] * 8
     rows = {row["level"]: row for row in conversations()}
     for sample in samples:
@@ -133,7 +126,7 @@ def test_what_a_row_carries_arrives_in_the_samples(chain):
         assert sample["check/turns"] == len(row["prompt"])
     before, after = ([s["uid"] for s in samples if s["step"] == step] for step in (0, 2))
     assert before == after and len(set(before)) == len({sample["prompt"] for sample in samples})
-    figures = [json.loads(line) for line in (chain.folders[3] / "metrics.jsonl").read_text().splitlines()]
+    figures = read_lines(chain.folders[3] / "metrics.jsonl")
     turns = [line["eval/check/turns"] for line in figures if "eval/check/turns" in line]
     assert turns == pytest.approx([sum(s["check/turns"] for s in samples[:8]) / 8] * 2)
 

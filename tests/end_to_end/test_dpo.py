@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import Ran, run_module, run_step
+from tests.support.json_lines import read_lines, write_lines
 from tests.support.new_models import save_new_model
 from training.utils.contracts.rows import ResponsesRow
 
@@ -41,8 +42,9 @@ def trained(place: Path, start: Path) -> tuple[Path, Ran]:
     return run(place, start, "trained", "--learning_rate 2e-3 --per_device_train_batch_size 32")
 
 
-def lines(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+def steps_of(folder: Path) -> list[dict]:
+    """The lines of optimizer steps."""
+    return [line for line in read_lines(folder / "metrics.jsonl") if "train/loss" in line]
 
 
 def said_of_reference(ran: Ran) -> list[str]:
@@ -75,10 +77,9 @@ def test_the_accuracy_rises(trained):
     assert summary["eval_loss"] < math.log(2) - 0.01 and summary["eval_accuracy"] > 0.6
     margin = summary["eval_chosen_reward"] - summary["eval_rejected_reward"]
     assert summary["eval_reward_margin"] == pytest.approx(margin) and margin > 0.02
-    found = lines(folder)
-    before = next(line for line in found if "eval/loss" in line)
+    before = next(line for line in read_lines(folder / "metrics.jsonl") if "eval/loss" in line)
     assert (before["step"], before["eval/accuracy"], before["eval/reward_margin"]) == (0, 0.0, 0.0)
-    steps = [line for line in found if "train/loss" in line]
+    steps = steps_of(folder)
     assert [line["step"] for line in steps] == list(range(1, 51))
     told = ("accuracy", "reward_margin", "chosen_reward", "rejected_reward", "pairs_per_second", "mfu")
     assert steps[0].keys() >= {f"train/{name}" for name in told}
@@ -112,29 +113,20 @@ def test_plain_transformers_finds_the_same_rewards(trained, start: Path, place: 
 
 def test_two_sharded_ranks_read_no_reference_again(trained, start: Path, place: Path):
     """And their first step is the one that a single rank took."""
-    folder, ran = run(
-        place,
-        start,
-        "two_ranks",
-        "--zero_stage 3 --learning_rate 2e-3 --per_device_train_batch_size 16 --max_train_steps 2",
-        ranks=2,
-    )
+    flags = "--zero_stage 3 --learning_rate 2e-3 --per_device_train_batch_size 16 --max_train_steps 2"
+    folder, ran = run(place, start, "two_ranks", flags, ranks=2)
     assert [line.split(";")[0] for line in said_of_reference(ran)] == ["reference: 1,700 rows read from the cache"]
-    one, two = (
-        next(line for line in lines(which) if line["step"] == 1 and "train/loss" in line)
-        for which in (trained[0], folder)
-    )
-    assert two["train/loss"] == pytest.approx(one["train/loss"], abs=1e-6)
-    assert not [line for line in lines(folder) if "reference/pairs_per_second" in line]
+    one, two = (steps_of(which)[0] for which in (trained[0], folder))
+    assert one["step"] == two["step"] == 1 and two["train/loss"] == pytest.approx(one["train/loss"], abs=1e-6)
+    assert "reference/pairs_per_second" not in (folder / "metrics.jsonl").read_text()
 
 
 def test_adapters_off_read_no_reference_before(start: Path, place: Path):
-    folder, ran = run(
-        place, start, "adapter_off", "--reference adapter_off --lora_dim 4 --learning_rate 1e-2 --max_train_steps 2"
-    )
+    flags = "--reference adapter_off --lora_dim 4 --learning_rate 1e-2 --max_train_steps 2"
+    folder, ran = run(place, start, "adapter_off", flags)
     assert said_of_reference(ran) == []
     assert json.loads((folder / "summary.json").read_text())["eval_loss_before"] == pytest.approx(math.log(2))
-    steps = [line for line in lines(folder) if "train/loss" in line]
+    steps = steps_of(folder)
     assert steps[0]["train/loss"] == pytest.approx(math.log(2)) and abs(steps[1]["train/reward_margin"]) > 1e-6
 
 
@@ -146,52 +138,36 @@ def test_a_loss_without_a_reference_asks_for_none(trained, start: Path, place: P
     model, folder, cache = place / "planted_start", place / "dpo_planted", place / "planted_cache"
     shutil.copytree(start, model)
     given = ["--model_name_or_path", model, "--data_output_path", cache, "--output_dir", folder]
-    given += [
-        *DATA,
-        "--dtype",
-        "fp32",
-        "--loss_type",
-        "planted",
-        "--beta",
-        "2",
-        "--learning_rate",
-        "2e-3",
-        "--max_train_steps",
-    ]
+    given += [*DATA, *"--dtype fp32 --loss_type planted --beta 2 --learning_rate 2e-3 --max_train_steps".split()]
     first = run_module("tests.end_to_end.planted_loss", [*given, "2", "--save_every", "1"])
     assert first.code == 0, first.words
     assert said_of_reference(first) == [] and not list(cache.rglob("reference-*"))
-    assert not [line for line in lines(folder) if "reference/pairs_per_second" in line]
+    assert "reference/pairs_per_second" not in (folder / "metrics.jsonl").read_text()
 
     policy, losses = AutoModelForCausalLM.from_pretrained(model).eval(), []
     with torch.no_grad():
         for row in embedded_rows(cache, AutoTokenizer.from_pretrained(model)):
             better, worse = (mean_logprob(policy, row, response) for response in row.response_ids)
             losses.append(math.log1p(math.exp(-2 * (better - worse))))
-    before = next(line for line in lines(folder) if "eval/loss" in line)
+    before = next(line for line in read_lines(folder / "metrics.jsonl") if "eval/loss" in line)
     assert before["eval/loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-5)
 
     (model / "model.safetensors").write_bytes((place / "dpo_trained/model/model.safetensors").read_bytes())
     resumed = run_module("tests.end_to_end.planted_loss", [*given, "3", "--resume"])
     assert resumed.code == 0 and "no checkpoint" not in resumed.stdout, resumed.words
-    assert [line["step"] for line in lines(folder) if "train/loss" in line] == [1, 2, 3]
+    assert [line["step"] for line in steps_of(folder)] == [1, 2, 3]
 
 
 def test_marked_responses_on_one_rank_and_two(start: Path, place: Path):
     """KTO by its command line: the same losses and reference points in micro-batches of 8 and 4 on one rank and two. A
     second run finds the reference of the rows, and of their prompts with other responses."""
-    path = place / "marked.jsonl"
+    asked = [(a, b) for a in ("rat", "cow", "gnu", "fox", "owl") for b in ("cat", "dog", "hen", "bee")]
     marked = [
-        {
-            "prompt": f"Human: Reverse: {a} {b} Assistant:",
-            "completion": f" {b} {a}" if good else f" {a} {b}",
-            "label": good,
-        }
-        for a in ("rat", "cow", "gnu", "fox", "owl")
-        for b in ("cat", "dog", "hen", "bee")
-        for good in (True, False)
+        {"prompt": f"Human: Reverse: {a} {b} Assistant:", "completion": completion, "label": good}
+        for a, b in asked
+        for completion, good in ((f" {b} {a}", True), (f" {a} {b}", False))
     ]
-    path.write_text("\n".join(map(json.dumps, marked)))
+    path = write_lines(place / "marked.jsonl", marked)
     shared = ["--model_name_or_path", start, "--data_path", f"jsonl:{path}", "--data_output_path", place / "kto_cache"]
     shared += "--max_seq_len 48 --dtype fp32 --beta 0.5 --learning_rate 3e-3 --loss_type kto".split()
     shared += "--max_train_steps 4 --num_train_epochs 3".split()
@@ -202,7 +178,7 @@ def test_marked_responses_on_one_rank_and_two(start: Path, place: Path):
         flags = ["--per_device_train_batch_size", micro, "--gradient_accumulation_steps", accumulation]
         ran = run_step("dpo", [*shared, *flags, "--output_dir", folder], ranks)
         assert ran.code == 0, ran.words
-        found.append([line for line in lines(folder) if "train/loss" in line])
+        found.append(steps_of(folder))
         said = said_of_reference(ran)
         assert len(said) == 2 and all(("read from the cache" in line) is (name == "two") for line in said), said
     points = [[line["train/point_kto"] for line in run] for run in found]
@@ -210,19 +186,14 @@ def test_marked_responses_on_one_rank_and_two(start: Path, place: Path):
     assert losses[0][0] == pytest.approx(0.5) and points[0][0] == 0.0 and len(points[0]) == 4
     assert losses[1] == pytest.approx(losses[0], abs=2e-5) and points[1] == pytest.approx(points[0], abs=2e-4)
     summary = json.loads((place / "kto_one/summary.json").read_text())
-    assert summary["eval_chosen_reward"] - summary["eval_rejected_reward"] == pytest.approx(
-        summary["eval_reward_margin"]
-    )
+    margin = summary["eval_chosen_reward"] - summary["eval_rejected_reward"]
+    assert margin == pytest.approx(summary["eval_reward_margin"])
 
 
 def test_a_sum_of_losses_and_beta_over_time(start: Path, place: Path):
-    folder, _ = run(
-        place,
-        start,
-        "sum",
-        "--loss_type sigmoid:0.5,sft:0.25 --final_beta 0.4 --learning_rate 2e-3 --max_train_steps 3",
-    )
-    steps = [line for line in lines(folder) if "train/loss" in line]
+    flags = "--loss_type sigmoid:0.5,sft:0.25 --final_beta 0.4 --learning_rate 2e-3 --max_train_steps 3"
+    folder, _ = run(place, start, "sum", flags)
+    steps = steps_of(folder)
     assert [line["train/beta"] for line in steps] == pytest.approx([BETA, 0.3, 0.4])
     for line in steps:
         parts = 0.5 * line["train/loss_sigmoid"] + 0.25 * line["train/loss_sft"]

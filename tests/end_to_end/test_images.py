@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from tests.end_to_end.conftest import Ran, run_module, run_step
-from threestep.plugins.programs import new_model
+from tests.support.json_lines import read_lines, write_lines
+from threestep.plugins.programs import export, new_model
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 ANSWER = "red and blue"
@@ -35,20 +36,16 @@ def filled(folder: Path, width: int = 32) -> Path:
     new_model.main([f"--out={folder / 'start'}", "--data_path", "embedded", "--vision", *size])
     for name, size in (("red", (56, 28)), ("blue", (30, 60))):
         Image.new("RGB", size, name).save(folder / f"{name}.png")
-    asked = [
-        {"role": "user", "content": "What is <image>?"},
-        {"role": "assistant", "content": "red"},
-        {"role": "user", "content": "And <image>, both?"},
-    ]
-    answers = {
-        name: [{"role": "assistant", "content": text}] for name, text in (("chosen", ANSWER), ("rejected", "no"))
+    said = (("user", "What is <image>?"), ("assistant", "red"), ("user", "And <image>, both?"))
+    asked = [{"role": role, "content": content} for role, content in said]
+    chosen, rejected = ([{"role": "assistant", "content": text}] for text in (ANSWER, "no"))
+    rows = {
+        "rows": {"messages": [*asked, *chosen]},
+        "pairs": {"prompt": asked, "chosen": chosen, "rejected": rejected},
+        "prompts": {"prompt": asked, "ground_truth": ANSWER},
     }
-    images = ["red.png", "blue.png"]
-    sentence = {"messages": [*asked, *answers["chosen"]], "images": images}
-    pair = {"prompt": asked, **answers, "images": images}
-    asking = {"prompt": asked, "images": images, "ground_truth": ANSWER}
-    for name, row in (("rows", sentence), ("pairs", pair), ("prompts", asking)):
-        (folder / f"{name}.jsonl").write_text((json.dumps(row) + "\n") * 12)
+    for name, row in rows.items():
+        write_lines(folder / f"{name}.jsonl", [{**row, "images": ["red.png", "blue.png"]}] * 12)
     return folder
 
 
@@ -118,7 +115,7 @@ def test_sft_sees_what_the_processor_makes_and_saves_a_model_that_loads(place):
     assert summary["eval_loss_before"] == pytest.approx(plain_loss(place / "start", place), abs=1e-5)
     assert summary["eval_loss_after"] == pytest.approx(plain_loss(place / "sft" / "model", place), abs=1e-5)
     assert summary["eval_loss_after"] < summary["eval_loss_before"] - 0.1
-    samples = [json.loads(line) for line in (place / "sft" / "samples.jsonl").read_text().splitlines()]
+    samples = read_lines(place / "sft" / "samples.jsonl")
     assert samples and all({"response", "loss"} <= sample.keys() for sample in samples)
     one, other = (place / name / "preprocessor_config.json" for name in ("start", "sft/model"))
     assert one.read_bytes() == other.read_bytes()
@@ -148,11 +145,11 @@ def ppo(place: Path, out: str, flags: str, ranks: int = 1) -> Ran:
 def test_grpo_draws_from_images_and_pays_by_them(place):
     ran = ppo(place, "grpo", f"--rollout_dump {place / 'dump'}")
     assert ran.code == 0, ran.words
-    lines = [json.loads(line) for line in (place / "grpo" / "metrics.jsonl").read_text().splitlines()]
+    lines = read_lines(place / "grpo" / "metrics.jsonl")
     first = next(line for line in lines if "rollout/score" in line)
     assert first["rollout/logprob_mismatch"] < 1e-4 and first["actor/ratio"] != 1.0
     stored = [hashlib.sha256((place / f"{name}.png").read_bytes()).hexdigest() for name in ("red", "blue")]
-    samples = [json.loads(line) for line in (place / "grpo" / "samples.jsonl").read_text().splitlines()]
+    samples = read_lines(place / "grpo" / "samples.jsonl")
     assert samples and all(sample["images"] == stored for sample in samples)
     one, other = (place / name / "preprocessor_config.json" for name in ("start", "grpo/model"))
     assert one.read_bytes() == other.read_bytes()
@@ -181,7 +178,7 @@ def test_ppo_with_a_reward_model_and_a_critic_of_images(place):
     critic = place / "reward" / "model"
     ran = ppo(place, "ppo", f"--advantage gae --reward model --critic_model_name_or_path {critic}")
     assert ran.code == 0, ran.words
-    lines = [json.loads(line) for line in (place / "ppo" / "metrics.jsonl").read_text().splitlines()]
+    lines = read_lines(place / "ppo" / "metrics.jsonl")
     assert any(line.get("critic/value_loss", 0) > 0 for line in lines)
     names = ("start", "ppo/model", "ppo/critic")
     assert len({(place / name / "preprocessor_config.json").read_bytes() for name in names}) == 1
@@ -199,8 +196,6 @@ def test_dpo_learns_pairs_of_answers_to_images_and_exports(place):
     summary = json.loads((place / "dpo" / "summary.json").read_text())
     assert summary["eval_loss_before"] == pytest.approx(0.6931, abs=1e-4)
     assert summary["eval_accuracy"] == 1.0 and summary["eval_loss"] < 0.5
-    from threestep.plugins.programs import export
-
     export.main([str(place / "dpo"), str(place / "exported")])
     assert plain_loss(place / "exported", place) == pytest.approx(plain_loss(place / "dpo" / "model", place), abs=1e-6)
 
@@ -220,10 +215,8 @@ def test_the_reward_model_learns_pairs_of_answers_to_images(place):
     words = ["--model_name_or_path", folder, "--score_file", place / "pairs.jsonl", "--output", place / "scores.jsonl"]
     ran = run_module("threestep.plugins.evaluation.reward_evaluation", [*words, "--max_seq_len", 96])
     assert ran.code == 0, ran.words
-    first = json.loads((place / "scores.jsonl").read_text().splitlines()[0])
+    first = read_lines(place / "scores.jsonl")[0]
     assert (first["chosen"], first["rejected"]) == pytest.approx((chosen, rejected), abs=1e-5)
-    from threestep.plugins.programs import export
-
     export.main([str(place / "reward"), str(place / "exported_reward")])
     assert plain_score(place / "exported_reward", place, "no") == pytest.approx(rejected, abs=1e-6)
     assert (place / "exported_reward" / "preprocessor_config.json").is_file()

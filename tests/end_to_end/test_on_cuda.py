@@ -7,7 +7,6 @@ models, checkpoints and resuming run too. Its counts are upper bounds: a lower c
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 import yaml
 
 from tests.support.cuda_stand_in.device import Counts, counted
+from tests.support.json_lines import read_lines
 
 DATA = "--data_split 2,2,2 --eval_fraction 0.2 --max_prompt_seq_len 64 --max_seq_len 100 --num_workers 1 --dtype fp32"
 STEPS = "--max_train_steps 2 --learning_rate 1e-3 --per_device_train_batch_size 2 --gradient_accumulation_steps 3"
@@ -65,14 +65,9 @@ def _noted_steps(found: list[dict[str, Any]]) -> Iterator[None]:
                 current.update(counts=counts, micro_batches=0, before=None)
                 result = step(*args, **kwargs)
             before, whole = current["before"], counts.totals()
-            found.append(
-                {
-                    "micro_batches": current["micro_batches"],
-                    "before": [before[kind] for kind in KINDS],
-                    "update": [whole[kind] - before[kind] for kind in KINDS],
-                    "lines": counts.lines(),
-                }
-            )
+            told = {"micro_batches": current["micro_batches"], "lines": counts.lines()}
+            told["before"] = [before[kind] for kind in KINDS]
+            found.append({**told, "update": [whole[kind] - before[kind] for kind in KINDS]})
             return result
 
         return wrapped
@@ -163,6 +158,25 @@ def top_p_tokens(device: str) -> list[int]:
     logits_AV = torch.randn(2_000, 300, generator=generator) * 2
     uniform_A = torch.rand(2_000, generator=generator, dtype=torch.float64)
     return draw(logits_AV.to(device), uniform_A.to(device), sampling)[0].tolist()
+
+
+def said_fused(module: str, flags: list[str]) -> tuple[str, int]:
+    """Run the program as if Liger Kernel were installed, whose operations are plain PyTorch here; return its log, and
+    how many models were fused."""
+    import contextlib
+    import importlib
+    import io
+
+    import threestep.plugins.speed.fused.choice as choice
+    from tests.support.plain_kernels import plain_kernels
+
+    fuse, fused = choice.fuse, []
+    choice.liger_kernels = lambda: plain_kernels("cuda")
+    choice.fuse = lambda model, kernels: (fused.append(model), fuse(model, kernels))[1]
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        importlib.import_module(f"training.{module}.main").main(flags)
+    return said.getvalue(), len(fused)
 
 
 # The tests.
@@ -276,9 +290,34 @@ def test_a_stopped_run_resumes_to_the_same_metrics(on_cuda, place):
     assert losses[0] == losses[1] and len(losses[0]) == 3
 
 
-def _losses(path: Path) -> list[float]:
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return [line["train/loss"] for line in lines if "train/loss" in line]
+def _losses(path: Path, name: str = "train/loss") -> list[float]:
+    return [line[name] for line in read_lines(path) if name in line]
+
+
+@pytest.mark.parametrize(
+    ("module", "flags", "off", "on", "models", "told"),
+    [  # by itself with one model; of step 3 where it is asked, of the actor and the reference
+        ("step1_sft", STEPS, "--use_liger_kernel false", "", 1, "train/loss"),
+        (
+            "step3_ppo",
+            f"{ROLLOUTS} --reward length --reward_length_characters 8 --advantage grpo --num_samples_per_prompt 2",
+            "",
+            "--use_liger_kernel true",
+            2,
+            "actor/grad_norm",
+        ),
+    ],
+)
+def test_fused_operations_reach_every_model_and_compute_the_same(on_cuda, place, module, flags, off, on, models, told):
+    start = "--actor_model_name_or_path" if module == "step3_ppo" else "--model_name_or_path"
+    found = []
+    for name, more in (("fused", on), ("plain", off)):
+        own = flags_of(place, f"{name}_{module}", f"{start} {place}/start {flags} {more}")
+        said, count = on_cuda(said_fused, module, own)
+        is_fused = name == "fused"
+        assert (said.count("norms, gates and rotations are Liger's kernels"), count) == (is_fused, models * is_fused)
+        found.append(_losses(place / f"{name}_{module}" / "metrics.jsonl", told))
+    assert found[0] == pytest.approx(found[1], rel=1e-4 if told.startswith("actor") else 1e-5) and len(found[1]) >= 2
 
 
 def estimates_and_losses() -> dict[str, list[str]]:
@@ -304,16 +343,8 @@ def estimates_and_losses() -> dict[str, list[str]]:
         algorithm = selected_algorithm(AlgorithmArguments(advantage=name), ppo, Mistakes())
         settings = experience_settings(algorithm, ppo, SequenceLayout(PlanSettings(1), 1))
         group_B = torch.arange(4, device=device) // 2
-        inputs = AdvantageInputs(
-            values_BR,
-            lengths_B,
-            group_B,
-            values_BR,
-            values_BR[:, 0],
-            -values_BR,
-            values_BR,
-            over_ranks=lambda part: part,
-        )
+        parts = (values_BR, lengths_B, group_B, values_BR, values_BR[:, 0], -values_BR, values_BR)
+        inputs = AdvantageInputs(*parts, over_ranks=lambda part: part)
         made = settings.estimator.estimate(inputs, settings.advantage)
         found[name] = sorted({str(part.device) for part in made if part is not None})
     for name in POLICY_LOSSES:

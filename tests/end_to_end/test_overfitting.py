@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.compared import figures
-from tests.end_to_end.conftest import Ran, run_step, save_start
+from tests.end_to_end.conftest import run_step, save_start
+from tests.support.json_lines import write_lines
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 
@@ -21,7 +22,7 @@ FLAGS = (
 
 
 @pytest.fixture(scope="module")
-def ran(place: Path) -> dict[str, tuple[Path, Ran]]:
+def runs(place: Path) -> dict[str, Path]:
     """Answers that no prompt tells: what is learned of the training rows is wrong for the others."""
     root = place / "overfitting"
     root.mkdir()
@@ -30,19 +31,14 @@ def ran(place: Path) -> dict[str, tuple[Path, Ran]]:
         {"prompt": f"Human: {words[n % 8]} {words[n // 8]}? Assistant:", "chosen": f" {words[n * n * 7 % 11 % 8]}"}
         for n in range(32)
     ]
-    rows = [{**row, "rejected": " none"} for row in rows]
-    (root / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(root / "rows.jsonl", [{**row, "rejected": " none"} for row in rows])
     flags = ["--model_name_or_path", save_start(root / "start"), "--data_path", f"jsonl:{root}/rows.jsonl"]
     flags += ["--data_split", "1,0,0", "--data_output_path", root / "cache", *FLAGS.split()]
     wanted = {"last": flags, "best": [*flags, "--load_best_model_at_end"], "ends": [*flags, "--eval_interval", 0]}
-    ended = {name: (root / name, run_step(1, [*own, "--output_dir", root / name])) for name, own in wanted.items()}
-    assert all(one.code == 0 for _, one in ended.values()), [one.words for _, one in ended.values()]
-    return ended
-
-
-@pytest.fixture(scope="module")
-def runs(ran) -> dict[str, Path]:
-    return {name: folder for name, (folder, _) in ran.items()}
+    for name, own in wanted.items():
+        ran = run_step(1, [*own, "--output_dir", root / name])
+        assert ran.code == 0, ran.words
+    return {name: root / name for name in wanted}
 
 
 def losses(folder: Path) -> dict[int, float]:

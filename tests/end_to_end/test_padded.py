@@ -1,5 +1,5 @@
 """A model that cannot pack, or cannot be decoded as others are, trains all the same, and says so; `--padded` asks for
-what it falls back to."""
+what it falls back to. Rows may be longer than the start model's positions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import SHARED, run_step
+from tests.support.json_lines import read_lines
+from tests.support.new_models import save_new_model
 from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
@@ -29,7 +31,7 @@ def bloom(place: Path) -> Path:
 
 
 def losses(folder: Path) -> list[dict[str, float]]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = read_lines(folder / "metrics.jsonl")
     return [{name: value for name, value in line.items() if name.endswith(("loss", "step"))} for line in lines]
 
 
@@ -65,8 +67,28 @@ def test_a_model_without_a_cache_is_rolled_out_all_the_same(place: Path, pairs_f
     ran = run_step(3, [*flags, "--per_device_training_batch_size", 8])
     assert ran.code == 0, ran.words
     assert ran.stdout.count("warning: OpenAIGPTLMHeadModel rolls out prompts of one length at a time without a") == 1
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    drift = [
-        abs(line["mismatch/k1"]) for line in lines if "mismatch/k1" in line
-    ]  # of what was drawn to what is trained
+    lines = read_lines(folder / "metrics.jsonl")
+    # Of what was drawn to what is trained.
+    drift = [abs(line["mismatch/k1"]) for line in lines if "mismatch/k1" in line]
     assert len(drift) == 2 and max(drift) < 1e-5, lines
+
+
+SFT = (
+    "--data_path embedded --max_seq_len 96 --max_train_rows 16 --max_eval_rows 4 --eval_interval 0 --dtype fp32 "
+    "--learning_rate 1e-3 --max_train_steps 3 --zero_stage 1 --lr_scheduler_type constant"
+).split()
+
+
+@pytest.mark.long
+def test_more_positions_than_the_model_has(place: Path):
+    """The trained model has them in its config.json, and reads rows that the start model was refused for."""
+    start = save_new_model(place / "long_context_start", vocab_size=353)
+    config = json.loads((start / "config.json").read_text())
+    flags = [*SFT, "--max_seq_len", config["max_position_embeddings"] + 1, "--output_dir", place / "long_positions"]
+    ran = run_step(1, ["--model_name_or_path", start, *flags])
+    assert ran.code != 0 and "steps 1 and 2 give one more by --rope_scaling" in ran.stderr + ran.stdout
+    ran = run_step(1, ["--model_name_or_path", start, *flags, "--rope_scaling", "yarn:2"])
+    assert ran.code == 0, ran.words
+    saved = json.loads((place / "long_positions" / "model" / "config.json").read_text())
+    assert saved["max_position_embeddings"] == 2 * config["max_position_embeddings"]
+    assert saved["rope_parameters"]["rope_type"] == "yarn" and saved["rope_parameters"]["factor"] == 2

@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from tests.end_to_end.conftest import SHARED, run_step, save_start
+from tests.end_to_end.conftest import SHARED, run_step, save_scorer, save_start
 from tests.support.chat_templates import chat_template, chat_tokenizer
+from tests.support.json_lines import read_lines, write_lines
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 
 
 def test_a_replayed_run_ends_with_the_same_weights(place, pairs_file):
-    start, critic = (save_start(place / f"{name}_of_replay", pad_is_eos=True) for name in ("start", "critic"))
-    torch.manual_seed(1)
-    config = AutoConfig.from_pretrained(critic, num_labels=1)
-    AutoModelForSequenceClassification.from_config(config).save_pretrained(critic)
+    start = save_start(place / "start_of_replay", pad_is_eos=True)
+    critic = save_scorer(place / "critic_of_replay", start)
     shared = [
         *("--actor_model_name_or_path", start, "--critic_model_name_or_path", critic),
         *("--data_path", f"jsonl:{pairs_file}", "--data_output_path", place / "replay_cache", *SHARED.split()),
@@ -34,7 +31,7 @@ def test_a_replayed_run_ends_with_the_same_weights(place, pairs_file):
     for model in ("model", "critic"):
         dumped, replayed = (load_file(folder / model / "model.safetensors") for folder in folders)
         assert all(dumped[name].equal(replayed[name]) for name in dumped) and dumped.keys() == replayed.keys()
-    texts = [json.loads(line)["response"] for line in (folders[0] / "samples.jsonl").read_text().splitlines()]
+    texts = [sample["response"] for sample in read_lines(folders[0] / "samples.jsonl")]
     assert any("q" in text for text in texts) and not any("apple" in text for text in texts)
     # The responses to held-out prompts are those of the first run's weights.
     assert not (folders[1] / "samples.jsonl").exists() and "eval/" not in (folders[1] / "metrics.jsonl").read_text()
@@ -75,8 +72,7 @@ def test_conversations_of_uneven_ranks_replayed_and_resumed(place, template):
     place, forks = place / template, template == "empty_thought"
     place.mkdir()
     start = save_start(place / "start_of_talk", tokenizer=chat_tokenizer(chat_template(template)))
-    rows = place / "talk.jsonl"
-    rows.write_text("".join(json.dumps({"prompt": f"Say {n}.", "ground_truth": str(n)}) + "\n" for n in range(24)))
+    rows = write_lines(place / "talk.jsonl", [{"prompt": f"Say {n}.", "ground_truth": str(n)} for n in range(24)])
     environment, rollouts = place / "uneven.py", place / "talks"
     environment.write_text(ENVIRONMENT)
     shared = [
@@ -105,10 +101,9 @@ def test_conversations_of_uneven_ranks_replayed_and_resumed(place, template):
     for name, weight in weights["drawn"].items():
         assert weight.equal(weights["resumed"][name]) and weight.equal(weights["replayed"][name])
     assert not (place / "talked_again" / "samples.jsonl").exists()
-    turns = [json.loads(line)["turns"] for line in (drawn / "samples.jsonl").read_text().splitlines()]
+    turns = [sample["turns"] for sample in read_lines(drawn / "samples.jsonl")]
     # Before each turn that template puts an empty thought, of 16 tokens: 80 hold fewer turns.
     assert 1 in turns and max(turns) > (2 if forks else 3)
-    lines = [json.loads(line) for line in (drawn / "metrics.jsonl").read_text().splitlines()]
-    lines = [line for line in lines if "conversation/turns" in line]
+    lines = [line for line in read_lines(drawn / "metrics.jsonl") if "conversation/turns" in line]
     assert all(line["environment/heard"] >= 1 for line in lines)
     assert lines and all((line["conversation/forks"] > 0) == forks for line in lines)

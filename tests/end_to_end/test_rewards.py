@@ -3,12 +3,11 @@ advantage estimator and a policy loss of the user's file."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from tests.end_to_end.compared import figures
-from tests.end_to_end.conftest import SHARED, run_step, save_start
+from tests.end_to_end.conftest import SHARED, run_step, save_scorer, save_start
+from tests.support.json_lines import read_lines
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
 
@@ -38,16 +37,8 @@ def flags(place, pairs_file) -> list[object]:
 
 
 @pytest.fixture(scope="module")
-def critic(place):
-    """A scalar model of random weights with the actor's tokenizer."""
-    import torch
-    from transformers import AutoConfig, AutoModelForSequenceClassification
-
-    folder = save_start(place / "critic_of_rewards", pad_is_eos=True, with_weights=False)
-    torch.manual_seed(1)
-    config = AutoConfig.from_pretrained(folder, num_labels=1)
-    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
-    return folder
+def critic(place, flags):
+    return save_scorer(place / "critic_of_rewards", place / "start_of_rewards")
 
 
 @pytest.mark.parametrize("algorithm", ["rloo --dynamic_sampling_tries 1", "gae"])
@@ -60,14 +51,14 @@ def test_the_weighted_sum_of_two_functions(place, flags, critic, algorithm):
     ran = run_step(3, [*own, "--output_dir", folder])
     assert ran.code == 0, ran.words
     assert (folder / "model").is_dir() and (folder / "critic").exists() == (algorithm == "gae")
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = read_lines(folder / "metrics.jsonl")
     trained = [line for line in lines if "rollout/score" in line]
     assert len(trained) == 2
     for line in trained:
         letters, length = line["reward/letters"], line["reward/length"]
         assert line["rollout/score"] == pytest.approx(2.0 * letters + 0.5 * length, abs=1e-5)
         assert line["reward/letters/count"] == pytest.approx(10 * letters, abs=1e-4) and letters > 0
-    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    samples = read_lines(folder / "samples.jsonl")
     for sample in samples:
         count = sum(letter.isalpha() for letter in sample["response"])
         length = max(0.0, 1 - abs(len(sample["response"]) - 20) / 20)

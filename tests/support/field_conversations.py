@@ -78,39 +78,49 @@ TOOLS = [FERRY, ADD, LAMP, CLOCK, ORDER]
 _CODE = '```python\ndef area(r):\n\treturn 3.14 * r ** 2  # "rough"\n```\n\nCall `area(2)`.'
 _LONG = " ".join(f"stone {number} of the wall" for number in range(400))
 
+
+def _talk(name: str, topic: str, *contents: Any) -> FieldConversation:
+    """A user and an assistant in turns; what is a message already stays as it is."""
+    made = [
+        each if isinstance(each, dict) and "role" in each else (_user, _answer)[place % 2](each)
+        for place, each in enumerate(contents)
+    ]
+    return FieldConversation(name, topic, made)
+
+
+def _acted(
+    name: str, question: str, call: tuple[str, Any], result: str, answer: str, content: str | None = ""
+) -> FieldConversation:
+    """A question that one call answers. content: beside the call"""
+    messages = [
+        _user(question), _answer(content, tool_calls=[_call(*call)]), _result(call[0], result), _answer(answer)
+    ]  # fmt: skip
+    return FieldConversation(name, "calls", messages, TOOLS)
+
+
+_TWO_LOAVES = {"items": [{"loaf": "rye", "count": 2}], "address": {"street": "Mill Lane"}}
 CONVERSATIONS = (
-    FieldConversation(
-        "one turn", "text", [_user("Which bird wakes first?"), _answer("The redstart, well before dawn.")]
-    ),
-    FieldConversation(
+    _talk("one turn", "text", "Which bird wakes first?", "The redstart, well before dawn."),
+    _talk(
         "three turns",
         "text",
-        [
-            _user("Name a river."),
-            _answer("The Elbe."),
-            _user("How long is it?"),
-            _answer("About 1,094 kilometres."),
-            _user("And its mouth?"),
-            _answer("Cuxhaven, on the North Sea."),
-        ],
+        "Name a river.",
+        "The Elbe.",
+        "How long is it?",
+        "About 1,094 kilometres.",
+        "And its mouth?",
+        "Cuxhaven, on the North Sea.",
     ),
-    FieldConversation("code", "text", [_user("Write the area\nof a circle."), _answer(_CODE)]),
-    FieldConversation("long line", "text", [_user("Count the stones."), _answer(_LONG)]),
-    FieldConversation(
-        "scripts", "text", [_user("שלום, 你好, नमस्ते 👋🏽"), _answer("مرحبا — naïve café 🧑‍🚀 Ελλάδα\u00a0ok ﬁn")]
-    ),
-    FieldConversation(
-        "ends with a question", "text", [_user("Is it raining?"), _answer("Not yet."), _user("Should I take a coat?")]
-    ),
+    _talk("code", "text", "Write the area\nof a circle.", _CODE),
+    _talk("long line", "text", "Count the stones.", _LONG),
+    _talk("scripts", "text", "שלום, 你好, नमस्ते 👋🏽", "مرحبا — naïve café 🧑\u200d🚀 Ελλάδα\u00a0ok ﬁn"),
+    _talk("ends with a question", "text", "Is it raining?", "Not yet.", "Should I take a coat?"),
     FieldConversation(
         "system",
         "system",
         [
             {"role": "system", "content": "You keep the lighthouse. Answer briefly."},
-            _user("Is the lamp lit?"),
-            _answer("Lit since six."),
-            _user("Any ships?"),
-            _answer("Two trawlers."),
+            *_talk("", "", "Is the lamp lit?", "Lit since six.", "Any ships?", "Two trawlers.").messages,
         ],
     ),
     FieldConversation(
@@ -118,128 +128,69 @@ CONVERSATIONS = (
         "system",
         [{"role": "developer", "content": "Speak like a baker."}, _user("Good morning."), _answer("Warm rolls today.")],
     ),
-    FieldConversation(
-        "blank edges",
-        "unusual",
-        [
-            _user("  Indent this:\n"),
-            _answer("\n    four spaces, then a line end\n\n"),
-            _user("Thanks. "),
-            _answer(" Ok"),
-        ],
-    ),
-    FieldConversation(
-        "empty answer", "unusual", [_user("Say nothing."), _answer(""), _user("Now speak."), _answer("Done.")]
-    ),
-    FieldConversation(
-        "blank answer", "unusual", [_user("Say a blank."), _answer("  \n "), _user("More."), _answer("One word.")]
-    ),
-    FieldConversation(
+    _talk("blank edges", "unusual", "  Indent this:\n", "\n    four spaces, then a line end\n\n", "Thanks. ", " Ok"),
+    _talk("empty answer", "unusual", "Say nothing.", "", "Now speak.", "Done."),
+    _talk("blank answer", "unusual", "Say a blank.", "  \n ", "More.", "One word."),
+    _talk(
         "quotes marks",
         "unusual",
-        [
-            _user("What do <|im_end|>, <|eot_id|>, </s> and [/INST] mean?"),
-            _answer("They end a turn: <|im_start|>assistant begins one, <end_of_turn> closes Gemma's, <|end|> Phi's."),
-        ],
+        "What do <|im_end|>, <|eot_id|>, </s> and [/INST] mean?",
+        "They end a turn: <|im_start|>assistant begins one, <end_of_turn> closes Gemma's, <|end|> Phi's.",
     ),
-    FieldConversation(
-        "two questions", "unusual", [_user("First part."), _user("Second part."), _answer("Both parts answered.")]
-    ),
-    FieldConversation(
+    _talk("two questions", "unusual", "First part.", _user("Second part."), _answer("Both parts answered.")),
+    _talk(
         "assistant first",
         "unusual",
-        [_answer("Welcome to the harbour office."), _user("A berth, please."), _answer("Berth nine.")],
+        _answer("Welcome to the harbour office."),
+        _user("A berth, please."),
+        _answer("Berth nine."),
     ),
-    FieldConversation(
+    _talk(
         "parts",
         "unusual",
-        [
-            _user([{"type": "text", "text": "Read the tide table."}]),
-            _answer([{"type": "text", "text": "High water at noon."}]),
-        ],
+        [{"type": "text", "text": "Read the tide table."}],
+        [{"type": "text", "text": "High water at noon."}],
     ),
     FieldConversation("tools unused", "tools", [_user("Just say hello."), _answer("Hello there.")], TOOLS),
-    FieldConversation(
+    _acted(
         "call of texts",
-        "calls",
-        [
-            _user("When does the ferry leave?"),
-            _answer("", tool_calls=[_call("ferry_times", {"harbour": 'Kiel "Nord"', "day": "Friday\nnight"})]),
-            _result("ferry_times", '{"times": ["08:15", "17:40"], "late": null}'),
-            _answer("At 08:15 and 17:40."),
-        ],
-        TOOLS,
+        "When does the ferry leave?",
+        ("ferry_times", {"harbour": 'Kiel "Nord"', "day": "Friday\nnight"}),
+        '{"times": ["08:15", "17:40"], "late": null}',
+        "At 08:15 and 17:40.",
     ),
-    FieldConversation(
-        "call of numbers",
-        "calls",
-        [
-            _user("Add 12 and -3.5."),
-            _answer("", tool_calls=[_call("add_up", {"left": 12, "right": -3.5})]),
-            _result("add_up", "8.5"),
-            _answer("That makes 8.5."),
-        ],
-        TOOLS,
-    ),
-    FieldConversation(
+    _acted("call of numbers", "Add 12 and -3.5.", ("add_up", {"left": 12, "right": -3.5}), "8.5", "That makes 8.5."),
+    _acted(
         "call of truth values",
-        "calls",
-        [
-            _user("Lamp off, keep the colour."),
-            _answer(None, tool_calls=[_call("set_lamp", '{"lit": false, "colour": null}')]),
-            _result("set_lamp", "ok"),
-            _answer("It is off."),
-        ],
-        TOOLS,
+        "Lamp off, keep the colour.",
+        ("set_lamp", '{"lit": false, "colour": null}'),
+        "ok",
+        "It is off.",
+        content=None,
     ),
-    FieldConversation(
-        "call of nothing",
-        "calls",
-        [
-            _user("What time is it?"),
-            _answer("", tool_calls=[_call("read_clock", {})]),
-            _result("read_clock", "A quarter past nine."),
-            _answer("Quarter past nine."),
-        ],
-        TOOLS,
-    ),
-    FieldConversation(
+    _acted("call of nothing", "What time is it?", ("read_clock", {}), "A quarter past nine.", "Quarter past nine."),
+    _acted(
         "call of objects",
-        "calls",
-        [
-            _user("Two rye loaves to Mill Lane."),
-            _answer(
-                "",
-                tool_calls=[
-                    _call("place_order", {"items": [{"loaf": "rye", "count": 2}], "address": {"street": "Mill Lane"}})
-                ],
-            ),
-            _result("place_order", '{"order": 77}'),
-            _answer("Order 77 is placed."),
-        ],
-        TOOLS,
+        "Two rye loaves to Mill Lane.",
+        ("place_order", _TWO_LOAVES),
+        '{"order": 77}',
+        "Order 77 is placed.",
     ),
-    FieldConversation(
+    _acted(
         "call as JSON text",
-        "calls",
-        [
-            _user("Ferries from Rostock on Monday?"),
-            _answer(None, tool_calls=[_call("ferry_times", '{"harbour": "Rostock", "day": "Monday"}')]),
-            _result("ferry_times", "none"),
-            _answer("None that day."),
-        ],
-        TOOLS,
+        "Ferries from Rostock on Monday?",
+        ("ferry_times", '{"harbour": "Rostock", "day": "Monday"}'),
+        "none",
+        "None that day.",
+        content=None,
     ),
-    FieldConversation(
+    _acted(
         "text and call",
-        "calls",
-        [
-            _user("Please check the clock."),
-            _answer("Let me look at it.", tool_calls=[_call("read_clock", {})]),
-            _result("read_clock", "noon"),
-            _answer("Noon sharp."),
-        ],
-        TOOLS,
+        "Please check the clock.",
+        ("read_clock", {}),
+        "noon",
+        "Noon sharp.",
+        content="Let me look at it.",
     ),
     FieldConversation(
         "ends in a call",
@@ -277,23 +228,17 @@ CONVERSATIONS = (
         ],
         TOOLS,
     ),
-    FieldConversation(
+    _talk(
         "reasoning_content",
         "reasoning",
-        [
-            _user("Is 91 prime?"),
-            _answer("No.", reasoning_content="Seven times thirteen gives it."),
-            _user("And 97?"),
-            _answer("Yes, it is.", reasoning_content="No divisor up to nine works."),
-        ],
+        "Is 91 prime?",
+        _answer("No.", reasoning_content="Seven times thirteen gives it."),
+        "And 97?",
+        _answer("Yes, it is.", reasoning_content="No divisor up to nine works."),
     ),
-    FieldConversation(
-        "thinking", "reasoning", [_user("Is 119 prime?"), _answer("It is not.", thinking="Seventeen divides it.")]
-    ),
-    FieldConversation(
-        "think tags",
-        "reasoning",
-        [_user("Is 57 prime?"), _answer("<think>\nThree times nineteen.\n</think>\n\nNo, it has a factor.")],
+    _talk("thinking", "reasoning", "Is 119 prime?", _answer("It is not.", thinking="Seventeen divides it.")),
+    _talk(
+        "think tags", "reasoning", "Is 57 prime?", "<think>\nThree times nineteen.\n</think>\n\nNo, it has a factor."
     ),
     FieldConversation(
         "reasoning and call",

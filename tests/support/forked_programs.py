@@ -127,21 +127,34 @@ def _run_ranks(
         meet = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         of_rank = [{**environment, **meet, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
     programs = [start_python(words, variables, *places) for variables in of_rank]
+    failed = wait_for(programs, timeout_seconds)
+    return 0 if failed is None else _code(programs[failed])
+
+
+def wait_for(programs: Sequence[Program], timeout_seconds: float) -> int | None:
+    """Wait for all to end well; return the place of the first that fails, which ends the others, if one does.
+
+    Raises subprocess.TimeoutExpired. None is left in any case.
+    """
     deadline = time.monotonic() + timeout_seconds
     failed: int | None = None
     try:
-        while any(program.poll() is None for program in programs):
-            if failed is None and (codes := [code for code in map(_code, programs) if code]):
-                failed, deadline = codes[0], min(deadline, time.monotonic() + _GRACE_SECONDS)
+        while True:
+            waits = any(program.poll() is None for program in programs)
+            if failed is None and (failed := _first_failed(programs)) is not None:
+                deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+            if not waits or (failed is not None and time.monotonic() > deadline):
+                return failed
             if time.monotonic() > deadline:
-                if failed is None:
-                    raise subprocess.TimeoutExpired(list(words), timeout_seconds)
-                break
+                raise subprocess.TimeoutExpired("the programs", timeout_seconds)
             time.sleep(0.01)
     finally:
         for program in programs:
             end(program)
-    return failed if failed is not None else next((code for code in map(_code, programs) if code), 0)
+
+
+def _first_failed(programs: Sequence[Program]) -> int | None:
+    return next((place for place, program in enumerate(programs) if _code(program)), None)
 
 
 def end(program: Program) -> None:

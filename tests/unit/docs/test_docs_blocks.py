@@ -1,7 +1,7 @@
 """The documentation's blocks of Python and data are run and read, not only compiled.
 
-docs/data.md's recipe runs as a whole in tests/end_to_end/test_data_recipe.py; blocks of bash are parsed by the programs
-that they call (test_docs.py).
+docs/data.md's recipe runs as a whole in tests/end_to_end/test_followed_pages.py; blocks of bash are parsed by the
+programs that they call (test_docs.py).
 """
 
 from __future__ import annotations
