@@ -41,8 +41,14 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from tests.support.chat_templates import chat_template, chat_tokenizer
+from tests.support.json_lines import write_lines
+from tests.support.sorted_words import WORDS, conversations, pair_rows
+from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 
 ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
@@ -87,6 +93,7 @@ _ROLLOUTS = (
 )
 _CRITIC = "--critic_model_name_or_path start/scorer --critic_learning_rate 1e-3"
 _FP32 = "--dtype fp32"
+_SAMPLED = "--temperature 0.9 --top_p 0.95 --min_p 0.01 --stop q e --bad_words the apple"
 _LARGER = "--data_split 1,0,0 --per_device_train_batch_size 12"
 _ROWS = "--sequence_parallel_size 2"
 _LETTERS = "--reward data/own.py:letters:2.0,length:0.5 --reward_length_characters 20 --num_samples_per_prompt 3"
@@ -95,16 +102,11 @@ _CHAT = "--data_path jsonl:data/chats.jsonl --prompt_style chat_template --data_
 _BLOCKS = f"--data_path jsonl:data/blocks.jsonl {_SPLIT} --parallel_thinking true"
 
 
-def _sft(name: str, flags: str, data: str = _PAIRS, model: str = "start/tiny", **more: Any) -> Run:
-    return Run(name, "training.step1_sft.main", f"--model_name_or_path {model} {data} {_STEPS} {flags}", **more)
+def _one_model(step: str, name: str, flags: str, data: str = _PAIRS, model: str = "start/tiny", **more: Any) -> Run:
+    return Run(name, f"training.{step}.main", f"--model_name_or_path {model} {data} {_STEPS} {flags}", **more)
 
 
-def _reward(name: str, flags: str, data: str = _PAIRS, model: str = "start/tiny", **more: Any) -> Run:
-    return Run(name, "training.step2_reward.main", f"--model_name_or_path {model} {data} {_STEPS} {flags}", **more)
-
-
-def _dpo(name: str, flags: str, data: str = _PAIRS, model: str = "start/tiny", **more: Any) -> Run:
-    return Run(name, "training.step2_dpo.main", f"--model_name_or_path {model} {data} {_STEPS} {flags}", **more)
+_sft, _reward, _dpo = (partial(_one_model, step) for step in ("step1_sft", "step2_reward", "step2_dpo"))
 
 
 def _ppo(name: str, flags: str, data: str = _PAIRS, model: str = "start/tiny", **more: Any) -> Run:
@@ -113,12 +115,17 @@ def _ppo(name: str, flags: str, data: str = _PAIRS, model: str = "start/tiny", *
 
 
 def _preview(name: str, flags: str) -> Run:
+    return Run(f"preview_{name}", "preview", f"--tokenizer start/tiny --json --rows 0 {flags}", printed="all")
+
+
+def _judge(name: str, flags: str, **more: Any) -> Run:
     return Run(
-        f"preview_{name}",
-        "preview",
-        f"--tokenizer start/tiny --json --rows 0 {flags}",
-        printed="all",
+        name, "reward_evaluation", f"--model_name_or_path out/reward_fp32/model {flags}", printed="numbers", **more
     )
+
+
+def _chat(name: str, flags: str, said: str = "Sort these words: pear fig.\n") -> Run:
+    return Run(name, "chat", f"{flags} --max_new_tokens 12", stdin=said, printed="all")
 
 
 def _evaluate(name: str, flags: str) -> Run:
@@ -172,17 +179,19 @@ HUB: dict[str, tuple[str, dict[str, Any]]] = {
 _HUB = " ".join(f"data/hub/{name}" for name in HUB)
 
 RUNS = (
-    Run(
-        "new_model",
-        "new_model",
-        "--data_path embedded --vocab_size 300 --hidden_size 32 --num_hidden_layers 2 --num_attention_heads 2 "
-        "--intermediate_size 64 --seed 3 --out out/new_model",
-    ),
-    Run(
-        "new_model_csv",
-        "new_model",
-        "--data_path csv:data/pairs.csv --vocab_size 290 --hidden_size 32 --num_hidden_layers 1 "
-        "--num_attention_heads 2 --intermediate_size 64 --pad_is_eos true --out out/new_model_csv",
+    *(
+        Run(
+            name,
+            "new_model",
+            f"--hidden_size 32 --num_attention_heads 2 --intermediate_size 64 --out out/{name} {flags}",
+        )
+        for name, flags in (
+            ("new_model", "--data_path embedded --vocab_size 300 --num_hidden_layers 2 --seed 3"),
+            (
+                "new_model_csv",
+                "--data_path csv:data/pairs.csv --vocab_size 290 --num_hidden_layers 1 --pad_is_eos true",
+            ),
+        )
     ),
     # step 1
     _sft("sft_fp32", f"{_FP32} --eval_interval 1 --gradient_accumulation_steps 2 --weight_decay 0.1"),
@@ -303,13 +312,13 @@ RUNS = (
         f"{_FP32} {_CRITIC} --eval_interval 1 --val_greedy true --ppo_epochs 2 --checker exact_match "
         "--per_device_training_batch_size 2 --show_samples 2",
     ),
-    Run(
+    _ppo(
         "ppo_options",
-        "training.step3_ppo.main",
-        f"--actor_model_name_or_path out/sft_fp32/model {_PAIRS} {_ROLLOUTS} {_FP32} --critic_model_name_or_path "
-        "out/reward_fp32/model --critic_learning_rate 1e-3 --enable_ema --ema_decay 0.5 --kl_control adaptive "
+        f"{_FP32} --critic_model_name_or_path out/reward_fp32/model --critic_learning_rate 1e-3 --enable_ema "
+        "--ema_decay 0.5 --kl_control adaptive "
         "--kl_target 0.1 --kl_horizon 100 --unsupervised_dataset_name jsonl:data/texts.jsonl "
         "--missing_eos_penalty 0.5 --overlong_buffer_tokens 2 --actor_dropout 0.1 --normalize_reward_scores true",
+        model="out/sft_fp32/model",
     ),
     _ppo("ppo_zero2", f"{_CRITIC} --actor_zero_stage 2 --critic_zero_stage 2 --enable_ema", ranks=2),
     _ppo(
@@ -324,20 +333,9 @@ RUNS = (
         "--critic_learning_rate 1e-2 --save_at_end --critic_warmup 1 --enable_ema --ema_decay 0.5",
     ),
     _ppo("ppo_reused", f"{_FP32} {_CRITIC} --reuse_forwards true --reuse_values true"),
-    _ppo(
-        "ppo_dumped",
-        f"{_FP32} {_CRITIC} --temperature 0.9 --top_p 0.95 --min_p 0.01 --stop q e --bad_words the apple "
-        "--rollout_dump out/ppo_dumped/rollouts",
-    ),
-    _ppo(
-        "ppo_replayed",
-        f"{_FP32} {_CRITIC} --temperature 0.9 --top_p 0.95 --min_p 0.01 --stop q e --bad_words the apple "
-        "--rollout_replay out/ppo_dumped/rollouts",
-    ),
-    _ppo(
-        "ppo_hybrid",
-        f"{_FP32} {_CRITIC} --rollout_engine hybrid --top_k 20",
-    ),
+    _ppo("ppo_dumped", f"{_FP32} {_CRITIC} {_SAMPLED} --rollout_dump out/ppo_dumped/rollouts"),
+    _ppo("ppo_replayed", f"{_FP32} {_CRITIC} {_SAMPLED} --rollout_replay out/ppo_dumped/rollouts"),
+    _ppo("ppo_hybrid", f"{_FP32} {_CRITIC} --rollout_engine hybrid --top_k 20"),
     _ppo("ppo_stopped", f"{_FP32} {_CRITIC} --actor_dropout 0.1 --enable_ema --stop_before 1s", kept=False),
     _ppo("ppo_went_on", f"{_FP32} {_CRITIC} --actor_dropout 0.1 --enable_ema --resume", copies="ppo_stopped"),
     _ppo("ppo_head", f"{_FP32} {_CRITIC} --mtp_num_layers 1 --speculate 2 --actor_dropout 0.1"),
@@ -369,12 +367,12 @@ RUNS = (
         ranks=2,
     ),
     _ppo("ppo_val_only", f"{_FP32} {_CRITIC} --val_only true --checker regex --reward_regex fig"),
-    Run(
+    _ppo(
         "ppo_chat",
-        "training.step3_ppo.main",
-        f"--actor_model_name_or_path start/chat {_CHAT} {_ROLLOUTS} {_FP32} --critic_model_name_or_path "
-        "start/chat_scorer --return_columns raw_prompt raw_prompt_ids full_prompts --reward "
-        "data/own.py:leveled --prompt_sampler CHECKOUT/examples/curriculum.py:WorstAgain",
+        f"{_FP32} --critic_model_name_or_path start/chat_scorer --return_columns raw_prompt raw_prompt_ids "
+        "full_prompts --reward data/own.py:leveled --prompt_sampler CHECKOUT/examples/curriculum.py:WorstAgain",
+        data=_CHAT,
+        model="start/chat",
     ),
     _ppo(
         "grpo",
@@ -444,47 +442,12 @@ RUNS = (
         "perplexity --model_name_or_path out/sft_fp32/model --unsupervised_dataset_name jsonl:data/texts.jsonl "
         "--max_seq_len 40",
     ),
-    Run(
-        "judge",
-        "reward_evaluation",
-        f"--model_name_or_path out/reward_fp32/model {_PAIRS}",
-        printed="numbers",
-    ),
-    Run(
-        "judge_file",
-        "reward_evaluation",
-        "--model_name_or_path out/reward_fp32/model --score_file data/whole_pairs.jsonl --max_seq_len 100 --output "
-        "out/judge_file/scores.jsonl",
-        printed="numbers",
-    ),
-    Run(
-        "judge_zero3",
-        "reward_evaluation",
-        f"--model_name_or_path out/reward_fp32/model {_PAIRS} --zero_stage 3",
-        ranks=2,
-        printed="numbers",
-    ),
-    Run(
-        "chat",
-        "chat",
-        "out/sft_fp32/model --temperature 0 --max_new_tokens 12",
-        stdin="Sort these words: pear fig.\n",
-        printed="all",
-    ),
-    Run(
-        "chat_two",
-        "chat",
-        "out/sft_fp32/model out/ppo_fp32/model --reward_model out/reward_fp32/model --max_new_tokens 12 --top_k 50",
-        stdin="Sort these words: pear fig.\n",
-        printed="all",
-    ),
-    Run(
-        "chat_template",
-        "chat",
-        "out/sft_chat/model --temperature 0 --max_new_tokens 12 --system Short.",
-        stdin="Hello there\n",
-        printed="all",
-    ),
+    _judge("judge", _PAIRS),
+    _judge("judge_file", "--score_file data/whole_pairs.jsonl --max_seq_len 100 --output out/judge_file/scores.jsonl"),
+    _judge("judge_zero3", f"{_PAIRS} --zero_stage 3", ranks=2),
+    _chat("chat", "out/sft_fp32/model --temperature 0"),
+    _chat("chat_two", "out/sft_fp32/model out/ppo_fp32/model --reward_model out/reward_fp32/model --top_k 50"),
+    _chat("chat_template", "out/sft_chat/model --temperature 0 --system Short.", "Hello there\n"),
     Run("export", "export", "out/sft_saved out/export"),
     Run("export_lora", "export", "out/sft_lora/checkpoints/step_000003 out/export_lora --keep_lora"),
     Run("export_zero3", "export", "out/sft_saved_zero3 out/export_zero3"),
@@ -515,11 +478,8 @@ RUNS = (
     _preview("hub_pairs", f"--phase 2 --data_path {_HUB} {_SPLIT} --data_split 0,1,0"),
     _preview("local", f"--phase 2 --data_path data/local/jsonfile {_SPLIT}"),
     Run(
-        "preview_shown",
-        "preview",
-        f"--tokenizer start/tiny --phase 1 {_BLOCKS} --show_layout true",
-        printed="numbers",
-    ),  # fmt: skip
+        "preview_shown", "preview", f"--tokenizer start/tiny --phase 1 {_BLOCKS} --show_layout true", printed="numbers"
+    ),
     Run("cache_list", "CACHE", "list --data_output_path cache/sft_fp32", printed="numbers"),
     Run("cache_verify", "CACHE", "verify --data_output_path cache/sft_fp32", printed="numbers"),
     # plans: of every recipe, on a model of 100 million weights that has none
@@ -527,15 +487,13 @@ RUNS = (
         Run(
             f"dry_{step}_{recipe}".replace(".", "_"),
             f"training.{step}.main",
-            f"--config RECIPE:{step}:{recipe} --dry_run true --num_ranks 8 "
-            + (
-                "--actor_model_name_or_path start/large --critic_model_name_or_path start/large"
-                if step == "step3_ppo"
-                else "--model_name_or_path start/large"
-            ),
+            f"--config RECIPE:{step}:{recipe} --dry_run true --num_ranks 8 {models}",
             printed="numbers",
         )
-        for step in ("step1_sft", "step2_reward", "step2_dpo", "step3_ppo")
+        for step, models in (
+            *((step, "--model_name_or_path start/large") for step in ("step1_sft", "step2_reward", "step2_dpo")),
+            ("step3_ppo", "--actor_model_name_or_path start/large --critic_model_name_or_path start/large"),
+        )
         for recipe in ("gemma_7b_lora", "llama2_13b", "llama3.1_70b", "opt_1.3b", "opt_125m", "qwen2.5_7b")
     ),
     _ppo(
@@ -562,34 +520,14 @@ def make_files(place: Path) -> None:
         make(place)
 
 
-WORDS = "pear apple fig plum cherry quince lemon".split()
-SENTENCES = [
-    "Human: What is 2 + 3? Assistant: 2 + 3 is 5.",
-    "Human: Sort these words: pear apple fig. Assistant: apple fig pear",
-    "Human: Copy this line in capitals: hello there. Assistant: HELLO THERE",
-    "The quick brown fox jumps over the lazy dog, 0123456789 times!",
-]
-
-
-def _write_lines(path: Path, rows: Sequence[Any]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def _make_pairs(place: Path) -> None:
-    dice = random.Random(0)
-    rows: list[dict[str, Any]] = []
-    for number in range(60):
-        chosen = dice.choices(WORDS, k=dice.randint(1, 6))
-        rejected = [*dice.choices(WORDS, k=dice.randint(1, 6)), "times"]
-        asked = " ".join(dice.sample(chosen, len(chosen)))
-        texts = {"chosen": " " + " ".join(sorted(chosen)), "rejected": " " + " ".join(rejected)}
-        known = {"ground_truth": " ".join(sorted(chosen)), "data_source": ("short", "long")[number % 2]}
-        rows.append(
-            {"prompt": f"Human: Sort: {asked}. Assistant:", **texts, **known, "margin": len(rejected) / 4, "n": number}
-        )
+    rows: list[dict[str, Any]] = [
+        {**row, "ground_truth": row["chosen"].strip(), "data_source": ("short", "long")[number % 2], "n": number}
+        for number, row in enumerate(pair_rows(60))
+    ]
     rows[7]["rejected"] = None
-    _write_lines(place / "data/pairs.jsonl", rows)
-    _write_lines(place / "data/whole_pairs.jsonl", rows[:7] + rows[8:])
+    write_lines(place / "data/pairs.jsonl", rows)
+    write_lines(place / "data/whole_pairs.jsonl", rows[:7] + rows[8:])
     (place / "data/folder").mkdir()
     lines = [f"What is {a} + {b}?,{a} + {b} is {a + b}.,{a} + {b} is {a + b + 1}.\n" for a in range(6) for b in "456"
              for b in [int(b)]]  # fmt: skip
@@ -600,30 +538,12 @@ def _make_pairs(place: Path) -> None:
 
 
 def _make_chats(place: Path) -> None:
-    rows, conversations = [], []
-    for number in range(40):
-        words = [["fig", "apple"], ["plum", "lemon", "cherry"]][number % 2]
-        prompt = [
-            {"role": "system", "content": f"You sort. {number}"},
-            {"role": "user", "content": "Hello there"},
-            {"role": "assistant", "content": "HELLO THERE"},
-            {"role": "user", "content": f"Sort: {' '.join(words)}"},
-        ][number % 3 == 0 :]
-        answer = {"role": "assistant", "content": " ".join(sorted(words))}
-        rows.append(
-            {
-                "prompt": prompt,
-                "chosen": [answer],
-                "rejected": [{"role": "assistant", "content": " ".join(words * 2)}],
-                "data_source": "sorting",
-                "ground_truth": " ".join(sorted(words)),
-                "level": number,
-                "extra_info": {"index": number, "tools_kwargs": {"search": {"k": number}}},
-            }
-        )
-        conversations.append({"messages": [*prompt, answer] if number % 10 else prompt[:1]})
-    _write_lines(place / "data/chats.jsonl", rows)
-    _write_lines(place / "data/messages.jsonl", conversations)
+    rows = conversations()
+    whole = (
+        {"messages": [*row["prompt"], *row["chosen"]] if n % 10 else row["prompt"][:1]} for n, row in enumerate(rows)
+    )
+    write_lines(place / "data/chats.jsonl", rows)
+    write_lines(place / "data/messages.jsonl", whole)
 
 
 def _make_other_rows(place: Path) -> None:
@@ -632,7 +552,7 @@ def _make_other_rows(place: Path) -> None:
 
     dice = random.Random(1)
     data = place / "data"
-    _write_lines(data / "texts.jsonl", [{"text": sentence * 3} for sentence in SENTENCES])
+    write_lines(data / "texts.jsonl", [{"text": sentence * 3} for sentence in SENTENCES])
     ranked = []
     for number in range(40):
         answers = [" " + " ".join(dice.choices(WORDS, k=dice.randint(1, 5))) for _ in range(2 + number % 3)]
@@ -656,18 +576,18 @@ def _make_other_rows(place: Path) -> None:
         paths = "".join(f"<Path>{' fig' * (1 + (number + path) % 4)}</Path>" for path in range(2 + number % 2))
         chosen = f" pear <Parallel>{paths}</Parallel> apple" * (1 + number % 5 // 4)
         blocks.append({"prompt": f"Human: Sort {number}. Assistant:", "chosen": chosen, "rejected": " fig fig pear"})
-    _write_lines(data / "blocks.jsonl", blocks)
+    write_lines(data / "blocks.jsonl", blocks)
     (data / "gsm8k").mkdir()
     solved = [{"question": f"{n} and {n}?", "answer": f"It is {2 * n}.\n#### {2 * n}"} for n in range(40)]
-    _write_lines(data / "gsm8k/train.jsonl", solved[:25])
-    _write_lines(data / "gsm8k/test.jsonl", solved[25:])
+    write_lines(data / "gsm8k/train.jsonl", solved[:25])
+    write_lines(data / "gsm8k/test.jsonl", solved[25:])
     models = ("6b_finetuning", "6b_verification", "175b_finetuning", "175b_verification")
     guesses = [
         {"question": row["question"], "ground_truth": row["answer"],
          **{model: {"is_correct": model[0] == "1", "solution": f"Perhaps {n}.\nA: {n}"} for model in models}}
         for n, row in enumerate(solved[25:])
     ]  # fmt: skip
-    _write_lines(data / "gsm8k/model_solutions.jsonl", guesses)
+    write_lines(data / "gsm8k/model_solutions.jsonl", guesses)
     (data / "local/jsonfile/data").mkdir(parents=True)
     for name, count in (("train", 20), ("eval", 5)):
         pairs = [{"prompt": f"Human: {n} Assistant:", "chosen": f"{n}", "rejected": "no"} for n in range(count)]
@@ -713,17 +633,6 @@ class Counts:
     def close(self):
         pass
 """
-CHATML = (
-    "{%- for message in messages %}{%- if message.role == 'assistant' %}{{ '<|im_start|>assistant\\n' + "
-    "message.content + '<|im_end|>' }}{{ '\\n' }}{%- else %}{{- '<|im_start|>' + message.role + '\\n' + "
-    "message.content + '<|im_end|>\\n' }}{%- endif %}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
-LLAMA3 = (
-    "{{- '<s>' }}{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n\\n' }}"
-    "{{- message.content | trim + '<|im_end|>' }}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n\\n' }}{% endif %}"
-)
 ALL_STEPS = """
 output_dir: nowhere
 ranks: 1
@@ -753,7 +662,7 @@ step3_ppo:
 
 def _make_own_files(place: Path) -> None:
     (place / "data/own.py").write_text(OWN)
-    (place / "data/llama3.jinja").write_text(LLAMA3)
+    (place / "data/llama3.jinja").write_text(chat_template("llama3"))
     (place / "data/all_steps.yaml").write_text(ALL_STEPS)
     own = {"zero_optimization": {"stage": 1}, "gradient_clipping": 0.5, "bf16": {"enabled": True}}
     (place / "data/deepspeed.json").write_text(json.dumps(own))
@@ -776,11 +685,8 @@ def _make_models(place: Path) -> None:
 
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
              "max_position_embeddings": 160, "initializer_range": 0.1, "tie_word_embeddings": True}  # fmt: skip
-    for prefix, special, template in (
-        ("", ["<|endoftext|>", "<|pad|>"], None),
-        ("chat", ["<|endoftext|>", "<|pad|>", "<s>", "<|im_start|>", "<|im_end|>"], CHATML),
-    ):
-        tokenizer = _tokenizer(special, template)
+    tokenizers = {"": train_tokenizer(SENTENCES), "chat": chat_tokenizer(chat_template("chatml"))}
+    for prefix, tokenizer in tokenizers.items():
         ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
         config = LlamaConfig(vocab_size=384, **shape, **ids)
         torch.manual_seed(0)
@@ -808,23 +714,6 @@ def _make_models(place: Path) -> None:
         for name, model in models.items():
             model.save_pretrained(place / "start" / name)
             tokenizer.save_pretrained(place / "start" / name)
-
-
-def _tokenizer(special: list[str], template: str | None) -> Any:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=340, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(SENTENCES, trainer)
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=special[0], pad_token=special[1])
-    wrapped.chat_template = template
-    return wrapped
 
 
 # Running them.

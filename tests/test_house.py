@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import boundary, house, rooms, trees
 from tests.support.heavy import heavy_modules_after
-from tests.support.imports import closure, import_graph, imports
+from tests.support.imports import circles, closure, import_graph, imports
 from tests.support.known_plugins import KNOWN, known_plugins
 from tests.support.sources import functions, modules
 from training.utils.plugins.registry import owner_of
@@ -136,6 +136,9 @@ PLANTED: list[tuple[house.ModuleRule, str, str, str]] = [
         "import torch\ntorch.load('x', weights_only=True)",
     ),
     (house.no_pickles, "training.x", "np.load('x', allow_pickle=True)", "np.load('x', allow_pickle=False)"),
+    (house.no_pickles, "training.x", "load(x, trust_remote_code=True)", "load(x, trust_remote_code=flag)"),
+    (house.no_pickles, "training.x", "yaml.load(text)", "yaml.safe_load(text)"),
+    (house.no_pickles, "training.x", "eval(text)", "model.eval()"),
     (house.no_bags, "training.step3_ppo.utils", "", ""),
     (house.no_bags, "training.utils.data.helpers", "", ""),
     (house.no_bags, "training.utils.__init__", "def f(): ...", '"""Rooms."""'),
@@ -347,6 +350,7 @@ PLANTED_IN_PACKAGES: list[tuple[house.PackageRule, dict[str, str], dict[str, str
 @pytest.mark.parametrize("rule", house.MODULE_RULES, ids=lambda rule: rule.__name__)
 def test_the_package_keeps(rule):
     checked = {**MODULES, **(PLUGINS if rule is house.no_prints else FRONT)}  # the command prints
+    checked |= modules(ROOT / "examples") if rule is house.no_pickles else {}
     problems = [problem for module, source in checked.items() for problem in rule(module, source)]
     assert not problems, "\n".join([rule.__doc__ or rule.__name__, *problems])
 
@@ -510,3 +514,47 @@ def test_the_plugin_of_an_unknown_name_is_named_where_it_is_not_there(monkeypatc
     monkeypatch.setattr("training.utils.plugins.registry.plugins", lambda: {})
     assert owner_of("commands", "explain") == "explain"
     assert owner_of("flags", "explain") is None
+
+
+# Import graphs of packages of a few lines: what the rules on imports stand on.
+
+CHAIN = {"p.a": "from p import b, c", "p.b": "import p.c\n", "p.c": "", "p.__init__": ""}
+
+
+def test_an_import_for_type_checkers_in_a_function_or_in_a_main_block_is_not_eager():
+    source = """
+from typing import TYPE_CHECKING
+if TYPE_CHECKING: import torch
+def f(): import numpy
+if __name__ == "__main__": import pandas
+"""
+    eager = {found.module: found.eager for found in imports("training.x", source)}
+    assert eager["typing"] and not (eager["torch"] or eager["numpy"] or eager["pandas"])
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from p import x, VERSION", {"p.x", "p.__init__"}),
+        ("from . import x", {"p.x"}),
+        ('TABLE = [imported("p.x:fn", 3), imported(z)]', {"p.x"}),
+    ],
+)
+def test_a_name_imported_from_a_package_or_in_a_table_is_its_module(source, found):
+    assert import_graph({"p.__init__": "", "p.a": source, "p.x": "", "p.y": ""})["p.a"] == found
+
+
+@pytest.mark.parametrize(
+    "closing",
+    [
+        "def f():\n    from p import a",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from p.a import A",
+        "import importlib\ndef f():\n    importlib.import_module('p.a')",
+        "def f():\n    return imported('p.a:name')",
+    ],
+)
+def test_a_lazy_import_closes_a_circle(closing):
+    assert circles(import_graph(CHAIN)) == []
+    sources = {**CHAIN, "p.c": closing}
+    assert circles(import_graph(sources)) == [["p.a", "p.c", "p.a"]]
+    assert circles(import_graph(sources, eager_alone=True)) == []

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ import pytest
 from tests.distributed.launch import run_ranks
 from tests.support.forked_programs import may_fork, run_python
 from tests.support.json_lines import write_lines
+from tests.support.sorted_words import pair_rows
 from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
 
 TIMEOUT_SECONDS = 600  # ten seconds on an idle core
@@ -139,20 +139,6 @@ def save_scorer(folder: Path, start: Path) -> Path:
 @pytest.fixture(scope="session")
 def place(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("end_to_end")
-
-
-def pair_rows(count: int) -> list[dict]:
-    """Prompts with a chosen and a rejected response of many lengths."""
-    dice = random.Random(0)
-    words = "pear apple fig plum cherry quince lemon".split()
-    rows = []
-    for _ in range(count):
-        chosen = dice.choices(words, k=dice.randint(1, 6))
-        rejected = dice.choices(words, k=dice.randint(1, 6)) + ["times"]
-        prompt = f"Human: Sort these words: {' '.join(dice.sample(chosen, len(chosen)))}. Assistant:"
-        texts = {"prompt": prompt, "chosen": " " + " ".join(sorted(chosen)), "rejected": " " + " ".join(rejected)}
-        rows.append({**texts, "margin": len(rejected) / 4})
-    return rows
 
 
 @pytest.fixture(scope="session")

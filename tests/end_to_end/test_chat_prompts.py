@@ -10,6 +10,7 @@ import pytest
 from tests.end_to_end.conftest import Chain, run_chain, save_start
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.json_lines import read_lines, write_lines
+from tests.support.sorted_words import conversations
 from training.utils.data.chat.style import SavedStyle, saved_style
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine
@@ -40,26 +41,6 @@ def leveled(prompts, responses, *, ground_truth, level, raw_prompt, data_source,
 
 SORTED = ("apple fig", "cherry lemon plum")
 """
-
-
-def conversations() -> list[dict]:
-    rows = []
-    for number in range(40):
-        words = [["fig", "apple"], ["plum", "lemon", "cherry"]][number % 2]
-        prompt = [
-            {"role": "system", "content": f"You sort. {number}"},
-            {"role": "user", "content": "Hello there"},
-            {"role": "assistant", "content": "HELLO THERE"},
-            {"role": "user", "content": f"Sort: {' '.join(words)}"},
-        ]
-        right, wrong = " ".join(sorted(words)), " ".join(words * 2)
-        row = {"prompt": prompt[number % 3 == 0 :], "data_source": "sorting"}  # with and without a system message
-        row |= {
-            name: [{"role": "assistant", "content": text}] for name, text in (("chosen", right), ("rejected", wrong))
-        }
-        known = {"index": number, "tools_kwargs": {"search": {"k": number}}}
-        rows.append({**row, "ground_truth": right, "level": number, "extra_info": known})
-    return rows
 
 
 @pytest.fixture(scope="module")

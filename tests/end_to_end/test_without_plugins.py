@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import pair_rows, save_start
+from tests.end_to_end.conftest import save_start
 from tests.support import boundary
 from tests.support.forked_programs import ON_CPU, run_python
 from tests.support.json_lines import write_lines
+from tests.support.sorted_words import pair_rows
 from tests.support.sources import modules
 from threestep.command import CORE_COMMANDS
 from training.utils.plugins.registry import _with_their_needs, plugins

@@ -63,14 +63,8 @@ def ask_lora(subject: Subject, place: Path) -> list[Answer]:
     moved = float((truth - true_logprobs(subject.model, sequences)).abs().max())
     with torch.no_grad():
         read = PolicyModel(model)(padded_rows(sequences, PAD)).logprobs_M.double()
-    answers = [
-        compared(
-            "lora.read",
-            float((read - truth).abs().max()),
-            subject.tolerance,
-            "; ".join([*said, f"adapters move {moved:.2g}"]),
-        )
-    ]
+    words = "; ".join([*said, f"adapters move {moved:.2g}"])
+    answers = [compared("lora.read", float((read - truth).abs().max()), subject.tolerance, words)]
     try:
         folder = saved(model, {name: tensor.clone() for name, tensor in full_tensors(model, 0)}, place / "merged")
     except ThreestepError as sentence:  # once a run has trained, it is too late for one

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -65,18 +66,8 @@ Gradients, all stages of ZeRO, one rank and two, reward models and step 3 with i
 def vision_page(results: list[Result], command: str) -> str:
     """The page of models of images and text."""
     head = _VISION_HEAD.format(command=command, summary=_vision_summary(results))
-    lines = [head.rstrip(), "", _line(_VISION_COLUMNS), _line(["---"] * len(_VISION_COLUMNS))]
-    lines += [_line(_vision_cells(result)) for result in results if not result["built"]]
-    not_built = [result for result in results if result["built"]]
-    if not_built:
-        lines += [
-            "",
-            "Not judged on texts, because plain transformers does not build them here; images are refused:",
-            "",
-        ]
-        lines += [_line(("family", "because")), _line(("---", "---"))]
-        lines += [_line((result["family"], _short(result["built"]))) for result in not_built]
-    return "\n".join(lines) + "\n"
+    why = "Not judged on texts, because plain transformers does not build them here; images are refused:"
+    return _page(head, (_VISION_COLUMNS, _vision_cells), results, why)
 
 
 def _vision_summary(results: list[Result]) -> str:
@@ -90,25 +81,28 @@ def _vision_cells(result: Result) -> list[str]:
     rows, images = result["verdict"], result["images"]
     refused = _kind(result) == "refused"
     images = "refused" if images.startswith("refused: those of models of the family") else _short(images)
-    return [
-        result["family"],
-        result["model"],
-        _short(rows if refused else _within(rows, answers)),
-        "" if refused else _of_rollouts(answers),
-        images,
-    ]
+    rollouts = "" if refused else _of_rollouts(answers)
+    return [result["family"], result["model"], _short(rows if refused else _within(rows, answers)), rollouts, images]
 
 
 def page(results: list[Result], command: str) -> str:
     versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
-    lines = [_HEAD.format(command=command, versions=versions, summary=_summary(results)).rstrip(), ""]
-    lines += [_line(_COLUMNS), _line(["---"] * len(_COLUMNS))]
-    lines += [_line(_cells(result)) for result in results if not result["built"]]
-    not_built = [result for result in results if result["built"]]
+    head = _HEAD.format(command=command, versions=versions, summary=_summary(results))
+    return _page(
+        head, (_COLUMNS, _cells), results, "Not judged, because plain transformers does not build or load them here:"
+    )
+
+
+def _page(
+    head: str, table: tuple[Sequence[str], Callable[[Result], list[str]]], results: list[Result], why: str
+) -> str:
+    """table: its columns, and the cells of a result. why: others are not in it"""
+    columns, cells = table
+    lines = [head.rstrip(), "", _line(columns), _line(["---"] * len(columns))]
+    lines += [_line(cells(result)) for result in results if not result["built"]]
+    not_built = [_line((result["family"], _short(result["built"]))) for result in results if result["built"]]
     if not_built:
-        lines += ["", "Not judged, because plain transformers does not build or load them here:", ""]
-        lines += [_line(("family", "because")), _line(("---", "---"))]
-        lines += [_line((result["family"], _short(result["built"]))) for result in not_built]
+        lines += ["", why, "", _line(("family", "because")), _line(("---", "---")), *not_built]
     return "\n".join(lines) + "\n"
 
 
@@ -134,16 +128,9 @@ def _cells(result: Result) -> list[str]:
     rows = _within(rows, answers)
     if answers.get("ratio", {}).get("verdict") == REFUSED:
         rows += "; `--dropout 0` is refused, as it draws at random in train mode all the same"
-    return [
-        result["family"],
-        result["model"],
-        _short(rows),
-        _told(answers, "reward"),
-        _of_rollouts(answers),
-        _told(answers, "lora", without=r";? ?adapters move [^;]*$"),
-        _of_zero(answers),
-        _of_routers(answers),
-    ]
+    lora = _told(answers, "lora", without=r";? ?adapters move [^;]*$")
+    cells = [_short(rows), _told(answers, "reward"), _of_rollouts(answers), lora]
+    return [result["family"], result["model"], *cells, _of_zero(answers), _of_routers(answers)]
 
 
 def _within(rows: str, answers: dict[str, Any]) -> str:

@@ -99,16 +99,21 @@ def layouts(shared: list[Any], prefix: str) -> list[Layout]:
     ]
 
 
-def ask_rows(subject: Subject, place: Path) -> list[Answer]:
-    """In every layout that the start-up check allows, log-probabilities are the model's own."""
-    model = load(subject.folder, subject.dtype)
+def reading(model: Any) -> Callable[[TokenRows], torch.Tensor]:
+    """Return what reads the log-probabilities of rows."""
     policy = PolicyModel(model)
 
     def read(rows: TokenRows) -> torch.Tensor:
         with torch.no_grad():
             return policy(rows).logprobs_M
 
-    return answers_of_rows(subject, model, read, lambda shared: true_logprobs(subject.model, alone(shared)))
+    return read
+
+
+def ask_rows(subject: Subject, place: Path) -> list[Answer]:
+    """In every layout that the start-up check allows, log-probabilities are the model's own."""
+    model = load(subject.folder, subject.dtype)
+    return answers_of_rows(subject, model, reading(model), lambda shared: true_logprobs(subject.model, alone(shared)))
 
 
 def answers_of_rows(

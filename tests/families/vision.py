@@ -20,8 +20,8 @@ from tests.families.answers import REFUSED, RIGHT, WRONG, Answer, asked, compare
 from tests.families.builds import draw_weights, quiet
 from tests.families.configs import PAD, VOCABULARY, tiny_vision_config
 from tests.families.judge import refused, verdict, why_not_built
-from tests.families.reading import CPU, answers_of_rollout, answers_of_rows, load
-from tests.families.subjects import Subject, alone, known, true_logprobs
+from tests.families.reading import CPU, answers_of_rollout, answers_of_rows, load, reading
+from tests.families.subjects import LONG, Subject, alone, documents, known, true_logprobs
 from tests.support.vision_models import FAMILIES, Family, answers, awake, sequence, with_pixels
 from threestep.plugins.images.data.reader import unread_because
 from threestep.plugins.images.models.pictured import RowImages
@@ -31,7 +31,6 @@ from training.utils.layout.rows import packed_rows, padded_rows
 from training.utils.loading.models import load_causal_lm
 from training.utils.models.layout_check import check_padded, why_not_packed
 from training.utils.models.settings import ModelSettings
-from training.utils.models.token_model import PolicyModel
 
 TOLERANCE = 1e-5  # of log-probabilities; norms and rotations are computed in float32 in every precision
 LONGEST = 60
@@ -70,25 +69,14 @@ def build(family: str, folder: Path) -> PreTrainedModel:
 def ask_rows(subject: Subject, skipped: Sequence[str]) -> list[Answer]:
     """Rows of texts alone, and rollouts of texts, of a model that is loaded as one of images and text."""
     model = load(subject.folder, subject.dtype, takes_media=True)
-    policy = PolicyModel(model)
-
-    def read(rows: TokenRows) -> torch.Tensor:
-        with torch.no_grad():
-            return policy(rows).logprobs_M
-
+    read = reading(model)
     if subject.runs:
-        read(padded_rows(alone(documents_of_text()), PAD))
+        read(padded_rows(alone(documents(LONG)), PAD))
         return [Answer("runs", WRONG, None, f"it runs here and not in plain transformers ({subject.runs})")]
     found = answers_of_rows(subject, model, read, lambda shared: true_logprobs(subject.model, alone(shared)))
     if not refused(found) and "rollout" not in skipped:
         found += asked("rollout", lambda: answers_of_rollout(subject, model, model, "rollout"))
     return found
-
-
-def documents_of_text() -> list[Document]:
-    from tests.families.subjects import LONG, documents
-
-    return documents(LONG)
 
 
 # Rows with images
@@ -103,27 +91,19 @@ def ask_images(name: str, place: Path) -> list[Answer]:
     family.model.float().double()  # as it is read from a file
     family.model.float().save_pretrained(place / "images")
     family.model.double()
-    documents = documents_of(family)
-    examples = tuple(unshared(document)[0] for document in documents[:2])
+    pictured = documents_of(family)
+    examples = tuple(unshared(document)[0] for document in pictured[:2])
     images = RowImages(family.pixels, examples)
     settings = ModelSettings(str(place / "images"), takes_media=True)
     model = load_causal_lm(settings, torch.float64, VOCABULARY, longest_tokens=LONGEST, media=images).eval()
-    policy = PolicyModel(model)
-
-    def read(rows: TokenRows) -> torch.Tensor:
-        with torch.no_grad():
-            return policy(rows).logprobs_M
-
+    read = reading(model)
     check_padded(model, read, CPU)
-    apart = [one for document in documents for one in unshared(document)]
+    apart = [one for document in pictured for one in unshared(document)]
     with torch.no_grad():
         expected = torch.cat([family.own_logprobs(one) for one in apart])
     half = len(apart) // 2
-    layouts = {
-        "padded": [[one] for one in apart],
-        "packed": [apart[:half], apart[half:]],
-        "shared": [documents[:1], documents[1:]],
-    }
+    layouts = {"padded": [[one] for one in apart], "packed": [apart[:half], apart[half:]]}
+    layouts["shared"] = [pictured[:1], pictured[1:]]
     found = []
     for layout, rows in layouts.items():
         question = f"images.{layout}"

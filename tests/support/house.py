@@ -68,11 +68,13 @@ CALLED_BY_LIBRARIES = (
     "threestep.plugins.distillation.head_loss _HeadDivergence.forward",
 )
 QUESTIONS = ("What", "How", "Who", "Whether", "Of", "Which", "Where")
+UNSAFE = ("eval", "exec", "yaml.load", "yaml.unsafe_load", "os.chmod", "os.system")
+MAY_BE_UNSAFE = ("threestep.own_package",)  # it runs the user's own program
 PICKLES = ("pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal")
 
 
 def no_pickles(module: str, source: str) -> list[str]:
-    """Nothing is pickled, and torch.load and np.load read no pickles."""
+    """Nothing is pickled or run as code, by torch.load, np.load or a hub neither; no file is opened to everybody."""
     problems = [
         f"{module}:{found.line} imports {found.module}; nothing is pickled here"
         for found in imports(module, source)
@@ -85,6 +87,8 @@ def no_pickles(module: str, source: str) -> list[str]:
             problems.append(f"{module}:{call.lineno} calls torch.load without weights_only=True")
         if "allow_pickle" in keywords and not _is_constant(keywords["allow_pickle"], False):
             problems.append(f"{module}:{call.lineno} allows pickles")
+        if _is_constant(keywords.get("trust_remote_code"), True) or (name in UNSAFE and module not in MAY_BE_UNSAFE):
+            problems.append(f"{module}:{call.lineno} calls {name}, which trusts what it is given")
     return distinct(problems)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,17 +14,10 @@ from training.utils.contracts.token_rows import TokenRows
 
 IMAGE_ID = 90
 TEXT: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "bos_token_id": None,
-    "eos_token_id": 1,
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": None, "eos_token_id": 1,
     "pad_token_id": 0,
-}
+}  # fmt: skip
 
 
 @dataclass
@@ -33,7 +26,7 @@ class Family:
 
     model: Any
     sides: tuple[tuple[int, int], ...]
-    counts_sides: bool
+    counts_sides: bool = False
     sees_itself: bool = False
     by_row: bool = False  # its forward takes the images of each row
     # Of families that cut pictures up: tiles, height and width of each, whose tokens are the product of its sides.
@@ -93,63 +86,55 @@ def head_dim() -> int:
     return int(TEXT["hidden_size"] // TEXT["num_attention_heads"])
 
 
+def _family(model_class: Any, config: Any, sides: Sequence[tuple[int, int]], **more: Any) -> Family:
+    torch.manual_seed(0)
+    return Family(model_class(config).double().eval(), tuple(sides), **more)
+
+
+# Of Qwen's: each picture has sides of its own.
 QWEN_IDS = {"image_token_id": IMAGE_ID, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93}
 QWEN_ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 1, 2]}
 UNEVEN = ((2, 3), (1, 1), (3, 1), (2, 2))
+_QWEN_VISION = {"depth": 2, "num_heads": 2, "patch_size": 14}
+_QWEN_LATER = {**_QWEN_VISION, "hidden_size": 32, "out_hidden_size": TEXT["hidden_size"], "intermediate_size": 48}
+# Of the others: two by two tokens a picture or a tile.
+EVEN = ((2, 2),) * 4
+_TOWER = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+_PATCHES = {**_TOWER, "image_size": 28, "patch_size": 14}
 
 
 def qwen2_vl() -> Family:
     from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
-    vision = {
-        "depth": 2,
-        "embed_dim": 32,
-        "num_heads": 2,
-        "hidden_size": TEXT["hidden_size"],
-        "patch_size": 14,
-        "mlp_ratio": 2,
-    }
-    torch.manual_seed(0)
+    vision = {**_QWEN_VISION, "embed_dim": 32, "hidden_size": TEXT["hidden_size"], "mlp_ratio": 2}
     config = Qwen2VLConfig(text_config={**TEXT, "rope_parameters": dict(QWEN_ROPE)}, vision_config=vision, **QWEN_IDS)
-    return Family(Qwen2VLForConditionalGeneration(config).double().eval(), UNEVEN, True)
+    return _family(Qwen2VLForConditionalGeneration, config, UNEVEN, counts_sides=True)
 
 
 def qwen2_5_vl() -> Family:
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-    vision = {"depth": 2, "hidden_size": 32, "out_hidden_size": TEXT["hidden_size"], "intermediate_size": 48,
-              "num_heads": 2, "patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1]}  # fmt: skip
-    torch.manual_seed(0)
-    config = Qwen2_5_VLConfig(
-        text_config={**TEXT, "rope_parameters": dict(QWEN_ROPE)}, vision_config=vision, **QWEN_IDS
-    )
-    return Family(Qwen2_5_VLForConditionalGeneration(config).double().eval(), UNEVEN, True)
+    text = {**TEXT, "rope_parameters": dict(QWEN_ROPE)}
+    vision = {**_QWEN_LATER, "window_size": 56, "fullatt_block_indexes": [1]}
+    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, **QWEN_IDS)
+    return _family(Qwen2_5_VLForConditionalGeneration, config, UNEVEN, counts_sides=True)
 
 
 def qwen3_vl() -> Family:
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-    rope = {**QWEN_ROPE, "mrope_interleaved": True}
-    vision = {"depth": 2, "hidden_size": 32, "out_hidden_size": TEXT["hidden_size"], "intermediate_size": 48,
-              "num_heads": 2, "patch_size": 14, "num_position_embeddings": 16,
-              "deepstack_visual_indexes": [0]}  # fmt: skip
-    torch.manual_seed(0)
-    text = {**TEXT, "head_dim": head_dim(), "rope_parameters": rope}
+    text = {**TEXT, "head_dim": head_dim(), "rope_parameters": {**QWEN_ROPE, "mrope_interleaved": True}}
+    vision = {**_QWEN_LATER, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
     config = Qwen3VLConfig(text_config=text, vision_config=vision, **QWEN_IDS)
-    return Family(Qwen3VLForConditionalGeneration(config).double().eval(), UNEVEN, True)
+    return _family(Qwen3VLForConditionalGeneration, config, UNEVEN, counts_sides=True)
 
 
 def llava() -> Family:
     from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
-    vision = CLIPVisionConfig(
-        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=28, patch_size=14
-    )
-    torch.manual_seed(0)
-    config = LlavaConfig(
-        vision_config=vision, text_config=LlamaConfig(**TEXT), image_token_id=IMAGE_ID, image_seq_length=4
-    )
-    return Family(LlavaForConditionalGeneration(config).double().eval(), ((2, 2),) * 4, False)
+    parts = {"vision_config": CLIPVisionConfig(**_PATCHES), "text_config": LlamaConfig(**TEXT)}
+    config = LlavaConfig(**parts, image_token_id=IMAGE_ID, image_seq_length=4)
+    return _family(LlavaForConditionalGeneration, config, EVEN)
 
 
 # Of 2 x 2 tokens a tile. A line of a picture ends with a newline, and the whole picture stands before its lines: the
@@ -161,15 +146,10 @@ CUTS = ((5, 40, 56), (3, 20, 50), (3, 50, 20), (5, 56, 40))
 def llava_next() -> Family:
     from transformers import CLIPVisionConfig, LlamaConfig, LlavaNextConfig, LlavaNextForConditionalGeneration
 
-    vision = CLIPVisionConfig(
-        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=28, patch_size=14
-    )
-    torch.manual_seed(0)
-    config = LlavaNextConfig(
-        vision_config=vision, text_config=LlamaConfig(**TEXT), image_token_id=IMAGE_ID, image_grid_pinpoints=GRIDS
-    )
+    parts = {"vision_config": CLIPVisionConfig(**_PATCHES), "text_config": LlamaConfig(**TEXT)}
+    config = LlavaNextConfig(**parts, image_token_id=IMAGE_ID, image_grid_pinpoints=GRIDS)
     sides = ((1, 4 + 2 * 5), (1, 4 + 2 * 5), (1, 4 + 4 * 3), (1, 4 + 4 * 3))
-    return Family(LlavaNextForConditionalGeneration(config).double().eval(), sides, False, cuts=CUTS)
+    return _family(LlavaNextForConditionalGeneration, config, sides, cuts=CUTS)
 
 
 def llava_onevision() -> Family:
@@ -181,18 +161,12 @@ def llava_onevision() -> Family:
         SiglipVisionConfig,
     )
 
-    tower = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    torch.manual_seed(0)
-    config = LlavaOnevisionConfig(
-        vision_config=SiglipVisionConfig(**tower, image_size=28, patch_size=14, vision_use_head=False),
-        text_config=Qwen2Config(**TEXT),
-        image_token_id=IMAGE_ID,
-        video_token_id=91,
-        image_grid_pinpoints=GRIDS,
-        vision_aspect_ratio="anyres_max_1",
-    )
+    tower = SiglipVisionConfig(**_PATCHES, vision_use_head=False)
+    ids = {"image_token_id": IMAGE_ID, "video_token_id": 91}
+    grids = {"image_grid_pinpoints": GRIDS, "vision_aspect_ratio": "anyres_max_1"}
+    config = LlavaOnevisionConfig(vision_config=tower, text_config=Qwen2Config(**TEXT), **ids, **grids)
     sides = ((1, 4 + 1 * 3), (1, 4 + 1 * 3), (1, 4 + 2 * 2), (1, 4 + 2 * 2))
-    return Family(LlavaOnevisionForConditionalGeneration(config).double().eval(), sides, False, cuts=CUTS)
+    return _family(LlavaOnevisionForConditionalGeneration, config, sides, cuts=CUTS)
 
 
 def gemma3(window: int = 64) -> Family:
@@ -200,16 +174,11 @@ def gemma3(window: int = 64) -> Family:
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3TextConfig, SiglipVisionConfig
 
     layers = {"head_dim": head_dim(), "sliding_window": window, "layer_types": ["sliding_attention", "full_attention"]}
-    tower = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    tower = SiglipVisionConfig(**_PATCHES, vision_use_head=False)
     ids = {"image_token_index": IMAGE_ID, "boi_token_index": 91, "eoi_token_index": 92}
-    torch.manual_seed(0)
-    config = Gemma3Config(
-        text_config=Gemma3TextConfig(**{**TEXT, **layers}),
-        vision_config=SiglipVisionConfig(**tower, image_size=28, patch_size=14, vision_use_head=False),
-        mm_tokens_per_image=4,
-        **ids,
-    )
-    return Family(Gemma3ForConditionalGeneration(config).double().eval(), ((2, 2),) * 4, False, sees_itself=True)
+    text = Gemma3TextConfig(**{**TEXT, **layers})
+    config = Gemma3Config(text_config=text, vision_config=tower, mm_tokens_per_image=4, **ids)
+    return _family(Gemma3ForConditionalGeneration, config, EVEN, sees_itself=True)
 
 
 def idefics3() -> Family:
@@ -227,13 +196,24 @@ def smolvlm() -> Family:
 def _of_tiles(config_class: Any, model_class: Any) -> Family:
     from transformers import LlamaConfig
 
-    vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
-              "image_size": 28, "patch_size": 7}  # fmt: skip
-    torch.manual_seed(0)
-    config = config_class(
-        text_config=LlamaConfig(**TEXT), vision_config=vision, scale_factor=2, image_token_id=IMAGE_ID, pad_token_id=0
-    )
-    return Family(model_class(config).double().eval(), ((2, 2),) * 4, False, by_row=True)
+    parts = {"text_config": LlamaConfig(**TEXT), "vision_config": {**_PATCHES, "patch_size": 7}}
+    config = config_class(**parts, scale_factor=2, image_token_id=IMAGE_ID, pad_token_id=0)
+    return _family(model_class, config, EVEN, by_row=True)
+
+
+def internvl() -> Family:
+    from transformers import InternVLConfig, InternVLForConditionalGeneration, InternVLVisionConfig, Qwen2Config
+
+    tower = InternVLVisionConfig(**_TOWER, image_size=[28, 28], patch_size=[7, 7])
+    rest = {"downsample_ratio": 0.5, "image_token_id": IMAGE_ID, "image_seq_length": 4}
+    config = InternVLConfig(vision_config=tower, text_config=Qwen2Config(**TEXT), **rest)
+    return _family(InternVLForConditionalGeneration, config, EVEN)
+
+
+_MAKERS = (
+    qwen2_vl, qwen2_5_vl, qwen3_vl, llava, llava_next, llava_onevision, gemma3, idefics3, smolvlm, internvl,
+)  # fmt: skip
+FAMILIES: dict[str, Callable[[], Family]] = {make.__name__: make for make in _MAKERS}
 
 
 class PlainScorer(torch.nn.Module):
@@ -249,45 +229,6 @@ class PlainScorer(torch.nn.Module):
     def forward(self, **inputs: Any) -> torch.Tensor:
         """The score at the last token."""
         return self.score(self.model(**inputs)[0][0, -1]).squeeze(-1)
-
-
-def internvl() -> Family:
-    from transformers import InternVLConfig, InternVLForConditionalGeneration, InternVLVisionConfig, Qwen2Config
-
-    vision = InternVLVisionConfig(
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        image_size=[28, 28],
-        patch_size=[7, 7],
-    )
-    torch.manual_seed(0)
-    config = InternVLConfig(
-        vision_config=vision,
-        text_config=Qwen2Config(**TEXT),
-        downsample_ratio=0.5,
-        image_token_id=IMAGE_ID,
-        image_seq_length=4,
-    )
-    return Family(InternVLForConditionalGeneration(config).double().eval(), ((2, 2),) * 4, False)
-
-
-FAMILIES: dict[str, Callable[[], Family]] = {
-    make.__name__: make
-    for make in (
-        qwen2_vl,
-        qwen2_5_vl,
-        qwen3_vl,
-        llava,
-        llava_next,
-        llava_onevision,
-        gemma3,
-        idefics3,
-        smolvlm,
-        internvl,
-    )
-}
 
 
 def awake(family: Family) -> Family:

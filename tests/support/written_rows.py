@@ -13,6 +13,7 @@ import pyarrow
 from pyarrow import parquet
 
 Rows = Sequence[dict[str, Any]]
+Writer = tuple[Callable[["Rows", Path], Any], str]  # and the address with {} for a file's name
 
 
 def _json_lines(rows: Rows, path: Path) -> None:
@@ -93,42 +94,29 @@ def categorical_table(rows: Rows) -> Any:
     return pyarrow.concat_tables(coded, promote_options="permissive")
 
 
-def _arrow(new: Callable[..., Any]) -> Callable[[Any, Path], None]:
-    def write(written: Any, path: Path) -> None:
+def _parquet(make: Callable[[Rows], Any] = table, **how: Any) -> Writer:
+    return lambda rows, path: parquet.write_table(make(rows), path, **how), "parquet:{}.parquet"
+
+
+def _arrow(new: Callable[..., Any], make: Callable[[Rows], Any] = table) -> Writer:
+    def write(rows: Rows, path: Path) -> None:
+        written = make(rows)
         with new(str(path), written.schema) as file:
             file.write_table(written)
 
-    return write
+    return write, "arrow:{}.arrow"
 
 
-def _of_datasets(write: Callable[[Any, Path], None]) -> Callable[[Rows, Path], None]:
+def _of_datasets(write: Callable[[Any, str], None], address: str, **how: Any) -> Writer:
+    """Values of one key that have several types, and objects without keys, need `datasets`' columns of JSON."""
+
     def written(rows: Rows, path: Path) -> None:
         import datasets
 
         datasets.disable_progress_bars()
-        write(datasets.Dataset.from_list(list(rows)), path)
+        write(datasets.Dataset.from_list(list(rows), **how), str(path))
 
-    return written
-
-
-def _datasets_json(rows: Rows, path: Path) -> None:
-    """Values of one key that have several types, and objects without keys, need `datasets`' columns of JSON."""
-    import datasets
-
-    datasets.disable_progress_bars()
-    datasets.Dataset.from_list(list(rows), on_mixed_types="use_json").to_parquet(str(path))
-
-
-def _polars(rows: Rows) -> Any:
-    import polars
-
-    return polars.DataFrame(list(rows), infer_schema_length=None)
-
-
-def _polars_categories(rows: Rows) -> Any:
-    import polars
-
-    return _polars(rows).with_columns(polars.col(polars.String).cast(polars.Categorical))
+    return written, address
 
 
 def _pandas(rows: Rows, path: Path) -> None:
@@ -138,58 +126,61 @@ def _pandas(rows: Rows, path: Path) -> None:
     pandas.DataFrame(list(rows), index=[9, 4, 6][: len(rows)]).to_parquet(path)
 
 
-_FILE, _STREAM = _arrow(pyarrow.ipc.new_file), _arrow(pyarrow.ipc.new_stream)
-# What writes the rows, and the address with {} for a file's name.
-WRITERS: dict[str, tuple[Callable[[Rows, Path], Any], str]] = {
-    "JSON lines": (_json_lines, "jsonl:{}.jsonl"),
-    "JSON lines, compressed, without saying so": (
-        lambda rows, path: (_json_lines(rows, path), path.write_bytes(gzip.compress(path.read_bytes()))),
-        "jsonl:{}.jsonl",
-    ),
-    "JSON lines in UTF-16": (
-        lambda rows, path: path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-16"),
-        "jsonl:{}.jsonl",
-    ),
-    "JSON lines that end in CR": (
-        lambda rows, path: path.write_text("".join(json.dumps(row) + "\r" for row in rows), newline=""),
-        "jsonl:{}.jsonl",
-    ),
-    "a JSON list": (lambda rows, path: path.write_text(json.dumps(rows, indent=1)), "json:{}.json"),
+def _compressed(rows: Rows, path: Path) -> None:
+    _json_lines(rows, path)
+    path.write_bytes(gzip.compress(path.read_bytes()))
+
+
+def _text_lines(end: str, encoding: str) -> Callable[[Rows, Path], Any]:
+    return lambda rows, path: path.write_bytes("".join(json.dumps(row) + end for row in rows).encode(encoding))
+
+
+_LINES, _LIST = "jsonl:{}.jsonl", "json:{}.json"
+WRITERS: dict[str, Writer] = {
+    "JSON lines": (_json_lines, _LINES),
+    "JSON lines, compressed, without saying so": (_compressed, _LINES),
+    "JSON lines in UTF-16": (_text_lines("\n", "utf-16"), _LINES),
+    "JSON lines that end in CR": (_text_lines("\r", "utf-8"), _LINES),
+    "a JSON list": (lambda rows, path: path.write_text(json.dumps(rows, indent=1)), _LIST),
     "CSV": (_csv, "csv:{}.csv"),
-    "Parquet": (lambda rows, path: parquet.write_table(table(rows), path), "parquet:{}.parquet"),
-    "Parquet of one row a group": (
-        lambda rows, path: parquet.write_table(table(rows), path, row_group_size=1),
-        "parquet:{}.parquet",
-    ),
-    "Parquet with maps": (lambda rows, path: parquet.write_table(map_table(rows), path), "parquet:{}.parquet"),
-    "Parquet of polars' types": (
-        lambda rows, path: parquet.write_table(polars_table(rows), path),
-        "parquet:{}.parquet",
-    ),
-    "Parquet with categories": (
-        lambda rows, path: parquet.write_table(categorical_table(rows), path, row_group_size=1),
-        "parquet:{}.parquet",
-    ),
+    "Parquet": _parquet(),
+    "Parquet of one row a group": _parquet(row_group_size=1),
+    "Parquet with maps": _parquet(map_table),
+    "Parquet of polars' types": _parquet(polars_table),
+    "Parquet with categories": _parquet(categorical_table, row_group_size=1),
     "Parquet of pandas": (_pandas, "parquet:{}.parquet"),
-    "an Arrow file": (lambda rows, path: _FILE(table(rows), path), "arrow:{}.arrow"),
-    "an Arrow file with maps": (lambda rows, path: _FILE(map_table(rows), path), "arrow:{}.arrow"),
-    "an Arrow stream of polars' types": (lambda rows, path: _STREAM(polars_table(rows), path), "arrow:{}.arrow"),
-    "an Arrow stream with categories": (lambda rows, path: _STREAM(categorical_table(rows), path), "arrow:{}.arrow"),
-    "datasets' to_json": (_of_datasets(lambda rows, path: rows.to_json(str(path))), "jsonl:{}.jsonl"),
-    "datasets' to_json as a list": (
-        _of_datasets(lambda rows, path: rows.to_json(str(path), lines=False)),
-        "json:{}.json",
+    "an Arrow file": _arrow(pyarrow.ipc.new_file),
+    "an Arrow file with maps": _arrow(pyarrow.ipc.new_file, map_table),
+    "an Arrow stream of polars' types": _arrow(pyarrow.ipc.new_stream, polars_table),
+    "an Arrow stream with categories": _arrow(pyarrow.ipc.new_stream, categorical_table),
+    "datasets' to_json": _of_datasets(lambda rows, path: rows.to_json(path), _LINES),
+    "datasets' to_json as a list": _of_datasets(lambda rows, path: rows.to_json(path, lines=False), _LIST),
+    "datasets' to_parquet": _of_datasets(lambda rows, path: rows.to_parquet(path), "parquet:{}.parquet"),
+    "datasets' save_to_disk": _of_datasets(lambda rows, path: rows.save_to_disk(path), "{}"),
+    "datasets' columns of JSON": _of_datasets(
+        lambda rows, path: rows.to_parquet(path), "parquet:{}.parquet", on_mixed_types="use_json"
     ),
-    "datasets' to_parquet": (_of_datasets(lambda rows, path: rows.to_parquet(str(path))), "parquet:{}.parquet"),
-    "datasets' save_to_disk": (_of_datasets(lambda rows, path: rows.save_to_disk(str(path))), "{}"),
-    "datasets' columns of JSON": (_datasets_json, "parquet:{}.parquet"),
 }
+
+
+def _polars(method: str, address: str, categories: bool = False) -> Writer:
+    def write(rows: Rows, path: Path) -> None:
+        import polars
+
+        frame = polars.DataFrame(list(rows), infer_schema_length=None)
+        if categories:
+            frame = frame.with_columns(polars.col(polars.String).cast(polars.Categorical))
+        getattr(frame, method)(path)
+
+    return write, address
+
+
 # The same by polars, of which few environments have a copy.
-POLARS: dict[str, tuple[Callable[[Rows, Path], Any], str]] = {
-    "polars' write_parquet": (lambda rows, path: _polars(rows).write_parquet(path), "parquet:{}.parquet"),
-    "polars' write_ipc": (lambda rows, path: _polars(rows).write_ipc(path), "arrow:{}.arrow"),
-    "polars' write_ipc_stream": (lambda rows, path: _polars(rows).write_ipc_stream(path), "arrow:{}.arrow"),
-    "polars' write_ndjson": (lambda rows, path: _polars(rows).write_ndjson(path), "jsonl:{}.jsonl"),
-    "polars' write_json": (lambda rows, path: _polars(rows).write_json(path), "json:{}.json"),
-    "polars' categories": (lambda rows, path: _polars_categories(rows).write_parquet(path), "parquet:{}.parquet"),
+POLARS: dict[str, Writer] = {
+    "polars' write_parquet": _polars("write_parquet", "parquet:{}.parquet"),
+    "polars' write_ipc": _polars("write_ipc", "arrow:{}.arrow"),
+    "polars' write_ipc_stream": _polars("write_ipc_stream", "arrow:{}.arrow"),
+    "polars' write_ndjson": _polars("write_ndjson", _LINES),
+    "polars' write_json": _polars("write_json", _LIST),
+    "polars' categories": _polars("write_parquet", "parquet:{}.parquet", categories=True),
 }

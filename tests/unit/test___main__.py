@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from tests.end_to_end.conftest import pair_rows, save_start
+from tests.end_to_end.conftest import save_start
 from tests.support.data_forms import write_jsonl
+from tests.support.sorted_words import pair_rows
 from training.__main__ import PACKAGE, ROOT, main, search_path
 
 
