@@ -1,14 +1,18 @@
-"""DeepSpeed-Chat's command lines, flag by flag, in the step that they are for."""
+"""DeepSpeed-Chat's command lines: flag by flag in the step that they are for, and those of its own scripts."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from tests.support import deepspeed_chat_table
-from tests.support.deepspeed_chat_lines import EVALUATION_LINES
+from tests.support.deepspeed_chat_lines import EVALUATION_LINES, LINES, ScriptLine
+from tests.support.tiny_models import tiny_config
 from threestep.plugins.evaluation import chat
 from threestep.plugins.evaluation import evaluate as training_evaluate
 from threestep.plugins.evaluation.reward_evaluation import __main__ as evaluate
@@ -19,167 +23,110 @@ from training.step2_dpo import main as dpo
 from training.step2_reward import main as reward
 from training.step3_ppo import main as ppo
 from training.utils.base.errors import ThreestepError
-from training.utils.flags.arguments import parse_arguments, resolved_settings
+from training.utils.flags.arguments import defaults_of, parse_arguments, resolved_settings
+from training.utils.run.launch import as_variables
 
 DOCUMENT = Path(__file__).parents[1] / "from_deepspeed_chat.md"
 
-# The flags of DeepSpeed-Chat's four programs, as it spells them, and what they are to become: a setting's value; SAID
-# where the line says that it is not needed; or (setting, value) where it has another name here.
-SAID = object()
-EVERYWHERE = {
-    "--data_path embedded embedded": ["embedded", "embedded"],
-    "--data_split 6,2,2": "6,2,2",
-    "--data_output_path /tmp/data_files": "/tmp/data_files",
-    "--num_train_epochs 16": 16.0,
-    "--gradient_accumulation_steps 1": 1,
-    "--lr_scheduler_type cosine": "cosine",
-    "--num_warmup_steps 100": 100,
-    "--output_dir ./output": "./output",
-    "--seed 1234": 1234,
-    "--offload": True,
-    "--dtype fp16": "fp16",
-    "--dtype=bf16": "bf16",
-    "--only_optimize_lora": True,
-    "--local_rank=0": None,
-    "--local_rank -1": None,
-    "--compute_fp32_loss": SAID,
-    "--enable_tensorboard": SAID,
-    "--tensorboard_path step1_tensorboard": SAID,
-    "--add_eot_token": ("end_of_conversation_token", "<|endoftext|>"),
-    "--add_eot_token --eot_token <end>": ("end_of_conversation_token", "<end>"),
-    "--eot_token <end>": ("end_of_conversation_token", None),
-    "--deepspeed": SAID,
-    "--deepscale": SAID,
-    "--num_padding_at_beginning 1": SAID,
+# Flags of DeepSpeed-Chat's four programs, as it spells them: those of the same name and meaning here.
+EVERYWHERE = """data_path data_split data_output_path num_train_epochs gradient_accumulation_steps lr_scheduler_type
+    num_warmup_steps output_dir seed offload dtype only_optimize_lora local_rank"""
+ONE_MODEL = f"""{EVERYWHERE} model_name_or_path per_device_train_batch_size per_device_eval_batch_size max_seq_len
+    learning_rate weight_decay gradient_checkpointing dropout zero_stage lora_dim lora_module_name lora_learning_rate
+    deepspeed_config"""
+SAME = {
+    "sft": f"{ONE_MODEL} sft_only_data_path",
+    "reward": f"{ONE_MODEL} eval_interval",
+    "dpo": f"{ONE_MODEL} beta label_smoothing",
+    "ppo": f"""{EVERYWHERE} offload_reference_model unsupervised_dataset_name unsupervised_dataset_config_name
+        unsup_coef
+        actor_model_name_or_path critic_model_name_or_path per_device_generation_batch_size
+        per_device_training_batch_size generation_batches ppo_epochs max_prompt_seq_len max_answer_seq_len
+        actor_learning_rate critic_learning_rate actor_weight_decay critic_weight_decay offload_reward_model
+        actor_zero_stage critic_zero_stage actor_gradient_checkpointing critic_gradient_checkpointing actor_dropout
+        critic_dropout actor_lora_dim actor_lora_module_name critic_lora_dim critic_lora_module_name
+        actor_lora_learning_rate critic_lora_learning_rate enable_ema""",
 }
-ONE_MODEL = {
-    **EVERYWHERE,
-    "--model_name_or_path facebook/opt-1.3b": "facebook/opt-1.3b",
-    "--per_device_train_batch_size 8": 8,
-    "--per_device_eval_batch_size 8": 8,
-    "--max_seq_len 256": 256,
-    "--learning_rate 9.65e-6": 9.65e-6,
-    "--weight_decay 0.1": 0.1,
-    "--gradient_checkpointing": True,
-    "--dropout 0.0": 0.0,
-    "--zero_stage 2": 2,
-    "--lora_dim 128": 128,
-    "--lora_module_name decoder.layers.": "decoder.layers.",
-    "--lora_learning_rate 5e-4": 5e-4,
-    "--disable_dropout": ("dropout", 0.0),
-    "--deepspeed_config ds.json": "ds.json",
-    "--deepscale_config ds.json": ("deepspeed_config", "ds.json"),
+# Those that are not needed; test_names.py reads each.
+SAID = {
+    "every": """compute_fp32_loss enable_tensorboard tensorboard_path eot_token deepspeed deepscale
+        num_padding_at_beginning""",
+    "sft": "print_loss",
+    "reward": "",
+    "dpo": "print_loss offload_reference_model",
+    "ppo": """enable_hybrid_engine unpin_actor_parameters release_inference_cache inference_tp_size
+        tp_gather_partition_size enable_mixed_precision_lora align_overflow print_answers print_answers_interval""",
 }
-FLAGS = {
-    "sft": {**ONE_MODEL, "--sft_only_data_path embedded": ["embedded"], "--print_loss": SAID},
+# Those of another name, or in a form of their own, and the settings that they become.
+READ_EVERYWHERE = {
+    "--deepspeed": {},
+    "--add_eot_token": {"end_of_conversation_token": "<|endoftext|>"},
+    "--add_eot_token --eot_token <end>": {"end_of_conversation_token": "<end>"},
+    "--eot_token <end>": {"end_of_conversation_token": None},
+}
+READ_OF_ONE_MODEL = {
+    **READ_EVERYWHERE,
+    "--disable_dropout": {"dropout": 0.0},
+    "--deepscale_config ds.json": {"deepspeed_config": "ds.json"},
+}
+READ = {
+    "sft": READ_OF_ONE_MODEL,
     "reward": {
-        **ONE_MODEL,
-        "--eval_interval 50": 50,
-        "--eval_iters 100": ("max_eval_rows", 1600),
-        "--eval_iters 10 --per_device_eval_batch_size=4": ("max_eval_rows", 40),
+        **READ_OF_ONE_MODEL,
+        "--eval_iters 100": {"max_eval_rows": 1600},
+        "--eval_iters 10 --per_device_eval_batch_size=4": {"max_eval_rows": 40},
     },
-    "dpo": {
-        **ONE_MODEL,
-        "--print_loss": SAID,
-        "--beta 0.1": 0.1,
-        "--label_smoothing 0.1": 0.1,
-        "--offload_reference_model": SAID,
-    },
+    "dpo": READ_OF_ONE_MODEL,
     "ppo": {
-        **EVERYWHERE,
-        "--offload_reference_model": True,
-        "--unsupervised_dataset_name wikitext": "wikitext",
-        "--unsupervised_dataset_config_name wikitext-103-v1": "wikitext-103-v1",
-        "--unsup_coef 27.8": 27.8,
-        "--actor_model_name_or_path facebook/opt-1.3b": "facebook/opt-1.3b",
-        "--critic_model_name_or_path facebook/opt-350m": "facebook/opt-350m",
-        "--per_device_generation_batch_size 32": 32,
-        "--per_device_training_batch_size 8": 8,
-        "--generation_batches 2": 2,
-        "--ppo_epochs 2": 2,
-        "--max_prompt_seq_len 128": 128,
-        "--max_answer_seq_len 128": 128,
-        "--actor_learning_rate 5e-4": 5e-4,
-        "--critic_learning_rate 5e-6": 5e-6,
-        "--actor_weight_decay 0.1": 0.1,
-        "--critic_weight_decay 0.1": 0.1,
-        "--preprocessing_num_workers 4": ("num_workers", 4),
-        "--enable_hybrid_engine": SAID,
-        "--unpin_actor_parameters": SAID,
-        "--release_inference_cache": SAID,
-        "--inference_tp_size 1": SAID,
-        "--inference_tp_size 8": SAID,
-        "--tp_gather_partition_size 8": SAID,
-        "--offload_reward_model": True,
-        "--actor_zero_stage 3": 3,
-        "--critic_zero_stage 2": 2,
-        "--actor_gradient_checkpointing": True,
-        "--critic_gradient_checkpointing": True,
-        "--actor_dropout 0.0": 0.0,
-        "--critic_dropout 0.1": 0.1,
-        "--disable_actor_dropout": ("actor_dropout", 0.0),
-        "--disable_critic_dropout": ("critic_dropout", 0.0),
-        "--actor_lora_dim 128": 128,
-        "--actor_lora_module_name decoder.layers.": "decoder.layers.",
-        "--critic_lora_dim 64": 64,
-        "--critic_lora_module_name decoder.layers.": "decoder.layers.",
-        "--actor_lora_learning_rate 5e-4": 5e-4,
-        "--critic_lora_learning_rate 5e-4": 5e-4,
-        "--enable_ema": True,
-        "--enable_mixed_precision_lora": SAID,
-        "--align_overflow": SAID,
-        "--print_answers": SAID,
-        "--print_answers_interval 5": SAID,
-        "--enable_test_mode --test_stop_step 20": ("max_train_steps", 20),
-        "--test_stop_step=20": ("max_train_steps", None),
-        "--per_device_train_batch_size 16": ("per_device_generation_batch_size", 16),
-        "--per_device_mini_train_batch_size 8": ("per_device_training_batch_size", 8),
-        "--generation_batch_numbers 2": ("generation_batches", 2),
+        **READ_EVERYWHERE,
+        "--preprocessing_num_workers 4": {"num_workers": 4},
+        "--disable_actor_dropout": {"actor_dropout": 0.0},
+        "--disable_critic_dropout": {"critic_dropout": 0.0},
+        "--enable_test_mode --test_stop_step 20": {"max_train_steps": 20},
+        "--test_stop_step=20": {"max_train_steps": None},
+        "--per_device_train_batch_size 16": {"per_device_generation_batch_size": 16},
+        "--per_device_mini_train_batch_size 8": {"per_device_training_batch_size": 8},
+        "--generation_batch_numbers 2": {"generation_batches": 2},
         "--deepspeed_config ds.json": ThreestepError,
         "--deepscale_config ds.json": ThreestepError,
     },
 }
-PROGRAMS = {
-    "sft": (sft.STEP.groups, sft.STEP.old_flags),
-    "reward": (reward.STEP.groups, reward.STEP.old_flags),
-    "dpo": (dpo.STEP.groups, dpo.STEP.old_flags),
-    "ppo": (ppo.STEP.groups, ppo.STEP.old_flags),
-}
+PROGRAMS = {"sft": sft, "reward": reward, "dpo": dpo, "ppo": ppo}
 STARTS = {
     "ppo": "--data_path embedded --actor_model_name_or_path a --critic_model_name_or_path c --actor_zero_stage 1 "
     "--critic_zero_stage 1",
     "other": "--data_path embedded --model_name_or_path m --zero_stage 1",
 }
-CASES = [(step, flag) for step, flags in FLAGS.items() for flag in flags]
 
 
-@pytest.mark.parametrize(("step", "flag"), CASES)
-def test_every_flag_has_its_meaning_or_a_line(step, flag, capsys):
-    groups, old_flags = PROGRAMS[step]
+@pytest.mark.parametrize(("step", "flag"), [(step, flag) for step, flags in READ.items() for flag in flags])
+def test_a_flag_of_another_name_becomes_a_setting_and_says_so(step, flag, capsys):
+    groups, old_flags = PROGRAMS[step].STEP.groups, PROGRAMS[step].STEP.old_flags
     argv = [*STARTS.get(step, STARTS["other"]).split(), *flag.split()]
-    expected, name = FLAGS[step][flag], re.split("[ =]", flag)[0]
+    expected, name = READ[step][flag], re.split("[ =]", flag)[0]
     if expected is ThreestepError:
         with pytest.raises(ThreestepError, match=f"{name} is for steps 1 and 2; step 3's two engines"):
             parse_arguments(groups, argv, "", old_flags)
         return
     settings = resolved_settings(parse_arguments(groups, argv, "", old_flags))
     lines = capsys.readouterr().out.splitlines()
-    if expected is SAID or isinstance(expected, tuple):
-        assert any(line.startswith((f"{name} is not needed: ", f"{name} is read as --")) for line in lines)
-    else:
-        assert lines == []
-        expected = (name[2:], expected)
-    if isinstance(expected, tuple) and name != "--local_rank":
-        assert settings[expected[0]] == expected[1]
+    assert any(line.startswith((f"{name} is not needed: ", f"{name} is read as --")) for line in lines)
+    assert {name: settings[name] for name in expected} == expected
 
 
-def test_the_tables_hold_nothing_that_is_no_flag_of_deepspeed_chat():
-    for step, (groups, old_flags) in PROGRAMS.items():
-        fed = {re.split("[ =]", part)[0] for flag in FLAGS[step] for part in re.findall(r"--\S+", flag)}
-        its = {flag for flag, read in old_flags.items() if DEEPSPEED_CHAT in read.whose}
-        assert its <= fed
-        own = {f"--{name}" for group in groups for name in group.__dataclass_fields__}
-        assert not own & its, "a flag of ours would never be reached"
+def flags_in(words: str) -> set[str]:
+    return {f"--{word}" for word in words.split()}
+
+
+def test_the_tables_hold_its_flags_and_the_same_are_ours():
+    for step, program in PROGRAMS.items():
+        old_flags = program.STEP.old_flags
+        same = flags_in(SAME[step])
+        read = {part.partition("=")[0] for flag in READ[step] for part in flag.split() if part.startswith("--")}
+        its = {flag for flag, old in old_flags.items() if DEEPSPEED_CHAT in old.whose}
+        assert its <= same | read | flags_in(SAID["every"] + " " + SAID[step])
+        own = {f"--{name}" for name in (*defaults_of(program.STEP.groups), "local_rank")}
+        assert same <= own and not own & its, "a flag of ours would never be reached"
         for flag in own & set(old_flags):
             assert isinstance(old_flags[flag], Same), "the same"
 
@@ -218,7 +165,7 @@ def test_its_command_lines_without_data_take_its_data(tmp_path, capsys):
     assert settings_of("--data_path embedded")["data_split"] == "auto"  # nothing is DeepSpeed-Chat's
     capsys.readouterr()
     assert data_of("--num_padding_at_beginning 1", reward.STEP) == ["Dahoas/rm-static"]
-    assert data_of("--deepspeed --data_path embedded") == ["embedded"]
+    assert data_of("--deepspeed --data_path embedded --local_rank -1") == ["embedded"]
     (tmp_path / "run.yaml").write_text("data_path: embedded\n")
     assert data_of(f"--deepspeed --config {tmp_path}/run.yaml") == ["embedded"]
     assert capsys.readouterr().out.count("--data_path is Dahoas/rm-static, DeepSpeed-Chat's default") == 1
@@ -226,14 +173,11 @@ def test_its_command_lines_without_data_take_its_data(tmp_path, capsys):
         data_of("--lora_dim 8")
 
 
-def test_numbers_that_are_none():
-    with pytest.raises(ThreestepError, match="--eval_iters expects a whole number, got 'all'"):
-        translated(["--eval_iters", "all"], reward.STEP.old_flags)
-    with pytest.raises(ThreestepError, match="--test_stop_step expects a whole number, got 'x'"):
-        translated("--enable_test_mode --test_stop_step x".split(), ppo.STEP.old_flags)
-
-
-def test_the_evaluation_counts_every_rank(monkeypatch):
+def test_counts_of_rows_and_steps(monkeypatch):
+    for step, flags, name in ((reward, "--eval_iters all", "eval_iters"),
+                              (ppo, "--enable_test_mode --test_stop_step x", "test_stop_step")):  # fmt: skip
+        with pytest.raises(ThreestepError, match=f"--{name} expects a whole number, got '{flags.split()[-1]}'"):
+            translated(flags.split(), step.STEP.old_flags)
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert translated("--eval_iters 10".split(), reward.STEP.old_flags)[0] == ["--max_eval_rows", "640"]
 
@@ -266,10 +210,71 @@ def test_the_document_has_the_tables():
     assert deepspeed_chat_table.as_markdown() in text, "python -m tests.support.deepspeed_chat_table prints them"
     part = text.split("## Flags with the same name and meaning")[1].split("Their defaults")[0]
     listed = set(re.findall(r"`(--\w+)`", part))
-    plain = {
-        re.split("[ =]", flag)[0]
-        for step, flags in FLAGS.items()
-        for flag, expected in flags.items()
-        if isinstance(PROGRAMS[step][1].get(re.split("[ =]", flag)[0], Same()), Same) and expected is not ThreestepError
-    }
-    assert listed == plain
+    assert listed == set().union(*map(flags_in, SAME.values()))
+
+
+# A small configuration in the place of each model, by a part of its name.
+FAMILIES = {"opt": "opt", "llama": "llama", "bloom": "bloom", "mgpt": "gpt2", "actor": "opt", "critic": "opt"}
+LONG_ENOUGH = {"opt": "max_position_embeddings", "llama": "max_position_embeddings", "gpt2": "n_positions"}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, str]:
+    """By family, a folder with a configuration of it and nothing else."""
+    place = tmp_path_factory.mktemp("models")
+    for family in set(FAMILIES.values()):
+        more = {LONG_ENOUGH[family]: 512} if family in LONG_ENOUGH else {}
+        config = tiny_config(family, **more)
+        config.architectures = [f"{type(config).__name__.removesuffix('Config')}ForCausalLM"]
+        config.save_pretrained(place / family)
+    return {family: str(place / family) for family in set(FAMILIES.values())}
+
+
+def words_of(line: ScriptLine, folders: dict[str, str]) -> list[str]:
+    """Its flags, with a folder in the place of a model."""
+    words = line.flags.split()
+    for place, word in enumerate(words[:-1]):
+        if word.endswith("model_name_or_path"):
+            name = words[place + 1].lower()
+            words[place + 1] = folders[next(family for part, family in FAMILIES.items() if part in name)]
+    return words
+
+
+def values_of(words: list[str]) -> dict[str, list[str]]:
+    """By flag, the last values given to it."""
+    found: dict[str, list[str]] = {}
+    for word in words:
+        if word.startswith("--"):
+            values = found[word[2:]] = []
+        else:
+            values.append(word)
+    return found
+
+
+def same(setting: Any, values: list[str]) -> bool:
+    if isinstance(setting, list):
+        return setting == values
+    return setting and not values if isinstance(setting, bool) else setting == type(setting)(values[0])
+
+
+def test_there_are_as_many_as_its_scripts_run():
+    assert Counter(line.step for line in LINES) == {"sft": 20, "dpo": 9, "reward": 9, "ppo": 29}
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: f"{line.step}-{line.name}")
+def test_it_resolves_as_it_is(line, folders, tmp_path, capsys):
+    words = words_of(line, folders)
+    rest, variables, _ = as_variables([*line.launcher.split(), *words], {})
+    assert rest == words and len(variables) == len([flag for flag in line.launcher.split() if "nodes" not in flag]) / 2
+    PROGRAMS[line.step].main([*words, "--output_dir", str(tmp_path / "out"), "--dry_run"])
+    said = capsys.readouterr().out
+    assert not (tmp_path / "out").exists() and "most at once" in said
+    settings = yaml.safe_load(said.split("settings:\n")[1].split("\n\n")[0])
+    given = values_of(words)
+    assert settings["data_path"] == given.get("data_path", ["Dahoas/rm-static"])
+    if line.step == "ppo":  # rollouts of one minibatch are drawn together
+        given["generation_batches"] = given.get("gradient_accumulation_steps", ["1"])
+    wrong = {flag: (settings[flag], values) for flag, values in given.items() if flag in settings}
+    assert {flag: both for flag, both in wrong.items() if not same(*both)} == {}
+    unknown = {flag for flag in given if flag not in settings}
+    assert all(f"--{flag} is not needed: " in said or f"--{flag} is read as " in said for flag in unknown)

@@ -1,10 +1,12 @@
-"""TRL's and Hugging Face's flags, one by one, in the steps that read them; and the page that lists them."""
+"""TRL's and Hugging Face's flags, one by one, in the steps that read them; every field of TRL 1.16's four trainers and
+RLOO; every command line that it prints; and the page that lists them."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,18 @@ import pytest
 import yaml
 
 from tests.support import trl_table
+from tests.support.trl_lines import (
+    LINES,
+    NOT_NEEDED,
+    REFUSED,
+    STEPS,
+    UNKNOWN,
+    WORKS,
+    fields_of,
+    sentence_of,
+    status_of,
+    statuses,
+)
 from threestep.plugins.names.hf_field_flags import (
     DPO_FIELDS,
     EVERY_STEP_FIELDS,
@@ -19,7 +33,7 @@ from threestep.plugins.names.hf_field_flags import (
     PPO_FIELDS,
     SFT_FIELDS,
 )
-from threestep.plugins.names.other_names import HUGGING_FACE, Same
+from threestep.plugins.names.other_names import HUGGING_FACE, Renamed, Same, translated
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import defaults_of, parse_arguments, resolved_settings
 from training.utils.flags.step import known_steps
@@ -29,7 +43,7 @@ DOCUMENT = Path(__file__).parents[1] / "from_trl.md"
 # What is typed, and what becomes of it: settings; SAID, where a line says that it is not needed; or the words of the
 # sentence that refuses it.
 SAID = object()
-# Those without a counterpart; test_hf_field_flags reads each.
+# Those without a counterpart.
 FIELDS = {**EVERY_STEP_FIELDS, **ONE_MODEL_FIELDS, **SFT_FIELDS, **DPO_FIELDS, **PPO_FIELDS}
 EVERY_STEP: dict[str, Any] = {
     "--max_steps 10": {"max_train_steps": 10, "num_train_epochs": math.inf},
@@ -37,12 +51,9 @@ EVERY_STEP: dict[str, Any] = {
     "--max_steps -1": {"max_train_steps": None, "num_train_epochs": 1.0},
     "--warmup_steps 100": {"num_warmup_steps": 100, "warmup_ratio": 0.0},
     "--warmup_steps 0.1": {"num_warmup_steps": 0, "warmup_ratio": 0.1},
-    "--lr_scheduler_kwargs {}": "its values are flags here: --min_lr_ratio, --stable_ratio",
     "--optim adamw_torch_fused": SAID,
     "--optim adafactor": "expects adamw_torch; --optimizer names those of plugins; to save memory: --zero_stage",
     "--optim sgd": "--optim expects adamw_torch or adamw_torch_fused, got 'sgd'; --optimizer names those of plugins",
-    "--optim_args a=1": "AdamW's are --adam_beta1",
-    "--data_seed 42": "--seed decides the order of the rows too",
     "--full_determinism": {"deterministic": True},
     "--bf16": {"dtype": "bf16"},
     "--bf16 True": {"dtype": "bf16"},
@@ -55,7 +66,6 @@ EVERY_STEP: dict[str, Any] = {
     "--torch_dtype bfloat16": {"dtype": "bf16"},
     "--torch_dtype torch.float32": {"dtype": "fp32"},
     "--torch_dtype auto": SAID,
-    "--tf32 true": "NVIDIA_TF32_OVERRIDE=1",
     "--eval_strategy no": {"eval_interval": 0, "eval_epochs": 0.0},
     "--eval_strategy epoch": {"eval_interval": None, "eval_epochs": 1.0},
     "--eval_strategy steps": {"eval_interval": 500},
@@ -66,9 +76,6 @@ EVERY_STEP: dict[str, Any] = {
     "--eval_steps 20": {"eval_interval": 20},
     "--eval_steps 0.1 --max_steps 55": {"eval_interval": 6},
     "--eval_steps 0.25 --num_train_epochs 3": {"eval_epochs": 0.75},
-    "--eval_on_start": SAID,
-    "--do_train": SAID,
-    "--do_eval": SAID,
     "--save_strategy no": {"save_every": 0},
     "--save_strategy epoch": {"save_epochs": 1.0},
     "--save_strategy steps": {"save_every": 500},
@@ -83,9 +90,7 @@ EVERY_STEP: dict[str, Any] = {
     "--save_steps 100": {"save_every": 100},
     "--save_steps 0.5": {"save_epochs": 0.5},
     "--save_total_limit 3": {"keep_last": 3},
-    "--save_only_model": "the finished model is in OUTPUT_DIR/model",
     "--save_only_model false": SAID,
-    "--save_safetensors true": SAID,
     "--resume_from_checkpoint true": {"resume": "latest"},
     "--resume_from_checkpoint out/checkpoints/step_000010": {"resume": "out/checkpoints/step_000010"},
     "--resume_from_checkpoint False": {"resume": None},
@@ -93,13 +98,7 @@ EVERY_STEP: dict[str, Any] = {
     "--overwrite_output_dir False": {"overwrite": False},
     "--run_name mine --output_dir out": {"run_name": "mine", "output_dir": "out"},
     "--run_name a/b": "--run_name expects a name that a folder can have, got 'a/b'",
-    "--logging_dir logs": SAID,
     "--logging_steps 10": {},
-    "--logging_strategy steps": SAID,
-    "--logging_first_step": SAID,
-    "--gradient_checkpointing_kwargs {}": SAID,
-    "--average_tokens_across_devices": SAID,
-    "--auto_find_batch_size": "--dry_run shows the memory of a rank",
     "--use_liger_kernel false": {"use_liger_kernel": False},
     "--dataset_name embedded": {"data_path": ["embedded"]},
     "--dataset_name trl-lib/Capybara": {"data_path": ["hub:trl-lib/Capybara"]},
@@ -111,30 +110,15 @@ EVERY_STEP: dict[str, Any] = {
     "--dataset_config main": "expects --dataset_name beside it",
     "--dataset_train_split train": "expects --dataset_name beside it",
     "--dataset_test_split test": "expects --dataset_name beside it",
-    "--dataset_streaming": "rows are tokenized once",
     "--dataset_num_proc 4": {"num_workers": 4},
     "--dataset_text_field body": {"text_column": "body"},
     "--eos_token <|im_end|>": {"end_of_conversation_token": "<|im_end|>"},
     "--chat_template_path docs": "expects a file of a Jinja template, got the folder 'docs'",
-    "--remove_unused_columns false": SAID,
-    "--shuffle_dataset": SAID,
-    "--dataloader_num_workers 4": SAID,
-    "--dataloader_prefetch_factor 2": SAID,
-    "--dataloader_pin_memory": SAID,
-    "--dataloader_persistent_workers": SAID,
-    "--dataloader_drop_last": SAID,
-    "--group_by_length": SAID,
     "--train_sampling_strategy random": SAID,
     "--train_sampling_strategy sequential": {"shuffle": False},
     "--train_sampling_strategy other": "--train_sampling_strategy expects random, sequential, group_by_length or",
-    "--ddp_find_unused_parameters false": SAID,
-    "--ddp_backend nccl": SAID,
     "--ddp_timeout 3600": {"rank_timeout": 3600.0},
-    "--fsdp full_shard auto_wrap": "--zero_stage 3 shards weights",
-    "--use_cpu": "CUDA_VISIBLE_DEVICES= hides the GPUs",
     "--model_revision main": SAID,
-    "--model_revision v2": "hub names are read in their main revision",
-    "--lora_modules_to_save lm_head": "--only_optimize_lora false trains all other weights",
     "--use_rslora": "scales LoRA's adapters, and there are none; give --lora_dim",
     "--use_dora": "adds magnitudes to LoRA's adapters, and there are none; give --lora_dim",
     "--use_dora false": {"use_dora": False},
@@ -155,9 +139,6 @@ EVERY_STEP: dict[str, Any] = {
     "--load_in_8bit true": {"load_in_8bit": True},
     "--use_bnb_nested_quant": {"bnb_4bit_use_double_quant": True},
     "--use_bnb_nested_quant false": {"bnb_4bit_use_double_quant": False},
-    "--bnb_4bit_compute_dtype bfloat16": SAID,
-    "--bnb_4bit_quant_storage uint8": SAID,
-    "--hub_token hf_x": "set HF_TOKEN",
     "--deepspeed": SAID,
 }
 ONE_MODEL: dict[str, Any] = {
@@ -172,19 +153,12 @@ ONE_MODEL: dict[str, Any] = {
     "--max_length 1024": {"max_seq_len": 1024},
     "--max_seq_length 1024": {"max_seq_len": 1024},
     "--max_length 1024 --max_seq_len 512": "--max_seq_len 1024 (as --max_length is read) and --max_seq_len 512",
-    "--pad_to_multiple_of 8": SAID,
-    "--padding_free": SAID,
     "--disable_dropout": {"dropout": 0.0},
-    "--label_smoothing_factor 0.1": "has no counterpart in this step's loss",
     "--label_smoothing_factor 0.0": SAID,
 }
 FLAGS: dict[str, dict[str, Any]] = {
     "step1_sft": {
         **ONE_MODEL,
-        "--packing": SAID,
-        "--packing false": SAID,
-        "--packing_strategy bfd": SAID,
-        "--eval_packing": SAID,
         "--assistant_only_loss": {"loss_on": "response"},
         "--assistant_only_loss false": {"loss_on": "conversation"},
         "--completion_only_loss true": {"loss_on": "response"},
@@ -201,7 +175,6 @@ FLAGS: dict[str, dict[str, Any]] = {
     "step2_reward": {
         **ONE_MODEL,
         "--center_rewards_coefficient 0.01": {"center_coef": 0.01},
-        "--num_labels 1": SAID,
         "--dataset_name a/b": {"data_split": "0,1,0"},
     },
     "step2_dpo": {
@@ -209,18 +182,11 @@ FLAGS: dict[str, dict[str, Any]] = {
         "--loss_type sigmoid sft": {"loss_type": "sigmoid,sft"},
         "--truncation_mode keep_end": {"truncation": "left"},
         "--rpo_alpha 1.0": {"sft_coef": 1.0},
-        "--precompute_ref_log_probs": SAID,
-        "--reference_free": "the reference is the model that training starts from",
         "--f_divergence_type reverse_kl": SAID,
-        "--f_divergence_type js_divergence": "is not built beside the reverse KL",
-        "--max_prompt_length 128": "--truncation left cuts the prompt",
-        "--max_completion_length 128": "--truncation right cuts the response",
-        "--generate_during_eval": "threestep evaluate win_rate",
         "--dataset_name a/b": {"data_split": "0,1,0"},
     },
     "step3_ppo": {
         **EVERY_STEP,
-        "--deepspeed ds.json": "--deepspeed is for steps 1 and 2; step 3's two engines",
         "--use_peft": {"actor_lora_dim": 16, "critic_lora_dim": 0},
         "--lora_r 8": {"actor_lora_dim": 8},
         "--lora_target_modules q_proj v_proj": {"actor_lora_module_name": "q_proj,v_proj"},
@@ -256,7 +222,6 @@ FLAGS: dict[str, dict[str, Any]] = {
         "--max_prompt_length 128 --prompt_truncation drop": {"prompt_truncation": "drop"},
         "--max_completion_length 64": {"max_answer_seq_len": 64},
         "--response_length 64": {"max_answer_seq_len": 64},
-        "--max_length 512": "--max_prompt_seq_len of a prompt, --max_answer_seq_len of a response",
         "--num_generations 8": {"num_samples_per_prompt": 8},
         "--num_generations_eval 4": {"val_samples": 4},
         # 8 completions of a forward, 8 of a prompt
@@ -294,7 +259,6 @@ FLAGS: dict[str, dict[str, Any]] = {
         "--num_ppo_epochs 2": {"ppo_epochs": 2},
         "--repetition_penalty 1.0": SAID,
         "--repetition_penalty 1.1": "--repetition_penalty expects 1, got 1.1",
-        "--generation_kwargs {}": "--temperature, --top_k, --top_p",
         "--beta 0.04": {"kl_coef": 0.04, "kl_in": "loss"},
         "--beta 0.04 --kl_in reward": {"kl_coef": 0.04, "kl_in": "reward"},
         "--epsilon 0.2": {"clip_range": 0.2},
@@ -302,7 +266,6 @@ FLAGS: dict[str, dict[str, Any]] = {
         "--cliprange 0.2": {"clip_range": 0.2},
         "--cliprange_value 0.2": {"clip_range_value": 0.2},
         "--delta 4.0": {"dual_clip": 4.0},
-        "--whiten_rewards": "--whiten_advantages is",
         "--loss_type dr_grpo": {"loss_aggregation": "seq-mean-token-sum-norm"},
         "--loss_type dapo": {"loss_aggregation": "token-mean"},
         "--loss_type grpo": {"loss_aggregation": "seq-mean-token-mean"},
@@ -339,7 +302,6 @@ FLAGS: dict[str, dict[str, Any]] = {
         "--vllm_importance_sampling_clip_max 3.0": {"mismatch_threshold": 3.0},
         "--vllm_importance_sampling_clip_max none": SAID,
         "--vllm_importance_sampling_clip_min 0.5": {"mismatch_threshold_lower": 0.5},
-        "--log_completions": SAID,
         "--num_completions_to_print 4": {"show_samples": 4},
         "--dataset_name a/b": {"data_split": "0,0,1"},
     },
@@ -395,14 +357,15 @@ def test_every_flag_has_its_meaning_or_a_line_or_a_sentence(step, line, capsys):
 
 
 def test_every_entry_that_is_read_is_typed_here_and_every_same_name_is_ours():
+    """Those that are not needed or refused: test_names.py."""
     for step, lines in FLAGS.items():
         table = known_steps()[step].old_flags
         typed = {re.split("[ =]", line)[0] for line in lines}
         its = {flag for flag, read in table.items() if HUGGING_FACE in read.whose} - FIELDS.keys()
         same = {flag for flag in its if isinstance(table[flag], Same)}
-        groups = known_steps()[step].groups
-        own = {f"--{name}" for name in defaults_of(groups)}
-        assert same <= own and its - same <= typed and typed <= its | FIELDS.keys(), sorted(its ^ typed)
+        read = {flag for flag in its if isinstance(table[flag], Renamed)}
+        own = {f"--{name}" for name in defaults_of(known_steps()[step].groups)}
+        assert same <= own and read <= typed <= its | FIELDS.keys(), sorted(its ^ typed)
 
 
 def test_a_file_has_the_names_too_and_the_command_line_overrides(tmp_path, capsys):
@@ -448,5 +411,119 @@ def test_a_command_line_of_trl_is_not_taken_for_deepspeed_chats():
         settings_of("step1_sft", "--model_name_or_path m --max_length 512 --bf16".split())
 
 
+# Fields and command lines.
+
+
+@pytest.mark.parametrize("trainer", STEPS)
+def test_no_field_is_unknown(trainer):
+    found = statuses(trainer)
+    assert [flag for flag, status in found.items() if status == UNKNOWN] == []
+    assert min(Counter(found.values())[status] for status in (WORKS, NOT_NEEDED, REFUSED)) > 30
+    assert len(found) > 160
+
+
+def test_an_unknown_field_is_found():
+    assert status_of("--nobody_has_this", "4", known_steps()["step1_sft"]) == UNKNOWN
+    assert status_of("--no_output_dir", "", known_steps()["step1_sft"]) == UNKNOWN
+
+
+@pytest.mark.parametrize("trainer", STEPS)
+def test_trls_defaults_may_be_spelled_out(trainer, capsys):
+    """As a file that another program wrote has them: what a field is when it is not given is refused nowhere."""
+    step = known_steps()[STEPS[trainer]]
+    given = {flag: word for flag, word in fields_of(trainer).items() if word not in ("", "None")}
+    assert len(given) > 40
+    argv = [f"{flag}={word}" for flag, word in given.items()]
+    more = ["--advantage", trainer] if step.name == "step3_ppo" else []
+    words = [*more, "--model_name_or_path", "m", "--dataset_name", "a/b", *argv]
+    if step.name == "step3_ppo":
+        words += ["--reward", "length:1", "--reward_length_characters", "8"]
+    parse_arguments(step.groups, words, "", step.old_flags)
+
+
+def test_printed_lines_are_read_but_for_those_without_data_or_with_less_than_a_group(tmp_path):
+    """Two of those that name no data are of scripts that name it themselves."""
+    known = ("--data_path expects at least one dataset", "a rank draws 2 x 1 completions")
+    sentences = [sentence for line in LINES if (sentence := sentence_of(line, tmp_path))]
+    found = Counter(next((each for each in known if sentence.startswith(each)), sentence) for sentence in sentences)
+    assert found == dict(zip(known, (4, 1), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("--no_remove_unused_columns --seed 1", "--seed 1"),
+        ("--no_gradient_checkpointing", "--gradient_checkpointing false"),
+        ("--no-gradient-checkpointing", "--gradient_checkpointing false"),
+        ("--max-length 512", "--max_seq_len 512"),
+        ("--max-seq-len=512", "--max-seq-len=512"),  # ours, which the parser reads itself
+        ("--no_only_optimize_lora", "--no_only_optimize_lora"),
+        ("--no_max_length", "--no_max_length"),  # no switch
+    ],
+)
+def test_negations_and_dashes(typed, words):
+    assert translated(typed.split(), known_steps()["step1_sft"].old_flags)[0] == words.split()
+
+
+def test_a_negation_is_named_as_it_was_typed():
+    lines = translated(["--no_remove_unused_columns"], known_steps()["step2_dpo"].old_flags)[1]
+    assert lines == ["--no_remove_unused_columns is not needed: columns that nothing reads are not loaded"]
+    with pytest.raises(ThreestepError, match="^--no_skip_memory_metrics is not built; --dry_run true tells the memory"):
+        translated(["--no_skip_memory_metrics"], known_steps()["step2_dpo"].old_flags)
+
+
+def counts(line: str, ranks: str = "1") -> dict[str, int]:
+    """Of a rank's rollout and forwards, on a command line of GRPO."""
+    step = known_steps()["step3_ppo"]
+    argv = f"--advantage grpo --reward length:1 --reward_length_characters 8 --data_path embedded {line}".split()
+    (settings,) = (
+        part for part in parse_arguments(step.groups, argv, "", step.old_flags) if hasattr(part, "ppo_epochs")
+    )
+    return {
+        "completions": settings.sequences_per_rollout,
+        "of a step": settings.sequences_per_minibatch,
+        "of a forward": settings.per_device_training_batch_size,
+        "of a prompt": settings.num_samples_per_prompt,
+        "rollouts": settings.max_train_steps,
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "ranks", "expected"),
+    [  # completions of a rank's rollout, of its optimizer step, of a forward, of a prompt; rollouts
+        ("", "1", (8, 8, 8, 8, None)),
+        ("", "4", (8, 8, 8, 8, None)),
+        ("--per_device_train_batch_size 4 --gradient_accumulation_steps 4", "1", (16, 16, 4, 8, None)),
+        ("--per_device_train_batch_size 4 --num_generations 4 --steps_per_generation 6", "1", (24, 4, 4, 4, None)),
+        ("--generation_batch_size 64 --num_generations 4", "2", (32, 8, 8, 4, None)),
+        # TRL's "LoRA without regret": two optimizer steps for each rollout of one prompt, so 100 rollouts
+        (
+            "--num_generations 16 --generation_batch_size 16 --gradient_accumulation_steps 8 "
+            "--per_device_train_batch_size 1 --max_steps 200",
+            "1",
+            (16, 8, 1, 16, 100),
+        ),
+        ("--max_steps 5 --steps_per_generation 2 --num_iterations 2", "1", (16, 8, 8, 8, 2)),
+        ("--per_device_generation_batch_size 3 --num_generations 8", "1", (24, 8, 8, 8, None)),
+    ],
+)
+def test_grpos_batch_is_counted_as_trl_counts_it(line, ranks, expected, monkeypatch, capsys):
+    """Against TRL's own rule: a rollout of all ranks has generation_batch_size completions, which defaults to
+    per_device_train_batch_size x ranks x steps_per_generation, and the latter to gradient_accumulation_steps."""
+    monkeypatch.setenv("WORLD_SIZE", ranks)
+    assert tuple(counts(f"--model_name_or_path m {line}").values()) == expected
+
+
+def test_our_own_names_are_counted_as_before(capsys):
+    """Without TRL's name of the model or its counts, and DeepSpeed-Chat's older spelling."""
+    assert counts("--actor_model_name_or_path m --num_generations 2")["completions"] == 32
+    assert (
+        counts("--actor_model_name_or_path m --per_device_train_batch_size 8 --num_generations 2")["completions"] == 16
+    )
+
+
 def test_the_document_has_the_tables():
-    assert trl_table.as_markdown() in DOCUMENT.read_text(), "python -m tests.support.trl_table prints them"
+    text = DOCUMENT.read_text()
+    assert trl_table.fields_as_markdown() in text, "python -m tests.support.trl_table prints it"
+    assert trl_table.lines_as_markdown() in text, "python -m tests.support.trl_table prints it"
+    assert trl_table.as_markdown() in text, "python -m tests.support.trl_table prints them"
