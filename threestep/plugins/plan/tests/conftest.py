@@ -1,12 +1,15 @@
-"""A made-up machine: memory and seconds by a formula that a person can follow."""
+"""A made-up machine, whose memory and seconds a person can follow; measured CPUs; and dry runs on a small shape."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from threestep.plugins.plan.choices import Settings, Wanted
+from threestep.plugins.plan.clock.devices import HostCosts, Measured
 from threestep.plugins.plan.dry_run.estimate import Estimate
 from training.utils.base.machine import MemoryLine, Moment, PlannedDevice
 
@@ -37,3 +40,34 @@ def estimates() -> Callable[[Settings], Estimate]:
         return Estimate([], [held], [forward], PlannedDevice(True, 1000), lambda: parts, None)
 
     return estimate
+
+
+def flat(rate: float, costs: HostCosts, *, optimizer: float = 1e8, head: float = 50.0, cached: float = 1e9) -> Measured:
+    """A CPU whose rates are the same at every size. rate: FLOP/s of products. optimizer: numbers a second; head, cached: bytes a second; 1e12 of other operators."""
+    points, memory = ((1.0, rate),), ((1.0, 1e12),)
+    return Measured(((1.0, points),), costs, ((1.0, optimizer),), head, ((1.0, points),), cached, (memory, memory))
+
+
+def host_costs(forward: float, backward: float, *others: float, **named: Any) -> HostCosts:
+    """forward, backward: seconds of an operator, whatever its bytes."""
+    return HostCosts(((1.0, forward),), ((1.0, backward),), *others, **named)
+
+
+SHAPE = dict(model_type="llama", hidden_size=64, intermediate_size=128, num_attention_heads=4, vocab_size=512,
+             max_position_embeddings=128)  # fmt: skip
+
+
+@pytest.fixture
+def dry_run(tmp_path, capsys) -> Callable[..., str]:
+    """What a step's dry run says of a small Llama of 2 or more layers, of which it leaves nothing."""
+
+    def run(main: Callable[[list[str]], None], *flags: str, layers: int = 2, roles: tuple[str, ...] = ("",)) -> str:
+        (tmp_path / "config.json").write_text(json.dumps({**SHAPE, "num_hidden_layers": layers}))
+        words = ["--data_path", "embedded", "--output_dir", str(tmp_path / "run"), "--dry_run", "true"]
+        for role in roles:
+            words += [f"--{role}model_name_or_path", str(tmp_path)]
+        assert main([*words, *flags]) is None
+        assert not (tmp_path / "run").exists()
+        return capsys.readouterr().out
+
+    return run

@@ -7,7 +7,7 @@ import torch
 
 from tests.support.lora_settings import lora_settings
 from threestep.plugins.plan.dry_run.meta import as_counted, model_on_meta
-from threestep.plugins.plan.tests.dry_run.test_meta import SHAPE, settings
+from threestep.plugins.plan.tests.dry_run.test_dry_run import SHAPE, settings
 from threestep.plugins.quantized.arguments import QuantizationArguments
 from threestep.plugins.quantized.layers import weight_bytes
 from threestep.plugins.quantized.preparers import RoundedWeights, preparers

@@ -7,9 +7,18 @@ import pytest
 from threestep.plugins.plan.dry_run.activations import saved_activations
 from threestep.plugins.plan.dry_run.plan import LargestForward, plan_training
 from threestep.plugins.plan.dry_run.table import most_at_once
-from threestep.plugins.plan.tests.dry_run.test_activations import ROWS, TOKENS, built
-from threestep.plugins.plan.tests.dry_run.test_sharing import GPU, HIDDEN, INNER, LAYERS, eight_billion, planned
-from threestep.plugins.plan.tests.dry_run.test_sharing import TOKENS as LONG
+from threestep.plugins.plan.tests.dry_run.test_dry_run_memory import (
+    GPU,
+    HIDDEN,
+    INNER,
+    LAYERS,
+    LONG,
+    ROWS,
+    TOKENS,
+    built,
+    eight_billion,
+    planned,
+)
 from threestep.plugins.speed.preparers import InputsOnHost, MlpsInTiles
 from training.utils.base.errors import ThreestepError
 from training.utils.base.machine import PlannedDevice

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from threestep.plugins.plan.tests.dry_run.test_ppo import said  # noqa: F401  # a fixture
-from threestep.plugins.plan.tests.dry_run.test_ppo_time import parts  # noqa: F401  # a fixture
+from threestep.plugins.plan.tests.conftest import dry_run  # noqa: F401  # a fixture
+from threestep.plugins.plan.tests.dry_run.test_ppo import parts, said  # noqa: F401  # fixtures
 
 
 def test_no_rank_holds_a_whole_actor_where_ranks_share_it(said):  # noqa: F811
