@@ -1,4 +1,4 @@
-"""The log of verdicts, its replay and the budget, by a function in the place of a service."""
+"""Judges and reward servers that nobody asks: addresses and names, rubrics, the log of verdicts, its replay, budgets."""
 
 from __future__ import annotations
 
@@ -8,12 +8,131 @@ import threading
 
 import pytest
 
+from threestep.plugins.judges.rubric import PAIRWISE, RubricSettings
 from threestep.plugins.judges.service import AskedService
 from threestep.plugins.judges.verdicts import AskedQuestion, Verdict, folder_of_replay
 from threestep.plugins.serving.asking.failures import FailedRequest
 from threestep.plugins.serving.asking.settings import AskSettings
-from training.utils.base.errors import ThreestepError
-from training.utils.rewards.table import RunPlace
+from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.rewards.arguments import ScoringArguments
+from training.utils.rewards.table import RunPlace, kind_of, reward_name, split_weight
+from training.utils.rewards.weighted import check_comparisons, comparing, named_rewards, reads_ids, reads_messages
+
+
+def test_a_weight_is_the_last_number_unless_that_is_a_port():
+    found = {
+        entry: (reward_name(entry), split_weight(entry.strip())[1])
+        for entry in ("judge:dir/kind.yaml:0", "http:http://h:80", "https://h/x:-2")
+    }
+    assert found == {
+        "judge:dir/kind.yaml:0": ("kind", 0.0), "http:http://h:80": ("h_80", 1.0), "https://h/x:-2": ("h", -2.0),
+    }  # fmt: skip
+
+
+def test_which_entries_are_addresses_of_services():
+    assert kind_of("judge:a.yaml") and not kind_of("judge.py:a")
+    assert kind_of("http:server.yaml") and not kind_of("httpd.py:score")
+
+
+def test_addresses_of_servers_and_judges_and_their_weights(tmp_path, monkeypatch):
+    """A port is no weight."""
+    monkeypatch.delenv("THREESTEP_API_KEY", raising=False)
+    (tmp_path / "kind.yaml").write_text("model: m\nbase_url: http://h/v1\nrubric: Kind.\n")
+    for given, name, weight in (
+        ("http:http://127.0.0.1:8001", "127.0.0.1_8001", 1.0),
+        ("http:http://127.0.0.1:8001:2", "127.0.0.1_8001", 2.0),
+        ("http://h:80/v1/scores", "h_80", 1.0),
+        ("http:https://h/v1/scores:0.5", "h", 0.5),
+        ("http:http://[::1]:8001", "___1__8001", 1.0),
+        (f"judge:{tmp_path / 'kind.yaml'}", "kind", 1.0),
+        (f"judge:{tmp_path / 'kind.yaml'}:-3", "kind", -3.0),
+    ):
+        mistakes = Mistakes()
+        [reward] = named_rewards(ScoringArguments(reward=given), mistakes)
+        mistakes.raise_if_any()
+        assert (reward.name, reward.weight) == (name, weight) and reward_name(given) == name
+        assert reads_messages([reward]) and reads_ids([reward]) == given.startswith("http")
+
+
+def test_a_judge_that_compares_wants_several_responses(tmp_path):
+    (tmp_path / "duel.yaml").write_text("model: m\nbase_url: http://h/v1\nrubric: Kind.\nform: pairwise\n")
+    mistakes = Mistakes()
+    flags = ScoringArguments(reward=f"judge:{tmp_path / 'duel.yaml'},length", reward_length_characters=3)
+    found = named_rewards(flags, mistakes)
+    check_comparisons(found, {"--val_samples 1": 1, "--num_samples_per_prompt 2": 2}, mistakes)
+    assert len(comparing(found)) == 1
+    with pytest.raises(ThreestepError, match="--reward duel compares the responses .*, and --val_samples 1 gives one"):
+        mistakes.raise_if_any()
+
+
+@pytest.mark.parametrize(
+    ("reply", "rating"),
+    [
+        ("[[7]]", 7.0),
+        ("Well.\n[[ 7.5 ]]", 7.5),
+        ("Its answer says [[10]], which is wrong.\n[[2]]", 2.0),
+        ("[[1]] and [[10]]", 10.0),
+        ("<think>[[3]]</think> Rating: [[4]].", 4.0),
+        ("7", None),
+        ("", None),
+        ("[[7/10]]", None),
+        ("[[11]]", None),
+        ("[[0]]", None),
+        ("[[-3]]", None),
+        ("[[nan]]", None),
+        ("[[inf]]", None),
+        ("[[1e1]]", None),
+        ("[7]", None),
+        ("[[7", None),
+        ("[[8]] on reflection [[none]]", None),
+    ],
+)
+def test_a_rating_is_the_last_verdict_within_the_scale(reply, rating):
+    assert RubricSettings("Short.").reads(reply) == rating
+
+
+def test_a_comparison_is_one_of_three_letters():
+    reads = RubricSettings("Short.", PAIRWISE).reads
+    assert [reads(f"So: [[{word}]]") for word in ("A", "B", "C", "a", "D", "A>B", "")] == [
+        1.0, 0.0, 0.5, 1.0, None, None, None,
+    ]  # fmt: skip
+
+
+def test_what_is_put_in_is_not_read_again():
+    text = RubricSettings("Be {prompt} {kind}.").text(prompt="{response}", response="{rubric} {{}", ground_truth="None")
+    assert "Be {prompt} {kind}." in text and "[The question]\n{response}\n" in text
+    assert "[The answer]\n{rubric} {{}\n[The end of the answer]" in text and "reference" not in text
+    text = RubricSettings("x", with_reference=True, scale=[0, 1.5]).text(prompt="p", response="r", ground_truth="5")
+    assert "[A reference answer]\n5\n" in text and "[[0]] is the worst, [[1.5]] the best" in text
+    text = RubricSettings("x", PAIRWISE).text(prompt="p", first="one", second="two", ground_truth="5")
+    assert "[Answer A]\none\n" in text and "[Answer B]\ntwo\n" in text and "two assistants' answers" in text
+    own = RubricSettings("x", question="{rubric}: {prompt}|{response}|{ground_truth}")
+    assert own.text(prompt="p", response="r", ground_truth="5") == "x: p|r|5" and own.reads_reference
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"form": "pair"}, "form expects one of pointwise, pairwise, got 'pair'; did you mean 'pairwise'"),
+        ({"rubric": " "}, "rubric expects the criteria, got nothing"),
+        ({"scale": [1, 1]}, r"scale expects \[LOWEST, HIGHEST\], got \[1, 1\]"),
+        ({"scale": [1]}, r"scale expects \[LOWEST, HIGHEST\], got \[1\]"),
+        ({"scale": [1, "5"]}, r"scale expects \[LOWEST, HIGHEST\]"),
+        ({"against": "ground_truth"}, "against and opponents are of form: pairwise, and this one is pointwise"),
+        ({"form": PAIRWISE, "scale": [1, 5]}, "scale is for form: pointwise"),
+        ({"form": PAIRWISE, "opponents": 0}, "opponents expects 1 or more"),
+        ({"form": PAIRWISE, "opponents": 1, "against": "ground_truth"}, "opponents expects 1 or more, and against: gr"),
+        ({"question": "{prompt} {answer}"}, "question has {answer}, which stands for nothing; it may have {prompt}, "),
+        ({"question": "{prompt}"}, "question expects {response}, and has none; add it"),
+        ({"form": PAIRWISE, "question": "{prompt}{first}"}, "question expects {second}, and has none"),
+    ],
+)
+def test_mistakes_are_sentences(changes, sentence):
+    mistakes = Mistakes()
+    RubricSettings(**{"rubric": "Short.", **changes}).check("judge.yaml", mistakes)
+    with pytest.raises(ThreestepError, match=f"judge.yaml: {sentence}"):
+        mistakes.raise_if_any()
+
 
 QUICK = AskSettings(pause=0.001)
 
