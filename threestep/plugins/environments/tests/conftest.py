@@ -1,10 +1,12 @@
-"""Environments with one fault each, and what loads them."""
+"""Environments with one fault each, what loads them, and what a model said."""
 
 from __future__ import annotations
 
 import pytest
 
 from threestep.plugins.environments.arguments import EnvironmentArguments
+from threestep.plugins.environments.calling.calls import Caller
+from threestep.plugins.environments.interface import AssistantMessage, Call
 from threestep.plugins.environments.loading import load_environments
 from training.utils.base.errors import Mistakes
 
@@ -78,6 +80,17 @@ class Unready(Sound):
     def reset(self, row):
         return row["nothing"]
 '''
+
+
+def said(text: str, *calls: Call, problems: tuple[str, ...] = ()) -> AssistantMessage:
+    return AssistantMessage(text, text, calls=calls, problems=problems)
+
+
+@pytest.fixture
+def caller():
+    made = Caller()
+    yield made
+    made.close()
 
 
 @pytest.fixture

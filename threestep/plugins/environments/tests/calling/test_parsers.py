@@ -1,12 +1,14 @@
-"""Calls in a model's text: read whole or not at all, whatever the text is."""
+"""Calls in a model's text: read whole or not at all, whatever the text is; and against the schemas of tools."""
 
 from __future__ import annotations
 
 import random
+from typing import Literal
 
 import pytest
 
 from threestep.plugins.environments.calling.parsers import LONGEST_CALL, PARSERS, Parsed, parser_of, read_message
+from threestep.plugins.environments.calling.schemas import argument_problem, schema_of
 from threestep.plugins.environments.interface import Call
 from training.utils.base.errors import ThreestepError
 
@@ -111,23 +113,8 @@ def test_pythonic_calls_stand_between_tags_or_alone():
 @pytest.mark.parametrize("form", PARSERS)
 def test_no_text_makes_a_parser_raise(form):
     draws = random.Random(7)
-    pieces = [
-        WRITTEN[form],
-        "<think>",
-        "</think>",
-        "{",
-        "}",
-        "[",
-        "](",
-        '"',
-        "\x00",
-        "\ud800",
-        "\\",
-        "\n",
-        "f(a=1)",
-        "🙂",
-    ]
-    pieces += ["<tool_call>", "</tool_call>", "<|python_tag|>", '{"name":', "null", "1e999", "'"]
+    pieces = ["\n", WRITTEN[form], *'<think> </think> { } [ ]( " \x00 \ud800 \\ f(a=1) 🙂 null 1e999'.split(" ")]
+    pieces += ["<tool_call>", "</tool_call>", "<|python_tag|>", '{"name":', "'"]
     for _ in range(2_000):
         text = "".join(draws.choices(pieces, k=draws.randrange(12)))
         message = read_message(text, PARSERS[form])
@@ -157,11 +144,8 @@ def test_auto_reads_the_form_from_the_template(form):
 def test_auto_refuses_to_guess(template, got):
     with pytest.raises(ThreestepError, match=f"--tool_parser auto expects a chat template .*, got {got}; name the"):
         parser_of("auto", template)
-
-
-def test_an_unknown_parser_is_refused():
     with pytest.raises(ThreestepError, match="--tool_parser expects auto, hermes.*got 'herms'; did you mean 'hermes'?"):
-        parser_of("herms", None)
+        parser_of("herms", template)
 
 
 def test_a_parser_of_the_users_is_called(tmp_path):
@@ -175,3 +159,102 @@ def test_a_parser_of_the_users_is_called(tmp_path):
     assert read_message("now", parser_of(f"{file}:parted", None)).content == "NOW"
     failed = read_message("now", parser_of(f"{file}:wrong", None))
     assert failed.problems == ("the tool call could not be read: division by zero",) and failed.content == "now"
+
+
+def move(steps: int, speed: float = 1.0, way: Literal["up", "down"] = "up", note: str | None = None) -> str:
+    """Move the robot.
+
+    Args:
+        steps: How many.
+        speed: How fast.
+        way: Which way.
+        note: What to say.
+    """
+    return f"{steps} {speed} {way} {note}"
+
+
+def test_a_schema_has_names_types_choices_and_what_is_required():
+    schema = schema_of(move, "--tools")
+    function = schema["function"]
+    assert (schema["type"], function["name"], function["description"]) == ("function", "move", "Move the robot.")
+    properties = function["parameters"]["properties"]
+    assert {name: own.get("type") for name, own in properties.items()} == {
+        "steps": "integer", "speed": "number", "way": "string", "note": "string",
+    }  # fmt: skip
+    assert properties["way"]["enum"] == ["up", "down"] and properties["steps"]["description"] == "How many."
+    assert function["parameters"]["required"] == ["steps"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"steps": 3, "speed": 2, "way": "down", "note": None}, None),
+        ({}, "argument 'steps' is missing"),
+        ({"steps": 1, "stepz": 2}, "there is no argument 'stepz'; expected steps, speed, way, note; did you mean"),
+        ({"steps": "3"}, "argument 'steps': expected integer, got '3'"),
+        ({"steps": True}, "argument 'steps': expected integer, got True"),
+        ({"steps": None}, "argument 'steps': expected integer, got None"),
+        ({"steps": 1, "way": "left"}, "argument 'way': expected one of 'up', 'down', got 'left'"),
+        ({"steps": 1, "speed": [2]}, r"argument 'speed': expected number, got [2]"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_said(arguments, problem):
+    found = argument_problem(schema_of(move, "--tools"), arguments)
+    assert found == problem or (problem and found and found.startswith(problem)), found
+
+
+class Robot:
+    """Of no type that JSON has."""
+
+    def __call__(self, steps: int) -> str:
+        """Move."""
+        return ""
+
+
+def untyped(steps):
+    """Move.
+
+    Args:
+        steps: How many.
+    """
+
+
+def undescribed(steps: int) -> None:
+    """Move."""
+
+
+def undocumented(steps: int) -> None:
+    return None
+
+
+def of_a_class(robots: list[Robot]) -> None:
+    """Move.
+
+    Args:
+        robots: Which.
+    """
+
+
+def of_any_number(*steps: int) -> None:
+    """Move.
+
+    Args:
+        steps: How many.
+    """
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (untyped, "the tool 'untyped' expects a docstring .* got: Argument steps is missing a type hint"),
+        (undescribed, "the tool 'undescribed' expects a docstring .* no description for the argument 'steps'"),
+        (undocumented, "the tool 'undocumented' expects a docstring .* has no docstring"),
+        (of_a_class, "the tool 'of_a_class' expects arguments of JSON's types .* got 'robots: Robot'"),
+        (of_any_number, r"the tool 'of_any_number' expects arguments by name, got '\*steps"),
+        (Robot(), "expects functions, got Robot; write a function that calls it"),
+    ],
+)
+def test_a_function_that_cannot_be_a_tool_is_refused_in_a_sentence(function, message):
+    with pytest.raises(ThreestepError, match=f"--tools:? {message}") as caught:
+        schema_of(function, "--tools")
+    assert "\n" not in str(caught.value)

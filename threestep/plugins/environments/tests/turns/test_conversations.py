@@ -1,10 +1,14 @@
-"""Conversations: what was drawn is what is trained, whoever else is in the batch; limits; environments side by side."""
+"""Conversations: what was drawn is what is trained, whoever else is in the batch; limits; environments side by side;
+and turns whose conversations keep their cache: the tokens of rounds, each computed once, whoever waits for whom."""
 
 from __future__ import annotations
 
 import json
+import random
 import threading
+import time
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -14,16 +18,21 @@ import torch
 
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.tiny_models import tiny_causal_lm
-from tests.unit.utils.generation.decoding.test_hf import PAD, PLAIN, prompts, responses
+from tests.unit.utils.generation.decoding.test_decode_check import known
+from tests.unit.utils.generation.decoding.test_hf import PAD, PLAIN, prompts, responses, spelt
 from threestep.plugins.environments.turns.conversations import ActingRollout, ConversationLimits, Speech, _Awaited
+from threestep.plugins.environments.turns.kept_turns import KeptTurns, TurnsKept
 from threestep.plugins.environments.turns.turn_tokens import TurnTokens
+from threestep.plugins.ragged.ragged_rows import RaggedRows
 from training.utils.base.errors import ThreestepError
 from training.utils.base.seeds import derived_seed
-from training.utils.contracts.drawing import Turns
+from training.utils.contracts.decode_loops import DecodeLoop
+from training.utils.contracts.drawing import NextTurn, Turns
 from training.utils.contracts.rollout import Rollout
-from training.utils.contracts.rollout_engine import RolloutRequest, rolled_out
+from training.utils.contracts.rollout_engine import Drawing, Ends, RolloutRequest, rolled_out
 from training.utils.data.chat.chat import ChatTokenizer
 from training.utils.data.rows.arguments import ChatArguments
+from training.utils.generation.decoding.decoding import FIXED, MASKED
 from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.layout.rows import padded_rows
 from training.utils.models.token_model import PolicyModel
@@ -36,6 +45,8 @@ SAMPLING = replace(PLAIN, max_new_tokens=40, end_token_id=END)
 class Scripted:
     """Answers a turn with its last tokens, 1 to 4 of them, and pays its length; done after a turn of even length."""
 
+    most = 99  # turns
+
     def __init__(self, row, seed: int, opened: list) -> None:
         self.row, self.seed, self.figures, self.closed = row, seed, {}, 0
         self.said: list[list[int]] = []
@@ -47,11 +58,28 @@ class Scripted:
     def step(self, message) -> Future:
         self.said.append(message.ids)
         self.figures["words"] = self.figures.get("words", 0.0) + len(message.ids)
-        done = len(message.ids) % 2 == 0
+        done = len(message.ids) % 2 == 0 or len(self.said) >= self.most
         return given(SimpleNamespace(messages=message.ids[-4:], reward=len(message.ids), done=done))
 
     def close(self) -> None:
         self.closed += 1
+
+
+class Later(Scripted):
+    """Answers after times that no seed decides, in any order."""
+
+    def wait(self) -> None:
+        time.sleep(random.uniform(0, 0.01))
+
+    def step(self, message) -> Future:
+        answer, late = super().step(message), Future()
+
+        def give() -> None:
+            self.wait()
+            late.set_result(answer.result())
+
+        threading.Thread(target=give, daemon=True).start()
+        return late
 
 
 def given(value) -> Future:
@@ -75,37 +103,48 @@ def kept(said, opened, tools, ids) -> SimpleNamespace:
 SPEECH = Speech(lambda messages, tools: list(messages), message, heard, kept)
 
 
-def model_that_turns():
-    """Likes to end a turn, now and then to call."""
-    model = tiny_causal_lm("llama")
+def model_with_bias(**shape):
+    model = tiny_causal_lm("llama", **shape)
     head = model.get_output_embeddings()
     head.weight = torch.nn.Parameter(0.3 * head.weight.detach())
     head.bias = torch.nn.Parameter(torch.zeros(len(head.weight)))
-    head.bias.data[END], head.bias.data[CALL] = 2.5, 1.0
     return model
 
 
 @pytest.fixture(scope="module")
 def model():
-    return model_that_turns()
+    """Likes to end a turn, now and then to call."""
+    model = model_with_bias()
+    bias = model.get_output_embeddings().bias.data
+    bias[END], bias[CALL] = 2.5, 1.0
+    return model
 
 
-def converse(
-    model, lengths=(3, 11, 1, 7), samples=4, limits=LIMITS, sampling=SAMPLING, kind=Scripted, draws=None, **of
-):
-    """The rollout and its partners. draws: an engine. of: more columns of the rows, each a function of the row's
-    number."""
+def converse(model, lengths=(3, 11, 1, 7), samples=4, limits=LIMITS, sampling=SAMPLING, *, kind=Scripted, draws=None,
+             speech=SPEECH, opened=None, **of):  # fmt: skip
+    """The rollout and its partners. draws: an engine. opened: takes the partners. of: more columns of the rows, each a
+    function of the row's number."""
     ids_BP, mask_BP = prompts(lengths)
     rows = [{"ids": ids[mask].tolist()} for ids, mask in zip(ids_BP, mask_BP, strict=True)]
     rows = [{**row, **{name: make(number) for name, make in of.items()}} for number, row in enumerate(rows)]
-    opened: list = []
+    opened = [] if opened is None else opened
 
     def partner_of(row, seed):
         return None if row.get("alone") else kind(row, seed, opened)
 
-    engine = ActingRollout(draws or TransformersRollout(), partner_of, SPEECH, limits)
+    engine = ActingRollout(draws or TransformersRollout(), partner_of, speech, limits)
     request = RolloutRequest(ids_BP, mask_BP, sampling, range(len(rows) * samples), samples, rows)
     return rolled_out(engine, model, request), opened
+
+
+def assert_trained_as_drawn(model, rollout: Rollout) -> None:
+    """Log-probabilities of drawn tokens are those of the training forward, of the sequence in which each was drawn."""
+    rows = padded_rows([part for sequence in rollout.sequences() for part in sequence.parts], PAD)
+    with torch.no_grad():
+        trained_M = PolicyModel(model)(rows).logprobs_M
+    drawn = rollout.drawn
+    assert torch.allclose(trained_M, drawn.logprobs_BR[drawn.mask_BR], atol=1e-4)
+    assert not rollout.sampled_logprobs_BR[rollout.inserted_BR].any()
 
 
 @pytest.fixture(scope="module")
@@ -129,27 +168,7 @@ def test_what_is_trained_is_what_was_said(many):
 
 
 def test_log_probabilities_are_those_of_the_training_forward(model, many):
-    rollout, _ = many
-    rows = padded_rows(rollout.sequences(), PAD)
-    with torch.no_grad():
-        trained_M = PolicyModel(model)(rows).logprobs_M
-    drawn = rollout.drawn
-    assert torch.allclose(trained_M, drawn.logprobs_BR[drawn.mask_BR], atol=1e-4)
-    assert not rollout.sampled_logprobs_BR[rollout.inserted_BR].any()
-
-
-def test_each_turn_is_drawn_from_its_own_seed(model, many):
-    """As the engine draws it by itself, behind the same tokens."""
-    rollout, _ = many
-    row = next(row for row in range(100) if rollout.records[row].turns >= 3)
-    ids, inserted = rollout.response_of(row), rollout.inserted_BR[row]
-    begins = [n for n in range(len(ids)) if not inserted[n] and (n == 0 or inserted[n - 1])]
-    for turn, begin in enumerate(begins):
-        prompt = torch.cat([rollout.prompt_of(row), ids[:begin]])
-        seed = derived_seed(row, "turn", turn) if turn else row
-        alone = TransformersRollout().roll_out(model, RolloutRequest.of_prompt(prompt, SAMPLING, seed))
-        end = min(begin + len(alone.response_of(0)), 40)
-        assert torch.equal(alone.response_of(0)[: end - begin], ids[begin:end])
+    assert_trained_as_drawn(model, many[0])
 
 
 def test_no_result_depends_on_the_batch(model, many):
@@ -197,9 +216,8 @@ def test_limits_cut_and_are_counted(model):
     no_calls, partners = converse(model, samples=8, limits=replace(LIMITS, calls=0))
     for each, partner, record in zip(range(32), partners, no_calls.records, strict=True):
         calls = CALL in no_calls.turns_of(each)[-1]
-        assert (record.cut == "calls") == (calls and record.cut != "tokens") and all(
-            CALL not in own for own in partner.said
-        )
+        assert (record.cut == "calls") == (calls and record.cut != "tokens")
+        assert all(CALL not in own for own in partner.said)
     slow, _ = converse(model, samples=8, limits=replace(LIMITS, seconds=0.0))
     assert {(each.turns, each.cut) for each in slow.records} <= {(1, None), (1, "seconds"), (1, "tokens")}
     for rollout in (unlimited, two, no_calls, slow):
@@ -210,28 +228,20 @@ def test_limits_cut_and_are_counted(model):
 
 def test_what_leaves_no_room_is_left_out(model):
     """The conversation ends with the turn before; a room of one token is enough for another turn."""
-    full, _ = converse(
-        model, samples=8, sampling=replace(SAMPLING, max_new_tokens=9), limits=replace(LIMITS, turns=100)
-    )
+    small = replace(SAMPLING, max_new_tokens=9)
+    full, _ = converse(model, samples=8, sampling=small, limits=replace(LIMITS, turns=100))
     lengths = [int(length) for length, each in zip(full.response_lengths_B, full.records, strict=True) if each.cut]
     assert max(lengths) == 9 and min(lengths) < 9
     assert sum(record.turns > 1 for record in full.records) > 5
 
 
-class Slow(Scripted):
+class Slow(Later):
     """Every step waits for seven others."""
 
-    barrier = threading.Barrier(8)
+    barrier, most = threading.Barrier(8), 1
 
-    def step(self, message) -> Future:
-        answer: Future = Future()
-
-        def work() -> None:
-            self.barrier.wait(20)
-            answer.set_result(SimpleNamespace(messages=[], reward=1.0, done=True))
-
-        threading.Thread(target=work, daemon=True).start()
-        return answer
+    def wait(self) -> None:
+        self.barrier.wait(20)
 
 
 def test_environments_answer_side_by_side(model):
@@ -290,11 +300,8 @@ class Broken(Scripted):
 def test_all_are_closed_whatever_happens(model, many):
     assert all(partner.closed == 1 for partner in many[1])
     opened: list = []
-    ids_BP, mask_BP = prompts((3, 4))
-    rows = [{"ids": [4, 5]}, {"ids": [4]}]
-    engine = ActingRollout(TransformersRollout(), lambda row, seed: Broken(row, seed, opened), SPEECH, LIMITS)
     with pytest.raises(ThreestepError, match="mended by nobody"):
-        engine.roll_out(model, RolloutRequest(ids_BP, mask_BP, SAMPLING, range(2), 1, rows))
+        converse(model, (3, 4), 1, kind=Broken, opened=opened)
     assert [partner.closed for partner in opened] == [1, 1]
 
 
@@ -323,11 +330,7 @@ THOUGHT_ENDS = "</think>"
 @pytest.fixture(scope="module")
 def wordy():
     """A model of the templates' tokenizer, and of a token that ends a thought."""
-    model = tiny_causal_lm("llama", vocab_size=385, max_position_embeddings=512)
-    head = model.get_output_embeddings()
-    head.weight = torch.nn.Parameter(0.3 * head.weight.detach())
-    head.bias = torch.nn.Parameter(torch.zeros(len(head.weight)))
-    return model
+    return model_with_bias(vocab_size=385, max_position_embeddings=512)
 
 
 class Noting(TransformersRollout):
@@ -425,14 +428,8 @@ def begins_of(part) -> list[int]:
 
 
 @pytest.mark.parametrize("name", REWRITES)
-def test_log_probabilities_are_those_of_the_sequence_in_which_a_turn_was_drawn(name, wordy):
-    rollout, *_ = talks(name, 8, wordy)
-    rows = padded_rows([part for sequence in rollout.sequences() for part in sequence.parts], PAD)
-    with torch.no_grad():
-        trained_M = PolicyModel(wordy)(rows).logprobs_M
-    drawn = rollout.drawn
-    assert torch.allclose(trained_M, drawn.logprobs_BR[drawn.mask_BR], atol=1e-4)
-    assert not rollout.sampled_logprobs_BR[rollout.inserted_BR].any()
+def test_log_probabilities_of_forks_are_those_of_the_training_forward(name, wordy):
+    assert_trained_as_drawn(wordy, talks(name, 8, wordy)[0])
 
 
 def test_what_counts_of_a_fork(model):
@@ -443,13 +440,8 @@ def test_what_counts_of_a_fork(model):
         def history(said, opened, tools, ids) -> SimpleNamespace:
             return SimpleNamespace(ids=None if is_refused else [4] * factor + list(ids), is_refused=is_refused)
 
-        speech = replace(SPEECH, history=history)
-        ids_BP, mask_BP = prompts((3, 11, 1, 7))
-        rows, opened = [{"ids": ids[mask].tolist()} for ids, mask in zip(ids_BP, mask_BP, strict=True)], []
-        limits = replace(LIMITS, turns=100)
-        engine = ActingRollout(TransformersRollout(), lambda row, seed: Scripted(row, seed, opened), speech, limits)
-        request = RolloutRequest(ids_BP, mask_BP, sampling, range(32), 8, rows)
-        return rolled_out(engine, model, request), opened
+        return converse(model, samples=8, limits=replace(LIMITS, turns=100), sampling=sampling,
+                        speech=replace(SPEECH, history=history))  # fmt: skip
 
     light, _ = heavier(1)
     assert sum(record.cut == "tokens" for record in light.records) > 2
@@ -472,3 +464,168 @@ def test_what_counts_of_a_fork(model):
     for record in refused.records:
         assert not record.forks and record.figures.get("refused_histories", 0) >= record.turns - 1
     assert any(record.figures.get("refused_histories") for record in refused.records)
+
+
+LENGTHS = (3, 11, 1, 7, 5) * 2
+CUT_SAMPLING = replace(
+    SAMPLING, top_p=0.9, temperature=0.7, bad_words=((9,), (5, 2), (7, 11)), ends=Ends((spelt([8]), spelt([6, 2])))
+)
+
+
+class Keeping(TransformersRollout):
+    """As `check` leaves it for a family that fits."""
+
+    _turns, _way = TurnsKept(fixed=False), MASKED
+
+
+class Captured(Keeping):
+    _turns, _way = TurnsKept(fixed=True), FIXED
+
+
+TURNS = Drawing(turns=TurnsKept())
+
+
+def same(left, right) -> None:
+    assert responses(left[0]) == responses(right[0]) and left[0].records == right[0].records
+    for name in ("prompt_ids_BP", "prompt_mask_BP", "ended_B", "inserted_BR"):
+        assert torch.equal(getattr(left[0], name), getattr(right[0], name)), name
+    assert torch.equal(left[0].conversations.turn_rewards_BR, right[0].conversations.turn_rewards_BR)
+    logprobs = (each[0].sampled_logprobs_BR for each in (left, right))
+    torch.testing.assert_close(*logprobs, rtol=0, atol=1e-5)
+    assert [partner.said for partner in left[1]] == [partner.said for partner in right[1]]
+
+
+@pytest.mark.needs_plugin("captured")
+@pytest.mark.parametrize("sampling", [SAMPLING, CUT_SAMPLING], ids=["whole", "cut"])
+def test_conversations_are_those_of_rounds(model, sampling):
+    """60 of them; between two looks for ends one token or, as on a GPU, several."""
+    rounds = converse(model, LENGTHS, 6, sampling=sampling, draws=TransformersRollout(spelt))
+    assert max(record.turns for record in rounds[0].records) >= 4
+    for draws, every in ((Keeping, 1), (Keeping, 3), (Captured, 3)):
+        seldom = replace(sampling, ends=replace(sampling.ends, check_tokens=every))
+        same(converse(model, LENGTHS, 6, sampling=seldom, draws=draws(spelt)), rounds)
+
+
+def test_no_token_is_computed_twice(model, monkeypatch):
+    given, steps = [], []
+    give, step = RaggedRows.give, RaggedRows.step
+    monkeypatch.setattr(RaggedRows, "give", lambda rows, first, ids: (given.append(ids), give(rows, first, ids))[1])
+    monkeypatch.setattr(RaggedRows, "step", lambda rows, *of: (steps.append(len(of[0])), step(rows, *of))[1])
+    rollout, partners = converse(model, LENGTHS, 10, draws=Keeping())
+    assert len(given[0]) == 10 and sum(map(len, given[0])) == sum(LENGTHS)  # samples share their prompt
+    computed = sum(len(ids) for ids_J in given for ids in ids_J) + sum(steps)
+    # The last token of a conversation need not be.
+    assert computed == sum(LENGTHS) + int(rollout.response_lengths_B.sum()) - len(partners)
+
+
+class Late(Later):
+    """The first turn of all is answered once another conversation has drawn its third."""
+
+    third = threading.Event()
+    asked: list[int] = []
+    in_time: list[bool] = []
+
+    def step(self, message) -> Future:
+        self.is_first = not self.asked
+        self.asked.append(self.seed)
+        if len(self.said) == 2:
+            self.third.set()
+        return super().step(message)
+
+    def wait(self) -> None:
+        if self.is_first:
+            self.in_time.append(self.third.wait(10))
+        else:
+            super().wait()
+
+
+def test_others_go_on_while_one_waits(model):
+    """Without an interval. And all draw what they do where each answer is there at once."""
+    late = converse(model, LENGTHS, 4, replace(LIMITS, answer_interval=0), draws=Keeping(), kind=Late)
+    assert Late.in_time == [True]
+    same(late, converse(model, LENGTHS, 4, draws=Keeping()))
+
+
+@pytest.mark.parametrize("interval", [1, 8, 32])
+@pytest.mark.parametrize("draws", [Keeping, pytest.param(Captured, marks=pytest.mark.needs_plugin("captured"))])
+def test_delays_change_no_bit(model, draws, interval):
+    limits = replace(LIMITS, answer_interval=interval)
+    at_once, _ = converse(model, LENGTHS, 4, limits, draws=draws())
+    for _ in range(2):
+        delayed, _ = converse(model, LENGTHS, 4, limits, draws=draws(), kind=Later)
+        assert torch.equal(delayed.sampled_logprobs_BR, at_once.sampled_logprobs_BR)
+        assert responses(delayed) == responses(at_once)
+
+
+def test_a_conversation_that_goes_on_otherwise_computes_what_is_new(model, monkeypatch):
+    """Its second turn comes behind half of the first and other tokens, its third behind nothing that it had."""
+    given, give = [], RaggedRows.give
+    monkeypatch.setattr(RaggedRows, "give", lambda rows, first, ids: (given.extend(ids), give(rows, first, ids))[1])
+    ids_BP, mask_BP = prompts((9, 4))
+    turns = KeptTurns(model, SAMPLING, None, 1, fixed=False)
+    first, beside = (ids[mask].tolist() for ids, mask in zip(ids_BP, mask_BP, strict=True))
+    drawn = drawn_turns(turns, NextTurn("a", first, 3, 12), NextTurn("b", beside, 4, 20))
+    texts = [first, first[:5] + [9, 8], [7, 6, 5], [7, 6, 5], first + drawn["a"].ids]
+    wanted = [texts[0], beside, [9, 8], [7, 6, 5], [5], texts[4]]
+    for seed, ids in enumerate(texts):
+        if seed:
+            drawn = drawn_turns(turns, NextTurn("a", ids, 3 + seed, 12))
+        request = RolloutRequest.of_prompt(torch.tensor(ids), replace(SAMPLING, max_new_tokens=12), 3 + seed)
+        assert drawn["a"].ids == TransformersRollout().roll_out(model, request).response_of(0).tolist()
+    assert given == wanted
+
+
+def drawn_turns(turns: KeptTurns, *added: NextTurn) -> dict:
+    for turn in added:
+        turns.add(turn)
+    drawn = {}
+    while turns.is_drawing:
+        drawn |= {each.key: each for each in turns.advance()}
+    return drawn
+
+
+def test_where_nobody_answers_the_engine_draws_by_itself(model, monkeypatch):
+    monkeypatch.delattr(KeptTurns, "add")
+    rollout, _ = converse(model, draws=Keeping(), alone=lambda number: True)
+    same((rollout, []), converse(model, alone=lambda number: True))
+
+
+def test_rows_that_have_left_take_no_memory(model):
+    turns = KeptTurns(model, replace(PLAIN, max_new_tokens=400), None, 1, fixed=False)
+    drawn_turns(turns, *(NextTurn(key, [key + 3, 4], key, 2) for key in range(8)))
+    for key in range(1, 8):
+        turns.drop(key)
+    assert turns._rows.room[0] == 8
+    drawn_turns(turns, NextTurn(0, [3, 4, 5], 0, 400 - 272))
+    assert turns._rows.room[0] == 1
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "cohere", "granite"])
+def test_families_that_take_several_tokens_keep_what_they_computed(family):
+    model, own = known(family)
+    engine = TransformersRollout()
+    assert engine.check(nullcontext(model), own, TURNS) == []
+    assert isinstance(engine.turns_of(model, PLAIN), KeptTurns)
+
+
+def test_others_draw_in_rounds_and_say_why():
+    class Own(TransformersRollout):
+        def roll_out(self, model, request):
+            return super().roll_out(model, request)
+
+    class Whole(DecodeLoop):
+        name = "--whole"
+
+    other = TransformersRollout()
+    other.draw_by(Whole())
+    for family, engine, reason in (
+        ("gemma2", TransformersRollout(), "its layers see the last tokens alone"),
+        ("mamba", TransformersRollout(), "the family makes its masks itself"),
+        ("bloom", TransformersRollout(), "the family makes its masks itself"),
+        ("llama", Own(), "Own draws by a roll_out of its own"),
+        ("llama", other, "--whole draws whole responses"),
+    ):
+        model, own = known(family)
+        (*_, note) = engine.check(nullcontext(model), own, TURNS)
+        assert engine.turns_of(model, PLAIN) is None and note.startswith(f"warning: {type(model).__name__} reads each")
+        assert "all wait for the slowest answer: " in note and reason in note
