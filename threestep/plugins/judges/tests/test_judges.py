@@ -1,4 +1,5 @@
-"""Judges and reward servers that nobody asks: addresses and names, rubrics, the log of verdicts, its replay, budgets."""
+"""Judges and reward servers that nobody asks: addresses and names, rubrics, the log of verdicts, its replay,
+budgets."""
 
 from __future__ import annotations
 

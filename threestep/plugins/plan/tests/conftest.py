@@ -43,7 +43,7 @@ def estimates() -> Callable[[Settings], Estimate]:
 
 
 def flat(rate: float, costs: HostCosts, *, optimizer: float = 1e8, head: float = 50.0, cached: float = 1e9) -> Measured:
-    """A CPU whose rates are the same at every size. rate: FLOP/s of products. optimizer: numbers a second; head, cached:
+    """A CPU of the same rates at every size. rate: FLOP/s of products. optimizer: numbers a second; head, cached:
     bytes a second; 1e12 of other operators."""
     points, memory = ((1.0, rate),), ((1.0, 1e12),)
     return Measured(((1.0, points),), costs, ((1.0, optimizer),), head, ((1.0, points),), cached, (memory, memory))
