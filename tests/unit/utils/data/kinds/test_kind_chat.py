@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.chat_templates import chat_template, chat_tokenizer
-from tests.support.data_flags import with_flags
 from training.utils.base.errors import ThreestepError
-from training.utils.data.build.build import build_phase
 from training.utils.data.kinds.kind import CROSSED, asks_nothing
 from training.utils.data.raw_dataset import PromptRawDataset
 from training.utils.data.registry import register_dataset
@@ -62,23 +60,16 @@ class Talks(PromptRawDataset):
 
 
 @pytest.fixture
-def talks(flags, own_registry, monkeypatch):
+def talks(build, own_registry, monkeypatch):
     """Build a phase from all of the rows."""
 
     register_dataset("talks")(Talks)
 
-    def make(phase, rows, template="chatml", eval_fraction=0.0, **given):
+    def make(phase, rows, template="chatml", **given):
         monkeypatch.setattr(Talks, "rows", tuple(rows))
-        data = flags(
-            data_path=["talks"],
-            data_split=",".join("1" if place == phase else "0" for place in (1, 2, 3)),
-            prompt_style="chat_template",
-            eval_fraction=eval_fraction,
-            **given,
-        )
         known = template in ("chatml", "llama3", "empty_thought")
         tokenizer = chat_tokenizer(chat_template(template) if known else template)
-        return build_phase(phase, data, tokenizer, seed=1), tokenizer
+        return build(phase, [], tokenizer, data_path=["talks"], prompt_style="chat_template", **given), tokenizer
 
     return make
 
@@ -90,58 +81,42 @@ def loss_text(tokenizer, row):
 # Phase 1.
 
 
-def test_every_turn_or_the_last(talks):
+def test_every_turn_the_last_or_the_whole_conversation(talks):
     built, tokenizer = talks(1, [{"messages": TALK}])
     (row,) = built.train
     assert tokenizer.decode(row.input_ids) == tokenizer.apply_chat_template(TALK, tokenize=False)
     assert loss_text(tokenizer, row) == "1<|im_end|>2<|im_end|>"
+    (last,) = talks(1, [{"messages": TALK}], train_turns="last")[0].train
+    assert loss_text(tokenizer, last) == "2<|im_end|>"
+    (whole,) = talks(1, [{"messages": TALK}], loss_on="conversation")[0].train
+    assert whole.loss_mask.tolist() == [False] + [True] * (len(row.input_ids) - 1)
 
 
-def test_the_last_turn(talks):
-    built, tokenizer = talks(1, [{"messages": TALK}], train_turns="last")
-    assert loss_text(tokenizer, built.train[0]) == "2<|im_end|>"
-
-
-def test_loss_on_the_whole_conversation(talks):
-    built, _ = talks(1, [{"messages": TALK}], loss_on="conversation")
-    assert built.train[0].loss_mask.tolist() == [False] + [True] * (len(built.train[0].input_ids) - 1)
-
-
-def test_plain_texts_become_messages(flags):
-    """Of the turns inside a plain prompt, only the response is learnt."""
+def test_plain_texts_become_messages(build):
+    """Of the turns inside a plain prompt, only the response is learnt. A text without a prompt is no conversation."""
     hh = {**PAIR, "prompt": "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:"}
     tokenizer = chat_tokenizer(chat_template("chatml"))
-    data = flags([PAIR, hh], prompt_style="chat_template", eval_fraction=0.0, data_split="1,0,0")
-    rows = {row.row_id: row for row in build_phase(1, data, tokenizer, seed=1).train}
-    assert tokenizer.decode(rows[0].input_ids) == PREFIX + "2 + 3 is 5.<|im_end|>\n"
-    assert loss_text(tokenizer, rows[0]) == loss_text(tokenizer, rows[1]) == "2 + 3 is 5.<|im_end|>"
-    assert "<|im_start|>assistant\nb<|im_end|>" in tokenizer.decode(rows[1].input_ids)
+    first, second = build(1, [PAIR, hh], tokenizer, prompt_style="chat_template").train
+    assert tokenizer.decode(first.input_ids) == PREFIX + "2 + 3 is 5.<|im_end|>\n"
+    assert loss_text(tokenizer, first) == loss_text(tokenizer, second) == "2 + 3 is 5.<|im_end|>"
+    assert "<|im_start|>assistant\nb<|im_end|>" in tokenizer.decode(second.input_ids)
+    (text,) = build(1, [{"text": " Once upon a time\n"}], tokenizer).train
+    assert tokenizer.decode(text.input_ids) == " Once upon a time\n<|im_end|>"
+    assert text.loss_mask.tolist() == [False] + [True] * (text.length_tokens - 1)
 
 
-def test_texts_are_taken_as_stored(flags):
+def test_texts_are_taken_as_stored(build):
     """In all phases: only the space of "Human: ... Assistant:" goes, and what the template itself trims."""
     code = {"prompt": "def double(x):\n", "chosen": "    return 2 * x\n", "rejected": "\treturn x\n\n"}
-    for name, chosen, rejected in (
-        ("chatml", code["chosen"] + "<|im_end|>", code["rejected"] + "<|im_end|>"),
-        ("llama3", "return 2 * x<|eot_id|>", "return x<|eot_id|>"),
+    for name, user, chosen, rejected in (
+        ("chatml", "user\ndef double(x):\n<|im_end|>", "    return 2 * x\n<|im_end|>", "\treturn x\n\n<|im_end|>"),
+        ("llama3", "\n\ndef double(x):<|eot_id|>", "return 2 * x<|eot_id|>", "return x<|eot_id|>"),
     ):
         tokenizer = chat_tokenizer(chat_template(name))
-        data = flags([code], eval_fraction=0.0, data_split="1,0,0")
-        (row,) = build_phase(1, data, tokenizer, seed=1).train
+        (row,), (pair,) = (build(phase, [code], tokenizer, prompt_style="auto").train for phase in (1, 2))
         assert loss_text(tokenizer, row) == chosen
-        (pair,) = build_phase(2, with_flags(data, data_split="0,1,0"), tokenizer, seed=1).train
         assert [tokenizer.decode(ids) for ids in pair.response_ids] == [chosen, rejected]
-        user = "user\ndef double(x):\n<|im_end|>" if name == "chatml" else "\n\ndef double(x):<|eot_id|>"
         assert user in tokenizer.decode(row.input_ids) and user in tokenizer.decode(pair.prompt_ids)
-
-
-def test_a_text_without_a_prompt_is_no_conversation(flags):
-    """Also under a template: nobody asked for it."""
-    data = flags([{"text": " Once upon a time\n"}], eval_fraction=0.0, data_split="1,0,0")
-    tokenizer = chat_tokenizer(chat_template("chatml"))
-    built = build_phase(1, data, tokenizer, seed=1)
-    assert tokenizer.decode(built.train[0].input_ids) == " Once upon a time\n<|im_end|>"
-    assert built.train[0].loss_mask.tolist() == [False] + [True] * (built.train[0].length_tokens - 1)
 
 
 def test_a_line_break_behind_the_last_turn_does_not_decide_whether_a_row_fits(talks):
@@ -189,9 +164,9 @@ def test_tools_and_kwargs_of_a_row(talks):
 
 
 def test_what_phase_1_leaves_out_is_counted(talks):
-    rows = [{"messages": talk} for talk in (TALK, TALK[:1], TALK * 9)]
-    built, _ = talks(1, rows, truncation="drop", max_seq_len=40)
-    assert built.report.train.dropped == {"no_assistant_turn": 1, "too_long": 1}
+    rows = [{"messages": talk} for talk in (TALK, TALK[:1], TALK * 9, [{"role": "narrator", "content": "x"}, *TALK])]
+    built, _ = talks(1, rows, truncation="drop", max_seq_len=40, bad_conversations="drop")
+    assert built.report.train.dropped == {"no_assistant_turn": 1, "too_long": 1, "bad_conversation": 1}
 
 
 def test_a_long_conversation_is_cut(talks):
@@ -201,44 +176,46 @@ def test_a_long_conversation_is_cut(talks):
     assert loss_text(tokenizer, row).endswith("2<|im_end|>") and row.loss_mask.sum() < 2 * 18
 
 
-def test_a_row_too_long_is_named(talks):
-    with pytest.raises(ThreestepError, match="'talks', row id 0: a sentence of .* tokens, and max_seq_len is 9"):
-        talks(1, [{"messages": TALK}], truncation="error", max_seq_len=9)
+ENDS_LAST = chat_template("chatml").replace(
+    "message.content + '<|im_end|>' }}{% else", "message.content + ('<|im_end|>' if loop.last else '') }}{% else"
+)
+NO_END = chat_template("chatml").replace(
+    "message.content + '<|im_end|>' }}{% else",
+    "message.content + ('' if message.content == 'two' else '<|im_end|>') }}{% else",
+)
+THREE = [{"role": "assistant", "content": "3"}]
+TRIED = {"prompt": TALK[:3], "chosen": TALK[3:], "rejected": THREE}
 
 
-def test_a_bad_row_is_named_or_dropped_and_counted(talks):
-    rows = [{"messages": TALK}, {"messages": [{"role": "narrator", "content": "x"}, *TALK]}]
-    with pytest.raises(ThreestepError, match="dataset 'talks', row 1, message 1: expected a role among .*'narrator'"):
-        talks(1, rows)
-    built, _ = talks(1, rows, bad_conversations="drop")
-    assert built.report.train.rows == 1 and built.report.train.dropped == {"bad_conversation": 1}
+@pytest.mark.parametrize(
+    ("phase", "row", "template", "given", "said"),
+    [
+        (1, {"messages": TALK}, "chatml", {"truncation": "error", "max_seq_len": 9},
+         "'talks', row id 0: a sentence of .* tokens, and max_seq_len is 9"),
+        (1, {"messages": [{"role": "narrator", "content": "x"}, *TALK]}, "chatml", {},
+         "dataset 'talks', row 0, message 1: expected a role among .*'narrator'"),
+        (1, {"messages": [*TALK, {"role": "system", "content": "s"}]}, "llama3", {},
+         "row 0: the chat template refuses .*the system message comes first"),
+        (1, {"messages": TALK}, ENDS_LAST, {}, "row 0, message 2 .assistant.: the chat template writes no end-of-turn"),
+        (2, {**TRIED, "rejected": TALK[:1]}, "chatml", {},
+         "row 0, rejected: expected a message of the assistant, got .*'user'"),
+        (2, {**TRIED, "rejected": [{"role": "assistant", "content": "two"}]}, NO_END, {},
+         "row 0: the chat template writes no end-of-turn token after the response, the text ends in .*assistant.*two"),
+        (3, {"messages": TALK}, "chatml", {"max_prompt_seq_len": 9, "prompt_truncation": "error"},
+         "'talks', row id 0: a prompt of .* max_prompt_seq_len is 9"),
+    ],
+)  # fmt: skip
+def test_a_row_that_cannot_serve_is_named(talks, phase, row, template, given, said):
+    with pytest.raises(ThreestepError, match=said):
+        talks(phase, [row], template, **given)
 
 
-def test_a_row_that_the_template_refuses_is_named(talks):
-    late = [*TALK, {"role": "system", "content": "s"}]
-    with pytest.raises(ThreestepError, match="row 0: the chat template refuses .*the system message comes first"):
-        talks(1, [{"messages": late}], "llama3")
-
-
-def test_a_turn_without_end_is_refused_where_it_is_learnt(talks):
-    template = chat_template("chatml").replace(
-        "message.content + '<|im_end|>' }}{% else", "message.content + ('<|im_end|>' if loop.last else '') }}{% else"
-    )
-    with pytest.raises(ThreestepError, match="row 0, message 2 .assistant.: the chat template writes no end-of-turn"):
-        talks(1, [{"messages": TALK}], template)
-    built, tokenizer = talks(1, [{"messages": TALK}], template, train_turns="last")
+def test_a_turn_without_end_is_no_matter_where_it_is_not_learnt(talks):
+    built, tokenizer = talks(1, [{"messages": TALK}], ENDS_LAST, train_turns="last")
     assert loss_text(tokenizer, built.train[0]) == "2<|im_end|>"
 
 
 # Phases 2 and 3.
-
-
-def test_a_pair_of_messages(talks):
-    pair = {"prompt": TALK[:3], "chosen": TALK[3:], "rejected": [{"role": "assistant", "content": "3"}]}
-    (row,), tokenizer = (lambda built, tokenizer: (built.train, tokenizer))(*talks(2, [pair]))
-    prompt = tokenizer.apply_chat_template(TALK[:3], tokenize=False, add_generation_prompt=True)
-    assert tokenizer.decode(row.prompt_ids) == prompt
-    assert [tokenizer.decode(ids) for ids in row.response_ids] == ["2<|im_end|>", "3<|im_end|>"]
 
 
 def test_a_prompt_has_the_same_ids_in_all_phases(talks):
@@ -266,24 +243,18 @@ def test_a_token_across_the_edge_of_a_prompt_is_counted(talks):
         assert [*row.prompt_ids, *ids] == whole[: len(row.prompt_ids) + len(ids)]
 
 
-def test_pairs_of_plain_texts(flags):
+def test_a_plain_prompt_is_known_by_its_text(build):
+    """To reward functions and checkers; its full prompt is what the template makes of it."""
     tokenizer = chat_tokenizer(chat_template("chatml"))
-    data = flags([PAIR], prompt_style="chat_template", eval_fraction=0.0, data_split="0,1,0")
-    (row,) = build_phase(2, data, tokenizer, seed=1).train
-    assert tokenizer.decode(row.prompt_ids) == PREFIX
-    assert [tokenizer.decode(ids) for ids in row.response_ids] == ["2 + 3 is 5.<|im_end|>", "It is 4.<|im_end|>"]
-    (prompt,) = build_phase(3, with_flags(data, data_split="0,0,1"), tokenizer, seed=1).train
-    assert np.array_equal(prompt.flipped_prompt_ids[::-1], row.prompt_ids)
-    assert prompt.prompt_text == PAIR["prompt"]  # what reward functions and checkers know it by
-
-
-def test_a_conversation_is_a_prompt_without_its_answer(talks):
-    built, tokenizer = talks(3, [{"messages": TALK}])
-    assert tokenizer.decode(built.train[0].flipped_prompt_ids[::-1]).endswith("two<|im_end|>\n<|im_start|>assistant\n")
+    (pair,) = build(2, [PAIR], tokenizer, prompt_style="chat_template").train
+    assert tokenizer.decode(pair.prompt_ids) == PREFIX
+    (prompt,) = build(3, [PAIR], tokenizer, prompt_style="chat_template", return_columns=["full_prompts"]).train
+    assert np.array_equal(prompt.flipped_prompt_ids[::-1], pair.prompt_ids)
+    assert prompt.prompt_text == PAIR["prompt"] and prompt.columns["full_prompts"] == PREFIX
 
 
 def test_what_phase_2_leaves_out_is_counted(talks):
-    good = {"prompt": TALK[:3], "chosen": TALK[3:], "rejected": [{"role": "assistant", "content": "3"}]}
+    good = TRIED
     rows = [
         good,
         {**good, "rejected": None},
@@ -303,12 +274,6 @@ def test_what_phase_2_leaves_out_is_counted(talks):
     }
 
 
-def test_a_response_of_the_users_is_refused(talks):
-    row = {"prompt": TALK[:3], "chosen": TALK[3:], "rejected": TALK[:1]}
-    with pytest.raises(ThreestepError, match="row 0, rejected: expected a message of the assistant, got .*'user'"):
-        talks(2, [row])
-
-
 def test_a_prompt_that_is_no_prefix_is_counted(talks):
     """A template that opens a thought for every answer and strips it from the answers themselves."""
     template = chat_template("chatml").replace(
@@ -320,46 +285,8 @@ def test_a_prompt_that_is_no_prefix_is_counted(talks):
     built, tokenizer = talks(1, [{"prompt": TALK[:1], **answers}], template)
     assert loss_text(tokenizer, built.train[0]) == "3<|im_end|>"
     assert "1 learnt without the end of the generation prompt" in built.report.sentence
-    assert (
-        talks(1, [{"messages": TALK}], "empty_thought", chat_template_kwargs='{"enable_thinking": false}')[
-            0
-        ].report.train.noted
-        == {}
-    )
-
-
-def test_prompts_too_long(talks):
-    built, _ = talks(3, [{"messages": TALK}, {"messages": TALK * 3}], max_prompt_seq_len=40)
-    assert built.report.train.dropped == {"prompt_too_long": 1}
-    with pytest.raises(ThreestepError, match="'talks', row id 0: a prompt of .* max_prompt_seq_len is 9"):
-        talks(3, [{"messages": TALK}], max_prompt_seq_len=9, prompt_truncation="error")
-
-
-# The cache.
-
-
-@pytest.mark.parametrize(
-    ("flag", "value", "part", "phases"),
-    [
-        ("prompt_style", "human_assistant", "prompt_style", (1, 2, 3)),
-        ("chat_template", "FILE", "chat template", (1, 2, 3)),
-        ("chat_template_kwargs", '{"x": 1}', "chat template kwargs", (1, 2, 3)),
-        ("train_turns", "last", "train_turns", (1,)),
-        ("bad_conversations", "drop", "bad_conversations", (1, 2, 3)),
-    ],
-)
-def test_what_changes_rows_rebuilds(flags, tmp_path, flag, value, part, phases):
-    tokenizer = chat_tokenizer(chat_template("chatml"))
-    data = flags(prompt_style="chat_template")
-    if flag == "chat_template":
-        value = str(tmp_path / "mine.jinja")
-        (tmp_path / "mine.jinja").write_text(chat_template("llama3"))
-    other = with_flags(data, **{flag: value})
-    for phase in (1, 2, 3):
-        build_phase(phase, data, tokenizer, 1)
-        log: list[str] = []
-        assert build_phase(phase, other, tokenizer, 1, log=log.append).report.resumed == (phase not in phases)
-        assert phase not in phases or any("changed since the last one" in line and part in line for line in log)
+    thoughtless, _ = talks(1, [{"messages": TALK}], "empty_thought", chat_template_kwargs='{"enable_thinking": false}')
+    assert thoughtless.report.train.noted == {}
 
 
 def test_what_a_prompt_of_messages_carries(talks):
@@ -367,32 +294,15 @@ def test_what_a_prompt_of_messages_carries(talks):
     rows = [{"messages": TALK, "reference": "2", "extra": {"data_source": "counting", "index": 5}}]
     built, tokenizer = talks(3, rows, max_prompt_seq_len=10, prompt_truncation="left", **asked)
     (row,) = built.train
-    assert row.reference == "2" and (row.columns["data_source"], row.columns["index"]) == ("counting", 5)
-    assert row.columns["raw_prompt"] == TALK[:3]
-    assert row.columns["raw_prompt_ids"] == row.flipped_prompt_ids[::-1].tolist() and row.length_tokens == 10
-    assert row.columns["full_prompts"] == row.prompt_text
+    ids = row.flipped_prompt_ids[::-1].tolist()
+    assert row.reference == "2" and len(ids) == 10
+    assert row.columns == {
+        "data_source": "counting", "index": 5, "raw_prompt": TALK[:3], "raw_prompt_ids": ids,
+        "full_prompts": row.prompt_text,
+    }  # fmt: skip
     assert row.prompt_text.startswith("<|im_start|>user\none<|im_end|>")
     (plain,) = talks(3, rows[:1])[0].train
     assert plain.columns == {"data_source": "counting", "index": 5}
-
-
-def test_the_full_prompt_of_a_text_is_what_the_template_makes_of_it(flags):
-    data = flags(
-        [PAIR], data_split="0,0,1", eval_fraction=0.0, prompt_style="chat_template", return_columns=["full_prompts"]
-    )
-    (row,) = build_phase(3, data, chat_tokenizer(chat_template("chatml")), seed=1).train
-    assert row.prompt_text == PAIR["prompt"] and row.columns["full_prompts"] == PREFIX
-
-
-def test_a_response_without_end_is_refused(talks):
-    template = chat_template("chatml").replace(
-        "message.content + '<|im_end|>' }}{% else",
-        "message.content + ('' if message.content == 'two' else '<|im_end|>') }}{% else",
-    )
-    row = {"prompt": TALK[:1], "chosen": TALK[1:2], "rejected": [{"role": "assistant", "content": "two"}]}
-    said = "row 0: the chat template writes no end-of-turn token after the response, the text ends in .*assistant.*two"
-    with pytest.raises(ThreestepError, match=said):
-        talks(2, [row], template)
 
 
 # Reasoning that the template does not read.
@@ -448,16 +358,15 @@ def test_prompts_have_reasoning_as_the_rows_of_phase_1_do(talks):
     assert "2 and 3" in prompt and tokenizer.decode(learnt.train[0].input_ids).startswith(prompt)
 
 
-def test_a_line_of_the_log_says_what_the_template_leaves_out(flags):
+def test_a_line_of_the_log_says_what_the_template_leaves_out(build):
     tokenizer = chat_tokenizer(chat_template("chatml"))
     tools = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {}}}]
-    data = flags([{"messages": [QUESTION, REASONED], "tools": tools}], eval_fraction=0.0, data_split="1,0,0")
-    lines: list[str] = []
-    build_phase(1, data, tokenizer, seed=1, log=lines.append)
+    rows, lines = [{"messages": [QUESTION, REASONED], "tools": tools}], []
+    build(1, rows, tokenizer, prompt_style="auto", log=lines.append)
     warnings = [line for line in lines if line.startswith("warning: 1 training rows: ")]
     assert len(warnings) == 2 and "--chat_template FILE" in warnings[0] and "tools" in warnings[1]
     lines.clear()
-    build_phase(1, data, tokenizer, seed=1, log=lines.append)
+    build(1, rows, tokenizer, prompt_style="auto", log=lines.append)
     assert [line for line in lines if line in warnings] == warnings  # also of rows in the cache
 
 

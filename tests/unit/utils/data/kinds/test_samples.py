@@ -1,49 +1,40 @@
-"""What samples give a phase: responses, margins, references and columns; and the mistakes of a dataset class."""
+"""What samples give a phase: responses, margins, marks, references and columns; and the mistakes of a dataset class."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.data_flags import with_flags
 from tests.support.pair_rows import PAIR, Own
 from training.utils.base.errors import ThreestepError
+from training.utils.contracts.rows import PHASES
 from training.utils.data.build.build import build_phase
+from training.utils.data.kinds.samples import prompt_of_sentences
+from training.utils.data.kinds.table import KINDS, kind_of
 from training.utils.data.raw_dataset import PromptRawDataset
 from training.utils.data.registry import register_dataset
 
 
-def prompts_of(flags, tokenizer, rows, **given):
-    return build_phase(3, flags(rows, data_split="0,0,1", eval_fraction=0.0, **given), tokenizer, seed=1)
-
-
-def test_what_a_prompt_carries(flags, tiny_tokenizer):
+def test_what_a_prompt_carries(build, flags):
     rows = [
         {"prompt": "a", "data_source": "sums", "ability": "math", "extra_info": {"index": 4}, "ground_truth": "5"},
         {"prompt": "b", "reward_model": {"style": "rule", "ground_truth": 7}, "level": None},
     ]
-    built = prompts_of(flags, tiny_tokenizer, rows)
+    built = build(3, rows)
     first, second = built.train
-    name = flags(rows).source.data_path[0]
-    assert first.reference == "5" and second.reference == 7
+    assert (first.reference, second.reference) == ("5", 7)
     assert first.columns == {"data_source": "sums", "ability": "math", "extra_info": {"index": 4}, "index": 4}
-    assert second.columns == {"data_source": name, "reward_model": {"style": "rule"}}
+    assert second.columns == {"data_source": flags(rows).source.data_path[0], "reward_model": {"style": "rule"}}
     counted = {"data_source": 2, "ability": 1, "extra_info": 1, "index": 1, "reward_model": 1}
     assert built.report.train.columns == counted and built.report.eval.columns == {}
-    again = prompts_of(flags, tiny_tokenizer, rows)
+    again = build(3, rows)
     assert again.report.resumed and again.report.train.columns == counted
     assert [row.uid for row in again.train] == [row.uid for row in built.train]
-
-
-def test_what_a_flag_names_is_the_reference_also_beside_a_ground_truth(flags, tiny_tokenizer):
-    rows = [{"prompt": "a", "solution": "5", "ground_truth": "6"}]
-    (row,) = prompts_of(flags, tiny_tokenizer, rows, reference_column="solution").train
+    # what a flag names is the reference also beside a ground truth
+    (row,) = build(3, [{"prompt": "a", "solution": "5", "ground_truth": "6"}], reference_column="solution").train
     assert row.reference == "5" and "ground_truth" not in row.columns and "solution" not in row.columns
-
-
-def test_a_column_that_has_the_name_of_a_rewards_argument(flags, tiny_tokenizer):
-    with pytest.raises(ThreestepError, match="row 0: 'responses' cannot be the name of a column .*; rename the column"):
-        prompts_of(flags, tiny_tokenizer, [{"prompt": "a", "responses": "b"}])
 
 
 class Odd(PromptRawDataset):
@@ -78,15 +69,23 @@ class Odd(PromptRawDataset):
         ),
     ],
 )
-def test_what_a_prompt_cannot_carry(flags, tiny_tokenizer, own_registry, monkeypatch, name, value, said):
+def test_what_a_prompt_cannot_carry(build, own_registry, monkeypatch, name, value, said):
     register_dataset("odd")(Odd)
     monkeypatch.setattr(Odd, name, value)
-    data = flags(data_path=["odd"], data_split="0,0,1", eval_fraction=0.0, return_columns=["raw_prompt"])
     with pytest.raises(ThreestepError, match=said):
-        build_phase(3, data, tiny_tokenizer, seed=1)
+        build(3, data_path=["odd"], return_columns=["raw_prompt"])
+    with pytest.raises(ThreestepError, match="row 0: 'responses' cannot be the name of a column .*; rename the column"):
+        build(3, [{"prompt": "a", "responses": "b"}])  # of a reward's argument
 
 
-def test_a_class_may_use_its_objects_again(flags, tiny_tokenizer, own_registry):
+CHAT = {
+    "prompt_style": "chat_template",
+    "chat_template": "examples/environments/template.jinja",
+    "return_columns": ["raw_prompt"],
+}
+
+
+def test_a_class_may_use_its_objects_again(build, own_registry):
     class Reused(Odd):
         said, carried, truth = [], {"notes": []}, {}
 
@@ -103,15 +102,13 @@ def test_a_class_may_use_its_objects_again(flags, tiny_tokenizer, own_registry):
             return self.truth
 
     register_dataset("reused")(Reused)
-    chat = {"prompt_style": "chat_template", "chat_template": "examples/environments/template.jinja"}
-    data = flags(data_path=["reused"], data_split="0,0,1", eval_fraction=0.0, return_columns=["raw_prompt"], **chat)
-    rows = sorted(build_phase(3, data, tiny_tokenizer, seed=1).train, key=lambda row: row.row_id)
+    rows = sorted(build(3, data_path=["reused"], **CHAT).train, key=lambda row: row.row_id)
     assert [row.columns["notes"] for row in rows] == [["a"], ["b"]]
     assert [row.reference["is"] for row in rows] == ["a", "b"]
     assert [row.columns["raw_prompt"][0]["content"] for row in rows] == ["a", "b"]
 
 
-def test_getters_may_change_the_sample(flags, tiny_tokenizer, own_registry):
+def test_getters_may_change_the_sample(build, own_registry):
     """Rows in memory are read once for each build: a getter that adds a message to its sample adds one."""
 
     class Briefed(Odd):
@@ -125,19 +122,9 @@ def test_getters_may_change_the_sample(flags, tiny_tokenizer, own_registry):
             return sample["messages"]
 
     register_dataset("briefed")(Briefed)
-    chat = {"prompt_style": "chat_template", "chat_template": "examples/environments/template.jinja"}
     for _ in range(2):
-        data = flags(
-            data_path=["briefed"], data_split="0,0,1", eval_fraction=0.0, return_columns=["raw_prompt"], **chat
-        )
-        found = build_phase(3, with_flags(data, rebuild_cache=True), tiny_tokenizer, seed=1).train
+        found = build(3, data_path=["briefed"], rebuild_cache=True, **CHAT).train
         assert [len(row.columns["raw_prompt"]) for row in found] == [2, 2]
-
-
-def test_ranked_responses(own, tiny_tokenizer):
-    data = own(get_responses=lambda self, sample: [" best", " good", " bad"])
-    row = build_phase(2, data, tiny_tokenizer, 1).train[0]
-    assert [tiny_tokenizer.decode(ids[:-1]) for ids in row.response_ids] == [" best", " good", " bad"]
 
 
 @pytest.mark.parametrize(
@@ -148,19 +135,22 @@ def test_margins_between_ranked_responses(own, tiny_tokenizer, given, margins):
     data = own(get_responses=lambda self, sample: responses, get_margin=lambda self, sample: given)
     for row in build_phase(2, with_flags(data, rebuild_cache=True), tiny_tokenizer, 1).train:
         assert (row.margins if margins is None else row.margins.tolist()) == margins
+        assert [tiny_tokenizer.decode(ids[:-1]) for ids in row.response_ids] == responses
 
 
-def test_margins_of_a_column(flags, tiny_tokenizer):
+def test_margins_of_a_column(build):
     """Each with its row, also where a row between is left out; a row without one has None; one more build."""
     rows = [{**PAIR, "prompt": f"Human: {i}? Assistant:", "sure": i / 4} for i in range(8)]
     rows[3]["sure"] = None
     rows[5]["rejected"] = None
-    data = flags(rows, data_split="0,1,0", eval_fraction=0.0)
-    assert all(row.margins is None for row in build_phase(2, data, tiny_tokenizer, 1).train)
-    built = build_phase(2, with_flags(data, margin_column="sure"), tiny_tokenizer, 1)
+    assert all(row.margins is None for row in build(2, rows).train)
+    built = build(2, rows, margin_column="sure")
     assert not built.report.resumed
     found = {row.row_id: None if row.margins is None else row.margins.tolist() for row in built.train}
     assert found == {i: None if i == 3 else [i / 4] for i in range(8) if i != 5}
+    for phase in (1, 3):  # which it does not concern
+        build(phase, rows)
+        assert build(phase, rows, margin_column="sure").report.resumed
 
 
 def test_references_of_any_json_value(own, tiny_tokenizer):
@@ -186,36 +176,36 @@ def test_sentences_that_deepspeed_chat_asks_for_are_enough(own, tiny_tokenizer):
     assert tiny_tokenizer.decode(row.input_ids) == "Human: a Assistant: b<|endoftext|>"
 
 
+TALK = "Human: Hi Assistant: Yes? Human: Two and two? Assistant:"
+ONLY_SENTENCES = {
+    "get_prompt": lambda self, sample: None,
+    "get_chosen": lambda self, sample: None,
+    "get_rejected": lambda self, sample: None,
+    "get_prompt_and_chosen": lambda self, sample: f"{TALK} four",
+    "get_prompt_and_rejected": lambda self, sample: f"{TALK} five",
+}
+
+
+def margin(value):
+    return {"get_margin": lambda self, sample: value}
+
+
+FROM_0 = "get_margin: expected a number from 0 up, "
+
+
 @pytest.mark.parametrize(
     ("members", "phase", "fragment"),
     [
-        (
-            {"get_prompt": lambda self, s: 5},
-            1,
-            "dataset 'own', row .*: Own.get_prompt: expected text or None, got int",
-        ),
-        (
-            {"get_prompt_and_chosen": lambda self, s: ["a"]},
-            1,
-            "Own.get_prompt_and_chosen: expected text or None, got list",
-        ),
-        (
-            {"get_responses": lambda self, s: [" a"]},
-            2,
-            r"get_responses: expected 2 or more texts, or None, got 1 responses \(str\)",
-        ),
+        ({"get_prompt": lambda self, s: 5}, 1, "dataset 'own', row .*: Own.get_prompt: expected text or None, got int"),
+        ({"get_prompt_and_chosen": lambda self, s: ["a"]}, 1, "prompt_and_chosen: expected text or None, got list"),
+        ({"get_responses": lambda self, s: [" a"]}, 2, r"expected 2 or more texts, or None, got 1 responses \(str\)"),
         ({"get_responses": lambda self, s: [" a", None]}, 2, r"got 2 responses \(str, NoneType\)"),
-        (
-            {"get_margin": lambda self, s: "0.5"},
-            2,
-            r"dataset 'own', row .*: Own.get_margin: expected a number from 0 up, 1 of them \(one between each two "
-            r"neighbours of the 2 ranked responses\), or None, got '0.5'",
-        ),
-        ({"get_margin": lambda self, s: -1.0}, 2, "get_margin: expected a number from 0 up, .*, got -1.0"),
-        ({"get_margin": lambda self, s: float("nan")}, 2, "get_margin: expected a number from 0 up, .*, got nan"),
-        ({"get_margin": lambda self, s: float("inf")}, 2, "get_margin: expected a number from 0 up, .*, got inf"),
-        ({"get_margin": lambda self, s: True}, 2, "get_margin: expected a number from 0 up, .*, got True"),
-        ({"get_margin": lambda self, s: [1, 2]}, 2, r"get_margin: expected a number from 0 up, 1 of .*, got \[1, 2\]"),
+        (margin("0.5"), 2, FROM_0 + r"1 of them \(one between each two neighbours of the 2 .*, or None, got '0.5'"),
+        (margin(-1.0), 2, FROM_0 + ".*, got -1.0"),
+        (margin(float("nan")), 2, FROM_0 + ".*, got nan"),
+        (margin(float("inf")), 2, FROM_0 + ".*, got inf"),
+        (margin(True), 2, FROM_0 + ".*, got True"),
+        (margin([1, 2]), 2, FROM_0 + r"1 of .*, got \[1, 2\]"),
         (
             {"get_chosen": lambda self, s: s["chosn"]},
             1,
@@ -231,8 +221,83 @@ def test_sentences_that_deepspeed_chat_asks_for_are_enough(own, tiny_tokenizer):
             r"phase 2 .* has no training rows: all 7 rows of 'own' were dropped",
         ),
         ({"data_split": "1,0,1"}, 2, "data_split 1,0,1 gives it none of the rows of 'own'"),
+        ({**ONLY_SENTENCES, "data_split": "0,0,1"}, 3, "dropped .*no_prompt"),
+        ({**ONLY_SENTENCES, "get_prompt_and_rejected": lambda self, s: None}, 2, "dropped .*no_rejected"),
     ],
 )
 def test_mistakes_of_a_class_are_named(own, tiny_tokenizer, members, phase, fragment):
     with pytest.raises(ThreestepError, match=fragment):
         build_phase(phase, own(**members), tiny_tokenizer, 1)
+
+
+@pytest.mark.parametrize(
+    ("sentences", "prompt"),
+    [
+        ([f"{TALK} four"], TALK),
+        ([f"{TALK} four", f"{TALK} five"], TALK),
+        # They part before the last turn: what both have said until then is the prompt.
+        ([f"{TALK} four", "Human: Hi Assistant: Oh. Human: Two and two? Assistant: four"], "Human: Hi Assistant:"),
+        (["2 + 2 = 4"], ""),
+        (["2 + 2 = 4", "2 + 2 = 5"], "2 + 2 ="),
+        (["word", "wood"], ""),
+    ],
+)
+def test_the_prompt_of_sentences(sentences, prompt):
+    assert prompt_of_sentences(sentences) == prompt
+
+
+def test_a_class_that_knows_sentences_alone_serves_steps_1_and_2(own, tiny_tokenizer):
+    """All that DeepSpeed-Chat's steps 1 and 2 call; step 3 needs prompts."""
+    row = build_phase(1, own(**ONLY_SENTENCES, data_split="1,0,0"), tiny_tokenizer, 1).train[0]
+    assert tiny_tokenizer.decode(row.input_ids[row.loss_mask]) == " four<|endoftext|>"
+    assert tiny_tokenizer.decode(row.input_ids[~row.loss_mask]) == TALK
+    row = build_phase(2, own(**ONLY_SENTENCES, data_split="0,1,0"), tiny_tokenizer, 1).train[0]
+    assert tiny_tokenizer.decode(row.prompt_ids) == TALK
+    assert [tiny_tokenizer.decode(ids[:-1]) for ids in row.response_ids] == [" four", " five"]
+
+
+def test_sentences_that_contradict_the_parts_are_counted_and_said(own, tiny_tokenizer):
+    rows = [{"p": f"Human: {i}? Assistant:", "c": f" {i}", "r": " no"} for i in range(20)]
+    said: list[str] = []
+    data = own(
+        rows=rows,
+        get_prompt_and_chosen=lambda self, sample: (" " if sample["c"] == " 3" else "") + sample["p"] + sample["c"],
+        data_split="1,0,0",
+        eval_fraction=0.0,
+    )
+    built = build_phase(1, data, tiny_tokenizer, 1, log=said.append)
+    assert built.report.train.noted == {"with the parts, because the sentence does not begin with the prompt": 1}
+    assert "1 with the parts, because the sentence does not begin with the prompt, none dropped" in said[-1]
+    assert build_phase(3, own(rows=rows, data_split="0,0,1"), tiny_tokenizer, 1).report.train.noted == {}
+
+
+def test_each_phase_has_a_kind():
+    assert [kind_of(phase).name for phase in PHASES] == ["sentences", "ranked", "prompts"]
+    assert [kind_of(phase).phase for phase in PHASES] == list(PHASES)
+    assert kind_of("ranked") is kind_of(2) and len({kind.key for kind in KINDS.values()}) == len(KINDS)
+
+
+def test_marked_responses(build, tiny_tokenizer):
+    rows = [{"prompt": f"Say {i}.", "completion": f" {i}", "label": i % 2 == 0} for i in range(12)]
+    built = build("marked", rows)
+    texts = {tiny_tokenizer.decode(row.response_ids[0][:-1]) for row in built.train}
+    assert texts == {f" {i}" for i in range(12)} and "phase2_marked" in built.train.path
+    for row in built.train:
+        number = int(tiny_tokenizer.decode(row.response_ids[0][:-1]))
+        assert row.is_good is (number % 2 == 0) and row.margins is None and row.batched == ("is_good",)
+    assert list(built.train.values("is_good")) == [row.is_good for row in built.train]
+    assert build("marked", rows).report.resumed
+    said = r"all 3 rows of .* were dropped \(3 unmarked\); each response needs a mark of its own"
+    with pytest.raises(ThreestepError, match=said):
+        build("marked", [{"prompt": "a", "completion": "b"}] * 3)
+    with pytest.raises(ThreestepError, match="a pair is written as two rows"):
+        build("marked")
+
+
+def test_marked_conversations(build):
+    """Marks of chats, under a chat template; a bad answer is read as a good one is."""
+    asked, said = [{"role": "user", "content": "Say 1."}], [{"role": "assistant", "content": "1"}]
+    rows = [{"prompt": asked, "completion": said, "label": i % 3 == 0} for i in range(9)]
+    built = build("marked", rows, chat_tokenizer(chat_template("chatml")), prompt_style="chat_template")
+    assert sorted(row.is_good for row in built.train) == [False] * 6 + [True] * 3
+    assert all(len(row.response_ids) == 1 for row in built.train)
