@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
-from tests.support.data_flags import raw_dataset_of, with_flags
+from tests.support.data_flags import data_flags, raw_dataset_of
 from training.utils.base.errors import ThreestepError
+from training.utils.data import file_dataset
 from training.utils.data.arguments import DataArguments
-from training.utils.data.build.build import build_phase
-from training.utils.data.file_dataset import FileDataset
+from training.utils.data.file_dataset import POINTER, FileDataset, look_at_data
+from training.utils.data.registry import find_dataset
 
 SHARED = Path(os.environ.get("THREESTEP_SHARED_DATA", Path(__file__).parents[6] / "shared" / "data"))
 
@@ -60,13 +65,10 @@ def test_messages_are_texts_as_well(dataset):
     assert raw.get_prompt_messages(sample) == [HI, HO, HI] and raw.get_chosen_messages(sample) == [NO]
     assert raw.get_prompt(sample) == f"Tools: {json.dumps(whole)} Human: Hi Assistant: Ho Human: Hi Assistant:"
     assert raw.get_prompt_and_chosen(sample) == raw.get_prompt(sample) + " No"
-
-
-def test_pairs_of_messages(dataset):
-    raw = dataset([{"prompt": [HI], "chosen": [HO], "rejected": [NO]}])
-    sample = raw.get_train_data()[0]
-    assert raw.get_messages(sample) == [HI, HO] and raw.get_rejected_messages(sample) == [NO]
-    assert raw.get_prompt_and_rejected(sample) == "Human: Hi Assistant: No"
+    pairs = dataset([{"prompt": [HI], "chosen": [HO], "rejected": [NO]}])
+    sample = pairs.get_train_data()[0]
+    assert pairs.get_messages(sample) == [HI, HO] and pairs.get_rejected_messages(sample) == [NO]
+    assert pairs.get_prompt_and_rejected(sample) == "Human: Hi Assistant: No"
 
 
 def test_a_conversation_that_the_assistant_begins_has_no_prompt(dataset):
@@ -102,18 +104,12 @@ def test_what_rewards_ask_for_by_name_is_taken_out_of_verls_extra_info(dataset):
 
 
 def test_what_else_a_row_carries_is_json(tmp_path, dataset):
-    import datetime
-    import decimal
-
-    import pyarrow
-    import pyarrow.parquet
-
     row = {
         **{"prompt": "a", "when": datetime.date(2024, 1, 2), "cost": decimal.Decimal("1.5"), "none": None},
         "picture": {"bytes": b"\x89", "path": "a.png"},
         "list": [1, 2.5, True],
     }
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "rows.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "rows.parquet")
     raw = dataset(f"parquet:{tmp_path}/rows.parquet")
     extra = raw.get_extra(raw.get_train_data()[0])
     assert extra == {"when": "2024-01-02", "cost": "1.5", "picture": {"path": "a.png"}, "list": [1, 2.5, True]}
@@ -207,57 +203,11 @@ def test_what_a_phase_does_not_need_may_be_missing(dataset):
     dataset([GOOD], margin_column="sure").check_phase(1)
 
 
-# --- through the build: each format in each phase, every row kept or counted
-
-CHAT = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]}
-# format's rows, and how many of four each phase keeps (None: it says that it cannot)
-SERVED: dict[str, tuple[dict[str, Any], tuple[int | None, ...]]] = {
-    "preference": (GOOD, (4, 4, 4)),
-    "prompt_completion": ({"prompt": "Human: a Assistant:", "completion": " b"}, (4, 0, 4)),
-    "prompt_only": (VERL, (None, None, 4)),
-    "messages": ({"messages": [HI, HO]}, (4, 0, 4)),
-    "sharegpt": (CHAT, (4, 0, 4)),
-    "pairs of messages": ({"prompt": [HI], "chosen": [HO], "rejected": [NO]}, (4, 4, 4)),
-    "alpaca": ({"instruction": "Hi", "input": "", "output": "Ho"}, (4, 0, 4)),
-    "question_answer": ({"question": "Hi", "answer": "Ho"}, (4, 0, 4)),
-    "text": ({"text": "once upon a time"}, (4, None, None)),
-}
-
-
-@pytest.mark.parametrize("name", SERVED)
-def test_what_each_phase_gets(flags, tiny_tokenizer, name):
-    row, kept = SERVED[name]
-    for phase, expected in zip((1, 2, 3), kept, strict=True):
-        split = ["1,0,0", "0,1,0", "0,0,1"][phase - 1]
-        data = flags([row] * 4, data_split=split, eval_fraction=0.0)
-        if expected:
-            built = build_phase(phase, data, tiny_tokenizer, seed=1)
-            assert len(built.train) == expected and built.report.train.dropped == {}
-        else:
-            wanted = "phase . needs" if expected is None else "all 4 rows .* were dropped .4 no_rejected"
-            with pytest.raises(ThreestepError, match=wanted):
-                build_phase(phase, data, tiny_tokenizer, seed=1)
-
-
-def test_plain_text_trains_from_its_second_token(flags, tiny_tokenizer):
-    (row,) = build_phase(1, flags([{"text": "2 + 3"}], data_split="1,0,0", eval_fraction=0.0), tiny_tokenizer, 1).train
-    assert tiny_tokenizer.decode(row.input_ids) == "2 + 3<|endoftext|>"
-    assert row.loss_mask.tolist() == [False] + [True] * (len(row.input_ids) - 1)
-
-
-def test_other_columns_are_another_build(flags, tiny_tokenizer, write_rows):
-    path = write_rows([{"prompt": "a", "chosen": " b", "other": " c"}] * 4)
-    data = flags(data_path=[f"jsonl:{path}"], data_split="1,0,0", eval_fraction=0.0)
-    built = build_phase(1, data, tiny_tokenizer, seed=1)
-    other = build_phase(1, with_flags(data, chosen_column="other"), tiny_tokenizer, seed=1)
-    texts = [tiny_tokenizer.decode(rows.train[0].input_ids) for rows in (built, other)]
+def test_other_columns_are_another_build(build, tiny_tokenizer):
+    rows = [{"prompt": "a", "chosen": " b", "other": " c"}] * 4
+    built, other = build(1, rows), build(1, rows, chosen_column="other")
+    texts = [tiny_tokenizer.decode(made.train[0].input_ids) for made in (built, other)]
     assert texts == ["a b<|endoftext|>", "a c<|endoftext|>"] and not other.report.resumed
-
-
-def test_a_wrong_message_is_named_by_file_and_line(flags, tiny_tokenizer):
-    rows = [CHAT, CHAT, {"conversations": [{"from": "alien", "value": "a"}]}]
-    with pytest.raises(ThreestepError, match="rows.jsonl, line 3, message 1: 'from': expected one of .*, got 'alien'"):
-        build_phase(1, flags(rows, data_split="1,0,0", eval_fraction=0.0), tiny_tokenizer, seed=1)
 
 
 # --- the data of the field
@@ -274,16 +224,13 @@ def test_a_wrong_message_is_named_by_file_and_line(flags, tiny_tokenizer):
         ("jsonl:gsm8k/train.jsonl", (1, 3), 7473),
     ],
 )
-def test_the_published_files_need_no_flag(flags, tiny_tokenizer, address, phases, rows):
+def test_the_published_files_need_no_flag(build, address, phases, rows):
     reader, _, path = address.partition(":")
-    name = f"{reader}:{SHARED / path}"
+    most = {"max_seq_len": 4096, "max_prompt_seq_len": 4096, "data_path": [f"{reader}:{SHARED / path}"]}
     for phase in phases:
-        split = ["1,0,0", "0,1,0", "0,0,1"][phase - 1]
-        data = flags(data_path=[name], data_split=split, max_seq_len=4096, max_prompt_seq_len=4096, eval_fraction=0.0)
-        if rows > 300 and phase != 1:
-            data = with_flags(data, max_train_rows=100)
-        report = build_phase(phase, data, tiny_tokenizer, seed=1).report.train
-        assert report.rows + sum(report.dropped.values()) == min(rows, data.split.max_train_rows or rows)
+        limit = 100 if rows > 300 and phase != 1 else None
+        report = build(phase, [], max_train_rows=limit, **most).report.train
+        assert report.rows + sum(report.dropped.values()) == min(rows, limit or rows)
         assert set(report.dropped) <= {"response_cut_to_nothing", "prompt_too_long"}
 
 
@@ -295,3 +242,46 @@ def test_tool_calls_of_the_published_conversations(dataset):
     assert len(calls) > 100 and all(isinstance(call["function"]["arguments"], dict) for call in calls)
     assert {message["role"] for said in found for message in said} == {"user", "assistant", "tool"}
     assert sum(raw.get_tools(sample) is not None for sample in raw.get_train_data()) > 100
+
+
+def look(name: str, phase: int = 1, **flags) -> None:
+    look_at_data(phase, data_flags(data_path=[name], **flags).source)
+
+
+def test_a_file_that_cannot_serve(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"question": "a", "answer": "b"}) + "\n")
+    look(str(path))
+    with pytest.raises(ThreestepError, match=f"no column 'Question'; .*did you mean 'question'.*{POINTER}$"):
+        look(str(path), prompt_column="Question", chosen_column="answer")
+    path.write_text('{"text": "a"}\n')
+    with pytest.raises(ThreestepError, match="phase 2 needs prompts and this is plain text"):
+        look(str(path), phase=2)
+
+
+@pytest.mark.needs_plugin("embedded")
+def test_data_for_the_first_step_alone(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
+    flags = data_flags(data_path=["embedded"], sft_only_data_path=[str(tmp_path / "rows.jsonl")]).source
+    look_at_data(1, flags)
+    look_at_data(2, flags)
+    (tmp_path / "rows.jsonl").write_text("{")
+    look_at_data(2, flags)
+    with pytest.raises(ThreestepError, match="line 1: expected one JSON object"):
+        look_at_data(1, flags)
+
+
+def test_large_files_are_read_once(tmp_path, monkeypatch):
+    (tmp_path / "rows.jsonl").write_text("{")
+    monkeypatch.setattr(file_dataset, "_MOST_BYTES", 0)
+    look(str(tmp_path / "rows.jsonl"))
+
+
+@pytest.mark.needs_plugin("embedded")
+def test_the_hub_is_asked_for_its_datasets_alone(monkeypatch):
+    asked = []
+    monkeypatch.setattr(file_dataset, "check_hub", lambda *words: asked.append(words))
+    look("embedded")
+    monkeypatch.setattr(find_dataset("embedded"), "is_on_hub", True)
+    look("embedded")
+    assert [words[1:] for words in asked] == [("datasets", "embedded")]

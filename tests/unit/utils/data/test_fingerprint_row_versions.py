@@ -37,23 +37,30 @@ PAIRS = [
     for i in range(24)
 ]
 QUESTIONS = [{"question": f"What comes after {i}?", "answer": f"{i + 1}", "rejected": f"{i - 1}"} for i in range(24)]
+
+
+def says(role, content):
+    return {"role": role, "content": content}
+
+
+SYSTEM, HELLO = says("system", "Be brief."), says("assistant", "Hello.")
 CHATS = [
     {
         "messages": [
-            {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": f"Hi {i}"},
-            {"role": "assistant", "content": "Hello."},
-            {"role": "user", "content": "Bye" * (1 + i % 3)},
-            {"role": "assistant", "content": f"Bye {i}."},
+            SYSTEM,
+            says("user", f"Hi {i}"),
+            HELLO,
+            says("user", "Bye" * (1 + i % 3)),
+            says("assistant", f"Bye {i}."),
         ]
     }
     for i in range(24)
 ]
 CHAT_PAIRS = [
     {
-        "prompt": [{"role": "user", "content": f"Count to {i}"}],
-        "chosen": [{"role": "assistant", "content": " ".join(map(str, range(1, i + 1)))}],
-        "rejected": [{"role": "assistant", "content": "No."}],
+        "prompt": [says("user", f"Count to {i}")],
+        "chosen": [says("assistant", " ".join(map(str, range(1, i + 1))))],
+        "rejected": [says("assistant", "No.")],
     }
     for i in range(1, 25)
 ]
@@ -68,77 +75,52 @@ RANKED = [
 VERL = [
     {
         "data_source": "sums",
-        "prompt": [{"role": "user", "content": f"{i} + 1 ="}],
+        "prompt": [says("user", f"{i} + 1 =")],
         "reward_model": {"style": "rule", "ground_truth": str(i + 1)},
         "extra_info": {"level": i % 3},
     }
     for i in range(24)
 ]
+SHARED = {"data_split": "2,4,4", "eval_fraction": 0.25}
 CUT = {"max_seq_len": 80, "max_prompt_seq_len": 60}
 PLAIN = {"prompt_style": "human_assistant"}
 
-# phase, rows, flags
+# phase, rows, flags, digest
 BUILT = {
-    "1 pairs": (1, PAIRS, {}),
-    "1 pairs, cut right": (1, PAIRS, CUT),
-    "1 pairs, cut left": (1, PAIRS, {**CUT, "truncation": "left"}),
-    "1 pairs, cut in the middle": (1, PAIRS, {**CUT, "truncation": "middle"}),
-    "1 pairs, long ones dropped": (1, PAIRS, {**CUT, "truncation": "drop"}),
-    "1 pairs, loss on the conversation": (1, PAIRS, {"loss_on": "conversation"}),
-    "1 pairs of a chat template": (1, QUESTIONS, {"prompt_style": "chat_template"}),
-    "1 questions": (1, QUESTIONS, {}),
-    "1 messages": (1, CHATS, {}),
-    "1 messages, the last turn": (1, CHATS, {"train_turns": "last"}),
-    "1 messages, cut left": (1, CHATS, {"max_seq_len": 72, "truncation": "left"}),
-    "1 ShareGPT": (1, SHAREGPT, {"prompt_style": "chat_template"}),
-    "2 pairs": (2, PAIRS, {}),
-    "2 pairs, cut right": (2, PAIRS, CUT),
-    "2 pairs, cut left": (2, PAIRS, {**CUT, "truncation": "left"}),
-    "2 pairs, cut in the middle": (2, PAIRS, {**CUT, "truncation": "middle"}),
-    "2 pairs of messages": (2, CHAT_PAIRS, {}),
-    "2 ranked": (2, RANKED, {"responses_column": "responses", "margin_column": "margin"}),
-    "3 pairs": (3, PAIRS, {}),
-    "3 pairs, cut left": (3, PAIRS, {**CUT, "prompt_truncation": "left"}),
-    "3 pairs, cut in the middle": (3, PAIRS, {**CUT, "prompt_truncation": "middle"}),
-    "3 pairs, long ones dropped": (3, PAIRS, CUT),
+    "1 pairs": (1, PAIRS, {}, "854515a527db1423"),
+    "1 pairs, cut right": (1, PAIRS, CUT, "0a9261e64ea21c92"),
+    "1 pairs, cut left": (1, PAIRS, {**CUT, "truncation": "left"}, "14494bc95097cbde"),
+    "1 pairs, cut in the middle": (1, PAIRS, {**CUT, "truncation": "middle"}, "154aedb7c3864947"),
+    "1 pairs, long ones dropped": (1, PAIRS, {**CUT, "truncation": "drop"}, "208c9c68a6757c7b"),
+    "1 pairs, loss on the conversation": (1, PAIRS, {"loss_on": "conversation"}, "ae1cf58ec7510052"),
+    "1 pairs of a chat template": (1, QUESTIONS, {"prompt_style": "chat_template"}, "a342e3e876f60a71"),
+    "1 questions": (1, QUESTIONS, {}, "5edbf5129b20a7a5"),
+    "1 messages": (1, CHATS, {}, "02d0b70befefa321"),
+    "1 messages, the last turn": (1, CHATS, {"train_turns": "last"}, "ab3cd5c872453ad4"),
+    "1 messages, cut left": (1, CHATS, {"max_seq_len": 72, "truncation": "left"}, "8d71eeed112cac56"),
+    "1 ShareGPT": (1, SHAREGPT, {"prompt_style": "chat_template"}, "8cf64efb43493d8e"),
+    "2 pairs": (2, PAIRS, {}, "a0a290a69c99b79c"),
+    "2 pairs, cut right": (2, PAIRS, CUT, "2763355b68691422"),
+    "2 pairs, cut left": (2, PAIRS, {**CUT, "truncation": "left"}, "53d694a2702e4e22"),
+    "2 pairs, cut in the middle": (2, PAIRS, {**CUT, "truncation": "middle"}, "1185a7a682bc4794"),
+    "2 pairs of messages": (2, CHAT_PAIRS, {}, "6f3242546e1bbee5"),
+    "2 ranked": (2, RANKED, {"responses_column": "responses", "margin_column": "margin"}, "73a80b93e06b67bb"),
+    "3 pairs": (3, PAIRS, {}, "8f7397d4993a9714"),
+    "3 pairs, cut left": (3, PAIRS, {**CUT, "prompt_truncation": "left"}, "1a9561bd3426c2c0"),
+    "3 pairs, cut in the middle": (3, PAIRS, {**CUT, "prompt_truncation": "middle"}, "3c21ffca81154994"),
+    "3 pairs, long ones dropped": (3, PAIRS, CUT, "98b1d7074069240c"),
     "3 messages, all that is passed on": (
         3,
         CHATS,
         {"return_columns": ["raw_prompt_ids", "raw_prompt", "full_prompts"]},
+        "572767ed45ec811a",
     ),
-    "3 verl": (3, VERL, {}),
-    "1 pairs split 2,4,4": (1, PAIRS, {"data_split": "2,4,4", "eval_fraction": 0.25}),
-    "2 pairs split 2,4,4": (2, PAIRS, {"data_split": "2,4,4", "eval_fraction": 0.25}),
-    "3 pairs split 2,4,4": (3, PAIRS, {"data_split": "2,4,4", "eval_fraction": 0.25}),
+    "3 verl": (3, VERL, {}, "0b7fe07fd1e72ad7"),
+    "1 pairs split 2,4,4": (1, PAIRS, SHARED, "8fb466be128418cf"),
+    "2 pairs split 2,4,4": (2, PAIRS, SHARED, "5e2410951bb00128"),
+    "3 pairs split 2,4,4": (3, PAIRS, SHARED, "cbb653c31eb2add7"),
 }
-RECORDED = {
-    "1 pairs": "854515a527db1423",
-    "1 pairs, cut right": "0a9261e64ea21c92",
-    "1 pairs, cut left": "14494bc95097cbde",
-    "1 pairs, cut in the middle": "154aedb7c3864947",
-    "1 pairs, long ones dropped": "208c9c68a6757c7b",
-    "1 pairs, loss on the conversation": "ae1cf58ec7510052",
-    "1 pairs of a chat template": "a342e3e876f60a71",
-    "1 questions": "5edbf5129b20a7a5",
-    "1 messages": "02d0b70befefa321",
-    "1 messages, the last turn": "ab3cd5c872453ad4",
-    "1 messages, cut left": "8d71eeed112cac56",
-    "1 ShareGPT": "8cf64efb43493d8e",
-    "2 pairs": "a0a290a69c99b79c",
-    "2 pairs, cut right": "2763355b68691422",
-    "2 pairs, cut left": "53d694a2702e4e22",
-    "2 pairs, cut in the middle": "1185a7a682bc4794",
-    "2 pairs of messages": "6f3242546e1bbee5",
-    "2 ranked": "73a80b93e06b67bb",
-    "3 pairs": "8f7397d4993a9714",
-    "3 pairs, cut left": "1a9561bd3426c2c0",
-    "3 pairs, cut in the middle": "3c21ffca81154994",
-    "3 pairs, long ones dropped": "98b1d7074069240c",
-    "3 messages, all that is passed on": "572767ed45ec811a",
-    "3 verl": "0b7fe07fd1e72ad7",
-    "1 pairs split 2,4,4": "8fb466be128418cf",
-    "2 pairs split 2,4,4": "5e2410951bb00128",
-    "3 pairs split 2,4,4": "cbb653c31eb2add7",
+RECORDED = {name: case[-1] for name, case in BUILT.items()} | {
     "unsupervised": "f086dd483beba974",
     "class raw_dataset": "fc164c8714758587",
     "class file_dataset": "5b0cd14e0839953e",
@@ -189,7 +171,7 @@ def compare(what, entry, values):
 
 @pytest.mark.parametrize("name", BUILT)
 def test_rows_of_a_phase(name, flags, write_rows, tmp_path, monkeypatch):
-    phase, rows, given = BUILT[name]
+    phase, rows, given, _ = BUILT[name]
     write_rows(rows)
     monkeypatch.chdir(tmp_path)  # the address stands in the rows of phase 3
     style = {} if rows in (CHATS, CHAT_PAIRS, VERL) else PLAIN

@@ -1,17 +1,19 @@
-"""Names lead to one class each; a wrong name is answered with the near ones."""
+"""Names lead to one class each; the contract's defaults, loading by name, and a class of DeepSpeed-Chat as it is."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import textwrap
 
+import datasets
+import numpy as np
 import pytest
 
 from tests.support.data_flags import raw_dataset_of
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.build import build_phase
-from training.utils.data.raw_dataset import PromptRawDataset
+from training.utils.data.data_utils import get_raw_dataset_split_index
+from training.utils.data.raw_dataset import PromptRawDataset, load_by_name
 from training.utils.data.registry import (
     find_dataset,
     load_dataset_module,
@@ -61,36 +63,26 @@ def test_the_folder_is_there_while_the_constructor_runs(own_module, flags, tmp_p
 
 
 @pytest.mark.needs_plugin("embedded")
-def test_an_unknown_name_and_the_near_ones():
-    with pytest.raises(ThreestepError, match="no dataset is registered as 'embeded'; did you mean") as e:
-        find_dataset("embeded")
-    assert "'embedded'" in str(e.value) and "--dataset_module" in str(e.value)
-
-
-@pytest.mark.needs_plugin("embedded")
-def test_an_unknown_name_near_none():
-    with pytest.raises(ThreestepError, match="; known are .*embedded"):
-        find_dataset("qqqqqqqqqqqqqqqq")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("embeded", "no dataset is registered as 'embeded'; did you mean 'embedded'.*--dataset_module"),
+        ("qqqqqqqqqqqqqqqq", "; known are .*embedded"),
+        ("/nowhere/embedded", "ends in the registered name 'embedded', but does not exist"),
+        ("embedded-v2", "no dataset is registered"),  # DeepSpeed-Chat matched substrings
+        ("jsonl:nowhere.jsonl", "data_path: 'nowhere.jsonl' names a file that does not exist"),
+    ],
+)
+def test_an_unknown_name(name, said):
+    with pytest.raises(ThreestepError, match=said):
+        find_dataset(name)
 
 
 @pytest.mark.needs_plugin("embedded")
 def test_a_path_that_ends_in_a_registered_name(tmp_path):
     folder = tmp_path / "mirror" / "embedded"
     folder.mkdir(parents=True)
-    assert find_dataset(str(folder)) is find_dataset("embedded")
-    assert find_dataset(f"{folder}/") is find_dataset("embedded")
-
-
-@pytest.mark.needs_plugin("embedded")
-def test_a_path_that_ends_in_a_registered_name_and_is_not_there():
-    with pytest.raises(ThreestepError, match="ends in the registered name 'embedded', but does not exist"):
-        find_dataset("/nowhere/embedded")
-
-
-def test_a_name_that_only_contains_a_registered_one_is_unknown():
-    # DeepSpeed-Chat matched substrings.
-    with pytest.raises(ThreestepError, match="no dataset is registered"):
-        find_dataset("embedded-v2")
+    assert find_dataset(str(folder)) is find_dataset(f"{folder}/") is find_dataset("embedded")
 
 
 def test_two_classes_for_one_name(own_module):
@@ -116,21 +108,19 @@ def test_one_class_under_two_names():
 
 
 @pytest.mark.parametrize(
-    ("source", "fragment"),
-    [("def broken(:\n", "SyntaxError"), ("import no_such_package_at_all\n", "ModuleNotFoundError")],
+    ("name", "source", "said"),
+    [
+        ("broken.py", "def broken(:\n", "does not load: SyntaxError"),
+        ("broken.py", "import no_such_package_at_all\n", "does not load: ModuleNotFoundError"),
+        ("missing.py", None, "^--dataset_module expects a Python file, got .*missing.py', .*there is no such file; c"),
+        ("notes.txt", "", "^--dataset_module expects a Python file, got .*notes.txt', .*does not end in .py; c"),
+    ],
 )
-def test_a_module_that_does_not_load(tmp_path, source, fragment):
-    path = tmp_path / "broken.py"
-    path.write_text(source)
-    with pytest.raises(ThreestepError, match=f"does not load: {fragment}"):
-        load_dataset_module(str(path))
-
-
-def test_a_module_that_is_none(tmp_path):
-    (tmp_path / "notes.txt").write_text("")
-    for path, why in (("missing.py", "there is no such file"), (str(tmp_path / "notes.txt"), "does not end in .py")):
-        with pytest.raises(ThreestepError, match=f"^--dataset_module expects a Python file, got '{path}', .*{why}; c"):
-            load_dataset_module(path)
+def test_a_module_that_does_not_load(tmp_path, name, source, said):
+    if source is not None:
+        (tmp_path / name).write_text(source)
+    with pytest.raises(ThreestepError, match=said):
+        load_dataset_module(str(tmp_path / name))
 
 
 @pytest.mark.needs_plugin("embedded")
@@ -140,65 +130,6 @@ def test_a_mistake_raised_while_a_module_loads_stays_itself(tmp_path):
     registered_names()
     with pytest.raises(ThreestepError, match="^two dataset classes are registered as 'embedded'"):
         load_dataset_module(str(path))
-
-
-def test_a_missing_local_file():
-    with pytest.raises(ThreestepError, match="data_path: 'nowhere.jsonl' names a file that does not exist"):
-        find_dataset("jsonl:nowhere.jsonl")
-
-
-def test_a_deepspeed_chat_subclass_works_unchanged(tmp_path, flags, tiny_tokenizer):
-    """As its users wrote them: four arguments, super().__init__ loads by name, attributes set after it."""
-    import datasets
-
-    saved = tmp_path / "acme" / "pairs"
-    rows = [{"q": f"{i}?", "good": "yes", "bad": "no"} for i in range(10)]
-    split = datasets.Dataset.from_list(rows)
-    datasets.DatasetDict({"train": split, "test": split.select([0, 1])}).save_to_disk(str(saved))
-    path = tmp_path / "theirs.py"
-    path.write_text(
-        textwrap.dedent(
-            """
-            from training.utils.data.raw_dataset import PromptRawDataset
-            from training.utils.data.registry import register_dataset
-
-            @register_dataset("acme/pairs")
-            class AcmeDataset(PromptRawDataset):
-                def __init__(self, output_path, seed, local_rank, dataset_name):
-                    super().__init__(output_path, seed, local_rank, dataset_name)
-                    self.dataset_name = "acme/pairs"
-                    self.dataset_name_clean = "acme_pairs"
-
-                def get_train_data(self):
-                    return self.raw_datasets["train"]
-
-                def get_eval_data(self):
-                    return self.raw_datasets["test"]
-
-                def get_prompt(self, sample):
-                    return "Human: " + sample["q"] + " Assistant:"
-
-                def get_chosen(self, sample):
-                    return " " + sample["good"]
-
-                def get_rejected(self, sample):
-                    return " " + sample["bad"]
-
-                def get_prompt_and_chosen(self, sample):
-                    return "Human: " + sample["q"] + " Assistant: " + sample["good"]
-
-                def get_prompt_and_rejected(self, sample):
-                    return "Human: " + sample["q"] + " Assistant: " + sample["bad"]
-            """
-        )
-    )
-    data = flags(dataset_module=[str(path)], data_path=[str(saved)], data_split="2,4,4")
-    raw = raw_dataset_of(str(saved), data, seed=1)
-    assert len(raw.get_train_data()) == 10 and len(raw.get_eval_data()) == 2
-    assert raw.get_prompt_and_chosen(raw.get_train_data()[3]) == "Human: 3? Assistant: yes"
-    phases = [build_phase(phase, data, tiny_tokenizer, seed=1) for phase in (1, 2, 3)]
-    assert [(len(phase.train), len(phase.eval)) for phase in phases] == [(2, 2), (4, 2), (4, 2)]
-    assert tiny_tokenizer.decode(phases[0].eval[1].input_ids) == "Human: 1? Assistant: yes<|endoftext|>"
 
 
 def test_the_same_file_loaded_under_two_names_is_one_class(own_module):
@@ -212,3 +143,137 @@ def test_the_same_file_loaded_under_two_names_is_one_class(own_module):
     )
     got = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert got.stdout.strip() == "Custom"
+
+
+class Plain(PromptRawDataset):
+    def load_raw_datasets(self, dataset_name):
+        return None
+
+    def get_prompt(self, sample):
+        return sample["p"]
+
+    def get_chosen(self, sample):
+        return sample["c"]
+
+
+def test_sentences_are_prompt_and_response():
+    raw = Plain("out", 1, 0, "a/b")
+    assert raw.get_prompt_and_chosen({"p": "P:", "c": " c"}) == "P: c"
+    assert raw.get_prompt_and_chosen({"p": "P:", "c": None}) is None
+    assert raw.get_prompt_and_rejected({"p": "P:", "c": " c"}) is None
+    assert (raw.dataset_name, raw.dataset_clean_name, raw.dataset_dir) == ("a/b", "a_b", None)
+
+
+def test_what_is_optional_stays_out_of_the_way():
+    raw = Plain("out", 1, 0, "a")
+    assert raw.get_eval_data() is None and raw.get_reference({}) is None and raw.get_responses({}) is None
+    assert raw.get_margin({}) is None
+    assert raw.get_phases({}) == (1, 2, 3) and raw.get_fingerprint() is None and raw.check_phase(2) is None
+    with pytest.raises(NotImplementedError, match="Plain has no get_train_data"):
+        raw.get_train_data()
+
+
+def test_a_folder_that_save_to_disk_wrote_and_one_of_files(tmp_path):
+    rows = datasets.Dataset.from_list([{"text": "a"}, {"text": "b"}])
+    rows.save_to_disk(str(tmp_path / "saved"))
+    assert load_by_name(str(tmp_path / "saved"))["text"][1] == "b"
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "train.jsonl").write_text('{"text": "c"}\n')
+    assert load_by_name(str(tmp_path / "files"))["train"][0] == {"text": "c"}
+
+
+def test_what_cannot_be_loaded_is_one_error(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ThreestepError, match="could not be loaded from the folder"):
+        load_by_name(str(tmp_path / "empty"))
+    with pytest.raises(ThreestepError, match="'no-such/name' could not be loaded from the hub.*check the name"):
+        load_by_name("no-such/name")
+
+
+# As DeepSpeed-Chat's classes look: the base class by the import of this project, everything else by theirs.
+CLASS = """
+from torch.utils.data import Subset
+
+from training.utils.data.raw_dataset import PromptRawDataset
+from training.utils.data.registry import register_dataset
+
+
+@register_dataset("acme/pairs")
+class AcmePairs(PromptRawDataset):
+    def __init__(self, output_path, seed, local_rank, dataset_name):
+        super().__init__(output_path, seed, local_rank, dataset_name)
+        self.dataset_name = "acme/pairs"
+        self.dataset_name_clean = "acme_pairs"
+
+    def part(self, number):
+        from .data_utils import get_raw_dataset_split_index
+
+        rows = self.raw_datasets["train"]
+        index = get_raw_dataset_split_index(
+            self.local_rank, self.output_path, self.dataset_name_clean, self.seed, "train_eval", "9,1", number, 40
+        )
+        return Subset(rows, index)
+
+    def get_train_data(self):
+        return self.part(0)
+
+    def get_eval_data(self):
+        return self.part(1)
+
+    def get_prompt(self, sample):
+        return " Human: " + sample["q"] + " Assistant:"
+
+    def get_chosen(self, sample):
+        return " " + sample["good"]
+
+    def get_rejected(self, sample):
+        return " " + sample["bad"]
+
+    def get_prompt_and_chosen(self, sample):
+        return " Human: " + sample["q"] + " Assistant: " + sample["good"]
+
+    def get_prompt_and_rejected(self, sample):
+        return " Human: " + sample["q"] + " Assistant: " + sample["bad"]
+"""
+
+
+def part(number: int, size: int, weights: str = "9,1", seed: int = 1234) -> list[int]:
+    return get_raw_dataset_split_index(0, "/nowhere", "acme", seed, "train_eval", weights, number, size)
+
+
+def test_a_part_is_deepspeed_chats():
+    """numpy's legacy generator shuffles 0 .. 9 by the seed; the first nine are part 0 of 9,1."""
+    order = np.arange(10)
+    np.random.RandomState(1234).shuffle(order)
+    assert order.tolist() == [7, 2, 9, 1, 0, 8, 4, 5, 6, 3]
+    assert part(0, 10) == [7, 2, 9, 1, 0, 8, 4, 5, 6] and part(1, 10) == [3]
+
+
+@pytest.mark.parametrize("weights", ["9,1", "2,4,4", "0,5,5", "1,1,1,1,1,1,1"])
+@pytest.mark.parametrize("size", [1, 7, 15, 7475])
+def test_parts_are_disjoint_and_cover_all_rows(weights, size):
+    parts = [part(number, size, weights) for number in range(weights.count(",") + 1)]
+    assert sorted(index for own in parts for index in own) == list(range(size))
+    assert not (weights == "0,5,5" and parts[0])
+
+
+@pytest.mark.parametrize(("weights", "number"), [("nine", 0), ("9,1", 2), ("0,0", 0), ("-1,2", 0)])
+def test_weights_that_are_none(weights, number):
+    with pytest.raises(
+        ThreestepError, match="^get_raw_dataset_split_index expects weights such as '9,1' and the index"
+    ):
+        part(number, 10, weights)
+
+
+def test_a_class_of_deepspeed_chat_works_as_it_is(own_registry, flags, tiny_tokenizer, tmp_path):
+    """As its users wrote them: four arguments, super().__init__ loads by name, attributes set after it."""
+    saved = tmp_path / "acme" / "pairs"
+    rows = [{"q": f"What is {i}?", "good": str(i), "bad": "0" + str(i)} for i in range(40)]
+    datasets.DatasetDict({"train": datasets.Dataset.from_list(rows)}).save_to_disk(str(saved))
+    (tmp_path / "acme.py").write_text(CLASS)
+    data = flags(data_path=[str(saved)], dataset_module=[str(tmp_path / "acme.py")], data_split="1,1,1")
+    for phase in (1, 2, 3):
+        built = build_phase(phase, data, tiny_tokenizer, seed=1)
+        assert (len(built.train), len(built.eval), dict(built.report.train.noted)) == (12, 4, {})
+    raw = raw_dataset_of(str(saved), data, seed=1)
+    assert raw.get_prompt_and_chosen(raw.raw_datasets["train"][3]) == " Human: What is 3? Assistant: 3"

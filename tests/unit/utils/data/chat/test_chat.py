@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 from itertools import groupby
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -20,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.unit.utils.data.rows.test_tokenize import with_a_space_of_its_own
 from training.utils.base.errors import ThreestepError
-from training.utils.data.chat.chat import ChatTokenizer
+from training.utils.data.chat.chat import ChatTokenizer, template_text
 from training.utils.data.chat.style import adopt_style, conversation_end
 from training.utils.data.formats.messages import Conversation, checked_messages
 from training.utils.data.rows.arguments import ChatArguments
@@ -119,10 +120,22 @@ def merges_tools(messages, tools=None):
 WRITERS = {"chatml": chatml, "llama3": llama3, "strips_thinking": strips_thinking, "merges_tools": merges_tools}
 
 
+def user(text="a"):
+    return {"role": "user", "content": text}
+
+
+def assistant(text="b"):
+    return {"role": "assistant", "content": text}
+
+
+def made(template, tokenizer=None, **flags) -> ChatTokenizer:
+    tokenizer = chat_tokenizer(template) if tokenizer is None else tokenizer
+    return ChatTokenizer(ChatArguments(prompt_style="chat_template", **flags), tokenizer)
+
+
 @functools.cache
 def chat(name: str, marks: bool = False, **flags) -> ChatTokenizer:
-    template = chat_template(name, marks)
-    return ChatTokenizer(ChatArguments(prompt_style="chat_template", **flags), chat_tokenizer(template))
+    return made(chat_template(name, marks), **flags)
 
 
 def runs(segments) -> list[tuple[str, bool]]:
@@ -153,6 +166,11 @@ def whole_prompt(chat: ChatTokenizer, conversation: Conversation) -> list[int]:
     return [token for ids in row.parts for token in ids]
 
 
+def learnt(chat: ChatTokenizer, messages, **given) -> list[str]:
+    """The texts that carry loss."""
+    return [text for text, loss in decoded_runs(chat, encoded(chat, messages, **given)) if loss]
+
+
 def decoded_runs(chat: ChatTokenizer, row: Encoded) -> list[tuple[str, bool]]:
     """What the row says, cut where loss begins or ends."""
     cut = [list(run) for _, run in groupby(zip(row.ids, row.loss, strict=True), lambda one: one[1])]
@@ -175,8 +193,7 @@ def test_loss_is_what_the_assistant_writes(name, marks, data):
     whole = tokenizer(text, return_offsets_mapping=True)
     assert row.ids == whole["input_ids"]
     ours = [loss for each, loss in written for _ in each]
-    learnt = [any(ours[begin:end]) for begin, end in whole["offset_mapping"]]
-    assert row.loss == learnt
+    assert row.loss == [any(ours[begin:end]) for begin, end in whole["offset_mapping"]]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -204,54 +221,12 @@ def test_prompt_ids_are_a_prefix_of_every_sentence(name, data):
 def test_a_token_across_the_beginning_of_a_turn_is_learnt():
     """Behind "assistant" and a line break, an answer beginning with two: two of the three are one token, or all."""
     own = chat("chatml")
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "\n\nb"}]
+    messages = [user(), {"role": "assistant", "content": "\n\nb"}]
     (whole,) = own.encode([own.sentence(Conversation(messages, "row"), "all")[0]], [3])
     assert whole.crosses
     row = encoded(own, messages)
     assert row.ids == own._tokenizer.apply_chat_template(messages)["input_ids"]
     assert decoded_runs(own, row)[1] == ("\n\n\nb<|im_end|>", True)
-
-
-def test_last_turn_alone():
-    messages = [
-        {"role": "user", "content": "one"},
-        {"role": "assistant", "content": "1"},
-        {"role": "user", "content": "two"},
-        {"role": "assistant", "content": "2"},
-        {"role": "user", "content": "three"},
-    ]
-    for marks in (False, True):
-        own = chat("chatml", marks)
-        every, last = (encoded(own, messages, train_turns=which) for which in ("all", "last"))
-        assert every.ids == last.ids
-        assert [text for text, loss in decoded_runs(own, every) if loss] == ["1<|im_end|>", "2<|im_end|>"]
-        assert [text for text, loss in decoded_runs(own, last) if loss] == ["2<|im_end|>"]
-
-
-def test_a_conversation_that_ends_with_the_user_and_one_without_assistant():
-    own = chat("chatml")
-    row = encoded(own, [{"role": "assistant", "content": "hi"}, {"role": "user", "content": "bye"}])
-    assert decoded_runs(own, row)[-1] == ("\n<|im_start|>user\nbye<|im_end|>\n", False)
-    assert encoded(own, [{"role": "user", "content": "bye"}]) is None
-
-
-def test_an_empty_turn_carries_its_end_alone():
-    for name in NAMES:
-        row = encoded(chat(name), [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}] * 2)
-        turns = [text for text, loss in decoded_runs(chat(name), row) if loss]
-        assert turns[0] == turns[1].removeprefix("<think>\n\n</think>\n\n") == chat(name).end_token
-
-
-def test_two_users_in_a_row_and_a_late_system_message_are_the_templates_business():
-    messages = [
-        {"role": "user", "content": "a"},
-        {"role": "user", "content": "b"},
-        {"role": "system", "content": "c"},
-        {"role": "assistant", "content": "d"},
-    ]
-    assert runs(chatml(messages)) == decoded_runs(chat("chatml"), encoded(chat("chatml"), messages))
-    with pytest.raises(ThreestepError, match="row: the chat template refuses .*the system message comes first"):
-        encoded(chat("llama3"), messages)
 
 
 def test_content_in_parts():
@@ -260,7 +235,7 @@ def test_content_in_parts():
         "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}<|im_end|>{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
-    own = ChatTokenizer(ChatArguments(prompt_style="chat_template"), chat_tokenizer(template))
+    own = made(template)
     parts = [{"type": "text", "text": "one, "}, {"type": "text", "text": "two"}]
     row = encoded(own, [{"role": "user", "content": parts}, {"role": "assistant", "content": parts}])
     assert decoded_runs(own, row)[-1] == ("one, two<|im_end|>", True)
@@ -278,8 +253,8 @@ def test_a_template_without_headers():
 
 def test_a_template_that_ignores_the_generation_prompt():
     template = chat_template("chatml").split("{%- if add_generation_prompt")[0]
-    own = ChatTokenizer(ChatArguments(prompt_style="chat_template"), chat_tokenizer(template))
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    own = made(template)
+    messages = [user(), assistant()]
     assert decoded_runs(own, encoded(own, messages * 2)) == runs(chatml(messages * 2))
     prompt = own.prompt(Conversation(messages * 2 + messages[:1], "row"))
     assert prompt[-1].text.endswith("<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n")
@@ -288,21 +263,17 @@ def test_a_template_that_ignores_the_generation_prompt():
 def test_a_thought_that_the_generation_prompt_opens():
     """enable_thinking off: the empty thought is the prompt's where the template writes it, and no part of the turn."""
     thoughtless = chat("strips_thinking", chat_template_kwargs='{"enable_thinking": false}')
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 2
-    turns = [text for text, loss in decoded_runs(thoughtless, encoded(thoughtless, messages)) if loss]
-    assert turns == ["b<|im_end|>", "b<|im_end|>"]
-    thinking = chat("strips_thinking")
-    turns = [text for text, loss in decoded_runs(thinking, encoded(thinking, messages)) if loss]
-    assert turns == ["b<|im_end|>", "<think>\n\n</think>\n\nb<|im_end|>"]
-    by_row = [text for text, loss in decoded_runs(thinking, encoded(thinking, messages, enable_thinking=False)) if loss]
-    assert by_row == ["b<|im_end|>", "b<|im_end|>"]
+    thinking, messages = chat("strips_thinking"), [user(), assistant()] * 2
+    assert learnt(thoughtless, messages) == ["b<|im_end|>"] * 2
+    assert learnt(thinking, messages) == ["b<|im_end|>", "<think>\n\n</think>\n\nb<|im_end|>"]
+    assert learnt(thinking, messages, enable_thinking=False) == ["b<|im_end|>"] * 2  # by the row
 
 
 def test_a_response_that_does_not_follow_its_prompt():
     """The prompt ends with an empty thought, the whole conversation holds another one."""
     own = chat("strips_thinking", chat_template_kwargs='{"enable_thinking": false}')
-    prompt = Conversation([{"role": "user", "content": "a"}], "row")
-    plain, thoughtful = {"role": "assistant", "content": "b"}, {"role": "assistant", "content": "<think>c</think>b"}
+    prompt = Conversation([user()], "row")
+    plain, thoughtful = assistant(), {"role": "assistant", "content": "<think>c</think>b"}
     assert own.responses(prompt, [plain, plain]) is not None
     assert own.responses(prompt, [plain, thoughtful]) is None
 
@@ -313,15 +284,14 @@ def test_an_empty_thought_of_the_generation_prompt_alone(marks, turns):
     """The row's prompt has the same ids when it is learnt, compared and asked; earlier turns are as the template writes
     them."""
     own = chat("empty_thought", marks, chat_template_kwargs='{"enable_thinking": false}')
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": " b\n"}] * turns
+    messages = [user(), assistant(" b\n")] * turns
     asked = Conversation(messages[:-1], "row")
     prompt = whole_prompt(own, asked)
     assert own.decode([prompt])[0].endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
     row = encoded(own, messages)
     assert row.ids[: len(prompt)] == prompt and not any(row.loss[len(prompt) - 8 : len(prompt)])
-    learnt = [text for text, loss in decoded_runs(own, row) if loss]
-    assert learnt == [" b\n<|im_end|>"] * turns
-    pieces, responses = own.responses(asked, [messages[-1], {"role": "assistant", "content": "c"}])
+    assert learnt(own, messages) == [" b\n<|im_end|>"] * turns
+    pieces, responses = own.responses(asked, [messages[-1], assistant("c")])
     ids = own.encode([[*pieces, *responses]], [len(pieces)])[0].parts
     assert [token for piece in ids[: len(pieces)] for token in piece] == prompt
     assert [response.text for response in responses] == [" b\n<|im_end|>", "c<|im_end|>"]
@@ -334,29 +304,19 @@ def test_a_thought_that_the_generation_prompt_leaves_open():
     """An answer without a thought cannot follow it."""
     template = chat_template("chatml").replace("assistant\n{% endif -%}", "assistant\n<think>\n{% endif -%}")
     assert template != chat_template("chatml")
-    own = ChatTokenizer(ChatArguments(prompt_style="chat_template"), chat_tokenizer(template))
-    asked, plain = Conversation([{"role": "user", "content": "a"}], "row"), {"role": "assistant", "content": "b"}
+    own = made(template)
+    asked, plain = Conversation([user()], "row"), assistant()
     assert own.responses(asked, [plain, plain]) is None
     thoughtful = {"role": "assistant", "content": "<think>\nc\n</think>\n\nb"}
     _, (first, _) = own.responses(asked, [thoughtful, thoughtful])
     assert first.text == "c\n</think>\n\nb<|im_end|>"
 
 
-def test_kwargs_reach_the_template():
-    template = "{{ greeting }}" + chat_template("chatml")
-    own = ChatTokenizer(
-        ChatArguments(prompt_style="chat_template", chat_template_kwargs='{"greeting": "Hello!"}'),
-        chat_tokenizer(template),
-    )
-    row = encoded(own, [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
-    assert decoded_runs(own, row)[0] == ("Hello!<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n", False)
-
-
 def test_a_tokenizer_with_a_template_for_tools():
     tokenizer = chat_tokenizer()
     tokenizer.chat_template = {"default": chat_template("chatml"), "tool_use": chat_template("merges_tools")}
-    own = ChatTokenizer(ChatArguments(prompt_style="chat_template"), tokenizer)
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    own = made(None, tokenizer)
+    messages = [user(), assistant()]
     assert decoded_runs(own, encoded(own, messages)) == runs(chatml(messages))
     tools = [{"name": "add"}]
     assert decoded_runs(own, encoded(own, messages, tools)) == runs(merges_tools(messages, tools))
@@ -366,8 +326,8 @@ def test_the_end_token_takes_blanks_along():
     """Phi-3's way: the token swallows the line break behind it, in the sentence as in the next prompt."""
     tokenizer = chat_tokenizer(chat_template("chatml"))
     tokenizer.add_tokens([AddedToken("<|im_end|>", rstrip=True, special=True)])
-    own = ChatTokenizer(ChatArguments(prompt_style="chat_template"), tokenizer)
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 2
+    own = made(None, tokenizer)
+    messages = [user(), assistant()] * 2
     row = encoded(own, messages)
     assert row.ids == tokenizer.apply_chat_template(messages)["input_ids"]
     ends = [loss for token, loss in zip(row.ids, row.loss, strict=True) if token == own.texts.end_id]
@@ -379,8 +339,8 @@ def test_a_tokenizer_that_adds_a_space_of_its_own():
     tokenizer = with_a_space_of_its_own()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.chat_template = chat_template("chatml")
-    own = ChatTokenizer(ChatArguments(prompt_style="chat_template"), tokenizer)
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a b"}]
+    own = made(None, tokenizer)
+    messages = [user(), assistant("a b")]
     row = encoded(own, messages)
     assert row.ids == tokenizer.apply_chat_template(messages)["input_ids"]
     assert [token for token, loss in zip(row.ids, row.loss, strict=True) if loss][-1] == own.texts.end_id
@@ -399,43 +359,34 @@ def test_the_end_of_a_conversation():
     assert conversation_end(plain, tokenizer) == "<|pad|>"
 
 
-def test_templates_that_cannot_be_trained_on():
-    def made(template, **flags):
-        return ChatTokenizer(ChatArguments(prompt_style="chat_template", **flags), chat_tokenizer(template))
-
-    with pytest.raises(ThreestepError, match="no chat template of its own.*--chat_template FILE"):
-        made(None)
-    with pytest.raises(ThreestepError, match="not valid Jinja: line 1: .*endfor"):
-        made("{% for message in messages %}")
-    endless = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    with pytest.raises(ThreestepError, match=r"writes '\\n' after the assistant's last text.*never learn to stop"):
-        made(endless)
-    with pytest.raises(ThreestepError, match=r"writes '<\|im_end\|>\\n' after .* and not '<\|endoftext\|>'"):
-        made(chat_template("chatml"), end_of_conversation_token="<|endoftext|>")
-    with pytest.raises(ThreestepError, match="does not write each message of a conversation"):
-        made("{{ messages[-1].content }}<|im_end|>")
-    with pytest.raises(ThreestepError, match="refuses a conversation of user and assistant.*--end_of_conversation"):
-        made("{{ raise_exception('tools first') }}")
+ENDLESS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
 
-def test_an_end_token_that_is_added():
-    """The remedy for a template that ends no turn."""
-    endless = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    flags = ChatArguments(prompt_style="chat_template", end_of_conversation_token="<|im_end|>")
-    own = ChatTokenizer(flags, chat_tokenizer(endless))
-    row = encoded(own, [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 2)
-    learnt = [text for text, loss in decoded_runs(own, row) if loss]
-    assert learnt == ["b", "b\n<|im_end|>"] and own.end_token == "<|im_end|>"
+@pytest.mark.parametrize(
+    ("template", "flags", "said"),
+    [
+        (None, {}, "no chat template of its own.*--chat_template FILE"),
+        ("{% for message in messages %}", {}, "not valid Jinja: line 1: .*endfor"),
+        (ENDLESS, {}, r"writes '\\n' after the assistant's last text.*never learn to stop"),
+        (chat_template("chatml"), {"end_of_conversation_token": "<|endoftext|>"},
+         r"writes '<\|im_end\|>\\n' after .* and not '<\|endoftext\|>'"),
+        ("{{ messages[-1].content }}<|im_end|>", {}, "does not write each message of a conversation"),
+        ("{{ raise_exception('tools first') }}", {}, "refuses a conversation of user and assistant.*--end_of_conv"),
+    ],
+)  # fmt: skip
+def test_templates_that_cannot_be_trained_on(template, flags, said):
+    with pytest.raises(ThreestepError, match=said):
+        made(template, **flags)
 
 
-def test_an_end_token_of_ones_own():
-    template = "{% for m in messages %}{{ m.role }}: {{ m.content }} STOP\n{% endfor %}"
-    tokenizer = chat_tokenizer(template)
-    tokenizer.add_tokens(["STOP"])  # not a special token
-    data = ChatArguments(prompt_style="chat_template", end_of_conversation_token="STOP")
-    own = ChatTokenizer(data, tokenizer)
-    row = encoded(own, [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
-    assert decoded_runs(own, row)[1] == ("b STOP", True)
+def test_an_end_token_that_is_added_and_one_that_is_not_special():
+    """The first is the remedy for a template that ends no turn."""
+    own = made(ENDLESS, end_of_conversation_token="<|im_end|>")
+    assert learnt(own, [user(), assistant()] * 2) == ["b", "b\n<|im_end|>"] and own.end_token == "<|im_end|>"
+    tokenizer = chat_tokenizer(ENDLESS.replace("\n", " STOP\n"))
+    tokenizer.add_tokens(["STOP"])
+    own = made(None, tokenizer, end_of_conversation_token="STOP")
+    assert learnt(own, [user(), assistant()]) == ["b STOP"]
 
 
 def test_a_template_file_is_saved_with_the_tokenizer(tmp_path):
@@ -447,3 +398,32 @@ def test_a_template_file_is_saved_with_the_tokenizer(tmp_path):
     tokenizer.save_pretrained(tmp_path)
     assert PreTrainedTokenizerFast.from_pretrained(tmp_path).chat_template == chat_template("chatml")
     assert ChatTokenizer(data, chat_tokenizer()).end_token == "<|im_end|>"
+
+
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+# The template of a tokenizer with several, beside transformers' own choice where it has one.
+
+
+@pytest.mark.parametrize(
+    ("templates", "tools", "text"),
+    [
+        *((templates, tools, None) for tools in (None, TOOLS)
+          for templates in ("one", {"default": "d"}, {"default": "d", "tool_use": "t"}, {"default": "d", "x": "y"})),
+        ({"chatml": "c"}, None, "c"),
+        ({"chatml": "c", "tool_use": "t"}, None, "c"),
+        ({"chatml": "c", "tool_use": "t"}, TOOLS, "t"),
+        ({"tool_use": "t"}, None, "t"),
+    ],
+)  # fmt: skip
+def test_the_template_of_several(templates, tools, text):
+    tokenizer = SimpleNamespace(chat_template=templates)
+    theirs = PreTrainedTokenizerFast.get_chat_template(tokenizer, tools=tools) if text is None else text
+    assert template_text(tokenizer, tools, "tiny") == theirs
+
+
+def test_several_without_a_default():
+    tokenizer = SimpleNamespace(chat_template={"rag": "r", "chatml": "c"})
+    with pytest.raises(ThreestepError, match="^tiny has the chat templates 'rag', 'chatml' and none named 'default'"):
+        template_text(tokenizer, None, "tiny")

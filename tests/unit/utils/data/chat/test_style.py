@@ -34,39 +34,38 @@ def saved(folder, tokenizer, **flags):
     return AutoTokenizer.from_pretrained(folder)
 
 
-def test_the_template_where_the_tokenizer_has_one():
-    style = read_style(ChatArguments(), with_template())
-    assert (style.chat.prompt_style, style.end_token) == ("chat_template", "<|im_end|>")
-    assert style.sentence == (
-        "prompt style: chat_template, responses end with <|im_end|> (the tokenizer has a template)"
-    )
-    plain = read_style(ChatArguments(), with_template(None))
-    assert (plain.chat.prompt_style, plain.end_token) == ("human_assistant", "<|endoftext|>")
-    assert "(the tokenizer has no chat template)" in plain.sentence
-    named = read_style(ChatArguments(prompt_style="human_assistant"), with_template())
-    assert (named.chat.prompt_style, named.end_token, named.reason) == (
-        "human_assistant",
-        "<|endoftext|>",
-        "--prompt_style",
-    )
-
-
-def test_the_file_of_a_template_is_a_style(tmp_path):
+def test_the_template_where_the_tokenizer_has_one(tmp_path):
     path = tmp_path / "mine.jinja"
     path.write_text(chat_template("llama3"))
-    style = read_style(ChatArguments(chat_template=str(path)), with_template(None))
-    assert (style.chat.prompt_style, style.end_token, style.reason) == (
-        "chat_template",
-        "<|eot_id|>",
-        "--chat_template",
-    )
-
-
-def test_flags_of_a_template_without_one_are_a_mistake():
-    with pytest.raises(
-        ThreestepError, match=r"--chat_template_kwargs expects a chat template, got a tokenizer without one"
+    for flags, template, found, reason in (
+        ({}, "strips_thinking", ("chat_template", "<|im_end|>"), "the tokenizer has a template"),
+        ({}, None, ("human_assistant", "<|endoftext|>"), "the tokenizer has no chat template"),
+        ({"prompt_style": "human_assistant"}, "chatml", ("human_assistant", "<|endoftext|>"), "--prompt_style"),
+        ({"chat_template": str(path)}, None, ("chat_template", "<|eot_id|>"), "--chat_template"),
     ):
-        read_style(ChatArguments(chat_template_kwargs='{"enable_thinking": false}'), with_template(None))
+        style = read_style(ChatArguments(**flags), with_template(template))
+        assert (style.chat.prompt_style, style.end_token) == found and style.reason == reason
+        assert style.sentence == f"prompt style: {found[0]}, responses end with {found[1]} ({reason})"
+
+
+@pytest.mark.parametrize(
+    ("template", "kwargs", "style", "said"),
+    [
+        (
+            None,
+            "enable_thinking",
+            "auto",
+            "--chat_template_kwargs expects a chat template, got a tokenizer without one",
+        ),
+        (None, "enable_thinking", "chat_template", "has no chat template of its own"),
+        # A misspelt name of a flag.
+        ("chatml", "enable_thinkin", "auto", "the tokenizer reads no 'enable_thinkin'; correct the name, or leave it"),
+    ],
+)
+def test_flags_that_no_template_reads(template, kwargs, style, said):
+    given = ChatArguments(prompt_style=style, chat_template_kwargs=f'{{"{kwargs}": false}}')
+    with pytest.raises(ThreestepError, match=said):
+        read_style(given, with_template(template))
 
 
 @pytest.mark.parametrize("style", ["human_assistant", "chat_template"])
@@ -93,21 +92,12 @@ def test_the_templates_variables_are_saved_too(tmp_path):
     assert changed.reason.endswith(f"; '{tmp_path}' was trained with enable_thinking false")
 
 
-def test_a_variable_that_no_template_reads(tmp_path):
-    """A misspelt name of a flag; one that is saved with a model does no harm to its next program."""
-    misspelt = ChatArguments(chat_template_kwargs='{"enable_thinkin": false}')
-    with pytest.raises(ThreestepError, match=r"the tokenizer reads no 'enable_thinkin'; correct the name, or leave it"):
-        read_style(misspelt, with_template())
+def test_a_variable_that_only_some_template_reads(tmp_path):
+    """One that is saved with a model does no harm to its next program."""
     several = with_template()
     several.chat_template = {"default": chat_template("chatml"), "tool_use": chat_template("strips_thinking")}
-    assert read_style(
-        ChatArguments(chat_template_kwargs='{"enable_thinking": true}'), several
-    ).chat.template_kwargs == {"enable_thinking": True}
-    with pytest.raises(ThreestepError, match="has no chat template of its own"):
-        read_style(
-            ChatArguments(prompt_style="chat_template", chat_template_kwargs='{"enable_thinking": true}'),
-            with_template(None),
-        )
+    flags = ChatArguments(chat_template_kwargs='{"enable_thinking": true}')
+    assert read_style(flags, several).chat.template_kwargs == {"enable_thinking": True}
     kept = saved(tmp_path, with_template(), chat_template_kwargs='{"enable_thinking": false}')
     kept.chat_template = chat_template("chatml")
     assert read_style(ChatArguments(), kept).end_token == "<|im_end|>"
@@ -144,12 +134,9 @@ def test_a_resumed_run_keeps_its_style():
 
 
 @pytest.mark.parametrize(
-    "content, message",
+    ("content", "message"),
     [
-        (
-            {"prompt_style": "chat_templat"},
-            "expected one of human_assistant, as_stored, chat_template, got 'chat_templat'; did you mean",
-        ),
+        ({"prompt_style": "chat_templat"}, "expected one of human_assistant, .*, got 'chat_templat'; did you mean"),
         ({}, "expected one of human_assistant, as_stored, chat_template, got None.*give --prompt_style"),
         ("chatml", "expected an object with prompt_style, got 'chatml'"),
         ({"prompt_style": "chat_template", "chat_template_kwargs": "x"}, "chat_template_kwargs an object, got None"),

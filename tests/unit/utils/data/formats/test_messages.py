@@ -6,17 +6,22 @@ import json
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.utils.base.errors import ThreestepError
 from training.utils.data.formats.messages import (
+    BadConversation,
+    checked_messages,
     checked_tools,
     forms_of_calls,
+    messages_of_text,
     prompt_text,
     read_messages,
     read_tools,
+    response_message,
     response_text,
 )
 
@@ -98,21 +103,28 @@ def test_the_id_of_a_call_and_arguments_that_are_no_object_are_kept():
     call = {"id": "7", "type": "function", "function": {"name": "add", "arguments": "{broken"}}
     (read,) = read_messages([message("assistant", "", tool_calls=[call, {"name": "stop"}])], "row")
     assert read["tool_calls"] == [call, {"type": "function", "function": {"name": "stop", "arguments": {}}}]
-
-
-def test_what_is_given_is_left_alone():
     said = [message("assistant", None, tool_calls=json.dumps(CALLS), function_call=None)]
     before = json.dumps(said)
     read_messages(said, "row")
-    assert json.dumps(said) == before
+    assert json.dumps(said) == before  # what is given is left alone
+
+
+NO_LIST, NO_CALL = (
+    "f.json, line 2: expected a list of messages, got ",
+    "a tool call: expected an object with 'name' and ",
+)
+
+
+def calling(calls):
+    return [message("assistant", "", tool_calls=calls)]
 
 
 @pytest.mark.parametrize(
     ("given_messages", "fragment"),
     [
-        (7, "f.json, line 2: expected a list of messages, got a number"),
-        ("Hi there", "f.json, line 2: expected a list of messages, got text that is not JSON (Expecting value): 'Hi t"),
-        ('"Hi"', "f.json, line 2: expected a list of messages, got text"),
+        (7, NO_LIST + "a number"),
+        ("Hi there", NO_LIST + "text that is not JSON (Expecting value): 'Hi t"),
+        ('"Hi"', NO_LIST + "text"),
         (["Hi"], "f.json, line 2, message 1: expected an object, got text"),
         ([message("user", "a"), {}], "message 2: expected 'role' and 'content', or ShareGPT's 'from' and 'value', got"),
         ([{"speaker": "x", "text": "y"}], "'from' and 'value', got 'speaker', 'text'"),
@@ -120,19 +132,15 @@ def test_what_is_given_is_left_alone():
         ([{"role": "user", "content": 7}], "message 1: 'content': expected text, got a number"),
         ([{"from": "alien", "value": "a"}], "message 1: 'from': expected one of system, human, user, gpt"),
         ([{"from": [["gpt"]], "value": "a"}], "message 1: 'from': expected one of system, human, user, gpt"),
-        (
-            [{"from": "gpt", "value": "a"}, {"from": "gpt", "value": {}}],
-            "message 2: 'content': expected text, got an",
-        ),
+        ([{"from": "gpt", "value": {}}], "message 1: 'content': expected text, got an"),
         ([{"from": "function_call", "value": "add(1)"}], "expected JSON with the name and arguments of a call, got"),
-        (
-            [{"from": "function_call", "value": '"add"'}],
-            "a tool call: expected an object with 'name' and 'arguments', ",
-        ),
-        ([message("assistant", "", tool_calls=[{"id": 1}])], "a tool call: expected an object with 'name' and 'argum"),
-        ([message("assistant", "", tool_calls=[{"function": 1}])], "a tool call: expected an object with 'name' and "),
-        ([message("assistant", "", tool_calls=[{"function": "name"}])], "a tool call: expected an object with 'name'"),
-        ([message("assistant", "", tool_calls="add")], "expected JSON with the name and arguments of a call, got"),
+        ([{"from": "function_call", "value": '"add"'}], NO_CALL),
+        (calling([{"id": 1}]), NO_CALL),
+        (calling([{"function": 1}]), NO_CALL),
+        (calling([{"function": "name"}]), NO_CALL),
+        (calling("add"), "expected JSON with the name and arguments of a call, got"),
+        # pandas and `datasets` write it into CSV
+        (str([message("user", "Hi")]), "it is Python's form, write it with json.dumps"),
     ],
 )
 def test_what_is_no_message_is_named(given_messages, fragment):
@@ -141,49 +149,50 @@ def test_what_is_no_message_is_named(given_messages, fragment):
     assert fragment in str(caught.value) and str(caught.value).startswith("f.json, line 2")
 
 
-def test_tools_in_every_form():
-    bare = {"name": "add", "parameters": {}}
-    whole = {"type": "function", "function": bare}
-    for given_tools in ([bare], [whole], bare, json.dumps([bare]), json.dumps([whole])):
-        assert read_tools(given_tools, "row") == [whole]
-    other = {"type": "web_search"}
-    assert read_tools([other], "row") == [other]
-    for nothing in (None, "", "[]", [], " "):
-        assert read_tools(nothing, "row") is None
-    with pytest.raises(ThreestepError, match="row: tools: expected a JSON list of objects, got text"):
-        read_tools(["add"], "row")
-    with pytest.raises(ThreestepError, match="row: expected a list of tools, got text that is not JSON"):
-        read_tools("add", "row")
-
-
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "number"}}}
-WHOLE = {"type": "function", "function": {"name": "add", "parameters": PARAMETERS}}
+BARE = {"name": "add", "parameters": PARAMETERS}
+WHOLE = {"type": "function", "function": BARE}
+FLAT = {"name": "add", "parameters": json.dumps(PARAMETERS)}
 
 
 @pytest.mark.parametrize(
     "given_tools",
     [
         [WHOLE],
+        [BARE],
+        BARE,
         json.dumps([WHOLE]),
+        json.dumps([BARE]),
         json.dumps(json.dumps([WHOLE])),
         json.dumps(WHOLE),
         [json.dumps(WHOLE)],
         json.dumps([json.dumps(WHOLE)]),
         [json.dumps(json.dumps(WHOLE))],
-        [json.dumps(WHOLE["function"])],
-        [{**WHOLE, "function": json.dumps(WHOLE["function"])}],
-        [{**WHOLE, "function": {"name": "add", "parameters": json.dumps(PARAMETERS)}}],
-        [{**WHOLE, "function": json.dumps({"name": "add", "parameters": json.dumps(PARAMETERS)})}],
-        [{"name": "add", "parameters": json.dumps(PARAMETERS)}],
+        [json.dumps(BARE)],
+        [{**WHOLE, "function": json.dumps(BARE)}],
+        [{**WHOLE, "function": FLAT}],
+        [{**WHOLE, "function": json.dumps(FLAT)}],
+        [FLAT],
     ],
 )
 def test_tools_and_their_parts_may_be_json_text(given_tools):
     assert read_tools(given_tools, "row") == [WHOLE]
-    if not isinstance(given_tools, str) or json.loads(given_tools) != WHOLE:
-        bare = [tool["function"] if "function" in tool else tool for tool in checked_tools(given_tools, "row")]
-        assert bare == [WHOLE["function"]]
-    for nothing in ("null", "[]", '""', " ", None, [], {}, "{}"):
+    if isinstance(given_tools, list):
+        assert [tool.get("function", tool) for tool in checked_tools(given_tools, "row")] == [BARE]
+
+
+def test_no_tools_and_what_is_none():
+    for nothing in ("null", "[]", '""', " ", "", None, [], {}, "{}"):
         assert read_tools(nothing, "row") is None
+    assert checked_tools(np.array([BARE]), "row") == [BARE]
+    assert checked_tools(None, "row") is checked_tools("", "row") is checked_tools([], "row") is None
+    assert read_tools([{"type": "web_search"}], "row") == [{"type": "web_search"}]
+    with pytest.raises(ThreestepError, match="row: tools: expected a JSON list of objects, got text"):
+        read_tools(["add"], "row")
+    with pytest.raises(ThreestepError, match="row: expected a list of tools, got text that is not JSON"):
+        read_tools("add", "row")
+    with pytest.raises(BadConversation, match="row: expected tools to be a list of objects .* got 'add'"):
+        checked_tools("add", "row")
 
 
 def test_nulls_in_json_text_are_meant():
@@ -205,12 +214,6 @@ def test_values_that_a_typed_column_has_changed_are_refused(value):
         read_messages([message("assistant", "", tool_calls=[call])], "row")
     with pytest.raises(ThreestepError, match=r"^row: tools: expected JSON values, got a"):
         read_tools([{"name": "add", "default": value}], "row")
-
-
-def test_python_s_form_of_a_list_is_named():
-    """pandas and `datasets` write it into CSV."""
-    with pytest.raises(ThreestepError, match="not JSON .* it is Python's form, write it with json.dumps"):
-        read_messages(str([message("user", "Hi")]), "row")
 
 
 # --- as text
@@ -262,3 +265,97 @@ def test_both_forms_say_the_same(turns):
     text = prompt_text(read, None, "row")
     assert text.endswith("Assistant:") and all(said in text for _, said in turns)
     assert text == prompt_text(read[:-1], None, "row").removesuffix("Assistant:") + prompt_text(read[-1:], None, "row")
+
+
+def test_what_is_in_shape_is_left_alone():
+    messages = [
+        {"role": "system", "content": "a"},
+        {"role": "user", "content": [{"type": "text", "text": "b"}, {"text": " and b"}]},
+        {"role": "assistant", "content": "c", "reasoning_content": "d"},
+    ]
+    assert checked_messages(messages, "row") == [messages[0], {"role": "user", "content": "b and b"}, messages[2]]
+
+
+def test_what_parquet_gives():
+    """Arrays for lists, and every key of every row, most of them None."""
+    call = {"function": {"name": "add", "arguments": '{"x": 1}', "strict": None}, "id": None}
+    given = np.array([{"role": "assistant", "content": None, "tool_calls": np.array([call, call]), "name": None}])
+    made = {"function": {"name": "add", "arguments": '{"x": 1}'}}
+    assert checked_messages(given, "row") == [{"role": "assistant", "content": None, "tool_calls": [made, made]}]
+    without = {"role": "assistant", "content": None, "tool_calls": np.array([])}
+    assert checked_messages([without], "row") == [{"role": "assistant", "content": ""}]
+
+
+def test_a_refusal_is_the_text_of_its_answer():
+    """Under OpenAI's key: an empty turn would be trained in its place."""
+    for content in ({}, {"content": None}, {"content": ""}):
+        (message,) = checked_messages([{"role": "assistant", **content, "refusal": "No."}], "row")
+        assert message["content"] == "No."
+    for refusal in ("", None):
+        (message,) = checked_messages([{"role": "assistant", "content": "Yes.", "refusal": refusal}], "row")
+        assert message["content"] == "Yes."
+
+
+def test_arguments_that_are_no_object_stay_text():
+    (message,) = checked_messages([{"role": "assistant", "tool_calls": '[{"name": "f", "arguments": "x = 1"}]'}], "row")
+    assert message["tool_calls"] == [{"name": "f", "arguments": "x = 1"}]
+    nulls = {"role": "assistant", "tool_calls": [{"name": "f", "arguments": '{"x": null}'}]}
+    assert checked_messages([nulls], "row")[0]["tool_calls"][0]["arguments"] == '{"x": null}'
+
+
+def part(kind, **more):
+    return [{"role": "user", "content": [{"type": kind, **more}]}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "sentence"),
+    [
+        ("hello", "row 3: expected a list of messages, got text"),
+        (["hello"], "row 3, message 1: expected an object with role and content, got text"),
+        ([{"role": "user", "content": "a"}, {"role": "usr"}], "row 3, message 2: .*got 'usr'; did you mean 'user'"),
+        ([{"content": "a"}], "row 3, message 1: expected a role among system, developer, .*, got None"),
+        ([{"role": "user", "content": 5}], "expected content that is text or a list of parts.*got 5"),
+        ([{"role": "user", "content": ["a"]}], "expected content that is text or a list of parts"),
+        (part("image"), "a content part of type 'image': expected text, and only"),
+        (
+            part("tool_use", name="f", input={}),
+            "type 'tool_use': expected text, got a tool call; write it as 'tool_calls'",
+        ),
+        (part("tool_result", content="4"), "got a tool's answer; write it as a message of the role 'tool'"),
+        (part("mcp_tool_use"), "got a tool call; write it as 'tool_calls'"),
+        (part("web_search_tool_result"), "got a tool's answer; write it as a m"),
+        (part("redacted_thinking"), "got encrypted reasoning, .*; remove it, or"),
+        (part("thinking", thinking="hm"), "got reasoning; write it as 'reasoning_content' of the message"),
+        (
+            part("document", source={}),
+            "type 'document': expected text, and parts of this type are not read; write it as",
+        ),
+        ([{"role": "user", "content": "a", "images": ["b.png"]}], "message 1: 'images': expected text, got images"),
+        ([{"role": "assistant", "reasoning_content": ["a"]}], "expected reasoning_content to be text, got a list"),
+        ([{"role": "assistant", "tool_calls": "add(1)"}], r"expected tool_calls to be a list .*'add\(1\)'"),
+    ],
+)
+def test_what_is_no_conversation(messages, sentence):
+    with pytest.raises(BadConversation, match=sentence):
+        checked_messages(messages, "dataset 'x', row 3")
+
+
+def test_plain_texts():
+    assert messages_of_text("Human: a Assistant:") == [{"role": "user", "content": "a"}]
+    assert messages_of_text("\n\nHuman: a\n\nAssistant:") == [{"role": "user", "content": "a"}]
+    assert messages_of_text(" What did Human: say? ") == [{"role": "user", "content": " What did Human: say? "}]
+    assert messages_of_text("Human:   a\n Assistant: ") == [{"role": "user", "content": "  a\n"}]
+    assert messages_of_text("Human: a, Human: b Assistant: c Assistant:") == [
+        {"role": "user", "content": "a, Human: b Assistant: c"}
+    ]
+    for prompt, kept in (("Human: a Assistant:", "   return x\n"), ("def a():\n", "    return x\n")):
+        assert response_message(prompt, "    return x\n") == {"role": "assistant", "content": kept}
+
+
+def test_turns_inside_a_plain_text():
+    text = "\n\nHuman: a\n\nAssistant: b\nAssistant: c\n\nHuman: d\n\nAssistant:"
+    assert messages_of_text(text) == [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b\nAssistant: c"},
+        {"role": "user", "content": "d"},
+    ]
