@@ -33,6 +33,16 @@ def pair_rows(count: int) -> list[dict[str, str]]:
     ]
 
 
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
 @pytest.fixture
 def write_rows(tmp_path: Path) -> Callable[..., str]:
     """Write rows (objects, or lines as they are) to a JSON-lines file; returns its path."""

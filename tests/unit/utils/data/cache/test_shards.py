@@ -19,14 +19,22 @@ import numpy as np
 import pytest
 
 from tests.support.small_disk import small_disk
-from tests.unit.utils.data.conftest import pair_rows
+from tests.unit.utils.data.conftest import cut_short, flip_a_byte, pair_rows
 from training.utils.base import storage
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import TextBlock
 from training.utils.data.build.build import build_phase
 from training.utils.data.cache import shards
 from training.utils.data.cache.cache import open_or_build
-from training.utils.data.cache.shards import SplitPlan, build_shards, join_splits, shard_ranges
+from training.utils.data.cache.shards import (
+    Counts,
+    SplitPlan,
+    SplitReport,
+    build_shards,
+    join_splits,
+    shard_ranges,
+    split_sentence,
+)
 from training.utils.data.cache.workers import BuildStopped
 
 RAW_ROWS = 5000
@@ -160,28 +168,22 @@ def test_a_mistake_in_the_data_or_the_code_leaves_nothing(ask, tmp_path, failure
     assert left_in(tmp_path) == []
 
 
-def flip_a_byte(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 @pytest.mark.parametrize(
-    ("name", "harm"),
+    ("ending", "harm"),
     [
-        ("train-000000512-000001024.arrow", flip_a_byte),
-        ("train-000000512-000001024.arrow", lambda path: path.write_bytes(path.read_bytes()[:-1])),
-        ("train-000000512-000001024.arrow", os.remove),
-        ("train-000000512-000001024.json", os.remove),
-        ("train-000000512-000001024.json", lambda path: path.write_text("{")),
-        ("train-000000512-000001024.json", lambda path: path.write_text(path.read_text().replace("text-", "other-"))),
+        ("arrow", flip_a_byte),
+        ("arrow", cut_short),
+        ("arrow", os.remove),
+        ("json", os.remove),
+        ("json", lambda path: path.write_text("{")),
+        ("json", lambda path: path.write_text(path.read_text().replace("text-", "other-"))),
     ],
     ids=["flipped", "cut", "removed", "no-json", "half-json", "another-build's"],
 )
-def test_a_damaged_shard_is_found_and_built_again(ask, whole, tmp_path, name, harm):
+def test_a_damaged_shard_is_found_and_built_again(ask, whole, tmp_path, ending, harm):
     with pytest.raises(KeyboardInterrupt):
         ask(stops_at(2100, KeyboardInterrupt())[0])
-    [path] = tmp_path.rglob(name)
+    [path] = tmp_path.rglob(f"train-000000512-000001024.{ending}")
     harm(path)
     going_on, made = stops_at(-1, None)
     folder, _ = ask(going_on)
@@ -198,7 +200,7 @@ from training.utils.base import storage
 
 shards._LEAST_ROWS = 100
 RAW_ROWS = {RAW_ROWS}
-folder, num_workers, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+folder, num_workers, seconds, rebuild = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4] == "True"
 
 {inspect.getsource(make)}
 def slowly(begin, end, counts, pictures):
@@ -210,13 +212,13 @@ def build(where):
     built = shards.build_shards(where, [shards.SplitPlan("train", TextBlock, RAW_ROWS, slowly)], num_workers, print)
     return shards.join_splits(where, built)
 
-opened = open_or_build(folder, "text", {{"datasets": "a"}}, build, rebuild=False, log=print)
+opened = open_or_build(folder, "text", {{"datasets": "a"}}, build, rebuild=rebuild, log=print)
 print("rows", len(opened.splits["train"]))
 """
 
 
-def start(folder, num_workers, seconds):
-    command = [sys.executable, "-c", PROGRAM, str(folder), str(num_workers), str(seconds)]
+def start(folder, num_workers, seconds, rebuild=False):
+    command = [sys.executable, "-c", PROGRAM, str(folder), str(num_workers), str(seconds), str(rebuild)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -241,6 +243,8 @@ def test_builds_killed_at_any_moment_are_gone_on_with(tmp_path, ask, whole):
         process.stdout.close()
     # A slow machine may have been stopped before its first shard, a fast one behind its last.
     finished, complete = list(tmp_path.rglob("train-*.json")), list(tmp_path.rglob("manifest.json"))
+    folders = [path.name for path in tmp_path.iterdir() if path.is_dir()]
+    assert complete or all(name.endswith((".building", ".shards")) for name in folders), folders
     # Its orphaned workers end by themselves and let go of the lock, for which this one waits.
     output, _ = start(tmp_path, 2, 0.0).communicate(timeout=120)
     assert "rows 4285" in output
@@ -252,11 +256,15 @@ def test_builds_killed_at_any_moment_are_gone_on_with(tmp_path, ask, whole):
     assert folder.resumed and content(folder) == whole, log
 
 
-def test_two_that_want_the_same_split_build_it_once(tmp_path, ask, whole):
-    processes = [start(tmp_path, 2, 0.02) for _ in range(2)]
+@pytest.mark.parametrize("rebuild", [False, True])
+def test_several_that_want_the_same_split_build_it_once(tmp_path, ask, whole, rebuild):
+    if rebuild:
+        assert not ask()[0].resumed
+    processes = [start(tmp_path, 2, 0.02, rebuild) for _ in range(3)]
     outputs = [process.communicate(timeout=60)[0] for process in processes]
     assert sum("built in" in output for output in outputs) == 1
-    assert sum("read from the cache in" in output for output in outputs) == 1
+    assert sum("read from the cache in" in output for output in outputs) == 2
+    assert any("waiting for another process" in output for output in outputs)
     assert content(ask()[0]) == whole
 
 
@@ -360,3 +368,14 @@ def test_a_bar_on_a_terminal_alone(ask, monkeypatch, capfd):
         ask(stops_at(2100, KeyboardInterrupt())[0])
     # 2,048 of 5,000 rows, time gone and left, and both rates
     assert "2048/5000" in terminal.getvalue() and "row/s" in terminal.getvalue() and "tokens/s" in terminal.getvalue()
+
+
+def test_nothing_but_reasons_follows_what_was_dropped():
+    counts = Counts(truncated=3)
+    counts.dropped.update(too_long=2, empty_response=1)
+    counts.noted["whose response follows the prompt"] = 54
+    counts.parallel["with blocks"] = 7
+    said = split_sentence("train", SplitReport(rows=54, tokens=1234, **counts.as_json()))
+    kept, _, dropped = said.partition("dropped: ")
+    assert dropped == "1 empty_response, 2 too_long"
+    assert all(part in kept for part in ("54 rows", "3 truncated", "54 whose response follows", "7 with blocks"))

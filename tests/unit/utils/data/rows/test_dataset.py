@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import random
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from training.utils.base.storage import lock_exclusively
 from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow, TextBlock
 from training.utils.data.rows import dataset
-from training.utils.data.rows.dataset import CachedSplit, join_files, token_runs, write_rows
+from training.utils.data.rows.dataset import CachedSplit, count_duplicates, join_files, token_runs, write_rows
 from training.utils.plugins.plugin import RowFormEntry
 
 
@@ -108,6 +109,9 @@ def test_rows_come_back_the_same(tmp_path, monkeypatch, row_type, count):
     assert split.lengths.tolist() == [row.length_tokens for row in rows]
     assert [row.row_id for row in split] == list(range(count))
     assert [row.row_id for row in split[1:3]] == list(range(count))[1:3]
+    for beyond in (count, -count - 1):
+        with pytest.raises(IndexError, match=f"of {count}"):
+            split[beyond]
 
 
 def test_rows_that_were_written_without_a_form_are_read_where_there_is_one(tmp_path, forms):
@@ -119,16 +123,24 @@ def test_rows_that_were_written_without_a_form_are_read_where_there_is_one(tmp_p
     assert [row.form for row in split] == [None] * 3
 
 
-def test_beyond_the_end(tmp_path):
-    split = write(tmp_path / "split.arrow", [TextBlock(0, ids(1))])
-    for index in (1, -2):
-        with pytest.raises(IndexError, match="of 1"):
-            split[index]
+def test_a_split_is_a_view_of_its_file_and_opens_again_in_another_process(tmp_path):
+    path = tmp_path / "split.arrow"
+    split = write(path, [TextBlock(7, ids(1, 2))])
+    assert not split[0].input_ids.flags.owndata and not split[0].input_ids.flags.writeable
+    again = pickle.loads(pickle.dumps(split))
+    assert again[0].row_id == 7 and again.manifest == split.manifest
+    with pytest.raises(ValueError, match="1 batches where 5000 rows need 3"):
+        CachedSplit(str(path), 5000, {})  # fewer rows than said
 
 
 def test_no_rows_at_all(tmp_path):
     split = write(tmp_path / "split.arrow", [])
     assert len(split) == 0 and list(split) == [] and split.lengths.tolist() == []
+    assert (
+        join_files([], str(tmp_path / "joined"), TextBlock).rows
+        == len(CachedSplit(str(tmp_path / "joined"), 0, {}))
+        == 0
+    )
 
 
 def test_opening_reads_no_row(tmp_path, monkeypatch):
@@ -142,33 +154,12 @@ def test_opening_reads_no_row(tmp_path, monkeypatch):
     assert read == []
 
 
-def test_arrays_are_views_of_the_file(tmp_path):
-    split = write(tmp_path / "split.arrow", [TextBlock(0, ids(1, 2))])
-    assert not split[0].input_ids.flags.owndata and not split[0].input_ids.flags.writeable
-
-
-def test_a_split_opens_again_in_another_process(tmp_path):
-    split = write(tmp_path / "split.arrow", [TextBlock(7, ids(1, 2))])
-    again = pickle.loads(pickle.dumps(split))
-    assert again[0].row_id == 7 and again.manifest == split.manifest
-
-
 def test_ids_are_ragged_and_four_bytes_each(tmp_path):
     # DeepSpeed-Chat's cache takes 23 kB a row at length 512, whatever the row's own length.
     path = tmp_path / "split.arrow"
     count, tokens = 4000, 20
-    write(
-        path,
-        [SentenceRow(row, np.arange(tokens, dtype=np.int32), np.ones(tokens, bool)) for row in range(count)],
-    )
+    write(path, [SentenceRow(row, np.arange(tokens, dtype=np.int32), np.ones(tokens, bool)) for row in range(count)])
     assert path.stat().st_size < count * (tokens * 4 + 48)
-
-
-def test_a_file_with_fewer_rows_than_said(tmp_path):
-    path = tmp_path / "split.arrow"
-    write(path, [TextBlock(0, ids(1))])
-    with pytest.raises(ValueError, match="1 batches where 5000 rows need 3"):
-        CachedSplit(str(path), 5000, {})
 
 
 @pytest.mark.parametrize("row_type", MAKERS, ids=lambda row_type: row_type.__name__)
@@ -189,11 +180,6 @@ def test_joined_files_have_the_same_bytes_however_the_rows_were_cut(tmp_path, mo
     split = CachedSplit(str(tmp_path / "joined"), 23, {})
     for index, row in enumerate(rows):
         assert all(same(value, getattr(split[index], name)) for name, value in vars(row).items())
-
-
-def test_no_files_and_no_rows_are_joined_to_none(tmp_path):
-    assert join_files([], str(tmp_path / "joined"), TextBlock).rows == 0
-    assert len(CachedSplit(str(tmp_path / "joined"), 0, {})) == 0
 
 
 def test_the_ids_of_several_files_in_a_row(tmp_path):
@@ -239,13 +225,41 @@ def test_what_fails_half_way_is_closed_and_no_split(tmp_path):
 
 
 @pytest.mark.parametrize("texts", [[], ["a"], [None], ["", "é\u4e2d", None, "b" * 99, None], ["x"] * 9, [None] * 17])
-def test_texts_are_stored_as_arrow_stores_them(texts):
+def test_texts_and_numbers_are_stored_as_arrow_stores_them(texts):
     column, plain = dataset._texts(texts), dataset.pa.array(texts, dataset.pa.string())
     column.validate(full=True)
     assert column.equals(plain) and column.null_count == plain.null_count
-
-
-def test_numbers_are_stored_as_arrow_stores_them():
     for dtype in (np.int32, np.int64, np.float32):
         numbers = np.array([3, -1, 0], dtype)
         assert dataset._numbers(numbers).equals(dataset.pa.array(numbers))
+
+
+def drawn_ids(dice, most):
+    return np.array([dice.randrange(2) for _ in range(dice.randrange(most))], np.int32)
+
+
+def a_sentence(dice, place):
+    input_ids = np.array([7, *drawn_ids(dice, 6)], np.int32)
+    mask = np.arange(len(input_ids)) > dice.randrange(2)
+    return SentenceRow(place, input_ids, mask), (tuple(input_ids), tuple(mask))
+
+
+def pair(dice, place):
+    prompt, *responses = (drawn_ids(dice, 3) for _ in range(3))
+    row = ResponsesRow(place, prompt, tuple(responses))
+    return row, (tuple(prompt), *map(tuple, responses))
+
+
+def prompt(dice, place):
+    flipped = drawn_ids(dice, 7)
+    return PromptRow(place, flipped, "text", None), tuple(flipped)
+
+
+@pytest.mark.parametrize("make", [a_sentence, pair, prompt])
+@pytest.mark.parametrize("rows", [0, 1, 300, 5000])
+def test_as_a_set_counts_them(make, rows, tmp_path):
+    dice = random.Random(rows)
+    made = [make(dice, place) for place in range(rows)]
+    kind = type(made[0][0]) if made else SentenceRow
+    write_rows(str(tmp_path / "rows.arrow"), kind, [row for row, _ in made])
+    assert count_duplicates(str(tmp_path / "rows.arrow")) == rows - len({value for _, value in made})

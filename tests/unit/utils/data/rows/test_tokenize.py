@@ -136,24 +136,15 @@ def test_ids_are_the_whole_texts(tiny_tokenizer, name, prompt, responses):
     assert prompt_ids == alone[: len(prompt_ids)] or prompt.isspace() or prompt[-1].isspace()
 
 
-def test_the_end_token_is_appended_once(tiny_tokenizer):
+def test_the_end_token(tiny_tokenizer):
+    """Appended once; one token that the tokenizer knows."""
     _, response_ids = encode(TextTokenizer(tiny_tokenizer, None), PROMPT, RESPONSE + "<|endoftext|>")
     assert response_ids.count(tiny_tokenizer.eos_token_id) == 1
-
-
-def test_an_end_token_of_ones_own(tiny_tokenizer):
-    assert end_of_conversation_id(tiny_tokenizer, "<|pad|>") == tiny_tokenizer.pad_token_id
     assert TextTokenizer(tiny_tokenizer, None).end_id == tiny_tokenizer.eos_token_id
-
-
-def test_an_end_token_that_is_several_tokens(tiny_tokenizer):
-    # DeepSpeed-Chat appends the literal "<|endoftext|>", ten ordinary tokens on tokenizers that do not know
-    # it.
+    assert end_of_conversation_id(tiny_tokenizer, "<|pad|>") == tiny_tokenizer.pad_token_id
+    # DeepSpeed-Chat appends the literal "<|endoftext|>", ten ordinary tokens on tokenizers that do not know it.
     with pytest.raises(ThreestepError, match=r"got '<\|im_end\|>', which is \d+ tokens"):
         end_of_conversation_id(tiny_tokenizer, "<|im_end|>")
-
-
-def test_an_end_token_that_is_unknown():
     words = Tokenizer(models.WordLevel({"<unk>": 0, "</s>": 1}, unk_token="<unk>"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="</s>")
     assert end_of_conversation_id(tokenizer, "</s>") == 1
@@ -201,39 +192,42 @@ def test_padding_asked_for_by_an_earlier_call_does_not_leak(tiny_tokenizer):
 P, A, B = [1, 2, 3, 4], [5, 6, 9], [7, 8, 8, 8, 9]
 
 
-def fit(most, how, responses=(A, B)):
+CUT_TO_NOTHING, NO_ROOM = "response_cut_to_nothing", "no_room_for_the_prompt"
+
+
+def outcome(cut):
+    """What a cut gives, or why there is nothing."""
     try:
-        places, *rest = fit_sentences(len(P), responses, most, how, end_id=9)
-        return ([P[place] for place in places], *rest)
+        return cut()
     except Dropped as reason:
         return str(reason)
+    except TooLong as problem:
+        return problem.length_tokens
 
 
-def test_what_fits_is_left_alone():
-    for how in ("right", "left", "middle", "drop", "error"):
-        assert fit(9, how) == (P, [A, B], False)
+@pytest.mark.parametrize(
+    ("how", "most", "found"),
+    [
+        *((how, 9, (P, [A, B], False)) for how in ("right", "left", "middle", "drop", "error")),
+        ("right", 7, (P, [A, [7, 8, 9]], True)),  # responses still end
+        ("right", 6, (P, [[5, 9], [7, 9]], True)),
+        ("right", 5, CUT_TO_NOTHING),
+        ("left", 8, ([2, 3, 4], [A, B], True)),  # responses stay whole
+        ("left", 6, ([4], [A, B], True)),
+        ("left", 5, NO_ROOM),
+        ("middle", 8, ([1, 3, 4], [A, B], True)),
+        ("middle", 6, ([4], [A, B], True)),
+        ("middle", 5, NO_ROOM),
+        ("drop", 8, "too_long"),
+        ("error", 8, 9),
+    ],
+)
+def test_cuts_of_sentences(how, most, found):
+    def cut():
+        places, *rest = fit_sentences(len(P), (A, B), most, how, end_id=9)
+        return ([P[place] for place in places], *rest)
 
-
-def test_right_cuts_responses_that_still_end():
-    assert fit(7, "right") == (P, [A, [7, 8, 9]], True)
-    assert fit(6, "right") == (P, [[5, 9], [7, 9]], True)
-    assert fit(5, "right") == "response_cut_to_nothing"
-
-
-def test_left_and_middle_keep_responses_whole():
-    assert fit(8, "left") == ([2, 3, 4], [A, B], True)
-    assert fit(6, "left") == ([4], [A, B], True)
-    assert fit(5, "left") == "no_room_for_the_prompt"
-    assert fit(8, "middle") == ([1, 3, 4], [A, B], True)
-    assert fit(6, "middle") == ([4], [A, B], True)
-    assert fit(5, "middle") == "no_room_for_the_prompt"
-
-
-def test_drop_and_error():
-    assert fit(8, "drop") == "too_long"
-    with pytest.raises(TooLong) as caught:
-        fit(8, "error")
-    assert caught.value.length_tokens == 9
+    assert outcome(cut) == found
 
 
 def test_cut_prompt():
@@ -250,29 +244,23 @@ def test_cut_prompt():
 LOSS = [False, False, True, True, True, False, False, True, True, False]
 
 
-def fit_turns(most, truncation):
-    try:
-        return list(fit_conversation(LOSS, 7, most, truncation))
-    except Dropped as reason:
-        return str(reason)
-
-
-def test_a_conversation_that_fits_is_left_alone():
-    for truncation in ("right", "left", "middle", "drop", "error"):
-        assert fit_turns(10, truncation) == list(range(10))
-
-
-def test_cuts_of_a_conversation():
-    assert fit_turns(8, "right") == [0, 1, 2, 3, 4, 5, 6, 7]
-    assert fit_turns(3, "right") == [0, 1, 2]
-    assert fit_turns(2, "right") == "response_cut_to_nothing"
-    assert fit_turns(6, "left") == [4, 5, 6, 7, 8, 9]
-    assert fit_turns(6, "middle") == [0, 5, 6, 7, 8, 9]
-    assert fit_turns(3, "left") == fit_turns(3, "middle") == "no_room_for_the_prompt"
-    assert fit_turns(9, "drop") == "too_long"
-    with pytest.raises(TooLong) as caught:
-        fit_turns(9, "error")
-    assert caught.value.length_tokens == 10
+@pytest.mark.parametrize(
+    ("how", "most", "found"),
+    [
+        *((how, 10, list(range(10))) for how in ("right", "left", "middle", "drop", "error")),
+        ("right", 8, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ("right", 3, [0, 1, 2]),
+        ("right", 2, CUT_TO_NOTHING),
+        ("left", 6, [4, 5, 6, 7, 8, 9]),
+        ("left", 3, NO_ROOM),
+        ("middle", 6, [0, 5, 6, 7, 8, 9]),
+        ("middle", 3, NO_ROOM),
+        ("drop", 9, "too_long"),
+        ("error", 9, 10),
+    ],
+)
+def test_cuts_of_a_conversation(how, most, found):
+    assert outcome(lambda: list(fit_conversation(LOSS, 7, most, how))) == found
 
 
 # --- the short way to the Rust tokenizer
