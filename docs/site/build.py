@@ -1,8 +1,8 @@
 """Builds the documentation's site: `python docs/site/build.py`, which is `make docs`.
 
-Pages are gathered from the checkout (pages.py), the reference is made from the code (flags.py, modules.py), and Sphinx
-makes HTML of both. Every warning is an error: a link that leads nowhere, a page that no list names. Nothing is
-downloaded, and the site needs no network.
+Pages are gathered from the checkout (pages.py), the reference is made from the code (flags.py, modules.py, plugins.py),
+and Sphinx makes HTML of both. Every warning is an error: a link that leads nowhere, a page that no list names. Nothing
+is downloaded, and the site needs no network.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ def main() -> int:
     import flags
     import modules
     import pages
+    import plugins
 
     source = options.out.with_name(options.out.name + "_pages")
     shutil.rmtree(source, ignore_errors=True)
-    generated = flags.pages()
+    generated = flags.pages() | plugins.pages()
     if not options.without_modules:
         generated |= modules.pages()
     pages.gather(source, generated)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -43,31 +42,36 @@ padded, at every stage are compared for a dozen families by `tests/invariants` (
 """  # noqa: E501
 
 
-_VISION_COLUMNS = ("family", "class", "rows of texts", "rollouts of texts", "rows with images")
 _VISION_HEAD = """# Families of models of images and text
 
-Every family that transformers loads by `AutoModelForImageTextToText`, at its smallest, with random weights, loaded as a run loads it.
-`{command}` runs the comparison again and writes this page.
+Which families of `AutoModelForImageTextToText` train on rows with images, and which on text alone.
+`{command}` builds each family at its
+smallest, compares it with its own forward, and writes this page.
 
 {summary}
 
-| column | meaning |
-| --- | --- |
-| rows of texts | as of [language models](../../../docs/models.md), of rows without images |
-| rollouts of texts | as there |
-| rows with images | of the [families that are known](README.md): prompts of one image and of two that responses share, images in two turns and a text give the log-probabilities of the model's own forward of each sequence, padded, packed and shared; the negative of a picture moves the sequences that have it, and no others. *refused*: a row with an image ends the run before a model loads, by a sentence that names the family and those that are known |
-
-Gradients, all stages of ZeRO, one rank and two, reward models and step 3 with images are compared with plain PyTorch by
-`tests/invariants/test_images_exact.py`.
+*shares* and *padded* are explained under [language models](../../../docs/models.md). A row with an image that is refused ends the run before a
+model loads.
 
 """  # noqa: E501
 
 
 def vision_page(results: list[Result], command: str) -> str:
-    """The page of models of images and text."""
+    """The page of models of images and text: families by what works for them."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for result in results:
+        found.setdefault(_vision_kind(result), []).append(result["family"])
     head = _VISION_HEAD.format(command=command, summary=_vision_summary(results))
-    why = "Not judged on texts, because plain transformers does not build them here; images are refused:"
-    return _page(head, (_VISION_COLUMNS, _vision_cells), results, why)
+    lines = [head.rstrip(), "", _line(("rows with images", "rows of text", "families")), _line(["---"] * 3)]
+    lines += [_line((*kind, ", ".join(names))) for kind, names in sorted(found.items(), reverse=True)]
+    return "\n".join(lines) + "\n"
+
+
+def _vision_kind(result: Result) -> tuple[str, str]:
+    """What rows with images are, and rows of text."""
+    if result["built"]:
+        return ("refused", "not built by transformers here")
+    return (result["images"].split(":")[0].split(",")[0], result["verdict"].split(",")[0])
 
 
 def _vision_summary(results: list[Result]) -> str:
@@ -76,32 +80,14 @@ def _vision_summary(results: list[Result]) -> str:
     return f"{_summary(results)} Rows with images: {told}."
 
 
-def _vision_cells(result: Result) -> list[str]:
-    answers = {answer["question"]: answer for answer in result["answers"]}
-    rows, images = result["verdict"], result["images"]
-    refused = _kind(result) == "refused"
-    images = "refused" if images.startswith("refused: those of models of the family") else _short(images)
-    rollouts = "" if refused else _of_rollouts(answers)
-    return [result["family"], result["model"], _short(rows if refused else _within(rows, answers)), rollouts, images]
-
-
 def page(results: list[Result], command: str) -> str:
     versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     head = _HEAD.format(command=command, versions=versions, summary=_summary(results))
-    return _page(
-        head, (_COLUMNS, _cells), results, "Not judged, because plain transformers does not build or load them here:"
-    )
-
-
-def _page(
-    head: str, table: tuple[Sequence[str], Callable[[Result], list[str]]], results: list[Result], why: str
-) -> str:
-    """table: its columns, and the cells of a result. why: others are not in it"""
-    columns, cells = table
-    lines = [head.rstrip(), "", _line(columns), _line(["---"] * len(columns))]
-    lines += [_line(cells(result)) for result in results if not result["built"]]
+    lines = [head.rstrip(), "", _line(_COLUMNS), _line(["---"] * len(_COLUMNS))]
+    lines += [_line(_cells(result)) for result in results if not result["built"]]
     not_built = [_line((result["family"], _short(result["built"]))) for result in results if result["built"]]
     if not_built:
+        why = "Not judged, because plain transformers does not build or load them here:"
         lines += ["", why, "", _line(("family", "because")), _line(("---", "---")), *not_built]
     return "\n".join(lines) + "\n"
 

@@ -25,10 +25,6 @@ RUN_ELSEWHERE = {
     *(("docs/write_a_plugin.md", f"{name}.py") for name in ("__init__", "engine", "loss", "tracker", "command")),
     ("docs/after_training.md", "answer.py"),  # threestep/plugins/serve/tests/end_to_end/test_serve.py
     ("threestep/plugins/serve/README.md", "ask.py"),
-    (
-        "threestep/plugins/environments/README.md",
-        "my_maze.py",
-    ),  # needs OpenEnv's maze; like test_openenv.py
 }
 BLOCKS = [
     (page_name(path), block)

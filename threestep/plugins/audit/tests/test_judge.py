@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from threestep.plugins.audit import reference_page
 from threestep.plugins.audit.judge import AGREES, DIFFERS, NOT_JUDGED, first_wrong, judge
 from threestep.plugins.audit.quantities import QUANTITIES
 from threestep.plugins.audit.quantities.ids import notes_on_ids
 from threestep.plugins.audit.quantities.step import AuditedStep
-from threestep.plugins.audit.recording.schema import FIGURES, OBJECTIVES, SETTINGS, STATES, TENSORS
+from threestep.plugins.audit.recording.schema import FIGURES, SETTINGS, STATES, TENSORS
 from threestep.plugins.audit.tests.audited_steps import ALL_FAULTS, found, judged, right_step
 from threestep.plugins.audit.tests.plain_trainer import Setting, step_of
 from threestep.plugins.audit.text import as_json, verdict
@@ -141,9 +141,10 @@ def test_every_quantity_is_a_part_of_a_record():
         assert len(set(sentences)) == len(sentences)
 
 
-def test_the_docs_have_every_quantity_and_cause():
-    page = Path(__file__).parents[1].joinpath("README.md").read_text()
+def test_the_reference_page_has_every_quantity_cause_and_name():
+    text = reference_page.page()
     for quantity in QUANTITIES:
-        assert f"`{quantity.name}`" in page
-        assert [cause.sentence for cause in quantity.causes if cause.sentence not in page] == []
-    assert [name for name in (*TENSORS, *SETTINGS, *OBJECTIVES) if f"`{name}`" not in page] == []
+        assert f"| `{quantity.name}` |" in text
+        assert [cause.sentence for cause in quantity.causes if cause.sentence not in text] == []
+    assert [name for name in (*TENSORS, *SETTINGS, *FIGURES) if f"| `{name}` |" not in text] == []
+    assert [name for name in STATES if f"| `{name}NAME` |" not in text] == []

@@ -1,1 +1,1 @@
-"""Seconds and money of runs that do not exist yet: counted work on a table of devices. plan/clock.md."""
+"""Seconds and money of runs that do not exist yet: counted work on a table of devices. plan/README.md."""

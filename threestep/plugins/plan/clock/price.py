@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-ERROR = "43 of 48 published speeds of training were within 30 % of this estimate (threestep/plugins/plan/clock.md)"
+ERROR = "43 of 48 published speeds of training were within 30 % of this estimate (threestep/plugins/plan/README.md)"
 ROLLOUT_ERROR = ", and 5 of 18 whole steps of RL; the others took longer"
 
 
@@ -23,7 +23,7 @@ def time_lines(parts: dict[str, float], device: str, bill: Bill) -> list[str]:
     width = max(map(len, [*parts, f"one {bill.unit}"]))
     total = sum(parts.values())
     rows = [f"  {name:{width}} {seconds:12,.4f}" for name, seconds in [*parts.items(), (f"one {bill.unit}", total)]]
-    title = f"seconds of one {bill.unit} on {bill.ranks} x {device}, estimated (threestep/plugins/plan/clock.md):"
+    title = f"seconds of one {bill.unit} on {bill.ranks} x {device}, estimated (threestep/plugins/plan/README.md):"
     steps = bill.steps or 1000
     hours = steps * total / 3600
     bounded = "" if bill.steps else "; --max_train_steps gives those of the run"

@@ -2,7 +2,7 @@
 
 A matmul's tiles are shared among the device's processors: the last round of tiles may leave most of them idle, and a
 tile at an edge computes what nobody reads. A matmul then takes as long as the tiles of all rounds at the most that any
-shape was measured to reach. No constant here was fitted to a row that threestep/plugins/plan/clock.md compares with.
+shape was measured to reach. No constant here was fitted to a row that docs/lab_book/2026-q4-gpu.md compares with.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MEMORY_SHARE = 0.9  # of the memory's rate that long copies reach
 # Of the rates that kernels reach alone and at their best, what they reach in a training step, where clocks fall under
 # power and kernels wait for each other. The one constant that was chosen by looking at published rows: the median
-# of the sources' medians; a row of threestep/plugins/plan/clock.md is judged by the median of the other sources.
+# of the sources' medians; a row of docs/lab_book/2026-q4-gpu.md is judged by the median of the other sources.
 RUNNING_SHARE = 0.854
 HOST_SECONDS_AN_OPERATOR = 10e-6
 

@@ -2,7 +2,7 @@
 
 R ranks stand in nodes of at most `DEVICES_OF_A_NODE`. Of a gather of P bytes a rank receives P (R - 1) / R within its
 node, and a node of g ranks, one network card each, P (k - 1) / k of its k nodes through g cards. A reduction that
-scatters is the same backward, and one of all ranks is both (threestep/plugins/plan/clock.md has the sources).
+scatters is the same backward, and one of all ranks is both (docs/lab_book/2026-q4-clock.md has the sources).
 """
 
 from __future__ import annotations
