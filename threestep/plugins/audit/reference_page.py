@@ -1,4 +1,7 @@
-"""The reference page of the site: every quantity that is judged, its causes, and the format of a record."""
+"""The reference page of the site: every quantity that is judged, its causes, and the format of a record.
+
+It serves docs/site/plugins.py.
+"""
 
 from __future__ import annotations
 
