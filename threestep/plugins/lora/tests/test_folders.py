@@ -47,12 +47,6 @@ def test_the_base_is_found_from_here_and_from_the_adapter(save_folder, tmp_path,
     assert model_files(str(folder)) == [*files, *model_files(model_of(str(folder)))]
 
 
-def test_a_model_is_its_own(save_folder):
-    folder = save_folder()
-    assert find_adapter(folder) is None and model_of(folder) == folder
-    assert find_adapter("no/such-model") is None
-
-
 def test_the_tokenizer_is_the_adapters_or_else_the_bases(save_folder, tmp_path):
     folder = adapter_at(tmp_path / "adapter", save_folder())
     assert len(load_tokenizer(str(folder))) == len(load_tokenizer(model_of(str(folder))))
@@ -69,15 +63,15 @@ def test_the_tokenizer_is_the_adapters_or_else_the_bases(save_folder, tmp_path):
         ("../runs/step1/model", "there is no such folder, neither from .* nor from the adapter's; write the one that"),
         (None, "is an adapter and names no base model, got None; write the one that it was trained on to base_model"),
         ("", "names no base model, got ''"),
-        (
-            "no/such-model",
-            r"no base of the adapter '.*/adapter' \(neither a folder here nor in the adapter's\) could be loaded from "
-            "'no/such-model': ",
-        ),
+        ("no/such-model", r"no base of the adapter '.*/adapter' \(neither .* could be loaded from 'no/such-model': "),
+        ("an/owner@v2", "an adapter of revision 'v2' of 'an/owner', .*download"),
     ],
 )
 def test_a_base_that_is_not_there(tmp_path, base, words):
-    refused(adapter_at(tmp_path / "adapter", base), words)
+    name, _, revision = (base or "").partition("@")
+    given = {"revision": revision} if revision else {}
+    refused(adapter_at(tmp_path / "adapter", name if given else base, **given), words)
+    assert find_adapter("no/such-model") is None
 
 
 def test_a_base_that_is_no_model(save_folder, tmp_path, monkeypatch):
@@ -91,19 +85,11 @@ def test_a_base_that_is_no_model(save_folder, tmp_path, monkeypatch):
 
 def test_a_base_that_is_an_adapter(save_folder, tmp_path, monkeypatch):
     inner = adapter_at(tmp_path / "inner", save_folder())
-    refused(
-        adapter_at(tmp_path / "outer", str(inner)), "is an adapter of '.*inner', which holds an adapter itself; merge"
-    )
+    outer = adapter_at(tmp_path / "outer", str(inner))
+    refused(outer, "is an adapter of '.*inner', which holds an adapter itself; merge")
     cached(monkeypatch, {"an/adapter": inner})
-    refused(
-        adapter_at(tmp_path / "third", "an/adapter"), "an adapter of 'an/adapter', which is an adapter itself; merge"
-    )
-
-
-def test_a_base_of_a_revision(tmp_path):
-    refused(
-        adapter_at(tmp_path / "a", "an/owner", revision="v2"), "an adapter of revision 'v2' of 'an/owner', .*download"
-    )
+    third = adapter_at(tmp_path / "third", "an/adapter")
+    refused(third, "an adapter of 'an/adapter', which is an adapter itself; merge")
 
 
 def cached(monkeypatch, folders: dict[str, Path]) -> None:
@@ -127,17 +113,23 @@ def test_a_hub_name_may_be_an_adapter(save_folder, tmp_path, monkeypatch):
 def test_the_command_for_pickled_adapters(save_folder, tmp_path):
     folder = adapter_at(tmp_path / "adapter", save_folder(), weights=False)
     refused(folder, "holds PEFT's adapter_config.json and no adapter_model.safetensors; save or download the adapter")
-    tensors = {"base_model.model.x.lora_A.weight": torch.arange(6.0).view(2, 3).t()}
-    torch.save(tensors, folder / "adapter_model.bin")
-    said = refused(
-        folder, r"pickled adapter weights \(adapter_model.bin\), .* if you trust them, convert them: python -c"
-    )
+    name, tensor = "base_model.model.x.lora_A.weight", torch.arange(6.0).view(2, 3).t()
+    torch.save({name: tensor}, folder / "adapter_model.bin")
+    said = refused(folder, r"pickled adapter weights \(adapter_model.bin\), .* if you trust them, convert them: python")
     command = shlex.split(said[said.index("python -c ") :])
     exec(command[2], {})
-    assert torch.equal(
-        load_file(folder / "adapter_model.safetensors")[next(iter(tensors))], tensors[next(iter(tensors))]
-    )
+    assert torch.equal(load_file(folder / "adapter_model.safetensors")[name], tensor)
     check_model_folder(str(folder))
+
+
+def test_folders_that_hold_adapters_and_are_none(tmp_path):
+    adapter_at(tmp_path / "run" / "default", "a/base")
+    (tmp_path / "run" / "README.md").write_text("")
+    said = f"holds no config.json, so it is not a model folder; did you mean '{tmp_path}/run/def"
+    refused(tmp_path / "run", re.escape(said))
+    checkpoint = adapter_at(tmp_path / "models" / "actor", "a/base", weights=False)
+    (checkpoint / "weights.json").write_text("{}")
+    assert adapter_in(checkpoint) is None
 
 
 def test_files_that_are_damaged(save_folder, tmp_path):
@@ -146,18 +138,3 @@ def test_files_that_are_damaged(save_folder, tmp_path):
     refused(folder, "adapter_model.safetensors': expected at least 8 bytes .* the file is cut off")
     (folder / "adapter_config.json").write_text("{")
     refused(folder, r"adapter_config.json' is no JSON object \(.*\); download or copy the adapter again")
-
-
-def test_adapters_inside_are_named(tmp_path):
-    adapter_at(tmp_path / "run" / "default", "a/base")
-    (tmp_path / "run" / "README.md").write_text("")
-    refused(
-        tmp_path / "run",
-        re.escape(f"holds no config.json, so it is not a model folder; did you mean '{tmp_path}/run/def"),
-    )
-
-
-def test_a_checkpoint_with_lora_is_no_adapter(tmp_path):
-    folder = adapter_at(tmp_path / "models" / "actor", "a/base", weights=False)
-    (folder / "weights.json").write_text("{}")
-    assert adapter_in(folder) is None

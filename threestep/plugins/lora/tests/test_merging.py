@@ -117,17 +117,11 @@ def test_half_of_a_tied_pair_is_refused(adapter, config):
         load(folder)
 
 
-LAYER = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
-
-
-@pytest.mark.parametrize("kind", ["lora", "ia3"])
+@pytest.mark.parametrize(("kind", "name"), [("lora", "q_proj.lora_A.weight"), ("ia3", "k_proj.ia3_l")])
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (
-            lambda tensors, name: tensors.pop(name),
-            "holds .* tensors and lacks the tensor {name}, of the .* that adapter_",
-        ),
+        (lambda tensors, name: tensors.pop(name), "holds .* tensors and lacks the tensor {name}, of the .* adapter_"),
         (
             lambda tensors, name: tensors.update(other=torch.ones(1)),
             "holds the tensor other, for which LlamaForCausalLM",
@@ -139,75 +133,31 @@ LAYER = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
     ],
     ids=["missing", "unexpected", "misshapen"],
 )
-def test_tensors_that_do_not_fit(adapter, kind, change, words):
+def test_tensors_that_do_not_fit(adapter, kind, name, change, words):
     folder, _ = adapter(KINDS[kind]())
-    name = LAYER if kind == "lora" else "base_model.model.model.layers.0.self_attn.k_proj.ia3_l"
-
-    def changed(tensors):
-        change(tensors, name)
-        return tensors
-
-    rewritten(folder, changed)
+    name = f"base_model.model.model.layers.0.self_attn.{name}"
+    rewritten(folder, lambda tensors: (change(tensors, name), tensors)[1])
     with pytest.raises(ThreestepError, match=words.format(name=name)) as mistake:
         load(folder)
     assert folder in str(mistake.value) and "\n" not in str(mistake.value)
 
 
-def test_a_whole_module_that_was_not_saved(adapter):
-    folder, _ = adapter(KINDS["whole_head"]())
-    rewritten(folder, lambda tensors: {name: value for name, value in tensors.items() if "lm_head" not in name})
-    with pytest.raises(
-        ThreestepError, match="lacks the tensor lm_head.weight, which modules_to_save in its adapter_con"
-    ):
-        load(folder)
-
-
-def test_embeddings_of_another_vocabulary(adapter):
-    folder, _ = adapter(KINDS["whole_head"]())
-    rewritten(folder, lambda tensors: {n: torch.ones(7, 32) if "lm_head" in n else t for n, t in tensors.items()})
-    with pytest.raises(ThreestepError, match=r"lm_head.weight expects the shape .*got \[7, 32\]; give the base that"):
-        load(folder)
-
-
 def test_another_base_than_it_was_trained_on(adapter, save_folder):
     folder, _ = adapter(KINDS["lora"]())
-    settings_of(folder, base_model_name_or_path=save_folder("other", family="opt"))
-    with pytest.raises(
-        ThreestepError, match="holds 8 tensors, .* for which OPTForCausalLM .* give the base that it was"
-    ):
-        load(folder)
-    settings_of(folder, base_model_name_or_path=save_folder("deep", num_hidden_layers=3))
-    with pytest.raises(ThreestepError, match="holds 8 tensors and lacks 4 tensors, such as .*layers.2"):
-        load(folder)
-    settings_of(folder, target_modules=["no_such_layer"])
-    with pytest.raises(
-        ThreestepError, match="is an adapter of kind LORA, which PEFT cannot merge into LlamaForCausalLM"
-    ):
-        load(folder)
-
-
-def test_settings_that_are_not_known(adapter):
-    folder, _ = adapter(KINDS["lora"]())
-    settings_of(folder, of_another_year=False)
-    load(folder)
-    settings_of(folder, of_another_year=True)
-    with pytest.raises(
-        ThreestepError, match="settings that the installed PEFT does not know: of_another_year; install"
-    ):
-        load(folder)
-    settings_of(folder, of_another_year=False, peft_type="MAGIC")
-    with pytest.raises(
-        ThreestepError, match="adapter_config.json' is not read by the installed PEFT .KeyError: 'MAGIC'"
-    ):
-        load(folder)
-
-
-def test_prompts_are_no_weights(adapter):
-    folder, _ = adapter(peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"))
-    with pytest.raises(
-        ThreestepError, match="is an adapter of kind PROMPT_TUNING, which changes no weights and cannot"
-    ):
-        load(folder)
+    for changed, words in [
+        (
+            {"base_model_name_or_path": save_folder("other", family="opt")},
+            "holds 8 tensors, .* for which OPTForCausalLM .* give the base that it was",
+        ),
+        (
+            {"base_model_name_or_path": save_folder("deep", num_hidden_layers=3)},
+            "holds 8 tensors and lacks 4 tensors, such as .*layers.2",
+        ),
+        ({"target_modules": ["no_such_layer"]}, "adapter of kind LORA, which PEFT cannot merge into LlamaForCausalLM"),
+    ]:
+        settings_of(folder, **changed)
+        with pytest.raises(ThreestepError, match=words):
+            load(folder)
 
 
 def reward(**config: Any) -> Any:
@@ -217,14 +167,15 @@ def reward(**config: Any) -> Any:
 def test_a_reward_model_with_its_head(adapter, capsys):
     """PEFT saves the head of a classifier whole, beside the adapters."""
     folder, theirs = adapter(reward(), scalar=True)
-    model = load_reward(folder)
-    assert torch.equal(
-        model.score.weight, load_file(f"{folder}/adapter_model.safetensors")["base_model.model.score.weight"]
-    )
-    torch.testing.assert_close(logits(model), logits(theirs), rtol=1e-4, atol=1e-4)
-    assert "drawn at random" not in capsys.readouterr().out
-    load_reward(folder, must_have_head=False)
-    assert "drawn at random" not in capsys.readouterr().out
+    saved = load_file(f"{folder}/adapter_model.safetensors")["base_model.model.score.weight"]
+    for must_have_head in (True, False):
+        model = load_reward(folder, must_have_head)
+        assert torch.equal(model.score.weight, saved)
+        torch.testing.assert_close(logits(model), logits(theirs), rtol=1e-4, atol=1e-4)
+        assert "drawn at random" not in capsys.readouterr().out
+    adapter(reward(), scalar=True, labels=2)
+    with pytest.raises(ThreestepError, match=r"score.weight expects the shape \[1, 32\] .* got \[2, 32\]"):
+        load_reward(folder)
 
 
 def test_a_reward_model_without_its_head(adapter, capsys):
@@ -235,12 +186,6 @@ def test_a_reward_model_without_its_head(adapter, capsys):
         load_reward(folder)
     load_reward(folder, must_have_head=False)
     assert "score.weight is new, drawn at random" in capsys.readouterr().out
-
-
-def test_a_classifier_of_two_labels(adapter):
-    folder, _ = adapter(reward(), scalar=True, labels=2)
-    with pytest.raises(ThreestepError, match=r"score.weight expects the shape \[1, 32\] .* got \[2, 32\]"):
-        load_reward(folder)
 
 
 def test_a_language_models_adapter_under_a_new_head(adapter):
@@ -304,8 +249,51 @@ def test_other_kinds_of_lora_are_not_trained_on(adapter, capsys):
     torch.testing.assert_close(logits(model), logits(theirs), rtol=1e-4, atol=1e-4)
 
 
-def test_an_adapter_of_integers(adapter):
-    folder, _ = adapter(peft.LoraConfig(**LORA))
-    rewritten(folder, lambda tensors: {name: tensor.int() for name, tensor in tensors.items()})
-    with pytest.raises(ThreestepError, match=r"lora_A.weight expects floating-point values, got I32; save or download"):
+WHOLE_HEAD = {"modules_to_save": ["lm_head"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "words"),
+    [
+        (
+            WHOLE_HEAD,
+            lambda tensors: {name: value for name, value in tensors.items() if "lm_head" not in name},
+            "lacks the tensor lm_head.weight, which modules_to_save in its adapter_con",
+        ),
+        (
+            WHOLE_HEAD,
+            lambda tensors: {name: torch.ones(7, 32) if "lm_head" in name else t for name, t in tensors.items()},
+            r"lm_head.weight expects the shape .*got \[7, 32\]; give the base that",
+        ),
+        (
+            {},
+            lambda tensors: {name: tensor.int() for name, tensor in tensors.items()},
+            "lora_A.weight expects floating-point values, got I32; save or download",
+        ),
+    ],
+    ids=["no whole module", "another vocabulary", "integers"],
+)
+def test_other_tensors_that_do_not_fit(adapter, config, change, words):
+    folder, _ = adapter(peft.LoraConfig(**LORA, **config))
+    rewritten(folder, change)
+    with pytest.raises(ThreestepError, match=words):
+        load(folder)
+
+
+def test_settings_that_are_not_known_or_change_no_weights(adapter):
+    folder, _ = adapter(KINDS["lora"]())
+    settings_of(folder, of_another_year=False)
+    load(folder)
+    for changed, words in [
+        ({"of_another_year": True}, "settings that the installed PEFT does not know: of_another_year; install"),
+        (
+            {"of_another_year": False, "peft_type": "MAGIC"},
+            "json' is not read by the installed PEFT .KeyError: 'MAGIC'",
+        ),
+    ]:
+        settings_of(folder, **changed)
+        with pytest.raises(ThreestepError, match=words):
+            load(folder)
+    adapter(peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"))
+    with pytest.raises(ThreestepError, match="an adapter of kind PROMPT_TUNING, which changes no weights and cannot"):
         load(folder)

@@ -6,10 +6,21 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
+from transformers.utils import logging
 
+import threestep
 from tests.support.data_flags import data_flags
 from threestep.plugins.programs import new_model
 from training.utils.base.errors import ThreestepError
+from training.utils.engine.zero3 import full_tensors
+from training.utils.loading.configurations import check_positions
+from training.utils.loading.models import load_causal_lm, load_scalar_model
+from training.utils.loading.saving import save_model
+from training.utils.models.families import copy_files, processor_files
+from training.utils.models.settings import ModelSettings
 
 pytestmark = pytest.mark.unit
 
@@ -37,17 +48,14 @@ def make(tmp_path: Path):
 
 
 def load(folder: Path):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
 
 
 def test_plain_transformers_loads_the_folder_and_shapes_and_tokens_are_as_asked(make, capsys):
-    folder = make("model", "--rope_theta=100", "--max_position_embeddings=64")
+    folder = make("model", "--rope_theta=100", "--max_position_embeddings=64", "--initializer_range=0.1")
     model, tokenizer = load(folder)
     assert (folder / "model.safetensors").is_file()
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|endoftext|>", "<|pad|>")
-    assert tokenizer.eos_token_id != tokenizer.pad_token_id
     assert tokenizer.padding_side == "right" and tokenizer.model_max_length == 64
     assert (model.config.eos_token_id, model.config.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
     assert model.config.bos_token_id is None
@@ -55,6 +63,7 @@ def test_plain_transformers_loads_the_folder_and_shapes_and_tokens_are_as_asked(
     assert model.get_input_embeddings().weight.shape == (len(tokenizer), 32)
     assert model.config.rope_parameters["rope_theta"] == 100.0
     assert model.config.intermediate_size == 64
+    assert model.lm_head.weight.std().item() == pytest.approx(0.1, rel=0.1)
     assert 258 < len(tokenizer) <= 300
     line = capsys.readouterr().out.strip().splitlines()[-1]
     assert f"{model.num_parameters():,} parameters" in line
@@ -75,25 +84,14 @@ def test_the_tokenizer_loses_no_byte_adds_no_space_and_parts_digits(make):
         assert tokenizer.decode(ids) == text
     assert tokenizer.tokenize(" 1999 42") == ["Ġ1", "9", "9", "9", "Ġ4", "2"]
     assert tokenizer.tokenize("Human: What") == ["Human", ":", "ĠWhat"]  # learned from the prompts
+    assert tokenizer.tokenize(" Seven Forty") == ["ĠSeven", "ĠForty"]  # from chosen and rejected texts
     assert tokenizer("Human").input_ids == tokenizer("Human", add_special_tokens=False).input_ids
-
-
-def test_a_prompt_is_a_prefix_of_the_prompt_with_its_response(make):
-    _, tokenizer = load(make())
-    for row in ROWS[:2]:
+    for row in ROWS[:2]:  # a prompt is a prefix of itself with its response
         prompt = tokenizer(row["prompt"]).input_ids
         assert tokenizer(row["prompt"] + row["chosen"]).input_ids[: len(prompt)] == prompt
 
 
-def test_chosen_and_rejected_texts_are_learned_too(make):
-    _, tokenizer = load(make())
-    assert "ĠSeven" in tokenizer.get_vocab()
-    assert "ĠForty" in tokenizer.get_vocab()
-
-
 def test_the_seed_decides_the_weights_and_nothing_else_does(make):
-    import torch
-
     torch.manual_seed(5)
     first, first_tokenizer = load(make("first"))
     torch.manual_seed(6)
@@ -105,11 +103,6 @@ def test_the_seed_decides_the_weights_and_nothing_else_does(make):
     for name, tensor in first.state_dict().items():
         assert torch.equal(tensor, second.state_dict()[name]), name
     assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
-
-
-def test_the_spread_of_the_weights_is_as_asked(make):
-    model, _ = load(make("model", "--initializer_range=0.1"))
-    assert model.lm_head.weight.std().item() == pytest.approx(0.1, rel=0.1)
 
 
 def test_the_feed_forward_layers_are_8_thirds_wide_where_nothing_is_said():
@@ -142,10 +135,6 @@ def test_an_earlier_model_is_replaced_and_other_files_are_not(make, tmp_path):
 
 
 def test_a_model_that_sees_describes_a_picture_by_plain_transformers(make):
-    import torch
-    from PIL import Image
-    from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
-
     folder = make("seeing", "--vision", "--max_image_tokens=6", "--rope_theta=100")
     model = AutoModelForImageTextToText.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -174,34 +163,17 @@ def test_a_model_that_sees_describes_a_picture_by_plain_transformers(make):
 
 
 def test_the_steps_refuse_a_model_that_sees_in_one_sentence(make):
-    import torch
-
-    from training.utils.loading.configurations import check_positions
-    from training.utils.loading.models import load_causal_lm, load_scalar_model
-    from training.utils.models.settings import ModelSettings
-
-    folder = make("seeing", "--vision")
-    settings = ModelSettings(str(folder))
-    said = r"seeing': expected a causal language model of text, got a model of images and text \(qwen2_vl\)"
-    with pytest.raises(ThreestepError, match=said):
-        check_positions(settings, 8, "--max_seq_len")  # before data are built
-    with pytest.raises(ThreestepError, match=said):
-        load_causal_lm(settings, torch.float32, 300)
-    with pytest.raises(ThreestepError, match=said):
-        load_scalar_model(settings, torch.float32, None, must_have_head=False)
+    settings = ModelSettings(str(make("seeing", "--vision")))
+    for load_it in (
+        lambda: check_positions(settings, 8, "--max_seq_len"),  # before data are built
+        lambda: load_causal_lm(settings, torch.float32, 300),
+        lambda: load_scalar_model(settings, torch.float32, None, must_have_head=False),
+    ):
+        with pytest.raises(ThreestepError, match=r"seeing': expected a causal .*, got a model of images and text \(qw"):
+            load_it()
 
 
 def test_step_1_loads_it_and_saves_it_with_its_processor(make, tmp_path):
-    import torch
-    from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
-
-    from training.utils.engine.zero3 import full_tensors
-    from training.utils.loading.configurations import check_positions
-    from training.utils.loading.models import load_causal_lm
-    from training.utils.loading.saving import save_model
-    from training.utils.models.families import copy_files, processor_files
-    from training.utils.models.settings import ModelSettings
-
     folder = make("seeing", "--vision")
     settings, tokenizer = ModelSettings(str(folder), takes_media=True), AutoTokenizer.from_pretrained(folder)
     check_positions(settings, 8, "--max_seq_len")
@@ -215,6 +187,21 @@ def test_step_1_loads_it_and_saves_it_with_its_processor(make, tmp_path):
     assert all(torch.equal(weight, weights[name]) for name, weight in saved.named_parameters())
     processors = [AutoImageProcessor.from_pretrained(path).to_dict() for path in (folder, tmp_path / "saved")]
     assert processors[0] == processors[1]
+
+
+def test_texts_of_rows_with_images_and_of_rows_without_text(tmp_path):
+    """A model with vision takes the former, and no model can be made of the latter."""
+    part = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Which colour?"}]}
+    rows = [{"messages": [part, {"role": "assistant", "content": "red"}], "images": ["none.png"]}] * 9
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = data_flags(data_path=[f"jsonl:{file}"])
+    assert list(new_model.dataset_texts(data, 1, vision=True)) == ["Which colour?", "red"] * 9
+    with pytest.raises(ThreestepError, match="column 'images' holds images, and only text is trained on"):
+        list(new_model.dataset_texts(data, 1))
+    file.write_text(json.dumps({"prompt": "", "chosen": "", "rejected": ""}) + "\n")
+    with pytest.raises(ThreestepError, match="^the training rows of jsonl:.*contain no text to train a tokenizer on"):
+        new_model.main([f"--out={tmp_path / 'm'}", "--data_path", f"jsonl:{file}", *SMALL])
 
 
 @pytest.mark.parametrize(
@@ -245,19 +232,30 @@ def test_a_mistake_is_told_before_anything_is_made(flags, sentence, tmp_path):
     assert not (tmp_path / "m").exists()
 
 
-def test_rows_without_text_are_a_mistake(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"prompt": "", "chosen": "", "rejected": ""}) + "\n")
-    with pytest.raises(ThreestepError, match="^the training rows of jsonl:.*contain no text to train a tokenizer on"):
-        new_model.main([f"--out={tmp_path / 'm'}", "--data_path", f"jsonl:{path}", *SMALL])
+SUMS = [{"prompt": f"{a} + {b} =", "completion": f" {a + b}"} for a in range(5) for b in range(5)]
 
 
-def test_a_model_with_vision_takes_the_texts_of_rows_with_images(tmp_path):
-    part = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Which colour?"}]}
-    rows = [{"messages": [part, {"role": "assistant", "content": "red"}], "images": ["none.png"]}] * 9
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = data_flags(data_path=[f"jsonl:{file}"])
-    assert list(new_model.dataset_texts(data, 1, vision=True)) == ["Which colour?", "red"] * 9
-    with pytest.raises(ThreestepError, match="column 'images' holds images, and only text is trained on"):
-        list(new_model.dataset_texts(data, 1))
+def test_a_model_of_rows_in_memory(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    logging.enable_progress_bar()
+    folder = threestep.new_model(SUMS, "tiny", vocab_size=280, hidden_size=32, num_hidden_layers=1)
+    assert folder == tmp_path / "tiny" and [path.name for path in tmp_path.iterdir()] == ["tiny"]
+    said = capfd.readouterr()
+    assert "new model: " in said.out and "shards" not in said.err and logging.is_progress_bar_enabled()
+    model, tokenizer = load(folder)
+    assert (model.config.hidden_size, model.config.num_hidden_layers) == (32, 1) and len(tokenizer) <= 280
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "sentence"),
+    [
+        (SUMS, {"vocab_size": 3}, "^vocab_size expects at least 25"),
+        (SUMS, {"hidden_sise": 3}, "^unknown argument hidden_sise; did you mean 'hidden_size'"),
+        (SUMS, {"hidden_size": 6}, "^hidden_size=6 does not divide into num_attention_heads=4 of an even width"),
+        ([], {}, "^rows expects at least one row, got none$"),
+    ],
+)
+def test_mistakes_of_rows_in_memory(rows, settings, sentence, tmp_path):
+    with pytest.raises(threestep.ThreestepError, match=sentence):
+        threestep.new_model(rows, tmp_path / "tiny", **settings)
+    assert not (tmp_path / "tiny").exists()

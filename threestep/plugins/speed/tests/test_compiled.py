@@ -13,7 +13,7 @@ from threestep.plugins.lora.adding import add_lora
 from threestep.plugins.lora.preparers import Lora
 from threestep.plugins.speed import compiled
 from threestep.plugins.speed.compiled import check_compiler, compile_blocks
-from threestep.plugins.speed.tests.fast_settings import fast
+from threestep.plugins.speed.tests.test_speed import fast
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import TokenSequence, plain, shared_prompt
 from training.utils.contracts.token_rows import TokenRows
@@ -78,28 +78,18 @@ def test_traced_blocks_give_the_same_gradients(family):
     assert_compiling_changes_nothing(PolicyModel(model), "eager", micro_batches())
 
 
-def test_one_code_serves_all_blocks_and_widths():
-    model = tiny_causal_lm("llama", num_hidden_layers=6)
-    policy = PolicyModel(model)
-    assert compile_blocks(model, "eager") == 6
-    torch._dynamo.utils.counters.clear()
-    for width in (9, 12, 17, 23):
-        policy(packed_rows([[plain(run(width, 2, 1)), plain(run(5, 2, 2))]], 0))
-    assert 1 <= torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
-
-
 def compilations() -> int:
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
 def test_twenty_mixed_layouts_are_four_compilations():
-    """One row or several, with a mask or without, also behind a rollout. A failure prints what was compiled again, and
-    why."""
+    """Of both blocks; one row or several, with a mask or without, also behind a rollout. A failure prints what was
+    compiled again, and why."""
     share_keys_of_few_tokens()
     torch._logging.set_logs(recompiles=True, graph_breaks=True)
-    model, generator = tiny_causal_lm("llama", num_hidden_layers=1), torch.Generator().manual_seed(0)
+    model, generator = tiny_causal_lm("llama"), torch.Generator().manual_seed(0)
     policy = PolicyModel(model)
-    compile_blocks(model, "eager")
+    assert compile_blocks(model, "eager") == 2
     torch._dynamo.utils.counters.clear()
     for index in range(20):
         rows = random_rows(generator, 1 + index % 3, 6 + index)
@@ -172,12 +162,8 @@ def broken(*args, **kwargs):
 def test_no_compiler_is_said_in_a_sentence(monkeypatch):
     monkeypatch.setattr(torch, "compile", broken)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ThreestepError) as caught:
+    with pytest.raises(ThreestepError, match="^--torch_compile needs a C.. compiler.*: no g.. in sight; install it or"):
         check_compiler()
-    assert str(caught.value) == (
-        "--torch_compile needs a C++ compiler, such as g++ (CXX may name one), and compiling one addition failed here: "
-        "no g++ in sight; install it or leave --torch_compile out"
-    )
 
 
 def test_the_compiler_is_tried_before_the_model_loads(save_folder, monkeypatch):

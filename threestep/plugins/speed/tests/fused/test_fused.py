@@ -16,7 +16,7 @@ from tests.support.kept_bytes import kept_bytes
 from tests.support.lora_settings import with_lora
 from tests.support.plain_kernels import plain_kernels
 from tests.support.tiny_models import tiny_causal_lm
-from threestep.plugins.speed.fused.choice import settle_kernels
+from threestep.plugins.speed.fused.choice import is_on_cuda, settle_kernels
 from threestep.plugins.speed.fused.operations import (
     FusedMlp,
     FusedNorm,
@@ -105,26 +105,12 @@ def test_what_keeps_less_keeps_two_of_three():
     assert before - kept_bytes(model, lambda: model(input_ids=ids).logits) == 2 * 3 * 20 * 48 * 4
 
 
-def test_tensors_elsewhere_take_the_plain_forward():
-    model, ids = tiny_causal_lm("llama").train(), drawn_ids()
+@pytest.mark.parametrize(("device", "dtype"), [("cuda", torch.float32), ("cpu", torch.float64)])
+def test_tensors_elsewhere_take_the_plain_forward(device, dtype):
+    """Those of another device; float64, of which kernels would keep 32 bits; and no rows at all."""
+    model, ids = tiny_causal_lm("llama", dtype).train(), drawn_ids()
     wanted = read(model, ids)
-
-    def never(*given: Any) -> Any:
-        raise AssertionError("a kernel of another device was called")
-
-    assert len(fuse(model, Kernels("cuda", never, never, never, never))) == PARTS["llama"]
-    assert all(torch.equal(tensor, wanted[name]) for name, tensor in read(model, ids).items())
-
-
-def test_numbers_that_kernels_do_not_hold_take_the_plain_forward():
-    """float64, of which they would keep 32 bits; and no rows at all."""
-
-    def never(*given: Any, **more: Any) -> Any:
-        raise AssertionError("a kernel was called")
-
-    model, ids = tiny_causal_lm("llama").double().train(), drawn_ids()
-    wanted = read(model, ids)
-    fuse(model, Kernels("cpu", never, never, never, never))
+    assert len(fuse(model, Kernels(device, never, never, never, never))) == PARTS["llama"]
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in read(model, ids).items())
     model.float()
     assert model.model.layers[0].mlp(torch.zeros(0, 32)).shape == model.model.norm(torch.zeros(0, 32)).shape == (0, 32)
@@ -173,13 +159,16 @@ def test_a_copy_computes_by_its_own_weights():
 
 
 @pytest.fixture
-def measured():
+def measured(monkeypatch):
+    """A model that is taken for one on a GPU, and its own forward."""
+    monkeypatch.setattr(choice, "is_on_cuda", lambda model: True)
     model = tiny_causal_lm("llama")
     return model, read_own_forward(model)
 
 
-def test_a_cpu_takes_none_by_itself_and_refuses_them(measured):
+def test_a_cpu_takes_none_by_itself_and_refuses_them(measured, monkeypatch):
     model, own = measured
+    monkeypatch.setattr(choice, "is_on_cuda", is_on_cuda)
     settle_kernels(model, own, None)
     settle_kernels(model, own, False)
     assert own.notes == [] and fuse(model, plain_kernels())
@@ -190,7 +179,6 @@ def test_a_cpu_takes_none_by_itself_and_refuses_them(measured):
 @pytest.mark.parametrize("wanted", [None, True])
 def test_what_computes_the_same_is_fused_and_noted(measured, monkeypatch, wanted):
     model, own = measured
-    monkeypatch.setattr(choice, "is_on_cuda", lambda model: True)
     monkeypatch.setattr(choice, "liger_kernels", plain_kernels)
     settle_kernels(model, own, wanted)
     assert own_forward_of(model).notes == ["norms, gates and rotations are Liger's kernels, in 9 modules"]
@@ -205,35 +193,27 @@ def test_what_comes_is_held_against_the_fused_forward(measured, monkeypatch):
     def shifted(*given: Any, **more: Any) -> torch.Tensor:
         return plain_kernels().rms_norm(*given, **more) * (1 + 2**-21)
 
-    monkeypatch.setattr(choice, "is_on_cuda", lambda model: True)
     monkeypatch.setattr(choice, "liger_kernels", lambda: plain_kernels()._replace(rms_norm=shifted))
     settle_kernels(model, own, True)
     assert 0 < current_difference(model, own) < own.tolerance
     assert current_difference(model, own_forward_of(model)) == 0
 
 
-def broken() -> Any:
-    return plain_kernels()._replace(silu_mul=lambda gate, up: gate * up)
+def fails(*given: Any) -> Any:
+    raise RuntimeError("no such instruction\nat line 7")
 
 
-def failing() -> Any:
-    def rotate(*given: Any) -> Any:
-        raise RuntimeError("no such instruction\nat line 7")
-
-    return plain_kernels()._replace(rotate=rotate)
-
-
-REASONS = [
-    (broken, r"log-probabilities or scores move by [\d.e+]+ \(rounding explains"),
-    (failing, r"they fail here \(RuntimeError: no such instruction\)"),
-]
-
-
-@pytest.mark.parametrize(("kernels", "reason"), REASONS)
-def test_what_computes_something_else_is_taken_back(measured, monkeypatch, kernels, reason):
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"silu_mul": lambda gate, up: gate * up}, r"log-probabilities or scores move by [\d.e+]+ \(rounding explains"),
+        ({"rotate": fails}, r"they fail here \(RuntimeError: no such instruction\)"),
+    ],
+    ids=["something else", "failing"],
+)
+def test_what_computes_something_else_is_taken_back(measured, monkeypatch, changed, reason):
     model, own = measured
-    monkeypatch.setattr(choice, "is_on_cuda", lambda model: True)
-    monkeypatch.setattr(choice, "liger_kernels", kernels)
+    monkeypatch.setattr(choice, "liger_kernels", lambda: plain_kernels()._replace(**changed))
     with pytest.raises(ThreestepError, match=f"^--use_liger_kernel: .*{reason}.*; leave it out$"):
         settle_kernels(model, own, True)
     assert not any("forward" in vars(part) for part in model.modules())
@@ -242,42 +222,30 @@ def test_what_computes_something_else_is_taken_back(measured, monkeypatch, kerne
     assert not any("forward" in vars(part) for part in model.modules())
 
 
-def test_without_the_package_the_model_stays_as_it_is(measured, monkeypatch):
+@pytest.mark.parametrize("lacking", ["liger_kernel", "triton"])
+def test_without_the_package_the_model_stays_as_it_is(measured, monkeypatch, lacking):
+    """A package that is there and broken, as without Triton, which it needs, is noted."""
     model, own = measured
     plain_import = builtins.__import__
 
     def without(name: str, *others: Any, **more: Any) -> Any:
         if name.startswith("liger_kernel"):
-            raise ModuleNotFoundError("No module named 'liger_kernel'", name="liger_kernel")
+            raise ModuleNotFoundError(f"No module named '{lacking}'", name=lacking)
         return plain_import(name, *others, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ModuleNotFoundError):
         liger_kernels()
-    monkeypatch.setattr(choice, "is_on_cuda", lambda model: True)
     settle_kernels(model, own, None)
-    assert own.notes == []
+    assert len(own.notes) == (lacking == "triton")
+    assert all("liger-kernel cannot be imported (No module named 'triton')" in note for note in own.notes)
     with pytest.raises(ThreestepError, match=r"cannot be imported .*pip install 'threestep\[liger\]'"):
         settle_kernels(model, own, True)
-
-
-def test_a_package_that_is_broken_is_noted(measured, monkeypatch):
-    """As without Triton, which it needs."""
-    model, own = measured
-
-    def broken_package() -> Any:
-        raise ModuleNotFoundError("No module named 'triton'", name="triton")
-
-    monkeypatch.setattr(choice, "is_on_cuda", lambda model: True)
-    monkeypatch.setattr(choice, "liger_kernels", broken_package)
-    settle_kernels(model, own, None)
-    assert len(own.notes) == 1 and "liger-kernel cannot be imported (No module named 'triton')" in own.notes[0]
-
-
-def test_a_family_without_such_parts(measured, monkeypatch):
-    model = tiny_causal_lm("gpt2")
-    own = read_own_forward(model)
-    monkeypatch.setattr(choice, "is_on_cuda", lambda model: True)
     monkeypatch.setattr(choice, "liger_kernels", plain_kernels)
+    model = tiny_causal_lm("gpt2")
     with pytest.raises(ThreestepError, match="no part of GPT2LMHeadModel is written as these kernels compute"):
-        settle_kernels(model, own, True)
+        settle_kernels(model, read_own_forward(model), True)
+
+
+def never(*given: Any, **more: Any) -> Any:
+    raise AssertionError("a kernel was called")
