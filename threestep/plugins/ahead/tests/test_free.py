@@ -115,20 +115,22 @@ def test_each_prompt_is_learned_from_once_by_weights_that_are_not_too_old(tmp_pa
 
 
 def test_the_schedule_repeats_the_run_to_the_bit(tmp_path):
-    (tmp_path / "first").mkdir()
+    """And another order is another run: a slow group is overtaken until it would be too old."""
+    for name in ("first", "0", "1", "other"):
+        (tmp_path / name).mkdir()
     first = free_trainer(tmp_path / "first")
     train(first, range(1, STEPS + 1))
-    schedule = str(tmp_path / "first" / "rollouts.jsonl")
-    for number in range(2):
-        (tmp_path / str(number)).mkdir()
-        again = free_trainer(tmp_path / str(number), schedule=schedule)
+    for name in ("0", "1"):
+        again = free_trainer(tmp_path / name, schedule=str(tmp_path / "first" / "rollouts.jsonl"))
         train(again, range(1, STEPS + 1))
         assert same(weights(again), weights(first))
-        assert lines_of(tmp_path / str(number)) == lines_of(tmp_path / "first")
-    (tmp_path / "other").mkdir()
-    other = free_trainer(tmp_path / "other", FirstIsLast(lines_of(tmp_path / "first")[0]["rows"][0]))
+        assert lines_of(tmp_path / name) == lines_of(tmp_path / "first")
+    late = made_trainer(0).next_prompts(1, 0)[0].rows[0].row_id
+    other = free_trainer(tmp_path / "other", FirstIsLast(late))
     train(other, range(1, STEPS + 1))
-    assert not same(weights(other), weights(first))  # another order is another run
+    assert not same(weights(other), weights(first))
+    steps = [each["step"] for each in read_rollouts(tmp_path / "other") if 0 in each["positions"]]
+    assert steps in ([2], [3])  # drawn by the weights 0, which are two steps old in step 3
 
 
 @pytest.mark.parametrize("ahead", [1, 2])
@@ -145,19 +147,11 @@ def test_the_schedule_of_strict_order_gives_its_run(tmp_path, ahead):
         )
         for step in range(1, STEPS + 1)
     ]
-    (tmp_path / "strict.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
-    free = free_trainer(tmp_path, oldest=ahead, schedule=str(tmp_path / "strict.jsonl"))
+    (tmp_path / "strict").mkdir()
+    free = free_trainer(tmp_path, oldest=ahead, schedule=str(written(tmp_path / "strict", lines)))
     train(free, range(1, STEPS + 1))
     for name, weight in weights(strict).items():
         torch.testing.assert_close(weights(free)[name], weight, rtol=0, atol=1e-6)
-
-
-def test_a_slow_group_is_overtaken_until_it_would_be_too_old(tmp_path):
-    row = made_trainer(0).next_prompts(1, 0)[0].rows[0].row_id
-    trainer = free_trainer(tmp_path, FirstIsLast(row))
-    train(trainer, range(1, STEPS + 1))
-    steps = [line["step"] for line in read_rollouts(tmp_path) if 0 in line["positions"]]
-    assert steps in ([2], [3])  # drawn by the weights 0, which are two steps old in step 3
 
 
 @pytest.mark.parametrize("replays", [False, True])
@@ -233,8 +227,7 @@ def test_without_threads_a_step_draws_by_its_own_weights(tmp_path):
 def test_each_rank_begins_the_groups_on_which_it_trains(tmp_path):
     """Two ranks, which hold even and odd positions; the weights 0 draw three of the even ones and one odd one."""
     lines = [line(1, [0, 1], [0, 0]), line(2, [2, 3], [0, 1]), line(3, [4, 5], [0, 1])]
-    (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
-    schedule = read_schedule(tmp_path / "rollouts.jsonl", Admission(2, 2, 3))
+    schedule = read_schedule(written(tmp_path, lines), Admission(2, 2, 3))
     assert [schedule.begun_by(0, rank, 2) for rank in range(2)] == [[0, 2, 4], [1]]
     assert [schedule.begun_by(1, rank, 2) for rank in range(2)] == [[], [3, 5]]
     assert schedule.begun_by(0, 0, 1) == [0, 1, 2, 4]
@@ -248,10 +241,7 @@ def line(step: int, positions: list[int], versions: list[int], **more) -> dict:
     ("lines", "why"),
     [
         ([], "expects the schedule of a run of --rollouts_ahead free, got"),
-        (
-            [{"step": 1, "prompts": 8, "first": 0, "rows": [0, 1]}],
-            "expects the schedule of a run of --rollouts_ahead f",
-        ),
+        ([{"step": 1, "prompts": 8, "first": 0, "rows": [0, 1]}], "expects the schedule of a run of --rollouts_ahead"),
         ([line(1, [0, 1], [0, 0])], "expects the steps 1 to 2 of this run in .*, got 1 steps up to 1"),
         ([line(1, [0, 1], [0, 0]), line(2, [2], [0])], "expects 2 prompts in each step of .*, got 1 in step 2"),
         ([line(1, [0, 1], [0, 0]), line(2, [1, 2], [0, 0])], "expects 2 prompts in each step of .*, each once"),
@@ -259,16 +249,14 @@ def line(step: int, positions: list[int], versions: list[int], **more) -> dict:
     ],
 )
 def test_files_that_are_no_schedule_of_this_run(tmp_path, lines, why):
-    (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
     with pytest.raises(ThreestepError, match=f"--replay_schedule .*{why}"):
-        read_schedule(tmp_path / "rollouts.jsonl", Admission(1, 2, 2))
-
-
-def test_other_data_than_the_schedule_had(tmp_path):
+        read_schedule(written(tmp_path, lines), Admission(1, 2, 2))
     lines = [line(step, [4 * step - 4 + place for place in range(4)], [0] * 4) for step in range(1, 3)]
-    (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
-    trainer = free_trainer(tmp_path, schedule=str(tmp_path / "rollouts.jsonl"), total=2)
-    with pytest.raises(
-        ThreestepError, match="--replay_schedule expects the data and the seed of the run that wrote it"
-    ):
+    trainer = free_trainer(tmp_path, schedule=str(written(tmp_path, lines)), total=2)
+    with pytest.raises(ThreestepError, match="--replay_schedule expects the data and the seed of the run that wrote"):
         next(iter(trainer.rollouts(1)))
+
+
+def written(folder: Path, lines: list[dict]) -> Path:
+    (folder / "rollouts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    return folder / "rollouts.jsonl"

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from threestep.plugins.ahead.tests.test_free import GROUPS, free_trainer, lines_of, train
-from threestep.plugins.ahead.tests.test_pipeline import SAMPLES, STEPS, made_trainer, same, weights
+from threestep.plugins.ahead.tests.test_pipeline import SAMPLES, STEPS, made_trainer, same, trained, weights
 from threestep.plugins.report.figures.rollout_account import rollout_account
 from threestep.plugins.vllm.servers import drawing
 from threestep.plugins.vllm.servers.arguments import VllmServerArguments
@@ -25,6 +25,7 @@ class Late(FakeServer):
     def __init__(self, says) -> None:
         super().__init__(says)
         self.answering = self.at_once = self.cut = 0
+        self.versions: list[str] = []
         self.lock = threading.Lock()
 
     def on_inference_v1_generate(self, body):
@@ -32,6 +33,7 @@ class Late(FakeServer):
             self.answering += 1
             self.at_once = max(self.at_once, self.answering)
         time.sleep(random.SystemRandom().uniform(0.0, 0.03))
+        self.versions.append(self.version)
         try:
             return super().on_inference_v1_generate(body)
         finally:
@@ -43,32 +45,58 @@ class Late(FakeServer):
         return super().on_start_weight_update(body)
 
 
+@pytest.fixture
+def served():
+    """served() -> two servers, and an engine that draws by them."""
+    says, found = {"architectures": [type(made_trainer(0).roles.actor_model).__name__]}, []
+
+    def start():
+        servers = [Late(says) for _ in range(2)]
+        found.extend(servers)
+        return servers, engine_of(servers)
+
+    yield start
+    for server in found:
+        server.stop()
+
+
+def engine_of(servers) -> VllmServerRollout:
+    engine = VllmServerRollout(None, VllmServerArguments(",".join(each.address for each in servers), 20.0), 64)
+    engine.check(None, None)
+    return engine
+
+
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", KEY)
     monkeypatch.setattr(drawing, "_PAUSE_SECONDS", 0.001)
 
 
-@pytest.fixture
-def servers():
-    says = {"architectures": [type(made_trainer(0).roles.actor_model).__name__]}
-    found = [Late(says) for _ in range(2)]
-    yield found
-    for server in found:
-        server.stop()
-
-
 def run(folder, servers, *, steps=range(1, STEPS + 1), trainer=None, **given):
     """Return a run's trainer and the greatest age of each step."""
     folder.mkdir(exist_ok=True)
-    if trainer is None:
-        engine = VllmServerRollout(None, VllmServerArguments(",".join(each.address for each in servers), 20.0), 64)
-        engine.check(None, None)
-        trainer = free_trainer(folder, engine, **given)
+    trainer = trainer or free_trainer(folder, engine_of(servers), **given)
     return trainer, train(trainer, steps)
 
 
-def test_each_prompt_once_and_the_schedule_repeats_the_run(tmp_path, servers):
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_timing_and_failing_servers_decide_nothing(served, ahead):
+    """Of `--rollouts_ahead K`, whose servers draw while training goes on."""
+    found, versions = [], set[int]()
+    for dies in (False, False, True):
+        servers, engine = served()
+        if dies:
+            servers[0].faults["die_after"] = 7
+        trainer = made_trainer(ahead, engine)
+        trained(trainer, range(1, STEPS + 1))
+        found.append(weights(trainer))
+        versions |= {int(version.partition("-")[2]) for server in servers for version in server.versions}
+    assert all(same(each, found[0]) for each in found)
+    assert sorted(versions) == list(range(0, 2 * (STEPS - ahead), 2)), "step s: the weights of step s - 1 - K"
+
+
+def test_each_prompt_once_and_the_schedule_repeats_the_run(tmp_path, served):
+    servers, _ = served()
     first, ages = run(tmp_path / "first", servers)
     (account,) = rollout_account(read_rollouts(tmp_path / "first"))
     assert account.is_whole and account.learned == STEPS * GROUPS and max(ages) <= 2
@@ -82,9 +110,13 @@ def test_each_prompt_once_and_the_schedule_repeats_the_run(tmp_path, servers):
     assert same(weights(again), weights(first))
     assert lines_of(tmp_path / "again") == lines_of(tmp_path / "first")
     assert servers[1].cut == 0
+    servers[1].faults["die_after"] = 5
+    with pytest.raises(Exception, match="no rollout server of --vllm_servers is left"):
+        run(tmp_path / "left", servers[1:])
 
 
-def test_a_resumed_run_sends_the_weights_that_draw_next(tmp_path, servers):
+def test_a_resumed_run_sends_the_weights_that_draw_next(tmp_path, served):
+    servers, _ = served()
     first, _ = run(tmp_path, servers, steps=range(1, 4))
     saved = first.state_dict()
     second, _ = run(tmp_path, servers, steps=range(0))
@@ -95,10 +127,3 @@ def test_a_resumed_run_sends_the_weights_that_draw_next(tmp_path, servers):
     assert account.is_whole and account.learned == STEPS * GROUPS
     again, _ = run(tmp_path / "again", servers, schedule=str(tmp_path / "rollouts.jsonl"))
     assert same(weights(again), weights(second))
-
-
-def test_no_server_is_left(tmp_path, servers):
-    for server in servers:
-        server.faults["die_after"] = 5
-    with pytest.raises(Exception, match="no rollout server of --vllm_servers is left"):
-        run(tmp_path, servers)

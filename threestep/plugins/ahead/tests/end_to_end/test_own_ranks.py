@@ -2,67 +2,10 @@
 
 from __future__ import annotations
 
-import random
-import time
-
 import pytest
 
 from tests.distributed.launch import run_ranks
-from threestep.plugins.ahead.tests.test_pipeline import STEPS, made_trainer, same, trained, weights
-from threestep.plugins.vllm.servers import drawing
-from threestep.plugins.vllm.servers.arguments import VllmServerArguments
-from threestep.plugins.vllm.servers.engine import VllmServerRollout
 from threestep.plugins.vllm.tests.fake_rollout_server import KEY, FakeServer
-
-
-class Late(FakeServer):
-    """Its answers take a time that no seed decides, and it notes the weights that drew."""
-
-    def __init__(self, says) -> None:
-        super().__init__(says)
-        self.versions: list[str] = []
-
-    def on_inference_v1_generate(self, body):
-        time.sleep(random.SystemRandom().uniform(0.0, 0.02))
-        self.versions.append(self.version)
-        return super().on_inference_v1_generate(body)
-
-
-def run(ahead: int, *, dies: bool = False):
-    """Return a run's weights and its servers, one of which dies in the middle or not."""
-    model = made_trainer(0).roles.actor_model
-    servers = [Late({"architectures": [type(model).__name__]}) for _ in range(2)]
-    if dies:
-        servers[0].faults["die_after"] = 7
-    try:
-        engine = VllmServerRollout(None, VllmServerArguments(",".join(each.address for each in servers), 20.0), 64)
-        engine.check(None, None)
-        trainer = made_trainer(ahead, engine)
-        trained(trainer, range(1, STEPS + 1))
-        return weights(trainer), servers
-    finally:
-        for server in servers:
-            server.stop()
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setenv("VLLM_API_KEY", KEY)
-    monkeypatch.setattr(drawing, "_PAUSE_SECONDS", 0.001)
-
-
-@pytest.mark.parametrize("ahead", [0, 1, 2])
-def test_timing_and_failing_servers_decide_nothing(ahead):
-    first, servers = run(ahead)
-    for dies in (False, True):
-        assert same(run(ahead, dies=dies)[0], first)
-    updates = sorted({int(version.partition("-")[2]) for server in servers for version in server.versions})
-    assert updates == list(range(0, 2 * (STEPS - ahead), 2)), "step s is drawn by the weights of step s - 1 - K"
-
-
-def test_ahead_is_not_beside():
-    assert not same(run(1)[0], run(0)[0])
-
 
 RANKS = """
     import json, os, random, sys, time
