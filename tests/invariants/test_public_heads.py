@@ -26,8 +26,7 @@ from tests.families import configs
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
 from threestep.plugins.mtp.head import new_head
 from threestep.plugins.mtp.public_folder import public_head_in
-from threestep.plugins.mtp.tests.test_public_folder import checkpoint
-from threestep.plugins.mtp.tests.test_public_names import drawn_head
+from threestep.plugins.mtp.tests.test_public_names import checkpoint, drawn_head
 
 LAYERS, LENGTH = 2, 24
 FAMILY = {"deepseek": "llama", "qwen": "qwen3", "mimo": "qwen2", "ernie": "llama"}
