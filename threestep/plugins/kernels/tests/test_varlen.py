@@ -4,6 +4,7 @@ reference with the signature of torch's."""
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from tests.support.random_rows import parallel_row, random_rows
 from tests.support.tiny_models import tiny_causal_lm
 from tests.support.tries import trie_row
 from tests.support.varlen_reference import varlen_attn
-from threestep.plugins.kernels import varlen
+from threestep.plugins.kernels import forms, varlen
+from threestep.plugins.kernels.forms import FORMS, attention_of, seconds_of_forms, time_on_first_rows
 from threestep.plugins.kernels.varlen import (
     VARLEN,
     VarlenAttention,
@@ -69,14 +71,18 @@ def parts_of(rows: TokenRows, heads: int, shared_heads: int, size: int, value_si
 
 
 @pytest.mark.parametrize("kernel", [varlen_attn, without_groups])
-@pytest.mark.parametrize(("heads", "shared_heads", "size", "value_size"), [(4, 2, 8, 8), (3, 1, 10, 6)])
+@pytest.mark.parametrize(
+    ("heads", "shared_heads", "size", "value_size", "scale"), [(4, 2, 8, 8, 0.3), (3, 1, 10, 6, None)]
+)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_it_is_the_dense_mask_forward_and_backward(layout, heads, shared_heads, size, value_size, kernel):
-    """Also of heads that share keys, of sizes that are no multiple of 8, and of values narrower than keys."""
+def test_it_is_the_dense_mask_forward_and_backward(layout, heads, shared_heads, size, value_size, scale, kernel):
+    """Also of heads that share keys, of sizes that are no multiple of 8 (the scale is of the size before it is filled),
+    and of values narrower than keys."""
     rows = LAYOUTS[layout]()
     parts = parts_of(rows, heads, shared_heads, size, value_size)
-    dense = functional.scaled_dot_product_attention(*parts, attn_mask=rows.dense_mask(), scale=0.3, enable_gqa=True)
-    ours, sums = VarlenAttention(kernel)(torch.nn.Identity(), *parts, None, scaling=0.3, runs=rows.lengths())
+    dense = functional.scaled_dot_product_attention(*parts, attn_mask=rows.dense_mask(), scale=scale, enable_gqa=True)
+    given = {} if scale is None else {"scaling": scale}
+    ours, sums = VarlenAttention(kernel)(torch.nn.Identity(), *parts, None, runs=rows.lengths(), **given)
     assert sums is None
     real_NT = rows.segment_ids_NT >= 0  # what padding reads is nobody's
     wanted, got = dense.transpose(1, 2)[real_NT], ours[real_NT]
@@ -85,15 +91,6 @@ def test_it_is_the_dense_mask_forward_and_backward(layout, heads, shared_heads, 
     gradients = (torch.autograd.grad((read * weights).sum(), parts) for read in (got, wanted))
     for ours_grad, dense_grad in zip(*gradients, strict=True):
         torch.testing.assert_close(ours_grad, dense_grad, rtol=0, atol=1e-12)
-
-
-def test_the_scale_is_of_the_size_before_it_is_filled():
-    rows = LAYOUTS["documents"]()
-    parts = parts_of(rows, 2, 2, 10, 10)
-    dense = functional.scaled_dot_product_attention(*parts, attn_mask=rows.dense_mask())
-    ours, _ = VarlenAttention(varlen_attn)(torch.nn.Identity(), *parts, None, runs=rows.lengths())
-    real_NT = rows.segment_ids_NT >= 0
-    torch.testing.assert_close(ours[real_NT], dense.transpose(1, 2)[real_NT], rtol=0, atol=1e-12)
 
 
 def test_gradients_of_shared_keys_are_added_in_float32():
@@ -162,3 +159,76 @@ def test_a_torch_without_the_kernel_is_named(monkeypatch):
     assert why_no_kernel() == f"varlen_attn of torch {torch.__version__} takes no scale and no window"
     monkeypatch.setitem(__import__("sys").modules, "torch.nn.attention.varlen", None)
     assert why_no_kernel() == f"torch {torch.__version__} has no torch.nn.attention.varlen"
+
+
+@pytest.fixture(autouse=True)
+def a_kernel(monkeypatch):
+    monkeypatch.setattr(forms, "torch_kernel", lambda: varlen_attn)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_it_is_the_dense_mask(form):
+    rows = random_rows(torch.Generator().manual_seed(2), 3, 20)
+    count, width = rows.input_ids_NT.shape
+    generator = torch.Generator().manual_seed(0)
+    parts = [torch.randn(count, heads, width, 16, generator=generator) for heads in (4, 2, 2)]
+    with torch.compiler.set_stance("force_eager"), torch.no_grad():
+        got = attention_of(form, rows)(*parts)
+    wanted = functional.scaled_dot_product_attention(*parts, attn_mask=rows.dense_mask(), enable_gqa=True)
+    real_NT = rows.segment_ids_NT >= 0
+    torch.testing.assert_close(got[real_NT], wanted.transpose(1, 2)[real_NT], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["sdpa", "varlen"])
+def test_padded_rows_are_causal_without_a_mask(form):
+    rows = packed_rows([[plain(TokenSequence(torch.arange(n), torch.zeros(n, dtype=torch.bool)))] for n in (5, 3)], 0)
+    parts = [torch.randn(2, heads, 5, 8) for heads in (4, 2, 2)]
+    wanted = functional.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True).transpose(1, 2)
+    torch.testing.assert_close(attention_of(form, rows)(*parts), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_seconds_are_of_a_forward_and_backward():
+    rows = random_rows(torch.Generator().manual_seed(2), 2, 8)
+    seconds = seconds_of_forms(rows, 4, 2, 8, dtype=torch.float32, forms=("varlen", "sdpa"), repeats=2)
+    assert list(seconds) == ["varlen", "sdpa"] and all(0 < each < 10 for each in seconds.values())
+
+
+def test_a_kernel_is_held_against_the_mask(monkeypatch):
+    shape, device = (4, 2, 8), torch.device("cpu")
+    assert forms.why_not_the_mask("varlen", shape, torch.float32, device) is None
+    assert forms.why_not_the_mask("varlen", shape, torch.bfloat16, device) is None
+
+    def of_other_keys(query, key, value, *given, **named):  # right forward, gradients of the keys one place on
+        moved = key.roll(1, 0)
+        return varlen_attn(query, key.detach() + moved - moved.detach(), value, *given, **named)
+
+    monkeypatch.setattr(forms, "torch_kernel", lambda: of_other_keys)
+    reason = forms.why_not_the_mask("varlen", shape, torch.float32, device)
+    assert re.fullmatch(r"its gradients of keys here are off by [\d.]+ of the largest that a dense mask gives", reason)
+
+
+def test_the_first_packed_rows_are_timed_once_and_nothing_else_changes(monkeypatch):
+    monkeypatch.setattr(AttentionInterface, "_global_mapping", dict(AttentionInterface._global_mapping))
+    monkeypatch.setattr(varlen, "torch_kernel", lambda: varlen_attn)
+    model, said = tiny_causal_lm("llama"), []
+    varlen.use_varlen_attention(model)
+    reader = PolicyModel(model)
+    rows = random_rows(torch.Generator().manual_seed(2), 2, 8)
+    one = packed_rows([[plain(TokenSequence(torch.arange(5), torch.zeros(5, dtype=torch.bool)))]], 0)
+    time_on_first_rows(reader, model, said.append)
+    state = torch.random.get_rng_state()
+    reader.eval()(rows)
+    reader.train()(one)
+    assert said == []
+    with torch.no_grad():
+        reader(rows)
+    reader(rows)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    (sentence,) = said
+    times = r"varlen [\d.]+ ms, sdpa [\d.]+ ms(; --attn_implementation sdpa is the faster one here)?"
+    width = rows.input_ids_NT.shape[1]
+    assert re.fullmatch(rf"attention of 2 x {width} tokens, forward and backward of one layer: {times}", sentence)
+    monkeypatch.setattr(forms, "_MOST_MASK_BYTES", 10)
+    time_on_first_rows(reader, model, said.append)
+    reader(rows)
+    assert re.search(r"varlen [\d.]+ ms; sdpa was not timed: its dense mask has [\d.e-]+ billion pairs$", said[1])

@@ -93,16 +93,11 @@ def model_of(tokens: int, sizes: dict[str, int]) -> Any:
     from training.utils.models.settings import ModelSettings
 
     torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=sizes["vocabulary"],
-            hidden_size=sizes["width"],
-            intermediate_size=sizes["inner"],
-            num_hidden_layers=sizes["layers"],
-            num_attention_heads=sizes["heads"],
-            max_position_embeddings=tokens,
-        )
-    )
+    config = LlamaConfig(
+        vocab_size=sizes["vocabulary"], hidden_size=sizes["width"], intermediate_size=sizes["inner"],
+        num_hidden_layers=sizes["layers"], num_attention_heads=sizes["heads"], max_position_embeddings=tokens,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
     use_document_attention(model)
     added = added_flags("step1_sft")()
     added.of(SpeedArguments).mlp_tiles = sizes["tiles"]

@@ -78,18 +78,10 @@ def model_of(key_heads: int, attention: str, scalar: bool = False) -> Any:
 
     torch.manual_seed(3)
     config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=HEADS * SIZE,
-        intermediate_size=20,
-        num_hidden_layers=2,
-        num_attention_heads=HEADS,
-        num_key_value_heads=key_heads,
-        max_position_embeddings=64,
-        pad_token_id=0,
-        num_labels=1,
-        attn_implementation="sdpa",
-        initializer_range=0.3,
-    )
+        vocab_size=VOCAB, hidden_size=HEADS * SIZE, intermediate_size=20, num_hidden_layers=2, pad_token_id=0,
+        num_attention_heads=HEADS, num_key_value_heads=key_heads, max_position_embeddings=64, num_labels=1,
+        attn_implementation="sdpa", initializer_range=0.3,
+    )  # fmt: skip
     model = (LlamaForSequenceClassification if scalar else LlamaForCausalLM)(config).double().eval()
     if attention != "sdpa":
         use_document_attention(model)

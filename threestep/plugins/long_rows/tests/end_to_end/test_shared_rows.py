@@ -53,19 +53,6 @@ def test_two_ranks_share_rows_and_one_goes_on_alone(place: Path, start: Path):
     assert first_evaluations[1] == pytest.approx(first_evaluations[0], rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    "flags, ranks, sentence",
-    [
-        ([*SHARED, 2], 1, "--sequence_parallel_size expects a divisor of the 1 ranks (1), got 2"),
-        ([*SHARED, 2, "--torch_compile", "true"], 2, "--sequence_parallel_size 2 cannot go with --torch_compile yet"),
-        ([*SHARED, 2, "--record_steps", 1], 2, "cannot go with --record_steps yet"),
-    ],
-)
-def test_a_run_that_cannot_share_rows(place: Path, start: Path, flags: list, ranks: int, sentence: str):
-    ran = run_step(1, ["--model_name_or_path", start, *SFT, *flags, "--output_dir", place / "no_run"], ranks=ranks)
-    assert ran.code != 0 and sentence in ran.stderr + ran.stdout
-
-
 @pytest.mark.parametrize("step", [2, "dpo"])
 def test_the_other_steps(place: Path, start: Path, step: int | str):
     folders = []

@@ -14,8 +14,8 @@ from training.step2_dpo.loss import (
     LOSSES,
     Objective,
     Responses,
-    best_likelihood,
     log_ratios,
+    mark_figures,
     preference_loss,
     weighted_sum,
 )
@@ -212,22 +212,103 @@ def test_odds_near_one_and_near_zero():
     assert torch.isfinite(odds).all() and certain.grad.tolist() == [0.0]
 
 
-def test_the_best_responses_likelihood():
-    # -(-6 / 3) and -(-2 / 4), of two prompts; the middle response is no best one.
-    logprobs_B, none = torch.tensor([-6.0, -8.0, -2.0]), torch.zeros(0, dtype=torch.int64)
-    tokens_B, best_B = torch.tensor([3.0, 1.0, 4.0]), torch.tensor([True, False, True])
-    given = Responses(logprobs_B, logprobs_B, tokens_B, none, none, torch.zeros(0), best_B)
-    assert best_likelihood(given).item() == pytest.approx(2.5)
+def test_a_ranking_of_three_by_hand_and_far_log_ratios():
+    """beta 0.5, log-ratios 1, 0, -1: ln(1 + e^-0.5 + e^-1) + ln(1 + e^-0.5) = ln 1.974410 + ln 1.606531.
+
+    Slopes, with p the shares of the first sum (0.506480, 0.307196, 0.186324) and q of the second (0.622459, 0.377541):
+    0.5 (p_1 - 1), 0.5 (p_2 + q_2 - 1), 0.5 (p_3 + q_3). Far ones stay finite: the wrong order of three costs its rank.
+    """
+    responses, leaves = responses_of([([[1.0], [0.0], [-1.0]], [[0.0]] * 3)], how := objective("plackett_luce", 0.5))
+    loss = preference_loss(responses, 1.0, how)
+    assert loss.item() == pytest.approx(0.680269 + 0.474077, abs=1e-6)
+    assert gradients(loss, leaves) == pytest.approx([-0.246760, -0.035173, 0.281932], abs=1e-6)
+    far = [([[-900.0], [900.0], [0.0]], [[0.0]] * 3), ([[900.0], [0.0], [-900.0]], [[0.0]] * 3)]
+    responses, leaves = responses_of(far, how := objective("plackett_luce", 1.0))
+    loss = preference_loss(responses, 2.0, how)
+    assert loss.item() == pytest.approx((1800.0 + 0.0) / 2)
+    assert all(math.isfinite(slope) for slope in gradients(loss, leaves))
 
 
-def test_robust_dpo_is_unbiased():
-    """Its mean over labels flipped with probability e is the loss of right labels."""
-    e, m = 0.2, torch.tensor([0.7, -1.3], dtype=torch.float64)
-    how = objective("robust", 0.5, label_smoothing=e)
-    mean = (1 - e) * how.loss.of_margins(m, how) + e * how.loss.of_margins(-m, how)
-    plain = objective("sigmoid", 0.5)
-    torch.testing.assert_close(mean, plain.loss.of_margins(m, plain))
+def marked_responses(ratios, marks, point: float = 0.0) -> tuple[Responses, torch.Tensor]:
+    ratios_B = torch.tensor(ratios, dtype=torch.float64, requires_grad=True)
+    none = torch.zeros(0, dtype=torch.int64)
+    columns = {"is_good": torch.tensor(marks, dtype=torch.float64)}
+    given = Responses(ratios_B, ratios_B, ratios_B, none, none, torch.zeros(0), none, columns, reference_point=point)
+    return given, ratios_B
 
 
-def test_losses_without_a_reference():
-    assert {name for name, loss in LOSSES.items() if not loss.needs_reference} == {"orpo", "simpo", "cpo", "sft"}
+# beta 0.1: a good response of log-ratio 0.4 and a bad one of -0.6. Loss; slopes.
+MARKED_BY_HAND = [
+    # 1 - sigmoid(0.04); 1 - sigmoid(0.06); slopes of 0.1 sigmoid's, 0.249900 and 0.249775
+    ("kto", {}, 0.0, (0.490001, 0.485005), (-0.024990, 0.024978)),
+    # 1 - sigmoid(0.1 x (0.4 - 0.3)); 1 - sigmoid(0.1 x (0.3 + 0.6))
+    ("kto", {}, 0.3, (0.497500, 0.477515), (-0.024999, 0.024949)),
+    ("kto", {"desirable_weight": 2.0, "undesirable_weight": 0.5}, 0.0, (0.980003, 0.242502), (-0.049980, 0.012489)),
+    # -log sigmoid(0.04); -log sigmoid(0.06): together 1.336944
+    ("bco", {}, 0.0, (0.673347, 0.663597), (-0.049000, 0.048500)),
+    # half-way: -log sigmoid(0.05) each
+    ("bco", {}, -0.1, (0.668460, 0.668460), (-0.048750, 0.048750)),
+]
+
+
+@pytest.mark.parametrize(("name", "own", "point", "losses", "slopes"), MARKED_BY_HAND)
+def test_a_good_and_a_bad_response_by_hand(name, own, point, losses, slopes):
+    how = objective(name, 0.1, **own)
+    given, ratios_B = marked_responses([0.4, -0.6], [1.0, 0.0], point)
+    loss = preference_loss(given, 2.0, how)
+    loss.backward()
+    assert loss.item() == pytest.approx(sum(losses) / 2, abs=6e-7)
+    assert ratios_B.grad.tolist() == pytest.approx([slope / 2 for slope in slopes], abs=6e-7)
+    alone = preference_loss(marked_responses([0.4], [1.0], point)[0], 1.0, how)
+    assert alone.item() == pytest.approx(losses[0], abs=6e-7)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_against_the_papers(seed):
+    dice = torch.Generator().manual_seed(seed)
+    ratios = (4 * torch.randn(9, generator=dice, dtype=torch.float64)).tolist()
+    marks = (torch.rand(9, generator=dice) > 0.4).double().tolist()
+    weights = {"desirable_weight": 1.3, "undesirable_weight": 0.7}
+
+    def value(r: float, is_good: bool, z: float) -> float:
+        """w (1 - v), v of equation 8, that is lambda - v where lambda = w."""
+        weight = 1.3 if is_good else 0.7
+        return weight - weight / (1 + math.exp(-0.5 * ((r - z) if is_good else (z - r))))
+
+    def entropy(r: float, is_good: bool, z: float) -> float:
+        probability = 1 / (1 + math.exp(-0.5 * (r - z)))
+        return -math.log(probability if is_good else 1 - probability)
+
+    for name, own, formula in (("kto", weights, value), ("bco", {}, entropy)):
+        wanted = sum(formula(r, bool(mark), 0.8) for r, mark in zip(ratios, marks, strict=True)) / 9
+        got = preference_loss(marked_responses(ratios, marks, 0.8)[0], 9.0, objective(name, 0.5, **own))
+        assert got.item() == pytest.approx(wanted, rel=1e-12)
+
+
+def totals(name, ratios, marks, cuts) -> float:
+    """The reference point from sums over parts."""
+    first_pass, sums = LOSSES[name].first_pass, {}
+    for begin, end in zip([0, *cuts], [*cuts, len(ratios)], strict=True):
+        for key, value in first_pass.sums(marked_responses(ratios[begin:end], marks[begin:end])[0]).items():
+            sums[key] = sums.get(key, 0.0) + float(value)
+    return first_pass.point(sums)
+
+
+@pytest.mark.parametrize("cuts", [[], [1], [3], [1, 2, 3], [0, 4]])
+def test_points_of_any_parts(cuts):
+    """Parts may be negative or empty: KTO's bound of 0 is put on the mean over all of them, and BCO's means are of
+    sides, not of parts."""
+    assert totals("kto", [-4.0, 6.0, -1.0, 5.0], [1.0] * 4, cuts) == pytest.approx(1.5)
+    assert totals("kto", [-4.0, 3.0, -1.0, 0.0], [1.0] * 4, cuts) == 0.0
+    # good: -4 and 6, mean 1; bad: -1 and 5, mean 2
+    assert totals("bco", [-4.0, -1.0, 6.0, 5.0], [1.0, 0.0, 1.0, 0.0], cuts) == pytest.approx(1.5)
+    assert totals("bco", [-4.0, -1.0, 6.0, 5.0], [1.0] * 4, cuts) == pytest.approx(1.5)
+    assert totals("kto", [], [], []) == totals("bco", [], [], []) == 0.0
+
+
+def test_the_figures():
+    given, _ = marked_responses([2.0, 0.5, -3.0, 1.0, 0.7], [1.0, 1.0, 0.0, 0.0, 0.0], point=0.7)
+    found = mark_figures(0.1 * given.ratios_B.detach(), given)
+    assert {name: float(value) for name, value in found.items()} == pytest.approx(
+        {"pairs": 5, "right": 2, "chosen": 2, "rejected": 3, "chosen_reward": 0.25, "rejected_reward": -0.13}
+    )
