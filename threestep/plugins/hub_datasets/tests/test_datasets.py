@@ -11,7 +11,11 @@ import datasets
 import pytest
 
 from tests.support.data_flags import data_flags, raw_dataset_of
+from tests.unit.utils.data.test_fingerprint_row_versions import PAIRS as RECORDED
+from tests.unit.utils.data.test_fingerprint_row_versions import digest, texts_of
 from threestep.plugins import hub_datasets
+from threestep.plugins.hub_datasets import datasets as classes
+from threestep.plugins.hub_datasets import jsonfile
 from training.utils.base.errors import ThreestepError
 from training.utils.data import registry
 from training.utils.data.arguments import DataArguments
@@ -26,67 +30,59 @@ class Case(NamedTuple):
     texts: list[tuple[str | None, str | None, str | None]]
 
 
+def rows_of(columns: str, *rows: tuple) -> list[dict[str, Any]]:
+    return [dict(zip(columns.split(), row, strict=True)) for row in rows]
+
+
+def asked(*rows: tuple[str | None, str | None, str | None]) -> list[tuple[str | None, str | None, str | None]]:
+    """Questions that stand between the two roles."""
+    return [(prompt and f" Human: {prompt} Assistant:", chosen, rejected) for prompt, chosen, rejected in rows]
+
+
 CONVERSATIONS = Case(
     "test",
-    [
-        {"prompt": "\n\nHuman: Hi\n\nAssistant:", "response": " Hello", "chosen": " Hello", "rejected": " Go"},
-        {
-            "prompt": "\n\nHuman: Tea?\n\nAssistant: Yes.\n\nHuman: Milk?\n\nAssistant:",
-            "response": " A drop.",
-            "chosen": " A drop.",
-            "rejected": " Assistant: no",
-        },
-        {"prompt": "\n\nHuman: ?\n\nAssistant:", "response": "", "chosen": "", "rejected": " So"},
-    ],
+    rows_of(
+        "prompt response chosen rejected",
+        ("\n\nHuman: Hi\n\nAssistant:", " Hello", " Hello", " Go"),
+        ("\n\nHuman: Tea?\n\nAssistant: Yes.\n\nHuman: Milk?\n\nAssistant:", " A drop.", " A drop.", " Assistant: no"),
+        ("\n\nHuman: ?\n\nAssistant:", "", "", " So"),
+    ),
     [
         ("\n\nHuman: Hi\n\nAssistant:", " Hello", " Go"),
         ("\n\nHuman: Tea?\n\nAssistant: Yes.\n\nHuman: Milk?\n\nAssistant:", " A drop.", " Assistant: no"),
         ("\n\nHuman: ?\n\nAssistant:", "", " So"),
     ],
 )
+
+
+def passages(*texts: str) -> list[dict[str, str]]:
+    return [{"docid": "1", "title": "t", "text": text} for text in texts]
+
+
 MIRACL = Case(
     "dev",
-    [
-        {
-            "query_id": str(number),
-            "query": query,
-            "positive_passages": [{"docid": "1", "title": "t", "text": text} for text in good],
-            "negative_passages": [{"docid": "2", "title": "t", "text": text} for text in bad],
-        }
-        for number, query, good, bad in [
-            (1, "茶?", ["绿", "红"], ["水"]),
-            (2, "山?", ["高"], ["低"]),
-            (3, "河?", ["长"], []),
-        ]
-    ],
-    [
-        (" Human: 茶? Assistant:", " 绿", " 水"),
-        (" Human: 山? Assistant:", " 高", " 低"),
-        (" Human: 河? Assistant:", " 长", None),
-    ],
+    rows_of(
+        "query_id query positive_passages negative_passages",
+        ("1", "茶?", passages("绿", "红"), passages("水")),
+        ("2", "山?", passages("高"), passages("低")),
+        ("3", "河?", passages("长"), []),
+    ),
+    asked(("茶?", " 绿", " 水"), ("山?", " 高", " 低"), ("河?", " 长", None)),
 )
 
 
 def mkqa(language: str) -> Case:
-    def row(query: str | None, answers: list[str | None]) -> dict[str, Any]:
-        given = [{"type": "entity", "entity": "", "text": answer, "aliases": []} for answer in answers]
-        other = [{"type": "entity", "entity": "", "text": "four", "aliases": []}]
-        return {
-            "query": "how many",
-            "answers": {language: given, "en": other},
-            "queries": {language: query, "en": "how many"},
-            "example_id": 1,
-        }
+    def answers(*texts: str | None) -> list[dict[str, Any]]:
+        return [{"type": "entity", "entity": "", "text": text, "aliases": []} for text in texts]
 
-    return Case(
-        None,
-        [row("几?", ["四", "4"]), row("谁?", ["我"]), row("哪?", [None])],
-        [
-            (" Human: 几? Assistant:", " 四", None),
-            (" Human: 谁? Assistant:", " 我", None),
-            (" Human: 哪? Assistant:", None, None),
-        ],
-    )
+    rows = [
+        {
+            "query": "how many", "answers": {language: answers(*given), "en": answers("four")},
+            "queries": {language: query, "en": "how many"}, "example_id": 1,
+        }
+        for query, given in (("几?", ["四", "4"]), ("谁?", ["我"]), ("哪?", [None]))
+    ]  # fmt: skip
+    return Case(None, rows, asked(("几?", " 四", None), ("谁?", " 我", None), ("哪?", None, None)))
 
 
 CASES: dict[str, Case] = {
@@ -94,24 +90,17 @@ CASES: dict[str, Case] = {
     "Dahoas/full-hh-rlhf": CONVERSATIONS,
     "Dahoas/synthetic-instruct-gptj-pairwise": Case(
         None,
-        [
-            {"prompt": "Hi", "chosen": "Hello", "rejected": "Go"},
-            {"prompt": "Count.", "chosen": "1 2", "rejected": "2 1"},
-            {"prompt": "?", "chosen": "!", "rejected": None},
-        ],
-        [
-            (" Human: Hi Assistant:", " Hello", " Go"),
-            (" Human: Count. Assistant:", " 1 2", " 2 1"),
-            (" Human: ? Assistant:", " !", None),
-        ],
+        rows_of("prompt chosen rejected", ("Hi", "Hello", "Go"), ("Count.", "1 2", "2 1"), ("?", "!", None)),
+        asked(("Hi", " Hello", " Go"), ("Count.", " 1 2", " 2 1"), ("?", " !", None)),
     ),
     "yitingxie/rlhf-reward-datasets": Case(
         "test",
-        [
-            {"prompt": "\n\nHuman: Hi\n\n", "chosen": "Assistant: Hello", "rejected": "Assistant: Go"},
-            {"prompt": "\n\nHuman: Say it\n\n", "chosen": "Assistant: I Assistant: so", "rejected": "Assistant: no"},
-            {"prompt": "\n\nHuman: ?\n\n", "chosen": "\n\nAssistant: Ah", "rejected": " Oh"},
-        ],
+        rows_of(
+            "prompt chosen rejected",
+            ("\n\nHuman: Hi\n\n", "Assistant: Hello", "Assistant: Go"),
+            ("\n\nHuman: Say it\n\n", "Assistant: I Assistant: so", "Assistant: no"),
+            ("\n\nHuman: ?\n\n", "\n\nAssistant: Ah", " Oh"),
+        ),
         [
             ("\n\nHuman: Hi\n\nAssistant:", " Hello", " Go"),
             ("\n\nHuman: Say it\n\nAssistant:", " I Assistant: so", " no"),
@@ -120,40 +109,31 @@ CASES: dict[str, Case] = {
     ),
     "openai/webgpt_comparisons": Case(
         None,
-        [
-            {"question": {"full_text": q}, "answer_0": a0, "answer_1": a1, "score_0": s0, "score_1": s1}
-            for q, a0, a1, s0, s1 in [
-                ("Why?", "So [1].", "Because [1, 2] of that [3].", "-0.5", "0.5"),
-                ("How?", "Thus (see above).", "No.", "1.0", "-1.0"),
-                ("When?", "Now.", "Then.", "0.0", "0.0"),
-            ]
-        ],
-        [
-            (" Human: Why? Assistant:", " Because of that.", " So."),
-            (" Human: How? Assistant:", " Thus (see above).", " No."),
-            (" Human: When? Assistant:", " Now.", " Then."),
-        ],
+        rows_of(
+            "question answer_0 answer_1 score_0 score_1",
+            ({"full_text": "Why?"}, "So [1].", "Because [1, 2] of that [3].", "-0.5", "0.5"),
+            ({"full_text": "How?"}, "Thus (see above).", "No.", "1.0", "-1.0"),
+            ({"full_text": "When?"}, "Now.", "Then.", "0.0", "0.0"),
+        ),
+        asked(
+            ("Why?", " Because of that.", " So."), ("How?", " Thus (see above).", " No."), ("When?", " Now.", " Then.")
+        ),
     ),
     "stanfordnlp/SHP": Case(
         "validation",
-        [
-            {"history": "Why?", "human_ref_A": "a", "human_ref_B": "b", "labels": 0},
-            {"history": "How?", "human_ref_A": "a", "human_ref_B": "b", "labels": 1},
-            {"history": "Who?", "human_ref_A": "c", "human_ref_B": "", "labels": 1},
-        ],
-        [
-            (" Human: Why? Assistant:", " b", " a"),
-            (" Human: How? Assistant:", " a", " b"),
-            (" Human: Who? Assistant:", " c", " "),
-        ],
+        rows_of(
+            "history human_ref_A human_ref_B labels", ("Why?", "a", "b", 0), ("How?", "a", "b", 1), ("Who?", "c", "", 1)
+        ),
+        asked(("Why?", " b", " a"), ("How?", " a", " b"), ("Who?", " c", " ")),
     ),
     "pvduy/sharegpt_alpaca_oa_vicuna_format": Case(
         "test",
-        [
-            {"prompt": "USER: Hi ASSISTANT:", "label": "Hello"},
-            {"prompt": "USER: Hi ASSISTANT: Yes? USER: Bye ASSISTANT:", "label": "Bye"},
-            {"prompt": "USER: ? ASSISTANT:", "label": None},
-        ],
+        rows_of(
+            "prompt label",
+            ("USER: Hi ASSISTANT:", "Hello"),
+            ("USER: Hi ASSISTANT: Yes? USER: Bye ASSISTANT:", "Bye"),
+            ("USER: ? ASSISTANT:", None),
+        ),
         [
             ("Human: Hi Assistant:", " Hello", None),
             ("Human: Hi Assistant: Yes? Human: Bye Assistant:", " Bye", None),
@@ -162,59 +142,47 @@ CASES: dict[str, Case] = {
     ),
     "wangrui6/Zhihu-KOL": Case(
         None,
-        [
-            {"INSTRUCTION": "为什么?", "RESPONSE": "因为", "SOURCE": "x", "METADATA": "{}"},
-            {"INSTRUCTION": "怎么?", "RESPONSE": "这样", "SOURCE": "x", "METADATA": "{}"},
-            {"INSTRUCTION": None, "RESPONSE": "好", "SOURCE": "x", "METADATA": "{}"},
-        ],
-        [
-            (" Human: 为什么? Assistant:", " 因为", None),
-            (" Human: 怎么? Assistant:", " 这样", None),
-            (None, " 好", None),
-        ],
+        rows_of(
+            "INSTRUCTION RESPONSE SOURCE METADATA",
+            ("为什么?", "因为", "x", "{}"),
+            ("怎么?", "这样", "x", "{}"),
+            (None, "好", "x", "{}"),
+        ),  # fmt: skip
+        asked(("为什么?", " 因为", None), ("怎么?", " 这样", None), (None, " 好", None)),
     ),
     "Cohere/miracl-zh-queries-22-12": MIRACL,
     "Cohere/miracl-ja-queries-22-12": MIRACL,
     "Hello-SimpleAI/HC3-Chinese": Case(
         None,
-        [
-            {"id": "0", "question": "什么?", "human_answers": ["这个", "那个"], "chatgpt_answers": ["它"]},
-            {"id": "1", "question": "谁?", "human_answers": ["他"], "chatgpt_answers": []},
-            {"id": "2", "question": "哪里?", "human_answers": [], "chatgpt_answers": ["这里"]},
-        ],
-        [
-            (" Human: 什么? Assistant:", " 这个", None),
-            (" Human: 谁? Assistant:", " 他", None),
-            (" Human: 哪里? Assistant:", None, None),
-        ],
+        rows_of(
+            "id question human_answers chatgpt_answers",
+            ("0", "什么?", ["这个", "那个"], ["它"]),
+            ("1", "谁?", ["他"], []),
+            ("2", "哪里?", [], ["这里"]),
+        ),  # fmt: skip
+        asked(("什么?", " 这个", None), ("谁?", " 他", None), ("哪里?", None, None)),
     ),
     "mkqa-Chinese": mkqa("zh_cn"),
     "mkqa-Japanese": mkqa("ja"),
     "lmqg/qg_jaquad": Case(
         "validation",
-        [
-            {"question": "何?", "sentence": "これ", "paragraph": "これとそれ", "answer": "これ"},
-            {"question": "誰?", "sentence": "私です", "paragraph": "私です", "answer": "私"},
-            {"question": "どこ?", "sentence": "ここ", "paragraph": "ここ", "answer": "ここ"},
-        ],
-        [
-            (" Human: 何? Assistant:", " これ", None),
-            (" Human: 誰? Assistant:", " 私です", None),
-            (" Human: どこ? Assistant:", " ここ", None),
-        ],
+        rows_of(
+            "question sentence paragraph answer",
+            ("何?", "これ", "これとそれ", "これ"),
+            ("誰?", "私です", "私です", "私"),
+            ("どこ?", "ここ", "ここ", "ここ"),
+        ),  # fmt: skip
+        asked(("何?", " これ", None), ("誰?", " 私です", None), ("どこ?", " ここ", None)),
     ),
     "lmqg/qag_jaquad": Case(
         "validation",
-        [
-            {"questions": ["何?", "誰?"], "answers": ["これ", "私"], "paragraph": "これは私"},
-            {"questions": ["どこ?"], "answers": ["ここ"], "paragraph": "ここ"},
-            {"questions": [], "answers": [], "paragraph": "空"},
-        ],
-        [
-            (" Human: 何? Assistant:", " これは私", None),
-            (" Human: どこ? Assistant:", " ここ", None),
-            (None, " 空", None),
-        ],
+        rows_of(
+            "questions answers paragraph",
+            (["何?", "誰?"], ["これ", "私"], "これは私"),
+            (["どこ?"], ["ここ"], "ここ"),
+            ([], [], "空"),
+        ),  # fmt: skip
+        asked(("何?", " これは私", None), ("どこ?", " ここ", None), (None, " 空", None)),
     ),
 }
 
@@ -245,6 +213,29 @@ def test_the_texts_of_three_rows(tmp_path, flags, name):
     assert texts == case.texts
     assert (raw.get_eval_data() is None) == (case.eval_split is None)
     assert raw.get_eval_data() is None or len(raw.get_eval_data()) == 1
+
+
+def test_the_version_changes_with_the_rows(tmp_path, flags):
+    """Where a digest changes, so must the `ROWS_VERSION` of its module, by which built data are found again."""
+    found = [[name, *texts_of(raw_dataset_of(save(tmp_path / name, CASES[name]), flags(name), 1))] for name in CASES]
+    assert (classes.ROWS_VERSION[:8], digest(found)) == ("58b9e6dc", "f14640796f0651fe")
+    place = tmp_path / "local" / "jsonfile"
+    place.mkdir(parents=True)
+    for name in ("train.json", "eval.json"):
+        (place / name).write_text("".join(json.dumps(row) + "\n" for row in RECORDED), encoding="utf-8")
+    found = texts_of(raw_dataset_of(str(place), data_flags(), 1))
+    assert (jsonfile.ROWS_VERSION[:8], digest(found)) == ("ddf09ebb", "a79a049aa78f2f9d")
+
+
+def test_json_files_that_are_not_there_or_have_a_wrong_row(tmp_path, flags):
+    place = tmp_path / "local" / "jsonfile"
+    place.mkdir(parents=True)
+    with pytest.raises(ThreestepError, match="local/jsonfile: there is no file '.*data/train.json'; give the folder"):
+        raw_dataset_of(str(place), flags(str(place)), seed=1)
+    (place / "train.json").write_text('[{"prompt": "a"},\n {"prompt": 1}]')
+    raw = raw_dataset_of(str(place), flags(str(place)), seed=1)
+    with pytest.raises(ThreestepError, match="train.json, line 2: column 'prompt': expected text, got a number"):
+        raw.get_train_data()
 
 
 def test_every_name_is_tried_and_the_plugin_adds_those_that_its_classes_have():
@@ -292,19 +283,3 @@ def test_json_files_as_deepspeed_chat_lays_them_out(tmp_path, flags, monkeypatch
     assert raw_dataset_of(str(folder.parent), flags("x"), seed=1).get_fingerprint() != before
     (folder / "eval.json").unlink()
     assert raw_dataset_of(str(folder.parent), flags("x"), seed=1).get_eval_data() is None
-
-
-def test_json_files_that_are_not_there(tmp_path, flags):
-    place = tmp_path / "local" / "jsonfile"
-    place.mkdir(parents=True)
-    with pytest.raises(ThreestepError, match="local/jsonfile: there is no file '.*data/train.json'; give the folder"):
-        raw_dataset_of(str(place), flags(str(place)), seed=1)
-
-
-def test_a_wrong_row_of_a_json_file(tmp_path, flags):
-    place = tmp_path / "local" / "jsonfile"
-    place.mkdir(parents=True)
-    (place / "train.json").write_text('[{"prompt": "a"},\n {"prompt": 1}]')
-    raw = raw_dataset_of(str(place), flags(str(place)), seed=1)
-    with pytest.raises(ThreestepError, match="train.json, line 2: column 'prompt': expected text, got a number"):
-        raw.get_train_data()

@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from threestep.plugins.lora.tests.test_merging import LORA, load
 from training.utils.base.errors import ThreestepError
 from training.utils.loading.configurations import check_trains, load_config
 from training.utils.loading.models import load_causal_lm
@@ -120,25 +122,37 @@ def test_weights_that_cannot_be_trained(given, words, nested):
     assert not isinstance(form, WholeWeights) and not form.is_read_whole(config)
 
 
-@pytest.mark.parametrize("given", [{"quant_method": "magic"}, {}, {"bits": 4}, {"quant_method": 3}])
-def test_a_method_that_nobody_knows(save_folder, given):
+@pytest.mark.parametrize("given", [{"quant_method": "magic"}, {}, {"bits": 4}, {"quant_method": 3}, [], "fp8", 3])
+def test_a_method_that_nobody_knows(save_folder, capsys, given):
     folder = save_folder()
+    check_trains(ModelSettings(folder), generates=True)
+    assert capsys.readouterr().out == ""  # whole weights pass without a word
     settings_in(folder, quantization_config=given)
-    got = given.get("quant_method")
-    with pytest.raises(ThreestepError, match=f"expects in quant_method one of aqlm, .*, vptq, got {got!r}; give the"):
+    words = r"config.json' expects in quantization_config a JSON object that says how"
+    if isinstance(given, dict):
+        words = f"expects in quant_method one of aqlm, .*, vptq, got {given.get('quant_method')!r}; give the"
+    with pytest.raises(ThreestepError, match=words):
         load_config(folder)
 
 
-@pytest.mark.parametrize("given", [[], "fp8", 3])
-def test_an_entry_that_is_no_object(save_folder, given):
-    folder = save_folder()
-    settings_in(folder, quantization_config=given)
-    with pytest.raises(
-        ThreestepError, match=r"config.json' expects in quantization_config a JSON object that says how"
-    ):
-        load_config(folder)
+def test_a_quantized_base(adapter):
+    folder, _ = adapter(peft.LoraConfig(**LORA))
+    base = Path(folder).parent / "model"
+    settings_in(str(base), quantization_config={"quant_method": "awq"})
+    with pytest.raises(ThreestepError, match="weights are quantized, so that a merge would round; write the model"):
+        load(folder)
+    words = f"of the adapter '{folder}' the base: '{base}': expected whole w"
+    with pytest.raises(ThreestepError, match=words) as said:
+        check_trains(ModelSettings(folder), generates=True)
+    assert str(said.value).endswith(f"and write it to base_model_name_or_path in '{folder}/adapter_config.json'")
 
 
-def test_whole_weights_pass_without_a_word(save_folder, capsys):
-    check_trains(ModelSettings(save_folder()), generates=True)
-    assert capsys.readouterr().out == ""
+def test_an_adapter_on_weights_in_fp8_is_merged_into_whole_ones(adapter):
+    """transformers makes whole weights of them as it loads the base."""
+    folder, _ = adapter(peft.LoraConfig(**LORA))
+    base = Path(json.loads(Path(folder, "adapter_config.json").read_text())["base_model_name_or_path"])
+    whole = in_fp8(str(base))
+    model = load(folder)
+    name = "model.layers.0.mlp.up_proj.weight"
+    torch.testing.assert_close(model.get_parameter(name), whole[name], rtol=1e-6, atol=0)
+    assert not hasattr(model.config, "quantization_config")
