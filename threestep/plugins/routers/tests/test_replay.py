@@ -10,10 +10,15 @@ import pytest
 import torch
 from torch.nn.functional import linear, silu, softmax
 
+from tests.support.tiny_models import tiny_causal_lm
+from tests.unit.utils.generation.decoding.test_hf import PAD, PLAIN, prompts
 from threestep.plugins.routers.replay import check_replay, open_replay, with_experts
 from threestep.plugins.routers.tests.test_routers import run, tiny
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import shared_prompt, unshared
+from training.utils.contracts.rollout_engine import RolloutRequest
+from training.utils.generation.decoding.decoding import MASKED, WAYS
+from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.layout.rows import packed_rows, padded_rows
 from training.utils.models.token_model import PolicyModel
 
@@ -29,6 +34,10 @@ def opened(family: str, how: str = "follow", dtype: torch.dtype = torch.float64,
     replay = open_replay(model, how)
     assert replay is not None
     return model, replay, PolicyModel(model)
+
+
+def one_row(tokens: int):
+    return padded_rows([replace(run(tokens, 1, True), is_target=torch.arange(tokens) > 0)], 0)
 
 
 def planted(rows, replay, seed: int = 0) -> torch.Tensor:
@@ -55,7 +64,7 @@ def plain_mixture(block: torch.nn.Module, hidden_tH: torch.Tensor, chosen_tK: to
 @pytest.mark.parametrize("recomputed", [False, True])
 def test_a_given_choice_is_that_of_plain_pytorch_and_its_gradient(recomputed):
     model, replay, policy = opened("mixtral", router_jitter_noise=0.0, attention_dropout=0.0)
-    rows = padded_rows([replace(run(7, 1, True), is_target=torch.arange(7) > 0)], 0)
+    rows = one_row(7)
     rows = with_experts(rows, planted(rows, replay))
     reference = copy.deepcopy(model)
     for place, layer in enumerate(reference.model.layers):
@@ -83,6 +92,8 @@ def test_a_given_choice_is_that_of_plain_pytorch_and_its_gradient(recomputed):
 @pytest.mark.parametrize("family", FOLLOWING)
 def test_ones_own_choice_is_the_identity_to_the_bit(family):
     model, replay, policy = opened(family, dtype=torch.float32)
+    check_replay(replay, lambda part: policy(part).logprobs_M, one_row(6), 1e-5)
+    assert all(not layer.__dict__["_threestep_experts"].keeps for layer in replay.model.model.layers)
     document = shared_prompt(run(5, 1, False), [run(3, 2, True), run(4, 3, True)])
     rows = packed_rows([[document]], 0)
     with torch.no_grad(), replay.recorded(model) as last:
@@ -119,7 +130,7 @@ def test_any_layout_follows_alike(family):
 
 def test_a_choice_that_is_compared_is_not_taken():
     model, replay, policy = opened("mixtral", "compare")
-    rows = padded_rows([replace(run(7, 1, True), is_target=torch.arange(7) > 0)], 0)
+    rows = one_row(7)
     with torch.no_grad(), replay.recorded(model) as last:
         free_M = policy(rows).logprobs_M
         own_tLK = last()
@@ -133,7 +144,7 @@ def test_a_choice_that_is_compared_is_not_taken():
 
 def test_unknown_choices_are_the_models_own():
     model, replay, policy = opened("mixtral")
-    rows = padded_rows([replace(run(6, 1, True), is_target=torch.arange(6) > 0)], 0)
+    rows = one_row(6)
     given = planted(rows, replay)
     unknown = torch.full_like(given, -1)
     with torch.no_grad():
@@ -144,21 +155,11 @@ def test_unknown_choices_are_the_models_own():
         assert not torch.equal(some_M, policy(with_experts(rows, given)).logprobs_M)
 
 
-@pytest.mark.parametrize("family", FOLLOWING)
-def test_families_that_follow_pass_the_check(family):
-    _, replay, policy = opened(family, dtype=torch.float32)
-    rows = padded_rows([replace(run(6, 1, True), is_target=torch.arange(6) > 0)], 0)
-    check_replay(replay, lambda part: policy(part).logprobs_M, rows, 1e-5)
-    assert all(not layer.__dict__["_threestep_experts"].keeps for layer in replay.model.model.layers)
-
-
 def test_who_is_refused():
-    from tests.support.tiny_models import tiny_causal_lm
-
     assert open_replay(tiny_causal_lm("llama"), "none") is None
     with pytest.raises(ThreestepError, match=r"--replay_routers follow expects a mixture of experts .* Llama"):
         open_replay(tiny_causal_lm("llama"), "follow")
-    rows = padded_rows([replace(run(6, 1, True), is_target=torch.arange(6) > 0)], 0)
+    rows = one_row(6)
     _, replay, policy = opened("mixtral", dtype=torch.float32, num_experts_per_tok=4)
     with pytest.raises(ThreestepError, match="MixtralForCausalLM does not follow .*: every token goes to every expert"):
         check_replay(replay, lambda part: policy(part).logprobs_M, rows, 1e-5)
@@ -173,3 +174,34 @@ def test_who_is_refused():
     layer.gate.forward = lambda hidden: (torch.topk(hidden, 2), own(hidden))[1]
     with pytest.raises(ThreestepError, match=r"layers choose them by 2 calls of torch.topk"):
         check_replay(replay, lambda part: policy(part).logprobs_M, rows, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("way", "prefill_tokens"), [(WAYS[0], None), (MASKED, None), (MASKED, 4)], ids=["theirs", "ours", "in_parts"]
+)
+def test_they_are_those_of_a_forward_of_the_sequences(way, prefill_tokens):
+    model, replay, policy = opened("qwen3_moe", "compare", vocab_size=64)
+    engine = TransformersRollout()
+    engine._way, engine._prefill_tokens = way, prefill_tokens
+    engine.record_experts(replay)
+    ids_BP, mask_BP = prompts()
+    request = RolloutRequest(ids_BP, mask_BP, PLAIN, list(range(16)), samples_per_prompt=2)
+    first = engine.roll_out(model, request)
+    end = int(first.response_ids_BR[0, 3])  # so that rows end and leave
+    request = replace(request, sampling=replace(PLAIN, end_token_id=end))
+    rollout = engine.roll_out(model, request)
+    assert len(set(rollout.response_lengths_B.tolist())) > 1 and rollout.experts is not None
+    rows = padded_rows(rollout.sequences(), PAD)
+    with torch.no_grad(), replay.recorded(model) as last:
+        policy(rows.of_free_experts())
+        own_NTLK = last().view(rows.experts_NTLK.shape)
+    is_known_NT = torch.zeros(rows.input_ids_NT.shape, dtype=torch.bool)
+    for row, sequence in enumerate(rollout.sequences()):
+        is_known_NT[row, : len(sequence) - 1] = True  # nothing reads the last token
+    assert torch.equal((rows.experts_NTLK >= 0).all(dim=-1).all(dim=-1), is_known_NT)
+    assert torch.equal(rows.experts_NTLK.sort(-1).values[is_known_NT], own_NTLK.sort(-1).values[is_known_NT])
+    plainly = TransformersRollout()
+    plainly._way, plainly._prefill_tokens = way, prefill_tokens
+    alone = plainly.roll_out(model, request)  # recording changes nothing
+    assert alone.experts is None and torch.equal(alone.response_ids_BR, rollout.response_ids_BR)
+    assert torch.equal(alone.sampled_logprobs_BR, rollout.sampled_logprobs_BR)

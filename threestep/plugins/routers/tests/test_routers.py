@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, MixtralForCausalLM, MixtralForSequenceClassification
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from tests.families.builds import draw_weights
 from tests.families.configs import tiny_config
+from tests.invariants.tiny import mixture
+from tests.support.plain_roles import plain_roles
+from tests.support.ppo_flags import ppo_flags
 from tests.support.tiny_models import tiny_causal_lm
+from threestep.plugins.routers.checks import step_needs
+from threestep.plugins.routers.expert_log import recording_way
+from threestep.plugins.routers.feature import RoutersFeature
 from threestep.plugins.routers.routers import RouterRecord, balance_of, balancing_loss, largest_load, router_sums
+from threestep.plugins.routers.step_loss import RouterLoss, router_losses
+from training.step3_ppo.flags.checks import ROLES, checked_components
+from training.step3_ppo.parts.assembly import check_reused, deciding_settings, with_guests
+from training.step3_ppo.roles.roles import Roles
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import TokenSequence, plain, shared_prompt, unshared
+from training.utils.contracts.token_rows import TokenRows
+from training.utils.generation.decoding.decoding import FIXED, MASKED, WAYS
+from training.utils.generation.partners import Partners
 from training.utils.layout.rows import packed_rows
 from training.utils.models.token_model import PolicyModel
+from training.utils.plugins.plugin import StepNeeds
+from training.utils.setup.guests import GuestFeatures
 
 FAMILIES = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "gpt_oss", "jetmoe", "dbrx"]
 
@@ -131,3 +147,159 @@ DOGE = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
     "num_key_value_heads": 1, "num_experts": 16, "num_experts_per_tok": 2, "pad_token_id": 0,
 }  # fmt: skip
+
+
+def engine_of(model: Any) -> Any:
+    """All that a router loss asks of an engine. forwards: (has gradients, targets) of each."""
+    policy, forwards = PolicyModel(model), []
+
+    def forward(rows: TokenRows) -> Any:
+        forwards.append((torch.is_grad_enabled(), rows.target_ids_M.numel()))
+        return policy(rows)
+
+    class Engine(SimpleNamespace):
+        __call__ = staticmethod(forward)
+
+    return Engine(ranks=SimpleNamespace(device=torch.device("cpu"), is_main=True), forwards=forwards)
+
+
+def loss_of(engine: Any, model: Any, coefficient: float) -> RouterLoss:
+    [found] = router_losses([(engine, model)], coefficient)
+    assert found is not None
+    return found
+
+
+def forward_of(engine: Any) -> Any:
+    return lambda index, rows: engine(rows)
+
+
+def rows_of(*lengths: int) -> list[TokenRows]:
+    return [packed_rows([[plain(run(length, length, False))]], 0) for length in lengths]
+
+
+def test_a_model_without_routers_pays_nothing(capsys):
+    model = tiny_causal_lm("llama")
+    engine = engine_of(model)
+    assert router_losses([(engine, model)], None) == [None] and capsys.readouterr().out == ""
+    assert engine.forwards == []
+
+
+def test_several_micro_batches_are_counted_first_and_one_is_not(capsys):
+    model = tiny("mixtral")
+    engine = engine_of(model)
+    routers = loss_of(engine, model, 0.5)
+    assert capsys.readouterr().out == "MixtralForCausalLM: router loss 0.5 (--router_aux_loss_coef)\n"
+    together = packed_rows([[plain(run(4, 4, False))], [plain(run(6, 6, False))]], 0)
+    step = routers.begin([together], forward_of(engine))
+    assert engine.forwards == []
+    engine(together)
+    whole = step.loss_part(together)
+    apart = rows_of(4, 6)
+    step_apart = routers.begin(apart, forward_of(engine))
+    assert engine.forwards[1:] == [(False, 0), (False, 0)]
+    parts = []
+    for rows in apart:
+        engine(rows)
+        parts.append(step_apart.loss_part(rows))
+    assert float(sum(parts)) == pytest.approx(float(whole), rel=1e-6)
+    assert step_apart.end("train") == pytest.approx(step.end("train"), rel=1e-6)
+    assert step.end("train")["train/router_loss"] == pytest.approx(2.0 * float(whole), rel=1e-6)
+
+
+def test_dropout_draws_the_same_when_the_load_is_counted():
+    model = tiny("mixtral", attention_dropout=0.5).train()
+    routers = loss_of(engine_of(model), model, 1.0)
+    engine = routers.engine
+    rows = rows_of(9, 12)
+    torch.manual_seed(3)
+    step = routers.begin(rows, forward_of(engine))
+    total = 0.0
+    for part in rows:
+        engine(part)
+        total += float(step.loss_part(part))
+    assert total == pytest.approx(step.end("train")["train/router_loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("family", "coefficient", "twice"), [("llama", None, False), ("mixtral", None, True), ("mixtral", 0.0, False)]
+)
+def test_whose_forwards_are_read_twice(family, coefficient, twice):
+    model = AutoModelForCausalLM.from_config(tiny_config(family))
+    assert RoutersFeature(coefficient).reads_twice(model) == twice
+
+
+def roles_of(actor: bool, critic: bool) -> Roles:
+    """With a mixture of experts as actor, as critic, or both."""
+    roles, _ = plain_roles(None)
+    if actor:
+        roles.actor.module.model = MixtralForCausalLM(mixture())
+    if critic:
+        config = mixture(num_labels=1, router_aux_loss_coef=0.0)
+        roles.critic.module.model = MixtralForSequenceClassification(config)
+    return roles
+
+
+def balanced(mixtures: tuple[bool, bool], given: float | None, **reused: bool) -> Roles:
+    features = GuestFeatures([RoutersFeature(given)])
+    roles = with_guests(roles_of(*mixtures), features, path="", total_steps=1, seed=0)
+    check_reused(ppo_flags(**reused).ppo, roles)
+    return roles
+
+
+@pytest.mark.parametrize(
+    ("mixtures", "given", "coefficients"),
+    [
+        ((True, True), None, [0.7, None]),  # the critic's own is 0
+        ((True, True), 0.3, [0.3, 0.3]),
+        ((True, False), 0.3, [0.3, None]),
+        ((False, True), 0.3, [None, 0.3]),
+        ((True, True), 0.0, [None, None]),
+        ((False, False), None, [None, None]),
+    ],
+)
+def test_whose_routers_are_balanced(mixtures, given, coefficients):
+    roles = balanced(mixtures, given)
+    losses = (roles.actor_guests, roles.critic_guests)
+    assert [guests[0].balance.coefficient if guests else None for guests in losses] == coefficients
+
+
+@pytest.mark.parametrize("name", ROLES)
+def test_forwards_that_are_reused_know_no_load_of_the_step(name):
+    reused = {name: True}
+    mixtures = (ROLES[name] == "actor", ROLES[name] == "critic")
+    with pytest.raises(ThreestepError, match=f"--{name} learns from .*; give --router_aux_loss_coef 0, or leave"):
+        balanced(mixtures, 0.3, **reused)
+    balanced(mixtures, 0.0, **reused)
+    balanced(mixtures[::-1], 0.3, **reused)
+
+
+def flags_of(**given):
+    names = {"actor_model_name_or_path": "a", "reward": "gsm8k", "num_samples_per_prompt": 2, "advantage": "grpo"}
+    return ppo_flags(**{**names, "replay_routers": "follow", **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not record them; give hf"),
+        ({"parallel_thinking": True}, "--parallel_thinking draws paths side by side, which record no experts"),
+        ({"speculate": "1", "speculate_by": "ngram"}, "--speculate 1 verifies several tokens at once"),
+    ],
+)
+def test_what_does_not_go_with_it(given, why):
+    with pytest.raises(ThreestepError) as raised:
+        checked_components(flags_of(**given))
+    assert "--replay_routers follow" in str(raised.value) and why in str(raised.value)
+
+
+def test_what_replayed_experts_ask_for():
+    assert deciding_settings(flags_of(), Partners()) == {"experts": True}  # a dump says whether it has them
+    assert deciding_settings(flags_of(replay_routers="none"), Partners()) == {}
+    checked_components(flags_of())
+    assert not RoutersFeature().records_experts and step_needs(ppo_flags()).own_forwards == ""
+    assert RoutersFeature(replay="compare").records_experts
+    needs = step_needs(ppo_flags(replay_routers="compare"))
+    assert needs == StepNeeds({}, "experts are replayed (--replay_routers)")
+    assert recording_way(FIXED, "Model") is MASKED and recording_way(WAYS[1], "Model") is WAYS[1]
+    with pytest.raises(ThreestepError, match="--replay_routers needs prompts of different lengths in one batch"):
+        recording_way(WAYS[2], "Model")

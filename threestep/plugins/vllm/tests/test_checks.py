@@ -7,7 +7,7 @@ from transformers import Qwen2Config
 
 from tests.support.ppo_flags import ppo_flags
 from tests.unit.step3_ppo.flags.test_checks import names_of
-from threestep.plugins.routers.tests.test_checks import flags_of
+from threestep.plugins.routers.tests.test_routers import flags_of
 from threestep.plugins.speculation.settings import Speculation
 from threestep.plugins.vllm import checks
 from threestep.plugins.vllm.engine import VllmRollout
