@@ -170,7 +170,7 @@ def test_a_head_that_fails_is_named(llama):
     [
         (
             {"mtp_num_layers": 0, "speculate_by": "head"},
-            "--speculate 1 guesses by a head .*, and there is none; give --mtp_num_layers 1 or --speculate_by ngram, or",
+            "--speculate 1 guesses by a head .*, and there is none; give --mtp_num_layers 1 or --speculate_by ngram",
         ),
         ({"speculate": "0", "speculate_by": "ngram"}, "--speculate_by ngram says how --speculate guesses, and it"),
         ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support --speculate, got 1; leave it out or"),

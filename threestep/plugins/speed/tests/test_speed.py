@@ -11,7 +11,8 @@ import torch
 from transformers import DynamicCache, MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from tests.invariants.peak_program import memory_events, most_at_once
+from tests.invariants.peak_program import memory_events
+from tests.invariants.peak_program import most_at_once as most_held_at_once
 from tests.support.cuda_stand_in.device import counted
 from tests.support.lora_settings import lora_settings
 from tests.support.ppo_flags import ppo_flags
@@ -355,7 +356,7 @@ def bytes_at_once(model: Any) -> int:
     ids_NT = torch.arange(2048).remainder(VOCABULARY).unsqueeze(0)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         model.base_model(input_ids=ids_NT, use_cache=False)[0].sum().backward()
-    return most_at_once(memory_events(profile))
+    return most_held_at_once(memory_events(profile))
 
 
 def test_behind_a_cache_mlps_are_whole():
