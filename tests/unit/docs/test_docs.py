@@ -2,54 +2,59 @@
 
 A block of bash is read by bash with no program in reach (support/pages.py), and every command line that it would start
 is parsed by that program's own parser (support/command_lines.py); nothing is run. A block `python NAME.py`, `json NAME`
-or `yaml NAME` is a file of the reader's, and lies in the folder where the page's commands are read. Python is run and
-data read by test_docs_blocks.py.
-"""
+or `yaml NAME` is a file of the reader's, and lies in the folder where the page's commands are read. Names of modules,
+rooms and folders in pages, docstrings and comments are of today (support/names.py). Python is run and data read by
+test_docs_blocks.py."""
 
 from __future__ import annotations
 
 import re
+import typing
 
 import pytest
 
 from tests.support import command_lines, pages
 from tests.support.command_lines import WrongCommand, check_call
+from tests.support.names import Names, spans_of_source
 from tests.support.pages import HISTORY, ROOT, page_name
+from tests.support.sources import modules
+from tests.unit.utils.flags.test_help_page import PROGRAMS, UNITS, parts_of
 from threestep.command import commands
 from training.utils.base import user_files
 from training.utils.data import registry
+from training.utils.flags.flags import TOPICS, UNIT
+from training.utils.flags.help_page import entries_of
+from training.utils.plugins.registry import topics
 
 PAGES = pages.all_pages()
 NOW = [path for path in PAGES if page_name(path) not in HISTORY]
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 FOLDERS = ("training/", "threestep/", "docs/", "scripts/", "tests/", "examples/", "benchmarks/", ".ci/")
-# Flags that the text names and that are not ours, with whose they are.
+# Flags that the text names and that are not ours.
 FOREIGN_FLAGS = {
-    "--aux_loss_coef": "OpenRLHF",
-    "--cpu": "accelerate",
-    "--multi_gpu": "accelerate",
-    "--exclude": "deepspeed",
-    "--hostfile": "deepspeed",
-    "--include": "deepspeed",
-    "--master_addr": "deepspeed",
-    "--master_port": "deepspeed",
-    "--module": "deepspeed",
-    "--num_gpus": "deepspeed",
-    "--num_nodes": "deepspeed",
-    "--num_processes": "accelerate",
-    "--nproc_per_node": "torchrun",
-    "--no-python": "torchrun",
-    "--logdir": "tensorboard",
-    "--require-hashes": "pip",
-    "--sign": "git",
-    "--apply_chat_template": "lm-evaluation-harness",
-    "--default-chat-template-kwargs": "vllm",
-    "--speculative-config": "vllm",
-    "--api-key": "vllm",
-    "--max-model-len": "vllm",
-    "--tensor-parallel-size": "vllm",
-    "--jinja": "llama.cpp",
-}
+    *("--aux_loss_coef",),  # OpenRLHF
+    *("--cpu", "--multi_gpu", "--num_processes"),  # accelerate
+    *(
+        "--exclude",
+        "--hostfile",
+        "--include",
+        "--master_addr",
+        "--master_port",
+        "--module",
+        "--num_gpus",
+        "--num_nodes",
+    ),
+    *("--nproc_per_node", "--no-python"),  # torchrun; those before are DeepSpeed's
+    *("--logdir", "--require-hashes", "--sign", "--jinja"),  # tensorboard, pip, git, llama.cpp
+    *("--apply_chat_template",),  # lm-evaluation-harness
+    *(
+        "--default-chat-template-kwargs",
+        "--speculative-config",
+        "--api-key",
+        "--max-model-len",
+        "--tensor-parallel-size",
+    ),
+}  # the last line vLLM
 
 
 def each(paths):
@@ -178,3 +183,58 @@ def _is_module_or_in_one(name):
         return True
     source = path.parent.with_suffix(".py")
     return source.is_file() and re.search(rf"\b{path.name}\b", source.read_text()) is not None
+
+
+PACKAGE = {**modules(ROOT / "training"), **modules(ROOT / "threestep")}
+
+
+@pytest.fixture(scope="module")
+def names():
+    beside = [modules(ROOT / folder) for folder in ("benchmarks", "docs", "examples", "tests")]
+    tops = ("training", "threestep", "benchmarks", "docs", "examples", "scripts", "tests")
+    paths = {path.relative_to(ROOT).as_posix() for top in tops for path in (ROOT / top).rglob("*")}
+    return Names({name: text for found in (PACKAGE, *beside) for name, text in found.items()}, paths | set(tops))
+
+
+def test_pages_name_what_there_is(names):
+    dead = {page_name(path): names.dead(pages.code_spans(path.read_text())) for path in NOW}
+    assert {page: found for page, found in dead.items() if found} == {}
+
+
+def test_docstrings_and_comments_name_what_there_is(names):
+    dead = {module: names.dead(spans_of_source(source)) for module, source in PACKAGE.items()}
+    assert {module: found for module, found in dead.items() if found} == {}
+
+
+@pytest.mark.parametrize(
+    ("alive", "dead"),
+    [
+        ("layout.blocks", "layout.entries"),
+        ("layout.blocks.find_blocks()", "layout.blocks.find_block"),
+        ("utils/layout", "utils/run/old_flags"),
+        ("layout/blocks.py", "layout/series.py"),
+        ("layout/", "rollout/"),
+        ("plan.rows", "plan.columns"),
+        ("torch.compile", "training.utils.models"),
+        ("rollout/kl", "layout/blocks/rows"),
+    ],
+)
+def test_a_dead_name_is_found(alive, dead):
+    sources = {
+        "training.utils.layout.blocks": "def find_blocks(): ...",
+        "training.utils.layout.plan": "class Plan:\n    rows: int\n",
+        "training.utils.layout.__init__": "",
+    }
+    names = Names(sources, ["training", "training/utils", "training/utils/layout"])
+    assert names.dead([alive, dead]) == [dead]
+
+
+def test_names_of_a_source_stand_in_docstrings_and_comments():
+    source = '"""See `a.b`."""\nx = "`c.d`"  # as `e.f`\ndef g():\n    """`h`"""\n'
+    assert list(spans_of_source(source)) == ["a.b", "h", "e.f"]
+
+
+def test_every_unit_and_topic_is_used():
+    found = [entry for program in PROGRAMS for entry in entries_of(parts_of(program))]
+    assert {topic for topic, _, _ in found} == {*TOPICS, *topics()}
+    assert typing.cast(set, {field.metadata.get(UNIT) for _, field, _ in found}) >= UNITS

@@ -1,4 +1,5 @@
-"""The console command: its table, what it runs here, what it launches, and what lies in the user's folder."""
+"""The console command: its table, what it runs here, what it launches, what lies in the user's folder, and output whose
+reader has gone."""
 
 from __future__ import annotations
 
@@ -6,19 +7,18 @@ import importlib.util
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.support.forked_programs import ROOT
 from tests.support.heavy import heavy_modules_after
 from threestep import command
+from threestep.command import commands
 from training import __version__
 from training.utils.base.console import COMMAND_VARIABLE
 from training.utils.flags.step import known_steps
 from training.utils.plugins.plugin import HANDED_ON, LAUNCHED, Command
 from training.utils.run import launch
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -145,3 +145,26 @@ def test_a_training_py_where_one_works_is_nothing_to_the_command(how, tmp_path):
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert shown.stdout.startswith("usage: threestep sft "), shown.stderr
+
+
+def unread(*words: str) -> tuple[int, str]:
+    """Exit code and standard error of a command whose output is closed before it writes."""
+    command = [sys.executable, str(ROOT / "threestep"), *words]
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert started.stdout is not None and started.stderr is not None
+    started.stdout.close()
+    with started.stderr as stream:
+        printed = stream.read()
+    return started.wait(60), printed
+
+
+@pytest.mark.parametrize(("words", "code"), [(["--help"], 141), (["--version"], 141), ([], 141), (["hlep"], 2)])
+def test_it_ends_quietly_with_the_shells_code_for_a_closed_pipe(words, code):
+    ended, printed = unread(*words)
+    assert ended == code and "Traceback" not in printed and "BrokenPipe" not in printed
+
+
+@pytest.mark.parametrize("command", commands())
+def test_the_help_of_every_command_does(command):
+    code, printed = unread(command, "--help")
+    assert printed == "" and code in (0, 141)  # 0: of steps, whose output may be lost

@@ -1,4 +1,5 @@
-"""Calls that come to no run: one sentence, and nothing left behind. Runs: tests/end_to_end/test_calls.py."""
+"""Calls that come to no run: one sentence that names arguments, a traceback that is the call's, and nothing left
+behind. Runs: tests/end_to_end/test_calls.py."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import contextlib
 import logging
 import random
 import sys
+import traceback
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +19,9 @@ import torch
 import threestep
 from tests.support.tiny_models import tiny_causal_lm
 from threestep import running, training_calls
+from threestep.mistakes import VARIABLE, in_python
+from threestep.result import Result
+from training.utils.base.errors import ThreestepError
 from training.utils.base.seeds import random_state_kept, seed_everything
 from training.utils.engine.ranks import startup
 
@@ -26,7 +31,7 @@ ROWS = [{"prompt": "a", "completion": "b"}]
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("RANK", "WORLD_SIZE"):
+    for name in ("RANK", "WORLD_SIZE", VARIABLE):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -219,3 +224,96 @@ def test_what_the_package_exports():
     assert set(dir(threestep)) == set(threestep.__all__)
     with pytest.raises(AttributeError, match="^module 'threestep' has no attribute 'sfft'$"):
         _ = threestep.sfft
+
+
+@pytest.mark.needs_plugin("lora")
+@pytest.mark.parametrize(
+    ("sentence", "expected"),
+    [
+        (
+            "--output_dir /a/done holds a finished run: give another --output_dir, or --overwrite to replace that run",
+            "output_dir='/a/done' holds a finished run: give another output_dir, or overwrite=True to replace that run",
+        ),
+        ("up to step 1: give --resume to continue it", "up to step 1: give resume=True to continue it"),
+        ("--resume: no checkpoint there", "resume: no checkpoint there"),
+        ("--learning_rate expects more than 0, got -1.0", "learning_rate expects more than 0, got -1.0"),
+        ("--lora_dim 8 and --only_optimize_lora false", "lora_dim=8 and only_optimize_lora=False"),
+        ("use --dtype bf16, or --gradient_checkpointing", "use dtype='bf16', or gradient_checkpointing=True"),
+        ("--offload moves the optimizer", "offload moves the optimizer"),
+        ("the tokenizers of --model_name_or_path 'a b' and x", "the tokenizers of model='a b' and x"),
+        ("--metric_for_best_model mine is not there", "metric_for_best_model='mine' is not there"),
+        ("--metric_for_best_model yours is not there", "metric_for_best_model yours is not there"),
+        ("raise --max_train_steps N", "raise max_train_steps=N"),
+        ("unknown flag --data_pathh; did you mean 'data_path'?", "unknown argument data_pathh; did you mean 'rows'?"),
+        ("name others with --data_path.", "name others with rows."),
+        ("--nobodys_flag stays, as does `threestep sft --resume`", None),
+    ],
+)
+def test_arguments_in_the_place_of_flags(sentence, expected):
+    settings = {"metric_for_best_model": "mine", "data_pathh": 1}
+    assert in_python(sentence, "sft", settings) == (expected or sentence)
+
+
+def test_step_3_has_two_models():
+    sentence = "--critic_model_name_or_path expects one for --advantage rloo, --actor_model_name_or_path has one"
+    expected = "reward_model expects one for advantage='rloo', model has one"
+    assert in_python(sentence, "ppo", {"advantage": "rloo"}) == expected
+
+
+@pytest.mark.needs_plugin("best_model")
+def test_the_traceback_is_the_calls(here, monkeypatch):
+    """Two frames: the caller's line, and the border. All of them where the variable is set."""
+    with pytest.raises(ThreestepError, match="^early_stopping expects a whole number .evaluations., got .true.$") as e:
+        threestep.sft("m", ROWS, early_stopping=True)
+    assert [frame.name for frame in traceback.extract_tb(e.tb)] == ["test_the_traceback_is_the_calls", "called"]
+    assert e.value.__cause__ is None and e.value.__context__ is None
+    monkeypatch.setenv(VARIABLE, "1")
+    with pytest.raises(ThreestepError, match="^early_stopping expects") as e:
+        threestep.sft("m", ROWS, early_stopping=True)
+    assert "parse_arguments" in [frame.name for frame in traceback.extract_tb(e.value.__cause__.__traceback__)]
+
+
+def test_other_exceptions_keep_their_traceback(monkeypatch):
+    def main(words):
+        raise LookupError("a bug")
+
+    monkeypatch.setitem(sys.modules, "training.step1_sft.main", SimpleNamespace(main=main))
+    with pytest.raises(LookupError, match="^a bug$") as e:
+        threestep.sft("m", ROWS)
+    assert traceback.extract_tb(e.tb)[-1].name == "main"
+
+
+def test_a_call_is_shown_as_it_is_written():
+    import inspect
+
+    assert list(inspect.signature(threestep.sft).parameters)[:2] == ["model", "rows"]
+    assert threestep.sft.__doc__.startswith("Fine-tune")
+
+
+def test_without_a_run_there_are_figures_alone(tmp_path):
+    shown = Result("sft", tmp_path / "<gone>", {"eval_loss_after": 1.25, "seconds": None})._repr_html_()
+    assert "<td>eval_loss_after</td><td>1.25</td>" in shown and "seconds" not in shown and "<img" not in shown
+    assert "&lt;gone&gt;" in shown
+
+
+def test_the_report_is_named(tmp_path):
+    result = Result("sft", tmp_path, {})
+    assert result.report is None and f"sft, in {tmp_path}<" in result._repr_html_()
+    (tmp_path / "report.html").write_text("")
+    assert result.report == tmp_path / "report.html" and f"sft, in {result.report}<" in result._repr_html_()
+
+
+def test_a_model_loads_without_bars(tmp_path, capfd, tiny_tokenizer):
+    from transformers.utils import logging
+
+    tiny_causal_lm("llama").save_pretrained(tmp_path / "model")
+    tiny_tokenizer.save_pretrained(tmp_path / "model")
+    shown = logging.is_progress_bar_enabled()
+    try:
+        logging.enable_progress_bar()
+        capfd.readouterr()
+        assert Result("sft", tmp_path, {}).model.config.model_type == "llama"
+        assert "Loading weights" not in capfd.readouterr().err and logging.is_progress_bar_enabled()
+    finally:
+        if not shown:
+            logging.disable_progress_bar()

@@ -1,4 +1,4 @@
-"""One step of actor and critic on a minibatch."""
+"""One step of actor and critic on a minibatch, and notes on the steps of a rollout."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ import torch
 
 from tests.support.step3_records import changed, made_experience
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
+from tests.unit.step3_ppo.test_trainer import Engine as DrawingEngine
+from tests.unit.step3_ppo.test_trainer import made_trainer
 from threestep.plugins.mismatch.arguments import MismatchArguments
 from threestep.plugins.mismatch.correction import MismatchCorrection
 from training.step3_ppo.contracts.records import NO_CORRECTION, Experience
 from training.step3_ppo.experience.sequences import training_sequences
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings, selected_algorithm
 from training.step3_ppo.flags.arguments import AlgorithmArguments, PpoArguments
+from training.step3_ppo.learning import notes
 from training.step3_ppo.learning.learning import Learner
+from training.step3_ppo.learning.notes import NO_RESPONSE_COUNTS, NO_STEP_TAKEN, prompt_outcomes
 from training.step3_ppo.losses import AGGREGATIONS, POLICY_LOSSES
 from training.step3_ppo.losses.losses import PolicyLossSettings, PolicyTokens, StepTotals, token_mean, value_loss
 from training.utils.base.errors import Mistakes
@@ -366,3 +370,87 @@ def test_a_step_in_which_no_response_counts_moves_nothing_and_tells_no_means():
     figures = stepped(PLANS[1], made, roles, kl_in="loss", entropy_coef=0.1, policy_loss="kl_cov")
     assert figures.keys() == {"actor/stepped", "critic/stepped"}
     assert not roles.actor.gradient().any() and not roles.critic.gradient().any()
+
+
+def test_tokens_of_ranks_have_a_spread(monkeypatch):
+    """Ranks that computed 30 and 10 tokens."""
+    monkeypatch.setattr(notes, "gathered", lambda own: [own, own._replace(total=10.0, squares=100.0, least=10.0)])
+    assert notes.rank_token_figures(30) == {
+        "train/rank_tokens_mean": 20.0,
+        "train/rank_tokens_std": 10.0,
+        "train/rank_tokens_min": 10.0,
+        "train/rank_tokens_max": 30.0,
+    }
+
+
+def test_each_prompt_has_one_outcome():
+    counts = [True, False, False, False, True, True]  # two samples of three prompts
+    sequences = [SimpleNamespace(counts=own) for own in counts]
+    rows = [7, 7, 8, 8, 9, 9]
+    assert prompt_outcomes(rows, sequences, {0, 1, 2, 3}, 2) == [(7, None), (8, NO_RESPONSE_COUNTS), (9, NO_STEP_TAKEN)]
+    assert prompt_outcomes(rows, sequences, {5}, 2) == [(7, NO_STEP_TAKEN), (8, NO_RESPONSE_COUNTS), (9, None)]
+    assert [row for row, _ in prompt_outcomes(rows, sequences, set(), 1)] == rows
+
+
+LENGTH = 3
+
+
+def one_step(at_once: bool, ended=lambda rollout: rollout.ended_B, warmup: int = 0, **flags):
+    """Return the experience, the figures and the critic's weights after a step. ended: of the responses."""
+    engine = DrawingEngine(lambda prompt, sample: 6 + (prompt + sample) % 5, LENGTH)
+    changed = {"learns_values": at_once, "critic_warmup": warmup}
+    trainer = made_trainer(engine, advantage="gae", changed=changed, rate=0.1, **flags)
+    prompts, seeds = trainer.next_prompts(1, 0)
+    rollout = trainer.roll_out(prompts, seeds)
+    rollout = dataclasses.replace(rollout, ended_B=ended(rollout))
+    made = trainer.experience_of(trainer.score(prompts, rollout), 1)
+    figures = trainer.learn([made], 1)
+    return made, figures, [*trainer.roles.critic.module.parameters()]
+
+
+def some(rollout):
+    return torch.arange(len(rollout.ended_B)) % 3 > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "ended"),
+    [
+        ({}, some),
+        ({"mask_truncated_responses": True}, some),
+        ({"gamma": 0.9, "lam": 0.5}, some),
+        ({"warmup": 1}, some),
+    ],
+)
+def test_the_same_values_returns_and_weights(flags, ended):
+    (apart, figures, weights), (once, figures_once, weights_once) = (
+        one_step(at_once, ended, **flags) for at_once in (False, True)
+    )
+    assert apart.reused.values is None and once.reused.values is not None
+    for name in ("advantages_BR", "returns_BR"):
+        torch.testing.assert_close(getattr(once, name), getattr(apart, name), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(once.read.values_BR, apart.read.values_BR, rtol=1e-5, atol=1e-6)
+    assert figures_once["critic/value_loss"] == pytest.approx(figures["critic/value_loss"], rel=1e-5) != 0.0
+    assert figures_once["critic/clip_fraction"] == figures["critic/clip_fraction"] == 0.0
+    start = list(made_trainer(DrawingEngine(), advantage="gae").roles.critic.module.parameters())
+    assert any(not torch.equal(weight, first) for weight, first in zip(weights, start, strict=True))
+    for once_weight, weight in zip(weights_once, weights, strict=True):
+        torch.testing.assert_close(once_weight, weight, rtol=1e-5, atol=1e-6)
+
+
+def test_where_nothing_counts_values_are_read_and_nothing_is_learned():
+    made, figures, weights = one_step(
+        True, lambda rollout: torch.zeros_like(rollout.ended_B), mask_truncated_responses=True
+    )
+    start = made_trainer(DrawingEngine(), advantage="gae").roles.critic.module.parameters()
+    assert isinstance(made, Experience) and bool(made.read.values_BR.any())
+    assert figures["train/empty_minibatches"] == 1.0 and "critic/value_loss" not in figures
+    for weight, first in zip(weights, start, strict=True):
+        assert torch.equal(weight, first) and weight.grad is None
+
+
+def test_a_critic_that_does_not_learn_as_it_reads_has_no_learner():
+    assert made_trainer(DrawingEngine(), advantage="gae").updates.value_learner(1) is None
+    assert (
+        made_trainer(DrawingEngine(), advantage="grpo", changed={"learns_values": True}).updates.value_learner(1)
+        is None
+    )

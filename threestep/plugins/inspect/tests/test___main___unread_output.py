@@ -1,6 +1,6 @@
 """`threestep inspect | head`: a reader that goes away ends it quietly."""
 
-from tests.unit.threestep.test_command_unread_output import unread
+from tests.unit.threestep.test_command import unread
 
 
 def test_rows_do(tmp_path):

@@ -1,15 +1,38 @@
-"""The SFT losses: sums over tokens divided by the step's count."""
+"""Step 1: its flags, and its losses, sums over tokens divided by the step's count."""
 
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from training.step1_sft import main, trainer
+from training.step1_sft.arguments import SftArguments
 from training.step1_sft.loss import sft_loss
+from training.utils.base.errors import Mistakes
+from training.utils.flags.added import NO_FLAGS
+from training.utils.flags.flags import note_mistakes
+
+
+def test_learning_rate():
+    mistakes = Mistakes()
+    note_mistakes(SftArguments(), mistakes)
+    assert mistakes.sentences == []
+    note_mistakes(SftArguments(learning_rate=0.0), mistakes)
+    assert mistakes.sentences == ["--learning_rate expects more than 0, got 0.0"]
+
+
+def test_what_is_opened_is_passed_on(monkeypatch):
+    monkeypatch.setattr(trainer, "SftTrainer", lambda *given: SimpleNamespace(train=lambda: given))
+    opened, flags = "run", SimpleNamespace(added=NO_FLAGS)
+    passed_on: Any = main.train
+    run, regularizer = passed_on(opened, flags)
+    assert run == opened and not regularizer.losses
 
 
 def test_by_hand():

@@ -1,4 +1,5 @@
-"""Every estimator against a table worked by hand, its written formula, and what must not change it."""
+"""Every estimator against a table worked by hand, its written formula, and what must not change it; GAE; whitening; the
+rewards that estimators read."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.support import plain_losses
 from tests.support.estimator_inputs import (
     HOW,
     ROOT3,
@@ -23,7 +25,17 @@ from tests.support.estimator_inputs import (
     vars_of,
 )
 from training.step3_ppo.advantages import ESTIMATORS
-from training.step3_ppo.advantages.inputs import AdvantageInputs, group_centred, settled
+from training.step3_ppo.advantages.estimators import gae as estimate
+from training.step3_ppo.advantages.estimators import moments, whiten
+from training.step3_ppo.advantages.inputs import (
+    AdvantageInputs,
+    AdvantageSettings,
+    group_centred,
+    missing_eos_punishment,
+    overlong_punishment,
+    settled,
+    shaped_rewards,
+)
 
 # Group 7: outcomes R = 1, 4, 1, lengths 1, 3, 2; mean 2, deviations -1, 2, -1, std = sqrt((1 + 4 + 1) / 2) = sqrt 3.
 TABLE = {
@@ -82,10 +94,6 @@ def test_deviations_of_the_group_and_of_the_batch():
 # own at index i, L: their lengths.
 
 
-def _to_go(r: list[float], gamma: float) -> list[float]:
-    return [sum(gamma ** (k - t) * r[k] for k in range(t, len(r))) for t in range(len(r))]
-
-
 def _grpo(R, L, i, **_):  # noqa: N803
     return 0.0 if len(R) == 1 else (R[i] - statistics.fmean(R)) / (statistics.stdev(R) + 1e-6)
 
@@ -94,12 +102,16 @@ def _rloo(R, L, i, **_):  # noqa: N803
     return 0.0 if len(R) == 1 else R[i] - statistics.fmean(R[:i] + R[i + 1 :])
 
 
+def to_go(r: list[float], gamma: float) -> list[float]:
+    return plain_losses.to_go(torch.tensor(r, dtype=torch.float64), gamma).tolist()
+
+
 FORMULAS = {
     "grpo": spread(_grpo),
     "rloo": spread(_rloo),
-    "reinforce++": lambda r, R, L, i, **_: _to_go(r, 0.9),  # noqa: N803
+    "reinforce++": lambda r, R, L, i, **_: to_go(r, 0.9),  # noqa: N803
     "reinforce++_baseline": spread(lambda R, L, i, **_: R[i] - statistics.fmean(R)),  # noqa: N803
-    "remax": lambda r, R, L, i, greedy, **_: [g - greedy for g in _to_go(r, 1.0)],  # noqa: N803
+    "remax": lambda r, R, L, i, greedy, **_: [g - greedy for g in to_go(r, 1.0)],  # noqa: N803
 }
 
 groups = st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=4)
@@ -218,3 +230,141 @@ def test_a_group_of_equal_responses_has_no_advantage(name, seed, is_sure):
         advantages_BR, _ = ESTIMATORS[name].estimate(inputs, how_of(name, how))
         assert not advantages_BR[:3].any()
         assert advantages_BR[3:].any()
+
+
+def gae(rewards_BR, values_BR, lengths_B, gamma: float, lam: float):
+    group_B = torch.arange(len(lengths_B))
+    return estimate(AdvantageInputs(rewards_BR, lengths_B, group_B, values_BR), AdvantageSettings(gamma, lam, True))
+
+
+def test_gae_worked_by_hand():
+    # gamma 0.9, lambda 0.5, gamma lambda 0.45; the value after the last token is 0.
+    #   t   r     V    V'    delta = r + 0.9 V' - V          A = delta + 0.45 A'            return = A + V
+    #   3   1.0  0.2   0      1.0 + 0    - 0.2 =  0.80       0.80                            1.0
+    #   2   0.3  0.6  0.2     0.3 + 0.18 - 0.6 = -0.12      -0.12 + 0.360  =  0.2400         0.84
+    #   1  -0.2  0.4  0.6    -0.2 + 0.54 - 0.4 = -0.06      -0.06 + 0.108  =  0.0480         0.448
+    #   0   0.1  0.5  0.4     0.1 + 0.36 - 0.5 = -0.04      -0.04 + 0.0216 = -0.0184         0.4816
+    # The second response has the same numbers and ends after two tokens:
+    #   1  -0.2  0.4   0     -0.2 + 0    - 0.4 = -0.60      -0.60                           -0.2
+    #   0   0.1  0.5  0.4                        -0.04      -0.04 - 0.27   = -0.31           0.19
+    rewards_BR = torch.tensor([[0.1, -0.2, 0.3, 1.0]] * 2)
+    values_BR = torch.tensor([[0.5, 0.4, 0.6, 0.2]] * 2)
+    advantages_BR, returns_BR = gae(rewards_BR, values_BR, torch.tensor([4, 2]), gamma=0.9, lam=0.5)
+    torch.testing.assert_close(
+        advantages_BR, torch.tensor([[-0.0184, 0.048, 0.24, 0.8], [-0.31, -0.6, 0.0, 0.0]]), rtol=0, atol=1e-6
+    )
+    torch.testing.assert_close(
+        returns_BR, torch.tensor([[0.4816, 0.448, 0.84, 1.0], [0.19, -0.2, 0.0, 0.0]]), rtol=0, atol=1e-6
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.floats(0, 1), st.floats(0, 1), st.integers(0, 999))
+def test_gae_is_its_definition(lengths, gamma, lam, seed):
+    """By the oracle in float64, one response at a time, for responses of any lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    rewards_BR, values_BR = torch.randn(2, len(lengths), max(lengths), generator=generator, dtype=torch.float64)
+    advantages_BR, returns_BR = gae(rewards_BR, values_BR, torch.tensor(lengths), gamma, lam)
+    for row, length in enumerate(lengths):
+        want_r = plain_losses.gae(rewards_BR[row, :length], values_BR[row, :length], gamma, lam)
+        torch.testing.assert_close(advantages_BR[row, :length], want_r, rtol=0, atol=1e-9)
+        torch.testing.assert_close(returns_BR[row, :length], want_r + values_BR[row, :length], rtol=0, atol=1e-9)
+        assert not advantages_BR[row, length:].any() and not returns_BR[row, length:].any()
+
+
+def test_two_ranks_are_whitened_as_one():
+    generator = torch.Generator().manual_seed(0)
+    ranks = []
+    for mean, lengths in ((3.0, [4, 1, 7]), (-1.0, [5])):
+        advantages = torch.randn(len(lengths), 8, generator=generator) + mean
+        inside = torch.arange(8) < torch.tensor(lengths)[:, None]
+        ranks.append((advantages, inside))
+    total = sum(moments(*rank) for rank in ranks)
+    white = [whiten(*rank, total) for rank in ranks]
+    union = torch.cat([result[inside] for result, (_, inside) in zip(white, ranks, strict=True)])
+    assert union.mean().item() == pytest.approx(0, abs=1e-6)
+    assert union.var(unbiased=True).item() == pytest.approx(1, abs=1e-5)
+    for result, (_, inside) in zip(white, ranks, strict=True):
+        assert not result[~inside].any()
+    # Whitened alone, each rank would have lost what sets it apart from the other.
+    assert white[0][ranks[0][1]].mean() > 0.2 > -0.2 > white[1][ranks[1][1]].mean()
+
+
+def test_whitening_by_hand():
+    # 1, 3, 5 (and 100 outside): mean 3, variance 8 / 2 = 4.
+    advantages, inside = torch.tensor([[1.0, 3.0], [5.0, 100.0]]), torch.tensor([[True, True], [True, False]])
+    assert moments(advantages, inside).tolist() == [3.0, 9.0, 35.0]
+    torch.testing.assert_close(
+        whiten(advantages, inside, moments(advantages, inside)), torch.tensor([[-1.0, 0.0], [1.0, 0.0]])
+    )
+
+
+@pytest.mark.parametrize("values", [[7.0], [0.1, 0.1, 0.1], [1e4, 1e4]], ids=["one", "equal", "large"])
+def test_one_token_and_equal_tokens_become_zero(values):
+    advantages = torch.tensor([values])
+    inside = torch.ones_like(advantages, dtype=torch.bool)
+    torch.testing.assert_close(
+        whiten(advantages, inside, moments(advantages, inside)), torch.zeros_like(advantages), rtol=0, atol=1e-3
+    )
+
+
+def test_a_rank_without_tokens():
+    advantages, nothing = torch.ones(1, 2), torch.zeros(1, 2, dtype=torch.bool)
+    assert moments(advantages, nothing).tolist() == [0.0, 0.0, 0.0]
+    assert whiten(advantages, nothing, torch.tensor([3.0, 9.0, 35.0])).tolist() == [[0.0, 0.0]]
+    assert whiten(advantages, nothing, torch.zeros(3)).tolist() == [[0.0, 0.0]]
+
+
+def test_large_means_keep_their_spread():
+    """Float32 sums of squares would lose a spread of 1 around 10,000."""
+    advantages = torch.randn(1, 1000, generator=torch.Generator().manual_seed(0)) + 1e4
+    inside = torch.ones_like(advantages, dtype=torch.bool)
+    white = whiten(advantages, inside, moments(advantages, inside))
+    assert white.std().item() == pytest.approx(1, abs=1e-3)
+    assert white.mean().item() == pytest.approx(0, abs=1e-3)
+
+
+def test_what_differs_by_rounding_alone_is_not_blown_up():
+    """Rewards that are all 0 but for the KL of a policy that still is its reference."""
+    inside = torch.ones(2, 3, dtype=torch.bool)
+    noise = torch.tensor([[1e-8, -2e-8, 0.0], [3e-8, 1e-8, -1e-8]])
+    assert not whiten(noise, inside, moments(noise, inside)).any()
+    small = 1e3 * noise
+    assert whiten(small, inside, moments(small, inside)).all()
+
+
+def test_shaped_rewards_by_hand():
+    # Lengths 2 and 3 of R = 3, KL coefficient 0.1.
+    kl_BR = torch.tensor([[1.0, 2.0, 99.0], [-1.0, 0.5, 3.0]])  # what is outside the response is not read
+    rewards_BR = shaped_rewards(torch.tensor([1.5, -2.0]), kl_BR, torch.tensor([2, 3]), kl_coef=0.1)
+    torch.testing.assert_close(rewards_BR, torch.tensor([[-0.1, 1.3, 0.0], [0.1, -0.05, -2.3]]))
+
+
+def test_the_position_comes_from_lengths_so_an_end_token_that_is_also_pad_gets_the_score():
+    """DeepSpeed-Chat counts ids != pad: with pad == eos it puts the reward where the loss is masked."""
+    eos = pad = 2
+    response_ids_BR = torch.tensor([[7, 8, eos, pad, pad], [eos, pad, pad, pad, pad], [7, 8, 9, 7, 8]])
+    lengths_B = torch.tensor([3, 1, 5])
+    rewards_BR = shaped_rewards(torch.tensor([1.0, 2.0, 3.0]), torch.zeros(3, 5), lengths_B, 0.1)
+    assert rewards_BR.nonzero().tolist() == [[0, 2], [1, 0], [2, 4]]
+    assert response_ids_BR[0, 2] == response_ids_BR[1, 0] == eos
+    assert rewards_BR.sum(1).tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 0.3])
+def test_what_is_outside_may_be_anything(kl_coef):
+    kl_BR = torch.tensor([[1.0, float("nan")], [1.0, float("inf")]])
+    rewards_BR = shaped_rewards(torch.ones(2), kl_BR, torch.tensor([1, 1]), kl_coef)
+    torch.testing.assert_close(rewards_BR, torch.tensor([[1.0 - kl_coef, 0.0]] * 2))
+
+
+def test_a_missing_end_by_hand():
+    assert missing_eos_punishment(torch.tensor([True, False]), 1.5).tolist() == [0.0, -1.5]
+
+
+def test_the_soft_overlong_punishment_by_hand():
+    # At most 20 tokens, the last 8 of them a buffer: free up to 12, then 1/8 a token.
+    lengths_B = torch.tensor([1, 12, 13, 16, 19, 20, 25])
+    want = [0.0, 0.0, -1 / 8, -4 / 8, -7 / 8, -1.0, -1.0]
+    assert overlong_punishment(lengths_B, max_tokens=20, buffer_tokens=8).tolist() == want
+    assert overlong_punishment(lengths_B, max_tokens=20, buffer_tokens=0).tolist() == [0.0] * 7

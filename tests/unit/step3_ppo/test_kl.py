@@ -1,4 +1,4 @@
-"""KL estimators against the divergence they estimate."""
+"""KL estimators against the divergence they estimate, and control of the KL's coefficient."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from training.step3_ppo.kl import KL_ESTIMATORS
+from training.step3_ppo.kl import KL_ESTIMATORS, KlControl
 from training.step3_ppo.kl.estimators import full_kl, k1, k3
 
 
@@ -21,7 +21,7 @@ def distributions() -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_by_hand():
     # log p - log p_ref = 1 and -0.5.
-    logprobs, ref = torch.tensor([-1.0, -2.5]), torch.tensor([-2.0, -2.0])
+    logprobs, ref = torch.tensor([[-1.0, -2.5], [-2.0, -2.0]], dtype=torch.float64)
     expected = {
         "k1": [1.0, -0.5],
         "k2": [0.5, 0.125],
@@ -31,7 +31,7 @@ def test_by_hand():
     expected |= {f"{name}+": expected[name] for name in ("k1", "k3", "abs")}
     assert expected.keys() == {name for name, entry in KL_ESTIMATORS.items() if not entry.of_logits}
     for name, want in expected.items():
-        assert KL_ESTIMATORS[name].estimate(logprobs, ref).tolist() == pytest.approx(want)
+        assert KL_ESTIMATORS[name].estimate(logprobs, ref).tolist() == pytest.approx(want, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["k1", "k3"])
@@ -101,3 +101,28 @@ def test_a_difference_that_is_rounding_has_no_gradient():
     expected = [0.0, 1e-10, -1e-10, 1e-6, 0.25, -0.25, 1.0, -1.0, 1.0]  # (d / 1e-3)^2, below 1e-3
     torch.testing.assert_close(d.grad, torch.tensor(expected, dtype=torch.float64))
     assert torch.equal(value, d.abs())
+
+
+def test_the_adaptive_controller_by_hand():
+    # Target 6, horizon 1000, 100 responses an update.
+    #   KL 6.6: error 0.1         0.2 x (1 + 0.1 x 0.1) = 0.202
+    #   KL 60: error 9, cut 0.2   0.202 x 1.02 = 0.20604
+    #   KL 0: error -1, cut -0.2  0.20604 x 0.98 = 0.2019192
+    control = KlControl(0.2, target=6.0, horizon=1000.0)
+    for kl, want in ((6.6, 0.202), (60.0, 0.20604), (0.0, 0.2019192)):
+        control.update(kl, 100)
+        assert control.kl_coef == pytest.approx(want)
+
+
+def test_the_fixed_controller_stays():
+    control = KlControl(0.3)
+    control.update(100.0, 10)
+    assert control.kl_coef == 0.3
+
+
+def test_a_horizon_that_is_long_beside_the_run_is_named():
+    # 5 horizons x 0.2 is a factor of e; half a horizon x 0.2 is exp(0.1) = 1.105.
+    control = KlControl(0.2, target=6.0, horizon=1000.0)
+    assert control.slow_warning(5000) is None
+    assert "by 10.5% at most over the 500 responses" in control.slow_warning(500)
+    assert KlControl(0.2).slow_warning(1) is None
