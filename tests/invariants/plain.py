@@ -108,13 +108,24 @@ def token_logprobs(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     return torch.log_softmax(logits, dim=-1).gather(-1, ids[1:].unsqueeze(-1)).squeeze(-1)
 
 
-def sft_loss(model: nn.Module, batch: list[SentenceRow]) -> torch.Tensor:
-    """The mean over all tokens of the batch whose loss_mask is True."""
+def sft_loss(
+    model: nn.Module, batch: list[SentenceRow], seeds: Sequence[int] = (), alpha: float = 0.0, z_loss_coef: float = 0.0
+) -> torch.Tensor:
+    """The mean over all tokens of the batch whose loss_mask is True of -log p + z_loss_coef log^2 Z. With `seeds` each
+    sequence of L tokens has noise from its own on its embeddings: uniform in [-1, 1] x alpha / sqrt(L H)."""
     total, count = torch.zeros((), dtype=torch.float64), 0
-    for row in batch:
-        logprobs = token_logprobs(model, torch.tensor(row.input_ids, dtype=torch.int64))
+    for place, row in enumerate(batch):
+        ids = torch.tensor(row.input_ids, dtype=torch.int64)
+        embeddings = model.get_input_embeddings()(ids)
+        if seeds:
+            generator = torch.Generator().manual_seed(seeds[place])
+            unit = torch.empty(embeddings.shape).uniform_(-1.0, 1.0, generator=generator)
+            embeddings = embeddings + unit.double() * alpha / math.sqrt(embeddings.numel())
+        logits = model(inputs_embeds=embeddings.unsqueeze(0)).logits[0, :-1].double()
         mask = torch.tensor(row.loss_mask)[1:]
-        total = total - logprobs[mask].double().sum()
+        normalizers = torch.logsumexp(logits, dim=-1)
+        nll = normalizers - logits.gather(-1, ids[1:].unsqueeze(-1)).squeeze(-1)
+        total = total + (nll + z_loss_coef * normalizers**2)[mask].sum()
         count += int(mask.sum())
     return total / count
 
@@ -132,53 +143,29 @@ def token_accuracy(model: nn.Module, batch: Sequence[SentenceRow]) -> float:
     return right / count
 
 
-def regularized_sft_loss(
-    model: nn.Module, batch: list[SentenceRow], seeds: Sequence[int], alpha: float, z_loss_coef: float
-) -> torch.Tensor:
-    """The mean over all target tokens of -log p + z_loss_coef log^2 Z, where each sequence of L tokens has noise from
-    its own seed on its embeddings: uniform in [-1, 1] x alpha / sqrt(L H)."""
-    total, count = torch.zeros((), dtype=torch.float64), 0
-    for row, seed in zip(batch, seeds, strict=True):
-        ids = torch.tensor(row.input_ids, dtype=torch.int64)
-        embeddings = model.get_input_embeddings()(ids)
-        unit = torch.empty(embeddings.shape).uniform_(-1.0, 1.0, generator=torch.Generator().manual_seed(seed))
-        noise = unit.double() * alpha / math.sqrt(embeddings.numel())
-        logits = model(inputs_embeds=(embeddings + noise).unsqueeze(0)).logits[0, :-1].double()
-        mask = torch.tensor(row.loss_mask)[1:]
-        normalizers = torch.logsumexp(logits, dim=-1)
-        nll = normalizers - logits.gather(-1, ids[1:].unsqueeze(-1)).squeeze(-1)
-        total = total + (nll + z_loss_coef * normalizers**2)[mask].sum()
-        count += int(mask.sum())
-    return total / count
-
-
 def score(model: nn.Module, ids: Sequence[int]) -> torch.Tensor:
     """The one label of a sequence that stands alone: transformers reads it at the last token."""
     return model(input_ids=torch.tensor([list(ids)], dtype=torch.int64)).logits[0, 0]
 
 
-def ranking_loss(model: nn.Module, batch: list[ResponsesRow]) -> torch.Tensor:
-    """The mean over prompts of the mean over their pairs of -log sigmoid(better - worse)."""
-    per_prompt = []
-    for row in batch:
-        scores = [score(model, [*row.prompt_ids, *response]) for response in row.response_ids]
-        pairs = [nn.functional.logsigmoid(better - worse) for better, worse in combinations(scores, 2)]
-        per_prompt.append(-torch.stack(pairs).mean())
-    return torch.stack(per_prompt).mean()
-
-
-def optioned_ranking_loss(
-    model: nn.Module, batch: list[ResponsesRow], margin_scale: float, label_smoothing: float, center_coef: float
+def ranking_loss(
+    model: nn.Module,
+    batch: list[ResponsesRow],
+    margin_scale: float = 0.0,
+    label_smoothing: float = 0.0,
+    center_coef: float = 0.0,
 ) -> torch.Tensor:
-    """The same with margins, label smoothing and centring, pair by pair."""
+    """The mean over prompts of the mean over their pairs of -log sigmoid(better - worse), with margins, label smoothing
+    and centring."""
     per_prompt = []
     for row in batch:
         scores = [score(model, [*row.prompt_ids, *response]) for response in row.response_ids]
         losses = []
         for first, second in combinations(range(len(scores)), 2):
             margin = 0.0 if row.margins is None else sum(row.margins[first:second].tolist())
-            probability = torch.sigmoid(scores[first] - scores[second] - margin_scale * margin)
-            loss = -(1 - label_smoothing) * torch.log(probability) - label_smoothing * torch.log(1 - probability)
+            gap = scores[first] - scores[second] - margin_scale * margin
+            sides = nn.functional.logsigmoid(gap), nn.functional.logsigmoid(-gap)
+            loss = -(1 - label_smoothing) * sides[0] - label_smoothing * sides[1]
             losses.append(loss + center_coef * (scores[first] + scores[second]) ** 2)
         per_prompt.append(torch.stack(losses).mean())
     return torch.stack(per_prompt).mean()

@@ -16,7 +16,6 @@ from tests.support.data_flags import with_flags
 from tests.support.guests import balancing
 from tests.support.shared_rows import sharing_rows
 from tests.support.step3_records import changed, made
-from tests.support.tries import forked_conversations, forked_sequences
 from threestep.plugins.mismatch.correction import MismatchCorrection
 from threestep.plugins.mismatch.settings import MismatchSettings
 from threestep.plugins.parallel_thinking.form import ParallelPaths
@@ -33,10 +32,9 @@ from training.step3_ppo.contracts.settings import (
     PpoSettings,
 )
 from training.step3_ppo.experience.description import described
-from training.step3_ppo.experience.sequences import TrainingSequence
 from training.step3_ppo.flags.roles_arguments import RolesArguments
 from training.step3_ppo.kl import KL_ESTIMATORS, KlControl
-from training.step3_ppo.learning.learning import Learner, Updates
+from training.step3_ppo.learning.learning import Updates
 from training.step3_ppo.losses import POLICY_LOSSES
 from training.step3_ppo.losses.losses import PolicyLossSettings
 from training.step3_ppo.parts.assembly import with_guests
@@ -87,8 +85,6 @@ ACTORS = ("actor", "absolute")
 MIXTURE_LAYOUTS = {
     f"{stage}_{'packed' if packed else 'padded'}": (stage, packed) for stage in range(4) for packed in (False, True)
 }
-# Sequences with equal beginnings: stage, packed, from how many tokens on these are shared.
-TRIES = {"0_padded": (0, False, 0), **{f"{stage}_shared": (stage, True, 2) for stage in STAGES}}
 EVAL_PROMPTS = 5  # not a multiple of two ranks
 
 # (ranks, those that share a row)
@@ -111,8 +107,6 @@ EVERY: dict[str, dict[World, Collection[str]]] = {
     "nothing_to_learn": {ONE: ("0", "2", "3"), TWO: ("0", "2", "3")},
     "gathers": {TWO: ("2", "12")},
     "lora": {world: ("0", "3") for world in (ONE, TWO, SHARED, FOUR_SHARED)},
-    "tries": {ONE: TRIES, TWO: TRIES}
-    | {world: ("0_padded", "2_shared", "3_shared") for world in (SHARED, FOUR_SHARED)},
     "layouts_of_prompts": {ONE: ACTORS},
 }  # fmt: skip
 ORDINARY: dict[str, dict[World, Collection[str]]] = {
@@ -126,7 +120,6 @@ ORDINARY: dict[str, dict[World, Collection[str]]] = {
     "nothing_to_learn": {ONE: ("0",), TWO: ("3",)},
     "gathers": EVERY["gathers"],
     "lora": {ONE: ("0",), TWO: ("3",)},
-    "tries": {ONE: ("0_padded", "2_shared")},
     "layouts_of_prompts": EVERY["layouts_of_prompts"],
 }
 
@@ -403,36 +396,6 @@ def minibatches(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> 
     return found
 
 
-def tries(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
-    """Two steps of PPO on sequences with equal beginnings, and conversations in parts, whose old log-probabilities,
-    advantages, values and returns are drawn: those of a token differ among the sequences that share it."""
-    drawn = [each for seed in (0, 3) for each in forked_sequences(seed, 24, most_tokens=40) if each.is_target.any()]
-    drawn += [each.tokens for each in forked_conversations(4, 24) if max(map(len, each.tokens.parts)) <= 40]
-    generator = torch.Generator().manual_seed(SEED)
-    sequences = []
-    for number, each in enumerate(drawn):
-        advantages_r, old_r, values_r, returns_r = torch.randn(4, int(each.is_target.sum()), generator=generator)
-        fields = (advantages_r, old_r - 5.0, None, values_r, returns_r, None)
-        sequences.append(TrainingSequence(number, each, number % 5 > 0, *fields))
-    found = {}
-    for layout in cases:
-        stage, packed, least = TRIES[layout]
-        trainer = make_trainer(models, out, ranks, stage, packed=packed, max_tokens=200, with_texts=False)
-        experience = trainer.settings.experience
-        plan = dataclasses.replace(
-            experience.layout.plan, max_row_tokens=200 if packed else 0, least_shared_tokens=least
-        )
-        experience = changed(experience, plan=plan)
-        learner = Learner(trainer.roles, experience, trainer.settings.updates.learning, kl_coef=0.0)
-        forwards = learner.forwards(sequences)
-        found[layout] = {
-            "figures": [learner.learn(sequences, SEED, forwards) for _ in range(2)],
-            "tokens": sum(int((each.rows.segment_ids_NT >= 0).sum()) for each in forwards),
-        }
-        save_weights(trainer, out, layout, "tries_")
-    return found
-
-
 def nothing_to_learn(models: Path, out: Path, ranks: Any, cases: Collection[str]) -> dict[str, Any]:
     """Advantages 0 and returns equal to the values: how far the weights of a fresh actor and critic move.
 
@@ -607,5 +570,4 @@ SECTIONS: dict[str, Callable[[Path, Path, Any, Collection[str]], dict[str, Any]]
     "gathers": gathers,
     "lora": lora,
     "layouts_of_prompts": layouts_of_prompts,
-    "tries": tries,
 }

@@ -59,7 +59,7 @@ def trained_plainly(folder: Path, kind: str, rows: str, per_step: int, dtype: st
     )
     loss_of = eval_loss_of = loss_of_kind(kind, folder, [train_rows, eval_rows])
     if rows == "margins":  # evaluation stays the plain loss
-        loss_of = partial(plain.optioned_ranking_loss, **engine_program.LOSS_OPTIONS)
+        loss_of = partial(plain.ranking_loss, **engine_program.LOSS_OPTIONS)
     batches = plain.batches_of(train_rows, per_step, SEED)
     model = copy.deepcopy(start_of(folder, kind, torch.float32 if dtype == "bf16" else torch.float64))
 
@@ -232,7 +232,7 @@ def noisy_sft_loss(z_loss_coef: float = 0.0) -> Callable[[torch.nn.Module, list]
 
     def loss_of(model: torch.nn.Module, batch: list) -> torch.Tensor:
         seeds = [derived_seed(SEED, "neftune", next(places)) for _ in batch]
-        return plain.regularized_sft_loss(model, batch, seeds, engine_program.NEFTUNE_ALPHA, z_loss_coef)
+        return plain.sft_loss(model, batch, seeds, engine_program.NEFTUNE_ALPHA, z_loss_coef)
 
     return loss_of
 

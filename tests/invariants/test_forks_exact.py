@@ -1,5 +1,5 @@
-"""A thousand random sets of conversations that fork, under DeepSpeed: the losses and gradients of actor and critic are
-those of plain PyTorch on their parts, one by one in float64, and each conversation is trained once."""
+"""Random sets of conversations that fork, under DeepSpeed: the losses and gradients of actor and critic are those of
+plain PyTorch on their parts, one by one in float64, and each conversation is trained once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import torch
 from deepspeed.utils import safe_get_full_optimizer_state
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from tests.invariants.ppo_program import STAGES, make_trainer
+from tests.invariants.ppo_program import ONE, SHARED, STAGES, TWO, World, make_trainer
+from tests.support.shared_rows import sharing_rows
 from tests.support.step3_records import changed
 from tests.support.tries import forked_conversations, forked_sequences
 from training.step3_ppo.experience.sequences import TrainingSequence
@@ -26,11 +27,14 @@ MOST_NODES = 64
 PLANS = ((True, 600, 1), (True, 200, 2), (True, 400, 0), (False, 200, 0))
 
 
-def on_ranks(ranks: Any, models: Path, out: Path, is_long: bool, stage: int, seeds: list[int]) -> dict[str, Any]:
+def on_ranks(
+    ranks: Any, models: Path, out: Path, is_long: bool, size: int, stage: int, seeds: list[int]
+) -> dict[str, Any]:
     """Take a step of actor and critic on random conversations that fork, many times, beside plain PyTorch in float64 on
-    their parts one by one. Return {seed: {what: how far apart}}."""
+    their parts one by one, each row over `size` ranks. Return {seed: {what: how far apart}}."""
     how: dict[str, Any] = {"decay": 0.0, "packed": True, "with_texts": False, "changed": _keeping_gradients}
-    trainer, plain = make_trainer(models, out, ranks, stage, **how), _plain_models(models)
+    sharing = sharing_rows(ranks, size) if size > 1 else ranks
+    trainer, plain = make_trainer(models, out, sharing, stage, **how), _plain_models(models)
     return {str(seed): one_try(trainer, plain, seed, PLANS[at % len(PLANS)]) for at, seed in enumerate(seeds)}
 
 
@@ -57,7 +61,8 @@ def one_try(trainer: Any, plain: dict[str, Any], seed: int, how: tuple[bool, int
     sequences = [experienced(number, *each) for number, each in enumerate(zip(drawn, *read.values(), strict=True))]
     learner = learner_with(trainer, *how)
     forwards = learner.forwards(sequences)
-    trained = [pair for forward in forwards for pair in targets_of(forward, sequences)]
+    first = trainer.ranks.rank % trainer.ranks.sharing.size == 0  # of those that share rows
+    trained = [pair for forward in forwards if first for pair in targets_of(forward, sequences)]
     found: dict[str, float] = {"untrained": untrained(drawn, [pair for own in gathered(trained) for pair in own])}
     figures = learner.learn(sequences, seed, forwards)
     wanted = plain_losses(sequences, *read.values())
@@ -166,17 +171,18 @@ def gradients(engine: Any) -> Iterator[tuple[str, Any]]:
 
 
 TRIES = 1000
-RUNS = [(world_size, stage) for world_size in (1, 2) for stage in STAGES]
+RUNS = [(world, stage) for world in (ONE, TWO, SHARED) for stage in STAGES]
 LOSS, GRADIENT = 1e-6, 1e-5  # in float32; of the gradient's norm
+LONG = [
+    pytest.param(*run, list(range(place, TRIES, len(RUNS))), marks=pytest.mark.long) for place, run in enumerate(RUNS)
+]
 
 
-@pytest.mark.long
 @pytest.mark.distributed
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("world_size", "stage"), RUNS)
-def test_a_step_on_forks_is_that_of_their_parts(launched, world_size: int, stage: int):
-    seeds = list(range(RUNS.index((world_size, stage)), TRIES, len(RUNS)))
-    found = launched("test_forks_exact", world_size, stage=stage, seeds=seeds)[1][0]
+@pytest.mark.parametrize(("world", "stage", "seeds"), [(ONE, 2, list(range(len(PLANS)))), *LONG])
+def test_a_step_on_forks_is_that_of_their_parts(launched, world: World, stage: int, seeds: list[int]):
+    found = launched("test_forks_exact", world[0], size=world[1], stage=stage, seeds=seeds)[1][0]
     assert sorted(map(int, found)) == seeds
     for seed, apart in found.items():
         assert apart["untrained"] == 0, seed

@@ -185,20 +185,6 @@ def test_two_ranks_make_the_same_minibatches_as_one(section, kept, models, layou
         assert residual(theirs, mine, first_weights(models, role)) < 1e-3
 
 
-@cases("tries")
-def test_conversations_that_fork_train_as_separate_sequences(section, kept, models, world: World, layout: str):
-    """Actor and critic, each token once for all who share it."""
-    apart, mine = section("tries", ONE)["0_padded"], section("tries", world)[layout]
-    for one, other in zip(apart["figures"], mine["figures"], strict=True):
-        shared = {key: value for key, value in other.items() if not key.endswith("grad_norm")}  # none at stage 0
-        assert {key: one[key] for key in shared} == pytest.approx(shared, rel=1e-4, abs=1e-5)
-        assert other["actor/clip_fraction"] > 0.02
-    assert layout == "0_padded" or mine["tokens"] * world[0] / world[1] < 0.7 * apart["tokens"]
-    for role in ("actor", "critic"):
-        one, other = kept(ONE, f"tries_{role}_0_padded"), kept(world, f"tries_{role}_{layout}")
-        assert residual(other, one, first_weights(models, role)) < 1e-3
-
-
 @cases("reused")
 def test_forwards_that_read_and_learn_train_what_forwards_of_their_own_do(section, world: World, layout: str):
     found = section("reused", world)[layout]

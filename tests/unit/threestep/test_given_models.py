@@ -91,6 +91,10 @@ def share(model):
     model.model.layers[1].mlp.up_proj.weight = model.model.layers[0].mlp.up_proj.weight
 
 
+def up_of(model):
+    return model.model.layers[0].mlp.up_proj
+
+
 def set_in_attention(name, value):
     return lambda model: setattr(model.model.layers[1].self_attn, name, value)
 
@@ -101,10 +105,7 @@ def set_in_attention(name, value):
         (lambda m: m.register_forward_hook(lambda *_: 1 / 0), "the model has a hook"),
         (lambda m: m.model.norm.register_forward_pre_hook(lambda *_: None), "model.norm has a hook"),
         (lambda m: m.model.norm.register_full_backward_hook(lambda *_: None), "model.norm has a hook"),
-        (
-            lambda m: m.model.embed_tokens.register_forward_hook(neftune_post_forward_hook),
-            "model.embed_tokens has a hook",
-        ),
+        (lambda m: m.model.embed_tokens.register_forward_hook(neftune_post_forward_hook), "model.embed_tokens has a"),
         (lambda m: m.lm_head.weight.register_hook(lambda g: g), "model.embed_tokens.weight has a gradient hook"),
         (
             lambda m: m.model.norm.weight.register_post_accumulate_grad_hook(print),
@@ -120,14 +121,8 @@ def set_in_attention(name, value):
         (lambda m: m.model.layers.pop(1), "it lacks model.layers.1; it lacks model.layers.1.input_layernorm; it lack"),
         (untie, "lm_head.weight and model.embed_tokens.weight are two tensors, unlike in its configuration"),
         (share, "0.mlp.up_proj.weight and model.layers.1.mlp.up_proj.weight are one tensor, unlike in its"),
-        (
-            lambda m: prune.l1_unstructured(m.model.layers[0].mlp.up_proj, "weight", 0.5),
-            "model.layers.0.mlp.up_proj has a hook",
-        ),
-        (
-            lambda m: parametrizations.weight_norm(m.model.layers[0].mlp.up_proj),
-            "model.layers.0.mlp.up_proj is a ParametrizedLinear, not a Linear",
-        ),
+        (lambda m: prune.l1_unstructured(up_of(m), "weight", 0.5), "model.layers.0.mlp.up_proj has a hook"),
+        (lambda m: parametrizations.weight_norm(up_of(m)), "0.mlp.up_proj is a ParametrizedLinear, not a Linear"),
     ],
 )
 def test_what_no_folder_holds(change, reason, tokenizer, tmp_path):

@@ -54,10 +54,7 @@ def test_paths_and_addresses_stay(tmp_path):
     [
         ([], r"^rows expects at least one row, got none$"),
         (3, r"^rows expects dicts in a list or an iterable, a dict of columns, .*, a path or an address, got int$"),
-        (
-            [{"prompt": "a"}, {"prompt": object()}],
-            r"^rows\[1\]\['prompt'\] expects text, numbers, lists or dicts, got o",
-        ),
+        ([{"prompt": "a"}, {"prompt": object()}], r"^rows\[1\]\['prompt'\] expects text, numbers, lists or dicts, got"),
     ],
 )
 def test_other_rows(rows, sentence, tmp_path):
@@ -267,29 +264,17 @@ Named = collections.namedtuple("Named", "prompt")
 @pytest.mark.parametrize(
     ("rows", "sentence"),
     [
-        (
-            {"train": ROWS, "test": ROWS, "validation": ROWS},
-            r"got dict with train, test, validation; name two of",
-        ),
-        (
-            {"train_sft": ROWS, "train_prefs": ROWS},
-            r"got dict with train_sft, train_prefs; name two of them: rows\[",
-        ),
+        ({"train": ROWS, "test": ROWS, "validation": ROWS}, "got dict with train, test, validation; name two of"),
+        ({"train_sft": ROWS, "train_prefs": ROWS}, r"got dict with train_sft, train_prefs; name two of them: rows\["),
         ({}, "got dict with none"),
-        (
-            {"prompt": ["a", "b"], "completion": ["b"]},
-            r"^rows as a dict of columns expects lists of one length, got 2 of 'prompt', 1 of 'completion'$",
-        ),
+        ({"prompt": ["a", "b"], "completion": ["b"]}, "lists of one length, got 2 of 'prompt', 1 of 'completion'$"),
         ({"prompt": ["a"], "completion": "b"}, "^rows as a dict of columns expects a list for each, and 'completion'"),
         ({"prompt": "a", "completion": "b"}, r"got one row; give a list of rows: \[rows\]$"),
         ({"train": {"prompt": ["a", "b"], "completion": ["b"]}}, r"^rows\['train'\] as a dict of columns expects"),
         ({"prompt": [], "completion": []}, "got dict with prompt, completion; name two of them"),
         (iter([]), "^rows expects at least one row, got none$"),
         ((text for text in "ab"), r"got str as rows\[0\]; give \{'text': row\} for each text to train on as it is"),
-        (
-            [ROWS[0], Example("a")],
-            r"got Example as rows\[1\]; give \[dataclasses.asdict\(row\) for row in rows\]$",
-        ),
+        ([ROWS[0], Example("a")], r"got Example as rows\[1\]; give \[dataclasses.asdict\(row\) for row in rows\]$"),
         ([Named("a")], r"got Named as rows\[0\]; give \[row._asdict\(\) for row in rows\]$"),
         (len, "got builtin_function_or_method$"),
     ],

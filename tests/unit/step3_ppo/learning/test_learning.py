@@ -115,6 +115,16 @@ def stepped(plan: PlanSettings, made: Experience, roles: SimpleNamespace, train_
     return learner.learn(sequences, 7, learner.forwards(sequences), beside=beside)
 
 
+def plain_distributions(model, made: Experience, row: int) -> torch.Tensor:
+    """Log-probabilities [r, V] in the states from which the response's tokens are drawn, of the sequence alone."""
+    ids = torch.cat([made.rollout.prompt_of(row), made.rollout.response_of(row)])[None]
+    return model(ids, use_cache=False).logits[0, 2:-1].log_softmax(-1)
+
+
+def plain_logprobs(model, made: Experience, row: int) -> torch.Tensor:
+    return plain_distributions(model, made, row).gather(-1, made.rollout.response_of(row)[:, None])[:, 0]
+
+
 PLANS = [
     PlanSettings(1, max_rows_per_micro_batch=1),
     PlanSettings(1, max_rows_per_micro_batch=4),
@@ -160,10 +170,7 @@ def test_rejected_tokens_leave_the_denominators_of_the_actor_alone(plan, aggrega
 
     plain, losses = tiny_causal_lm("llama", seed=1, dtype=torch.float64), []
     for row, counts in enumerate(made.counts_B.tolist()):
-        ids = torch.cat([made.rollout.prompt_of(row), made.rollout.response_of(row)])[None]
-        length = int(made.rollout.response_lengths_B[row])
-        logits = plain(ids, use_cache=False).logits[0, 2:-1].log_softmax(-1)
-        logp_r = logits.gather(-1, ids[0, 3:, None])[:, 0]
+        logp_r, length = plain_logprobs(plain, made, row), int(made.rollout.response_lengths_B[row])
         old_r, advantages_r, weights_r = (
             field[row, :length] for field in (made.old_logprobs_BR, made.advantages_BR, made.corrected.weights_BR)
         )
@@ -284,10 +291,7 @@ def test_a_bypass_weighs_by_the_policy_of_the_update(plan):
     stepped(plan, made, roles, advantage="grpo", kl_coef=0.0, policy_loss="gpg", correction=bypass)
     plain, total, tokens, vetoed = tiny_causal_lm("llama", seed=1, dtype=torch.float64), 0.0, 0, 0
     for row, counts in enumerate(made.counts_B.tolist()):
-        ids = torch.cat([made.rollout.prompt_of(row), made.rollout.response_of(row)])[None]
-        length = int(made.rollout.response_lengths_B[row])
-        logits = plain(ids, use_cache=False).logits[0, 2:-1].log_softmax(-1)
-        logp_r = logits.gather(-1, ids[0, 3:, None])[:, 0]
+        logp_r, length = plain_logprobs(plain, made, row), int(made.rollout.response_lengths_B[row])
         d_r = (logp_r - made.old_logprobs_BR[row, :length]).detach()
         weight = 0.0 if (d_r.exp() < 0.05).any() else min(float(d_r.sum().exp()), 2.0)
         if counts:
@@ -343,11 +347,7 @@ def test_the_exact_kl_in_the_loss_and_its_gradient(plan):
     plain, kl = tiny_causal_lm("llama", seed=1, dtype=torch.float64), []
     for row, counts in enumerate(made.counts_B.tolist()):
         if counts:
-            ids = torch.cat([made.rollout.prompt_of(row), made.rollout.response_of(row)])[None]
-            log_p, log_q = (
-                torch.log_softmax(model(ids, use_cache=False).logits[0, 2:-1], -1)
-                for model in (plain, roles.reference.model)
-            )
+            log_p, log_q = (plain_distributions(model, made, row) for model in (plain, roles.reference.model))
             kl.append((log_p.exp() * (log_p - log_q)).sum(-1))
     (0.3 * torch.cat(kl).mean()).backward()
     assert figures["actor/kl_loss"] == pytest.approx(float(torch.cat(kl).mean().detach()), rel=1e-6)

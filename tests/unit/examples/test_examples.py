@@ -25,7 +25,7 @@ from training.utils.contracts.rows import PromptRow
 from training.utils.data.arguments import DataArguments
 from training.utils.data.build.build import build_phase
 
-FOLDER = Path(__file__).parents[2] / "examples" / "environments"
+FOLDER = Path(__file__).parents[3] / "examples" / "environments"
 ROWS = {"lookup": "LookupRows", "calculator": "CalculatorRows", "guessing": "GuessingRows"}
 NAMES = {"lookup": "Lookup", "calculator": "Calculator", "guessing": "Guessing"}
 
@@ -187,7 +187,7 @@ def test_draws_do_not_depend_on_each_other():
     assert len({row["answer"] for row in rows}) > 60 and len({row["key"] for row in rows}) > 100
 
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SHARED = Path(os.environ.get("THREESTEP_SHARED_DATA", ROOT.parent / "shared" / "data")) / "gsm8k"
 
 
