@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import pad
 
 from tests.support.plain_roles import plain_roles
+from tests.support.rollouts import rollout_of
 from tests.support.tiny_models import tiny_scalar_model
 from training.step3_ppo.advantages import ESTIMATORS as TABLE
 from training.step3_ppo.experience.experience import make_experience
@@ -21,7 +22,6 @@ from training.step3_ppo.experience.scoring import start_scoring
 from training.step3_ppo.flags.algorithm import experience_settings, selected_algorithm
 from training.step3_ppo.flags.arguments import AlgorithmArguments, PpoArguments
 from training.utils.base.errors import Mistakes
-from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rows import PromptRow
 from training.utils.engine.ranks.collectives import gathered
 from training.utils.layout.planner import PlanSettings
@@ -101,19 +101,17 @@ def one_batch(ranks: Any, roles: Any, packed: bool, number: int, groups: range) 
     settings = settings_of(ranks, packed, number)
     drawn = [group_at(group) for group in groups]
     rows = [PromptRow(group, np.array(ids, np.int32), "", None) for group, (ids, _) in zip(groups, drawn, strict=True)]
-    samples = start_scoring(rows, rollout_of(drawn), roles, settings)
+    pairs = [(prompt, response) for prompt, responses in drawn for response in responses]
+    samples = start_scoring(rows, rollout_of(*zip(*pairs, strict=True), pad=PAD), roles, settings)
     made = make_experience(samples, roles, settings, settings.kl.control.kl_coef, clock=PhaseClock())
     return {"outcomes": samples.scored.outcomes_B.unsqueeze(1), "advantages": made.advantages_BR}
 
 
 def settings_of(ranks: Any, packed: bool, number: int) -> Any:
+    estimator, turn = ESTIMATORS[number % len(ESTIMATORS)], number // len(ESTIMATORS)
     kl: dict[str, Any] = {"kl_coef": 0.0}
-    if number // len(ESTIMATORS) % 2:
-        kl = {"kl_coef": 0.1, "kl_estimator": KL_ESTIMATORS[number // len(ESTIMATORS) // 2 % len(KL_ESTIMATORS)]}
-    return settings_for(ranks, packed, ESTIMATORS[number % len(ESTIMATORS)], kl)
-
-
-def settings_for(ranks: Any, packed: bool, estimator: str, kl: dict[str, Any]) -> Any:
+    if turn % 2:
+        kl = {"kl_coef": 0.1, "kl_estimator": KL_ESTIMATORS[turn // 2 % len(KL_ESTIMATORS)]}
     forms: dict[str, dict[str, Any]] = {
         "dr_grpo": {"advantage": "grpo", "norm_adv_by_std": False},
         "grpo_over_batch": {"advantage": "grpo", "norm_adv_over": "batch"},
@@ -127,22 +125,6 @@ def settings_for(ranks: Any, packed: bool, estimator: str, kl: dict[str, Any]) -
     return experience_settings(algorithm, ppo, SequenceLayout(plan, PAD, ranks.rank))
 
 
-def rollout_of(drawn: list[tuple[list[int], list[list[int]]]]) -> Any:
-    prompts = [prompt for prompt, responses in drawn for _ in responses]
-    responses = [response for _, own in drawn for response in own]
-    wide, long = max(map(len, prompts)), max(map(len, responses))
-    lengths_B = torch.tensor([len(response) for response in responses])
-    return Rollout(
-        prompt_ids_BP=torch.tensor([[PAD] * (wide - len(ids)) + ids for ids in prompts]),
-        prompt_mask_BP=torch.tensor([[False] * (wide - len(ids)) + [True] * len(ids) for ids in prompts]),
-        response_ids_BR=torch.tensor([ids + [PAD] * (long - len(ids)) for ids in responses]),
-        response_lengths_B=lengths_B,
-        sampled_logprobs_BR=torch.zeros(len(responses), long),
-        ended_B=torch.ones(len(responses), dtype=torch.bool),
-    )
-
-
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(3600)]  # on a busy machine
 # Of a score, between two layouts, as a share of the largest of a batch: some units in the last place (see `scoring`).
 ROUNDING = {"fp32": 32 * torch.finfo(torch.float32).eps, "bf16": 16 * torch.finfo(torch.bfloat16).eps}
 

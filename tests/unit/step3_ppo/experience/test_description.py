@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from tests.support.rollouts import rollout_of
 from tests.support.step3_records import changed, made_experience
 from tests.support.step3_records import made as records_made
 from threestep.plugins.mismatch.correction import MismatchCorrection
@@ -18,7 +19,6 @@ from training.step3_ppo.contracts.settings import ExperienceSettings, KlSettings
 from training.step3_ppo.experience import description
 from training.step3_ppo.experience.description import described, reward_means
 from training.step3_ppo.kl import KL_ESTIMATORS, KlControl
-from training.utils.contracts.rollout import Rollout
 from training.utils.layout.planner import PlanSettings
 
 CPU = torch.device("cpu")
@@ -35,14 +35,8 @@ SETTINGS = records_made(
 
 def made() -> Experience:
     """Two samples of one prompt, of 1 and 2 tokens."""
-    rollout = Rollout(
-        prompt_ids_BP=torch.tensor([[3, 4], [3, 4]]),
-        prompt_mask_BP=torch.ones(2, 2, dtype=torch.bool),
-        response_ids_BR=torch.tensor([[5, 0], [6, 7]]),
-        response_lengths_B=torch.tensor([1, 2]),
-        sampled_logprobs_BR=torch.tensor([[-1.0, 0.0], [-2.0, -3.0]]),
-        ended_B=torch.tensor([True, False]),
-    )
+    sampled_BR, ended_B = torch.tensor([[-1.0, 0.0], [-2.0, -3.0]]), torch.tensor([True, False])
+    rollout = rollout_of([[3, 4]] * 2, [[5], [6, 7]], sampled_logprobs_BR=sampled_BR, ended_B=ended_B)
     return made_experience(
         rollout=rollout,
         scores_B=torch.tensor([1.0, 2.0]),
@@ -163,11 +157,6 @@ def test_the_share_that_the_bounds_change():
     assert described([made()], SETTINGS)["mismatch/clipped_share"] == pytest.approx(1 / 3)  # e is above 1.5
 
 
-def test_returns_that_are_all_the_same_have_nothing_to_explain():
-    figures = described([changed(made(), returns_BR=torch.ones(2, 2))], SETTINGS)
-    assert "critic/explained_variance" not in figures and figures["critic/return_mean"] == 1.0
-
-
 def test_what_is_missing_has_no_figure():
     bare = changed(made(), old_logprobs_BR=None, ref_logprobs_BR=None, values_BR=None, returns_BR=None)
     figures = described([bare], SETTINGS)
@@ -175,13 +164,12 @@ def test_what_is_missing_has_no_figure():
     assert "rollout/kl" not in figures and "rollout/logprob_mismatch" not in figures
     differing = changed(made(), outcomes_B=torch.tensor([1.0, 0.0]))
     assert described([differing], SETTINGS)["rollout/equal_groups"] == 0.0
+    sampled = described([changed(made(), old_logprobs_BR=None)], SETTINGS)
+    assert sampled["rollout/kl"] == pytest.approx((1.0 + 0.5 - 1.0) / 2)  # by the rollout's own log-probabilities
+    constant = described([changed(made(), returns_BR=torch.ones(2, 2))], SETTINGS)  # which leaves nothing to explain
+    assert "critic/explained_variance" not in constant and constant["critic/return_mean"] == 1.0
     alone = changed(SETTINGS, samples_per_prompt=1)
     assert "rollout/equal_groups" not in described([made()], alone)
-
-
-def test_the_rollouts_own_log_probabilities_stand_in_for_the_kl():
-    sampled = described([changed(made(), old_logprobs_BR=None)], SETTINGS)
-    assert sampled["rollout/kl"] == pytest.approx((1.0 + 0.5 - 1.0) / 2)
 
 
 def test_rewards_are_means_over_those_that_have_them(monkeypatch):
@@ -207,8 +195,6 @@ def test_variance_proxies_by_hand():
     assert (figures["variance/power"], figures["variance/energy"]) == (1.875, 0.875)
 
 
-def test_prompts_that_fill_their_room():
-    room = changed(SETTINGS, max_prompt_tokens=2)
-    assert described([made()], room)["rollout/full_prompt_share"] == 1.0
-    room = changed(SETTINGS, max_prompt_tokens=3)
-    assert described([made()], room)["rollout/full_prompt_share"] == 0.0
+@pytest.mark.parametrize(("room", "share"), [(2, 1.0), (3, 0.0)])
+def test_prompts_that_fill_their_room(room, share):
+    assert described([made()], changed(SETTINGS, max_prompt_tokens=room))["rollout/full_prompt_share"] == share

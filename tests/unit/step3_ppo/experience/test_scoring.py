@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.rollouts import rollout_of
 from tests.support.step3_records import changed
 from tests.unit.step3_ppo.experience.test_experience import how
+from training.step3_ppo.advantages import ESTIMATORS
 from training.step3_ppo.experience import scoring
 from training.step3_ppo.experience.experience import make_experience
 from training.step3_ppo.experience.scoring import start_scoring
@@ -30,10 +32,8 @@ TEXTS = ["a", "bb", "ccc", "dddd"]
 
 def rollout() -> Rollout:
     """Two samples of two prompts; the last response did not end."""
-    return Rollout(
-        torch.tensor([[10], [10], [11], [11]]), torch.ones(4, 1, dtype=torch.bool), torch.tensor([[1], [2], [3], [4]]),
-        torch.ones(4, dtype=torch.int64), torch.zeros(4, 1), torch.tensor([True, True, True, False]),
-    )  # fmt: skip
+    ended_B = torch.tensor([True, True, True, False])
+    return rollout_of([[10], [10], [11], [11]], [[1], [2], [3], [4]], ended_B=ended_B)
 
 
 def settings(*named: Reward, timeout: float = 30.0, **changes):
@@ -84,12 +84,10 @@ def test_samples_of_a_prompt_that_are_alike_have_one_outcome(monkeypatch):
     assert found.scores_B.equal(scores_B)  # reported as they are
 
 
-def test_the_model_alone_is_as_it_was_to_the_bit(model):
+def test_the_model_alone_is_as_it_was_to_the_bit_and_is_not_asked_in_vain(model):
     samples = start_scoring(ROWS, rollout(), None, how(samples_per_prompt=2))
     assert torch.equal(samples.scored.scores_B, scoring.score()) and list(samples.scored.parts) == ["model"]
-
-
-def test_without_the_model_it_is_not_asked(model):
+    model.clear()
     samples = start_scoring(ROWS, rollout(), None, settings(Reward("lengths", -1.0, lengths)))
     assert samples.scored.scores_B.tolist() == [-1.0, -2.0, -3.0, -4.0] and model == []
 
@@ -113,8 +111,6 @@ def test_the_function_works_while_the_forwards_go_on(model):
         reference=lambda *given, **more: forward(forwards[1], *given),
         critic=None, reading=lambda: reading, actor_model=SimpleNamespace(dtype=torch.float32), experts=None,
     )  # fmt: skip
-    from training.step3_ppo.advantages import ESTIMATORS
-
     how_to = settings(Reward("slow", 1.0, slow), estimator=ESTIMATORS["rloo"])
     made = make_experience(start_scoring(ROWS, rollout(), roles, how_to), roles, how_to, 0.1, clock=PhaseClock())
     assert waited == [True] and made.scored.scores_B.tolist() == [1.0, 2.0, 3.0, 4.0]
