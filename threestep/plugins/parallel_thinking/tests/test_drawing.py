@@ -27,7 +27,7 @@ from threestep.plugins.evaluation.talk import Talk
 from threestep.plugins.evaluation.tests.conftest import CPU, save_model  # noqa: F401  # a fixture
 from threestep.plugins.evaluation.tests.test_answers import ALONE, SCORING, WORDS
 from threestep.plugins.evaluation.web import _columns
-from threestep.plugins.images.tests.run.test_run_checks import beside_images
+from threestep.plugins.images.tests.run.test_run import beside_images
 from threestep.plugins.parallel_thinking.arguments import ParallelRolloutArguments
 from threestep.plugins.parallel_thinking.form import ParallelPaths, ParallelThinking
 from threestep.plugins.parallel_thinking.layout import ParallelTags, PathSampling, drawn_blocks, drawn_document

@@ -17,7 +17,7 @@ from tests.unit.utils.generation.decoding.test_decode_check import known
 from tests.unit.utils.generation.decoding.test_decoding import PADDED
 from tests.unit.utils.generation.decoding.test_hf import GREEDY, PLAIN, prompts, responses, roll
 from threestep.plugins.environments.turns.conversations import ActingRollout, ConversationLimits
-from threestep.plugins.images.tests.run.test_run_checks import beside_images
+from threestep.plugins.images.tests.run.test_run import beside_images
 from threestep.plugins.mtp.head import new_head
 from threestep.plugins.speculation import kept_rows
 from threestep.plugins.speculation.frequent import FewLogits, FrequentTokens, vocabulary_of

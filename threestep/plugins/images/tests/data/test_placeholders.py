@@ -19,11 +19,15 @@ def user(content):
     return {"role": "user", "content": content}
 
 
+def assistant(content):
+    return {"role": "assistant", "content": content}
+
+
 def text(content):
     return {"type": "text", "text": content}
 
 
-HO = {"role": "assistant", "content": "Ho"}
+HO = assistant("Ho")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +85,7 @@ def test_parts_of_services_hold_their_images(part, image):
         ([user([{**IMAGE, "image": "a", "path": "b"}])], [], "message 1: an image part: expected one image, got 2"),
         ([user([{"type": "input_image", "file_id": "f1"}])], [], "expected its image, got the file_id of a service's"),
         ([HO], ["a"], "expected a user's message for 1 images without a place, got none"),
-        ([user("Hi"), {"role": "assistant", "content": "<image>"}], ["a"], "message 2: an image in the assistant's"),
+        ([user("Hi"), assistant("<image>")], ["a"], "message 2: an image in the assistant's"),
         ([user([{"type": "video"}])], ["a"], "a content part: expected text or an image, got one of type 'video'"),
         ([user([{"type": "input_audio"}])], [], "got one of type 'input_audio'"),
         ([user(["a"])], [], "a content part: expected text or an image, got text"),

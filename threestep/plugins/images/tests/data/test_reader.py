@@ -1,17 +1,26 @@
-"""Readers of images: which folders have one, tiles of a picture, and small pictures for a page."""
+"""Readers of images: which folders have one, tiles of a picture, as many tokens as the family's model makes features,
+and small pictures for a page."""
 
 from __future__ import annotations
 
 import base64
 import io
 import json
+import math
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
+from transformers.image_processing_utils import select_best_resolution
 
 from tests.support.image_readers import picture, reader_of, tokenizer_of, write_folder
+from tests.support.vision_models import GRIDS, llava_next, llava_onevision
+from threestep.plugins.images.data.families import pixels_of_picture
 from threestep.plugins.images.data.reader import PixelReader, open_image_reader
 from threestep.plugins.images.data.shown import counting_placeholders, shown_images
+from threestep.plugins.images.data.tiled import TileSizes, joined_tokens
+from threestep.plugins.images.pixels import pixel_inputs
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import MediaSpan
 
@@ -70,3 +79,31 @@ def test_settings_of_an_image_processor_that_are_not_read(tmp_path, text):
     (folder / "preprocessor_config.json").write_text(text)
     with pytest.raises(ThreestepError, match="preprocessor_config.json is not one that the installed transformers"):
         open_image_reader(str(folder), config_of(folder), tokenizer_of("qwen2_vl"))
+
+
+@pytest.mark.parametrize("make, most_tiles", [(llava_next, None), (llava_onevision, 1)], ids=["next", "onevision"])
+def test_a_picture_has_as_many_tokens_as_the_model_makes_features(make, most_tiles):
+    """Of all shapes, also with borders to leave out on either side, and thin ones of which no line is left."""
+    model, sizes = make().model, TileSizes(GRIDS, 28, 2, most_tiles)
+    shapes = [(28, 28), (40, 56), (56, 40), (20, 50), (50, 20), (3, 90), (90, 3), (57, 56), (10, 56), (7, 9)]
+    for height, width in shapes:
+        tiles = 1 + math.prod(side // 28 for side in select_best_resolution((height, width), GRIDS))
+        features = {"pixel_values": np.zeros((1, tiles, 3, 28, 28), dtype=np.float32), "image_sizes": [[height, width]]}
+        pixels = pixels_of_picture(features)
+        assert pixels.counts == [tiles]
+        given = pixel_inputs(model.config, pixels)
+        with torch.no_grad():
+            (made,) = model.model.get_image_features(
+                given["pixel_values"].double(), given["image_sizes"], return_dict=True
+            ).pooler_output
+        assert joined_tokens(sizes, height, width) == len(made), (height, width)
+
+
+@pytest.mark.parametrize("family", ["llava_next", "llava_onevision"])
+def test_all_sizes_are_as_the_familys_own_processor_has_them(family):
+    """The reader compares each, and would raise."""
+    reader = reader_of(family, tokenizer_of(family))
+    found = {
+        reader.text_of(picture(width, height), "here").tokens for width in range(9, 60, 10) for height in (8, 17, 33)
+    }
+    assert len(found) > 4

@@ -14,6 +14,7 @@ from tests.support.image_readers import FAMILIES, picture, reader_of, tokenizer_
 from tests.support.pair_rows import all_rows
 from threestep.plugins.images.data import reader as reading
 from threestep.plugins.images.data.decoding import decoded
+from threestep.plugins.images.tests.data.test_placeholders import assistant, text, user
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.build import build_phase
 from training.utils.data.cache import cache
@@ -55,30 +56,9 @@ def built(flags, readers, pictures):
     return build
 
 
-def user(content):
-    return {"role": "user", "content": content}
-
-
-def assistant(content):
-    return {"role": "assistant", "content": content}
-
-
-def text(value):
-    return {"type": "text", "text": value}
-
-
 PART = {"type": "image"}
 PATHS = ["pics/red.png", "pics/blue.png"]
 TURNS = [user("Look: <image> and <image>?"), assistant("Two."), user("And?"), assistant("No more.")]
-
-
-def shown(row, tokenizer):
-    """A row's text, its images as {tokens}."""
-    pieces, at = [], 0
-    for image in row.media:
-        pieces += [tokenizer.decode(row.input_ids[at : image.begin]), f"{{{image.tokens}}}"]
-        at = image.begin + image.tokens
-    return "".join([*pieces, tokenizer.decode(row.input_ids[at:])])
 
 
 def own_processor(family, processor, tokenizer, image_id):
@@ -240,12 +220,8 @@ def test_the_forms_that_people_store(name, built, pictures, readers):
     start = "<|im_start|>user\n<|vision_start|><|image_pad|><|image_pad|><|vision_end|>What?<|im_end|>\n"
     assert tokenizer.decode(ids).startswith(start)
     (image,) = made.media
-    assert (image.begin, image.tokens, image.sides, image.key) == (
-        len(tokenizer("user\n")["input_ids"]) + 2,
-        2,
-        (1, 2),
-        0,
-    )
+    begin = len(tokenizer("user\n")["input_ids"]) + 2
+    assert (image.begin, image.tokens, image.sides, image.key) == (begin, 2, (1, 2), 0)
     assert data.train.stored_media[0] == RED and len(data.train.stored_media) == 1
     if phase == 2:
         prompt, *_ = responses_document(made, are_targets=True).segments
@@ -374,16 +350,7 @@ REFUSED = {
     "a file that breaks off": (
         {"messages": [user("<image>"), assistant("Red.")], "images": ["pics/broken.png"]}, "image 1: the image cannot"
     ),
-    "a path out of the folder": (
-        {"messages": [user("<image>"), assistant("Red.")], "images": ["../red.png"]}, "paths and '..' are refused"
-    ),
-    "an address": (
-        {"messages": [user("<image>"), assistant("Red.")], "images": ["https://a.org/red.png"]}, "no address is fetched"
-    ),
     "a video": ({"messages": [user("<image>"), assistant("Red.")], "videos": ["a.mp4"]}, "'videos' holds video"),
-    "a picture in an answer": (
-        {"messages": [user("Draw."), assistant([PART])], "images": PATHS[:1]}, "an image in the assistant's message"
-    ),
 }  # fmt: skip
 
 

@@ -1,16 +1,29 @@
-"""Images as rows hold them: what is read, and what is refused by a sentence."""
+"""Images as rows hold them: what is read, from memory and behind addresses too, and what is refused by a sentence;
+formats, bounds, Exif, RGB; and damaged ones, of which each ends in a sentence or in pixels."""
 
 from __future__ import annotations
 
 import base64
+import io
+import json
 import os
+import random
+import socket
+import struct
+import zlib
+from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import quote
 
 import pytest
 from PIL import Image
 
-from threestep.plugins.images.data.decoding import decoded
+from threestep.inputs import address_of_rows
+from threestep.plugins.images.data import fetching
+from threestep.plugins.images.data.decoding import FORMATS, decoded, encoded, picture_size
+from threestep.plugins.images.data.fetching import fetched
 from threestep.plugins.images.data.values import MOST_FILE_BYTES, image_bytes
+from training.utils.base.errors import ThreestepError
 from training.utils.data.formats.media import BadConversation
 from training.utils.data.formats.messages import image_values
 
@@ -132,3 +145,274 @@ def test_what_is_refused(value, said, folder):
 def test_a_path_of_rows_without_a_folder_is_refused():
     with pytest.raises(BadConversation, match="expected the bytes of an image, got the path 'a.png'"):
         image_bytes("a.png", None, WHERE)
+
+
+def picture(mode="RGB", size=(12, 8)):
+    """Different in each corner."""
+    image = Image.new("RGB", size, (10, 20, 30))
+    image.paste((200, 0, 0), (0, 0, size[0] // 2, size[1] // 2))
+    image.paste((0, 200, 0), (size[0] // 2, 0, size[0], size[1] // 2))
+    return image.convert(mode)
+
+
+def stored(image, name="PNG", **options):
+    file = io.BytesIO()
+    image.save(file, format=name, **options)
+    return file.getvalue()
+
+
+def rotated(name, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return stored(picture(), name, exif=exif)
+
+
+def empty_png(width, height):
+    """A few bytes whose header promises many pixels."""
+
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0")) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_format_becomes_rgb(name):
+    data = stored(picture(), name)
+    image = decoded(data, WHERE)
+    assert image.mode == "RGB" and image.size == (12, 8)
+    size = picture_size(data, WHERE)
+    assert (size.format, size.width, size.height) == (name, 12, 8)
+
+
+@pytest.mark.parametrize("mode", ["L", "1", "P", "RGBA", "LA"])
+def test_modes_of_8_bits_become_rgb(mode):
+    image = picture(mode)
+    assert decoded(stored(image), WHERE).tobytes() == image.convert("RGB").tobytes()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_rotation_is_applied_and_the_header_knows_it(orientation):
+    data = rotated("PNG", orientation)
+    image, size = decoded(data, WHERE), picture_size(data, WHERE)
+    assert image.size == (size.width, size.height) == ((8, 12) if orientation > 4 else (12, 8))
+    turns = [None, Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.ROTATE_180, Image.Transpose.FLIP_TOP_BOTTOM]
+    turns += [Image.Transpose.TRANSPOSE, Image.Transpose.ROTATE_270, Image.Transpose.TRANSVERSE]
+    turn = [*turns, Image.Transpose.ROTATE_90][orientation - 1]
+    assert image.tobytes() == (picture() if turn is None else picture().transpose(turn)).tobytes()
+    assert decoded(encoded(Image.open(io.BytesIO(data)), WHERE), WHERE).tobytes() == image.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (empty_png(12_000, 12_000), "expected an image of 1 to 50,000,000 pixels, got 12,000 x 12,000"),
+        (empty_png(60_000, 60_000), "pixels"),
+        (stored(picture(), "TIFF"), "expected an image (JPEG, PNG, WEBP, GIF, BMP), got other bytes"),
+        (b"%PDF-1.4", "got other bytes"),
+        (b"<svg/>", "got other bytes"),
+        (stored(picture())[:60], "the image cannot be decoded"),
+        (stored(picture(), "GIF", save_all=True, append_images=[picture("L")]), "got an animation (GIF)"),
+        (stored(picture(), "WEBP", save_all=True, append_images=[picture("L")]), "got an animation (WEBP)"),
+        (stored(Image.new("I;16", (4, 4))), "expected 8 bits a channel, got an image of mode 'I;16'"),
+    ],
+)
+def test_what_cannot_be_decoded(data, said):
+    with pytest.raises(BadConversation) as error:
+        decoded(data, WHERE)
+    assert str(error.value).startswith(f"{WHERE}: ") and said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_pixels_are_bounded_before_anything_is_decoded(monkeypatch):
+    def loads(*args):
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", loads)
+    for read in (decoded, picture_size):
+        with pytest.raises(BadConversation, match="expected an image of 1 to 95 pixels, got 12 x 8"):
+            read(stored(picture()), WHERE, 95)
+
+
+def test_a_bound_holds_for_pil_images_too():
+    with pytest.raises(BadConversation, match="expected an image of 1 to 95 pixels, got 12 x 8"):
+        encoded(picture(), WHERE, 95)
+
+
+def test_damaged_pictures_end_in_a_sentence_or_in_pixels():
+    draw = random.Random(0)
+    whole = [stored(picture("P")), *(stored(picture(size=(24, 16)), name) for name in FORMATS), rotated("JPEG", 6)]
+    ends = {"pixels": 0, "sentence": 0}
+    for _ in range(500):
+        data = bytearray(draw.choice(whole))
+        for _ in range(draw.choice((1, 3, 20))):
+            data[draw.randrange(len(data))] = draw.randrange(256)
+        if draw.random() < 0.3:
+            del data[draw.randrange(len(data)) :]
+        try:
+            image = decoded(bytes(data), WHERE)
+        except BadConversation as error:
+            assert str(error).startswith(f"{WHERE}: ") and "\n" not in str(error)
+            ends["sentence"] += 1
+        else:
+            assert image.mode == "RGB" and image.size[0] * image.size[1] <= 50_000_000
+            ends["pixels"] += 1
+    assert min(ends.values()) > 100, ends
+
+
+HOSTS = {"a.org": ["93.184.216.34"], "inside": ["10.0.0.7"], "both": ["93.184.216.34", "127.0.0.1"],
+         "six": ["::1"], "mapped": ["::ffff:192.168.0.1"], "meta": ["169.254.169.254"]}  # fmt: skip
+
+
+class Answer:
+    def __init__(self, status=200, body=b"PICTURE", location=None):
+        self.status, self.reason, self._body, self._location = status, "said", body, location
+
+    def getheader(self, name):
+        return self._location
+
+    def read(self, count):
+        chunk, self._body = self._body[:count], self._body[count:]
+        return chunk
+
+
+@pytest.fixture
+def web(monkeypatch):
+    """The answers of (host, path); what is asked is noted with the address that is connected to."""
+    asked, answers = [], {}
+
+    def look_up(host, port, type):
+        if host not in HOSTS:
+            raise socket.gaierror("unknown")
+        return [(0, 0, 0, "", (address, port)) for address in HOSTS[host]]
+
+    class Connection:
+        def __init__(self, host, address):
+            self.host, self.address = host, address
+
+        def request(self, method, path, headers):
+            asked.append((method, self.host, self.address, path))
+            self.path = path
+
+        def getresponse(self):
+            return answers[self.host, self.path]
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(fetching.socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(fetching, "_Pinned", Connection)
+    return SimpleNamespace(asked=asked, answers=answers)
+
+
+def test_a_picture_is_fetched_from_the_address_that_was_checked_and_through_redirects(web):
+    web.answers["a.org", "/x.png?s=1"] = Answer(302, location="/y.png")
+    web.answers["a.org", "/y.png"] = Answer(body=b"P" * 200_000)
+    assert fetched("https://a.org/x.png?s=1", 200_000, "row 1") == b"P" * 200_000
+    assert web.asked == [("GET", "a.org", "93.184.216.34", path) for path in ("/x.png?s=1", "/y.png")]
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("http://a.org/x.png", "expected an address that begins with https:// and a public host"),
+        ("https://a.org:8080/x.png", "begins with https://"),
+        ("https://me:pass@a.org/x.png", "begins with https://"),
+        ("ftp://a.org/x", "begins with https://"),
+        ("https://a.org/a b", "percent-encoded"),
+        ("https://[::1", "expected an address, got"),
+        ("https://nowhere/x", "the host 'nowhere' is not found"),
+        *((f"https://{host}/x", f"the host '{host}' has the address {HOSTS[host][-1]}, which is not public")
+          for host in HOSTS if host != "a.org"),
+    ],
+)  # fmt: skip
+def test_nothing_else_is_asked(url, sentence, web):
+    with pytest.raises(BadConversation, match="row 1: ") as refused:
+        fetched(url, 100, "row 1")
+    assert sentence in str(refused.value) and web.asked == []
+
+
+def test_a_redirect_inside_a_large_answer_and_a_missing_one_are_refused(web):
+    web.answers["a.org", "/in"] = Answer(301, location="https://inside/x")
+    web.answers["a.org", "/plain"] = Answer(307, location="http://a.org/x")
+    web.answers["a.org", "/large"] = Answer(body=b"P" * 101)
+    web.answers["a.org", "/gone"] = Answer(404)
+    web.answers["a.org", "/round"] = Answer(302, location="/round")
+    for path, sentence in (
+        ("in", "the host 'inside' has the address 10.0.0.7"), ("plain", "begins with https://"),
+        ("large", "at most 100 bytes"), ("gone", "the answer is 404 said"), ("round", "at most 3 redirects"),
+    ):  # fmt: skip
+        with pytest.raises(BadConversation, match=sentence):
+            fetched(f"https://a.org/{path}", 100, "row 1")
+    assert not any(host == "inside" for _, host, _, _ in web.asked)
+
+
+def test_a_slow_answer_ends(web, monkeypatch):
+    web.answers["a.org", "/slow"] = Answer(body=b"P" * 200_000)
+    monkeypatch.setattr(fetching, "MOST_SECONDS", -1.0)
+    with pytest.raises(BadConversation, match="took more than"):
+        fetched("https://a.org/slow", 10**6, "row 1")
+
+
+def test_rows_are_read_from_addresses_only_where_that_is_allowed(web, tmp_path):
+    web.answers["a.org", "/x.png"] = Answer()
+    with pytest.raises(BadConversation, match="no address is fetched without --allow_image_urls"):
+        image_bytes("https://a.org/x.png", tmp_path, "row 1")
+    assert web.asked == []
+    assert image_bytes("https://a.org/x.png", tmp_path, "row 1", allow_urls=True) == b"PICTURE"
+    web.answers["a.org", "/x.png"] = Answer()
+    assert image_bytes({"path": "https://a.org/x.png"}, None, "row 1", allow_urls=True) == b"PICTURE"
+    asked = list(web.asked)
+    assert image_bytes("data:image/png;base64,AAAA", tmp_path, "row 1") == b"\0\0\0" and web.asked == asked
+    with pytest.raises(BadConversation, match="begins with https://"):
+        image_bytes("file:///etc/passwd", tmp_path, "row 1", allow_urls=True)
+
+
+def png(colour):
+    stream = io.BytesIO()
+    Image.new("RGB", (3, 2), colour).save(stream, "PNG")
+    return stream.getvalue()
+
+
+# Parts as services have them, whose other keys are no paths.
+SERVICES = [
+    {"type": "image_url", "image_url": {"url": "Data:image/png;base64,AA", "detail": "auto"}},
+    {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}},
+    {"type": "image", "base64": "AA"},
+]
+
+
+def test_paths_bytes_and_pil(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("red.png").write_bytes(png("red"))
+    part = {"type": "image", "image": Image.new("RGB", (3, 2), "red")}
+    rows = [
+        {"prompt": "red.png", "images": [png("red"), "red.png", tmp_path / "red.png"]},
+        {"messages": [{"role": "user", "content": [part, {"type": "text", "text": "red.png"}]}]},
+        {"image": {"bytes": png("blue"), "path": None}, "prompt": "a"},
+        {"images": ["https://example.org/a.png"], "prompt": "a"},
+        {"messages": [{"role": "user", "content": SERVICES}]},
+    ]
+    (address,) = address_of_rows(rows, tmp_path / "given")
+    first, second, third, fourth, fifth = map(json.loads, open(address.removeprefix("jsonl:")))
+    assert first["prompt"] == "red.png" and len(set(first["images"])) == 1
+    folder = tmp_path / "given"
+    assert image_bytes(first["images"][0], folder, "here") == png("red")
+    typed, text = second["messages"][0]["content"]
+    assert typed["type"] == "image" and text == {"type": "text", "text": "red.png"}
+    written = Image.open(io.BytesIO(image_bytes(typed["image"], folder, "here")))
+    assert written.getpixel((0, 0)) == (255, 0, 0)
+    assert image_bytes(third["image"], folder, "here") == png("blue")
+    assert fifth == rows[4]
+    assert fourth["images"] == ["https://example.org/a.png"]
+    assert address_of_rows(rows, folder, resumes=True) == [address]
+
+
+def test_a_path_without_a_file(tmp_path):
+    with pytest.raises(ThreestepError, match=r"^rows\[0\]\['images'\] expects a picture: .* got 'no.png', which"):
+        address_of_rows([{"prompt": "a", "images": ["no.png"]}], tmp_path)
+
+
+def test_bytes_elsewhere_are_no_picture(tmp_path):
+    with pytest.raises(ThreestepError, match=r"^rows\[0\]\['blob'\] expects text, numbers, lists or dicts, got bytes"):
+        address_of_rows([{"prompt": "a", "blob": png("red")}], tmp_path)

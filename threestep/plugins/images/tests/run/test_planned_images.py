@@ -87,14 +87,10 @@ def test_a_tower_keeps_all_while_it_is_recomputed_or_reads_without_a_backward():
     assert less[0] < kept[0] and less[1:] == kept[1:]
 
 
-def test_features_that_are_kept_are_on_the_host():
+def test_kept_features_are_on_the_host_and_a_model_of_text_takes_nothing():
     pictures = PlannedImages(FAMILIES["llava"]().pixels([0]), 4, 40, 40)
     line = pictures.kept(SimpleNamespace(of=lambda kind: ImageArguments(3)))
     assert (line.device_bytes, line.host_bytes) == (0, 3 * 2**20)
-
-
-def test_a_model_of_text_takes_nothing_for_them():
-    pictures = PlannedImages(FAMILIES["llava"]().pixels([0]), 4, 40, 40)
     assert pictures.lines(tiny_causal_lm("llama"), beside=0) == []
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
-import struct
-import zlib
 
 import pytest
 
@@ -13,6 +10,7 @@ from tests.support.image_readers import reader_of, tokenizer_of
 from tests.support.sent_pictures import photo
 from threestep.plugins.images.data import decoding
 from threestep.plugins.images.run.sent_images import SentImages
+from threestep.plugins.images.tests.data.test_values import empty_png
 from training.utils.base.errors import ThreestepError
 
 FINE = photo(1, 84, 56)
@@ -51,38 +49,14 @@ def test_a_picture_of_other_families_is_all_that_they_write_for_it(family):
     assert len(media.run.examples) == 2
 
 
-def bomb(width: int, height: int) -> bytes:
-    """A PNG of so many pixels in few bytes."""
-
-    def chunk(name: bytes, data: bytes) -> bytes:
-        body = name + data
-        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    rows = zlib.compress(bytes(1000))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-
-
-def animation() -> bytes:
-    from PIL import Image
-
-    frames, file = [Image.new("RGB", (56, 56), (shade, 0, 0)) for shade in (0, 200)], io.BytesIO()
-    frames[0].save(file, "PNG", save_all=True, append_images=frames[1:])
-    return file.getvalue()
-
-
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"data": b"no picture"}, "chunk 1: expected an image .*, got other bytes"),
-        ({"data": b""}, "chunk 1: expected an image, got no bytes"),
         ({"data": "%%%"}, "chunk 1: data expects a picture in base64, got another text"),
         ({"data": None}, "chunk 1: data expects the bytes of a picture, got NoneType"),
         ({"data": FINE[:-200]}, "chunk 1: the image cannot be decoded"),
-        ({"data": bomb(9_000, 9_000)}, "chunk 1: expected an image of 1 to 50,000,000 pixels, got 9,000 x 9,000"),
-        ({"data": bomb(100_000, 100_000)}, "chunk 1: the image cannot be decoded .*could be decompression bomb"),
-        ({"data": bomb(5_000, 5_000)}, "chunk 1: the image cannot be decoded"),
-        ({"data": animation()}, "chunk 1: expected one picture, got an animation"),
+        ({"data": empty_png(9_000, 9_000)}, "chunk 1: expected an image of 1 to 50,000,000 pixels, got 9,000 x 9,000"),
+        ({"data": empty_png(100_000, 100_000)}, "chunk 1: the image cannot be decoded .*could be decompression bomb"),
         ({"data": photo(1, 20_000, 28)}, "an image of 20000 x 28 pixels cannot be prepared for the model: .*200"),
         ({"format": "jpeg"}, "chunk 1: format expects png or jpeg, whichever the picture is, got 'jpeg' for"),
         ({"format": "webp", "data": photo(1, 56, 56, "WEBP")}, "got 'webp' for one of WEBP; encode it as it says"),

@@ -1,4 +1,4 @@
-"""Images on their way into a record and out of it."""
+"""Pixels and places of images: moved with their rows, in left-padded prompts, replayed, and in a record."""
 
 from __future__ import annotations
 
@@ -13,14 +13,75 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.support.tiny_models import tiny_causal_lm
+from tests.support.vision_models import with_pixels
+from tests.unit.utils.generation.decoding.test_hf import PLAIN, prompts
 from threestep.plugins.audit.recording.sequences import sequences_of
 from threestep.plugins.images.pixels import ImagePixels
+from threestep.plugins.images.prompts import PromptImages, left_padded_axes
 from threestep.plugins.images.recorded import PixelScale, images_of_rank, scale_of
 from threestep.plugins.programs.new_model import image_processor
+from threestep.plugins.replay.files import DumpingRollout, ReplayRollout
+from training.utils.base.errors import ThreestepError
 from training.utils.contracts.documents import MediaSpan, TokenSequence, plain, shared_prompt
+from training.utils.contracts.rollout_engine import RolloutRequest, rolled_out
+from training.utils.contracts.rows import PromptRow
+from training.utils.contracts.token_rows import position_axes
+from training.utils.generation.decoding.hf import TransformersRollout
 from training.utils.layout.rows import packed_rows
 
-pytestmark = pytest.mark.unit
+
+def run(length, *images, is_target=False):
+    return TokenSequence(torch.arange(length), torch.full((length,), is_target), images)
+
+
+def image(begin, height, width, key=0):
+    return MediaSpan(begin, height * width, (height, width), key)
+
+
+def test_rows_move_with_their_pixels():
+    rows = packed_rows([[plain(run(5, image(1, 1, 2)))]], 0)
+    pixels = ImagePixels(torch.zeros(8, 4), torch.tensor([[1, 2, 4]]))
+    moved = with_pixels(rows, pixels).to("meta")
+    assert moved.media.read.values.is_meta and moved.media.read.grids_I3.is_meta and moved.media.axes_3NT.is_meta
+    assert moved.media.spans == rows.media.spans
+
+
+def test_positions_of_left_padded_sequences():
+    """Two tokens, 2 x 3 of an image, two tokens; and one token of text. Padding is at 0."""
+    image = MediaSpan(2, 6, (2, 3), 0)
+    mask_BP = torch.arange(10) >= torch.tensor([[0], [9]])
+    axes_3BP = left_padded_axes(mask_BP, [(image,), ()])
+    assert axes_3BP[:, 0].tolist() == position_axes(10, [image]).tolist()
+    assert axes_3BP[:, 1].tolist() == [[0] * 10] * 3
+    mask_BP = torch.arange(11) >= torch.tensor([[1], [9]])
+    axes_3BP = left_padded_axes(mask_BP, [(image,), ()])
+    assert axes_3BP[1].tolist() == [[0, 0, 1, 2, 2, 2, 3, 3, 3, 5, 6], [0] * 10 + [1]]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_causal_lm("llama")
+
+
+def pictured(digest: str) -> RolloutRequest:
+    ids_BP, mask_BP = prompts((3, 5))
+    rows = [PromptRow(0, np.arange(3), "", None), PromptRow(1, np.arange(5), "", None, media_digests=(digest,))]
+    images = PromptImages(((), (MediaSpan(1, 2),)), lambda keys: ImagePixels(torch.zeros(1)))
+    return RolloutRequest(ids_BP, mask_BP, PLAIN, range(4), 2, rows, images)
+
+
+def test_rollouts_of_other_pictures_are_refused(tmp_path, model):
+    class Blind(TransformersRollout):
+        def roll_out(self, model, request):
+            return super().roll_out(model, replace(request, media=None))
+
+    DumpingRollout(Blind(), tmp_path, 0).roll_out(model, pictured("ab12"))
+    replayed = rolled_out(ReplayRollout(tmp_path, 0), model, pictured("ab12"))
+    assert [each.media for each in replayed.sequences()] == [(), (), (MediaSpan(1, 2),), (MediaSpan(1, 2),)]
+    for other in (pictured("cd34"), replace(pictured("ab12"), media=None)):
+        with pytest.raises(ThreestepError, match="holds responses to prompts with other pictures than those that this"):
+            ReplayRollout(tmp_path, 0).roll_out(model, other)
 
 
 def _run(tokens: int, *images: MediaSpan, is_target: bool = False) -> TokenSequence:
