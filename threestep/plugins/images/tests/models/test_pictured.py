@@ -60,8 +60,6 @@ def without_axes(rows):
     return replace(rows, media=replace(rows.media, axes_3NT=None, blocks_NT=None))
 
 
-
-
 @pytest.mark.parametrize("wrong", [swapped, without_axes], ids=lambda wrong: wrong.__name__)
 def test_wrong_rows_are_found(family, read, wrong):
     if wrong is without_axes and not (family.counts_sides or family.sees_itself):

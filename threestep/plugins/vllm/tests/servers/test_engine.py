@@ -1,7 +1,9 @@
-"""Rollouts by servers that speak the protocol and have faults: whoever draws, the responses are the same."""
+"""Rollouts by servers that speak the protocol and have faults: whoever draws, the responses are the same; their
+addresses, their key, and what answers without it."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -10,8 +12,10 @@ import torch
 from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.utils.generation.decoding.test_hf import PLAIN, prompts, responses, spelt
 from threestep.plugins.vllm.servers import drawing
+from threestep.plugins.vllm.servers.addresses import listed_servers, server_key
 from threestep.plugins.vllm.servers.arguments import VllmServerArguments
 from threestep.plugins.vllm.servers.engine import VllmServerRollout
+from threestep.plugins.vllm.servers.guard import KeyGuard
 from threestep.plugins.vllm.tests.fake_rollout_server import KEY, VOCABULARY, FakeServer, drawn_choice, experts_of
 from threestep.plugins.vllm.weights import BitSums
 from training.utils.base.errors import Mistakes, ThreestepError
@@ -69,10 +73,16 @@ def drawn(engine: VllmServerRollout, actor: Lent, how=PLAIN, samples: int = 2):
         return engine.roll_out(model, request)
 
 
-def expected(actor: Lent, how=PLAIN, samples: int = 2) -> list[list[int]]:
+def sum_of(tensors) -> int:
+    """As a server sums up the bits of its weights."""
     sums = BitSums()
-    for name, tensor in actor.model.named_parameters():
+    for name, tensor in tensors:
         sums.add(name, tensor)
+    return sums.total
+
+
+def expected(actor: Lent, how=PLAIN, samples: int = 2) -> list[list[int]]:
+    weights = sum_of(actor.model.named_parameters())
     ids_BP, mask_BP = prompts((3, 5, 2))
     found = []
     for place, (ids, mask) in enumerate(zip(ids_BP, mask_BP, strict=True)):
@@ -83,7 +93,7 @@ def expected(actor: Lent, how=PLAIN, samples: int = 2) -> list[list[int]]:
                 "max_tokens": how.max_new_tokens,
                 "stop_token_ids": [how.end_token_id] if 0 <= how.end_token_id < VOCABULARY else [],
             }
-            choice = drawn_choice({"token_ids": ids[mask].tolist(), "sampling_params": words}, sums.total)
+            choice = drawn_choice({"token_ids": ids[mask].tolist(), "sampling_params": words}, weights)
             found.append(choice["token_ids"])
     return found
 
@@ -162,15 +172,13 @@ def test_experts_come_with_each_response(servers, stop, capsys):
         drawn(engine, actor, how)
 
 
-def test_a_server_that_cannot_record_experts():
-    server = FakeServer({"no_experts": "it runs on a GPU"})
-    engine = engine_of([server])
-    drawn(engine, Lent())
-    engine = engine_of([server])
+def test_a_server_that_cannot_record_experts(servers):
+    servers[1].says["no_experts"] = "it runs on a GPU"
+    drawn(engine_of(servers), Lent())
+    engine = engine_of(servers)
     engine.record_experts(None)
     with pytest.raises(ThreestepError, match="--replay_routers needs the experts of each token: it runs on a GPU; use"):
         drawn(engine, Lent())
-    server.stop()
 
 
 def test_no_server_is_left(servers):
@@ -263,11 +271,8 @@ def test_a_server_that_is_not_the_right_one(servers, says, reason):
     servers[1].says |= says
     with pytest.raises(ThreestepError, match=f"the rollout server {servers[1].address}: .*{reason}"):
         drawn(engine_of(servers, decode=spelt), Lent())
-
-
-def test_a_server_of_the_same_tokenizer(servers):
-    servers[0].says["tokenizer"] = True
-    drawn(engine_of(servers, decode=lambda ids: " ".join(f"t{token}" for token in ids)), Lent())
+    if "tokenizer" in says:  # the same one
+        drawn(engine_of(servers, decode=lambda ids: " ".join(f"t{token}" for token in ids)), Lent())
 
 
 def test_servers_that_do_not_come(servers):
@@ -367,3 +372,78 @@ def test_flags():
         "--rollout_weights_by tcp and --rollout_weights_folder are two ways of weights; leave one of them out",
         "--vllm_servers a:1 expects http://HOST:PORT for each server",
     ]
+
+
+def test_a_list():
+    two = ["http://a:8000", "http://10.0.0.2:8001"]
+    assert listed_servers("http://a:8000, http://10.0.0.2:8001/,http://a:8000") == two
+    assert listed_servers("http://[::1]:8000") == ["http://[::1]:8000"]
+
+
+@pytest.mark.parametrize(
+    "given", ["", "a:8000", "https://a:8000", "http://a", "http://a:99999", "http://a:1/v1", "http://user:word@a:1"]
+)
+def test_other_addresses(given):
+    with pytest.raises(ThreestepError, match="http://HOST:PORT") as problem:
+        listed_servers(given)
+    assert "word" not in str(problem.value).replace("password", "")
+
+
+def test_a_file(tmp_path):
+    place = tmp_path / "servers"
+    place.write_text("# ours\nhttp://a:1\n\nhttp://b:2  # the second\n", encoding="utf-8")
+    assert listed_servers(f"@{place}") == ["http://a:1", "http://b:2"]
+    place.write_text("", encoding="utf-8")
+    assert listed_servers(f"@{place}") == []
+    place.write_text("b:2", encoding="utf-8")
+    with pytest.raises(ThreestepError, match="servers, which --vllm_servers names, expects http://HOST:PORT for each"):
+        listed_servers(f"@{place}")
+    with pytest.raises(ThreestepError, match="the file cannot be read"):
+        listed_servers(f"@{tmp_path / 'none'}")
+
+
+def test_the_key(tmp_path):
+    place = tmp_path / "key"
+    place.write_text("abc\n", encoding="utf-8")
+    assert server_key({}) is None
+    assert server_key({"VLLM_API_KEY_FILE": str(place)}) == "abc"
+    assert server_key({"VLLM_API_KEY": "own", "VLLM_API_KEY_FILE": str(place)}) == "own"
+    place.write_text("\n", encoding="utf-8")
+    with pytest.raises(ThreestepError, match="which is empty; write the servers' key into it"):
+        server_key({"VLLM_API_KEY_FILE": str(place)})
+    with pytest.raises(ThreestepError, match="VLLM_API_KEY_FILE names a file that cannot be read"):
+        server_key({"VLLM_API_KEY_FILE": str(tmp_path / "none")})
+
+
+@pytest.mark.parametrize("path", ["/collective_rpc", "/update_weights", "/v1/completions", "/metrics", "/healthy"])
+@pytest.mark.parametrize("given", [None, "Bearer wrong", "abc", "bearer abc"])
+def test_nothing_but_health_answers_without_the_key(monkeypatch, path, given):
+    assert status(monkeypatch, path, given) == 401
+    assert status(monkeypatch, path, "Bearer abc") == status(monkeypatch, "/health", None) == 200
+
+
+def test_no_web_socket(monkeypatch):
+    asked = {"type": "websocket", "path": "/v1/realtime", "headers": [(b"authorization", b"Bearer abc")]}
+    assert sent(monkeypatch, asked) == [{"type": "websocket.close", "code": 1008}]
+
+
+def status(monkeypatch, path, given) -> int:
+    headers = [] if given is None else [(b"authorization", given.encode())]
+    return sent(monkeypatch, {"type": "http", "path": path, "headers": headers})[0]["status"]
+
+
+def sent(monkeypatch, scope) -> list:
+    monkeypatch.setenv("VLLM_API_KEY", "abc")
+    found = []
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def receive():
+        return {"type": "websocket.connect"}
+
+    async def send(message):
+        found.append(message)
+
+    asyncio.run(KeyGuard(app)(scope, receive, send))
+    return found

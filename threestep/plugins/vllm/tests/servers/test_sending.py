@@ -1,26 +1,31 @@
-"""Weights on their way: what arrives is what was sent, and whoever does not know the secret takes nothing."""
+"""Weights on their way: what arrives is what was sent, and whoever does not know the secret takes nothing; who sends by
+NCCL, who meets whom, and that tensors of a GPU go from there: by gloo, or on a device that pretends."""
 
 from __future__ import annotations
 
+import queue
 import socket
 import threading
 import time
 from itertools import chain
+from typing import Any
 
 import pytest
 import torch
 
+from tests.support.cuda_stand_in.device import counted
 from tests.support.tiny_models import tiny_causal_lm
 from threestep.plugins.lora.adapted import adapter_layers
 from threestep.plugins.lora.adding import add_lora
 from threestep.plugins.lora.preparers import Lora
-from threestep.plugins.vllm.servers.client import ServerClient
-from threestep.plugins.vllm.servers.groups import WeightGroup, met
-from threestep.plugins.vllm.servers.protocol import GLOO, TCP
+from threestep.plugins.vllm.servers import groups
+from threestep.plugins.vllm.servers.client import ServerClient, ServerFailure
+from threestep.plugins.vllm.servers.groups import End, WeightGroup, chosen_way, met, own_end
+from threestep.plugins.vllm.servers.protocol import GLOO, NCCL, TCP
 from threestep.plugins.vllm.servers.sending import Target, _frames, send_weights
 from threestep.plugins.vllm.servers.stream import Frame, end_frame, framed, received, with_adapters
 from threestep.plugins.vllm.tests.fake_rollout_server import KEY, FakeServer
-from threestep.plugins.vllm.weights import BitSums
+from threestep.plugins.vllm.tests.servers.test_engine import Lent, drawn, engine_of, expected, responses, sum_of
 from training.utils.base.errors import ThreestepError
 from training.utils.engine.zero3 import adapter_parts, full_tensors
 from training.utils.models.weights import NO_ADAPTERS, adapters_of
@@ -36,6 +41,11 @@ def tensors():
         ("one", torch.tensor(2.0)),
         ("none", torch.empty(0, 2)),
     ]
+
+
+def broken():
+    yield from tensors()[:2]
+    raise RuntimeError("a rank is gone")
 
 
 def served(*parts):
@@ -68,13 +78,8 @@ def test_a_transfer_that_breaks_off():
         received("127.0.0.1", served(header, payload[:100]), "s" * 64, 5.0)
     with pytest.raises(ConnectionError):
         received("127.0.0.1", served(header, payload), "s" * 64, 5.0)
-
-
-def test_a_trainer_that_is_silent():
-    server = socket.create_server(("127.0.0.1", 0))
-    with pytest.raises(TimeoutError):
-        received("127.0.0.1", server.getsockname()[1], "s" * 64, 0.05)
-    server.close()
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(TimeoutError):
+        received("127.0.0.1", silent.getsockname()[1], "s" * 64, 0.05)
 
 
 class Strange(FakeServer):
@@ -82,9 +87,10 @@ class Strange(FakeServer):
 
     def on_update_weights(self, body):
         where = body["update_info"]
-        with socket.create_connection((where["host"], where["port"])) as connection:
-            connection.sendall(b"x" * 64)
-            assert connection.recv(10) == b"", "it gets nothing"
+        if "host" in where:
+            with socket.create_connection((where["host"], where["port"])) as connection:
+                connection.sendall(b"x" * 64)
+                assert connection.recv(10) == b"", "it gets nothing"
         return super().on_update_weights(body)
 
 
@@ -124,48 +130,36 @@ def send(servers, seconds: float = 5.0, given=None, folder=None, by: str = TCP):
 
 @pytest.mark.parametrize("by", [TCP, GLOO, "a file"])
 def test_all_servers_get_the_weights_in_the_dtype(servers, tmp_path, by):
-    servers = servers[by == "a file" :]
     sent = send(servers, folder=str(tmp_path)) if by == "a file" else send(servers, by=by)
     assert not sent.failures and all(server.by_group == (by == GLOO) for server in servers)
-    expected = BitSums()
-    for name, tensor in tensors():
-        expected.add(name, tensor.bfloat16() if tensor.is_floating_point() else tensor)
+    expected = sum_of((name, tensor.bfloat16() if tensor.is_floating_point() else tensor) for name, tensor in tensors())
     for server in servers:
-        assert server.weights == expected.total and server.version == "v1" and server.resets == 1
+        assert server.weights == expected and server.version == "v1" and server.resets == 1
     assert sent.bytes > len(servers) * (15 + 24 + 4 + 1) * 2 and not list(tmp_path.iterdir())
 
 
-def test_files_that_fail(tmp_path):
+def test_files_that_fail(servers, tmp_path):
     """What a server cannot read leaves its old weights; a folder that is not there ends the run."""
-    servers = [FakeServer(), FakeServer()]
     servers[0].faults["refuse_finish"] = True
     sent = send(servers, folder=str(tmp_path))
     assert "could not put the weights in place: it answered 500: no room" in sent.failures[servers[0].address]
     assert [server.version for server in servers] == ["default", "v1"] and not list(tmp_path.iterdir())
-
-    def broken():
-        yield from tensors()[:2]
-        raise RuntimeError("a rank is gone")
 
     with pytest.raises(RuntimeError, match="a rank is gone"):
         send(servers, given=broken(), folder=str(tmp_path))
     assert not list(tmp_path.iterdir()) and servers[1].transfers == 1
     with pytest.raises(ThreestepError, match="--rollout_weights_folder .* with room for the weights, got No such file"):
         send(servers, folder=str(tmp_path / "none"))
-    for server in servers:
-        server.stop()
 
 
 @pytest.mark.parametrize("by", [TCP, GLOO])
-def test_a_server_that_dies_in_a_transfer_holds_up_no_other(by):
-    servers = [FakeServer(), FakeServer()]
+def test_a_server_that_dies_in_a_transfer_holds_up_no_other(servers, by):
     servers[0].faults["die_in_transfer"] = True
     big = [("a", torch.ones(4_000_000)), *tensors()]
     started = time.monotonic()
     sent = send(servers, given=big, by=by)
     assert list(sent.failures) == [servers[0].address] and time.monotonic() - started < 4.0
     assert [server.transfers for server in servers] == [0, 1]
-    servers[1].stop()
 
 
 def test_bytes_that_a_group_changes_leave_the_old_weights(servers, monkeypatch):
@@ -184,10 +178,6 @@ def test_bytes_that_a_group_changes_leave_the_old_weights(servers, monkeypatch):
 
 @pytest.mark.parametrize("by", [TCP, GLOO])
 def test_a_gather_that_fails_ends_the_transfer_everywhere(servers, by):
-    def broken():
-        yield from tensors()[:2]
-        raise RuntimeError("a rank is gone")
-
     with pytest.raises(RuntimeError, match="a rank is gone"):
         send(servers, given=broken(), by=by)
     assert not send(servers, by=by).failures
@@ -252,7 +242,156 @@ def test_after_the_first_time_adapters_come_alone(servers):
         parts = chain(full_tensors(model, 0, merged=False) if first else (), adapter_parts(model, 0))
         sent = send_weights(clients, parts, torch.float32, "v", seconds=5.0, base="run")
         assert not sent.failures
-        expected = BitSums()
-        for name, tensor in full_tensors(model, 0):
-            expected.add(name, tensor)
-        assert all(server.weights == expected.total for server in servers)
+        assert all(server.weights == sum_of(full_tensors(model, 0)) for server in servers)
+
+
+# Runs where the pretended GPU is.
+
+
+def from_gpu_to_gpu() -> dict[str, Any]:
+    """Send weights of a GPU to a server by a group whose ends are a GPU's, and hand its bytes over in this process."""
+    from threestep.plugins.vllm.servers.groups import own_device
+    from threestep.plugins.vllm.servers.sending import Target, send_weights
+
+    hands: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
+
+    class Hand:
+        device = own_device()
+
+        def __init__(self, gives: bool) -> None:
+            self.gives = gives
+
+        def broadcast(self, data: torch.Tensor, seconds: float) -> None:
+            assert data.device == self.device and data.dtype == torch.uint8
+            if self.gives:
+                hands.put(data.clone())
+            else:
+                data.copy_(hands.get(timeout=seconds))
+
+        def close(self) -> None: ...
+
+    server = FakeServer()
+    server.group = Hand(gives=False)  # type: ignore[assignment]
+    parts = [(f"layers.{layer}.w", torch.randn(5, 3, device="cuda")) for layer in range(4)]
+    target = Target(ServerClient(server.address, KEY), 1, Hand(gives=True))  # type: ignore[arg-type]
+    with counted() as counts:
+        sent = send_weights([target], parts, torch.float32, "v1", seconds=20.0)
+    server.stop()
+    copied = [what for what in counts.found["from_device"] if "sending.py" in what]
+    right = server.weights == sum_of(parts) and server.version == "v1" and server.by_group == 1
+    return {"failures": sent.failures, "right": right, "copied": copied, "end": list(own_end(own_device()))[:2]}
+
+
+CPU, GPU, OTHER = End("cpu", "", ""), End("cuda", "2.27.5", "a"), End("cuda", "2.27.5", "b")
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+
+
+@pytest.fixture
+def server(servers):
+    return servers[1]
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "by", "why"),
+    [
+        (GPU, [OTHER], NCCL, "both ends have GPUs and NCCL 2.27.5"),
+        (GPU, [OTHER, OTHER._replace(gpu="c")], NCCL, "both ends"),
+        (CPU, [CPU], TCP, "training runs on a CPU"),
+        (CPU, [GPU], TCP, "training runs on a CPU"),
+        (GPU, [CPU], TCP, "the server runs on a CPU"),
+        (GPU, [OTHER, CPU], TCP, "the server runs on a CPU"),
+        (GPU, [OTHER._replace(nccl="2.26.2")], TCP, "the server has NCCL 2.26.2 and training 2.27.5"),
+        (GPU, [OTHER._replace(nccl="")], TCP, "the server has NCCL none"),
+        (GPU, [OTHER, GPU], TCP, "the server draws on the GPU that sends"),
+    ],
+)
+def test_both_ends_decide(own, theirs, by, why):
+    assert own_end(torch.device("cpu")) == CPU
+    way = chosen_way(None, own, theirs)
+    assert way.by == by and why in way.why
+    assert chosen_way(GLOO, own, theirs) == (GLOO, "--rollout_weights_by")
+    if by == NCCL:
+        assert chosen_way(NCCL, own, theirs).by == NCCL
+        return
+    with pytest.raises(ServerFailure, match=f"cannot go to it by NCCL, as {why}"):
+        chosen_way(NCCL, own, theirs)
+
+
+def test_weights_go_by_the_group_from_the_start_on(servers, capsys):
+    engine, actor = engine_of(servers, by=GLOO), Lent()
+    for _ in range(2):
+        assert responses(drawn(engine, actor)) == expected(actor)
+        actor.step()
+    assert [(each.meetings, each.by_group, each.transfers) for each in servers] == [(1, 2, 2)] * 2
+    first, second = (each.address for each in servers)
+    assert capsys.readouterr().out.count(f"weights go to {first}, {second} by gloo (--rollout_weights_by)") == 1
+
+
+def test_on_cpus_weights_go_over_tcp_and_the_log_says_why(server, capsys):
+    engine, actor = engine_of([server]), Lent()
+    assert responses(drawn(engine, actor)) == expected(actor) and server.meetings == server.by_group == 0
+    said = f"weights go to {server.address} by tcp (not by NCCL, as training runs on a CPU)"
+    assert said in capsys.readouterr().out
+
+
+def test_a_group_that_does_not_come_about_makes_way_for_tcp(server, capsys):
+    server.faults["refuse_group"] = True
+    engine, actor = engine_of([server], by=GLOO), Lent()
+    started = time.monotonic()
+    assert responses(drawn(engine, actor)) == expected(actor) and server.by_group == 0
+    assert time.monotonic() - started < 4.0, "it does not wait for a server that has refused"
+    said = "by tcp (not by gloo, as no group came about (it answered 500: no network))"
+    assert said in capsys.readouterr().out
+
+
+def test_a_server_that_was_started_again_is_met_again(server):
+    engine, actor = engine_of([server], by=GLOO), Lent()
+    drawn(engine, actor)
+    server.version, server.group = "default", None  # as of a new process
+    assert responses(drawn(engine, actor)) == expected(actor)
+    assert (server.meetings, server.by_group) == (2, 2)
+
+
+def test_an_end_that_leaves_lets_the_others_go(server):
+    group = met(ServerClient(server.address, KEY), 1, GLOO, torch.device("cpu"), seconds=5.0)
+    threading.Timer(0.2, server.group.close).start()
+    started = time.monotonic()
+    with pytest.raises(RuntimeError):
+        for _ in range(100):
+            group.broadcast(torch.ones(10_000_000, dtype=torch.uint8), 30.0)
+    assert time.monotonic() - started < 10.0
+    group.close()
+    with pytest.raises(RuntimeError, match="given up"):
+        group.broadcast(torch.ones(1, dtype=torch.uint8), 5.0)
+
+
+def test_what_an_end_gets_otherwise_than_it_is_sent_is_no_group(server, monkeypatch):
+    own = WeightGroup.broadcast
+
+    def changed(group, data, seconds):
+        own(group, data, seconds)
+        if threading.current_thread().name != "meeting a server":
+            data[3] = 0
+
+    monkeypatch.setattr(WeightGroup, "broadcast", changed)
+    with pytest.raises(ServerFailure, match="no group came about .*other bytes come than are sent"):
+        met(ServerClient(server.address, KEY), 1, GLOO, torch.device("cpu"), seconds=5.0)
+
+
+def test_weights_of_a_gpu_go_from_there(on_cuda):
+    """None is copied to the host where it is sent."""
+    assert on_cuda(from_gpu_to_gpu) == {"failures": {}, "right": True, "copied": [], "end": ["cuda", ""]}
+
+
+def test_nccl_is_told_to_end_no_process(monkeypatch):
+    """The variables are set while a group is made, and as before afterwards."""
+    import os
+
+    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "0")
+    with groups._in_environment(groups._ENVIRONMENT):
+        assert [os.environ[name] for name in groups._ENVIRONMENT] == ["1", "0"]
+    assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "0" and "TORCH_NCCL_ENABLE_MONITORING" not in os.environ

@@ -2,7 +2,7 @@
 
     python threestep/plugins/vllm/tests/vllm/draft_program.py MODEL_FOLDER
 
-test_draft.py runs it on one rank under ZeRO-3 (where the head is gathered for vLLM), and reads what it reports of each
+test_mtp.py runs it on one rank under ZeRO-3 (where the head is gathered for vLLM), and reads what it reports of each
 update.
 """
 

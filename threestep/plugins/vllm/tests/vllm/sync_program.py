@@ -2,7 +2,7 @@
 
     python threestep/plugins/vllm/tests/vllm/sync_program.py MODEL_FOLDER UPDATES [SERVERS CASES]
 
-test_sync.py runs it on one and two ranks, and test_servers.py with servers. It reports, for each case, the largest
+test_rollout.py runs it on one and two ranks, and test_servers.py with servers. It reports, for each case, the largest
 difference and what else is looked at.
 """
 

@@ -1,15 +1,18 @@
-"""vLLM's responses beside those of the transformers engine, in float32 on this machine."""
+"""vLLM's responses beside those of the transformers engine, in float32 on this machine; and after each of 20 updates
+its log-probabilities are those of the new weights, however these are sharded."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from tests.distributed.launch import run_ranks
 from tests.support.tiny_models import tiny_causal_lm
 from tests.unit.utils.generation.decoding.test_hf import (
     GREEDY,
@@ -24,6 +27,7 @@ from tests.unit.utils.generation.decoding.test_hf import (
 from threestep.plugins.environments.tests.turns.test_conversations import END, SAMPLING, converse
 from threestep.plugins.hybrid.engine import _logprobs
 from threestep.plugins.vllm.tests.vllm.conftest import SHAPES, started
+from threestep.plugins.vllm.tests.vllm.sync_program import BUCKET_ELEMENTS, CASES
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import Ends, RolloutRequest, Sampling
@@ -260,3 +264,27 @@ def test_conversations_are_those_of_hf(engines, family):
         assert torch.equal(getattr(vllms, name), getattr(ours, name)), name
     assert torch.equal(vllms.conversations.turn_rewards_BR, ours.conversations.turn_rewards_BR)
     torch.testing.assert_close(vllms.sampled_logprobs_BR, ours.sampled_logprobs_BR, rtol=0, atol=1e-4)
+
+
+UPDATES = 20
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one_rank", "two_ranks"])
+def reports(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("start")
+    tiny_causal_lm("qwen3", **SHAPES["qwen3"]).save_pretrained(folder)
+    program = Path(__file__).with_name("sync_program.py")
+    return run_ranks(program, request.param, [folder, UPDATES], timeout_seconds=840)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("case", CASES)
+def test_log_probabilities_follow_the_new_weights(reports, case):
+    for report in reports:
+        got = report[case]
+        assert got["worst"] < 1e-4 < got["moved"], got
+        assert got["sent"] == UPDATES, "sent once after each update"
+        assert got["sent_again"] == 1, "and not again while nothing has changed"
+        if CASES[case]["zero_stage"] == 3:
+            # A bucket is full with the weight that fills it, and that one's adapters.
+            assert 0 < got["most_gathered"] <= BUCKET_ELEMENTS + 2 * got["largest_weight"], got
