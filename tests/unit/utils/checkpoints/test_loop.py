@@ -42,9 +42,9 @@ def plan(
     return plan_checkpoints(arguments, str(place), "training.a", settings, ranks=which, may_change=may_change)
 
 
-def opened(made: CheckpointPlan, place: Path, data: str = "rows", engines: Any = (), **more: Any) -> Any:
-    """A run. more: as `checkpointed_run` takes it"""
-    return checkpointed_run(made, RunFolder(place, True), CheckpointParts(dict(engines), ranks()), data, **more)
+def opened(made: CheckpointPlan, place: Path, data: str = "rows", **more: Any) -> Any:
+    """A run without engines. more: as `checkpointed_run` takes it"""
+    return checkpointed_run(made, RunFolder(place, True), CheckpointParts({}, ranks()), data, **more)
 
 
 def saved(place: Path, steps: tuple[int, ...], state: Any = None, **flags: Any) -> None:

@@ -3,6 +3,8 @@ tokens, and trackers are given names and tables."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import torch
 
@@ -95,14 +97,6 @@ class Seen(ObservedStep):
 STEP = StepTaken(3, {"loss": 1.0}, lambda: [7, 8], update=2)
 
 
-def test_no_observer_changes_nothing():
-    observed = StepObservers().begin(3)
-    assert observed is NOT_OBSERVED is StepObserver().begin(3, 1)
-    trainee = object()
-    assert observed.watched(trainee) is trainee
-    observed.taken(STEP)
-
-
 def test_several_observers_see_a_step_in_their_order():
     seen: list[tuple[object, ...]] = []
     observed = StepObservers([Observer("b", seen), StepObserver(), Observer("a", seen)]).begin(3, 2)
@@ -110,6 +104,8 @@ def test_several_observers_see_a_step_in_their_order():
     observed.taken(STEP)
     assert seen == [("b", 3, 2), ("a", 3, 2), ("b", {"loss": 1.0}), ("a", {"loss": 1.0})]
     assert (STEP.kind, STEP.number, STEP.update, [*STEP.row_ids()]) == ("", 3, 2, [7, 8])
+    assert StepObservers().begin(3) is NOT_OBSERVED is StepObserver().begin(3, 1)
+    assert NOT_OBSERVED.watched(seen) is seen
 
 
 def test_lengths_count_every_token():
@@ -130,11 +126,6 @@ def test_a_prompts_uid_is_of_its_text_and_reference_alone():
     assert uid("Human: 2 + 3? Assistant:", "5") == "1641188edb45732e"
 
 
-def test_a_run_with_a_name_has_it_in_place_of_its_folder(tmp_path):
-    assert TrackedRun(tmp_path / "quickstart" / "step1_sft", {"run_name": None}, 8).name == "quickstart/step1_sft"
-    assert TrackedRun(tmp_path, {"run_name": "mine"}, 8).name == "mine"
-
-
 def test_the_table_of_samples():
     """Columns that some sample has, then each reward's; JSON stands for what is neither number nor text."""
     first = {"prompt": "p", "response": "r", "reward": 1.0, "sample": 0, "ground_truth": ["a"], "reward/rule": 1.0}
@@ -147,3 +138,5 @@ def test_the_table_of_samples():
     assert columns == ["prompt", "sample", "response", "ground_truth", "reward", "reward/rule", "reward/rule/key"]
     assert rows == [["p", 0, "r", '["a"]', 1.0, 1.0, None], ["p", 1, "s", None, 0.5, None, 2.0]]
     assert "check" in sample_table(samples, 3)[0] and sample_table([], 8) == ([], [])
+    assert TrackedRun(Path("runs/quickstart/sft"), {"run_name": None}, 8).name == "quickstart/sft"
+    assert TrackedRun(Path("runs/sft"), {"run_name": "mine"}, 8).name == "mine"

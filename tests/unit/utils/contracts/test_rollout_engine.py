@@ -36,10 +36,6 @@ def drawn(**changes) -> Rollout:
     return rolled_out(engine, None, REQUEST)
 
 
-def test_a_whole_rollout_passes():
-    assert torch.equal(drawn().response_ids_BR, GOOD.response_ids_BR)
-
-
 def test_an_engine_may_change_its_rows_and_use_its_memory_again():
     class Reusing(Mine):
         def roll_out(self, model, request):
@@ -68,7 +64,7 @@ def test_an_engine_may_change_its_rows_and_use_its_memory_again():
         ({"prompt_mask_BP": torch.ones(2, 3).bool()}, r"prompt_mask_BP as bool \[4, 3\], .* got bool \[2, 3\]"),
         (
             {"response_lengths_B": torch.tensor([1, 0, 2, 3])},
-            "response_lengths_B from 1 to the 5 columns of response_ids_BR, got 0 for sequence 1; mend",
+            "from 1 to the 5 columns of response_ids_BR, got 0 for",
         ),
         ({"response_lengths_B": torch.tensor([1, 5, 6, 3])}, "got 6 for sequence 2"),
     ],

@@ -96,8 +96,9 @@ def test_the_order_is_that_of_the_contract():
 
 
 def test_what_guests_prepared_moves_too():
-    inner, plain = MicroBatch(torch.zeros(1), print), MicroBatch(torch.zeros(1), print)  # type: ignore[arg-type]
-    batch = MicroBatch(torch.zeros(2), print, for_guests=((inner,), None))  # type: ignore[arg-type]
+    nothing: Any = None
+    inner, plain = (MicroBatch(torch.zeros(1), nothing) for _ in range(2))
+    batch = MicroBatch(torch.zeros(2), nothing, for_guests=((inner,), None))
     moved, alone = on_device([batch, plain], torch.device("meta"))
     assert moved.rows.is_meta and moved.for_guests[0][0].rows.is_meta and moved.for_guests[1] is None
     assert alone.rows.is_meta

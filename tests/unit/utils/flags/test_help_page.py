@@ -27,25 +27,21 @@ UNITS = frozenset(
     }
 )  # fmt: skip
 
-PROGRAMS = [step.program for step in known_steps().values()] + [
-    "threestep.plugins.evaluation.best_of.__main__",
-    "threestep.plugins.evaluation.chat",
-    "threestep.plugins.environments.__main__",
-    "threestep.plugins.evaluation.evaluate",
-    "threestep.plugins.inspect.__main__",
-    "threestep.plugins.programs.new_model",
-    "threestep.plugins.plan.__main__",
-    "threestep.plugins.inspect.preview",
-    "threestep.plugins.evaluation.reward_evaluation.__main__",
-]
-# Besides steps, those with a first page of their own.
-LONG = {
-    "threestep.plugins.evaluation.best_of.__main__",
-    "threestep.plugins.environments.__main__",
-    "threestep.plugins.evaluation.evaluate",
-    "threestep.plugins.programs.new_model",
-}
+PROGRAMS = [step.program for step in known_steps().values()]
+PROGRAMS += [
+    f"threestep.plugins.{name}"
+    for name in (
+        "evaluation.best_of.__main__", "evaluation.chat", "environments.__main__", "evaluation.evaluate",
+        "inspect.__main__", "programs.new_model", "plan.__main__", "inspect.preview",
+        "evaluation.reward_evaluation.__main__",
+    )
+]  # fmt: skip
 PROGRAMS = [each for each in PROGRAMS if boundary.plugin_of(each) in {None, *plugins()}]
+# Besides steps, those with a first page of their own.
+FIRST_PAGES = tuple(
+    f"threestep.plugins.{name}"
+    for name in ("evaluation.best_of.__main__", "environments.__main__", "evaluation.evaluate", "programs.new_model")
+)
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +93,7 @@ def test_the_first_page_of_a_step_fits_a_screen(name, columns, most_lines, monke
     assert "python -m" not in page
 
 
-@pytest.mark.parametrize("program", [each for each in PROGRAMS if each in LONG])
+@pytest.mark.parametrize("program", [each for each in PROGRAMS if each in FIRST_PAGES])
 def test_the_first_page_of_another_program_has_what_a_first_run_needs(program, capsys):
     """And no more: these programs have 60 to 100 flags."""
     module = importlib.import_module(program)

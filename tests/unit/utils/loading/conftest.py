@@ -1,7 +1,8 @@
-"""Model folders with weights that are not those of the model."""
+"""Model folders whose weights or settings are changed."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,3 +26,9 @@ def changed_folder(save_folder: Callable[..., str]) -> Callable[..., str]:
         return folder
 
     return save
+
+
+def edit_json(path: str | Path, **changes: Any) -> None:
+    """Change entries of a file; None takes one out."""
+    values = {**json.loads(Path(path).read_text()), **changes}
+    Path(path).write_text(json.dumps({name: value for name, value in values.items() if value is not None}))

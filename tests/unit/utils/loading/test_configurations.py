@@ -76,19 +76,13 @@ def test_a_value_that_transformers_does_not_read(tmp_path, entries, words):
     folder = config_with(tmp_path, **entries)
     with pytest.raises(ThreestepError, match=f"no model could be loaded from '{folder}': .*{words}"):
         load_config(folder)
-
-
-def test_settings_of_generation_that_transformers_does_not_read(tmp_path):
-    folder = config_with(tmp_path)
-    (tmp_path / "generation_config.json").write_text('{"watermarking_config": 3}')
+    folder = config_with(tmp_path / "generates")
+    Path(folder, "generation_config.json").write_text('{"watermarking_config": 3}')
     with pytest.raises(ThreestepError, match=r"no settings of generation \(generation_config.json\) could be loaded"):
         check_trains(ModelSettings(folder), generates=True)
     check_trains(ModelSettings(folder), generates=False)
-
-
-def test_memory_that_is_used_up_is_not_explained_as_a_damaged_folder():
     with pytest.raises(MemoryError), errors_explained("model", "FOLDER", Exception):
-        raise MemoryError
+        raise MemoryError  # is no damage of a folder
 
 
 def test_lengths_at_which_one_sequence_changes_another_are_refused(tmp_path):
@@ -116,20 +110,14 @@ def test_it_comes_back_and_plain_transformers_loads_the_model(tmp_path, family):
     assert "threestep" not in json.dumps(AutoConfig.from_pretrained(tmp_path).to_dict())
 
 
-def test_a_model_without_a_scale(tmp_path):
+def test_a_model_without_a_scale_or_whose_scores_do_not_vary(tmp_path):
     tiny_config("llama").save_pretrained(tmp_path)
-    with pytest.raises(ThreestepError) as caught:
-        read_score_scale(str(tmp_path), "--normalize_reward_scores")
-    assert str(caught.value) == (
-        "--normalize_reward_scores needs threestep_score_mean and threestep_score_std in the configuration of "
-        f"'{tmp_path}', which has none: train it with step 2 (--normalization_rows above 0), or leave the flag out"
-    )
-
-
-@pytest.mark.parametrize("std", [0.0, -1.0, float("nan")])
-def test_scores_that_do_not_vary(tmp_path, std):
-    config = tiny_config("llama")
-    set_score_scale(config, ScoreScale(1.0, std))
-    config.save_pretrained(tmp_path)
-    with pytest.raises(ThreestepError, match="has threestep_score_std .*, scores that do not vary and cannot be"):
-        read_score_scale(str(tmp_path), "--normalize_reward_scores")
+    words = f"--flag needs threestep_score_mean and .* '{tmp_path}', which has none: train it with step 2 .--normaliza"
+    with pytest.raises(ThreestepError, match=words):
+        read_score_scale(str(tmp_path), "--flag")
+    for std in (0.0, -1.0, float("nan")):
+        config = tiny_config("llama")
+        set_score_scale(config, ScoreScale(1.0, std))
+        config.save_pretrained(tmp_path)
+        with pytest.raises(ThreestepError, match="has threestep_score_std .*, scores that do not vary and cannot be"):
+            read_score_scale(str(tmp_path), "--flag")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import io
 import json
-import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +15,7 @@ from safetensors.torch import load_file
 from tests.support.forked_programs import run_python
 from tests.support.tiny_models import tiny_causal_lm
 from training.utils.base.errors import ThreestepError
+from training.utils.flags.step import known_steps
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.loading.models import load_causal_lm
 from training.utils.loading.tokenizers import load_tokenizer
@@ -25,14 +24,18 @@ from training.utils.models.settings import ModelSettings
 CONFIG = json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]})
 
 
-def folder_of(place: Path, *names: str, **contents: str) -> Path:
+DEEP = '{"a": ' * 100_000 + "1" + "}" * 100_000
+NESTED = '{"model_type": "llama", "a": ' + "[" * 200 + "]" * 200 + "}"
+
+
+def folder_of(place: Path, *names: str, **contents: str | bytes) -> Path:
     """A folder with files `names`, empty but for config.json and those given by `contents` (`__` is a point)."""
     place.mkdir(parents=True, exist_ok=True)
-    texts = {name: CONFIG if name.endswith("config.json") else "" for name in names}
+    texts: dict[str, str | bytes] = {name: CONFIG if name.endswith("config.json") else "" for name in names}
     texts |= {name.replace("__", "."): text for name, text in contents.items()}
     for name, text in texts.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_text(text)
+        (place / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     return place
 
 
@@ -77,42 +80,47 @@ def test_other_things(tmp_path, files, words):
     assert "\n" not in str(mistake.value)
 
 
-@pytest.mark.parametrize(
-    ("given", "wanted"),
-    [
-        ("checkpoints", "run"),
-        ("checkpoints/step_000100", "run/checkpoints/step_000100"),
-        ("checkpoints/step_000100/models/actor", "run/checkpoints/step_000100"),
-        ("checkpoints/step_000100/models/critic", "run/checkpoints/step_000100 OUT --part critic"),
-    ],
-)
-def test_a_checkpoint_of_ours_names_the_export(tmp_path, given, wanted):
-    step = tmp_path / "run/checkpoints/step_000100"
-    folder_of(step, "manifest.json", "models/actor/config.json", "models/actor/weights.json")
-    folder_of(step, "models/critic/config.json", "models/critic/weights.json")
-    with pytest.raises(ThreestepError, match=re.escape(f"threestep export {tmp_path}/{wanted}")):
-        check_model_folder(str(tmp_path / "run" / given))
+PARTS = [f"models/{part}/{file}.json" for part in ("actor", "critic") for file in ("config", "weights")]
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("given", "words"),
     [
-        ("model.gguf", "is a GGUF file"),
-        ("model.safetensors", "expected a model folder, got the file .* it is in, '.*'"),
+        ("given/model.gguf", "is a GGUF file"),
+        ("given/model.safetensors", "expected a model folder, got the file .* it is in, '.*'"),
+        # A checkpoint of ours names the export.
+        ("run/checkpoints", "threestep export .*/run "),
+        ("run/checkpoints/step_000100", "threestep export .*/run/checkpoints/step_000100 "),
+        ("run/checkpoints/step_000100/models/actor", "threestep export .*/run/checkpoints/step_000100 "),
+        ("run/checkpoints/step_000100/models/critic", "threestep export .*/step_000100 OUT --part critic"),
     ],
 )
-def test_a_file_for_a_folder(tmp_path, name, words):
-    (tmp_path / name).write_text("")
+def test_a_file_or_a_checkpoint_for_a_folder(tmp_path, given, words):
+    folder_of(tmp_path / "given", "model.gguf", "model.safetensors")
+    folder_of(tmp_path / "run/checkpoints/step_000100", "manifest.json", *PARTS)
     with pytest.raises(ThreestepError, match=words):
-        check_model_folder(str(tmp_path / name))
+        check_model_folder(str(tmp_path / given))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"architectures": ["LlamaForCausalLM"]}', "\N{SNOWMAN}"])
-def test_a_configuration_that_is_none(tmp_path, text):
-    with pytest.raises(
-        ThreestepError, match=r"config.json' (is not JSON .*again|expects a model_type, such as \"llama\")"
-    ):
-        check_model_folder(str(folder_of(tmp_path, config__json=text)))
+NO_CONFIG = r"config.json' (is not JSON .*again|expects a model_type, such as \"llama\")"
+NO_SETTINGS = "generation_config.json' is not a JSON object; download or copy it again"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        *(("config.json", each, NO_CONFIG) for each in ("", "{", "[]", '{"architectures": ["Llama"]}', "\N{SNOWMAN}")),
+        *(("generation_config.json", each, NO_SETTINGS)  # which transformers leaves out in silence
+          for each in (b"", b"[1]", b'{"eos_token_id": 3', b"\xff", b"9" * 6000)),
+        *((each, text, f"{each}'.* inside each other on too many levels") for text in (DEEP, NESTED)
+          for each in ("config.json", "generation_config.json", "tokenizer_config.json", "adapter_config.json")),
+    ],
+    ids=lambda value: str(value)[:20],
+)  # fmt: skip
+def test_files_that_are_not_what_their_name_says(tmp_path, name, content, words):
+    folder = folder_of(tmp_path / "given", "config.json", **{name.replace(".", "__"): content})
+    with pytest.raises(ThreestepError, match=words):
+        check_model_folder(str(folder))
 
 
 def test_a_configuration_alone_passes_for_a_dry_run_and_is_refused_for_its_weights(tmp_path, tiny_tokenizer):
@@ -169,26 +177,16 @@ def test_the_nearest_folder_is_named_first(given, nearest, tmp_path, monkeypatch
 
 
 @pytest.mark.needs_plugin("embedded")
-@pytest.mark.parametrize(
-    ("module", "flags"),
-    [
-        ("training.step1_sft.main", "--data_path embedded --model_name_or_path runs/nosuch"),
-        ("training.step2_reward.main", "--data_path embedded --model_name_or_path runs/nosuch"),
-        ("training.step2_dpo.main", "--data_path embedded --model_name_or_path runs/nosuch"),
-        (
-            "training.step3_ppo.main",
-            "--data_path embedded --actor_model_name_or_path gpt2 --critic_model_name_or_path runs/nosuch",
-        ),
-    ],
-)
-def test_programs_say_so_before_anything_is_loaded(module, flags, tmp_path, monkeypatch):
+@pytest.mark.parametrize("step", known_steps().values(), ids=known_steps())
+def test_programs_say_so_before_anything_is_loaded(step, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", None)  # and so for the configuration:
     monkeypatch.setattr("transformers.AutoConfig.from_pretrained", None)
-    monkeypatch.setattr("sys.stdin", io.StringIO("question"))
+    models = [word for name in step.inputs for word in (f"--{name}", "gpt2")]
+    models[-1] = "runs/nosuch"
     with pytest.raises(ThreestepError, match="^the model folder 'runs/nosuch' does not exist, though 'runs' does"):
-        importlib.import_module(module).main(flags.split())
+        importlib.import_module(step.program).main(["--data_path", "embedded", *models])
 
 
 def run_command_of(sentence: str, out: Path) -> None:
@@ -211,28 +209,6 @@ def test_the_command_for_pickled_weights_makes_the_same_model(save_folder: Calla
     assert made.keys() == weights.keys() and all(torch.equal(made[name], weights[name]) for name in made)
     check_model_folder(str(tmp_path / "out"))
     assert load_tokenizer(str(tmp_path / "out")).get_vocab() == load_tokenizer(save_folder("other")).get_vocab()
-
-
-DEEP = '{"a": ' * 100_000 + "1" + "}" * 100_000
-
-
-@pytest.mark.parametrize(
-    "name", ["config.json", "generation_config.json", "tokenizer_config.json", "adapter_config.json"]
-)
-@pytest.mark.parametrize("text", [DEEP, '{"model_type": "llama", "a": ' + "[" * 200 + "]" * 200 + "}"])
-def test_files_nested_too_deeply_are_named(tmp_path, name, text):
-    folder = folder_of(tmp_path / "given", "config.json")
-    (folder / name).write_text(text)
-    with pytest.raises(ThreestepError, match=f"{name}'.* inside each other on too many levels"):
-        check_model_folder(str(folder))
-
-
-@pytest.mark.parametrize("content", [b"", b"[1]", b'{"eos_token_id": 3', b"\xff", b"9" * 6000, None])
-def test_settings_of_generation_that_transformers_leaves_out_in_silence(tmp_path, content):
-    path = folder_of(tmp_path / "given", "config.json") / "generation_config.json"
-    path.mkdir() if content is None else path.write_bytes(content)
-    with pytest.raises(ThreestepError, match="generation_config.json' is not a JSON object; download or copy it again"):
-        check_model_folder(str(path.parent))
 
 
 def test_a_file_that_is_no_json_or_large_is_its_readers_matter(tmp_path):

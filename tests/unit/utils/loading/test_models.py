@@ -1,8 +1,8 @@
-"""Models that are loaded, and every mistake that is told in a sentence."""
+"""Models that are loaded, and every mistake that is told in a sentence; weights that a folder freezes; merged weights,
+made when they are copied, as transformers makes them."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +16,7 @@ from transformers.integrations import deepspeed as sharding
 from tests.support.lora_settings import lora_settings
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
+from tests.unit.utils.loading.conftest import edit_json
 from threestep.plugins.lora.adding import add_lora
 from threestep.plugins.lora.preparers import Lora
 from training.utils.base.errors import ThreestepError
@@ -30,11 +31,6 @@ from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel
 
 TAGS = ["<Parallel>", "<Path>", "</Path>", "</Parallel>"]
-
-
-def edit_json(path: str | Path, **changes) -> None:
-    values = {**json.loads(Path(path).read_text()), **changes}
-    Path(path).write_text(json.dumps({name: value for name, value in values.items() if value is not None}))
 
 
 def test_a_name_that_no_hub_has(tiny_tokenizer):
@@ -61,18 +57,27 @@ def test_an_encoder_is_no_language_model(tmp_path, family):
     load_causal_lm(ModelSettings(str(tmp_path / "decoder")), torch.float32, 1)
 
 
-def test_a_language_model_keeps_its_weights_and_takes_the_dtype(save_folder, tiny_tokenizer):
-    folder = save_folder()
-    model = load_causal_lm(ModelSettings(folder), torch.bfloat16, len(tiny_tokenizer))
+@pytest.mark.parametrize("scalar", [False, True])
+def test_a_model_keeps_its_weights_and_takes_the_dtype(save_folder, tiny_tokenizer, scalar):
+    settings, size = ModelSettings(save_folder(scalar=scalar)), len(tiny_tokenizer)
+    if scalar:
+        model = load_scalar_model(settings, torch.bfloat16, tiny_tokenizer, must_have_head=True)
+        own = tiny_scalar_model("llama", vocab_size=size).score.weight
+        assert torch.equal(model.score.weight, own.bfloat16())
+        assert model.config.pad_token_id == tiny_tokenizer.pad_token_id
+    else:
+        model = load_causal_lm(settings, torch.bfloat16, size)
+        assert torch.equal(model.lm_head.weight, tiny_causal_lm("llama", vocab_size=size).lm_head.weight.bfloat16())
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    own = tiny_causal_lm("llama", vocab_size=len(tiny_tokenizer)).lm_head.weight
-    assert torch.equal(model.lm_head.weight, own.bfloat16())
 
 
 def test_a_vocabulary_larger_than_the_embedding(save_folder, tiny_tokenizer):
-    folder = save_folder(vocab_size=len(tiny_tokenizer) - 1)
-    with pytest.raises(ThreestepError, match=rf"has {len(tiny_tokenizer)} tokens and its model embeds"):
-        load_causal_lm(ModelSettings(folder), torch.float32, len(tiny_tokenizer))
+    """Also where tokens are added to one that was too large before."""
+    size = len(tiny_tokenizer)
+    folder = save_folder(vocab_size=size - 1)
+    for added in (0, 4):
+        with pytest.raises(ThreestepError, match=rf"has {size} tokens and its model embeds {size - 1}"):
+            load_causal_lm(ModelSettings(folder), torch.float32, size + added, added)
     folder = save_folder("reward", scalar=True, vocab_size=len(tiny_tokenizer) - 1)
     with pytest.raises(ThreestepError, match="tokens and its model embeds"):
         load_scalar_model(ModelSettings(folder), torch.float32, tiny_tokenizer, must_have_head=True)
@@ -85,20 +90,6 @@ def test_a_language_model_where_a_reward_model_is_expected(save_folder, tiny_tok
         load_scalar_model(settings, torch.float32, tiny_tokenizer, must_have_head=True)
     made_up = load_scalar_model(settings, torch.float32, tiny_tokenizer, must_have_head=False)
     assert made_up.score.weight.shape == (1, 32)
-
-
-def test_a_classifier_of_several_labels_is_no_reward_model(save_folder, tiny_tokenizer):
-    folder = save_folder(scalar=True, num_labels=3)
-    with pytest.raises(ThreestepError, match="expected a reward model with one label, got 3 labels"):
-        load_scalar_model(ModelSettings(folder), torch.float32, tiny_tokenizer, must_have_head=True)
-
-
-def test_a_reward_model_comes_back(save_folder, tiny_tokenizer):
-    folder = save_folder(scalar=True)
-    model = load_scalar_model(ModelSettings(folder), torch.float32, tiny_tokenizer, must_have_head=True)
-    own = tiny_scalar_model("llama", vocab_size=len(tiny_tokenizer))
-    assert torch.equal(model.score.weight, own.score.weight)
-    assert model.config.pad_token_id == tiny_tokenizer.pad_token_id
 
 
 def test_where_pad_was_eos_the_embeddings_grow_and_eos_trains(save_folder):
@@ -127,14 +118,9 @@ def test_code_of_a_model_runs_where_it_is_asked_for(save_folder, tmp_path, monke
     code = "from transformers import LlamaConfig\n" + f"open({str(marker)!r}, 'w').close()\n"
     (Path(folder) / "own.py").write_text(code + "class OwnConfig(LlamaConfig):\n    model_type = 'own'\n")
     edit_json(f"{folder}/config.json", model_type="own", auto_map={"AutoConfig": "own.OwnConfig"})
-    (Path(folder) / "tokenizer_config.json").write_text(
-        json.dumps(
-            json.loads((Path(folder) / "tokenizer_config.json").read_text())
-            | {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
-        )
-    )
-    asked = monkeypatch.setattr("builtins.input", lambda *words: pytest.fail("asked at the terminal"))
-    assert asked is None
+    own = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
+    edit_json(f"{folder}/tokenizer_config.json", **own)
+    monkeypatch.setattr("builtins.input", lambda *words: pytest.fail("asked at the terminal"))
     for load in (
         lambda: load_config(folder),
         lambda: load_tokenizer(folder),
@@ -144,14 +130,6 @@ def test_code_of_a_model_runs_where_it_is_asked_for(save_folder, tmp_path, monke
             load()
     assert not marker.exists()
     assert load_config(folder, trust_remote_code=True).model_type == "own" and marker.exists()
-
-
-def test_dropout_comes_by_the_settings(save_folder, tiny_tokenizer):
-    folder = save_folder(family="gpt2", resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1)
-    plain = load_causal_lm(ModelSettings(folder), torch.float32, len(tiny_tokenizer))
-    assert plain.config.resid_pdrop == 0.1
-    without = load_causal_lm(ModelSettings(folder, dropout=0.0), torch.float32, len(tiny_tokenizer))
-    assert all(module.p == 0.0 for module in without.modules() if isinstance(module, torch.nn.Dropout))
 
 
 def test_gradient_checkpointing_changes_no_gradient(save_folder, tiny_tokenizer):
@@ -181,26 +159,11 @@ def test_embeddings_grow_to_added_tokens_around_their_mean(save_folder, family):
         assert new.shape[0] == size + 4 and torch.equal(new[:size], old)
         # rows of a multivariate normal of a billionth of the old covariance: within 1e-3 of the spread
         assert float((new[size:] - old.mean(0)).abs().max()) < 1e-3 * float(old.std())
+    spare = save_folder("spare", family=family, tokenizer=tokenizer, vocab_size=size + 10)  # whose rows serve them
+    assert load_causal_lm(ModelSettings(spare), torch.float32, len(tokenizer), added).config.vocab_size == size + 10
     ids = torch.arange(10)[None]
     with torch.no_grad():
         assert torch.equal(before(ids).logits, after(ids).logits[..., :size])
-
-
-def test_spare_rows_serve_added_tokens(save_folder):
-    tokenizer = train_tokenizer(SENTENCES)
-    folder = save_folder(tokenizer=tokenizer, vocab_size=len(tokenizer) + 10)
-    added = add_tokens(tokenizer, TAGS)
-    model = load_causal_lm(ModelSettings(folder), torch.float32, len(tokenizer), added)
-    assert model.config.vocab_size == len(tokenizer) + 6
-
-
-def test_a_tokenizer_that_was_too_large_before_is_still_refused(save_folder):
-    tokenizer = train_tokenizer(SENTENCES)
-    folder = save_folder(tokenizer=tokenizer, vocab_size=len(tokenizer) - 1)
-    added = add_tokens(tokenizer, TAGS)
-    size = len(tokenizer) - 4
-    with pytest.raises(ThreestepError, match=f"has {size} tokens and its model embeds {size - 1}"):
-        load_causal_lm(ModelSettings(folder), torch.float32, len(tokenizer), added)
 
 
 @pytest.mark.parametrize("scalar", [False, True])
@@ -295,9 +258,6 @@ def test_adapters_do_not_move_what_is_frozen(tmp_path):
     with pytest.raises(ThreestepError, match=f"^adapters train on {PROJECTION} and 0 other weights that are frozen"):
         freeze_named(add_lora(model, Lora(2)), settings, False)
     freeze_named(add_lora(other, Lora(2, lora_module_name="v_proj")), settings, False)
-
-
-def test_new_tokens_need_embeddings_that_train(tmp_path):
     settings = naming(tmp_path, "model.embed_tokens.weight")
     with pytest.raises(ThreestepError, match="^the tokenizer gained tokens, whose embeddings must be trained, and the"):
         freeze_named(tiny_causal_lm("llama"), settings, True)
@@ -357,7 +317,7 @@ class ReadsValues(MergeModulelist):
         return super().convert(input_dict, *args, **others)
 
 
-def test_rules_that_read_values_are_followed_at_once_and_named(capsys):
+def test_rules_that_read_values_are_followed_at_once_and_named(capsys, monkeypatch):
     with merged_when_copied():
         at_once = converted(rules(ReadsValues))
     assert all(torch.equal(at_once[name], weight) for name, weight in converted(rules()).items())
@@ -366,9 +326,6 @@ def test_rules_that_read_values_are_followed_at_once_and_named(capsys):
     with merged_when_copied():
         converted(rules())
     assert not capsys.readouterr().out
-
-
-def test_a_transformers_without_the_function_is_named(capsys, monkeypatch):
     monkeypatch.delattr(sharding, "_apply_weight_conversions_to_state_dict")
     with merged_when_copied():
         assert "this transformers has no _apply_weight_conversions_to_state_dict" in capsys.readouterr().out

@@ -137,6 +137,7 @@ REFUSED = [
     (same, SCALAR, NEW, "--new_head is for a model whose head has another name .* has that;"),
     (same, {"scalar": True, "num_labels": 2}, SCALAR,
      "expected a model with one label, got 2 labels .num_labels 2, score.weight"),
+    (same, {"scalar": True, "num_labels": 3}, JUDGE, "expected a reward model with one label, got 3 labels"),
     (cut, {}, {},
      rf"model.safetensors': {UP} expects the shape \[48, 32\] of config.json, got \[47, 32\], and so on for 2 tensors"),
     (adapters, {}, {}, "holds LoRA adapters beside the weights .the tensor .*lora_A.* merge them"),

@@ -17,7 +17,7 @@ from training.utils.contracts.documents import TokenSequence
 from training.utils.engine.zero3 import full_tensors
 from training.utils.layout.rows import padded_rows
 from training.utils.loading.models import load_scalar_model
-from training.utils.loading.saving import mend_settings, plain_skeleton, save_model
+from training.utils.loading.saving import mend_settings, save_model
 from training.utils.loading.tokenizers import load_tokenizer, with_pad_apart
 from training.utils.models.settings import ModelSettings
 from training.utils.models.token_model import ScalarModel
@@ -46,18 +46,12 @@ def test_a_language_model_comes_back_to_the_bit(tmp_path, tiny_tokenizer, family
     assert not list((tmp_path / "model").glob("*.bin"))
 
 
-def test_a_new_save_replaces_the_folder_whole(tmp_path, tiny_tokenizer):
+def test_a_save_replaces_the_folder_or_leaves_the_old_one(tmp_path, tiny_tokenizer, monkeypatch):
+    model = tiny_causal_lm("llama", vocab_size=len(tiny_tokenizer))
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "stale.safetensors").write_text("old")
-    model = tiny_causal_lm("llama", vocab_size=len(tiny_tokenizer))
     save_model(str(tmp_path / "model"), model, state_of(model), tiny_tokenizer)
-    assert not (tmp_path / "model" / "stale.safetensors").exists()
-    assert (tmp_path / "model" / "model.safetensors").is_file()
-
-
-def test_a_save_that_fails_leaves_the_old_folder(tmp_path, tiny_tokenizer, monkeypatch):
-    model = tiny_causal_lm("llama", vocab_size=len(tiny_tokenizer))
-    save_model(tmp_path / "model", model, state_of(model), tiny_tokenizer)
+    assert not (tmp_path / "model" / "stale.safetensors").exists()  # a new save replaces the folder whole
     before = (tmp_path / "model" / "model.safetensors").read_bytes()
     with torch.no_grad():
         model.get_input_embeddings().weight.add_(1.0)
@@ -77,12 +71,8 @@ def test_tensors_that_are_not_the_models_are_not_saved(tmp_path, tiny_tokenizer,
     """Tied weights (GPT-2's head) are not lacking."""
     model = tiny_causal_lm(family, vocab_size=len(tiny_tokenizer))
     state = state_of(model)
-    save_model(
-        tmp_path / "whole",
-        model,
-        {k: v for k, v in state.items() if family == "llama" or "lm_head" not in k},
-        tiny_tokenizer,
-    )
+    whole = {name: each for name, each in state.items() if family == "llama" or "lm_head" not in name}
+    save_model(tmp_path / "whole", model, whole, tiny_tokenizer)
     name = sorted(state)[3]
     if change == "lacking":
         state.pop(name)
@@ -93,14 +83,6 @@ def test_tensors_that_are_not_the_models_are_not_saved(tmp_path, tiny_tokenizer,
     with pytest.raises(ThreestepError, match=words):
         save_model(tmp_path / "model", model, state, tiny_tokenizer)
     assert not (tmp_path / "model").exists()
-
-
-def test_the_skeleton_takes_no_memory_and_leaves_the_model_alone():
-    model = tiny_causal_lm("llama")
-    skeleton = plain_skeleton(model)
-    assert all(parameter.is_meta for parameter in skeleton.parameters())
-    assert not any(parameter.is_meta for parameter in model.parameters())
-    assert skeleton.config is not model.config
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -172,18 +154,11 @@ def test_settings_of_generation_that_have_no_effect_are_not_saved(tmp_path, tiny
     assert all(getattr(loaded, name) == value for name, value in kept.items())
 
 
-def test_settings_of_sampling_that_have_an_effect_stay(tmp_path, tiny_tokenizer):
-    model = tiny_causal_lm("llama", vocab_size=len(tiny_tokenizer))
-    model.generation_config.update(do_sample=True, temperature=0.9, top_p=0.6)
-    assert mend_settings(model) == []
-    save_model(tmp_path / "model", model, state_of(model), tiny_tokenizer)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model").generation_config
-    assert (loaded.do_sample, loaded.temperature, loaded.top_p) == (True, 0.9, 0.6)
-
-
 def test_settings_of_generation_that_contradict_themselves():
     model = tiny_causal_lm("llama")
-    model.generation_config.num_return_sequences = 3
+    model.generation_config.do_sample, model.generation_config.temperature = True, 0.9
+    assert mend_settings(model) == [] and model.generation_config.temperature == 0.9  # what has an effect stays
+    model.generation_config.do_sample, model.generation_config.num_return_sequences = False, 3
     with pytest.raises(ThreestepError, match="settings of generation .* could not be saved with the model: .* Greedy"):
         mend_settings(model)
 

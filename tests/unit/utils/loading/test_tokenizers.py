@@ -1,4 +1,5 @@
-"""Tokenizers that are loaded, and every mistake that is told in a sentence."""
+"""Tokenizers that are loaded, and every mistake that is told in a sentence; they are those of their tokenizer.json,
+whatever class transformers would build over it."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.support.tiny_models import tiny_causal_lm
 from tests.support.tiny_tokenizers import SENTENCES, train_tokenizer
+from tests.unit.utils.loading.conftest import edit_json
 from training.utils.base.errors import ThreestepError
 from training.utils.data.fingerprint import parts_of_tokenizer
 from training.utils.loading import tokenizers
@@ -31,11 +33,6 @@ from training.utils.loading.tokenizers import (
 )
 
 TAGS = ["<Parallel>", "<Path>", "</Path>", "</Parallel>"]
-
-
-def edit_json(path: str | Path, **changes) -> None:
-    values = {**json.loads(Path(path).read_text()), **changes}
-    Path(path).write_text(json.dumps({name: value for name, value in values.items() if value is not None}))
 
 
 def test_a_tokenizer_is_loaded_from_the_models_own_folder(save_folder, tiny_tokenizer):
@@ -54,6 +51,9 @@ def test_no_pad_token_names_the_flag(save_folder):
     assert load_tokenizer(save_folder(), end_may_pad=True).pad_token == "<|pad|>"
     with pytest.raises(ThreestepError, match="--pad_token expects a token of the tokenizer in .*, got 'no such'"):
         load_tokenizer(folder, "no such")
+    edit_json(f"{folder}/tokenizer_config.json", eos_token=None)
+    with pytest.raises(ThreestepError, match="has no end-of-sequence token; set eos_token"):
+        load_tokenizer(folder)
 
 
 def test_a_pad_token_is_added_where_a_model_is_trained(save_folder):
@@ -82,15 +82,6 @@ def test_the_unknown_token_may_pad(save_folder, more, token):
     folder = save_folder()
     edit_json(f"{folder}/tokenizer_config.json", pad_token=None, **more)
     assert load_tokenizer(folder, token).pad_token == token
-    with pytest.raises(ThreestepError, match="--pad_token expects a token of the tokenizer in .*, got 'no such'"):
-        load_tokenizer(folder, "no such")
-
-
-def test_no_end_token(save_folder):
-    folder = save_folder()
-    edit_json(f"{folder}/tokenizer_config.json", eos_token=None)
-    with pytest.raises(ThreestepError, match="has no end-of-sequence token; set eos_token"):
-        load_tokenizer(folder)
 
 
 def test_a_pad_token_that_ends_no_response_stays(tiny_tokenizer, tiny_tokenizer_pad_is_eos):
@@ -134,11 +125,7 @@ def test_added_tokens_are_one_token_each_and_stay_in_the_text():
     assert [token for token in ids if token >= size] == tokenizer.convert_tokens_to_ids(TAGS)
     assert tokenizer.decode(ids, skip_special_tokens=True) == "Think.<Parallel><Path> 5</Path></Parallel>"
     assert add_tokens(tokenizer, TAGS) == 0 and len(tokenizer) == size + 4
-
-
-def test_a_word_of_the_vocabulary_becomes_one_token_everywhere():
-    """In the vocabulary, and yet cut by the pre-tokenizer where it stands in a text."""
-    tokenizer = train_tokenizer(SENTENCES)
+    # In the vocabulary, and yet cut by the pre-tokenizer where it stands in a text.
     word = next(token for token in tokenizer.get_vocab() if token.isalpha() and len(token) > 3)
     assert add_tokens(tokenizer, [word]) == 0
     assert tokenizer.convert_tokens_to_ids(word) in tokenizer(f"a{word}b", add_special_tokens=False)["input_ids"]
@@ -248,8 +235,7 @@ def folder_of(made: Tokenizer, family: str, tokenizer_class: str, folder: Path) 
     given.init_kwargs["threestep"] = {"prompt_style": "human_assistant"}
     given.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": family}))
-    path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "tokenizer_class": tokenizer_class}))
+    edit_json(folder / "tokenizer_config.json", tokenizer_class=tokenizer_class)
     return str(folder)
 
 
@@ -263,7 +249,7 @@ def of_file(folder, texts, special=False):
 
 
 @pytest.mark.parametrize(("file", "family", "tokenizer_class"), MISREAD)
-def test_the_file_counts(file, family, tokenizer_class, tmp_path):
+def test_the_file_counts(file, family, tokenizer_class, tmp_path, capsys):
     folder = folder_of(FILES[file], family, tokenizer_class, tmp_path / "model")
     plain = AutoTokenizer.from_pretrained(folder)
     read, sentence = read_tokenizer(folder)
@@ -275,7 +261,12 @@ def test_the_file_counts(file, family, tokenizer_class, tmp_path):
     assert (read.bos_token, read.eos_token, read.pad_token) == tuple(TOKENS)
     assert (read.chat_template, read.model_max_length) == (TEMPLATE, 77)
     assert read.init_kwargs["threestep"] == {"prompt_style": "human_assistant"}
-    assert ids(load_tokenizer(folder), TEXTS) == of_file(folder, TEXTS)
+    for _ in range(2):
+        assert ids(load_tokenizer(folder), TEXTS) == of_file(folder, TEXTS)
+    assert capsys.readouterr().out.count("is its tokenizer.json; transformers' ") == 1  # the line is logged once
+    # Rows of the other reading are not taken from the cache.
+    assert parts_of_tokenizer(read)["tokenizer"] != parts_of_tokenizer(plain)["tokenizer"]
+    assert not same_tokenizer(read, plain) and same_tokenizer(read, read_tokenizer(folder)[0])
 
 
 @pytest.mark.parametrize(("file", "family", "tokenizer_class"), MISREAD)
@@ -302,21 +293,10 @@ def test_what_transformers_reads_right_stays(file, family, tokenizer_class, tmp_
     assert ids(read, TEXTS, special=True) == of_file(folder, TEXTS, special=True)
 
 
-def test_rows_of_another_reading_are_not_taken_from_the_cache(tmp_path):
-    folder = folder_of(FILES["cl100k"], "llama", "LlamaTokenizerFast", tmp_path)
-    read, plain = read_tokenizer(folder)[0], AutoTokenizer.from_pretrained(folder)
-    assert parts_of_tokenizer(read)["tokenizer"] != parts_of_tokenizer(plain)["tokenizer"]
-    assert not same_tokenizer(read, plain) and same_tokenizer(read, read_tokenizer(folder)[0])
-
-
 def test_a_class_adds_no_tokens_and_names_those_that_the_file_has(tmp_path):
     """Llama's bos and eos are those of its class, where tokenizer_config.json leaves them out."""
     folder = folder_of(FILES["gpt2"], "llama", "LlamaTokenizer", tmp_path)
-    path = tmp_path / "tokenizer_config.json"
-    config = json.loads(path.read_text())
-    path.write_text(
-        json.dumps({name: value for name, value in config.items() if name not in ("bos_token", "eos_token")})
-    )
+    edit_json(tmp_path / "tokenizer_config.json", bos_token=None, eos_token=None)
     read, _ = read_tokenizer(folder)
     assert (read.bos_token, read.eos_token, read.unk_token) == ("<s>", "</s>", None)
     assert "<unk>" in AutoTokenizer.from_pretrained(folder).get_vocab() and "<unk>" not in read.get_vocab()
@@ -335,25 +315,12 @@ def test_a_sentencepiece_model_that_transformers_misreads_is_refused(tiny_tokeni
         tokenizers._check_sentencepiece(tiny_tokenizer, tmp_path)
 
 
-def test_a_line_is_logged_once(tmp_path, capsys):
-    folder = folder_of(FILES["cl100k"], "llama", "LlamaTokenizerFast", tmp_path)
-    for _ in range(2):
-        load_tokenizer(folder)
-    assert capsys.readouterr().out.count("is its tokenizer.json; transformers' LlamaTokenizer would") == 1
-
-
 def test_a_class_of_the_models_own_code_is_kept(tmp_path):
     folder = folder_of(FILES["gpt2"], "llama", "Shouting", tmp_path)
     (tmp_path / "shouting.py").write_text(
-        "from transformers import PreTrainedTokenizerFast\n\n"
-        "class Shouting(PreTrainedTokenizerFast):\n"
-        "    def __init__(self, **settings):\n"
-        "        super().__init__(**settings)\n"
+        "from transformers import PreTrainedTokenizerFast\n\nclass Shouting(PreTrainedTokenizerFast):\n    pass\n"
     )
-    path = tmp_path / "tokenizer_config.json"
-    path.write_text(
-        json.dumps({**json.loads(path.read_text()), "auto_map": {"AutoTokenizer": [None, "shouting.Shouting"]}})
-    )
+    edit_json(tmp_path / "tokenizer_config.json", auto_map={"AutoTokenizer": [None, "shouting.Shouting"]})
     read, sentence = read_tokenizer(folder, trust_remote_code=True)
     assert type(read).__name__ == "Shouting" and sentence is None
 

@@ -1,4 +1,5 @@
-"""Whether a model honours packed rows: the good ones, and the reason for each kind of those that do not."""
+"""Whether a model honours packed rows: the good ones, and the reason for each kind of those that do not. Dropout rates,
+in the configuration and in the modules, under all names that families give them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from tests.families.builds import draw_weights
 from tests.families.configs import tiny_config
-from tests.support.lora_settings import lora_settings
 from tests.support.tiny_models import VOCABULARY, tiny_causal_lm, tiny_scalar_model
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.token_rows import TokenRows
@@ -51,10 +51,26 @@ def test_models_that_honour_the_layout(family, dtype, make):
     assert reason(good(make, family, dtype)) is None
 
 
-@pytest.mark.parametrize("family", ["bloom", "mamba"])
-def test_families_without_a_mask_of_segments(family):
-    """ALiBi and a state space: transformers gives them no SDPA."""
-    assert reason(tiny_causal_lm(family)) == "its attention implementation 'eager' takes no mask of segments here"
+EAGER, LEAK = (
+    "its attention implementation 'eager' takes no mask of segments here",
+    "its attention lets one document of a row look into another",
+)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: tiny_causal_lm("bloom"), EAGER),  # ALiBi and a state space: transformers gives them no SDPA
+        (lambda: tiny_causal_lm("mamba"), EAGER),
+        # ALiBi under SDPA: its forward unpacks a mask of two dimensions
+        (lambda: other_family("falcon", alibi=True), "its forward refuses the mask of segments (ValueError: "),
+        # Convolutions over the row take no mask: SDPA is its attention, and yet documents leak.
+        (lambda: other_family("lfm2", layer_types=["conv", "full_attention"]), LEAK),
+    ],
+    ids=["bloom", "mamba", "falcon", "lfm2"],
+)
+def test_families_that_cannot_honour_it(make, said):
+    assert reason(make()).startswith(said)
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "mistral"])
@@ -69,17 +85,6 @@ def test_a_window_that_is_switched_off_is_no_window():
     assert model.config.sliding_window == 8 and reason(model) is None
 
 
-def test_a_family_that_refuses_the_mask():
-    model = other_family("falcon", alibi=True)  # ALiBi under SDPA: its forward unpacks a mask of two dimensions
-    assert reason(model).startswith("its forward refuses the mask of segments (ValueError: ")
-
-
-def test_a_hybrid_whose_other_layers_look_through_the_mask():
-    """Convolutions over the row take no mask: SDPA is its attention, and yet documents leak."""
-    model = other_family("lfm2", layer_types=["conv", "full_attention"])
-    assert reason(model) == "its attention lets one document of a row look into another"
-
-
 @pytest.mark.parametrize("make", [tiny_causal_lm, tiny_scalar_model])
 @pytest.mark.parametrize("family", GOOD)
 def test_a_mask_that_a_model_ignores(family, make):
@@ -88,7 +93,7 @@ def test_a_mask_that_a_model_ignores(family, make):
         seen = segments and replace(segments, visible_NSS=torch.ones_like(segments.visible_NSS))
         return replace(rows, segments=seen)
 
-    assert reason(good(make, family), change=all_seen) == "its attention lets one document of a row look into another"
+    assert reason(good(make, family), change=all_seen) == LEAK
 
 
 @pytest.mark.parametrize("family", GOOD)
@@ -96,7 +101,7 @@ def test_a_mask_that_a_model_makes_up_from_positions(family):
     """Documents stand apart where positions start again (not in OPT), but a second response sees the first."""
     said = reason(good(tiny_causal_lm, family), change=lambda rows: replace(rows, segments=None))
     if family == "opt":
-        assert said == "its attention lets one document of a row look into another"
+        assert said == LEAK
     else:
         assert said.startswith("a packed row and separate sequences differ by ")
 
@@ -206,15 +211,27 @@ def test_no_noise_is_left_under_any_name(family):
     assert max(current_difference(model, own, training=True) for _ in range(3)) <= own.tolerance
 
 
+class DropPath(torch.nn.Module):  # as timm's
+    drop_prob = 0.0
+
+
+class StableDropout(torch.nn.Module):  # as families that wrote their own
+    drop_prob = 0.0
+
+
 def test_a_rate_is_of_dropout_alone():
     model = tiny_causal_lm("gpt2", embd_pdrop=0.1, attn_pdrop=0.1, resid_pdrop=0.1, summary_first_dropout=0.1)
     layer = model.transformer.h[0]
+    layer.path, layer.stable = DropPath(), StableDropout()
+    layer.path.drop_prob = layer.stable.drop_prob = 0.2
     layer.layerdrop, layer.router_jitter_noise, layer.drop_path_rate, layer.attn_dropout_p = 0.1, 0.1, 0.1, 0.1
     set_dropout(model, RATE)
     assert (layer.layerdrop, layer.router_jitter_noise, layer.drop_path_rate) == (0.1, 0.1, 0.1)
     assert layer.attn_dropout_p == model.config.embd_pdrop == layer.attn.attn_dropout.p == RATE
     assert model.config.summary_first_dropout == 0.1
+    assert (layer.path.drop_prob, layer.stable.drop_prob) == (0.2, RATE)
     set_dropout(model, 0.0)
+    assert (layer.path.drop_prob, layer.stable.drop_prob) == (0.0, 0.0)
     assert (layer.layerdrop, layer.router_jitter_noise, layer.drop_path_rate, layer.attn_dropout_p) == (0, 0, 0, 0)
 
 
@@ -232,33 +249,6 @@ def test_what_merely_sounds_like_it_stays():
         set_dropout(model, rate)
         for owner in (layer, model.config):
             assert {name: getattr(owner, name) for name in others} == others
-
-
-def test_classes_of_the_models_own():
-    """As timm's DropPath, and as families that wrote their own dropout."""
-
-    class DropPath(torch.nn.Module):
-        drop_prob = 0.0
-
-    class StableDropout(torch.nn.Module):
-        drop_prob = 0.0
-
-    model = tiny_causal_lm("llama")
-    layer = model.model.layers[0]
-    layer.path, layer.stable = DropPath(), StableDropout()
-    layer.path.drop_prob = layer.stable.drop_prob = 0.2
-    set_dropout(model, RATE)
-    assert (layer.path.drop_prob, layer.stable.drop_prob) == (0.2, RATE)
-    set_dropout(model, 0.0)
-    assert (layer.path.drop_prob, layer.stable.drop_prob) == (0.0, 0.0)
-
-
-def test_adapters_have_a_setting_of_their_own():
-    settings = lora_settings("", lora_dim=2, lora_dropout=0.2, dropout=0.0, gradient_checkpointing=True)
-    model = prepared(tiny_causal_lm("gpt2", resid_pdrop=0.1), settings)
-    set_dropout(model, 0.0)
-    of_lora = {module.p for name, module in model.named_modules() if name.endswith("lora_dropout.default")}
-    assert of_lora == {0.2} and model.transformer.h[0].mlp.dropout.p == 0.0
 
 
 def test_noise_under_no_name_is_refused():

@@ -1,4 +1,5 @@
-"""The flags of one model."""
+"""One model: its flags, the class that loads it, its attention, the ranks that share its rows, where it stops, and its
+scaled rotary positions, whose angles are those of the papers' formulas."""
 
 from __future__ import annotations
 
@@ -24,10 +25,10 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tests.support.chat_templates import chat_tokenizer
+from tests.support.mistakes import mistakes_of
 from tests.support.tiny_models import tiny_causal_lm
-from training.utils.base.errors import Mistakes, ThreestepError
+from training.utils.base.errors import ThreestepError
 from training.utils.flags.added import NO_FLAGS
-from training.utils.flags.flags import note_mistakes
 from training.utils.loading.models import load_causal_lm
 from training.utils.loading.tokenizers import add_tokens
 from training.utils.models.arguments import ModelArguments
@@ -38,7 +39,6 @@ from training.utils.models.families import (
 from training.utils.models.own_forward import own_forward_of
 from training.utils.models.rope_scaling import (
     RopeScaling,
-    check_scaling,
     read_scaling,
     scaled,
     scaled_positions,
@@ -55,32 +55,21 @@ from training.utils.models.stop_tokens import (
 )
 
 
-def mistakes_of(**given) -> list[str]:
-    mistakes = Mistakes()
-    note_mistakes(ModelArguments(**{"model_name_or_path": "m", **given}), mistakes)
-    return mistakes.sentences
-
-
-def test_defaults_need_only_a_model():
-    assert mistakes_of() == []
-    assert (
-        "--model_name_or_path expects the folder or hub name of a model, got nothing"
-        in mistakes_of(model_name_or_path="")[0]
-    )
-
-
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("given", "words"),
     [
-        ({"dropout": -0.1}, "--dropout expects 0 or more and less than 1, got -0.1"),
+        ({}, []),
+        ({"model_name_or_path": ""}, ["--model_name_or_path expects the folder or hub name of a model, got nothing"]),
+        ({"dropout": -0.1}, ["--dropout expects 0 or more and less than 1, got -0.1"]),
+        ({"attn_implementation": "flex"}, ["--attn_implementation expects one of auto, sdpa"]),
+        ({"head_chunk_mb": -1, "dropout": 2.0}, ["--dropout expects", "--head_chunk_mb expects"]),
+        ({"rope_scaling": "yarn"}, ["--rope_scaling expects a type"]),
     ],
 )
-def test_mistakes(given, sentence):
-    assert mistakes_of(**given) == [sentence]
-
-
-def test_all_of_them_at_once():
-    assert len(mistakes_of(model_name_or_path="", head_chunk_mb=-1, dropout=2.0)) == 3
+def test_mistakes(given, words):
+    found = mistakes_of(ModelArguments(**{"model_name_or_path": "m", **given}))
+    assert len(found) == len(words)
+    assert all(told.startswith(start) for told, start in zip(sorted(found), words, strict=True))
 
 
 def test_every_setting_is_passed_on():
@@ -124,15 +113,12 @@ def test_a_plugin_says_which_ranks_share_rows(monkeypatch):
         row_sharing(NO_FLAGS)
 
 
-def test_a_dry_run_on_a_cpu_plans_sdpa():
-    assert planned_attention(tiny_causal_lm("llama").to("meta"), "auto", False, None) == "sdpa"
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 @pytest.mark.parametrize("wanted", ["auto", "sdpa"])
 def test_on_a_cpu_it_is_runs_in_turn(save_folder, wanted):
     model = load_causal_lm(ModelSettings(save_folder(), attn_implementation=wanted), torch.float32, 1)
     assert model.config._attn_implementation == "sdpa_by_document" and own_forward_of(model).notes == []
+    assert planned_attention(tiny_causal_lm("llama").to("meta"), wanted, False, None) == "sdpa"  # by a dry run
 
 
 @pytest.fixture(scope="module")
@@ -173,8 +159,9 @@ def test_an_ordinary_piece_of_text_is_not_taken_over_and_named(tokenizer):
     assert unused_stop_tokens(stop_tokens(model), tokenizer) is None
 
 
-def test_an_added_token_that_is_not_special_ends_too():
-    """As the `<|im_end|>` and `</tool_call>` of several public tokenizers."""
+def test_an_added_token_and_a_control_token_of_the_plain_vocabulary_end_too():
+    """As the `</tool_call>` of several public tokenizers, which is not special; as `<reserved_106>` of Baichuan: a piece
+    of the model's vocabulary, not added to it."""
     tokenizer, model = chat_tokenizer(), tiny_causal_lm("llama", vocab_size=200)
     add_tokens(tokenizer, ["</answer>"])
     (own,) = tokenizer("</answer>", add_special_tokens=False)["input_ids"]
@@ -182,10 +169,6 @@ def test_an_added_token_that_is_not_special_ends_too():
     assert unused_stop_tokens([own], tokenizer) is None
     set_stop_tokens(model, tokenizer, [tokenizer.eos_token_id])
     assert stop_tokens(model) == [tokenizer.eos_token_id, own]
-
-
-def test_a_control_token_of_the_plain_vocabulary_ends_too(tmp_path):
-    """As `<reserved_106>` of Baichuan: a piece of the model's vocabulary, not added to it."""
     words = {"a": 0, "b": 1, "<reserved_106>": 2, "<eos>": 3, "<": 4}
     plain = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words)), eos_token="<eos>")
     assert joined_stop_tokens([2, 1, 4], plain, [3]) == [3, 2]
@@ -213,14 +196,16 @@ def frequencies(config: Any) -> torch.Tensor:
 def test_linear_divides_every_position():
     """Position 8 has the angles that 4 had."""
     config = scaled(tiny(), "linear:2", "a model")
-    assert config.max_position_embeddings == 256
+    assert config.max_position_embeddings == 256 and scaled(tiny(), None, "a model").max_position_embeddings == 128
     torch.testing.assert_close(frequencies(config), frequencies(tiny()) / 2)
 
 
 def test_yarn_keeps_fast_angles_and_divides_slow_ones():
     """Peng et al., equations 17 and 23: of wavelengths above 128 positions (one rotation) a quarter of the frequency,
     of those below 4 (32 rotations) all of it; states are scaled by 0.1 ln 4 + 1."""
-    config = scaled(tiny(), "yarn:4", "a model")
+    own = tiny()
+    config = scaled(own, "yarn:4", "a model")
+    assert own.rope_parameters["rope_type"] == "default" and own.max_position_embeddings == 128  # it stays
     before, after = frequencies(tiny()), frequencies(config)
     wavelengths = 2 * math.pi / before
     ratio = after / before
@@ -256,7 +241,7 @@ def test_positions_of_every_type(name: str):
     config = tiny(max_position_embeddings=given, rope_parameters={"rope_theta": 1e4, **rope})
     assert (scaled_positions(config), steady_positions(config)) == (positions, steady)
     if name != "default":
-        with pytest.raises(ThreestepError, match="are scaled already"):
+        with pytest.raises(ThreestepError, match=rf"scaled already \({rope['rope_type']}, \d+ of them\)"):
             scaled(config, "yarn:2", "a model")
 
 
@@ -272,37 +257,14 @@ def test_a_type_that_moves_is_one_whose_angles_change_beyond_steady_positions():
     assert torch.equal(angles(12), angles(32)) and not torch.equal(angles(33), angles(32))
 
 
-def test_the_models_own_configuration_stays():
-    config = tiny()
-    assert scaled(config, None, "a model") is config
-    scaled(config, "yarn:2", "a model")
-    assert config.rope_parameters["rope_type"] == "default" and config.max_position_embeddings == 128
-
-
 @pytest.mark.parametrize("text", ["yarn", "yarn:", "yarn:1", "yarn:nan", "dynamic:2", "4", "linear:inf"])
 def test_texts_that_are_no_scaling(text: str):
-    with pytest.raises(ThreestepError, match="--rope_scaling expects a type"):
-        read_scaling(text)
-    mistakes = Mistakes()
-    check_scaling(mistakes, text)
-    with pytest.raises(ThreestepError, match=r"such as yarn:4, got"):
-        mistakes.raise_if_any()
-
-
-def test_texts_that_are_one():
     assert read_scaling("linear:1.5") == RopeScaling("linear", 1.5)
-    mistakes = Mistakes()
-    check_scaling(mistakes, None)
-    mistakes.raise_if_any()
+    with pytest.raises(ThreestepError, match="--rope_scaling expects a type.*such as yarn:4, got"):
+        read_scaling(text)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma3_text"])
 def test_positions_that_are_not_rotary_or_of_two_kinds(family: str):
     with pytest.raises(ThreestepError, match=rf"'a model' \({family}\) has none or several"):
         scaled(AutoConfig.for_model(family), "yarn:2", "a model")
-
-
-def test_positions_that_are_scaled_already():
-    config = scaled(tiny(), "yarn:2", "a model")
-    with pytest.raises(ThreestepError, match=r"are scaled already \(yarn, 256 of them\)"):
-        scaled(config, "yarn:2", "a model")

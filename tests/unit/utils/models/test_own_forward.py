@@ -146,30 +146,46 @@ def test_an_encoder_is_not_causal(name, settings):
         read_own_forward(model)
 
 
-def test_a_model_of_images_alone_ends_in_a_sentence():
-    class Refuses(type(tiny_causal_lm("llama"))):
-        def forward(self, **inputs: Any) -> Any:
-            raise KeyError("pixel_values")
-
+def with_forward(forward: Callable[..., Any]) -> PreTrainedModel:
+    """A Llama of a class whose forward is another."""
     model = tiny_causal_lm("llama")
-    model.__class__ = Refuses
-    with pytest.raises(ThreestepError, match=r"^Refuses cannot be read: .*\(KeyError: 'pixel_values'\)"):
-        read_own_forward(model)
+    model.__class__ = type("Other", (type(model),), {"forward": forward})
+    return model
+
+
+def refuses(self: Any, **inputs: Any) -> Any:
+    raise KeyError("pixel_values")
+
+
+def changes(self: Any, *inputs: Any, **others: Any) -> Any:
+    self.lm_head.weight.div_(1)
+    return super(type(self), self).forward(*inputs, **others)
+
+
+@pytest.mark.parametrize(
+    ("forward", "words"),
+    [
+        (refuses, r"^Other cannot be read: .*\(KeyError: 'pixel_values'\)"),  # a model of images alone
+        # RWKV divides some by a power of two in eval mode, and a folder that is saved then is another model.
+        (changes, r"^Other changes 1 of its own weights in a forward \(lm_head.weight\)"),
+    ],
+)
+def test_a_forward_that_cannot_be_read(forward, words):
+    with pytest.raises(ThreestepError, match=words):
+        read_own_forward(with_forward(forward))
 
 
 def test_no_memory_is_not_blamed_on_the_model():
-    class Full(type(tiny_causal_lm("llama"))):
-        def forward(self, **inputs: Any) -> Any:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+    def full(self: Any, **inputs: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
-    model = tiny_causal_lm("llama")
-    own = read_own_forward(model)
-    model.__class__ = Full
-    with pytest.raises(torch.OutOfMemoryError):
-        read_own_forward(model)
-    assert own_forward_of(model) is own
-    with pytest.raises(torch.OutOfMemoryError):
-        check_padded(model, lambda rows: model(input_ids=rows.input_ids_NT).logits, CPU)
+    model = with_forward(full)
+    for read in (
+        lambda: read_own_forward(model),
+        lambda: check_padded(model, lambda rows: model(input_ids=rows.input_ids_NT).logits, CPU),
+    ):
+        with pytest.raises(torch.OutOfMemoryError):
+            read()
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
@@ -264,13 +280,8 @@ def test_experts_that_round_by_batch_are_packed(name, settings):
     for seed in range(3):
         model = wide(family(name, torch.float32, **sizes, **settings), seed)
         assert why_not_packed(model, reader(model), 12, CPU) is None, seed
-
-
-def test_a_frozen_model_read_without_gradients_is_packed():
-    """As the evaluation reads it."""
-    model = tiny_causal_lm("llama").requires_grad_(False)
-    with torch.no_grad():
-        assert why_not_packed(model, reader(model), 12, CPU) is None
+    with torch.no_grad():  # as the evaluation reads it
+        assert why_not_packed(model.requires_grad_(False), reader(model), 12, CPU) is None
 
 
 def test_a_leak_below_rounding_is_found_by_its_gradient():
@@ -281,20 +292,6 @@ def test_a_leak_below_rounding_is_found_by_its_gradient():
             weight.mul_(0.05)
     reason = why_not_packed(model, reader(model), 12, CPU)
     assert reason == "its attention lets one document of a row look into another"
-
-
-def test_a_model_that_changes_its_weights_in_a_forward():
-    """RWKV divides some by a power of two in eval mode, and a folder that is saved then is another model."""
-
-    class Changes(type(tiny_causal_lm("llama"))):
-        def forward(self, *inputs: Any, **others: Any) -> Any:
-            self.lm_head.weight.div_(1)
-            return super().forward(*inputs, **others)
-
-    model = tiny_causal_lm("llama")
-    model.__class__ = Changes
-    with pytest.raises(ThreestepError, match=r"^Changes changes 1 of its own weights in a forward \(lm_head.weight\)"):
-        read_own_forward(model)
 
 
 def test_positions_that_depend_on_the_length_of_a_row():

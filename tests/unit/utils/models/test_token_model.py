@@ -1,4 +1,5 @@
-"""Log-probabilities and scores read at chosen positions equal what the plain models give."""
+"""Log-probabilities and scores read at chosen positions equal what the plain models give; what a step is worth in
+FLOPs: by hand, against the models' own parameters, and against torch's own counter."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.support.tiny_models import FAMILIES, VOCABULARY, tiny_causal_lm, tiny_scalar_model
 from threestep.plugins.lora.adding import add_lora
 from threestep.plugins.lora.preparers import Lora
-from training.utils.contracts.documents import Document, TokenSequence, join, plain, shared_prompt, unshared
+from training.utils.contracts.documents import Document, TokenSequence, join, plain, shared_prompt
 from training.utils.layout.rows import packed_rows, padded_rows
 from training.utils.models.flops import ComputeMeter, ModelShape, model_shape, training_flops, visible_pairs
 from training.utils.models.token_model import PolicyModel, Readout, ScalarModel, read_logits
@@ -38,19 +39,13 @@ def test_read_logits_by_hand():
     sharp = read_logits(logits_MV, targets_M, Readout(0.5))
     torch.testing.assert_close(sharp.logprobs_M, torch.log(torch.tensor([4 / 30, 25 / 30])))
     assert sharp.entropies_M is None
+    rounded = logits_MV.bfloat16()
+    half, whole = (read_logits(given, targets_M, Readout(0.7, entropies=True)) for given in (rounded, rounded.float()))
+    assert torch.equal(half.logprobs_M, whole.logprobs_M) and torch.equal(half.entropies_M, whole.entropies_M)
     # The sums of 1, 2, 5 and of 1, 4, 25; the last token has the largest logit.
     torch.testing.assert_close(plain.log_normalizers_M, torch.log(torch.tensor([8.0, 8.0])))
     torch.testing.assert_close(sharp.log_normalizers_M, torch.log(torch.tensor([30.0, 30.0])))
     assert plain.is_greedy_M.tolist() == [False, True]
-
-
-def test_read_logits_computes_bfloat16_in_float32():
-    logits_MV = (torch.randn(4, 50, generator=torch.Generator().manual_seed(0)) * 4).bfloat16()
-    targets_M = torch.tensor([0, 1, 2, 3])
-    got = read_logits(logits_MV, targets_M, Readout(0.7, entropies=True))
-    expected = read_logits(logits_MV.float(), targets_M, Readout(0.7, entropies=True))
-    assert torch.equal(got.logprobs_M, expected.logprobs_M)
-    assert torch.equal(got.entropies_M, expected.entropies_M)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -125,21 +120,9 @@ def test_a_step_by_hand():
     assert training_flops(SHAPE, tokens=3, pairs=6, reads=1) == 2304 + 288 + 240
     frozen = ModelShape(0, 128, 0, 40, 4)
     assert training_flops(frozen, tokens=3, pairs=6, reads=1) == 4 * 128 * 3 + 288 + 4 * 40
-
-
-def test_a_meter_counts_documents():
     # Two sequences of 3 tokens with a target each: 2 x 2832.
     meter = ComputeMeter(SHAPE, peak_flops_per_second=113_280)
     assert meter.flops([plain(run(3, 2)), plain(run(3, 2))], reads=2) == 2 * 2832
-
-
-def test_pairs_that_see_each_other_by_hand():
-    assert visible_pairs(plain(run(1))) == 1
-    assert visible_pairs(plain(run(5))) == 15
-    shared = shared_prompt(run(3), [run(2), run(1)])
-    assert visible_pairs(shared) == 19
-    # Unshared, the prompt is computed twice: 5 x 6 / 2 and 4 x 5 / 2.
-    assert sum(visible_pairs(alone) for alone in unshared(shared)) == 15 + 10
 
 
 @pytest.mark.parametrize(
@@ -148,6 +131,7 @@ def test_pairs_that_see_each_other_by_hand():
 def test_pairs_are_those_of_the_mask(documents: list[Document]):
     mask = packed_rows([documents], 0).dense_mask()
     assert sum(visible_pairs(document) for document in documents) == int(mask.sum())
+    assert visible_pairs(shared_prompt(run(3), [run(2), run(1)])) == 19  # by hand
 
 
 # Per layer of these shapes (hidden 32, MLP 48): Llama has two heads of 16 and one of keys and values (2 matrices of
@@ -165,13 +149,14 @@ BODIES = {
 def test_a_models_weights_by_hand(family):
     """Tied or not, the head counts and the tables do not."""
     body, head = BODIES[family]
+    assert model_shape(tiny_causal_lm("mamba")).attention_width == 0  # a state space attends nowhere
+    assert model_shape(tiny_scalar_model("llama")) == ModelShape(BODIES["llama"][0], 0, 32, 0, attention_width=64)
     assert model_shape(tiny_causal_lm(family)) == ModelShape(body, 0, head, 0, attention_width=2 * 32)
-    assert model_shape(tiny_causal_lm(family, tie_word_embeddings=False)) == model_shape(tiny_causal_lm(family))
-
-
-def test_a_reward_model_has_a_head_of_one_row():
-    body, _ = BODIES["llama"]
-    assert model_shape(tiny_scalar_model("llama")) == ModelShape(body, 0, 32, 0, attention_width=64)
+    untied = tiny_causal_lm(family, tie_word_embeddings=False)
+    assert model_shape(untied) == model_shape(tiny_causal_lm(family))
+    for parameter in untied.parameters():  # sharded weights count whole
+        parameter.ds_shape, parameter.data = parameter.shape, torch.empty(0)
+    assert model_shape(untied) == model_shape(tiny_causal_lm(family))
 
 
 def test_adapters_train_and_the_rest_is_frozen():
@@ -190,19 +175,6 @@ def test_experts_count_as_often_as_a_token_visits_them():
     # 2 of 4 experts of three 32 x 48 matrices, a router of 4 x 32, and Llama's attention.
     body = 2 * 3 * 32 * 48 + 4 * 32 + 2 * 32 * 32 + 2 * 32 * 16
     assert model_shape(AutoModelForCausalLM.from_config(config)).body_trained == body
-
-
-def test_a_state_space_model_attends_nowhere():
-    assert model_shape(tiny_causal_lm("mamba")).attention_width == 0
-
-
-def test_sharded_weights_count_whole():
-    model = tiny_causal_lm("llama")
-    whole = model_shape(model)
-    for parameter in model.parameters():
-        parameter.ds_shape = parameter.shape
-        parameter.data = torch.empty(0)
-    assert model_shape(model) == whole
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])

@@ -63,7 +63,11 @@ def test_values_and_gradients_equal_autograd(used, chunk_bytes, temperature):
         if one is not None:
             torch.testing.assert_close(one, other, msg=lambda text, name=name: f"{name}: {text}")
     greedy_M = head(hidden_MH).argmax(-1) == targets_M
-    assert torch.equal(read.is_greedy_M, greedy_M)
+    assert torch.equal(read.is_greedy_M, greedy_M) and read.logits_MV is None
+    whole = TargetHead(head, chunk_bytes)(hidden_MH, targets_M, Readout(temperature, entropies=used[2], logits=True))
+    torch.testing.assert_close(whole.logits_MV, head(hidden_MH) / temperature)
+    for one, other in zip(whole[:4], read[:4], strict=True):
+        torch.testing.assert_close(one, other)
     weighed([number if number is not None else expected[0] for number in got], used).backward()
     for gradient, right in zip([hidden_MH.grad, head.weight.grad, head.bias.grad], wanted, strict=True):
         torch.testing.assert_close(gradient, right)
@@ -106,27 +110,6 @@ def test_half_precision_weights_add_up_in_float32():
     exact = grad_MV.bfloat16().float().t() @ hidden
     assert wide.weight.shape == exact.shape
     torch.testing.assert_close(head.weight.grad.float(), exact, rtol=2**-8, atol=2e-3)
-
-
-def test_large_logits_stay_finite():
-    head, hidden_MH, targets_M = made(torch.float32)
-    read = TargetHead(head)(hidden_MH * 1e4, targets_M, Readout(entropies=True))
-    assert all(torch.isfinite(part).all() for part in (read.logprobs_M, read.log_normalizers_M, read.entropies_M))
-
-
-def test_with_logits_the_same_numbers_and_the_logits():
-    generator = torch.Generator().manual_seed(3)
-    head = torch.nn.Linear(8, 11).double()
-    hidden_MH = torch.randn(6, 8, generator=generator, dtype=torch.float64)
-    targets_M = torch.tensor([0, 10, 3, 3, 7, 1])
-    plain, whole = (
-        TargetHead(head)(hidden_MH, targets_M, Readout(0.7, entropies=True, logits=with_logits))
-        for with_logits in (False, True)
-    )
-    for one, two in zip(plain[:4], whole[:4], strict=True):
-        torch.testing.assert_close(one, two)
-    assert plain.logits_MV is None
-    torch.testing.assert_close(whole.logits_MV, head(hidden_MH) / 0.7)
 
 
 def test_a_gpus_chunk_by_hand():

@@ -124,20 +124,13 @@ def doubled(model: Any) -> Any:
     return model
 
 
-def test_what_is_counted():
-    plain, packed = tiny_causal_lm("llama"), doubled(tiny_causal_lm("llama"))
-    layers = dict(packed_layers(packed))
-    assert len(layers) == 7 * packed.config.num_hidden_layers
-    assert (
-        packed_elements(packed) == sum(layer.weight.numel() for layer in layers.values()) > 0 == packed_elements(plain)
-    )
-    assert count_weights(packed) == count_weights(plain)
-    mine, theirs = model_shape(packed), model_shape(plain)
-    assert mine.body_frozen == packed_elements(packed) and mine.body_trained + mine.body_frozen == theirs.body_trained
-
-
-def test_adapters_stand_on_them_and_the_merged_model_is_saved():
+def test_they_are_counted_adapters_stand_on_them_and_the_merged_model_is_saved():
     model, ids = doubled(tiny_causal_lm("llama")), torch.arange(3, 15)[None]
+    whole, layers = tiny_causal_lm("llama"), dict(packed_layers(model))
+    assert len(layers) == 7 * model.config.num_hidden_layers and count_weights(model) == count_weights(whole)
+    assert packed_elements(model) == sum(each.weight.numel() for each in layers.values()) > packed_elements(whole) == 0
+    mine, theirs = model_shape(model), model_shape(whole)
+    assert mine.body_frozen == packed_elements(model) and mine.body_trained + mine.body_frozen == theirs.body_trained
     model = add_lora(model, Lora(lora_dim=2)).eval()
     assert not adapters_of(model).train_alone(model)  # an engine that adds adapters to a base has no such base
     with torch.no_grad():

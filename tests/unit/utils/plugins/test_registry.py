@@ -12,7 +12,7 @@ import pytest
 from tests.support.new_models import save_new_model
 from training.utils.base.errors import ThreestepError
 from training.utils.plugins import registry
-from training.utils.plugins.plugin import Command, Hooks, Plugin
+from training.utils.plugins.plugin import Hooks, Plugin
 from training.utils.plugins.registry import added, plugin_module, plugins
 
 ROOT = Path(__file__).parents[4]
@@ -148,38 +148,21 @@ def test_whoever_needs_a_plugin_that_is_left_out_is_left_out_too(found, capsys):
     assert capsys.readouterr().err.count("is left out") == 2
 
 
-@pytest.mark.parametrize(
-    ("other", "sentence"),
-    [
-        (GREETS, "two plugins have the name 'greeting'"),
-    ],
-)
-def test_two_that_add_the_same_are_refused(found, other, sentence):
-    with pytest.raises(ThreestepError, match=sentence):
-        found(greeting=GREETS, other=other)
-
-
-def test_a_name_that_another_plugin_adds_is_refused(found, monkeypatch):
+def test_two_that_add_the_same_and_one_that_is_not_there(found, monkeypatch):
     known = found(greeting=GREETS, other=GREETS.replace('"greeting"', '"other"'))
     monkeypatch.setattr("training.utils.plugins.registry.plugins", lambda: known)
     with pytest.raises(ThreestepError, match="'other' adds 'greet' to commands, which the plugin 'greeting' has"):
         added("commands", ())
+    with pytest.raises(ThreestepError, match="this needs the plugin 'attic', which is not installed"):
+        plugin_module("attic", "pages")
+    with pytest.raises(ThreestepError, match="two plugins have the name 'greeting'"):
+        found(third=GREETS)
 
 
 def test_a_command_of_the_core_is_not_replaced(tmp_path):
     installed(tmp_path, "greeting", GREETS.replace('"greet"', '"sft"'))
     done = told(tmp_path, "--help")
     assert done.returncode == 2 and "the plugin 'greeting' adds" in done.stderr
-
-
-def test_a_module_of_a_plugin_that_is_not_there_is_named(monkeypatch):
-    monkeypatch.setattr("training.utils.plugins.registry.plugins", lambda: {"x": Plugin("x", "does")})
-    with pytest.raises(ThreestepError, match="this needs the plugin 'attic', which is not installed"):
-        plugin_module("attic", "pages")
-
-
-def test_a_command_says_what_it_is():
-    assert Command("a.b", "does it").takes_ranks == "alone"
 
 
 @pytest.mark.needs_plugin("embedded")

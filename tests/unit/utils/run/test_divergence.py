@@ -1,4 +1,5 @@
-"""Which figures are signs that a run has diverged, and which are those of a run that learns."""
+"""Which figures are signs that a run has diverged, and which are those of a run that learns; they are said once, noted
+for the report, and not said again by a run that is resumed."""
 
 from __future__ import annotations
 
@@ -44,6 +45,8 @@ def test_a_loss_that_rises_to_the_uniform_one():
         "the loss has risen to 5.951 nats, and 5.951 is that of a model to which all 384 tokens are equally likely; it "
         "was 3: the run has diverged"
     )
+    skipped = [TOKENS.nats] * 4 + [float("nan")] + [TOKENS.nats] * 6  # a skipped step hides no divergence
+    assert signs(history(learned + skipped), TOKENS)["loss"].startswith("the loss has risen to 5.951 nats")
     # One step of a bad batch is none.
     assert signs(history(learned + [20.0]), TOKENS) == {}
     assert signs(history(learned + [TOKENS.nats] * WINDOW), None) == {}
@@ -55,15 +58,12 @@ def test_a_model_that_never_learned_is_one_at_the_end_alone():
     assert "the model has diverged, or learned nothing" in signs(untrained, TOKENS, at_end=True)["loss"]
     assert "5.95 nats" in signs(history([5.95] * 3), TOKENS, at_end=True)["loss"]  # without held-out rows
     assert signs(history(), TOKENS, at_end=True) == {}
-
-
-def test_equal_logits_round_to_the_uniform_loss():
-    """In bfloat16 a loss read of equal logits may be a little below the logarithm."""
+    # In bfloat16 a loss read of equal logits may be a little below the logarithm.
     assert "loss" in signs(history(held_out=[TOKENS.nats * 0.9995]), TOKENS, at_end=True)
-
-
-def test_a_model_that_overfits_has_not_diverged():
-    assert signs(history([0.1] * WINDOW, held_out=[9.0]), TOKENS, at_end=True) == {}
+    assert signs(history([0.1] * WINDOW, held_out=[9.0]), TOKENS, at_end=True) == {}  # it overfits
+    kept = History()
+    kept.add(0, {HELD_OUT: 6.2}, LOSS, HELD_OUT)  # before training
+    assert signs(kept, TOKENS, at_end=True) == {}
 
 
 @pytest.mark.parametrize("uniform", [TOKENS, EQUAL_PAIRS, None])
@@ -76,22 +76,11 @@ def test_a_held_out_loss_that_is_no_number(loss, uniform):
         assert signs(history([0.5] * 3, held_out=[loss, 0.5]), uniform, at_end) == {}
 
 
-def test_a_skipped_step_hides_no_divergence():
-    found = signs(history([3.0] * WINDOW + [TOKENS.nats] * 4 + [float("nan")] + [TOKENS.nats] * 6), TOKENS)
-    assert found["loss"].startswith("the loss has risen to 5.951 nats")
-
-
 def test_a_loss_of_pairs_begins_at_the_uniform_one():
     assert signs(history([0.69] * WINDOW, held_out=[0.693]), EQUAL_PAIRS, at_end=True) == {}
     assert "learned nothing" in signs(history([0.75] * WINDOW, held_out=[0.75]), EQUAL_PAIRS, at_end=True)["loss"]
     risen = signs(history([0.3] * WINDOW + [0.7] * WINDOW), EQUAL_PAIRS)
     assert "both responses of a pair are equally likely; it was 0.3: the run has diverged" in risen["loss"]
-
-
-def test_the_evaluation_before_training_says_nothing():
-    kept = History()
-    kept.add(0, {HELD_OUT: 6.2}, LOSS, HELD_OUT)
-    assert signs(kept, TOKENS, at_end=True) == {}
 
 
 def test_gradients_that_are_exactly_zero():
@@ -153,24 +142,16 @@ def test_a_sign_is_said_once_and_stands_in_the_last_line(tmp_path, capsys):
 
 
 def test_a_resumed_run_knows_what_was_before(tmp_path, capsys):
-    run(tmp_path, WINDOW + 5)
-    assert "warning" not in capsys.readouterr().out
+    assert run(tmp_path, WINDOW + 5) == "" and not (tmp_path / DIVERGENCE).exists()
+    other = DivergenceWatch(tmp_path, False)  # another rank's
+    for step in range(5):
+        other.see(step, {"train/grad_norm": 0.0})
+    assert "warning" not in capsys.readouterr().out and not (tmp_path / DIVERGENCE).exists()
     run(tmp_path, 2 * WINDOW + 1, first=WINDOW + 5)
     assert capsys.readouterr().out.count("warning") == 1
     assert "has risen" in run(tmp_path, len(LOSSES), first=2 * WINDOW + 1)
     assert "warning" not in capsys.readouterr().out  # said before it was resumed
     assert len((tmp_path / DIVERGENCE).read_text().splitlines()) == 1
-
-
-def test_a_healthy_run_leaves_no_file(tmp_path):
-    assert run(tmp_path, WINDOW) == "" and not (tmp_path / DIVERGENCE).exists()
-
-
-def test_other_ranks_write_nothing(tmp_path, capsys):
-    watch = DivergenceWatch(tmp_path, False)
-    for step in range(5):
-        watch.see(step, {"train/grad_norm": 0.0})
-    assert capsys.readouterr().out == "" and list(tmp_path.iterdir()) == []
 
 
 def test_a_resumed_run_counts_the_steps_that_were_skipped_before(tmp_path):

@@ -1,9 +1,11 @@
-"""What a run leaves behind."""
+"""What a run leaves behind, and what lies in an output folder and would end it: refused in a sentence before it begins.
+Lines that a disk refuses wait, and come whole and in their order."""
 
 from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import subprocess
 import sys
@@ -13,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.flags.flags import note_mistakes
+from tests.support.mistakes import mistakes_of
+from training.utils.base.errors import ThreestepError
 from training.utils.run import run_folder
 from training.utils.run.run_arguments import FaultArguments, RunArguments
 from training.utils.run.run_folder import RunFolder, RunLog, check_place, make_output_dir
@@ -33,6 +35,12 @@ def test_settings_and_summary(tmp_path):
     assert json.loads((folder.path / "summary.json").read_text()) == {"loss": 0.25}
     assert sorted(path.name for path in folder.path.iterdir()) == ["config.yaml", "summary.json"]
     assert folder.model == tmp_path / "a" / "b" / "model"
+    other = RunFolder(tmp_path / "out", is_main_rank=False)
+    other.write_config({}, "")
+    other.write_json("summary.json", {})
+    other.cut_logs({})
+    other.append_samples([{}])
+    assert not (tmp_path / "out").exists()
 
 
 def test_logs_are_appended_cut_back_and_begun_anew(tmp_path):
@@ -51,15 +59,6 @@ def test_logs_are_appended_cut_back_and_begun_anew(tmp_path):
     assert not (tmp_path / "metrics.jsonl").exists()
     folder.cut_logs({})
     assert folder.log_sizes() == {}
-
-
-def test_other_ranks_write_nothing(tmp_path):
-    folder = RunFolder(tmp_path / "out", is_main_rank=False)
-    folder.write_config({}, "")
-    folder.write_json("summary.json", {})
-    folder.cut_logs({})
-    folder.append_samples([{}])
-    assert not (tmp_path / "out").exists()
 
 
 class Disk:
@@ -108,24 +107,17 @@ def test_lines_wait_until_the_disk_takes_them(tmp_path, disk, capsys, takes_byte
         lines.append([f"line {number}"])
     assert lines.path.read_bytes().startswith(b"first\n")
     disk.takes_bytes = None
-    lines.append(["last", "ü"])
-    assert lines.path.read_text().splitlines() == ["first", "line 0", "line 1", "line 2", "last", "ü"]
+    lines.append(["last", "ü", "a\ud83d"])  # and half a surrogate pair
+    assert lines.path.read_text().splitlines() == ["first", "line 0", "line 1", "line 2", "last", "ü", "a?"]
     lines.settle()
     assert capsys.readouterr().out.splitlines() == [
         f"warning: {lines.path} cannot be written (No space left on device); its lines wait in memory, and training "
         "goes on",
         f"{lines.path} is complete: the lines that the disk refused before are written",
     ]
-
-
-def test_what_is_lost_is_said_at_the_end(tmp_path, disk, capsys):
-    lines = RunLog(tmp_path / "metrics.jsonl")
-    disk.takes_bytes = 0
-    lines.append(["a", "b"])
-    lines.settle()
-    assert capsys.readouterr().out.splitlines()[-1] == (
-        f"warning: 2 lines of {lines.path} are lost (No space left on device)"
-    )
+    lines.path.unlink()
+    lines.append(["b"])
+    assert lines.path.read_text() == "b\n"  # a file that was removed is made again
 
 
 def test_the_oldest_lines_are_given_up(tmp_path, disk, capsys, monkeypatch):
@@ -138,20 +130,12 @@ def test_the_oldest_lines_are_given_up(tmp_path, disk, capsys, monkeypatch):
     lines.settle()
     assert lines.path.read_text().splitlines() == ["ccc", "ddd"]
     assert "warning: 2 lines of" in capsys.readouterr().out
-
-
-def test_a_file_that_was_removed_is_made_again(tmp_path):
-    lines = RunLog(tmp_path / "samples.jsonl")
-    lines.append(["a"])
-    lines.path.unlink()
-    lines.append(["b"])
-    assert lines.path.read_text() == "b\n"
-
-
-def test_half_a_surrogate_pair(tmp_path):
-    lines = RunLog(tmp_path / "samples.jsonl")
-    lines.append(["a\ud83d"])
-    assert lines.path.read_text() == "a?\n"
+    lost = RunLog(tmp_path / "metrics.jsonl")
+    disk.takes_bytes = 0
+    lost.append(["a", "b"])
+    lost.settle()
+    said = f"warning: 2 lines of {lost.path} are lost (No space left on device)"
+    assert capsys.readouterr().out.splitlines()[-1] == said
 
 
 FOLDERS = ("model", "critic", "checkpoints", "tensorboard", "sample_pictures")
@@ -196,34 +180,29 @@ def test_nothing_is_followed_or_overwritten(tmp_path, name, kind):
     assert kind == "pipe" or contents(tmp_path) == before
 
 
-def test_all_of_it_is_said_at_once(tmp_path):
-    (tmp_path / "model").write_text("a")
-    (tmp_path / "metrics.jsonl").mkdir()
-    with pytest.raises(ThreestepError, match="2 mistakes") as told:
-        make_output_dir(tmp_path)
-    assert "/model" in str(told.value) and "/metrics.jsonl" in str(told.value)
-
-
-@pytest.mark.parametrize("kind", ["a file", "a link to .*, which is not there"])
-def test_the_folder_itself(tmp_path, kind):
-    run = tmp_path / "run"
-    run.write_text("a") if kind == "a file" else run.symlink_to(tmp_path / "nowhere")
-    with pytest.raises(ThreestepError, match=f"--output_dir expects a folder, got {run}, which is {kind}; remove it"):
-        make_output_dir(run)
-
-
-def test_a_link_to_the_folder_is_fine(tmp_path):
-    (tmp_path / "scratch").mkdir()
-    (tmp_path / "run").symlink_to(tmp_path / "scratch")
-    make_output_dir(tmp_path / "run")
-    make_output_dir(tmp_path / "run" / "a" / "b")
-    assert (tmp_path / "scratch" / "a" / "b").is_dir()
-
-
-def test_a_folder_below_a_file(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(ThreestepError, match="--output_dir .* cannot be written to .Not a directory"):
-        make_output_dir(tmp_path / "file" / "run")
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("both", "2 mistakes.*\n.*/model.*\n.*/metrics.jsonl"),  # all of it is said at once
+        ("file", "--output_dir expects a folder, got .*/file, which is a file; remove it"),
+        (
+            "dangling",
+            "--output_dir expects a folder, got .*/dangling, which is a link to .*, which is not there",
+        ),
+        ("file/run", "--output_dir .* cannot be written to .Not a directory"),
+    ],
+)
+def test_what_is_no_folder_for_a_run(tmp_path, place, words):
+    (tmp_path / "both" / "metrics.jsonl").mkdir(parents=True)
+    (tmp_path / "both" / "model").write_text("a")
+    (tmp_path / "file").write_text("a")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ThreestepError, match=words):
+        make_output_dir(tmp_path / place)
+    (tmp_path / "link").symlink_to(tmp_path / "new")
+    (tmp_path / "new").mkdir()
+    make_output_dir(tmp_path / "link" / "a" / "b")  # a link to a folder is fine
+    assert (tmp_path / "new" / "a" / "b").is_dir()
 
 
 @pytest.mark.parametrize("name", ["", "checkpoints", "model", "metrics.jsonl"])
@@ -269,48 +248,31 @@ def test_a_place_that_takes_no_work_is_refused_before_it(tmp_path, place, is_fol
     with pytest.raises(ThreestepError, match=sentence):
         check_place("--out", tmp_path / place, is_folder)
     assert contents(tmp_path) == {"theirs": "theirs"}
-
-
-def test_the_folders_above_a_place_are_made(tmp_path):
-    check_place("--out", tmp_path / "new" / "below" / "page.html")
+    check_place("--out", tmp_path / "new" / "below" / "page.html")  # the folders above it are made
     assert (tmp_path / "new" / "below").is_dir() and not (tmp_path / "new" / "below" / "page.html").exists()
     check_place("--out", tmp_path / "new", is_folder=True)
 
 
-def test_one_default_seed():
-    """DeepSpeed-Chat's step 3 had none, and drew its prompts from another split than steps 1 and 2."""
-    assert RunArguments().seed == 1234
-    mistakes = Mistakes()
-    note_mistakes(RunArguments(), mistakes)
-    assert mistakes.sentences == []
-
-
-def test_a_negative_seed():
-    mistakes = Mistakes()
-    note_mistakes(RunArguments(seed=-1), mistakes)
-    assert mistakes.sentences == ["--seed expects 0 or more, got -1"]
+NO_NAME = "--run_name expects a name that a folder can have, got '{}'; give another, or --output_dir"
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("flags", "sentences"),
     [
-        ({"max_bad_steps": 0}, "--max_bad_steps expects 1 or more, got 0"),
-        ({"rank_timeout": 0.0}, "--rank_timeout expects more than 0 and less than 1e+08, got 0.0"),
-        ({"rank_timeout": float("nan")}, "--rank_timeout expects more than 0 and less than 1e+08, got nan"),
-        ({}, None),
+        (RunArguments(), []),
+        (RunArguments(seed=-1), ["--seed expects 0 or more, got -1"]),
+        *((RunArguments(run_name=name), [NO_NAME.format(name)]) for name in ("..", "a/b", " ")),
+        (FaultArguments(), []),
+        (FaultArguments(max_bad_steps=0), ["--max_bad_steps expects 1 or more, got 0"]),
+        (FaultArguments(rank_timeout=0.0), ["--rank_timeout expects more than 0 and less than 1e+08, got 0.0"]),
+        (FaultArguments(rank_timeout=math.nan), ["--rank_timeout expects more than 0 and less than 1e+08, got nan"]),
     ],
 )
-def test_the_values_of_fault_flags(given, sentence):
-    mistakes = Mistakes()
-    note_mistakes(FaultArguments(**given), mistakes)
-    assert mistakes.sentences == ([] if sentence is None else [sentence])
+def test_mistakes_in_flags(flags, sentences):
+    assert mistakes_of(flags) == sentences
 
 
 def test_a_run_with_a_name_and_no_folder_is_in_a_folder_of_its_name():
-    assert RunArguments(run_name="mine").output_dir == "runs/mine"
+    """And has one default seed: DeepSpeed-Chat's step 3 had none, and drew its prompts from another split."""
+    assert RunArguments(run_name="mine").output_dir == "runs/mine" and RunArguments().seed == 1234
     assert RunArguments(run_name="mine", output_dir="out").output_dir == "out"
-    for name in ("..", "a/b", " "):
-        mistakes = Mistakes()
-        note_mistakes(RunArguments(run_name=name), mistakes)
-        expected = f"--run_name expects a name that a folder can have, got '{name}'; give another, or --output_dir"
-        assert mistakes.sentences == [expected]

@@ -34,6 +34,7 @@ from training.utils.engine.ranks import devices
 from training.utils.engine.ranks.devices import Backend
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.flags.added import AddedFlags
+from training.utils.flags.arguments import parse_arguments, resolved_settings
 from training.utils.run.run_arguments import FaultArguments, RunArguments
 from training.utils.run.run_folder import EndedRun, RunFolder
 from training.utils.setup import opened_run, saving, setup
@@ -42,6 +43,28 @@ from training.utils.setup.opened_run import OpenedRun, RunData, commit_of, envir
 
 def ranks_of(world_size: int = 1, rank: int = 0, device: str = "cpu") -> Ranks:
     return Ranks(rank, rank, world_size, torch.device(device))
+
+
+def run_of(
+    folder: Path,
+    settings: dict[str, Any],
+    ranks: Ranks | None = None,
+    *,
+    begun: Path | None = None,
+    step: Any = None,
+    flags: Any = None,
+    trains: bool = True,
+) -> OpenedRun:
+    ranks = ranks or ranks_of()
+    plan = CheckpointPlan(CheckpointArguments(), CheckpointFolder(folder), settings, begun)
+    return OpenedRun(step, flags, ranks, plan, RunFolder(folder, ranks.is_main), trains)
+
+
+@pytest.fixture
+def alone(monkeypatch) -> None:
+    """`open_run` starts no ranks and keeps nobody out."""
+    monkeypatch.setattr(opened_run, "started_process_group", lambda *given: contextlib.nullcontext(ranks_of()))
+    monkeypatch.setattr(opened_run, "only_run_in", lambda *given: contextlib.nullcontext())
 
 
 class Noted:
@@ -68,32 +91,22 @@ class Noted:
 
 
 def finished(
-    noted: Noted,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    average: bool = False,
-    trains: bool = True,
-    **tokenizers: str,
+    noted: Noted, folder: Path, monkeypatch: Any, average: bool = False, trains: bool = True, **tokenizers: str
 ) -> list[str]:
     """The events of a run's end, with the folders that are written."""
 
     def save_model(place: Path, model: Any, tensors: Any, tokenizer: Any, write_more: Any) -> None:
         noted.events.append(f"{place.name}: {model}, {tensors}, {tokenizer}")
 
-    monkeypatch.setattr(saving, "save_model", save_model)
-
     def at_end(ended: EndedRun) -> str:
         noted.events.append(f"closed {ended.trains}")
         return "; well"
 
+    monkeypatch.setattr(saving, "save_model", save_model)
     monkeypatch.setattr(opened_run, "hooks", lambda name: [at_end, lambda ended: ""] if name == "at_end" else [])
-    ranks: Any = Ranks(0, 0, 1, None)  # type: ignore[arg-type]
     whole: Any = noted
-    parts = CheckpointParts(noted.engines, ranks, [whole] if average else [], tokenizers)
-    nothing: Any = None
-    plan = CheckpointPlan(CheckpointArguments(), nothing, {}, None)
-    run = OpenedRun(nothing, nothing, ranks, plan, RunFolder(str(folder), True), trains)
-    run.finish(parts, whole, {"summary.json": {"seconds": 1.0}}, "the end")
+    parts = CheckpointParts(noted.engines, ranks_of(), [whole] if average else [], tokenizers)
+    run_of(folder, {}, trains=trains).finish(parts, whole, {"summary.json": {"seconds": 1.0}}, "the end")
     return noted.events
 
 
@@ -106,14 +119,8 @@ def test_the_first_model_has_its_guests_and_the_average_comes_last(tmp_path, mon
         "closed True",
     ]  # fmt: skip
     assert capsys.readouterr().out == "the end; well\n" and (tmp_path / "summary.json").is_file()
-
-
-def test_one_model_is_called_model(tmp_path, monkeypatch):
-    events = finished(Noted("model"), tmp_path, monkeypatch, model="words")
+    events = finished(Noted("model"), tmp_path, monkeypatch, model="words")  # one alone is called so
     assert events == ["weights of model model", "guests", "model: model model, model, words", "closed True"]
-
-
-def test_a_run_that_only_evaluates_leaves_no_model(tmp_path, monkeypatch):
     assert finished(Noted("actor"), tmp_path, monkeypatch, trains=False, actor="words") == ["closed False"]
 
 
@@ -129,17 +136,14 @@ def test_a_run_that_only_evaluates_leaves_no_model(tmp_path, monkeypatch):
 )
 def test_a_resumed_run_evaluates_as_it_began(tmp_path, monkeypatch, began_with, given, settled):
     settings = {"eval_interval": given, "head_chunk_mb": 0, "program": "p", "ranks": 1}
-    if began_with is not None:
-        (tmp_path / MANIFEST).write_text(json.dumps({"settings": began_with}))
-    nothing: Any = None
     begun = tmp_path if began_with is not None else None
+    if begun:
+        (tmp_path / MANIFEST).write_text(json.dumps({"settings": began_with}))
     (tmp_path / "summary.json").write_text("{}")  # of the run that is resumed, or of one that was killed
-    plan = CheckpointPlan(CheckpointArguments(), CheckpointFolder(tmp_path), settings, begun)
     written: list[dict] = []
     monkeypatch.setattr(RunFolder, "write_config", lambda self, settings, *comment: written.append(settings))
     monkeypatch.setattr(opened_run, "added", lambda table, known: {})
-    flags: Any = SimpleNamespace(run=RunArguments())
-    opened = OpenedRun(nothing, flags, ranks_of(), plan, RunFolder(tmp_path, True))
+    opened = run_of(tmp_path, settings, begun=begun, flags=SimpleNamespace(run=RunArguments()))
     opened.start("chat", "model", predicts_tokens=False)
     assert opened.settings["eval_interval"] == written[0]["eval_interval"] == settled
     assert (tmp_path / "summary.json").exists() == (began_with is not None)
@@ -160,11 +164,7 @@ def flags_of(folder: Path, data: Any) -> Flags:
 
 
 def planned(tmp_path, monkeypatch, step=SFT, began=None, **split):
-    """The settings and the data flags of a run that is about to begin, or resumes one that began with `began`."""
-    ranks = Ranks(0, 0, 1, torch.device("cpu"))
-    alone = contextlib.nullcontext(ranks)
-    monkeypatch.setattr(opened_run, "started_process_group", lambda *given: alone)
-    monkeypatch.setattr(opened_run, "only_run_in", lambda *given: contextlib.nullcontext())
+    """The split of a run that is about to begin, or resumes one that began with `began`."""
     monkeypatch.setattr(CheckpointPlan, "began_with", lambda self, name: (began or {}).get(name))
     data = data_flags(data_path=["embedded"], **split)
     with open_run(step, flags_of(tmp_path, data), {"data_split": data.split.data_split}) as found:
@@ -173,29 +173,26 @@ def planned(tmp_path, monkeypatch, step=SFT, began=None, **split):
 
 
 @pytest.mark.parametrize(("step", "share"), [(SFT, "1,0,0"), (REWARD, "0,1,0"), (DPO, "0,1,0"), (PPO, "0,0,1")])
-def test_a_step_alone_takes_every_row_and_its_settings_say_so(tmp_path, monkeypatch, step, share):
+def test_a_step_alone_takes_every_row_and_steps_of_a_whole_run_share_them(alone, tmp_path, monkeypatch, step, share):
     monkeypatch.delenv(WHOLE_RUN_VARIABLE, raising=False)
     assert planned(tmp_path, monkeypatch, step) == share
     assert planned(tmp_path, monkeypatch, step, data_split="3,3,4") == "3,3,4"
-
-
-def test_steps_of_a_whole_run_share_the_rows(tmp_path, monkeypatch):
+    # A resumed run keeps what it began with; 2,4,4 was the default of every step.
+    assert planned(tmp_path, monkeypatch, step, began={"data_split": "2,4,4"}) == "2,4,4"
+    assert planned(tmp_path, monkeypatch, step, began={"data_split": "2,4,4"}, data_split="1,0,0") == "1,0,0"
     monkeypatch.setenv(WHOLE_RUN_VARIABLE, "1")
-    assert planned(tmp_path, monkeypatch) == "2,4,4"
-    assert planned(tmp_path, monkeypatch, data_split="1,1,0") == "1,1,0"
+    assert planned(tmp_path, monkeypatch, step) == "2,4,4"
+    assert planned(tmp_path, monkeypatch, step, data_split="1,1,0") == "1,1,0"
 
 
-def test_a_resumed_run_keeps_the_share_that_it_began_with(tmp_path, monkeypatch):
-    """2,4,4 was the default of every step."""
-    assert planned(tmp_path, monkeypatch, began={"data_split": "2,4,4"}) == "2,4,4"
-    assert planned(tmp_path, monkeypatch, began={"data_split": "2,4,4"}, data_split="1,0,0") == "1,0,0"
+def test_a_resumed_run_is_refused_another_share():
     begun = {"data_split": "2,4,4", "program": "p", "ranks": 1}
     check_settings(Path("step_1"), {"settings": begun, "defaults": {}}, {**begun, "data_split": "auto"}, {})
     with pytest.raises(ThreestepError, match="--data_split was 2,4,4 and is 1,0,0"):
         check_settings(Path("step_1"), {"settings": begun, "defaults": {}}, {**begun, "data_split": "1,0,0"}, {})
 
 
-def test_the_backend_is_decided_with_what_the_run_began_with(monkeypatch, tmp_path):
+def test_the_backend_is_decided_with_what_the_run_began_with(alone, monkeypatch, tmp_path):
     """What plugins decide is in the settings of the run and of its checkpoints; a run that resumes none has begun with
     nothing."""
 
@@ -205,9 +202,6 @@ def test_the_backend_is_decided_with_what_the_run_began_with(monkeypatch, tmp_pa
     monkeypatch.setattr(devices, "added", lambda table, known: {"own": "decide"} if table == "backends" else {})
     monkeypatch.setattr(devices, "named_object", {"decide": decide}.get)
     monkeypatch.setattr(CheckpointPlan, "began_with", lambda self, name: {"own": "earlier"}.get(name))
-    monkeypatch.setattr(opened_run, "only_run_in", lambda *given: contextlib.nullcontext())
-    alone = contextlib.nullcontext(Ranks(0, 0, 1, torch.device("cpu")))
-    monkeypatch.setattr(opened_run, "started_process_group", lambda *given: alone)
     flags = flags_of(tmp_path, data_flags(data_path=["embedded"]))
     for resumes, began in ((None, None), (tmp_path, "earlier")):
         plan = CheckpointPlan(flags.checkpoints, None, {}, resumes)  # type: ignore[arg-type]
@@ -225,19 +219,17 @@ def test_the_backend_of_the_ranks_holds_in_the_loop_alone(monkeypatch, tmp_path)
         yield
         taken.append("out")
 
-    records = contextlib.nullcontext(("metrics", "checkpoints"))
     digests: dict[str, Any] = {}
 
-    def run_of(*given, model_digests, **named):
+    def checkpointed_run(*given, model_digests, **named):
         digests.update(model_digests)
-        return records
+        return contextlib.nullcontext(("metrics", "checkpoints"))
 
-    monkeypatch.setattr(opened_run, "checkpointed_run", run_of)
+    monkeypatch.setattr(opened_run, "checkpointed_run", checkpointed_run)
     nothing: Any = None
     flags = flags_of(tmp_path, data_flags(data_output_path=str(tmp_path / "cache")))
     ranks = Ranks(0, 0, 1, torch.device("cpu"), backend=Backend(partial(noted, "own")))
-    plan = CheckpointPlan(flags.checkpoints, nothing, {"dtype": "fp32"}, None)
-    run = OpenedRun(SFT, flags, ranks, plan, RunFolder(str(tmp_path), True), trains=False)
+    run = run_of(tmp_path, {"dtype": "fp32"}, ranks, step=SFT, flags=flags, trains=False)
     report: Any = flags.run  # any dataclass
     (tmp_path / "start").mkdir()
     (tmp_path / "start" / "config.json").write_text("{}")
@@ -248,9 +240,7 @@ def test_the_backend_of_the_ranks_holds_in_the_loop_alone(monkeypatch, tmp_path)
 
 
 def test_the_style_that_rows_have_is_written_to_the_settings(tmp_path):
-    nothing: Any = None
-    plan = CheckpointPlan(CheckpointArguments(), nothing, {"prompt_style": "human_assistant", "seed": 3}, None)
-    run = OpenedRun(nothing, nothing, ranks_of(), plan, RunFolder(str(tmp_path), True))
+    run = run_of(tmp_path, {"prompt_style": "human_assistant", "seed": 3})
     run.decide({"prompt_style": "human_assistant"})
     assert not (tmp_path / "config.yaml").exists()
     run.decide({"prompt_style": "as_stored"})
@@ -259,9 +249,8 @@ def test_the_style_that_rows_have_is_written_to_the_settings(tmp_path):
 
 
 def started(folder: Path, settings: dict, ranks: Ranks, prompt_style: str = "chat", **own: Any) -> OpenedRun:
-    plan = CheckpointPlan(CheckpointArguments(), CheckpointFolder(folder), settings, None)
-    flags: Any = SimpleNamespace(run=RunArguments(output_dir=str(folder), **own))
-    run = OpenedRun(SFT, flags, ranks, plan, RunFolder(folder, ranks.is_main))
+    flags = SimpleNamespace(run=RunArguments(output_dir=str(folder), **own))
+    run = run_of(folder, settings, ranks, step=SFT, flags=flags)
     run.start(prompt_style, "model", predicts_tokens=False)
     return run
 
@@ -280,22 +269,15 @@ def test_a_run_starts_with_its_settings_and_its_seed(tmp_path, monkeypatch):
 
 
 @pytest.mark.needs_plugin("embedded")
-@pytest.mark.parametrize("step", ["step1_sft", "step2_reward", "step3_ppo"])
+@pytest.mark.parametrize("step", [SFT, REWARD, PPO], ids=["SFT", "reward", "PPO"])
 def test_the_settings_of_a_run_read_back_as_its_configuration(tmp_path, step):
     """`--config OUTPUT_DIR/config.yaml` is the same run again."""
-    import importlib
-
-    from training.utils.flags.arguments import parse_arguments, resolved_settings
-
-    groups = importlib.import_module(f"training.{step}.main").STEP.groups
-    models = ["--actor_model_name_or_path", "a", "--critic_model_name_or_path", "c"]
-    argv = models if step == "step3_ppo" else ["--model_name_or_path", "m"]
-    parsed = parse_arguments(
-        groups, [*argv, "--data_path", "embedded", "--output_dir", str(tmp_path), "--offload", "false"], ""
-    )
+    argv = [word for name in step.inputs for word in (f"--{name}", "m")]
+    words = [*argv, "--data_path", "embedded", "--output_dir", str(tmp_path), "--offload", "false"]
+    parsed = parse_arguments(step.groups, words, "")
     settings = resolved_settings(parsed)
     started(tmp_path, settings, ranks_of(), settings["prompt_style"])
-    assert parse_arguments(groups, ["--config", str(tmp_path / "config.yaml")], "") == parsed
+    assert parse_arguments(step.groups, ["--config", str(tmp_path / "config.yaml")], "") == parsed
 
 
 def test_chunks_of_the_output_layer_are_given_kept_or_chosen(tmp_path, capsys, monkeypatch):

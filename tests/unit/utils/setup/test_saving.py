@@ -94,19 +94,14 @@ def test_no_weights_are_written(tmp_path, tokenizer, monkeypatch):
     assert written == {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
 
 
-def test_settings_that_cannot_be_written(tmp_path, tokenizer):
-    model = model_for(tokenizer)
+def test_settings_that_cannot_be_written_and_a_processor_that_is_gone(tmp_path, tokenizer):
+    model, words = model_for(tokenizer), "'START': a model trained from it could not be saved and loaded again ."
+    with pytest.raises(ThreestepError, match=f"{words}FileNotFoundError: .*gone.json"):
+        check(tmp_path, model, tokenizer, [tmp_path / "gone.json"])
     model.config.odd = object()
-    with pytest.raises(
-        ThreestepError, match="'START': a model trained from it could not be saved and loaded again .TypeError: "
-    ):
+    with pytest.raises(ThreestepError, match=f"{words}TypeError: "):
         check(tmp_path, model, tokenizer)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_processor_that_is_gone(tmp_path, tokenizer):
-    with pytest.raises(ThreestepError, match="could not be saved and loaded again .FileNotFoundError: .*gone.json"):
-        check(tmp_path, model_for(tokenizer), tokenizer, [tmp_path / "gone.json"])
 
 
 @pytest.mark.parametrize(

@@ -174,30 +174,6 @@ def test_by_hand():
     assert shares("wsd", half, 8) == pytest.approx([0.0, 0.5, 1.0, 1.0, 1.0, 0.55, 0.1, 0.1])
 
 
-@pytest.mark.parametrize(("warmup", "total"), [(0, 10), (3, 20), (5, 5), (9, 4)])
-@pytest.mark.parametrize(("floor", "stable"), [(0.0, 0.9), (0.3, 0.25)])
-def test_verls_formulas_line_by_line(warmup, total, floor, stable):
-    """The cosine of verl's get_cosine_schedule_with_warmup, x (1 - m) / 2 + (1 + m) / 2 and at least m; its wsd, of
-    which int(remaining x stable_ratio) steps stay."""
-    shape = ScheduleShape(warmup, total, floor, stable)
-    for step in range(total + 3):
-        if step < warmup:
-            wave = decay = step / max(1, warmup)
-        else:
-            x = math.cos(math.pi * (step - warmup) / max(1, total - warmup))
-            wave = max(floor, x * (1.0 - floor) / 2 + (1.0 + floor) / 2)
-            remaining = max(0, total - warmup)
-            stays = int(remaining * stable)
-            decay = floor
-            if step < warmup + stays:
-                decay = 1.0
-            elif step < total:
-                part = (step - warmup - stays) / max(1, remaining - stays)
-                decay = (1.0 - floor) * max(0.0, 0.5 * (1.0 + math.cos(math.pi * part))) + floor
-        assert share_of_peak(step, shape, OWN_SCHEDULES["cosine"].after_warmup) == pytest.approx(wave, abs=1e-12)
-        assert share_of_peak(step, shape, OWN_SCHEDULES["wsd"].after_warmup) == pytest.approx(decay, abs=1e-12)
-
-
 def test_the_engine_takes_its_settings():
     shape = {"num_warmup_steps": 2, "min_lr_ratio": 0.1, "stable_ratio": 0.5}
     settings = EngineSettings(learning_rate=2.0, lr_scheduler_type="wsd", **shape)
