@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -24,6 +25,11 @@ with Interrupts(alone=ALONE) as interrupts:
     except KeyboardInterrupt as stop:
         print(stop, flush=True)
 """
+
+
+def test_a_run_in_a_thread_notes_no_signal():
+    with ThreadPoolExecutor(1) as pool, Interrupts():
+        assert pool.submit(Interrupts().__enter__).result().reason is None
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -1,5 +1,5 @@
-"""Which checkpoint a run goes on from, what is refused, and when one is due. What engines keep is in
-tests/end_to_end/test_resume.py."""
+"""Which checkpoint a run goes on from, what is refused, and when one is due; a disk that is full while one is written.
+What engines write and load is in tests/invariants/test_universal.py and tests/end_to_end/test_resume.py."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ import torch
 
 from training.utils.base.console import WHOLE_RUN_VARIABLE
 from training.utils.base.errors import ThreestepError
+from training.utils.base.seeds import random_state_kept
 from training.utils.checkpoints import loop
 from training.utils.checkpoints.arguments import CheckpointArguments
-from training.utils.checkpoints.folder import CheckpointFolder
+from training.utils.checkpoints.folder import CheckpointFolder, damage
 from training.utils.checkpoints.loop import checkpointed_run
 from training.utils.checkpoints.other_runs import only_run_in
 from training.utils.checkpoints.parts import CheckpointParts
@@ -339,3 +340,46 @@ def test_the_checkpoint_of_a_run_that_must_end_goes_elsewhere(tmp_path, monkeypa
     saved.rename(target)  # as it says
     with opened(plan(run), run) as (_, kept):
         assert kept.restore() == (1, {"before": 1})
+
+
+@pytest.mark.parametrize("refused", ["begin", "publish", "point_to"])
+def test_whatever_is_refused_leaves_the_last_good_one(tmp_path, monkeypatch, capsys, refused):
+    saved(tmp_path, (1,))
+    folder = CheckpointFolder(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "there")
+
+    with opened(plan(tmp_path), tmp_path) as (_, kept):
+        monkeypatch.setattr(CheckpointFolder, refused, full)
+        kept.save(2, {})
+        monkeypatch.undo()
+    (told,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: NO CHECKPOINT")]
+    assert told.startswith("warning: NO CHECKPOINT was written after step 2 (there: No space left on device); training")
+    assert told.endswith(
+        "the next try is after step 3 at the latest, and the last good one is "
+        f"{folder.of(1)}; free disk space, or lower --keep_last"
+    )
+    assert [path.name for path in folder.latest_first()] == ["step_000001"] and damage(folder.of(1)) is None
+    assert not folder.partial(2).exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (with_more(dice=6), "holds dice, which this version does not know"),
+        (lacking("numpy"), "lacks numpy, which this version writes"),
+        (with_more(torch="zz"), "is not what this version writes .ValueError"),
+        (with_more(torch="00"), "is not what this version writes .RuntimeError"),
+        (with_more(python=3), "is not what this version writes .TypeError"),
+    ],
+)
+def test_generators_of_another_form_are_named(tmp_path, changed, said):
+    parts = CheckpointParts({}, ranks())
+    with random_state_kept():
+        assert parts.write(tmp_path) is None
+        parts.load(tmp_path)
+        path = tmp_path / "random_0.json"
+        path.write_text(json.dumps(changed(json.loads(path.read_text()))))
+        with pytest.raises(ThreestepError, match=f"--resume: {path} {said}.*; resume with the version of Threestep"):
+            parts.load(tmp_path)

@@ -95,6 +95,16 @@ def test_the_order_is_that_of_the_contract():
     assert figures == {"first/learning_rate": 0.5, "second/learning_rate": 0.5, "first/x": 0.5}
 
 
+def test_guests_of_two_models_have_sums_of_their_own():
+    log: list[str] = []
+    trainees = [
+        Trainee(name, engine := Engine(name, log), [engine.micro_batch("a", 1.0)], Guests([Noting("x", part, log)]))
+        for name, part in (("actor", 0.5), ("critic", 2.0))
+    ]
+    figures = accumulate(trainees).figures
+    assert figures["actor/x"] == 0.5 and figures["critic/x"] == 2.0
+
+
 def test_what_guests_prepared_moves_too():
     nothing: Any = None
     inner, plain = (MicroBatch(torch.zeros(1), nothing) for _ in range(2))

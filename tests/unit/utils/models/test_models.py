@@ -160,7 +160,7 @@ def test_an_ordinary_piece_of_text_is_not_taken_over_and_named(tokenizer):
 
 
 def test_an_added_token_and_a_control_token_of_the_plain_vocabulary_end_too():
-    """As the `</tool_call>` of several public tokenizers, which is not special; as `<reserved_106>` of Baichuan: a piece
+    """As the `</tool_call>` of public tokenizers, which is not special; as `<reserved_106>` of Baichuan: a piece
     of the model's vocabulary, not added to it."""
     tokenizer, model = chat_tokenizer(), tiny_causal_lm("llama", vocab_size=200)
     add_tokens(tokenizer, ["</answer>"])

@@ -30,37 +30,12 @@ PLUGIN = Plugin(
     "cheers",
     flags={EVERY_STEP: ("cheering.hello:Cheers",)},
     topics={"cheers": "Cheers"},
-    tables={"logs": {"seen.txt": "the steps that were seen"}},
-    hooks=Hooks(
-        check="cheering.hello:check",
-        step_observer="cheering.hello:Seeing",
-        at_end="cheering.hello:cheer",
-    ),
+    hooks=Hooks(check="cheering.hello:check", at_end="cheering.hello:cheer"),
 )
 """
 CHEERS_CODE = """
 from dataclasses import dataclass
-from training.utils.contracts.run import ObservedStep, StepObserver
 from training.utils.flags.flags import flag
-
-class Seeing(StepObserver):
-    def __init__(self, run):
-        self.run = run
-
-    def begin(self, number, update=None):
-        return SeenStep(self.run)
-
-class SeenStep(ObservedStep):
-    def __init__(self, run):
-        self.run = run
-
-    def watched(self, trainee):
-        self.rows = [batch.rows for batch in trainee.micro_batches]
-        return trainee
-
-    def taken(self, step):
-        with open(self.run.folder / "seen.txt", "a") as file:
-            print(step.kind, step.number, step.update, len(step.row_ids()), len(self.rows), file=file)
 
 @dataclass
 class Cheers:
@@ -166,7 +141,8 @@ def test_a_command_of_the_core_is_not_replaced(tmp_path):
 
 
 @pytest.mark.needs_plugin("embedded")
-def test_a_package_adds_flags_a_check_an_observer_and_an_end_to_a_step(tmp_path):
+def test_a_package_adds_flags_a_check_and_an_end_to_a_step(tmp_path):
+    """Tables, a command and an observer: tests/end_to_end/test_write_a_plugin.py."""
     installed(tmp_path, "cheering", CHEERS)
     (tmp_path / "cheering" / "hello.py").write_text(CHEERS_CODE)
     assert "--cheers CHEERS" in told(tmp_path, "reward", "--help", "cheers").stdout

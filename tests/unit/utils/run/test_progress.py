@@ -66,12 +66,8 @@ def test_a_line_has_means_since_the_last_one(capsys, clock):
     with progress_bar(5000, "SFT", True) as bar:
         for step in (1, 2, 3, 4):
             clock[0] += 30.0
-            show(
-                bar,
-                loss(step),
-                ShownFigure("learning rate", step * 1e-5, ".2e", is_mean=False),
-                ShownFigure("", 5e3, ",.0f", "tok/s"),
-            )
+            rate = ShownFigure("learning rate", step * 1e-5, ".2e", is_mean=False)
+            show(bar, loss(step), rate, ShownFigure("", 5e3, ",.0f", "tok/s"))
     first, second = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"SFT: step 1 of 5,000, loss 1.0, learning rate 1.00e-05, 5,000 tok/s, [\d:]+ left", first)
     assert re.fullmatch(r"SFT: step 3 of 5,000, loss 2.5, learning rate 3.00e-05, 5,000 tok/s, [\d:]+ left", second)
@@ -82,10 +78,8 @@ def test_several_steps_are_counted_at_once(capsys, clock):
         for _ in range(4):
             clock[0] += 6.0
             show(bar, ShownFigure("", 50.0, ",.0f", "rows/s", is_mean=False), steps=200)
-    lines = capsys.readouterr().err.splitlines()
-    assert [re.sub(r", [0-9:]+ left", "", line) for line in lines] == [
-        "data: row 600 of 1,000, 50 rows/s", "data: row 1,000 of 1,000, 50 rows/s"
-    ]  # fmt: skip
+    lines = [re.sub(r", [0-9:]+ left", "", line) for line in capsys.readouterr().err.splitlines()]
+    assert lines == ["data: row 600 of 1,000, 50 rows/s", "data: row 1,000 of 1,000, 50 rows/s"]
 
 
 def test_bars_of_a_resumed_run_of_few_figures_and_of_none(capsys):

@@ -199,26 +199,6 @@ def test_two_plugins_are_one_too_many(plugins):
         media.media_kind()
 
 
-class OfHiddenSize64:
-    """A model in all that `loop_settings` asks of one."""
-
-    hidden_size = 64
-    _attn_implementation = "sdpa"
-
-    @property
-    def config(self):
-        return self
-
-    def get_text_config(self):
-        return self
-
-    def named_modules(self):
-        return iter(())
-
-    def parameters(self):
-        return [torch.zeros(1000), torch.zeros(500)]
-
-
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_loop_is_the_flags(packed, capsys):
     engine = EngineArguments(
@@ -229,18 +209,19 @@ def test_the_loop_is_the_flags(packed, capsys):
     log_flags = LogArguments(logging_seconds=2.0)
     data = data_flags(max_seq_len=200)
     flags = SimpleNamespace(run=run, engine=engine, data=data, reporting=log_flags, guests=GuestFeatures())
-    loop = loop_settings(flags, (10, 15), OfHiddenSize64(), packed, ranks=ranks(3), pad_token_id=1)
+    model = tiny_causal_lm("llama")  # of hidden size 32
+    loop = loop_settings(flags, (10, 15), model, packed, ranks=ranks(3), pad_token_id=1)
     said = capsys.readouterr().out
     assert said == ("" if packed else "--share_beginnings: padded rows have one sequence each, and share nothing\n")
-    each = forward_overhead_tokens(1500, on_gpu=False)
+    each = forward_overhead_tokens(model.num_parameters(), on_gpu=False)
     train = PlanSettings(
-        3, 999, 5, packed, max_row_tokens=200, quadratic_tokens=384.0, forward_tokens=each, least_shared_tokens=32
+        3, 999, 5, packed, max_row_tokens=200, quadratic_tokens=192.0, forward_tokens=each, least_shared_tokens=32
     )
-    evaluation = PlanSettings(3, 999, 7, packed, max_row_tokens=200, quadratic_tokens=384.0, forward_tokens=each)
+    evaluation = PlanSettings(3, 999, 7, packed, max_row_tokens=200, quadratic_tokens=192.0, forward_tokens=each)
     rest = {"eval_interval": 4, "pad_token_id": 1, "seed": 2, "log_pace": LogPace(2.0)}
     assert loop == LoopSettings(10, 15, train, evaluation, **rest)
     run.shuffle = False
-    unshuffled = loop_settings(flags, (10, 15), OfHiddenSize64(), packed, ranks=ranks(3), pad_token_id=1)
+    unshuffled = loop_settings(flags, (10, 15), model, packed, ranks=ranks(3), pad_token_id=1)
     assert unshuffled == replace(loop, shuffle=False)
 
 
