@@ -99,10 +99,10 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def own(own_registry, flags):
-    """Register a subclass of Own with what is given, and return the flags that name it."""
+    """Register a subclass of Own with these rows and getters, and return the flags that name it, with the others."""
 
     def make(**members):
-        given = {key: members.pop(key) for key in list(members) if key in ("data_split", "eval_fraction")}
+        given = {key: members.pop(key) for key in list(members) if not key.startswith("get_") and key != "rows"}
         registry.register_dataset("own")(type("Own", (Own,), members))
         return flags(data_path=["own"], **given)
 

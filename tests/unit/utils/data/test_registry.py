@@ -232,8 +232,6 @@ class AcmePairs(PromptRawDataset):
     def get_prompt_and_chosen(self, sample):
         return " Human: " + sample["q"] + " Assistant: " + sample["good"]
 
-    def get_prompt_and_rejected(self, sample):
-        return " Human: " + sample["q"] + " Assistant: " + sample["bad"]
 """
 
 

@@ -66,29 +66,19 @@ def test_rows_move_whole():
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "qwen3", "gemma3_text"])
-def test_padding_changes_no_log_probability(family):
-    policy = PolicyModel(tiny_causal_lm(family, torch.float64))
-    sequences = random_sequences([19, 5, 12, 3])
-    with torch.no_grad():
-        together = policy(padded_rows(sequences, PAD)).logprobs_M
-        wider = policy(padded_rows(sequences, PAD, min_width=40)).logprobs_M
-        other_pad = policy(padded_rows(sequences, EOS, min_width=23)).logprobs_M
-        alone = torch.cat([policy(padded_rows([one], PAD)).logprobs_M for one in sequences])
-    # The forward is float64; a log-probability leaves the model as float32: relative steps of 6e-8.
-    for padded in (together, wider, other_pad):
-        torch.testing.assert_close(padded, alone, rtol=3e-7, atol=1e-7)
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "qwen3", "gemma3_text"])
-def test_padded_rows_equal_the_models_own_logits_padded_on_either_side(family):
-    """Against transformers with an attention mask, right- and left-padded: log_softmax of the logits before."""
+def test_padded_rows_however_wide_equal_the_models_own_logits_padded_on_either_side(family):
+    """Against transformers with an attention mask, right- and left-padded: log_softmax of the logits before. The
+    forward is float64; a log-probability leaves the model as float32: relative steps of 6e-8."""
     model = tiny_causal_lm(family, torch.float64)
-    sequences = random_sequences([19, 5, 12, 3])
+    policy, sequences = PolicyModel(model), random_sequences([19, 5, 12, 3])
     with torch.no_grad():
-        ours = PolicyModel(model)(padded_rows(sequences, PAD)).logprobs_M
-        for left in (False, True):
-            expected = torch.cat(own_logprobs(model, sequences, left))
-            torch.testing.assert_close(ours.double(), expected, rtol=3e-7, atol=1e-7)
+        right, left = (torch.cat(own_logprobs(model, sequences, side)) for side in (False, True))
+        torch.testing.assert_close(left, right, rtol=3e-7, atol=1e-7)
+        for pad, width in ((PAD, 1), (PAD, 40), (EOS, 23)):
+            ours = policy(padded_rows(sequences, pad, min_width=width)).logprobs_M
+            torch.testing.assert_close(ours.double(), right, rtol=3e-7, atol=1e-7)
+        alone = torch.cat([policy(padded_rows([one], PAD)).logprobs_M for one in sequences])
+    torch.testing.assert_close(alone.double(), right, rtol=3e-7, atol=1e-7)
 
 
 def own_logprobs(model, sequences: list[TokenSequence], left: bool) -> list[torch.Tensor]:

@@ -46,39 +46,29 @@ def prompt_ids(row):
     return row.input_ids[: int(np.argmax(row.loss_mask))].tolist()
 
 
-@pytest.mark.parametrize("phase", [1, 2, 3])
 @pytest.mark.parametrize(
-    ("rows", "column", "name"),
+    ("rows", "column", "name", "phases"),
     [
-        (QUESTIONS, "question", "human_assistant"),
-        (QUESTIONS, "question", "chat_template"),
-        (STORED, "prompt", "as_stored"),
-        (WITH_BLANK, "prompt", "as_stored"),
-        (WITH_LINES, "prompt", "as_stored"),
+        (QUESTIONS, "question", "human_assistant", (1, 2, 3)),
+        (QUESTIONS, "question", "chat_template", (1, 2, 3)),
+        (STORED, "prompt", "as_stored", (1, 2, 3)),
+        (WITH_BLANK, "prompt", "as_stored", (1, 2, 3)),
+        (WITH_LINES, "prompt", "as_stored", (1, 2, 3)),
+        (CROSSED, "prompt", "as_stored", (1, 2)),
     ],
 )
-def test_what_is_asked_has_the_ids_of_the_rows_prompt(flags, tiny_tokenizer, phase, rows, column, name):
+def test_what_is_asked_has_the_ids_of_the_rows_prompt(flags, rows, column, name, phases):
     """A question as one types it: at a terminal without the blank or the line's end behind it."""
-    tokenizer = chat_tokenizer(chat_template("chatml") if name == "chat_template" else None)
-    data = flags(rows)
-    made, style = settled(data, tokenizer, phase)
-    assert style.chat.prompt_style == saved_style(tokenizer).prompt_style == name
-    maker = PromptMaker(flags(rows), tokenizer)
-    for row in made:
-        given = rows[row.row_id][column]
-        for typed in {given, given.rstrip()}:
-            asked = maker.make([{"role": "user", "content": typed}], None, 0)
-            assert prompt_ids(asked) == prompt_ids(row), (typed, name)
-
-
-@pytest.mark.parametrize("phase", [1, 2])
-def test_a_blank_that_goes_with_the_answer_is_not_asked(flags, phase):
-    tokenizer = chat_tokenizer(None)
-    made, _ = settled(flags(CROSSED), tokenizer, phase)
-    maker = PromptMaker(flags(CROSSED), tokenizer)
-    for row in made:
-        asked = maker.make([{"role": "user", "content": CROSSED[row.row_id]["prompt"].rstrip()}], None, 0)
-        assert prompt_ids(asked) == prompt_ids(row)
+    for phase in phases:
+        tokenizer = chat_tokenizer(chat_template("chatml") if name == "chat_template" else None)
+        made, style = settled(flags(rows), tokenizer, phase)
+        assert style.chat.prompt_style == saved_style(tokenizer).prompt_style == name
+        maker = PromptMaker(flags(rows), tokenizer)
+        for row in made:
+            given = rows[row.row_id][column]
+            for typed in {given.rstrip(), given} if rows is not CROSSED else {given.rstrip()}:
+                asked = maker.make([{"role": "user", "content": typed}], None, 0)
+                assert prompt_ids(asked) == prompt_ids(row), (typed, name)
 
 
 @pytest.mark.parametrize(

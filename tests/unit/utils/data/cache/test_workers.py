@@ -22,12 +22,12 @@ def test_every_job_is_done_once(num_workers):
     assert {job: answer["square"] for job, answer in done.items()} == {job: job * job for job in range(7)}
     processes = {answer["process"] for answer in done.values()}
     assert (os.getpid() in processes) == (num_workers == 1)
+    assert list(run_jobs(0, lambda job: {}, num_workers)) == []
+    assert list(run_jobs(1, lambda job: {"process": os.getpid()}, num_workers)) == [(0, {"process": os.getpid()})]
+    answers = run_jobs(100, lambda job: {}, num_workers)
+    next(answers)
+    answers.close()  # whoever stops listening ends all workers
     assert multiprocessing.active_children() == []
-
-
-def test_no_jobs_and_fewer_jobs_than_workers():
-    assert list(run_jobs(0, lambda job: {}, 4)) == []
-    assert list(run_jobs(1, lambda job: {"process": os.getpid()}, 4)) == [(0, {"process": os.getpid()})]
 
 
 @pytest.mark.parametrize("before", [None, "true"])
@@ -113,13 +113,6 @@ def test_workers_of_a_killed_program_end_in_the_middle_of_their_work():
     while any(map(is_running, workers)) and time.monotonic() < ends:
         time.sleep(0.05)
     assert not any(map(is_running, workers))
-
-
-def test_whoever_stops_listening_ends_all_workers():
-    answers = run_jobs(100, lambda job: {}, 2)
-    next(answers)
-    answers.close()
-    assert multiprocessing.active_children() == []
 
 
 def test_how_many_workers(monkeypatch):

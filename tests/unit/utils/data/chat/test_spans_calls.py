@@ -99,16 +99,6 @@ def plain(value):
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def test_several_calls_and_what_follows():
-    messages = [USER, called({"a": 1}, {}, {"b": True}, names=["f", "g", "f"]), TOOL, ANSWER, USER, ANSWER]
-    calls = "<call>f<k>a</k><v>1</v></call><call>g</call><call>f<k>b</k><v>true</v></call>"
-    assert turns(OPEN, messages) == [f"{calls}<|observation|>", "answer<|user|>", "answer<|user|>"]
-    assert turns(QUOTES, messages) == ["call:f{a:1,}<call|>call:g{}<call|>call:f{b:true,}<call|><|result|>",
-                                       "answer<answer|>", "answer<answer|>"]  # fmt: skip
-    with pytest.raises(BadConversation, match=r"message 2 .assistant.: the chat template omits its call of 'f'"):
-        turns(HARMONY, messages)
-
-
 def test_the_last_turn_of_an_open_template_gets_the_token_that_ends_it():
     for messages, stop in (([USER, ANSWER], "answer<|user|>"), ([USER, called({})], "<call>f</call><|observation|>")):
         found = read(OPEN, messages)
@@ -168,14 +158,6 @@ def test_a_last_call_gets_the_token_that_ends_it_where_answers_have_an_end():
     assert turns(template, [USER, called({})]) == ["<call>f\n{}</call><|observation|>"]
     everyone = template.replace("<|observation|>", "<|assistant|>")  # which tells nobody from a tool
     assert not read(everyone, [USER, called({})]).turns[-1].ended
-
-
-def test_a_stop_behind_another_token():
-    """Cohere's: the eos token is the stop, and the token before it is learnt."""
-    template = TEXTS.replace("m.content + '<eos>'", "m.content + '<answer|><eos>'")
-    found = TurnFinder(ChatTemplate(template, {"eos_token": "<eos>"}), CONTROL)
-    assert found.ends == ("<eos>",)
-    assert turns(template, [USER, ANSWER] * 2, eos_token="<eos>") == ["answer<answer|><eos>"] * 2
 
 
 # Marks.

@@ -112,23 +112,18 @@ def test_a_snapshot_of_the_hubs_cache(here):
         found("datasets--a--b")
 
 
-def test_a_delta_table_is_refused(here):
-    touch(here / "data", "_delta_log/0.json", "part-0.parquet")
-    with pytest.raises(ThreestepError, match="'data' is a Delta table, whose files also hold rows that were replaced"):
-        found("data", ".parquet")
-
-
-def test_a_link_to_nothing_is_named(here):
-    touch(here / "data", "rows.jsonl")
-    (here / "data" / "gone.jsonl").symlink_to("nowhere")
-    with pytest.raises(ThreestepError, match="'data/gone.jsonl' is a link to '.*nowhere', which is not there; fetch"):
-        found("data")
-
-
-def test_a_pipe_is_no_file_of_rows(here):
+def test_what_is_refused_and_a_pipe_that_is_passed_over(here):
+    touch(here / "table", "_delta_log/0.json", "part-0.parquet")
+    with pytest.raises(ThreestepError, match="'table' is a Delta table, whose files also hold rows that were replaced"):
+        found("table", ".parquet")
     touch(here / "data", "rows.jsonl")
     os.mkfifo(here / "data" / "pipe.jsonl")
     assert found("data")[0] == ["data/rows.jsonl"]
+    (here / "data" / "gone.jsonl").symlink_to("nowhere")
+    with pytest.raises(ThreestepError, match="'data/gone.jsonl' is a link to '.*nowhere', which is not there; fetch"):
+        found("data")
+    with pytest.raises(ThreestepError, match="jsonl_flag: the folder '.*' holds no file that ends in .csv or .tsv"):
+        find_files(str(here / "data"), [".csv", ".tsv"], "jsonl_flag")
 
 
 @pytest.fixture
@@ -169,12 +164,6 @@ def test_an_address_that_names_nothing(tmp_path, monkeypatch, address, fragment)
         with pytest.raises(ThreestepError) as caught:
             look(address, "data_path")
         assert fragment in str(caught.value)
-
-
-def test_a_folder_without_such_files(tmp_path):
-    touch(tmp_path, "rows.json")
-    with pytest.raises(ThreestepError, match="sft: the folder '.*' holds no file that ends in .csv or .tsv"):
-        find_files(str(tmp_path), [".csv", ".tsv"], "sft")
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,6 @@ from training.utils.contracts.rows import PHASES
 from training.utils.data.build.build import build_phase
 from training.utils.data.kinds.samples import prompt_of_sentences
 from training.utils.data.kinds.table import KINDS, kind_of
-from training.utils.data.raw_dataset import PromptRawDataset
-from training.utils.data.registry import register_dataset
 
 
 def test_what_a_prompt_carries(build, flags):
@@ -37,93 +35,70 @@ def test_what_a_prompt_carries(build, flags):
     assert row.reference == "5" and "ground_truth" not in row.columns and "solution" not in row.columns
 
 
-class Odd(PromptRawDataset):
-    extra: object = None
-    messages: object = None
-
-    def load_raw_datasets(self, dataset_name):
-        return {"train": ["a", "b"]}
-
-    def get_train_data(self):
-        return self.raw_datasets["train"]
-
-    def get_prompt(self, sample):
-        return sample
-
-    def get_prompt_messages(self, sample):
-        return self.messages
-
-    def get_extra(self, sample):
-        return self.extra
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("extra", ["x"], "row 0: Odd.get_extra: expected values by name in a dict, or None, got list"),
-        ("extra", {"x": {1}}, "row 0: Odd.get_extra: expected a value that JSON can hold: .*set"),
-        (
-            "messages",
-            [{"role": "user", "content": "a", "picture": {1}}],
-            "row 0: Odd.get_prompt_messages: expected a value that JSON can hold: .*set",
-        ),
-    ],
-)
-def test_what_a_prompt_cannot_carry(build, own_registry, monkeypatch, name, value, said):
-    register_dataset("odd")(Odd)
-    monkeypatch.setattr(Odd, name, value)
-    with pytest.raises(ThreestepError, match=said):
-        build(3, data_path=["odd"], return_columns=["raw_prompt"])
-    with pytest.raises(ThreestepError, match="row 0: 'responses' cannot be the name of a column .*; rename the column"):
-        build(3, [{"prompt": "a", "responses": "b"}])  # of a reward's argument
-
-
-CHAT = {
+ASKED = {
+    "data_split": "0,0,1",
+    "eval_fraction": 0.0,
     "prompt_style": "chat_template",
     "chat_template": "examples/environments/template.jinja",
     "return_columns": ["raw_prompt"],
 }
 
 
-def test_a_class_may_use_its_objects_again(build, own_registry):
-    class Reused(Odd):
-        said, carried, truth = [], {"notes": []}, {}
+@pytest.mark.parametrize(
+    ("getter", "value", "said"),
+    [
+        ("get_extra", ["x"], "expected values by name in a dict, or None, got list"),
+        ("get_extra", {"x": {1}}, "expected a value that JSON can hold: .*set"),
+        (
+            "get_prompt_messages",
+            [{"role": "user", "content": "a", "picture": {1}}],
+            "a value that JSON can hold: .*set",
+        ),
+    ],
+)
+def test_what_a_prompt_cannot_carry(own, build, tiny_tokenizer, getter, value, said):
+    data = own(
+        **{**ASKED, "prompt_style": "human_assistant", "chat_template": None, getter: lambda self, sample: value}
+    )
+    with pytest.raises(ThreestepError, match=rf"row \d+: Own.{getter}: .*{said}"):
+        build_phase(3, data, tiny_tokenizer, seed=1)
+    with pytest.raises(ThreestepError, match="row 0: 'responses' cannot be the name of a column .*; rename the column"):
+        build(3, [{"prompt": "a", "responses": "b"}])  # of a reward's argument
 
-        def get_prompt_messages(self, sample):
-            self.said[:] = [{"role": "user", "content": sample}]
-            return self.said
 
-        def get_extra(self, sample):
-            self.carried["notes"][:] = [sample]
-            return self.carried
+def test_a_class_may_use_its_objects_again(own, tiny_tokenizer):
+    said, carried, truth = [], {"notes": []}, {}
 
-        def get_reference(self, sample):
-            self.truth["is"] = sample
-            return self.truth
+    def prompt_messages(self, sample):
+        said[:] = [{"role": "user", "content": sample["p"]}]
+        return said
 
-    register_dataset("reused")(Reused)
-    rows = sorted(build(3, data_path=["reused"], **CHAT).train, key=lambda row: row.row_id)
+    def extra(self, sample):
+        carried["notes"][:] = [sample["p"]]
+        return carried
+
+    def reference(self, sample):
+        truth["is"] = sample["p"]
+        return truth
+
+    getters = {"get_prompt_messages": prompt_messages, "get_extra": extra, "get_reference": reference}
+    rows = build_phase(3, own(rows=[{"p": "a"}, {"p": "b"}], **getters, **ASKED), tiny_tokenizer, seed=1).train
     assert [row.columns["notes"] for row in rows] == [["a"], ["b"]]
     assert [row.reference["is"] for row in rows] == ["a", "b"]
     assert [row.columns["raw_prompt"][0]["content"] for row in rows] == ["a", "b"]
 
 
-def test_getters_may_change_the_sample(build, own_registry):
+def test_getters_may_change_the_sample(own, tiny_tokenizer):
     """Rows in memory are read once for each build: a getter that adds a message to its sample adds one."""
+    rows = [{"p": text, "messages": [{"role": "user", "content": text}]} for text in "ab"]
 
-    class Briefed(Odd):
-        rows = [{"messages": [{"role": "user", "content": "a"}]}, {"messages": [{"role": "user", "content": "b"}]}]
+    def prompt_messages(self, sample):
+        sample["messages"].insert(0, {"role": "system", "content": "be brief"})
+        return sample["messages"]
 
-        def get_train_data(self):
-            return self.rows
-
-        def get_prompt_messages(self, sample):
-            sample["messages"].insert(0, {"role": "system", "content": "be brief"})
-            return sample["messages"]
-
-    register_dataset("briefed")(Briefed)
     for _ in range(2):
-        found = build(3, data_path=["briefed"], rebuild_cache=True, **CHAT).train
+        data = own(rows=rows, get_prompt_messages=prompt_messages, rebuild_cache=True, **ASKED)
+        found = build_phase(3, data, tiny_tokenizer, seed=1).train
         assert [len(row.columns["raw_prompt"]) for row in found] == [2, 2]
 
 
