@@ -15,6 +15,7 @@ import pytest
 from pyarrow import parquet
 
 from tests.support.data_flags import data_flags, raw_dataset_of
+from tests.support.said import assistant, user
 from training.utils.base.errors import ThreestepError
 from training.utils.data import file_dataset
 from training.utils.data.arguments import DataArguments
@@ -24,9 +25,7 @@ from training.utils.data.registry import find_dataset
 SHARED = Path(os.environ.get("THREESTEP_SHARED_DATA", Path(__file__).parents[6] / "shared" / "data"))
 
 GOOD = {"prompt": "Human: hé? Assistant:", "chosen": " yes", "rejected": " no"}
-HI, HO, NO = (
-    {"role": role, "content": said} for role, said in (("user", "Hi"), ("assistant", "Ho"), ("assistant", "No"))
-)
+HI, HO, NO = user("Hi"), assistant("Ho"), assistant("No")
 VERL = {
     "data_source": "openai/gsm8k",
     "prompt": [HI],
@@ -47,60 +46,63 @@ def dataset(write_rows: Callable[..., str], flags: Callable[..., DataArguments])
     return make
 
 
-def test_texts_are_taken_as_stored(dataset):
-    raw = dataset([GOOD])
+TOOLS = [{"type": "function", "function": {"name": "sing", "parameters": {}}}]
+TALK = {"messages": [HI, HO, HI, NO], "tools": json.dumps([TOOLS[0]["function"]])}
+TALK_PROMPT = f"Tools: {json.dumps(TOOLS)} Human: Hi Assistant: Ho Human: Hi Assistant:"
+MESSAGES_PAIR = {"prompt": [HI], "chosen": [HO], "rejected": [NO]}
+CARRIED = {"data_source": "openai/gsm8k", "ability": "math", "index": 3, "extra_info": {"split": "train", "index": 3}}
+INFO = {"index": 3, "tools_kwargs": {"search": {"k": 2}}, "interaction_kwargs": {"name": "x"}, "need": True}
+ASKED_FOR = {name: INFO[name] for name in INFO if name != "need"}
+RANKED = {"prompt": "a", "k": [" b", " c", " d"]}
+TOLD = {"messages": [HI], "chat_template_kwargs": {"enable_thinking": True, "style": "x"}, "enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "expected"),
+    [
+        (GOOD, {}, {"prompt": GOOD["prompt"], "chosen": " yes", "rejected": " no", "messages": None, "extra": None,
+                    "prompt_and_chosen": GOOD["prompt"] + " yes", "prompt_messages": None}),
+        (TALK, {}, {"messages": TALK["messages"], "tools": TOOLS, "prompt_messages": [HI, HO, HI],
+                    "chosen_messages": [NO], "prompt": TALK_PROMPT, "prompt_and_chosen": TALK_PROMPT + " No"}),
+        (MESSAGES_PAIR, {}, {"messages": [HI, HO], "rejected_messages": [NO],
+                             "prompt_and_rejected": "Human: Hi Assistant: No"}),
+        # a conversation that the assistant begins has no prompt
+        ({"messages": [HO]}, {}, {"prompt": None, "messages": [HO]}),
+        ({"messages": []}, {}, {"prompt": None, "messages": []}),
+        ({"messages": None}, {}, {"prompt": None, "messages": None}),
+        (VERL, {}, {"prompt": "Human: Hi Assistant:", "prompt_messages": [HI], "reference": "72",
+                    "extra": {**CARRIED, "reward_model": {"style": "rule"}}}),
+        (VERL, {"reference_column": "extra_info.index"}, {"reference": 3, "extra": {**CARRIED, "reward_model":
+                                                          VERL["reward_model"]}}),
+        # what rewards ask for by name is taken out of verl's extra_info
+        ({"prompt": "a", "extra_info": INFO}, {}, {"extra": {"extra_info": INFO, **ASKED_FOR}}),
+        ({"prompt": "b", "index": 9, "extra_info": INFO}, {},
+         {"extra": {"extra_info": INFO, **ASKED_FOR, "index": 9}}),
+        # what a row tells the template
+        ({"messages": [HI], "enable_thinking": False}, {}, {"chat_template_kwargs": {"enable_thinking": False}}),
+        (TOLD, {}, {"chat_template_kwargs": TOLD["chat_template_kwargs"], "extra": None}),
+        ({"messages": [HI], "chat_template_kwargs": '{"style": "y"}'}, {}, {"chat_template_kwargs": {"style": "y"}}),
+        ({"messages": [HI]}, {}, {"chat_template_kwargs": None}),
+        (RANKED, {"responses_column": "k"}, {"responses": RANKED["k"], "chosen": " b"}),
+        ({"prompt": "a", "k": [" b"]}, {"responses_column": "k"}, {"responses": None, "rejected": None}),
+        # a margin is read where it is named
+        ({**GOOD, "margin": 0.5}, {}, {"margin": None, "extra": {"margin": 0.5}}),
+        ({**GOOD, "margin": 0.5}, {"margin_column": "margin"}, {"margin": 0.5, "extra": None}),
+        ({**GOOD, "margin": None}, {"margin_column": "margin"}, {"margin": None}),
+    ],
+)  # fmt: skip
+def test_what_a_row_says(dataset, row, columns, expected):
+    raw = dataset([row], **columns)
     sample = raw.get_train_data()[0]
-    assert (raw.get_prompt(sample), raw.get_chosen(sample), raw.get_rejected(sample)) == tuple(GOOD.values())
-    assert raw.get_prompt_and_chosen(sample) == GOOD["prompt"] + GOOD["chosen"]
-    assert raw.get_messages(sample) is None and raw.get_prompt_messages(sample) is None
+    assert {name: getattr(raw, f"get_{name}")(sample) for name in expected} == expected
     assert raw.get_eval_data() is None and raw.dataset_clean_name.startswith("jsonl_")
 
 
-def test_messages_are_texts_as_well(dataset):
-    tools = [{"name": "sing", "parameters": {}}]
-    raw = dataset([{"messages": [HI, HO, HI, NO], "tools": json.dumps(tools)}])
-    sample = raw.get_train_data()[0]
-    whole = [{"type": "function", "function": tools[0]}]
-    assert raw.get_messages(sample) == [HI, HO, HI, NO] and raw.get_tools(sample) == whole
-    assert raw.get_prompt_messages(sample) == [HI, HO, HI] and raw.get_chosen_messages(sample) == [NO]
-    assert raw.get_prompt(sample) == f"Tools: {json.dumps(whole)} Human: Hi Assistant: Ho Human: Hi Assistant:"
-    assert raw.get_prompt_and_chosen(sample) == raw.get_prompt(sample) + " No"
-    pairs = dataset([{"prompt": [HI], "chosen": [HO], "rejected": [NO]}])
-    sample = pairs.get_train_data()[0]
-    assert pairs.get_messages(sample) == [HI, HO] and pairs.get_rejected_messages(sample) == [NO]
-    assert pairs.get_prompt_and_rejected(sample) == "Human: Hi Assistant: No"
-
-
-def test_a_conversation_that_the_assistant_begins_has_no_prompt(dataset):
-    raw = dataset([{"messages": [HO]}, {"messages": []}, {"messages": None}])
-    samples = list(raw.get_train_data())
-    assert [raw.get_prompt(sample) for sample in samples] == [None, None, None]
-    assert [raw.get_messages(sample) for sample in samples] == [[HO], [], None]
-
-
-def test_what_verl_carries(dataset):
-    raw = dataset([VERL])
-    sample = raw.get_train_data()[0]
-    assert raw.get_prompt(sample) == "Human: Hi Assistant:" and raw.get_prompt_messages(sample) == [HI]
-    assert raw.get_reference(sample) == "72"
-    assert raw.get_extra(sample) == {
-        "data_source": "openai/gsm8k",
-        "ability": "math",
-        "reward_model": {"style": "rule"},
-        "extra_info": {"split": "train", "index": 3},
-        "index": 3,
-    }
-    named = dataset([VERL], reference_column="extra_info.index")
-    sample = named.get_train_data()[0]
-    assert named.get_reference(sample) == 3 and named.get_extra(sample)["reward_model"]["ground_truth"] == "72"
-
-
-def test_what_rewards_ask_for_by_name_is_taken_out_of_verls_extra_info(dataset):
-    info = {"index": 3, "tools_kwargs": {"search": {"k": 2}}, "interaction_kwargs": {"name": "x"}, "need": True}
-    raw = dataset([{"prompt": "a", "extra_info": info}, {"prompt": "b", "index": 9, "extra_info": info}])
-    first, second = (raw.get_extra(sample) for sample in raw.get_train_data())
-    assert first == {"extra_info": info, **{name: info[name] for name in info if name != "need"}}
-    assert second["index"] == 9 and second["tools_kwargs"] == {"search": {"k": 2}}
+def test_keywords_of_a_template_that_are_none(dataset):
+    raw = dataset([{"messages": [HI]}, {"messages": [HI], "chat_template_kwargs": [1]}])
+    said = "rows.jsonl, line 2: column 'chat_template_kwargs': expected an object, g"
+    with pytest.raises(ThreestepError, match=said):
+        raw.get_chat_template_kwargs(raw.get_train_data()[1])
 
 
 def test_what_else_a_row_carries_is_json(tmp_path, dataset):
@@ -114,44 +116,6 @@ def test_what_else_a_row_carries_is_json(tmp_path, dataset):
     extra = raw.get_extra(raw.get_train_data()[0])
     assert extra == {"when": "2024-01-02", "cost": "1.5", "picture": {"path": "a.png"}, "list": [1, 2.5, True]}
     assert json.loads(json.dumps(extra)) == extra
-    assert dataset([GOOD]).get_extra(GOOD) is None
-
-
-def test_what_a_row_tells_the_template(dataset):
-    rows = [
-        {"messages": [HI], "enable_thinking": False},
-        {"messages": [HI], "chat_template_kwargs": {"enable_thinking": True, "style": "x"}, "enable_thinking": False},
-        {"messages": [HI], "chat_template_kwargs": '{"style": "y"}'},
-        {"messages": [HI], "chat_template_kwargs": [1]},
-        {"messages": [HI]},
-    ]
-    raw = dataset(rows)
-    samples = raw.get_train_data()
-    assert raw.get_chat_template_kwargs(samples[0]) == {"enable_thinking": False}
-    assert raw.get_chat_template_kwargs(samples[1]) == {"enable_thinking": True, "style": "x"}
-    assert raw.get_chat_template_kwargs(samples[2]) == {"style": "y"}
-    assert raw.get_chat_template_kwargs(samples[4]) is None
-    assert raw.get_extra(samples[1]) is None
-    with pytest.raises(
-        ThreestepError, match="rows.jsonl, line 4: column 'chat_template_kwargs': expected an object, g"
-    ):
-        raw.get_chat_template_kwargs(samples[3])
-
-
-def test_ranked_responses(dataset):
-    raw = dataset([{"prompt": "a", "k": [" b", " c", " d"]}, {"prompt": "a", "k": [" b"]}], responses_column="k")
-    first, second = raw.get_train_data()
-    assert raw.get_responses(first) == [" b", " c", " d"] and raw.get_chosen(first) == " b"
-    assert raw.get_responses(second) is None and raw.get_rejected(second) is None
-
-
-def test_a_margin_column_is_read_where_it_is_named(dataset):
-    rows = [{**GOOD, "margin": 0.5}, {**GOOD, "margin": None}]
-    raw, named = dataset(rows), dataset(rows, margin_column="margin")
-    assert [raw.get_margin(sample) for sample in raw.get_train_data()] == [None, None]
-    assert [named.get_margin(sample) for sample in named.get_train_data()] == [0.5, None]
-    assert raw.get_extra(raw.get_train_data()[0]) == {"margin": 0.5}
-    assert named.get_extra(named.get_train_data()[0]) is None
 
 
 def test_a_folder_with_files_for_evaluation(tmp_path, dataset):

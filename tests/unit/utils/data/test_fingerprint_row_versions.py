@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.data_flags import raw_dataset_of
 from tests.support.pair_rows import Own, all_rows
+from tests.support.said import says
 from training.utils.contracts.rows import ResponsesRow, SentenceRow
 from training.utils.data.build.build import build_phase
 from training.utils.data.build.row_maker import PromptMaker
@@ -37,10 +38,6 @@ PAIRS = [
     for i in range(24)
 ]
 QUESTIONS = [{"question": f"What comes after {i}?", "answer": f"{i + 1}", "rejected": f"{i - 1}"} for i in range(24)]
-
-
-def says(role, content):
-    return {"role": role, "content": content}
 
 
 SYSTEM, HELLO = says("system", "Be brief."), says("assistant", "Hello.")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.data_forms import lines_of, write_csv, write_jsonl
+from tests.support.said import assistant, user
 
 Lines = Sequence[str] | str
 Phases = tuple[Lines, Lines, Lines]
@@ -32,18 +33,6 @@ class Form:
     write: Callable[[Path, Sequence[Any]], None] = write_jsonl
     address: str = "jsonl:{}"
     flags: dict[str, Any] = field(default_factory=dict)
-
-
-def says(role: str, content: Any, **more: Any) -> dict[str, Any]:
-    return {"role": role, "content": content, **more}
-
-
-def user(content: Any, **more: Any) -> dict[str, Any]:
-    return says("user", content, **more)
-
-
-def assistant(content: Any, **more: Any) -> dict[str, Any]:
-    return says("assistant", content, **more)
 
 
 HI, HO, NO = user("Hi"), assistant("Ho"), assistant("No")

@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.data_flags import with_flags
+from tests.support.said import assistant, user
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import PromptRow, ResponsesRow, SentenceRow
 from training.utils.data.build.build import build_phase, settle_style
@@ -20,9 +21,7 @@ WITH_BLANK = [{"prompt": f"{i} + {i} = ", "chosen": f"~{i}", "rejected": "~"} fo
 # The blank and the answer's first word are one token, which is the answer's.
 CROSSED = [{"prompt": f"{i} + {i} ", "chosen": f"is {i}", "rejected": "is no"} for i in range(12)]
 WITH_LINES = [{"prompt": f"Q: {i}\nA:\n", "chosen": f"{i}", "rejected": "no"} for i in range(12)]
-MESSAGES = [
-    {"messages": [{"role": "user", "content": f"Hi {i}"}, {"role": "assistant", "content": "Yes."}]} for i in range(12)
-]
+MESSAGES = [{"messages": [{"role": "user", "content": f"Hi {i}"}, assistant("Yes.")]} for i in range(12)]
 TEXTS = [{"text": f"Once upon a time, {i}."} for i in range(12)]
 WRITTEN = [{"prompt": f"Human: {i}? Assistant:", "chosen": " yes", "rejected": " no"} for i in range(12)]
 
@@ -153,9 +152,9 @@ def test_turns_and_system_prompts_of_prompts_as_stored(flags):
     save_style(tokenizer, SavedStyle("as_stored"))
     maker = PromptMaker(flags(), tokenizer)
     talk = [
-        {"role": "user", "content": "1 ="},
-        {"role": "assistant", "content": " 1"},
-        {"role": "user", "content": "2 ="},
+        user("1 ="),
+        assistant(" 1"),
+        user("2 ="),
     ]
     assert maker.make(talk, None, 0).prompt_text == "2 ="
     with pytest.raises(ThreestepError, match="expected no system prompt, .* got one; write it into the question"):

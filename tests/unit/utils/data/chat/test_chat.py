@@ -19,6 +19,7 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from tests.support.chat_templates import chat_template, chat_tokenizer
+from tests.support.said import assistant, user
 from tests.unit.utils.data.rows.test_tokenize import with_a_space_of_its_own
 from training.utils.base.errors import ThreestepError
 from training.utils.data.chat.chat import ChatTokenizer, template_text
@@ -118,14 +119,6 @@ def merges_tools(messages, tools=None):
 
 
 WRITERS = {"chatml": chatml, "llama3": llama3, "strips_thinking": strips_thinking, "merges_tools": merges_tools}
-
-
-def user(text="a"):
-    return {"role": "user", "content": text}
-
-
-def assistant(text="b"):
-    return {"role": "assistant", "content": text}
 
 
 def made(template, tokenizer=None, **flags) -> ChatTokenizer:

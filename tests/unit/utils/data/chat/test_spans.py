@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.support.chat_templates import SPECIAL_TOKENS, chat_template
+from tests.support.said import assistant, user
 from training.utils.base.errors import ThreestepError
 from training.utils.data.chat.rendering import ChatTemplate
 from training.utils.data.chat.spans import TurnFinder
 from training.utils.data.formats.messages import BadConversation, Conversation
 
-USER, ASSISTANT = {"role": "user", "content": "u"}, {"role": "assistant", "content": "answer"}
+USER, ASSISTANT = user("u"), assistant("answer")
 CHATML, MARKED = chat_template("chatml"), chat_template("chatml", marks=True)
 
 

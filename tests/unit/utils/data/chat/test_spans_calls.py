@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.support.said import assistant, user
 from training.utils.data.chat.rendering import ChatTemplate
 from training.utils.data.chat.spans import ReadConversation, TurnFinder
 from training.utils.data.formats.messages import BadConversation, Conversation, checked_messages
@@ -14,7 +15,7 @@ CONTROL = [
     "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>", "<|user|>", "<|assistant|>",
     "<|observation|>", "<eos>", "<bos>", "<answer|>", "<|quote|>", "<call|>", "<|result|>",
 ]  # fmt: skip
-USER, ANSWER = {"role": "user", "content": "u"}, {"role": "assistant", "content": "answer"}
+USER, ANSWER = user("u"), assistant("answer")
 ARGUMENTS = [
     {}, {"a": 1}, {"a": -2.5, "b": 10**12}, {"on": True, "off": False}, {"a": None}, {"a": "x"}, {"a": 'q"\\\n'},
     {"a": [1, {"b": [True, None, "x"]}], "c": {}}, {"a": "x", "b": 7}, {"a": ""},

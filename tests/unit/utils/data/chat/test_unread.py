@@ -73,38 +73,79 @@ def test_reasoning_goes_where_the_template_reads_it(read_key, given_key):
     assert notes == (() if given_key == read_key else (MOVED,))
 
 
-def test_a_template_that_reads_several_keys_gets_the_one_that_is_given():
+def test_reasoning_beside_a_call_as_a_part_and_under_the_first_key_of_several():
     both = READS.replace("m.KEY", "(m.reasoning or m.thinking)")
-    assert read(both, talk(user(), answer(thinking="t")))[2] == ()
-    assert "<think>\nt\n" in read(both, talk(user(), answer(reasoning_content="t")))[0]
+    for template, row, text in (
+        (both, answer(reasoning_content="t"), "<think>\nt\n</think>\n\n4<end>"),
+        (BESIDE_CALLS, answer("", reasoning="why", tool_calls=[CALL]), "why<call>add<end>"),
+        (PARTS, answer(reasoning="why"), "[THINK]why[/THINK]4<end>"),
+    ):
+        found, _, notes = read(template, talk(user(), row))
+        assert found == f"<user>q<end><assistant>{text}" and notes == (MOVED,)
 
 
-def test_reasoning_that_is_read_only_beside_calls():
-    text, _, notes = read(BESIDE_CALLS, talk(user(), answer("", reasoning="why", tool_calls=[CALL])))
-    assert text == "<user>q<end><assistant>why<call>add<end>" and notes == (MOVED,)
-    text, _, notes = read(BESIDE_CALLS, talk(user(), answer(reasoning="why")))
-    assert "why" not in text and notes == (OMITTED,)
+INSIDE = talk(user(), answer("<think>\nwhy\n</think>\n\n4"))
+WHY, BOTH = (
+    talk(user(), answer(reasoning="why")),
+    "{% if m.thinking and m.content %}{{ raise_exception('both') }}{% endif %}",
+)
+GIVEN_TOOLS = talk(user(), answer(), tools=TOOLS)
+FOR_THE_USER = "{% if messages[-1].role == 'user' %}{{ tools }}{% endif %}" + PLAIN  # as Dolphin's
+DATED = replace(talk(user(), answer()), template_kwargs={"date": "today"})
+NAMED = talk({**user(), "name": "Ada"}, answer(name="Bo"))
+WRITES_NAMES = PLAIN.replace("{{ m.role }}", "{{ m.name or m.role }}")
+WRITES_ONE = WRITES_NAMES.replace("m.name or m.role", "m.name if m.role == 'user' and m.name else m.role")
+ANSWERED = talk(user(), answer("", tool_calls=[CALL]), {"role": "tool", "name": "add", "content": "2"}, answer())
 
 
-def test_reasoning_as_a_part_of_the_content():
-    text, _, notes = read(PARTS, talk(user(), answer(reasoning="why")))
-    assert text == "<user>q<end><assistant>[THINK]why[/THINK]4<end>" and notes == (MOVED,)
-    text, _, notes = read(DUMPS, talk(user(), answer(reasoning="why")))
-    assert text == "<user>q<end><assistant>4<end>" and notes == (OMITTED,)
+@pytest.mark.parametrize(
+    ("template", "row", "notes"),
+    [
+        (READS.replace("m.KEY", "(m.reasoning or m.thinking)"), talk(user(), answer(thinking="t")), ()),
+        # reasoning that is not written; the text then holds none of it
+        *((PLAIN, talk(user(), answer(**{key: "why"})), (OMITTED,)) for key in REASONING_KEYS),
+        (BESIDE_CALLS, WHY, (OMITTED,)),
+        (DUMPS, WHY, (OMITTED,)),
+        (STRIPS, WHY, (OMITTED,)),
+        (STRIPS, INSIDE, (OMITTED,)),
+        (BESIDE_CALLS.replace("{{ m.thinking }}", BOTH + "{{ m.thinking }}"),
+         talk(user(), answer("text", reasoning="why", tool_calls=[CALL])), (OMITTED,)),
+        (PLAIN, talk(user(), answer("a <think> and </think> b")), ()),
+        # nobody gave a thought
+        (READS.replace("KEY", "reasoning"), talk(user(), answer()), ()),
+        (READS.replace("KEY", "reasoning"), talk(user(), answer(reasoning=" \n")), ()),
+        # tools
+        (PLAIN, GIVEN_TOOLS, (UNREAD_TOOLS,)),
+        ("{{ tools }}" + PLAIN, GIVEN_TOOLS, ()),
+        (PLAIN, talk(user(), answer()), ()),
+        (FOR_THE_USER, GIVEN_TOOLS, (UNREAD_TOOLS,)),
+        (FOR_THE_USER, talk(user(), answer(), user(), tools=TOOLS), ()),
+        # variables of a row
+        (PLAIN, DATED, (UNREAD_VARIABLES,)),
+        ("{{ date }}" + PLAIN, DATED, ()),
+        # names of speakers
+        (PLAIN, NAMED, (UNREAD_NAMES,)),
+        (WRITES_NAMES, NAMED, ()),
+        (WRITES_ONE, NAMED, (UNREAD_NAMES,)),
+        (WRITES_ONE, talk({**user(), "name": "Ada"}, answer(name="assistant")), ()),
+        (PLAIN, ANSWERED, ()),
+    ],
+)  # fmt: skip
+def test_what_the_template_does_not_write(template, row, notes):
+    text, untrained, found = read(template, row)
+    assert found == notes and not untrained and ("why" in text) is False
 
 
-@pytest.mark.parametrize("key", REASONING_KEYS)
-def test_a_template_that_reads_none(key):
-    row = talk(user(), answer(**{key: "why"}))
-    assert read(PLAIN, row) == ("<user>q<end><assistant>4<end>", frozenset(), (OMITTED,))
+def test_a_name_that_is_empty_is_none():
+    assert UnreadParts(ChatTemplate(PLAIN, {})).of_prompt(talk({**user(), "name": ""}))[1] == ()
 
 
-def test_a_template_that_takes_thoughts_out_of_the_content():
-    inside = talk(user(), answer("<think>\nwhy\n</think>\n\n4"))
-    for row in (inside, talk(user(), answer(reasoning="why"))):
-        text, _, notes = read(STRIPS, row)
-        assert "why" not in text and notes == (OMITTED,)
-    assert read(PLAIN, inside)[2] == ()
+def test_reasoning_of_earlier_answers_is_the_templates_affair():
+    template = READS.replace("KEY", "reasoning")
+    row = talk(user(), answer("3", reasoning="one"), user("r"), answer(reasoning="two"))
+    text, untrained, notes = read(template, row)
+    assert "one" not in text and "two" in text and not untrained and notes == ()
+    assert read(template, talk(*row.messages, user("s")))[1:] == (frozenset(), ())
 
 
 def test_no_empty_thought_is_learnt_where_one_was_given():
@@ -121,56 +162,10 @@ def test_no_empty_thought_is_learnt_where_one_was_given():
 
 
 def test_thoughts_in_the_content_move_where_the_template_wants_them_apart():
-    inside = talk(user(), answer("<think>\nwhy\n</think>\n\n4"))
     for template in (READS, STRIPS.replace("{{ m.content", "{{ '[' + m.KEY + ']' if m.KEY }}{{ m.content")):
-        text, _, notes = read(template.replace("KEY", "reasoning"), inside)
+        text, _, notes = read(template.replace("KEY", "reasoning"), INSIDE)
         assert text.count("why") == 1 and text.count("think>") in (0, 2) and notes == (MOVED,)
     splits = READS.replace("m.KEY or ''", "m.content.split('</think>')[0].split('<think>')[-1].strip()").replace(
         "m.content or ''", "m.content.split('</think>')[-1].strip()"
     )
-    assert read(splits, inside) == ("<user>q<end><assistant><think>\nwhy\n</think>\n\n4<end>", frozenset(), ())
-
-
-def test_reasoning_of_earlier_answers_is_the_templates_affair():
-    template = READS.replace("KEY", "reasoning")
-    row = talk(user(), answer("3", reasoning="one"), user("r"), answer(reasoning="two"))
-    text, untrained, notes = read(template, row)
-    assert "one" not in text and "two" in text and not untrained and notes == ()
-    assert read(template, talk(*row.messages, user("s")))[1:] == (frozenset(), ())
-    assert read(template, talk(user(), answer()))[2] == ()  # nobody gave a thought
-    assert read(template, talk(user(), answer(reasoning=" \n")))[2] == ()
-
-
-def test_a_template_that_refuses_reasoning_beside_something():
-    both = "{% if m.thinking and m.content %}{{ raise_exception('both') }}{% endif %}"
-    refuses = BESIDE_CALLS.replace("{{ m.thinking }}", both + "{{ m.thinking }}")
-    row = talk(user(), answer("text", reasoning="why", tool_calls=[CALL]))
-    assert read(refuses, row)[2] == (OMITTED,)
-
-
-def test_tools_that_the_template_does_not_write():
-    assert read(PLAIN, talk(user(), answer(), tools=TOOLS))[2] == (UNREAD_TOOLS,)
-    assert read("{{ tools }}" + PLAIN, talk(user(), answer(), tools=TOOLS))[2] == ()
-    assert read(PLAIN, talk(user(), answer()))[2] == ()
-    for_the_user = "{% if messages[-1].role == 'user' %}{{ tools }}{% endif %}" + PLAIN  # as Dolphin's
-    assert read(for_the_user, talk(user(), answer(), tools=TOOLS))[2] == (UNREAD_TOOLS,)
-    assert read(for_the_user, talk(user(), answer(), user(), tools=TOOLS))[2] == ()
-
-
-def test_variables_of_a_row_that_the_template_does_not_read():
-    row = talk(user(), answer())
-    assert read(PLAIN, replace(row, template_kwargs={"date": "today"}))[2] == (UNREAD_VARIABLES,)
-    assert read("{{ date }}" + PLAIN, replace(row, template_kwargs={"date": "today"}))[2] == ()
-
-
-def test_names_of_speakers_that_the_template_does_not_write():
-    named = talk({**user(), "name": "Ada"}, answer(name="Bo"))
-    writes = PLAIN.replace("{{ m.role }}", "{{ m.name or m.role }}")
-    assert read(PLAIN, named)[2] == (UNREAD_NAMES,)
-    assert read(writes, named)[2] == ()
-    one = writes.replace("m.name or m.role", "m.name if m.role == 'user' and m.name else m.role")
-    assert read(one, named)[2] == (UNREAD_NAMES,)
-    assert read(one, talk({**user(), "name": "Ada"}, answer(name="assistant")))[2] == ()
-    called = talk(user(), answer("", tool_calls=[CALL]), {"role": "tool", "name": "add", "content": "2"}, answer())
-    assert read(PLAIN, called)[2] == ()
-    assert UnreadParts(ChatTemplate(PLAIN, {})).of_prompt(talk({**user(), "name": ""}))[1] == ()
+    assert read(splits, INSIDE) == ("<user>q<end><assistant><think>\nwhy\n</think>\n\n4<end>", frozenset(), ())

@@ -62,14 +62,6 @@ def test_a_map_with_a_key_twice_is_named(tmp_path):
         rows[0]
 
 
-def test_categories_that_differ_between_row_groups(tmp_path):
-    values = [f"text {number}" for number in range(6)]
-    table = pa.table({"x": pa.array(values).dictionary_encode()})
-    parquet.write_table(table, tmp_path / "rows.parquet", row_group_size=2)
-    rows = open_rows("parquet", [str(tmp_path / "rows.parquet")], str(tmp_path))
-    assert [row["x"] for row in rows] == values and list(rows.kinds["x"]) == ["text"]
-
-
 def test_text_in_runs(tmp_path):
     runs = pa.RunEndEncodedArray.from_arrays(pa.array([2], pa.int32()), pa.array(["Hi"]))
     table = pa.table({"x": runs})

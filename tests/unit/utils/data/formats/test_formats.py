@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.data_flags import raw_dataset_of
+from tests.support.said import assistant, says
 from training.utils.base.errors import ThreestepError
 from training.utils.data.arguments import SourceArguments
 from training.utils.data.files.columns import kind_of
@@ -25,10 +26,6 @@ from training.utils.data.kinds.kind import CROSSED, GLUED
 from training.utils.data.raw_dataset import Recognition
 
 U, A = "user", "assistant"
-
-
-def says(role: str, content: str, **more) -> dict[str, Any]:
-    return {"role": role, "content": content, **more}
 
 
 def kinds_of(rows: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
@@ -359,8 +356,8 @@ def test_numbers_are_their_text():
     row = {"question": "a", "answer": 7, "rejected": 2.5}
     found = recognised(row)
     record = found.read(row, found.roles, "f")
-    assert record.chosen_messages == [{"role": "assistant", "content": "7"}]
-    assert record.rejected_messages == [{"role": "assistant", "content": "2.5"}]
+    assert record.chosen_messages == [assistant("7")]
+    assert record.rejected_messages == [assistant("2.5")]
     pair = recognised({"prompt": "a", "chosen": 1, "rejected": 2})
     assert pair.read({"prompt": "a", "chosen": 1, "rejected": 2}, pair.roles, "f") == Record("a", "1", "2")
 

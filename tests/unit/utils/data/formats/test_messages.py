@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.said import says
 from training.utils.base.errors import ThreestepError
 from training.utils.data.formats.messages import (
     BadConversation,
@@ -29,10 +30,6 @@ CALL = {"name": "add", "arguments": {"a": 1, "b": [2]}}
 CALLS = [{"type": "function", "function": CALL}]
 
 
-def message(role: str, content: str, **more) -> dict:
-    return {"role": role, "content": content, **more}
-
-
 def test_sharegpt_becomes_openais():
     said = [
         {"from": "system", "value": "Be kind."},
@@ -42,21 +39,21 @@ def test_sharegpt_becomes_openais():
         {"from": "gpt", "value": "3.", "weight": 0},
     ]
     assert read_messages(said, "row") == [
-        message("system", "Be kind."),
-        message("user", "1 + 2?"),
-        message("assistant", "", tool_calls=CALLS),
-        message("tool", "3"),
-        message("assistant", "3.", weight=0),
+        says("system", "Be kind."),
+        says("user", "1 + 2?"),
+        says("assistant", "", tool_calls=CALLS),
+        says("tool", "3"),
+        says("assistant", "3.", weight=0),
     ]
 
 
 def test_openais_messages_are_kept_as_they_are():
     said = [
-        message("developer", "Be kind."),
-        message("user", [{"type": "text", "text": "Hi"}]),
-        message("assistant", "Ho", reasoning_content="Hm", name="Ann"),
+        says("developer", "Be kind."),
+        says("user", [{"type": "text", "text": "Hi"}]),
+        says("assistant", "Ho", reasoning_content="Hm", name="Ann"),
     ]
-    joined = [said[0], message("user", "Hi"), said[2]]
+    joined = [said[0], says("user", "Hi"), said[2]]
     assert read_messages(said, "row") == joined
     assert read_messages(json.dumps(said), "row") == joined  # a column of JSON text, as in CSV
     assert read_messages(said[2], "row") == said[2:]  # one message alone
@@ -79,31 +76,31 @@ def test_tool_calls_in_every_form(calls, content):
     (read,) = read_messages([{"role": "assistant", "content": content, "tool_calls": calls}], "row")
     arguments = calls[0]["function"]["arguments"] if isinstance(calls, list) and "function" in calls[0] else None
     given = [{"type": "function", "function": {**CALL, "arguments": arguments or CALL["arguments"]}}]
-    assert read == message("assistant", content, tool_calls=given)
+    assert read == says("assistant", content, tool_calls=given)
     objects = list(forms_of_calls([read]))
-    assert message("assistant", "", tool_calls=CALLS) in [form[0] for form in objects]
+    assert says("assistant", "", tool_calls=CALLS) in [form[0] for form in objects]
     texts = [{"type": "function", "function": {**CALL, "arguments": json.dumps(CALL["arguments"])}}]
-    assert message("assistant", None, tool_calls=texts) in [form[0] for form in objects] and len(objects) == 4
+    assert says("assistant", None, tool_calls=texts) in [form[0] for form in objects] and len(objects) == 4
 
 
 def test_calls_without_arguments_have_none_in_every_form():
     for none in ({}, {"arguments": None}, {"arguments": ""}, {"arguments": " null "}, {"arguments": {}}):
-        (read,) = read_messages([message("assistant", "", tool_calls=[{"name": "now", **none}])], "row")
+        (read,) = read_messages([says("assistant", "", tool_calls=[{"name": "now", **none}])], "row")
         assert read["tool_calls"] == [{"type": "function", "function": {"name": "now", "arguments": {}}}]
 
 
 def test_openais_older_names_for_calls():
     said = [{"role": "assistant", "function_call": CALL}, {"role": "function", "name": "add", "content": "3"}]
     assert read_messages(said, "row") == [
-        message("assistant", None, tool_calls=CALLS), message("tool", "3", name="add")
+        says("assistant", None, tool_calls=CALLS), says("tool", "3", name="add")
     ]  # fmt: skip
 
 
 def test_the_id_of_a_call_and_arguments_that_are_no_object_are_kept():
     call = {"id": "7", "type": "function", "function": {"name": "add", "arguments": "{broken"}}
-    (read,) = read_messages([message("assistant", "", tool_calls=[call, {"name": "stop"}])], "row")
+    (read,) = read_messages([says("assistant", "", tool_calls=[call, {"name": "stop"}])], "row")
     assert read["tool_calls"] == [call, {"type": "function", "function": {"name": "stop", "arguments": {}}}]
-    said = [message("assistant", None, tool_calls=json.dumps(CALLS), function_call=None)]
+    said = [says("assistant", None, tool_calls=json.dumps(CALLS), function_call=None)]
     before = json.dumps(said)
     read_messages(said, "row")
     assert json.dumps(said) == before  # what is given is left alone
@@ -116,7 +113,7 @@ NO_LIST, NO_CALL = (
 
 
 def calling(calls):
-    return [message("assistant", "", tool_calls=calls)]
+    return [says("assistant", "", tool_calls=calls)]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +123,7 @@ def calling(calls):
         ("Hi there", NO_LIST + "text that is not JSON (Expecting value): 'Hi t"),
         ('"Hi"', NO_LIST + "text"),
         (["Hi"], "f.json, line 2, message 1: expected an object, got text"),
-        ([message("user", "a"), {}], "message 2: expected 'role' and 'content', or ShareGPT's 'from' and 'value', got"),
+        ([says("user", "a"), {}], "message 2: expected 'role' and 'content', or ShareGPT's 'from' and 'value', got"),
         ([{"speaker": "x", "text": "y"}], "'from' and 'value', got 'speaker', 'text'"),
         ([{"role": None, "content": "a"}], "message 1: 'role': expected text, got null"),
         ([{"role": "user", "content": 7}], "message 1: 'content': expected text, got a number"),
@@ -140,7 +137,7 @@ def calling(calls):
         (calling([{"function": "name"}]), NO_CALL),
         (calling("add"), "expected JSON with the name and arguments of a call, got"),
         # pandas and `datasets` write it into CSV
-        (str([message("user", "Hi")]), "it is Python's form, write it with json.dumps"),
+        (str([says("user", "Hi")]), "it is Python's form, write it with json.dumps"),
     ],
 )
 def test_what_is_no_message_is_named(given_messages, fragment):
@@ -197,7 +194,7 @@ def test_no_tools_and_what_is_none():
 
 def test_nulls_in_json_text_are_meant():
     call = {"name": "add", "arguments": {"a": None, "b": 1}}
-    said = [message("assistant", "", tool_calls=[call, {**call, "arguments": '{"a": null}'}])]
+    said = [says("assistant", "", tool_calls=[call, {**call, "arguments": '{"a": null}'}])]
     for given_messages in (said, json.dumps(said)):
         (read,) = read_messages(given_messages, "row")
         assert [each["function"]["arguments"] for each in read["tool_calls"]] == [{"a": None, "b": 1}, '{"a": null}']
@@ -211,7 +208,7 @@ def test_values_that_a_typed_column_has_changed_are_refused(value):
     """Their text was not theirs alone: 1.50 and 1.5, 2024-01-02 and 2024-01-02T00:00:00 are one value."""
     call = {"name": "add", "arguments": {"x": [{"y": value}]}}
     with pytest.raises(ThreestepError, match=r"^row: expected JSON values, got a \w+ \(.*\); write it as text"):
-        read_messages([message("assistant", "", tool_calls=[call])], "row")
+        read_messages([says("assistant", "", tool_calls=[call])], "row")
     with pytest.raises(ThreestepError, match=r"^row: tools: expected JSON values, got a"):
         read_tools([{"name": "add", "default": value}], "row")
 
@@ -220,35 +217,35 @@ def test_values_that_a_typed_column_has_changed_are_refused(value):
 
 
 def test_the_text_of_a_conversation():
-    said = [message("user", "Hi"), message("assistant", "Yes?"), message("user", "Sing.")]
+    said = [says("user", "Hi"), says("assistant", "Yes?"), says("user", "Sing.")]
     assert prompt_text(said, None, "row") == "Human: Hi Assistant: Yes? Human: Sing. Assistant:"
-    assert response_text([message("assistant", "La")], "row") == " La"
-    assert response_text([message("assistant", "La"), message("user", "On")], "row") == " La Human: On"
+    assert response_text([says("assistant", "La")], "row") == " La"
+    assert response_text([says("assistant", "La"), says("user", "On")], "row") == " La Human: On"
 
 
 def test_the_text_of_tools_and_their_calls():
     said = [
-        message("system", "Add."),
-        message("user", [{"type": "text", "text": "1 + "}, {"type": "text", "text": "2?"}]),
-        message("assistant", "Let me see.", tool_calls=CALLS),
-        message("tool", "3"),
+        says("system", "Add."),
+        says("user", [{"type": "text", "text": "1 + "}, {"type": "text", "text": "2?"}]),
+        says("assistant", "Let me see.", tool_calls=CALLS),
+        says("tool", "3"),
     ]
     assert prompt_text(said, [{"type": "x"}], "row") == (
         'Tools: [{"type": "x"}] System: Add. Human: 1 + 2? Assistant: Let me see.\n'
         '{"name": "add", "arguments": {"a": 1, "b": [2]}} Tool: 3 Assistant:'
     )
     assert response_text(said[2:3], "row").endswith('{"a": 1, "b": [2]}}')
-    assert response_text([message("assistant", "3", reasoning_content="1 and 2")], "row") == (
+    assert response_text([says("assistant", "3", reasoning_content="1 and 2")], "row") == (
         " <think>\n1 and 2\n</think>\n\n3"
     )
 
 
 def test_what_text_cannot_say():
     with pytest.raises(ThreestepError, match="f, line 1: a message's role: expected one of .*got 'critic'"):
-        prompt_text([message("critic", "Hm")], None, "f, line 1")
+        prompt_text([says("critic", "Hm")], None, "f, line 1")
     picture = [{"type": "image_url", "image_url": {"url": "a.png"}}]
     with pytest.raises(ThreestepError, match="f, line 1: a message's content: expected text, got .*image_url"):
-        prompt_text([message("user", picture)], None, "f, line 1")
+        prompt_text([says("user", picture)], None, "f, line 1")
 
 
 SPEAKERS = {"human": "user", "gpt": "assistant", "system": "system", "observation": "tool"}

@@ -8,68 +8,43 @@ import numpy as np
 import pytest
 
 from tests.support.chat_templates import chat_template, chat_tokenizer
+from tests.support.said import assistant, user
+from tests.unit.utils.data.conftest import ALONE
 from training.utils.base.errors import ThreestepError
+from training.utils.data.build.build import build_phase
 from training.utils.data.kinds.kind import CROSSED, asks_nothing
 from training.utils.data.raw_dataset import PromptRawDataset
-from training.utils.data.registry import register_dataset
 
 TALK = [
-    {"role": "user", "content": "one"},
-    {"role": "assistant", "content": "1"},
-    {"role": "user", "content": "two"},
-    {"role": "assistant", "content": "2"},
+    user("one"),
+    assistant("1"),
+    user("two"),
+    assistant("2"),
 ]
 PAIR = {"prompt": "Human: What is 2 + 3? Assistant:", "chosen": " 2 + 3 is 5.", "rejected": " It is 4."}
 PREFIX = "<|im_start|>user\nWhat is 2 + 3?<|im_end|>\n<|im_start|>assistant\n"
 
 
-class Talks(PromptRawDataset):
-    """Rows that are what the getters give: `messages`, or `prompt`, `chosen`, `rejected` messages; tools; kwargs."""
-
-    rows: tuple = ()
-
-    def load_raw_datasets(self, dataset_name):
-        return {"train": list(self.rows)}
-
-    def get_train_data(self):
-        return self.raw_datasets["train"]
-
-    def get_messages(self, sample):
-        return sample.get("messages") or [*sample["prompt"], *(sample.get("chosen") or [])]
-
-    def get_prompt_messages(self, sample):
-        return sample["prompt"] if "prompt" in sample else super().get_prompt_messages(sample)
-
-    def get_chosen_messages(self, sample):
-        return sample["chosen"] if "prompt" in sample else super().get_chosen_messages(sample)
-
-    def get_rejected_messages(self, sample):
-        return sample.get("rejected")
-
-    def get_tools(self, sample):
-        return sample.get("tools")
-
-    def get_chat_template_kwargs(self, sample):
-        return sample.get("kwargs")
-
-    def get_reference(self, sample):
-        return sample.get("reference")
-
-    def get_extra(self, sample):
-        return sample.get("extra")
+# A class whose rows are what the getters give: `messages`, or `prompt`, `chosen`, `rejected` messages; tools; kwargs.
+GIVEN = {"rejected_messages": "rejected", "tools": "tools", "chat_template_kwargs": "kwargs", "reference": "reference"}
+GETTERS = {
+    **{f"get_{name}": getattr(PromptRawDataset, f"get_{name}") for name in ("prompt", "chosen", "rejected")},
+    **{f"get_{name}": lambda self, row, key=key: row.get(key) for name, key in {**GIVEN, "extra": "extra"}.items()},
+    "get_messages": lambda self, row: row.get("messages") or [*row["prompt"], *(row.get("chosen") or [])],
+    "get_prompt_messages": lambda self, row: row.get("prompt") or PromptRawDataset.get_prompt_messages(self, row),
+    "get_chosen_messages": lambda self, row: row.get("chosen") or PromptRawDataset.get_chosen_messages(self, row),
+}
 
 
 @pytest.fixture
-def talks(build, own_registry, monkeypatch):
+def talks(own):
     """Build a phase from all of the rows."""
 
-    register_dataset("talks")(Talks)
-
     def make(phase, rows, template="chatml", **given):
-        monkeypatch.setattr(Talks, "rows", tuple(rows))
         known = template in ("chatml", "llama3", "empty_thought")
         tokenizer = chat_tokenizer(chat_template(template) if known else template)
-        return build(phase, [], tokenizer, data_path=["talks"], prompt_style="chat_template", **given), tokenizer
+        alone = {"data_split": ALONE[phase], "eval_fraction": 0.0, "prompt_style": "chat_template"}
+        return build_phase(phase, own(rows=rows, **GETTERS, **{**alone, **given}), tokenizer, seed=1), tokenizer
 
     return make
 
@@ -108,7 +83,7 @@ def test_plain_texts_become_messages(build):
 def test_texts_are_taken_as_stored(build):
     """In all phases: only the space of "Human: ... Assistant:" goes, and what the template itself trims."""
     code = {"prompt": "def double(x):\n", "chosen": "    return 2 * x\n", "rejected": "\treturn x\n\n"}
-    for name, user, chosen, rejected in (
+    for name, asked, chosen, rejected in (
         ("chatml", "user\ndef double(x):\n<|im_end|>", "    return 2 * x\n<|im_end|>", "\treturn x\n\n<|im_end|>"),
         ("llama3", "\n\ndef double(x):<|eot_id|>", "return 2 * x<|eot_id|>", "return x<|eot_id|>"),
     ):
@@ -116,7 +91,7 @@ def test_texts_are_taken_as_stored(build):
         (row,), (pair,) = (build(phase, [code], tokenizer, prompt_style="auto").train for phase in (1, 2))
         assert loss_text(tokenizer, row) == chosen
         assert [tokenizer.decode(ids) for ids in pair.response_ids] == [chosen, rejected]
-        assert user in tokenizer.decode(row.input_ids) and user in tokenizer.decode(pair.prompt_ids)
+        assert asked in tokenizer.decode(row.input_ids) and asked in tokenizer.decode(pair.prompt_ids)
 
 
 def test_a_line_break_behind_the_last_turn_does_not_decide_whether_a_row_fits(talks):
@@ -136,18 +111,15 @@ def test_the_tokens_that_end_responses_are_counted(talks):
         "{% elif 'b' in m.content %}<|eot_id|>b<|im_end|>{% else %}<|im_end|>{% endif %}\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
-    call = {"role": "assistant", "content": "a", "tool_calls": [{"function": {"name": "a", "arguments": {}}}]}
-    user = {"role": "user", "content": "u"}
-    rows = [
-        [user, call, {"role": "tool", "content": "t"}, {"role": "assistant", "content": content}] for content in "cab"
-    ]
+    call = assistant("a", tool_calls=[{"function": {"name": "a", "arguments": {}}}])
+    rows = [[user("u"), call, {"role": "tool", "content": "t"}, assistant(content)] for content in "cab"]
     report = talks(1, [{"messages": row} for row in rows], template)[0].report
     assert report.train.ends == {"</s>": 3, "<|im_end|>": 3} and report.train.inside == {"<|eot_id|>": 1}
     assert report.stops == (["</s>", "<|im_end|>"], ["<|eot_id|>"])
-    said = {"prompt": [user], "chosen": [rows[0][3]], "rejected": [rows[1][3]]}
+    said = {"prompt": [user("u")], "chosen": [rows[0][3]], "rejected": [rows[1][3]]}
     report = talks(2, [said], template)[0].report
     assert report.train.ends == {"<|im_end|>": 2}
-    quoted = {"messages": [user, {"role": "assistant", "content": "c </s> c"}]}
+    quoted = {"messages": [user("u"), assistant("c </s> c")]}
     report = talks(1, [quoted], template, train_turns="last")[0].report
     assert report.stops == (["<|im_end|>"], ["</s>"])
 
@@ -183,7 +155,7 @@ NO_END = chat_template("chatml").replace(
     "message.content + '<|im_end|>' }}{% else",
     "message.content + ('' if message.content == 'two' else '<|im_end|>') }}{% else",
 )
-THREE = [{"role": "assistant", "content": "3"}]
+THREE = [assistant("3")]
 TRIED = {"prompt": TALK[:3], "chosen": TALK[3:], "rejected": THREE}
 
 
@@ -191,18 +163,18 @@ TRIED = {"prompt": TALK[:3], "chosen": TALK[3:], "rejected": THREE}
     ("phase", "row", "template", "given", "said"),
     [
         (1, {"messages": TALK}, "chatml", {"truncation": "error", "max_seq_len": 9},
-         "'talks', row id 0: a sentence of .* tokens, and max_seq_len is 9"),
+         "'own', row id 0: a sentence of .* tokens, and max_seq_len is 9"),
         (1, {"messages": [{"role": "narrator", "content": "x"}, *TALK]}, "chatml", {},
-         "dataset 'talks', row 0, message 1: expected a role among .*'narrator'"),
+         "dataset 'own', row 0, message 1: expected a role among .*'narrator'"),
         (1, {"messages": [*TALK, {"role": "system", "content": "s"}]}, "llama3", {},
          "row 0: the chat template refuses .*the system message comes first"),
         (1, {"messages": TALK}, ENDS_LAST, {}, "row 0, message 2 .assistant.: the chat template writes no end-of-turn"),
         (2, {**TRIED, "rejected": TALK[:1]}, "chatml", {},
          "row 0, rejected: expected a message of the assistant, got .*'user'"),
-        (2, {**TRIED, "rejected": [{"role": "assistant", "content": "two"}]}, NO_END, {},
+        (2, {**TRIED, "rejected": [assistant("two")]}, NO_END, {},
          "row 0: the chat template writes no end-of-turn token after the response, the text ends in .*assistant.*two"),
         (3, {"messages": TALK}, "chatml", {"max_prompt_seq_len": 9, "prompt_truncation": "error"},
-         "'talks', row id 0: a prompt of .* max_prompt_seq_len is 9"),
+         "'own', row id 0: a prompt of .* max_prompt_seq_len is 9"),
     ],
 )  # fmt: skip
 def test_a_row_that_cannot_serve_is_named(talks, phase, row, template, given, said):
@@ -259,7 +231,7 @@ def test_what_phase_2_leaves_out_is_counted(talks):
         good,
         {**good, "rejected": None},
         {**good, "rejected": good["chosen"]},
-        {**good, "rejected": [{"role": "assistant", "content": " "}]},
+        {**good, "rejected": [assistant(" ")]},
         {**good, "chosen": [*TALK[3:], *TALK]},
         {**good, "prompt": [{"role": "user", "content": "long " * 50}]},
     ]
@@ -279,8 +251,8 @@ def test_a_prompt_that_is_no_prefix_is_counted(talks):
     template = chat_template("chatml").replace(
         "<|im_start|>assistant\n{% endif -%}", "<|im_start|>assistant\n<think>{% endif -%}"
     )
-    answers = {"chosen": [{"role": "assistant", "content": "3"}], "rejected": [{"role": "assistant", "content": "4"}]}
-    with pytest.raises(ThreestepError, match="all 1 rows of 'talks' were dropped .1 prompt_no_prefix_of_the_response."):
+    answers = {"chosen": [assistant("3")], "rejected": [assistant("4")]}
+    with pytest.raises(ThreestepError, match="all 1 rows of 'own' were dropped .1 prompt_no_prefix_of_the_response."):
         talks(2, [{"prompt": TALK[:1], **answers}], template)
     built, tokenizer = talks(1, [{"prompt": TALK[:1], **answers}], template)
     assert loss_text(tokenizer, built.train[0]) == "3<|im_end|>"
@@ -317,7 +289,7 @@ READS_PARTS = (
     "{% for part in m.content %}{{ '[THINK]' + part.thinking + '[/THINK]' if part.type == 'thinking' else part.text }}"
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-QUESTION = {"role": "user", "content": "2 + 3"}
+QUESTION = user("2 + 3")
 REASONED = {"role": "assistant", "content": "5", "reasoning_content": "2 and 3"}
 GUESSED = {"role": "assistant", "content": "4", "reasoning": "a guess"}
 
@@ -336,17 +308,6 @@ def test_reasoning_is_learnt_under_the_key_that_the_template_reads(talks, templa
     built, _ = talks(2, [{"prompt": [QUESTION], "chosen": [REASONED], "rejected": [GUESSED]}], template)
     assert [tokenizer.decode(ids) for ids in built.train[0].response_ids] == [thought, guess]
     assert sum(built.report.train.noted.values()) == 1
-
-
-def test_reasoning_that_the_template_reads_nowhere(talks):
-    rows = [{"messages": [QUESTION, REASONED]}, {"messages": [QUESTION, GUESSED]}, {"messages": TALK}]
-    pair = {"prompt": [QUESTION], "chosen": [REASONED], "rejected": [GUESSED]}
-    built, tokenizer = talks(1, rows)
-    assert {loss_text(tokenizer, row) for row in built.train} >= {"5<|im_end|>", "4<|im_end|>"}
-    assert "2 learnt without the reasoning of their answer" in built.report.sentence
-    built, _ = talks(2, [pair])
-    assert [tokenizer.decode(ids) for ids in built.train[0].response_ids] == ["5<|im_end|>", "4<|im_end|>"]
-    assert "1 learnt without the reasoning of their answer" in built.report.sentence
 
 
 def test_prompts_have_reasoning_as_the_rows_of_phase_1_do(talks):
@@ -373,8 +334,8 @@ def test_a_line_of_the_log_says_what_the_template_leaves_out(build):
 def test_prompts_that_ask_nothing_are_dropped_and_counted(talks):
     """Of such a row the template's frame alone would be left. An environment may begin with a prompt of its own."""
     system = {"role": "system", "content": "Be brief."}
-    blank = {"role": "user", "content": " \n"}
-    empty = [[blank], [system, blank], [blank, {"role": "assistant", "content": ""}, blank]]
+    blank = user(" \n")
+    empty = [[blank], [system, blank], [blank, assistant(""), blank]]
     asking = [[QUESTION], [system], [blank, TALK[1], blank]]
     rows = [{"prompt": messages} for messages in (*empty, *asking)]
     report = talks(3, rows)[0].report.train

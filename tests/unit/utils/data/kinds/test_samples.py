@@ -8,6 +8,7 @@ import pytest
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.data_flags import with_flags
 from tests.support.pair_rows import PAIR, Own
+from tests.support.said import assistant, user
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rows import PHASES
 from training.utils.data.build.build import build_phase
@@ -271,7 +272,7 @@ def test_marked_responses(build, tiny_tokenizer):
 
 def test_marked_conversations(build):
     """Marks of chats, under a chat template; a bad answer is read as a good one is."""
-    asked, said = [{"role": "user", "content": "Say 1."}], [{"role": "assistant", "content": "1"}]
+    asked, said = [user("Say 1.")], [assistant("1")]
     rows = [{"prompt": asked, "completion": said, "label": i % 3 == 0} for i in range(9)]
     built = build("marked", rows, chat_tokenizer(chat_template("chatml")), prompt_style="chat_template")
     assert sorted(row.is_good for row in built.train) == [False] * 6 + [True] * 3
