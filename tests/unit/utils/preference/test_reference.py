@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from tests.families.subjects import true_logprobs
 from tests.support.data_flags import data_flags
 from tests.support.tiny_models import tiny_causal_lm
 from threestep.plugins.lora.adding import add_lora
 from threestep.plugins.lora.preparers import Lora
 from training.utils.base.errors import ThreestepError
+from training.utils.contracts.documents import join
 from training.utils.contracts.rows import ResponsesRow
 from training.utils.engine.ranks.startup import Ranks
 from training.utils.layout.order import ShuffledStream
@@ -81,10 +83,8 @@ def test_the_numbers_are_those_of_each_sequence_alone(packed):
     assert known.rows_R.tolist() == [0, 1, 4, 8] and known.logprobs_RK.shape == (4, 3)
     for number, row in ((0, 0), (1, 1), (2, 4), (3, 8)):
         for place, response in enumerate(rows[row].response_ids):
-            ids = torch.tensor([[*rows[row].prompt_ids, *response]], dtype=torch.int64)
-            with torch.no_grad():
-                logprobs = torch.log_softmax(model(ids).logits[0, :-1].double(), -1)
-            wanted = logprobs.gather(-1, ids[0, 1:, None])[-len(response) :].sum()
+            sequence = join(torch.tensor(rows[row].prompt_ids).long(), torch.tensor(response).long())
+            wanted = true_logprobs(model, [sequence]).sum()
             assert known.logprobs_RK[number, place] == pytest.approx(float(wanted), rel=1e-5)
 
 

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.families.builds import draw_weights
 from tests.families.configs import tiny_config
+from tests.families.subjects import true_logprobs
 from tests.unit.utils.generation.decoding.test_hf import PLAIN, prompts, responses, roll, shapes_of_inputs, spelt
 from training.utils.base.errors import ThreestepError
 from training.utils.contracts.rollout import Rollout
@@ -61,12 +62,9 @@ def test_rollouts_are_drawn_from_the_models_own_log_probabilities(family):
     rollout = engine.roll_out(model, replace(request, sampling=replace(PLAIN, end_token_id=int(frequent))))
     assert len(rollout.response_lengths_B.unique()) > 1  # rows have left on the way
     for row, sequence in enumerate(rollout.sequences()):
-        with torch.no_grad():
-            logprobs_TV = torch.log_softmax(model(input_ids=sequence.input_ids[None]).logits[0].double(), -1)
-        columns = torch.nonzero(sequence.is_target).flatten()
-        truth = logprobs_TV[columns - 1, sequence.input_ids[columns]]
-        recorded = rollout.sampled_logprobs_BR[row, : len(columns)].double()
-        torch.testing.assert_close(recorded, truth, rtol=0, atol=2e-4)
+        truth_M = true_logprobs(model, [sequence])
+        recorded_M = rollout.sampled_logprobs_BR[row, : len(truth_M)].double()
+        torch.testing.assert_close(recorded_M, truth_M, rtol=0, atol=2e-4)
 
 
 def test_a_slower_way_is_told_with_the_reasons():
