@@ -85,31 +85,14 @@ def test_evaluations_without_a_better_one_end_the_run(tmp_path, capsys):
 
 def test_a_resumed_run_ends_where_the_unbroken_one_does(tmp_path):
     for step in range(1, 6):
-        place = tmp_path / str(step)
-        assert (
-            ended(
-                place,
-                {at: loss for at, loss in LOSSES.items() if at <= step},
-                early_stopping=3,
-                save_every=step,
-                keep_last=0,
-            )
-            == 10
-        )
+        place, first = tmp_path / str(step), {at: loss for at, loss in LOSSES.items() if at <= step}
+        assert ended(place, first, early_stopping=3, save_every=step, keep_last=0) == 10
         for later in checkpoints_in(place):
             if later > step:
                 shutil.rmtree(CheckpointFolder(place).of(later))
         assert ended(place, LOSSES, resume="latest", early_stopping=3, save_at_end=True, keep_last=0) == 6
         assert ended(place, LOSSES, resume="latest", early_stopping=3) == 6  # it is over
         assert ended(place, LOSSES, resume="latest", early_stopping=4) == 10  # and is prolonged
-
-
-def test_early_stopping_without_evaluations(tmp_path):
-    with run_in(tmp_path, early_stopping=1) as (_, kept):
-        with pytest.raises(
-            ThreestepError, match="^--early_stopping goes by evaluations, and there are no evaluation r"
-        ):
-            kept.evaluated(0)
 
 
 def test_a_best_checkpoint_that_is_gone_leaves_the_last_weights(tmp_path, capsys):
@@ -125,10 +108,9 @@ def test_a_best_checkpoint_that_is_gone_leaves_the_last_weights(tmp_path, capsys
 def test_a_metric_that_no_evaluation_has(tmp_path):
     with pytest.raises(ThreestepError, match="expects one of accuracy, loss, got 'acuracy'; did you mean 'accuracy'"):
         judged(tmp_path / "a", {0: 1.0}, 0, metric_for_best_model="acuracy")
-    with run_in(tmp_path / "b", load_best_model_at_end=True) as (_, kept):
-        with pytest.raises(
-            ThreestepError, match="^--load_best_model_at_end goes by evaluations, and there are no evaluation rows"
-        ):
+    for flag in ({"load_best_model_at_end": True}, {"early_stopping": 1}):
+        words = f"^--{next(iter(flag))} goes by evaluations, and there are no evaluation rows"
+        with run_in(tmp_path / "b", **flag) as (_, kept), pytest.raises(ThreestepError, match=words):
             kept.evaluated(0)
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from threestep.plugins.best_model.arguments import BestModelArguments
+from threestep.plugins.best_model.best import Best, is_better, metric_in
 from threestep.plugins.best_model.checks import check, may_be_evaluated
 from training.step1_sft.trainer import SftEvaluation
 from training.step2_dpo.trainer import DpoEvaluation
@@ -78,3 +79,21 @@ def test_patience_without_a_number_is_a_sentence(flag):
     assert str(mistake.value) == (
         "--early_stopping expects 0 or more (evaluations), got nothing; write it behind the flag"
     )
+
+
+FIGURES = {"eval/loss": 1.0, "eval/accuracy": 0.5, "eval_greedy/reward": 2.0}
+
+
+def test_names_of_a_metric_and_what_is_better():
+    names = {
+        None: "eval/loss",
+        "loss": "eval/loss",
+        "eval_accuracy": "eval/accuracy",
+        "eval/accuracy": "eval/accuracy",
+        "eval_greedy/reward": "eval_greedy/reward",
+    }
+    assert {asked: metric_in(FIGURES, asked) for asked in names} == names
+    assert metric_in({**FIGURES, "eval/reward": 0.0}, None) == "eval/reward"  # step 3's default
+    best = Best(1, "eval/loss", 1.0)
+    assert is_better(0.5, best, False) and not is_better(1.0, best, False) and not is_better(1.0, best, True)
+    assert is_better(5.0, None, False) and not is_better(float("inf"), None, True)

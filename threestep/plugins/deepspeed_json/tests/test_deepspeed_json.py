@@ -6,12 +6,29 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
+from deepspeed.accelerator import get_accelerator
+from deepspeed.comm.config import CommsLoggerConfig
+from deepspeed.runtime.config import DeepSpeedConfig
+from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+from deepspeed.runtime.zero.leaf_module_config import DeepSpeedZeroLeafModuleConfig
+from deepspeed.runtime.zero.offload_config import (
+    DeepSpeedZeroOffloadOptimizerConfig,
+    DeepSpeedZeroOffloadParamConfig,
+)
+from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
 
+from tests.support.tiny_models import tiny_causal_lm
 from threestep.plugins.deepspeed_json import keys
-from threestep.plugins.deepspeed_json.users_json import UsersJson, users_config, without_effect
+from threestep.plugins.deepspeed_json.arguments import DeepSpeedJsonArguments
+from threestep.plugins.deepspeed_json.users_json import UsersJson, filled_in_keys, users_config, without_effect
 from training.utils.base.errors import ThreestepError
-from training.utils.engine.config.arguments import EngineSettings
+from training.utils.engine.config.arguments import EngineArguments, EngineSettings
 from training.utils.engine.config.config import engine_config
+from training.utils.engine.ranks.startup import Ranks
+from training.utils.flags.added import added_flags
+from training.utils.setup.setup import load_under
 
 
 def nested(dotted: str, value: object) -> dict:
@@ -21,12 +38,12 @@ def nested(dotted: str, value: object) -> dict:
 
 @pytest.fixture
 def final_of(tmp_path):
-    """The final configuration of a user's object."""
+    """The final configuration of a user's object, or text."""
 
-    def make(theirs, ranks=2, **settings):
+    def make(theirs, **settings):
         path = tmp_path / "ds.json"
-        path.write_text(json.dumps(theirs))
-        return engine_config(EngineSettings(own_config=UsersJson(str(path)), **settings), ranks, 10, False)
+        path.write_text(theirs if isinstance(theirs, str) else json.dumps(theirs))
+        return engine_config(EngineSettings(own_config=UsersJson(str(path)), **settings), 2, 1000, False)
 
     return make
 
@@ -55,16 +72,6 @@ def test_switched_off_it_is_taken_and_deepspeed_never_sees_it(dotted, final_of):
         for name in dotted.split("."):
             final = final.get(name, {})
         assert final == {}, value
-
-
-def test_deepcompile_without_enabled_and_nvme(final_of):
-    assert "compile" not in final_of({"compile": {"deepcompile": False}})
-    with pytest.raises(ThreestepError, match="DeepCompile"):
-        final_of({"compile": {"deepcompile": True}})
-    with pytest.raises(
-        ThreestepError, match="'zero_optimization.offload_param.device' is nvme, which wants a compiled"
-    ):
-        final_of({"zero_optimization": {"offload_param": {"device": "nvme"}}}, zero_stage=3)
 
 
 @pytest.mark.parametrize(
@@ -123,8 +130,10 @@ def test_mistakes(final_of, theirs, settings, message):
 
 def test_a_key_under_its_other_name_stands_before_the_flags(final_of):
     """DeepSpeed would take ours, which has the first name."""
-    zero = final_of({"zero_optimization": {"prefetch_bucket_size": 5}}, zero_stage=3)["zero_optimization"]
-    assert zero["stage3_prefetch_bucket_size"] == 5 and "prefetch_bucket_size" not in zero
+    theirs = {"zero_optimization": {"max_live_parameters": 9, "prefetch_bucket_size": 3}}
+    zero = final_of(theirs, zero_stage=3, zero3_live_parameters=7)["zero_optimization"]
+    limits = ("stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_prefetch_bucket_size")
+    assert [zero[name] for name in limits] == [9, 7, 3] and "prefetch_bucket_size" not in zero
 
 
 def test_auto_is_filled_in_or_left_out(final_of):
@@ -142,7 +151,9 @@ def test_auto_is_filled_in_or_left_out(final_of):
 def test_what_deepspeed_tells_is_not_silenced(final_of, theirs):
     assert final_of(theirs)["log_level"] == "info"
     assert final_of({**theirs, "log_level": "warning"})["log_level"] == "warning"
-    assert "log_level" not in final_of({"dump_state": False, "comms_logger": {"enabled": False}})
+    off = final_of({"dump_state": False, "comms_logger": {"enabled": False, "verbose": True}})
+    assert "log_level" not in off and "comms_logger" not in off  # DeepSpeed takes the section alone for a yes
+    assert final_of({"timers": {"throughput": {"enabled": True}}})["timers"]["throughput"] == {"enabled": True}
 
 
 @pytest.mark.parametrize(
@@ -162,11 +173,6 @@ def test_what_changes_nothing_is_named(final_of, tmp_path, dotted, value, settin
     final = final_of(nested(dotted, value), **settings)
     said = without_effect(users_config(str(tmp_path / "ds.json")), final)
     assert (len(said) == 1 and said[0].startswith(f"'{dotted}'") and sentence in said[0]) if sentence else said == []
-
-
-def test_a_logger_that_is_off_stays_off(final_of):
-    """DeepSpeed takes the section alone for a yes."""
-    assert "comms_logger" not in final_of({"comms_logger": {"enabled": False, "verbose": True}})
 
 
 class Asked(dict):
@@ -197,17 +203,6 @@ class Asked(dict):
 
 def test_every_key_of_the_installed_deepspeed_is_in_one_table():
     """A key of a new version is neither accepted nor refused until somebody looks at it."""
-    from deepspeed.comm.config import CommsLoggerConfig
-    from deepspeed.runtime.config import DeepSpeedConfig
-    from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-    from deepspeed.runtime.zero.leaf_module_config import DeepSpeedZeroLeafModuleConfig
-    from deepspeed.runtime.zero.offload_config import (
-        DeepSpeedZeroOffloadOptimizerConfig,
-        DeepSpeedZeroOffloadParamConfig,
-    )
-    from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
-
     top: set[str] = set()
     data_types: set[str] = set()
     config = Asked({"train_micro_batch_size_per_gpu": 1, "data_types": Asked({}, data_types)}, top)
@@ -232,3 +227,102 @@ def test_every_key_of_the_installed_deepspeed_is_in_one_table():
     assert sorted(set(keys.ACCEPTED) - found) == []
     named = [name for table in tables[:4] for name in table]
     assert len(named) == len(set(named))
+
+
+def test_the_users_values_stay_and_the_rest_is_filled_in_and_named(final_of, tmp_path):
+    theirs = {
+        "gradient_clipping": 0.25,
+        "train_batch_size": "auto",
+        "zero_optimization": {"stage": 2, "reduce_bucket_size": 77, "contiguous_gradients": False},
+    }
+    final = final_of(theirs, zero_stage=2, dtype="bf16")
+    assert final["gradient_clipping"] == 0.25
+    assert final["train_batch_size"] == 2
+    assert final["zero_optimization"]["reduce_bucket_size"] == 77
+    assert final["zero_optimization"]["contiguous_gradients"] is False
+    assert final["zero_optimization"]["overlap_comm"] is False
+    assert final["bf16"] == {"enabled": True}
+    named = filled_in_keys(users_config(str(tmp_path / "ds.json")), final)
+    assert "bf16" in named and "train_batch_size" in named and "zero_optimization.overlap_comm" in named
+    assert "gradient_clipping" not in named and "zero_optimization.reduce_bucket_size" not in named
+
+
+def test_the_form_that_transformers_documents_is_taken(final_of):
+    """Everything "auto", sections for both precisions: what users of the Trainer have on disk."""
+    theirs = {
+        "fp16": {"enabled": "auto", "loss_scale": 0, "initial_scale_power": 16},
+        "bf16": {"enabled": "auto"},
+        "zero_optimization": {"stage": "auto", "overlap_comm": True, "reduce_bucket_size": "auto"},
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+    }
+    for dtype in ("fp32", "bf16", "fp16"):
+        final = final_of(theirs, zero_stage=2, dtype=dtype, max_grad_norm=2.0)
+        assert final["zero_optimization"]["stage"] == 2
+        assert final["bf16"].get("enabled", False) is (dtype == "bf16")
+        assert final["fp16"].get("enabled", False) is (dtype == "fp16")
+        assert final["fp16"]["loss_scale"] == 0
+        assert final["gradient_clipping"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("theirs", "message"),
+    [
+        ({"zero_optimisation": {}}, r"has no key 'zero_optimisation'; did you mean 'zero_optimization'"),
+        ({"compile": {"deepcompile": True}}, "DeepCompile"),
+        (
+            {"zero_optimization": {"offload_param": {"device": "nvme"}}},
+            "offload_param.device' is nvme, which wants a com",
+        ),
+        ({"bf16": {"check_grad_overflow": False}}, "'bf16.check_grad_overflow' is off, so a NaN gradient would reach"),
+        (
+            {"data_types": {"buffer_dtype": "bf16"}},
+            "'data_types.buffer_dtype' would round what .* in float32, .* remove",
+        ),
+        ({"zero_optimization": {"reduce_bucket": 1}}, r"has no key 'zero_optimization.reduce_bucket'; did you mean"),
+        ({"bf16": {"enable": True}}, r"has no key 'bf16.enable'; did you mean 'enabled'"),
+        ({"zero_optimization": 2}, "'zero_optimization' expects an object, got a int"),
+        ({"train_batch_size": 64}, "'train_batch_size' is set by Threestep's flags; remove it"),
+        ({"managed_gradient_accumulation": True}, "'managed_gradient_accumulation' is set by Threestep's flags"),
+        ({"optimizer": {"type": "Adam"}}, "'optimizer' is set by Threestep's flags"),
+        ({"zero_optimization": {"stage": 3}}, "sets ZeRO stage 3 and --zero_stage is 0; make them agree"),
+        ({"fp16": {"enabled": True}}, "enables fp16 and --dtype is bf16; make them agree"),
+        ({"bf16": {"enabled": False}}, "disables bf16 and --dtype is bf16; make them agree"),
+        ('{"a": 1,}', "is not valid JSON"),
+        ('{"a": ' + "[" * 100_000, "is not valid JSON: .*recursion"),
+        ("[1]", "expected an object, got a list"),
+    ],
+)
+def test_mistakes_in_the_users_json(final_of, theirs, message):
+    zero_stage = 3 if "nvme" in str(theirs) else 0
+    with pytest.raises(ThreestepError, match=message):
+        final_of(theirs, dtype="bf16", zero_stage=zero_stage)
+    assert "compile" not in final_of({"compile": {"deepcompile": False}})
+
+
+def test_all_contradictions_at_once(final_of):
+    theirs = {"zero_optimization": {"stage": 3}, "fp16": {"enabled": True}, "train_batch_size": 8}
+    with pytest.raises(ThreestepError, match="3 mistakes in the configuration"):
+        final_of(theirs)
+    with pytest.raises(ThreestepError, match="cannot read --deepspeed_config nowhere.json: No such file"):
+        engine_config(EngineSettings(own_config=UsersJson("nowhere.json")), 1, 1, False)
+
+
+def test_the_flag_reaches_the_settings_of_the_engine():
+    given = {"deepspeed_json_DeepSpeedJsonArguments": DeepSpeedJsonArguments("x.json")}
+    settings = EngineArguments().settings(1e-3, added_flags("step1_sft")(**given))
+    assert settings.own_config == UsersJson("x.json") and EngineArguments().settings(1e-3).own_config is None
+
+
+def test_what_the_users_json_left_out_is_said_once(tmp_path, capsys):
+    get_accelerator()  # which says that it found no GPU, once a process
+    capsys.readouterr()
+    (tmp_path / "ds.json").write_text('{"gradient_clipping": 0.5}')
+    settings = EngineSettings(own_config=UsersJson(str(tmp_path / "ds.json")))
+    for rank in (0, 1):
+        load_under(settings, Ranks(rank, rank, 2, torch.device("cpu")), lambda dtype: tiny_causal_lm("gpt2", dtype))
+    said = capsys.readouterr().out
+    assert said.startswith(f"filled in the keys that {tmp_path}/ds.json lacks: ") and said.count("filled in") == 1
+    assert "zero_optimization" in said and "gradient_clipping" not in said
