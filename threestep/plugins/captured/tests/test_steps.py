@@ -1,15 +1,18 @@
-"""Decode steps in fixed places give what a growing cache gives, on a tape that replays one call's operators."""
+"""Decode steps in fixed places give what a growing cache gives; on a GPU, graphs of them are tried first."""
 
 from __future__ import annotations
 
 import weakref
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from tests.support.taped_step import TapedStep
 from tests.support.tiny_models import tiny_causal_lm
+from tests.unit.utils.generation.decoding import test_decode_check, test_decoding, test_hf
 from tests.unit.utils.generation.decoding.test_decode_check import known
 from tests.unit.utils.generation.decoding.test_hf import (
     PLAIN,
@@ -20,11 +23,11 @@ from tests.unit.utils.generation.decoding.test_hf import (
     shapes_of_inputs,
 )
 from threestep.plugins.captured import steps
-from threestep.plugins.captured.steps import FixedSteps
+from threestep.plugins.captured.steps import CapturedStep, FixedSteps
 from training.utils.contracts.rollout_engine import RolloutRequest
-from training.utils.generation.decoding import cache
-from training.utils.generation.decoding.decode_check import why_not_decoded
-from training.utils.generation.decoding.decoding import FIXED, Decoding
+from training.utils.generation.decoding import cache, decode_check
+from training.utils.generation.decoding.decode_check import fitting_way, why_not_decoded
+from training.utils.generation.decoding.decoding import FIXED, MASKED, WAYS, Decoding
 from training.utils.generation.decoding.hf import TransformersRollout
 
 
@@ -112,3 +115,76 @@ def test_the_prompts_cache_is_given_up_layer_by_layer(monkeypatch):
         decoding.prefill(2)
     layers = len(model.model.layers)
     assert layers > 1 and standing == list(range(layers, 0, -1))
+
+
+class _OnAGpu:
+    """A model that says it is on a GPU, and computes here."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, **inputs: Any) -> Any:
+        return self._model(**inputs)
+
+    device = SimpleNamespace(type="cuda")
+
+
+def test_on_a_gpu_graphs_are_tried_first(monkeypatch):
+    """A family that cannot be captured says why, once, and is decoded as on a CPU."""
+    monkeypatch.setattr(
+        "training.utils.generation.decoding.decode_check.request_of", on_the_cpu(decode_check.request_of)
+    )
+    model, own = known("llama")
+    assert fitting_way(_OnAGpu(model), own) == (FIXED, [])
+    with monkeypatch.context() as patched:
+        patched.setattr(decode_check, "captured_steps", lambda: None)
+        assert fitting_way(_OnAGpu(model), own) == (MASKED, [])
+    model, own = known("mixtral")
+    monkeypatch.setattr(steps, "CapturedStep", refused)
+    way, notes = fitting_way(_OnAGpu(model), own)
+    assert way == MASKED and len(notes) == 1
+    assert notes[0].startswith(
+        "warning: _OnAGpu rolls out without captured graphs, which is slower: its forward fails ("
+    )
+    model, own = known("bloom")
+    way, notes = fitting_way(_OnAGpu(model), own)
+    assert way == WAYS[0] and len(notes) == 1
+
+
+def on_the_cpu(made: Any) -> Any:
+    return lambda cases, device: made(cases, torch.device("cpu"))
+
+
+def refused(*_: Any) -> Any:
+    raise RuntimeError("called a synchronizing CUDA operation")
+
+
+def test_fixed_places_draw_the_same_tokens():
+    test_decode_check.test_every_way_draws_the_same_tokens(FIXED)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_rollouts_in_fixed_places_are_those_of_one_forward(family):
+    test_decoding.test_rollouts_are_those_of_one_forward(family, FIXED)
+
+
+def test_looking_seldom_for_ends_in_fixed_places_gives_the_same_bits(monkeypatch):
+    test_hf.test_looking_seldom_for_ends_gives_the_same_bits(monkeypatch, FIXED)
+
+
+def test_on_a_cpu_each_call_is_an_ordinary_one():
+    place, calls = torch.zeros(2), []
+
+    def function() -> torch.Tensor:
+        calls.append(1)
+        return place + 1
+
+    step = CapturedStep(function, torch.device("cpu"))
+    assert calls == []
+    place.fill_(3.0)
+    assert step().tolist() == [4.0, 4.0]
+    place.add_(1.0)
+    assert CapturedStep(function, torch.device("cpu"), step)().tolist() == [5.0, 5.0] and len(calls) == 2

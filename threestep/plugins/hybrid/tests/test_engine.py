@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm
+from tests.unit.utils.generation.decoding.test_decode_check import known
 from tests.unit.utils.generation.decoding.test_hf import (
     GREEDY,
     PAD,
@@ -20,9 +22,10 @@ from tests.unit.utils.generation.decoding.test_hf import (
     spelt,
 )
 from threestep.plugins.hybrid.engine import HybridRollout
-from training.utils.base.errors import ThreestepError
+from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import Ends, RolloutRequest, Sampling
+from training.utils.generation.table import checked_engine
 
 
 def theirs(model, how: Sampling, samples: int = 1, seed: int = 0, decode=None) -> Rollout:
@@ -79,3 +82,22 @@ def test_a_deepspeed_without_rollouts(monkeypatch):
     monkeypatch.setitem(sys.modules, "deepspeed.runtime.rollout", None)
     with pytest.raises(ThreestepError, match=r"--rollout_engine hybrid expects a DeepSpeed with .*or use"):
         HybridRollout()
+
+
+def test_what_it_does_not_support():
+    mistakes = Mistakes()
+    assert checked_engine("hybrid", {"min_p": 0.0, "bad_words": [], "stop": ["x"]}, mistakes) is HybridRollout
+    assert mistakes.sentences == []
+    checked_engine("hybrid", {"min_p": 0.1, "bad_words": ["x"]}, mistakes)
+    assert mistakes.sentences == [
+        "--rollout_engine hybrid does not support --min_p, got 0.1; leave it out or use another engine",
+        "--rollout_engine hybrid does not support --bad_words, got ['x']; leave it out or use another engine",
+    ]
+
+
+def test_an_engine_that_only_pads_refuses_who_cannot():
+    model, own = known("llama")
+    assert HybridRollout().check(nullcontext(model), own) == []
+    model, own = known("rwkv+unscaled")
+    with pytest.raises(ThreestepError, match="--rollout_engine hybrid draws by .* RwkvForCausalLM cannot: .* hf"):
+        HybridRollout().check(nullcontext(model), own)

@@ -21,7 +21,7 @@ from threestep.plugins.parallel_thinking.layout import (
 )
 from threestep.plugins.parallel_thinking.tests.parallel_texts import TAGS, Path, Text, some_ids, texts
 from threestep.plugins.sft_losses.neftune import embedding_noise
-from threestep.plugins.sft_losses.tests.test_neftune import document
+from threestep.plugins.sft_losses.tests.test_sft_losses import document
 from training.utils.contracts.documents import Document, TokenSequence, join, plain, unshared
 from training.utils.contracts.token_rows import TokenRows
 from training.utils.layout.planner import PlanSettings

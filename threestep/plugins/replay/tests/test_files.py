@@ -13,12 +13,18 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from tests.support.ppo_flags import ppo_flags
 from tests.support.tiny_models import tiny_causal_lm
+from tests.unit.step3_ppo.flags.test_checks import names_of
 from tests.unit.utils.generation.decoding.test_hf import PLAIN, frequent_token, prompts, responses, roll
+from threestep.plugins.replay import checks
+from threestep.plugins.replay.arguments import RecordedArguments
 from threestep.plugins.replay.files import DumpingRollout, ReplayRollout, file_of
-from training.utils.base.errors import ThreestepError
+from training.step3_ppo.flags.rollout_choices import source_of
+from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.rollout import ConversationRecord, Conversations, Rollout
 from training.utils.contracts.rollout_engine import Ends, RolloutRequest
+from training.utils.flags.flags import note_mistakes
 from training.utils.generation.decoding.hf import TransformersRollout
 
 
@@ -66,6 +72,63 @@ def test_what_was_dumped_comes_back_and_no_model_is_asked(folder, model, how):
         assert_same(got, expected)
         assert got.seconds > 0
     assert sorted(path.name for path in folder.iterdir()) == [file_of("", n, 1).name for n in (0, 1)]
+    with safe_open(file_of(folder, 0, 1), framework="pt") as file:  # plain ones name no paths, as dumps of before
+        assert "paths" not in file.metadata() and not {"inserted_BR", "positions_B"} & set(file.keys())
+    with pytest.raises(ThreestepError, match=r"expects rollout 2 of rank 1 in .*no rollout_000002_rank1.safetensors;"):
+        asked(engine, None, how, seed=100)
+    with pytest.raises(ThreestepError, match="expects rollout 0 of rank 0"):
+        asked(ReplayRollout(folder, rank=0), None, how)
+
+
+def test_the_engine_that_is_dumped_stays_as_it_is(tmp_path, model, how):
+    """Its responses; its state; the weights that it takes in `lent`, and what it tells that took."""
+
+    class Counting(TransformersRollout):
+        state = {"n": 3}
+
+        def state_dict(self):
+            return self.state
+
+        def load_state_dict(self, state):
+            self.state = state
+
+        def lent(self, actor):
+            return contextlib.nullcontext(actor)
+
+        def figures(self):
+            return {"time/weights": 1.0}
+
+        def check(self, lent, own, drawing):
+            return [f"{own} checked"]
+
+    dumping, other = (DumpingRollout(Counting(str), tmp_path / "deep" / "er", rank=0) for _ in range(2))
+    assert dumping.state_dict() == {"n": 3, "rollouts": 0}
+    other.load_state_dict({"n": 4, "rollouts": 2})
+    assert other.state_dict() == {"n": 4, "rollouts": 2}
+    other.load_state_dict({"rollouts": 2})  # of a checkpoint of before
+    assert dumping.check(contextlib.nullcontext(model), "it is") == ["it is checked"]
+    with dumping.lent(model) as lent:
+        assert lent is model
+    assert dumping.figures() == {"time/weights": 1.0} and TransformersRollout(str).figures() == {}
+    assert responses(asked(dumping, model, how)) == responses(asked(TransformersRollout(str), model, how))
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"lengths": (3, 5, 1)}, r"rollout_000000_rank1.safetensors holds responses to other prompts than .*dump"),
+        ({"lengths": (3, 5)}, "holds responses to other prompts than those that this run asks for; replay with the"),
+        ({"seed": 1}, "holds responses to other seeds than those that this run asks for"),
+        ({"samples": 1}, "was drawn with samples_per_prompt = 2, and this run asks for 1; replay with the settings"),
+        ({"temperature": 0.5}, "was drawn with temperature = 1.0, and this run asks for 0.5; replay"),
+        ({"ends": Ends()}, r'was drawn with stop = \["x"\], and this run asks for \[\]'),
+    ],
+)
+def test_other_prompts_and_sampling_are_refused(folder, how, changed, sentence):
+    sampling = {name: changed[name] for name in changed.keys() & {"temperature", "ends"}}
+    given = {name: value for name, value in changed.items() if name not in sampling}
+    with pytest.raises(ThreestepError, match=sentence):
+        asked(ReplayRollout(folder, rank=1), None, replace(how, **sampling), **given)
 
 
 def test_a_run_that_goes_on_goes_on_with_its_number(folder, model, how):
@@ -87,63 +150,10 @@ def test_a_run_that_goes_on_goes_on_with_its_number(folder, model, how):
     assert TransformersRollout(str).state_dict() == {}
 
 
-def test_the_engine_that_is_dumped_has_its_state_too(tmp_path):
-    class Counting(TransformersRollout):
-        state = {"n": 3}
-
-        def state_dict(self):
-            return self.state
-
-        def load_state_dict(self, state):
-            self.state = state
-
-    dumping, other = (DumpingRollout(Counting(str), tmp_path, rank=0) for _ in range(2))
-    assert dumping.state_dict() == {"n": 3, "rollouts": 0}
-    other.load_state_dict({"n": 4, "rollouts": 2})
-    assert other.state_dict() == {"n": 4, "rollouts": 2}
-    other.load_state_dict({"rollouts": 2})  # of a checkpoint of before
-
-
-def test_a_dump_changes_nothing(tmp_path, model, how):
-    dumped = asked(DumpingRollout(TransformersRollout(str), tmp_path / "deep" / "er", 0), model, how)
-    assert responses(dumped) == responses(asked(TransformersRollout(str), model, how))
-
-
-@pytest.mark.parametrize(
-    ("changed", "sentence"),
-    [
-        ({"lengths": (3, 5, 1)}, r"rollout_000000_rank1.safetensors holds responses to other prompts than .*dump"),
-        ({"lengths": (3, 5)}, "holds responses to other prompts than those that this run asks for; replay with the"),
-        ({"seed": 1}, "holds responses to other seeds than those that this run asks for"),
-        ({"samples": 1}, "was drawn with samples_per_prompt = 2, and this run asks for 1; replay with the settings"),
-    ],
-)
-def test_other_prompts_are_refused(folder, how, changed, sentence):
-    with pytest.raises(ThreestepError, match=sentence):
-        asked(ReplayRollout(folder, rank=1), None, how, **changed)
-
-
-def test_other_sampling_is_refused(folder, how):
-    with pytest.raises(ThreestepError, match=r"was drawn with temperature = 1.0, and this run asks for 0.5; replay"):
-        asked(ReplayRollout(folder, rank=1), None, replace(how, temperature=0.5))
-    with pytest.raises(ThreestepError, match=r'was drawn with stop = \["x"\], and this run asks for \[\]'):
-        asked(ReplayRollout(folder, rank=1), None, replace(how, ends=Ends()))
-
-
 def test_how_often_ends_were_looked_for_does_not_matter(folder, model, how):
     """It decides no response, and dumps from before it was a setting do not name it."""
     got = asked(ReplayRollout(folder, rank=1), None, replace(how, ends=replace(how.ends, check_tokens=5)))
     assert responses(got) == responses(asked(TransformersRollout(str), model, how))
-
-
-def test_more_rollouts_or_ranks_than_were_dumped(folder, how):
-    engine = ReplayRollout(folder, rank=1)
-    asked(engine, None, how)
-    asked(engine, None, how, seed=50)
-    with pytest.raises(ThreestepError, match=r"expects rollout 2 of rank 1 in .*no rollout_000002_rank1.safetensors;"):
-        asked(engine, None, how, seed=100)
-    with pytest.raises(ThreestepError, match="expects rollout 0 of rank 0"):
-        asked(ReplayRollout(folder, rank=0), None, how)
 
 
 def test_files_of_something_else(tmp_path, how):
@@ -154,32 +164,6 @@ def test_files_of_something_else(tmp_path, how):
     path.write_bytes(b"nothing that reads")
     with pytest.raises(ThreestepError, match="rank0.safetensors expects safetensors: .*; dump it again"):
         asked(ReplayRollout(tmp_path, 0), None, how)
-
-
-def test_the_dumped_engine_is_lent_the_weights(tmp_path, model):
-    """An engine that holds weights of its own takes them in `lent`, and tells what that took."""
-
-    class Holding(TransformersRollout):
-        def lent(self, actor):
-            return contextlib.nullcontext(actor)
-
-        def figures(self):
-            return {"time/weights": 1.0}
-
-        def check(self, lent, own, drawing):
-            return [f"{own} checked"]
-
-    engine = DumpingRollout(Holding(str), tmp_path, 0)
-    assert engine.check(contextlib.nullcontext(model), "it is") == ["it is checked"]
-    with engine.lent(model) as lent:
-        assert lent is model
-    assert engine.figures() == {"time/weights": 1.0} and TransformersRollout(str).figures() == {}
-
-
-def test_dumps_from_before_there_were_paths_are_taken(folder, model, how):
-    """They do not name them."""
-    with safe_open(file_of(folder, 0, 1), framework="pt") as file:
-        assert "paths" not in file.metadata() and not {"inserted_BR", "positions_B"} & set(file.keys())
 
 
 RECORD = {"turns": 1, "cut": None, "figures": {"heard": 1}, "forks": 0}
@@ -249,3 +233,62 @@ def test_numbers_and_ids_of_no_response_are_refused(tmp_path, model, how):
         with pytest.raises(ThreestepError, match=f"rank0.safetensors.*{expected}"):
             asked(ReplayRollout(tmp_path, 0), model, how)
         path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("given", [{"load_best_model_at_end": True}, {"early_stopping": 2}])
+def test_a_replay_judges_no_evaluation_of_another_run(given, monkeypatch):
+    names_of(**given)
+    [name] = given
+    with pytest.raises(ThreestepError, match=f"--{name} goes by evaluations, and --rollout_replay has another run's"):
+        names_of(**given, rollout_replay="there")
+    monkeypatch.setattr(checks, "figures_of_others", lambda settings: True)
+    names_of(**given, rollout_replay="there")
+
+
+def test_rollouts_are_not_written_among_those_of_another_run(tmp_path):
+    folder = str(tmp_path)
+    with pytest.raises(ThreestepError, match="^--val_only evaluates, and --rollout_replay "):
+        names_of(val_only=True, rollout_replay=folder)
+    names_of(rollout_dump=folder)
+    (tmp_path / "rollout_000000_rank0.safetensors").touch()
+    names_of()
+    names_of(resume="latest", rollout_dump=folder)
+    with pytest.raises(
+        ThreestepError, match="^--rollout_dump expects a folder without rollouts, and .* has some; name"
+    ):
+        names_of(rollout_dump=folder)
+
+
+def test_a_folder_of_rollouts_is_read_or_written(tmp_path):
+    folder, new = str(tmp_path), str(tmp_path / "new")
+    (tmp_path / "rollout_000000_rank0.safetensors").touch()
+    for given, said in (
+        ({"rollout_dump": new}, None),
+        ({"rollout_replay": folder}, None),
+        (
+            {"rollout_dump": new, "rollout_replay": folder},
+            "--rollout_dump and --rollout_replay exclude each other: a re",
+        ),
+        (
+            {"rollout_replay": "/no/such/folder"},
+            "--rollout_replay expects a folder that --rollout_dump filled, and /no/",
+        ),
+    ):
+        mistakes = Mistakes()
+        note_mistakes(RecordedArguments(**given), mistakes)
+        assert len(mistakes.sentences) == (said is not None)
+        assert all(each.startswith(said) for each in mistakes.sentences)
+
+
+def test_engines_are_put_together(tmp_path):
+    folder = str(tmp_path)
+    for given, kind, draws in (
+        ({}, TransformersRollout, True),
+        ({"rollout_dump": folder}, DumpingRollout, True),
+        ({"rollout_replay": folder}, ReplayRollout, False),
+    ):
+        source = source_of(ppo_flags(**given))
+        assert (source.name, source.draws) == (next(iter(given), ""), draws)
+        assert type(source.engine(TransformersRollout, rank=0, decides={})) is kind
+    with pytest.raises(ThreestepError, match="one source, and --rollout_dump and --rollout_replay each name one"):
+        source_of(ppo_flags(rollout_dump=folder, rollout_replay=folder))

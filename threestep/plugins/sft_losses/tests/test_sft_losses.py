@@ -1,16 +1,27 @@
-"""NEFTune's noise: its scale by hand, its distribution, and that no layout changes it."""
+"""NEFTune and the z-loss: by hand, in any layout, and what the flags of both do not go with."""
 
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm
+from threestep.plugins.sft_losses.arguments import RegularizerArguments
 from threestep.plugins.sft_losses.neftune import embedding_noise
+from threestep.plugins.sft_losses.regularizer import NoiseAndZLoss, regularizer_of_flags
+from threestep.plugins.sft_losses.z_loss import z_loss
+from training.step1_sft.arguments import check_flags
+from training.step1_sft.regularizer import regularizer_of
+from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.documents import Document, TokenSequence, plain
 from training.utils.contracts.token_rows import PAD_SEGMENT
+from training.utils.engine.config.arguments import EngineArguments
+from training.utils.flags.added import NO_FLAGS, added_flags
+from training.utils.flags.flags import note_mistakes
 from training.utils.layout.rows import packed_rows
 from training.utils.models.token_model import PolicyModel
 
@@ -84,3 +95,55 @@ def test_a_policy_adds_noise_where_the_embeddings_enter(family):
         hook.remove()
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
     assert float((got - without).abs().max()) > 1e-3
+
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.mark.parametrize("flag", ["neftune_alpha", "z_loss_coef"])
+def test_what_is_added_is_off_and_never_negative(flag):
+    assert getattr(RegularizerArguments(), flag) == 0.0
+    mistakes = Mistakes()
+    note_mistakes(RegularizerArguments(**{flag: -1.0}), mistakes)
+    assert mistakes.sentences == [f"--{flag} expects 0 or more, got -1.0"]
+
+
+def added(alpha: float = 0.0, z_coef: float = 0.0) -> Any:
+    kind = added_flags("step1_sft")
+    return kind(**{"sft_losses_RegularizerArguments": RegularizerArguments(alpha, z_coef)})
+
+
+def test_a_run_has_the_regularizer_of_its_flags():
+    off = regularizer_of(NO_FLAGS)
+    assert not off.draws_noise and not off.losses and not off.why_not_shared
+    found = regularizer_of(added(5.0, 1e-4))
+    assert isinstance(found, NoiseAndZLoss) and found.draws_noise and found.losses == ("z_loss",)
+    assert found.recorded == {"z_loss_coef": 1e-4, "embedding_noise": 5.0}
+    assert regularizer_of_flags(added(0.0, 1.0)).why_not_shared == ""
+
+
+def test_noise_of_each_row_goes_with_no_shared_tokens():
+    def flags(shared: int, alpha: float) -> Any:
+        return SimpleNamespace(engine=EngineArguments(share_beginnings=shared), added=added(alpha))
+
+    check_flags(flags(0, 5.0))
+    check_flags(flags(64, 0.0))
+    with pytest.raises(ThreestepError, match="--share_beginnings 64 computes a token once .* --neftune_alpha 5 gives"):
+        check_flags(flags(64, 5.0))
+
+
+def test_z_loss_by_hand():
+    # Logits (0, 0) and (ln 3, ln 5) have Z = 2 and Z = 8: log^2 Z = ln^2 2 and (3 ln 2)^2, of a step with 5 targets.
+    logits_MV = torch.tensor([[0.0, 0.0], [math.log(3), math.log(5)]])
+    log_normalizers_M = logits_MV.logsumexp(-1).requires_grad_()
+    loss = z_loss(log_normalizers_M, tokens_in_step=5)
+    assert loss.item() == pytest.approx(10 * math.log(2) ** 2 / 5)
+    loss.backward()  # 2 log Z / 5
+    assert log_normalizers_M.grad.tolist() == pytest.approx([0.4 * math.log(2), 1.2 * math.log(2)])
+
+
+def test_z_loss_vanishes_where_probabilities_are_normalized_and_has_parts():
+    assert z_loss(torch.log_softmax(torch.randn(7, 9), -1).logsumexp(-1), 7).item() == pytest.approx(0, abs=1e-12)
+    values = torch.tensor([0.5, -2.0, 3.0], dtype=torch.float64)
+    assert (z_loss(values[:2], 3) + z_loss(values[2:], 3)).item() == pytest.approx((0.25 + 4 + 9) / 3, rel=1e-12)
+    assert z_loss(values[:0], 3).item() == 0

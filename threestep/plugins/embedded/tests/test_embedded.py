@@ -1,4 +1,4 @@
-"""The embedded task: its answers worked by hand, its checker, its rows, and that nothing depends on the machine."""
+"""The embedded task: its answers worked by hand, its checker as a reward, its rows on every machine."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.data_flags import raw_dataset_of
 from tests.unit.utils.data.test_fingerprint_row_versions import digest, texts_of
+from threestep.plugins.embedded import reward, task
 from threestep.plugins.embedded.task import (
     HELD_OUT_ROWS,
     KINDS,
@@ -24,6 +25,9 @@ from threestep.plugins.embedded.task import (
 )
 from training.utils.base.errors import ThreestepError
 from training.utils.data.arguments import DataArguments
+from training.utils.rewards.arguments import ScoringArguments
+from training.utils.rewards.table import kind_of, reward_name
+from training.utils.rewards.weighted import rule_named
 
 pytestmark = pytest.mark.unit
 
@@ -159,3 +163,19 @@ def test_rows_of_a_version_are_the_same():
     """Where they change, so must `ROWS_VERSION`, by which caches of earlier versions are found."""
     made = raw_dataset_of("embedded", DataArguments(), 1)
     assert (ROWS_VERSION[:8], digest(texts_of(made))) == ("4361694c", "1d34bbb439c3b05e")
+
+
+def test_the_checkers_score_of_each_response(monkeypatch):
+    monkeypatch.setattr(task, "check", lambda prompt, response: float(len(prompt) * 10 + len(response)))
+    rule = rule_named("embedded", ScoringArguments(), "--reward")
+    assert rule is reward.embedded_reward
+    assert rule(["p", "pp"], ["rrr", ""], ground_truth=[None, None]) == [13.0, 20.0]
+
+
+def test_every_prompt_has_a_response():
+    with pytest.raises(ValueError):
+        reward.embedded_reward(["p", "q"], ["r"], ground_truth=[None, None])
+
+
+def test_its_name_is_whole():
+    assert reward_name("embedded:0.5") == "embedded" and kind_of("embedded_of_mine.py:score") is None
