@@ -115,14 +115,14 @@ def test_a_callback_ends_the_run_and_adds_figures(tmp_path, capsys):
 
 
 def test_a_callbacks_mistake_ends_the_run(tmp_path):
-    own = own_callback(tmp_path / "own", "return 1 / (3 - step)")
+    own = own_callback(tmp_path / "own", "return None if step < 3 else 1 / 0")
+    with pytest.raises(ThreestepError, match=r"^--callback: seen raised ZeroDivisionError: .* \(own.py, line 2\)$"):
+        ended(tmp_path / "b", LOSSES, own)
+    own = own_callback(tmp_path / "other", "return 1 / (3 - step)")
     with pytest.raises(
         ThreestepError, match="^--callback: the function expects to return None, .*, got 0.5; leave out"
     ):
         ended(tmp_path / "a", LOSSES, own)
-    own = own_callback(tmp_path / "other", "return None if step < 3 else 1 / 0")
-    with pytest.raises(ThreestepError, match=r"^--callback: seen raised ZeroDivisionError: .* \(own.py, line 2\)$"):
-        ended(tmp_path / "b", LOSSES, own)
 
 
 def test_checkpoints_of_earlier_versions_say_that_it_ended_the_run():

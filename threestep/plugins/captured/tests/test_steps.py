@@ -64,40 +64,31 @@ def test_fixed_places_give_what_a_growing_cache_gives(family, taped):
     assert widths[-1] < 16 or family.startswith("gemma")  # fewer than half of whose rows end
 
 
-def test_a_number_of_the_host_that_is_captured_is_found(taped, monkeypatch):
-    """A mask that the host counts out stands still in a graph: the check at the start sees other log-probabilities."""
+def test_what_a_graph_cannot_hold_is_found(taped, monkeypatch):
+    """A mask that the host counts out stands still in a graph: the check at the start sees other log-probabilities. A
+    question to the device within a forward."""
     model, own = known("llama")
     assert why_not_decoded(model, own, FIXED) is None
-    attend = torch.nn.functional.scaled_dot_product_attention
-    layers = len(model.model.layers)
-    calls = []
+    attend, layers, calls = torch.nn.functional.scaled_dot_product_attention, len(model.model.layers), []
 
     def counting(query, key, value, **others):
         calls.append(1)
         return attend(query, key, value, **others) * (1 + 0.05 * (len(calls) // layers))
 
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counting)
-    assert "its log-probabilities differ by " in (why_not_decoded(model, own, FIXED) or "")
-
-
-def test_what_a_graph_cannot_hold_is_found(taped, monkeypatch):
-    """A question to the device within a forward."""
-    model, own = known("llama")
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.nn.functional, "scaled_dot_product_attention", counting)
+        assert "its log-probabilities differ by " in (why_not_decoded(model, own, FIXED) or "")
     plain = model.model.norm.forward
     monkeypatch.setattr(model.model.norm, "forward", lambda hidden: plain(hidden) * (1 if hidden.isnan().any() else 1))
-    assert "its forward fails (RuntimeError: the host waits for _local_scalar_dense)" in (
-        why_not_decoded(model, own, FIXED) or ""
-    )
-
-
-def test_rows_leave_together():
-    assert not FixedSteps.leave_now([True, False, False, False])
-    assert FixedSteps.leave_now([True, True, False, False]) and FixedSteps.leave_now([True])
+    said = why_not_decoded(model, own, FIXED) or ""
+    assert "its forward fails (RuntimeError: the host waits for _local_scalar_dense)" in said
 
 
 def test_the_prompts_cache_is_given_up_layer_by_layer(monkeypatch):
     """Never two whole caches: the height of a rollout would be the prompts' keys and values twice."""
     alive, standing = [], []
+    assert not FixedSteps.leave_now([True, False, False, False])  # rows leave together
+    assert FixedSteps.leave_now([True, True, False, False]) and FixedSteps.leave_now([True])
 
     class Layer(steps.FixedLayer):
         def __init__(self, held, columns):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,6 +23,7 @@ from threestep.plugins.embedded.task import (
 )
 from training.utils.base.errors import ThreestepError
 from training.utils.data.arguments import DataArguments
+from training.utils.data.fingerprint import content_of_dataset
 from training.utils.rewards.arguments import ScoringArguments
 from training.utils.rewards.table import kind_of, reward_name
 from training.utils.rewards.weighted import rule_named
@@ -124,17 +123,6 @@ def test_no_prompt_comes_twice_and_held_out_prompts_are_in_no_training_set(rows)
     assert not any(is_held_out(prompt) for prompt in train)
 
 
-def test_the_seed_decides_the_rows(rows):
-    assert generate(7, 2000, 200) == rows
-    assert generate(8, 10, 2)["train"] != rows["train"][:10]
-
-
-def test_the_rows_of_a_seed_are_the_same_on_every_machine():
-    text = "\n".join(f"{row.prompt}|{row.chosen}|{row.rejected}" for row in generate(1, 500, 20)["train"])
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    assert digest == "90ab17c42780abcfd0d28d435b2a548fd677e5f97c183784cc302ac3da90c00f"
-
-
 def test_the_dataset_is_registered_and_gives_the_texts():
     raw_dataset = raw_dataset_of("embedded", DataArguments(), seed=3)
     train, held_out = raw_dataset.get_train_data(), raw_dataset.get_eval_data()
@@ -149,9 +137,6 @@ def test_the_dataset_is_registered_and_gives_the_texts():
 
 def test_a_warm_cache_makes_no_rows(monkeypatch):
     """Neither opening the dataset nor its fingerprint does; another seed is another fingerprint."""
-    from threestep.plugins.embedded import task
-    from training.utils.data.fingerprint import content_of_dataset
-
     made = []
     monkeypatch.setattr(task, "generate", lambda seed: made.append(seed) or {"train": [], "eval": []})
     one, other = (raw_dataset_of("embedded", DataArguments(), seed) for seed in (1, 2))
@@ -159,10 +144,12 @@ def test_a_warm_cache_makes_no_rows(monkeypatch):
     assert one.get_train_data() == [] and one.get_eval_data() == [] and made == [1]
 
 
-def test_rows_of_a_version_are_the_same():
-    """Where they change, so must `ROWS_VERSION`, by which caches of earlier versions are found."""
+def test_rows_of_a_version_are_the_same(rows):
+    """On every machine, by the seed alone; where they change, so must `ROWS_VERSION`, by which caches are found."""
     made = raw_dataset_of("embedded", DataArguments(), 1)
     assert (ROWS_VERSION[:8], digest(texts_of(made))) == ("4361694c", "1d34bbb439c3b05e")
+    assert generate(7, 2000, 200) == rows
+    assert generate(8, 10, 2)["train"] != rows["train"][:10]
 
 
 def test_the_checkers_score_of_each_response(monkeypatch):
@@ -170,12 +157,6 @@ def test_the_checkers_score_of_each_response(monkeypatch):
     rule = rule_named("embedded", ScoringArguments(), "--reward")
     assert rule is reward.embedded_reward
     assert rule(["p", "pp"], ["rrr", ""], ground_truth=[None, None]) == [13.0, 20.0]
-
-
-def test_every_prompt_has_a_response():
-    with pytest.raises(ValueError):
-        reward.embedded_reward(["p", "q"], ["r"], ground_truth=[None, None])
-
-
-def test_its_name_is_whole():
+    with pytest.raises(ValueError):  # every prompt has a response
+        rule(["p", "q"], ["r"], ground_truth=[None, None])
     assert reward_name("embedded:0.5") == "embedded" and kind_of("embedded_of_mine.py:score") is None

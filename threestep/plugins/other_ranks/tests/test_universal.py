@@ -25,36 +25,37 @@ def engine(stage: int = 0, optimizer: str = "adamw") -> Any:
     return SimpleNamespace(engine=inner, settings=settings, parameter_groups=[["a"]])
 
 
-def test_a_place_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(
-        ThreestepError,
-        match="cannot convert c for another number of ranks or ZeRO stage into .*/file/c: .*/file/c: Not a directory; "
-        "free disk space",
-    ):
-        universal.convert(Path("c"), tmp_path / "file" / "c", engine())
-
-
-def test_states_of_another_optimizer_stay_where_they_are(tmp_path):
-    with pytest.raises(
-        ThreestepError,
-        match="--resume: c has the state of --optimizer sign, which goes on with as many ranks and",
-    ):
-        universal.convert(Path("c"), tmp_path / "c", engine(optimizer="sign"))
-    assert not list(tmp_path.iterdir())
-
-
-def test_files_of_another_form(tmp_path):
-    write_state({"module": {}}, tmp_path / "mp_rank_00_model_states.pt")
-    with pytest.raises(
-        ThreestepError,
-        match="cannot convert DeepSpeed's files in .* for another number of ranks .*KeyError: 'optimizer'",
-    ):
-        universal.convert(tmp_path, tmp_path / "c", engine())
-
-
 def test_an_engine_that_finds_nothing(tmp_path):
     nothing = engine(stage=2)
     with pytest.raises(ThreestepError, match="there is no state of 'model' in .*; resume from another one"):
         universal.load(nothing, tmp_path, "model")
     assert nothing.engine._config.load_universal_checkpoint is False
+
+
+def test_what_cannot_be_converted(tmp_path):
+    """A place that cannot be written; states of another optimizer, which stay where they are; files of another form."""
+    (tmp_path / "file").touch()
+    write_state({"module": {}}, tmp_path / "mp_rank_00_model_states.pt")
+    for source, place, optimizer, words in [
+        (
+            Path("c"),
+            tmp_path / "file" / "c",
+            "adamw",
+            "cannot convert c for .* into .*/file/c: Not a directory; free disk",
+        ),
+        (
+            Path("c"),
+            tmp_path / "c",
+            "sign",
+            "--resume: c has the state of --optimizer sign, which goes on with as many",
+        ),
+        (
+            tmp_path,
+            tmp_path / "c",
+            "adamw",
+            "cannot convert DeepSpeed's files in .* number of ranks .*KeyError: 'optimiz",
+        ),
+    ]:
+        with pytest.raises(ThreestepError, match=words):
+            universal.convert(source, place, engine(optimizer=optimizer))
+        assert optimizer == "adamw" or not place.exists()

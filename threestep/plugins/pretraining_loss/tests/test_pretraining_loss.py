@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -73,17 +74,6 @@ def test_blocks_follow_seed_length_text_and_tokenizer(text_flags, build, tiny_to
     assert not blocks(text_flags([*texts[:-1], "another"]))[1]
 
 
-def test_text_from_a_folder(build, tiny_tokenizer, tmp_path):
-    import datasets
-
-    rows = datasets.Dataset.from_list([{"text": f"text {i}"} for i in range(50)])
-    datasets.DatasetDict({"train": rows}).save_to_disk(str(tmp_path / "texts"))
-    named = TextArguments(str(tmp_path / "texts"))
-    assert len(build(named, tiny_tokenizer, 8, seed=1)) > 10
-    with pytest.raises(ThreestepError, match="no column 'body', its columns are text.*--unsupervised_text_column"):
-        build(replace(named, unsupervised_text_column="body"), tiny_tokenizer, 8, seed=1)
-
-
 def test_mistakes_in_unsupervised_text(build, text_flags, tiny_tokenizer, write_rows):
     with pytest.raises(ThreestepError, match="--unsupervised_dataset_name expects a dataset, got none"):
         build(TextArguments(), tiny_tokenizer, 8, seed=1)
@@ -112,12 +102,6 @@ def test_text_from_every_reader(tmp_path, build, tiny_tokenizer, write_rows):
         blocks.append([row.input_ids.tolist() for row in built])
         assert built.manifest["splits"]["train"]["dropped"] == {"no_text": 1}
     assert blocks[0] == blocks[1] and len(blocks[0]) > 3
-
-
-def test_text_of_the_hub_comes_from_the_training_split(hub, build, tiny_tokenizer):
-    hub.splits = {"train": [{"text": "one two three four"}] * 3, "test": [{"text": "no"}]}
-    blocks = build(TextArguments("hub:own/rows"), tiny_tokenizer, 4, seed=1)
-    assert "no" not in "".join(tiny_tokenizer.decode(block.input_ids) for block in blocks) and len(blocks) >= 3
 
 
 def test_the_same_blocks_for_any_workers_and_shards(flags, text_flags, tiny_tokenizer, monkeypatch):
@@ -182,3 +166,15 @@ def test_a_run_that_resumes_goes_on_with_the_next_blocks():
     assert rows_of(stopped) == first[0]
     resumed.load_state_dict(stopped.state_dict())
     assert rows_of(resumed) == first[1] != first[0]
+
+
+def test_text_from_a_folder_and_from_the_training_split_of_the_hub(hub, build, tiny_tokenizer, tmp_path):
+    rows = datasets.Dataset.from_list([{"text": f"text {i}"} for i in range(50)])
+    datasets.DatasetDict({"train": rows}).save_to_disk(str(tmp_path / "texts"))
+    named = TextArguments(str(tmp_path / "texts"))
+    assert len(build(named, tiny_tokenizer, 8, seed=1)) > 10
+    with pytest.raises(ThreestepError, match="no column 'body', its columns are text.*--unsupervised_text_column"):
+        build(replace(named, unsupervised_text_column="body"), tiny_tokenizer, 8, seed=1)
+    hub.splits = {"train": [{"text": "one two three four"}] * 3, "test": [{"text": "no"}]}
+    blocks = build(TextArguments("hub:own/rows"), tiny_tokenizer, 4, seed=1)
+    assert "no" not in "".join(tiny_tokenizer.decode(block.input_ids) for block in blocks) and len(blocks) >= 3
