@@ -135,24 +135,9 @@ def test_an_epoch_is_over_the_prompts_that_were_there_when_it_began():
 
 
 def test_what_a_dataset_is_told():
+    """What it changes of that is its own."""
     told = []
 
-    class Listening(PromptDataset):
-        def on_batch_end(self, results):
-            told.append(results)
-
-    source = source_of((AtRandom, Listening), rows(2))
-    asked = rows(2)
-    scores = [1.0, 2.0, 3.0, 4.0]
-    source.observe(seen(asked, scores, [[3, END], [4, 5, 6], [END], [7, 8, END]]))
-    (results,) = told
-    assert [row.uid for row in results.rows] == [row.uid for row in asked for _ in range(2)]  # two responses a prompt
-    assert len({id(row) for row in [*results.rows, *asked]}) == 6  # each is the dataset's own
-    assert results.responses == [" 3", " 4 5 6", " ", " 7 8"] and results.scores == scores
-    assert source.state_dict()["sampler"]["seen"] == [[[row.uid for row in results.rows], scores]]
-
-
-def test_what_is_told_may_be_changed():
     class Sorts(AtRandom):
         def update(self, uids, scores):
             super().update(list(uids), list(scores))
@@ -161,7 +146,7 @@ def test_what_is_told_may_be_changed():
 
     class Marks(PromptDataset):
         def on_batch_end(self, results):
-            told.append(list(results.scores))
+            told.append((results, list(results.scores)))
             for row in results.rows:
                 row.columns["seen"] = row.columns.get("seen", 0) + 1
             message = {"role": "user", "content": "again"}
@@ -169,10 +154,14 @@ def test_what_is_told_may_be_changed():
             self.add([message], tags=tags)
             message["content"], tags[0] = "other", "y"
 
-    told, asked = [], rows(2)
-    source = source_of((Sorts, Marks), asked)
-    source.observe(seen(asked, [2.0, 1.0]))
-    assert told == [[2.0, 1.0]] and [row.columns for row in asked] == [{}, {}]
+    source, asked, scores = source_of((Sorts, Marks), rows(2)), rows(2), [4.0, 2.0, 3.0, 1.0]
+    source.observe(seen(asked, scores, [[3, END], [4, 5, 6], [END], [7, 8, END]]))
+    ((results, given),) = told
+    assert [row.uid for row in results.rows] == [row.uid for row in asked for _ in range(2)]  # two responses a prompt
+    assert len({id(row) for row in [*results.rows, *asked]}) == 6  # each is the dataset's own
+    assert results.responses == [" 3", " 4 5 6", " ", " 7 8"] and given == scores
+    assert [row.columns for row in asked] == [{}, {}]
+    assert source.state_dict()["sampler"]["seen"] == [[[row.uid for row in results.rows], scores]]
     assert source.state_dict()["dataset"]["added"] == [
         {"prompt": [{"role": "user", "content": "again"}], "ground_truth": None, "tags": ["x"]}
     ]
@@ -281,10 +270,8 @@ def test_a_state_of_another_kind_of_source():
     state = source_of((AtRandom, SureQuestions), rows(7)).state_dict()
     with pytest.raises(ThreestepError, match="by a dataset and a sampler, and this one takes them in"):
         PromptSource(rows(7), 5).load_state_dict(state)
-    with pytest.raises(
-        ThreestepError,
-        match="by neither --prompt_sampler nor --prompt_dataset, this run by a sampler; give the flags",
-    ):
+    words = "by neither --prompt_sampler nor --prompt_dataset, this run by a sampler; give the flags"
+    with pytest.raises(ThreestepError, match=words):
         source_of((AtRandom, None), rows(7)).load_state_dict({})
 
 
@@ -328,15 +315,12 @@ def opened(tmp_path):
 
 
 @pytest.mark.parametrize("names", [("InOrder",), (None, "Doubled")])
-def test_the_datas_order_and_a_users_exclude_each_other(opened, names):
-    with pytest.raises(ThreestepError, match="--shuffle false takes the prompts in the data's order, and --prompt_sam"):
-        opened(*names, shuffled=False)
-
-
-def test_classes_from_the_users_file(opened):
+def test_classes_from_the_users_file(opened, names):
     assert [row.row_id for row in opened("InOrder").take(2, 3)] == [2, 0, 1]
     assert sorted(row.row_id for row in opened(None, "Doubled").take(0, 6)) == [0, 0, 1, 1, 2, 2]
     assert opened("InOrder", "Doubled").take(4, 1)[0].row_id == 1
+    with pytest.raises(ThreestepError, match="--shuffle false takes the prompts in the data's order, and --prompt_sam"):
+        opened(*names, shuffled=False)
 
 
 @pytest.mark.parametrize(

@@ -92,8 +92,7 @@ def test_each_step_is_fed_with_the_one_before():
     settings = all_steps.read_plan(VALUES, "run.yaml", seed=7).settings
     common = {"data_path": ["gsm8k"], "dataset_module": "examples/gsm8k.py", "seed": 7}
     assert settings["step1_sft"] == {
-        **common, "max_seq_len": 128, "model_name_or_path": "runs/x/new_model",
-        "output_dir": "runs/x/step1_sft",
+        **common, "max_seq_len": 128, "model_name_or_path": "runs/x/new_model", "output_dir": "runs/x/step1_sft",
     }  # fmt: skip
     assert settings["step2_reward"] == {
         **common, "max_seq_len": 64, "model_name_or_path": "runs/x/step1_sft/model",
@@ -105,13 +104,9 @@ def test_each_step_is_fed_with_the_one_before():
     }  # fmt: skip
     other = {**VALUES, "step2_reward": {"model_name_or_path": "elsewhere"}}  # a section may name another model
     assert all_steps.read_plan(other, "f").settings["step2_reward"]["model_name_or_path"] == "elsewhere"
-
-
-def test_a_given_model_needs_no_new_one():
-    values = {name: value for name, value in VALUES.items() if name != "new_model"}
-    plan = all_steps.read_plan({**values, "model_name_or_path": "my/model"}, "f")
-    assert plan.new_model is None
-    assert plan.settings["step1_sft"]["model_name_or_path"] == "my/model"
+    given = {name: value for name, value in VALUES.items() if name != "new_model"} | {"model_name_or_path": "my/model"}
+    plan = all_steps.read_plan(given, "f")
+    assert plan.new_model is None and plan.settings["step1_sft"]["model_name_or_path"] == "my/model"
     assert "seed" not in plan.settings["step1_sft"]  # the steps' own default holds
 
 
@@ -227,16 +222,7 @@ def test_the_first_failure_ends_the_run(steps, tmp_path, capsys):
     assert not (tmp_path / "runs/x/summary.json").exists()
 
 
-def test_an_old_figure_is_never_taken_for_new(steps, tmp_path, monkeypatch):
-    old = tmp_path / "runs/x/step1_sft/summary.json"
-    old.parent.mkdir(parents=True)
-    old.write_text("{}")
-    monkeypatch.setattr(all_steps, "launch", lambda *_: 0)  # steps that end well and leave nothing
-    with pytest.raises(ThreestepError, match="step1_sft ended well, but left no figures: "):
-        all_steps.main(["--config", "run.yaml", "--overwrite"])
-
-
-def test_finished_steps_are_replaced_if_asked_for(steps, tmp_path):
+def test_finished_steps_are_replaced_if_asked_for(steps, tmp_path, monkeypatch):
     calls, _ = steps
     all_steps.main(["--config", "run.yaml"])
     calls.clear()
@@ -248,18 +234,29 @@ def test_finished_steps_are_replaced_if_asked_for(steps, tmp_path):
     assert calls == []
     all_steps.main(["--config", "run.yaml", "--overwrite"])
     assert len(calls) == 4 and all("--overwrite" in call[1] for call in calls[1:])
+    monkeypatch.setattr(all_steps, "launch", lambda *_: 0)  # an old figure is never taken for one of these
+    with pytest.raises(ThreestepError, match="step1_sft ended well, but left no figures: "):
+        all_steps.main(["--config", "run.yaml", "--overwrite"])
 
 
-def test_nothing_is_started_after_a_step_that_was_stopped(steps, tmp_path, monkeypatch, capsys):
-    calls = []
-    folder = tmp_path / "runs/x/step1_sft/checkpoints"
-    folder.mkdir(parents=True)
-    (folder / "latest").write_text("step_000001")
-    monkeypatch.setattr(all_steps, "launch", lambda module, *_: calls.append(module) or 0)
-    with pytest.raises(SystemExit) as end:
-        all_steps.main(["--config", "run.yaml"])
-    assert end.value.code == 0 and calls == ["threestep.plugins.programs.new_model", "training.step1_sft.main"]
+def test_a_step_that_was_stopped_ends_the_run_and_goes_on_with_the_same_new_model(steps, tmp_path, monkeypatch, capsys):
+    calls, _ = steps
+    for name in ("step1_sft/checkpoints/latest", "new_model/config.json"):
+        (tmp_path / "runs/x" / name).parent.mkdir(parents=True)
+        (tmp_path / "runs/x" / name).write_text("step_000001")
+    with monkeypatch.context() as patched:
+        patched.setattr(all_steps, "launch", lambda module, *_: calls.append((module,)) or 0)
+        with pytest.raises(SystemExit) as end:
+            all_steps.main(["--config", "run.yaml"])
+    assert end.value.code == 0
+    assert calls == [("threestep.plugins.programs.new_model",), ("training.step1_sft.main",)]
     assert "was stopped and wrote a checkpoint; nothing after it was started" in capsys.readouterr().out
+    calls.clear()
+    all_steps.main(["--config", "run.yaml", "--resume"])
+    assert [call[0].split(".")[1] for call in calls] == ["step1_sft", "step2_reward", "step3_ppo"]
+    calls.clear()
+    all_steps.main(["--config", "run.yaml", "--overwrite"])
+    assert calls[0][0] == "threestep.plugins.programs.new_model"
 
 
 def test_a_stopped_run_is_resumed_with_all_its_seconds(steps, tmp_path, monkeypatch, capsys):
@@ -308,18 +305,6 @@ def test_damaged_files_of_the_run_are_named(steps, tmp_path, name, words, conten
     path.mkdir() if content is None else path.write_bytes(content)
     with pytest.raises(ThreestepError, match=f"{words}.* expects"):
         all_steps.main(["--config", "run.yaml", "--resume"])
-
-
-def test_the_new_model_is_not_made_again_for_a_first_step_that_goes_on(steps, tmp_path):
-    calls, _ = steps
-    for name in ("step1_sft/checkpoints/latest", "new_model/config.json"):
-        (tmp_path / "runs/x" / name).parent.mkdir(parents=True)
-        (tmp_path / "runs/x" / name).write_text("step_000001")
-    all_steps.main(["--config", "run.yaml", "--resume"])
-    assert [call[0].split(".")[1] for call in calls] == ["step1_sft", "step2_reward", "step3_ppo"]
-    calls.clear()
-    all_steps.main(["--config", "run.yaml", "--overwrite"])
-    assert calls[0][0] == "threestep.plugins.programs.new_model"
 
 
 @pytest.mark.parametrize(
