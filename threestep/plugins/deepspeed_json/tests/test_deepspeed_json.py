@@ -84,27 +84,15 @@ def test_switched_off_it_is_taken_and_deepspeed_never_sees_it(dotted, final_of):
         ({"data_types": {"grad_accum": "fp32"}}, {}, "no key 'data_types.grad_accum'; did you mean 'grad_accum_dtype'"),
         ({"timers": 1}, {}, "'timers' expects an object, got a int"),
         ({"zero_optimization": {"offload_param": True}}, {}, "'zero_optimization.offload_param' expects an object"),
-        (
-            {"zero_optimization": {"reduce_bucket_size": "large"}},
-            {},
-            "'zero_optimization.reduce_bucket_size' is 'large'; DeepSpeed says: Input should be a valid integer",
-        ),
+        ({"zero_optimization": {"reduce_bucket_size": "large"}}, {}, "size' is 'large'; DeepSpeed says: .* valid int"),
         ({"fp16": {"loss_scale": -1}}, {"dtype": "fp16"}, "'fp16.loss_scale' is -1; DeepSpeed says: .* must be >= 0"),
         ({"dump_state": 1}, {}, "'dump_state' expects true or false, got 1"),
         ({"gradient_clipping": "no"}, {}, "'gradient_clipping' expects 0 or more, got 'no'"),
         ({"steps_per_print": 0}, {}, "'steps_per_print' expects a whole number from 1 on, got 0"),
         ({"log_level": "loud"}, {}, "'log_level' expects one of debug, info, .* got 'loud'"),
         ({"communication_data_type": "int8"}, {}, "'communication_data_type' expects one of fp32, bf16, fp16"),
-        (
-            {"zero_optimization": {"overlap_comm": True}},
-            {"zero_stage": 1},
-            "'zero_optimization.overlap_comm' expects ZeRO stage 2 or 3, got 1",
-        ),
-        (
-            {"data_types": {"grad_accum_dtype": "fp32"}},
-            {"dtype": "bf16"},
-            "'data_types.grad_accum_dtype' expects bf16 under --dtype bf16 and ZeRO stage 0, got fp32",
-        ),
+        ({"zero_optimization": {"overlap_comm": True}}, {"zero_stage": 1}, "comm' expects ZeRO stage 2 or 3, got 1"),
+        ({"data_types": {"grad_accum_dtype": "fp32"}}, {"dtype": "bf16"}, "expects bf16 under .* stage 0, got fp32"),
         ({"comms_logger": {"enabled": True}}, {}, "'comms_logger' writes nothing without \"verbose\": true"),
         (
             {"zero_optimization": {"zero_hpz_partition_size": 3}},
@@ -272,15 +260,9 @@ def test_the_form_that_transformers_documents_is_taken(final_of):
     [
         ({"zero_optimisation": {}}, r"has no key 'zero_optimisation'; did you mean 'zero_optimization'"),
         ({"compile": {"deepcompile": True}}, "DeepCompile"),
-        (
-            {"zero_optimization": {"offload_param": {"device": "nvme"}}},
-            "offload_param.device' is nvme, which wants a com",
-        ),
+        ({"zero_optimization": {"offload_param": {"device": "nvme"}}}, "device' is nvme, which wants a compiled"),
         ({"bf16": {"check_grad_overflow": False}}, "'bf16.check_grad_overflow' is off, so a NaN gradient would reach"),
-        (
-            {"data_types": {"buffer_dtype": "bf16"}},
-            "'data_types.buffer_dtype' would round what .* in float32, .* remove",
-        ),
+        ({"data_types": {"buffer_dtype": "bf16"}}, "'data_types.buffer_dtype' would round .* in float32, .* remove"),
         ({"zero_optimization": {"reduce_bucket": 1}}, r"has no key 'zero_optimization.reduce_bucket'; did you mean"),
         ({"bf16": {"enable": True}}, r"has no key 'bf16.enable'; did you mean 'enabled'"),
         ({"zero_optimization": 2}, "'zero_optimization' expects an object, got a int"),

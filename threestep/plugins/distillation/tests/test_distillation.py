@@ -39,10 +39,7 @@ TOP = DivergenceSettings("js", 0.1, 5)
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        (
-            TeacherSettings(compared=DivergenceSettings(top_k=5)),
-            "--teacher_top_k 5 is for a teacher, and there is none",
-        ),
+        (TeacherSettings(compared=DivergenceSettings(top_k=5)), "--teacher_top_k 5 is for a teacher, and there is no"),
         (TeacherSettings(zero_stage=3), "--teacher_zero_stage 3 is for a teacher, and there is none; give"),
         (TeacherSettings("t", compared=DivergenceSettings(beta=0.1)), "--teacher_beta 0.1 is for --teacher_divergence"),
         (TeacherSettings(url="http://a/v1"), "--teacher_url gives a teacher's likeliest tokens alone; give"),
@@ -80,6 +77,7 @@ def test_settings_of_flags():
 
 
 ALONE = {"actor_model_name_or_path": "a", "advantage": "none", "kl_coef": 0.0}
+TAUGHT = {**ALONE, "teacher_model_name_or_path": "t"}
 
 
 def test_a_teacher_alone_needs_no_reward():
@@ -97,14 +95,14 @@ def test_a_teacher_alone_needs_no_reward():
     ("given", "why"),
     [
         (ALONE, "--advantage none leaves the actor to a teacher, and there is none; give --teacher_model_name_or_path"),
-        ({**ALONE, "teacher_model_name_or_path": "t", "kl_coef": 0.1}, "--kl_coef 0.1 in the reward does nothing with"),
+        ({**TAUGHT, "kl_coef": 0.1}, "--kl_coef 0.1 in the reward does nothing with"),
         (
-            {**ALONE, "teacher_model_name_or_path": "t", "mask_truncated_responses": True},
-            "--mask_truncated_responses leaves responses out of the loss, and a teacher is compared on every token",
+            {**TAUGHT, "mask_truncated_responses": True},
+            "--mask_truncated_responses leaves responses out of the loss, and",
         ),
         (
-            {**ALONE, "teacher_model_name_or_path": "t", "parallel_thinking": True},
-            "--parallel_thinking inserts tags that the teacher was not trained on; leave it or --teacher",
+            {**TAUGHT, "parallel_thinking": True},
+            "--parallel_thinking inserts tags that the teacher was not trained on;",
         ),
     ],
 )

@@ -205,17 +205,9 @@ def test_every_field_that_differs_counts():
     ("given", "beside", "sentence"),
     [
         (config(target_modules=None), {}, r"^peft_config.target_modules expects .* write it out, such as"),
-        (
-            config(target_modules=".*q"),
-            {},
-            r"got the pattern '\.\*q'; write the names as a list, or lora_module_name='",
-        ),
+        (config(target_modules=".*q"), {}, r"got the pattern '\.\*q'; write the names as a list, or lora_module_name"),
         (config(inference_mode=True), {}, "^peft_config.inference_mode expects False, got True, which trains nothing$"),
-        (
-            config(task_type="SEQ_CLS"),
-            {},
-            "^peft_config.task_type expects CAUSAL_LM in sft, got SEQ_CLS; write task_ty",
-        ),
+        (config(task_type="SEQ_CLS"), {}, "^peft_config.task_type expects CAUSAL_LM in sft, got SEQ_CLS; write"),
         ({"r": 3}, {}, "^peft_config expects a peft.LoraConfig, got dict; other adapters are not trained$"),
         (config(), {"lora_dim": 3}, "^peft_config and lora_dim say the same; leave one out$"),
     ],
@@ -504,20 +496,11 @@ TWO_RANKS = {"actor_lora_dim": 4, "critic_lora_dim": 2}
         (TWO_RANKS, None),
         ({**TWO_RANKS, "actor_zero_stage": 2, "critic_zero_stage": 1, "offload": True}, None),
         ({**TWO_RANKS, "actor_zero_stage": 3, "critic_zero_stage": 3}, None),
-        (
-            {**TWO_RANKS, "critic_zero_stage": 3},
-            "ZeRO 3 shards the trunk for both, and --actor_zero_stage is 0, --critic_zero_stage 3; give 3 to both",
-        ),
+        ({**TWO_RANKS, "critic_zero_stage": 3}, "ZeRO 3 shards .*--actor_zero_stage is 0, --critic_zero_stage 3; give"),
         ({"actor_lora_dim": 4}, "adapters .* on one frozen trunk, and --critic_lora_dim is 0; give it 1 or more"),
         ({"critic_lora_dim": 4}, "adapters .* on one frozen trunk, and --actor_lora_dim is 0; give it 1 or more"),
-        (
-            {**TWO_RANKS, "only_optimize_lora": False},
-            "keeps the trunk frozen, and --only_optimize_lora false trains it; lea",
-        ),
-        (
-            {**TWO_RANKS, "use_dora": True},
-            "lends the trunk's weights to two models, and --use_dora takes their norms in",
-        ),
+        ({**TWO_RANKS, "only_optimize_lora": False}, "keeps the trunk frozen, and --only_optimize_lora false trains"),
+        ({**TWO_RANKS, "use_dora": True}, "lends the trunk's weights to two models, and --use_dora takes their norms"),
     ],
 )
 def test_mistakes_of_a_shared_trunk(given, sentence):

@@ -22,6 +22,7 @@ from training.utils.models.own_forward import own_forward_of
 from training.utils.models.settings import ModelSettings
 
 IDS = torch.arange(3, 33)[None]
+BASE = "base_model_name_or_path"
 LORA: dict[str, Any] = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"], "init_lora_weights": False}
 KINDS: dict[str, Callable[[], Any]] = {
     "lora": lambda: peft.LoraConfig(**LORA),
@@ -122,10 +123,7 @@ def test_half_of_a_tied_pair_is_refused(adapter, config):
     ("change", "words"),
     [
         (lambda tensors, name: tensors.pop(name), "holds .* tensors and lacks the tensor {name}, of the .* adapter_"),
-        (
-            lambda tensors, name: tensors.update(other=torch.ones(1)),
-            "holds the tensor other, for which LlamaForCausalLM",
-        ),
+        (lambda tensors, name: tensors.update(other=torch.ones(1)), "holds the tensor other, for which LlamaForCausal"),
         (
             lambda tensors, name: tensors.update({name: torch.ones(3, 7)}),
             r"{name} expects the shape \[.*\] of '.*model' and adapter_config.json, got \[3, 7\]; give the base",
@@ -145,14 +143,8 @@ def test_tensors_that_do_not_fit(adapter, kind, name, change, words):
 def test_another_base_than_it_was_trained_on(adapter, save_folder):
     folder, _ = adapter(KINDS["lora"]())
     for changed, words in [
-        (
-            {"base_model_name_or_path": save_folder("other", family="opt")},
-            "holds 8 tensors, .* for which OPTForCausalLM .* give the base that it was",
-        ),
-        (
-            {"base_model_name_or_path": save_folder("deep", num_hidden_layers=3)},
-            "holds 8 tensors and lacks 4 tensors, such as .*layers.2",
-        ),
+        ({BASE: save_folder("other", family="opt")}, "holds 8 tensors, .* for which OPTForCausalLM .* give the base"),
+        ({BASE: save_folder("deep", num_hidden_layers=3)}, "holds 8 tensors and lacks 4 tensors, such as .*layers.2"),
         ({"target_modules": ["no_such_layer"]}, "adapter of kind LORA, which PEFT cannot merge into LlamaForCausalLM"),
     ]:
         settings_of(folder, **changed)
