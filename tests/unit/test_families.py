@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.families.answers import REFUSED, RIGHT, WRONG, Answer, asked, compared
-from tests.families.configs import OVERRIDES, OVERRIDES_OF_VISION, VARIANTS, VOCABULARY, WINDOW, tiny_config
+from tests.families.configs import OVERRIDES, OVERRIDES_OF_VISION, VARIANTS
 from tests.support.forked_programs import run_python
 from training.utils.base.errors import ThreestepError
 
@@ -133,23 +133,8 @@ def test_differences_and_errors_become_answers():
     assert broken.verdict == "traceback" and "KeyError: 'sliding' (test_families.py:" in broken.said
 
 
-def test_a_configuration_is_small_and_keeps_the_family():
-    gemma = tiny_config("gemma2")
-    assert (gemma.vocab_size, gemma.sliding_window) == (VOCABULARY, WINDOW)
-    assert gemma.layer_types == ["sliding_attention", "full_attention"]
-    assert gemma.final_logit_softcapping == 2.0
-    mixtral = tiny_config("mixtral", num_hidden_layers=1)
-    assert (mixtral.num_local_experts, mixtral.num_experts_per_tok, mixtral.num_hidden_layers) == (4, 2, 1)
-    granite = tiny_config("granite")
-    assert granite.logits_scaling == 1.5
-
-
 def test_every_override_is_of_a_family():
     from tests.families.__main__ import families, vision_families
 
     assert set(OVERRIDES) | set(VARIANTS) <= set(families())
     assert set(OVERRIDES_OF_VISION) <= set(vision_families())
-
-
-def answer(question: str, verdict: str = RIGHT, said: str = "") -> dict[str, Any]:
-    return {"question": question, "verdict": verdict, "difference": None, "said": said}

@@ -24,10 +24,6 @@ def own_reward(prompts, responses, **columns):
     return [1.0 for _ in responses]
 
 
-def other_reward(prompts, responses, **columns):
-    return [0.0 for _ in responses]
-
-
 def test_rows_are_written_as_they_are(tmp_path):
     (address,) = address_of_rows(ROWS, tmp_path / "given")
     assert address == f"jsonl:{tmp_path}/given/given_rows.jsonl"

@@ -269,13 +269,6 @@ def test_the_score_is_read_at_the_end_token(rollout, roles):
     torch.testing.assert_close(score(longer, roles, how()), score(rollout, roles, how()))
 
 
-def test_sequences_are_prompt_and_response_without_padding(rollout):
-    for row, sequence in enumerate(rollout.sequences()):
-        assert len(sequence) == PROMPTS[row] + RESPONSES[row]
-        assert sequence.is_target.sum() == RESPONSES[row]
-        assert sequence.input_ids[-1] == EOS and sequence.is_target[-1]
-
-
 def test_the_samples_of_a_prompt_are_compared(rollout, roles):
     """Five prompts' worth of one rollout, read as groups of five samples of one prompt: no critic, no KL."""
     without = SimpleNamespace(**{**vars(roles), "critic": None, "reference": None})
