@@ -156,38 +156,36 @@ def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-def test_the_margin_moves_the_gap():
+# A gap h costs -log sigmoid(h) = softplus(-h), with the slope -sigmoid(-h). Of both pairs by hand.
+PLAIN = [softplus(-1.0), softplus(1.0)], [-sigmoid(-1.0), -sigmoid(1.0)]
+OPTIONED = [
+    ({}, *PLAIN),
     # h = gap - margin_scale x margin: 1 - 0.25 x 2 = 0.5, and -1.
-    loss, gradient = by_hand(LossOptions(margin_scale=0.25))
-    assert loss == pytest.approx((softplus(-0.5) + 0.5 * softplus(1.0)) / 2)
-    assert gradient == pytest.approx([-sigmoid(-0.5) / 2, -0.5 * sigmoid(1.0) / 2])
+    ({"margin_scale": 0.25}, [softplus(-0.5), softplus(1.0)], [-sigmoid(-0.5), -sigmoid(1.0)]),
+    # Cross-entropy with a soft label: 0.9 of -log sigmoid(h) and 0.1 of -log sigmoid(-h); slope sigmoid(h) - 0.9.
+    (
+        {"label_smoothing": 0.1},
+        [0.9 * softplus(-1.0) + 0.1 * softplus(1.0), 0.9 * softplus(1.0) + 0.1 * softplus(-1.0)],
+        [sigmoid(1.0) - 0.9, sigmoid(-1.0) - 0.9],
+    ),
+    # The square of the sum of both scores, 2 and 1: 0.01 x 4 and 0.01 x 1 on top, slopes 0.01 x 2 x the sum.
+    ({"center_coef": 0.01}, [PLAIN[0][0] + 0.04, PLAIN[0][1] + 0.01], [PLAIN[1][0] + 0.04, PLAIN[1][1] + 0.02]),
+    # All at once: h = 1 - 2 and -1 - 0.
+    (
+        {"margin_scale": 1.0, "label_smoothing": 0.2, "center_coef": 0.5},
+        [0.8 * softplus(1.0) + 0.2 * softplus(-1.0) + 0.5 * square for square in (4, 1)],
+        [sigmoid(-1.0) - 0.8 + 2 * 0.5 * own for own in (2, 1)],
+    ),
+]
 
 
-def test_label_smoothing_is_cross_entropy_with_a_soft_label():
-    # 0.9 of -log sigmoid(h) and 0.1 of -log sigmoid(-h); d/dh = sigmoid(h) - 0.9.
-    loss, gradient = by_hand(LossOptions(label_smoothing=0.1))
-    pairs = [0.9 * softplus(-1.0) + 0.1 * softplus(1.0), 0.9 * softplus(1.0) + 0.1 * softplus(-1.0)]
-    assert loss == pytest.approx((pairs[0] + 0.5 * pairs[1]) / 2)
-    assert gradient == pytest.approx([(sigmoid(1.0) - 0.9) / 2, 0.5 * (sigmoid(-1.0) - 0.9) / 2])
-
-
-def test_centring_squares_the_sum_of_both_scores():
-    # sums 2 and 1: 0.01 x (4 + 0.5 x 1) / 2 on top; d/d better = 0.01 x 2 x sum x weight / 2.
-    plain, plain_gradient = by_hand(LossOptions())
-    loss, gradient = by_hand(LossOptions(center_coef=0.01))
-    assert loss - plain == pytest.approx(0.01 * (4 + 0.5) / 2)
-    assert [a - b for a, b in zip(gradient, plain_gradient, strict=True)] == pytest.approx([0.02, 0.005])
-
-
-def test_all_options_at_once():
-    loss, _ = by_hand(LossOptions(margin_scale=1.0, label_smoothing=0.2, center_coef=0.5))
-    first = 0.8 * softplus(1.0) + 0.2 * softplus(-1.0) + 0.5 * 4  # h = 1 - 2
-    second = 0.8 * softplus(1.0) + 0.2 * softplus(-1.0) + 0.5 * 1  # h = -1 - 0
-    assert loss == pytest.approx((first + 0.5 * second) / 2)
-
-
-def test_the_options_are_off_by_default():
-    assert by_hand(LossOptions())[0] == pytest.approx((softplus(-1.0) + 0.5 * softplus(1.0)) / 2)
+@pytest.mark.parametrize(
+    ("options", "losses", "slopes"), OPTIONED, ids=["none", "margins", "smoothing", "centring", "all"]
+)
+def test_options_by_hand(options, losses, slopes):
+    loss, gradient = by_hand(LossOptions(**options))
+    assert loss == pytest.approx((losses[0] + 0.5 * losses[1]) / 2)
+    assert gradient == pytest.approx([slopes[0] / 2, 0.5 * slopes[1] / 2])
 
 
 PROMPT = [1, 2]
