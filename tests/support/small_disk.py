@@ -1,7 +1,8 @@
-"""A disk of a few kilobytes, where the machine lets a test mount one."""
+"""A disk of a few kilobytes, where the machine lets a test mount one, and files that cannot grow."""
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,3 +26,14 @@ def small_disk(folder: Path, size_bytes: int) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextmanager
+def largest_file(size_bytes: int) -> Iterator[None]:
+    """Inside, no file grows beyond a size: a real refusal by the system, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -7,12 +7,12 @@ import fcntl
 import hashlib
 import json
 import os
-import resource
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from tests.support.small_disk import largest_file
 from training.utils.base.storage import (
     HashedFile,
     WrittenOutTooLong,
@@ -40,40 +40,23 @@ def test_size_and_checksum_are_those_of_the_file(tmp_path):
     assert file.sha256 == sha256_of(str(path)) == hashlib.sha256(content).hexdigest()
 
 
-def limited(size_bytes, write):
-    """Run `write` while no file may grow beyond a size; a real refusal by the system, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
-    try:
-        write()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize("size", [10_000, 3_000_000], ids=["at-the-close", "at-a-write"])
 def test_a_refused_write_names_its_file(tmp_path, size):
     path = str(tmp_path / "file")
 
-    def write():
-        with HashedFile(path) as file:
-            file.write(b"x" * size)
-
-    with pytest.raises(OSError) as failure:
-        limited(1000, write)
+    with pytest.raises(OSError) as failure, largest_file(1000), HashedFile(path) as file:
+        file.write(b"x" * size)
     assert (failure.value.errno, failure.value.filename) == (errno.EFBIG, path)
-    with pytest.raises(OSError) as failure:
-        limited(1000, lambda: write_json(path, ["x" * size]))
+    with pytest.raises(OSError) as failure, largest_file(1000):
+        write_json(path, ["x" * size])
     assert (failure.value.errno, failure.value.filename) == (errno.EFBIG, path)
 
 
 def test_the_first_failure_is_the_one_that_is_told(tmp_path):
-    def write():
-        with HashedFile(str(tmp_path / "file")) as file:
-            file.write(b"x" * 10_000)
-            raise ValueError("a wrong row")  # closing fails too
-
-    with pytest.raises(ValueError, match="a wrong row"):
-        limited(1000, write)
+    refused = pytest.raises(ValueError, match="a wrong row")
+    with refused, largest_file(1000), HashedFile(str(tmp_path / "file")) as file:
+        file.write(b"x" * 10_000)
+        raise ValueError("a wrong row")  # closing fails too
 
 
 def test_json_objects(tmp_path):

@@ -124,10 +124,23 @@ def test_generation_and_the_saved_configuration_are_plain(tmp_path):
     assert BY_DOCUMENT not in (tmp_path / "config.json").read_text()
 
 
+@pytest.fixture
+def computed(monkeypatch) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Queries, keys and values of each call of torch's attention."""
+    plain, noted = functional.scaled_dot_product_attention, []
+
+    def noting(query, key, value, **others):
+        noted.append((query, key, value))
+        return plain(query, key, value, **others)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", noting)
+    return noted
+
+
 @pytest.mark.parametrize(("tokens", "masked"), [(1, True), (1, False), (3, True)])
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-14), (torch.bfloat16, 8e-3)])
 @pytest.mark.parametrize(("key_heads", "value_size"), [(1, 8), (2, 8), (4, 8), (4, 6), (2, 10)])
-def test_few_tokens(key_heads, value_size, dtype, close, tokens, masked):
+def test_few_tokens(computed, key_heads, value_size, dtype, close, tokens, masked):
     """As transformers' own, which copies the keys for each head: query head h has keys h // (heads / key heads).
     Multi-head latent attention has narrower values than keys."""
     generator = torch.Generator().manual_seed(key_heads)
@@ -147,16 +160,12 @@ def test_few_tokens(key_heads, value_size, dtype, close, tokens, masked):
     if masked:  # as decoding gives it
         added = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, float("-inf"))
         torch.testing.assert_close(attention_by_document(*given[:4], added, scaling=0.3)[0], got)
-    plain, own = functional.scaled_dot_product_attention, []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            functional, "scaled_dot_product_attention", lambda *parts, **_: own.append(parts) or plain(*parts)
-        )
-        attention_by_document(*given, scaling=0.3)
+    computed.clear()
+    attention_by_document(*given, scaling=0.3)
     if dtype is torch.bfloat16 and key_heads == 4 and tokens == 1:
-        assert own[0][0].dtype is torch.float32  # what comes out is rounded, as the tests below say
+        assert computed[0][0].dtype is torch.float32  # what comes out is rounded, as the tests below say
     else:
-        assert own[0][1] is key and own[0][2] is value  # nothing is copied
+        assert computed[0][1] is key and computed[0][2] is value  # nothing is copied
 
 
 def lone_queries(masked: str, rows: int = 5, heads: int = 3) -> list:
@@ -215,53 +224,40 @@ def test_parts_of_a_lone_query_change_no_bit(monkeypatch):
         torch.testing.assert_close(part.grad.double(), other.grad, rtol=2e-2, atol=2e-3)
 
 
-def test_a_lone_query_converts_little_at_a_time(monkeypatch):
+def test_a_lone_query_converts_little_at_a_time(monkeypatch, computed):
     """The whole cache in float32 would be as large as what it saves: one room for keys and one for values, which no
     part outgrows, at least one head for each thread."""
     query, key, value, mask = lone_queries("seen")
-    plain, sizes, places = functional.scaled_dot_product_attention, [], set()
-
-    def noting(query, key, value, **others):
-        sizes.append(key.shape[:2])
-        places.update((key.data_ptr(), value.data_ptr()))
-        return plain(query, key, value, **others)
-
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", noting)
     for threads, numbers, wanted in ((1, 1, (1, 1)), (2, 1, (1, 2)), (7, 1, (2, 3)), (1, 6 * 300 * 32, (2, 3))):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         monkeypatch.setattr(document_attention, "_CONVERTED_NUMBERS", numbers)
-        sizes.clear()
-        places.clear()
+        computed.clear()
         with torch.no_grad():
             attention_by_document(torch.nn.Module(), query, key, value, mask)
+        sizes = [keys.shape[:2] for _, keys, _ in computed]
         assert max(sizes) == wanted and sum(rows * heads for rows, heads in sizes) == 5 * 3
-        assert len(places) == 2
-    sizes.clear()
+        assert len({part.data_ptr() for _, *parts in computed for part in parts}) == 2
+    computed.clear()
     with torch.no_grad():
         attention_by_document(torch.nn.Module(), query.float(), key.float(), value.float(), mask)
-    assert sizes == [(5, 3)]  # a float32 model's
+    assert [keys.shape[:2] for _, keys, _ in computed] == [(5, 3)]  # a float32 model's
 
 
-def test_transformers_own_sdpa_shares_keys_too(monkeypatch):
+def test_transformers_own_sdpa_shares_keys_too(monkeypatch, computed):
     """On CUDA most models keep its name: a decoded token copies no keys there either, and all else is transformers'."""
     monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", sdpa_attention_forward)
     torch.manual_seed(0)
     model = tf.AutoModelForCausalLM.from_config(CONFIGS["llama"], attn_implementation="sdpa").eval()
-    plain, heads = functional.scaled_dot_product_attention, []
-
-    def noting(query, key, value, **others):
-        heads.append((query.shape[2], key.shape[1]))
-        return plain(query, key, value, **others)
-
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", noting)
     ids, mask = torch.arange(20).view(2, 10), torch.ones(2, 10).long()
     mask[0, :2] = 0
     generated = model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False)
-    assert set(heads) == {(10, 4), (1, 4)}  # the prompts, and a token: four heads of keys, of two
-    heads.clear()
+    heads = {(query.shape[2], key.shape[1]) for query, key, _ in computed}
+    assert heads == {(10, 4), (1, 4)}  # the prompts, and a token: four heads of keys, of two
+    computed.clear()
     share_keys_of_few_tokens()
     assert torch.equal(model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False), generated)
-    assert set(heads) == {(10, 4), (2, 2)}  # two queries of each head of keys
+    heads = {(query.shape[2], key.shape[1]) for query, key, _ in computed}
+    assert heads == {(10, 4), (2, 2)}  # two queries of each head of keys
 
 
 def test_a_family_that_asks_for_the_name_is_noted():

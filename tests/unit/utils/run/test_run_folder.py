@@ -3,19 +3,18 @@ Lines that a disk refuses wait, and come whole and in their order."""
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from tests.support.mistakes import mistakes_of
+from tests.support.small_disk import largest_file
 from training.utils.base.errors import ThreestepError
 from training.utils.run import run_folder
 from training.utils.run.run_arguments import FaultArguments, RunArguments
@@ -61,58 +60,19 @@ def test_logs_are_appended_cut_back_and_begun_anew(tmp_path):
     assert folder.log_sizes() == {}
 
 
-class Disk:
-    """In the place of `open` in run_folder: takes so many bytes, then refuses."""
-
-    def __init__(self, takes_bytes: int | None) -> None:
-        self.takes_bytes = takes_bytes
-
-    def open(self, path: Path, mode: str, buffering: int) -> Any:
-        file, disk = open(path, mode, buffering=buffering), self
-
-        class Limited:
-            fileno = staticmethod(file.fileno)
-
-            def __enter__(self) -> Any:
-                return self
-
-            def __exit__(self, *failure: object) -> None:
-                file.close()
-
-            def write(self, content: bytes) -> int:
-                if disk.takes_bytes is None:
-                    return file.write(content)
-                if disk.takes_bytes == 0:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                written = file.write(content[: disk.takes_bytes])
-                disk.takes_bytes -= written
-                return written
-
-        return Limited()
-
-
-@pytest.fixture
-def disk(monkeypatch) -> Disk:
-    made = Disk(None)
-    monkeypatch.setattr(run_folder, "open", made.open, raising=False)
-    return made
-
-
 @pytest.mark.parametrize("takes_bytes", [0, 1, 5])
-def test_lines_wait_until_the_disk_takes_them(tmp_path, disk, capsys, takes_bytes):
+def test_lines_wait_until_the_disk_takes_them(tmp_path, capsys, takes_bytes):
     lines = RunLog(tmp_path / "metrics.jsonl")
     lines.append(["first"])
-    disk.takes_bytes = takes_bytes
-    for number in range(3):
-        lines.append([f"line {number}"])
+    with largest_file(len("first\n") + takes_bytes):
+        for number in range(3):
+            lines.append([f"line {number}"])
     assert lines.path.read_bytes().startswith(b"first\n")
-    disk.takes_bytes = None
     lines.append(["last", "ü", "a\ud83d"])  # and half a surrogate pair
     assert lines.path.read_text().splitlines() == ["first", "line 0", "line 1", "line 2", "last", "ü", "a?"]
     lines.settle()
     assert capsys.readouterr().out.splitlines() == [
-        f"warning: {lines.path} cannot be written (No space left on device); its lines wait in memory, and training "
-        "goes on",
+        f"warning: {lines.path} cannot be written (File too large); its lines wait in memory, and training goes on",
         f"{lines.path} is complete: the lines that the disk refused before are written",
     ]
     lines.path.unlink()
@@ -120,21 +80,20 @@ def test_lines_wait_until_the_disk_takes_them(tmp_path, disk, capsys, takes_byte
     assert lines.path.read_text() == "b\n"  # a file that was removed is made again
 
 
-def test_the_oldest_lines_are_given_up(tmp_path, disk, capsys, monkeypatch):
+def test_the_oldest_lines_are_given_up(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(run_folder, "_MOST_WAITING_BYTES", 10)
     lines = RunLog(tmp_path / "samples.jsonl")
-    disk.takes_bytes = 0
-    for letter in "abcd":
-        lines.append([3 * letter])
-    disk.takes_bytes = None
+    with largest_file(0):
+        for letter in "abcd":
+            lines.append([3 * letter])
     lines.settle()
     assert lines.path.read_text().splitlines() == ["ccc", "ddd"]
     assert "warning: 2 lines of" in capsys.readouterr().out
     lost = RunLog(tmp_path / "metrics.jsonl")
-    disk.takes_bytes = 0
-    lost.append(["a", "b"])
-    lost.settle()
-    said = f"warning: 2 lines of {lost.path} are lost (No space left on device)"
+    with largest_file(0):
+        lost.append(["a", "b"])
+        lost.settle()
+    said = f"warning: 2 lines of {lost.path} are lost (File too large)"
     assert capsys.readouterr().out.splitlines()[-1] == said
 
 

@@ -303,22 +303,13 @@ def test_chunks_of_the_output_layer_are_given_kept_or_chosen(tmp_path, capsys, m
     assert (decided("cuda", given=3), decided("cuda", begun=7)) == (3, 7) and capsys.readouterr().out == ""
 
 
-def test_versions_are_those_that_are_installed(monkeypatch):
-    found = environment_of("1 rank on cpu")
-    assert found["device"] == "1 rank on cpu" and found["versions"]["threestep"] == training.__version__
-    assert found["versions"]["torch"] == importlib.metadata.version("torch")
-
-    def missing(name):
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", missing)
-    assert environment_of("x")["versions"].keys() == {"threestep", "python"}
-
-
-def test_the_commit_is_that_of_a_checkout_alone(tmp_path):
+def test_versions_are_those_that_are_installed_and_the_commit_that_of_a_checkout_alone(tmp_path):
     def git(*words):
         subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x", "-C", tmp_path, *words], check=True)
 
+    found = environment_of("1 rank on cpu")
+    assert found["device"] == "1 rank on cpu" and found["versions"]["threestep"] == training.__version__
+    assert found["versions"]["torch"] == importlib.metadata.version("torch")
     inside = tmp_path / "site-packages"
     inside.mkdir()
     git("init", "-q")
