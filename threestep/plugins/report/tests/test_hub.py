@@ -30,21 +30,10 @@ class Hub(BaseHTTPRequestHandler):
         lines = [json.loads(line) for line in body.splitlines()]
         self.asked.append((self.path, lines))
         if "preupload" in self.path:
-            files = [
-                {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False} for file in lines[0]["files"]
-            ]
-            return self._answer({"files": files})
-        self._answer(
-            {
-                "url": "http://127.0.0.1/me/mine",
-                "id": "me/mine",
-                "errors": [],
-                "warnings": [],
-                "success": True,
-                "commitUrl": "http://127.0.0.1/me/mine/commit/" + "0" * 40,
-                "commitOid": "0" * 40,
-            }
-        )
+            own = {"uploadMode": "regular", "shouldIgnore": False}
+            return self._answer({"files": [{"path": file["path"], **own} for file in lines[0]["files"]]})
+        place = {"url": "http://127.0.0.1/me/mine", "id": "me/mine", "commitUrl": "http://127.0.0.1/me/mine/commit/0"}
+        self._answer({**place, "errors": [], "warnings": [], "success": True, "commitOid": "0" * 40})
 
     def _answer(self, content: dict[str, Any]) -> None:
         words = json.dumps(content).encode()
@@ -58,9 +47,11 @@ class Hub(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hub() -> Iterator[Any]:
+def hub(monkeypatch) -> Iterator[Any]:
     from huggingface_hub import HfApi
 
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     Hub.asked = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -68,13 +59,15 @@ def hub() -> Iterator[Any]:
     server.shutdown()
 
 
-def test_a_repository_is_made_and_the_model_is_committed(hub, tmp_path, capsys, monkeypatch):
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    (tmp_path / "model").mkdir()
-    (tmp_path / "config.yaml").write_text("model_name_or_path: acme/base\ndata_path: [embedded]\nzero_stage: 0\n")
+def finished(folder) -> Any:
+    (folder / "model").mkdir(parents=True)
+    (folder / "config.yaml").write_text("model_name_or_path: acme/base\ndata_path: [embedded]\nzero_stage: 0\n")
+    return folder
+
+
+def test_a_repository_is_made_and_the_model_is_committed(hub, tmp_path, capsys):
     open_repository(SETTINGS, hub)
-    publish_model(tmp_path, SETTINGS, hub)
+    publish_model(finished(tmp_path), SETTINGS, hub)
     assert capsys.readouterr().out == "the model is uploaded to me/mine\n"
     (made,) = [lines[0] for path, lines in Hub.asked if path == "/api/repos/create"]
     assert (made["name"], made["organization"], made["visibility"]) == ("mine", "me", "private")
@@ -84,11 +77,7 @@ def test_a_repository_is_made_and_the_model_is_committed(hub, tmp_path, capsys, 
 
 
 def test_without_a_name_it_is_the_output_folders_in_the_account_that_is_logged_in(hub, tmp_path, capsys, monkeypatch):
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    folder = tmp_path / "Qwen2-0.5B-SFT"
-    (folder / "model").mkdir(parents=True)
-    (folder / "config.yaml").write_text("model_name_or_path: acme/base\ndata_path: [embedded]\nzero_stage: 0\n")
+    folder = finished(tmp_path / "Qwen2-0.5B-SFT")
     settings = {"push_to_hub": True, "hub_model_id": None, "hub_private_repo": None, "output_dir": str(folder)}
     monkeypatch.setattr(type(hub), "whoami", lambda _self: {"name": "me"})
     open_repository(settings, hub)

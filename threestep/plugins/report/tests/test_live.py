@@ -15,18 +15,25 @@ from threestep.plugins.serving.access import Door
 from training.utils.base.errors import ThreestepError
 
 
-class Clock:
-    """Stands, unless a question is asked: long after the one before it."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def clock() -> list[float]:
+    return [0.0]
 
 
-def asked(followed: LivePage, path: str) -> tuple[int, str, str]:
-    followed._clock.now += 1000.0
-    return answer_to(followed, path)
+@pytest.fixture
+def followed(sft_run, clock) -> LivePage:
+    return LivePage([sft_run()], lambda: clock[0])
+
+
+@pytest.fixture
+def asked(followed, clock):
+    """Each question long after the one before it."""
+
+    def ask(path: str) -> tuple[int, str, str]:
+        clock[0] += 1000.0
+        return answer_to(followed, path)
+
+    return ask
 
 
 @pytest.fixture(autouse=True)
@@ -34,62 +41,54 @@ def _library(monkeypatch):
     monkeypatch.setattr(page_module, "library", lambda: "var d3 = {};")
 
 
-def append(folder, **line) -> None:
-    with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+def append(tmp_path, name: str, value: float) -> None:
+    with open(tmp_path / "sft" / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps({"step": 4, "seconds": 12.0, name: value}) + "\n")
 
 
-def test_only_what_changed_is_sent(sft_run):
-    folder = sft_run()
-    followed = LivePage([folder], Clock())
-    status, _, text = asked(followed, "/")
+def test_only_what_changed_is_sent(asked, tmp_path):
+    status, _, text = asked("/")
     assert status == 200 and '"live">{"version":1,"seconds":2.0}' in text
-    assert asked(followed, "/update?have=1")[0] == 204
-    append(folder, step=4, seconds=12.0, **{"train/loss": 1.25})
-    status, _, text = asked(followed, "/update?have=1")
+    assert asked("/update?have=1")[0] == 204
+    append(tmp_path, "train/loss", 1.25)
+    status, _, text = asked("/update?have=1")
     update = json.loads(text)
     assert (status, update["version"], update["reload"]) == (200, 2, False)
     assert set(update["charts"]) == {"sft-0"} and update["charts"]["sft-0"]["lines"][0]["ys"][-1] == 1.25
     assert {"results", "sft", "time", "run"} <= set(update["parts"]) and "settings" not in update["parts"]
-    assert asked(followed, "/update?have=2")[0] == 204
+    assert asked("/update?have=2")[0] == 204
 
 
-def test_a_new_chart_or_another_program_is_loaded_anew(sft_run):
-    folder = sft_run()
-    followed = LivePage([folder], Clock())
-    append(folder, step=4, seconds=12.0, **{"train/token_accuracy": 0.5})
+def test_a_new_chart_or_another_program_is_loaded_anew(asked, tmp_path):
+    append(tmp_path, "train/token_accuracy", 0.5)
     for have in (1, 99):
-        update = json.loads(asked(followed, f"/update?have={have}")[2])
+        update = json.loads(asked(f"/update?have={have}")[2])
         assert update["reload"] and update["parts"] == {}
 
 
-def test_only_what_was_appended_is_read(sft_run):
-    folder = sft_run()
-    followed = LivePage([folder], Clock())
+def test_only_what_was_appended_is_read(asked, followed, tmp_path):
     (lines,) = followed._reader._metrics.values()
     taken = []
     lines.take = taken.append
-    append(folder, step=4, seconds=12.0, **{"train/loss": 1.25})
-    asked(followed, "/update?have=1")
+    append(tmp_path, "train/loss", 1.25)
+    asked("/update?have=1")
     assert [line["step"] for line in taken] == [4]
 
 
-def test_looking_takes_a_tenth_of_the_time_at_most(sft_run, monkeypatch):
-    folder, now = sft_run(), [0.0]
+def test_looking_takes_a_tenth_of_the_time_at_most(sft_run, clock, monkeypatch):
     read = live.parts_of
 
     def slow(runs):
-        now[0] += 3.0
+        clock[0] += 3.0
         return read(runs)
 
     monkeypatch.setattr(live, "parts_of", slow)
-    followed = LivePage([folder], lambda: now[0])
-    looked = 0
+    followed, looked = LivePage([sft_run()], lambda: clock[0]), 0
     for _ in range(100):
-        now[0] += 1.0
-        before = now[0]
+        clock[0] += 1.0
+        before = clock[0]
         followed.update(0)
-        looked += now[0] > before
+        looked += clock[0] > before
     assert looked == 3  # 33 s between two ends of 3 s each
 
 
@@ -98,8 +97,8 @@ def test_looking_takes_a_tenth_of_the_time_at_most(sft_run, monkeypatch):
     [("/../config.yaml", 404), ("/update", 204), ("/update?have=-1", 204), ("/update?have=" + "9" * 5000, 204),
      ("/update?have=٣", 204)],
 )  # fmt: skip
-def test_requests_that_are_not_ours(sft_run, path, status):
-    assert answer_to(LivePage([sft_run()], Clock()), path)[0] == status
+def test_requests_that_are_not_ours(followed, path, status):
+    assert answer_to(followed, path)[0] == status
 
 
 @pytest.fixture
