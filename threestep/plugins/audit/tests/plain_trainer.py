@@ -1,461 +1,574 @@
-"""A plain trainer in PyTorch that writes records: right steps, and steps with one fault planted.
+"""A plain PyTorch trainer of a tiny model: SFT, preferences of pairs, marked responses, a reward model, GRPO and PPO.
+It writes the record of its last optimizer step as threestep/plugins/audit/README.md describes it, and shares no code
+with Threestep or the judge.
 
-It shares no code with the judge's references. `FAULTS` is the table: the objective, the fault's name, the quantity that
-is wrong, and words of the cause. Those of `examined.plain_faults` are not planted again.
+Every part is a short method, which a fault replaces. Ranks are loops: each has its micro-batches and its gradients.
+
+T tokens of a micro-batch, sequence after sequence, S sequences, Q pairs, V vocabulary, E width; R drawn tokens of a
+rank, B responses.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.numpy import save_file
 from torch import nn
-from torch.nn import functional
 
-from threestep.plugins.audit.recording.files import RecordHead, StepRecord
+from tests.support.plain_losses import Sums, marked_loss, pair_loss
 
-VOCABULARY, END = 24, 1
+VOCABULARY, WIDTH, HEADS, THETA = 40, 16, 2, 10000.0
+PAD, BOS, EOS = 0, 1, 2
+GROUP = 4  # responses to a prompt
+
+CONFIG = {
+    "model_type": "llama", "vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 2 * WIDTH,
+    "num_hidden_layers": 1, "num_attention_heads": HEADS, "num_key_value_heads": HEADS, "rms_norm_eps": 1e-6,
+    "rope_theta": THETA, "hidden_act": "silu", "tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False,
+}  # fmt: skip
+OPTIMIZER = {
+    "max_grad_norm": 0.5, "beta1": 0.8, "beta2": 0.95, "adam_epsilon": 1e-6, "weight_decay": 0.1,
+    "schedule": "linear", "peak_learning_rate": 0.02, "warmup_steps": 3, "total_steps": 20,
+}  # fmt: skip
+_POLICY = {
+    "reduction": "token mean", "temperature": 0.7, "kl_estimator": "k3", "kl_in": "loss", "kl_coef": 0.1,
+    "clip_low": 0.1, "clip_high": 0.2,
+}  # fmt: skip
+SETTINGS: dict[str, dict[str, Any]] = {
+    "sft": {"reduction": "token mean"},
+    "dpo": {"preference_loss": "sigmoid", "beta": 0.3, "label_smoothing": 0.1},
+    "marked": {"preference_loss": "kto", "beta": 0.3, "desirable_weight": 1.2, "undesirable_weight": 0.8},
+    "reward": {"margin_scale": 1.0, "label_smoothing": 0.0, "center_coef": 0.01},
+    "grpo": {**_POLICY, "advantage": "grpo", "norm_by": "group", "std_ddof": 1, "std_epsilon": 1e-4},
+    "ppo": {
+        **_POLICY, "advantage": "gae", "gamma": 0.95, "lam": 0.8, "whiten": True, "kl_estimator": "k1",
+        "kl_in": "reward", "clip_value": 0.05,
+    },
+}  # fmt: skip
 
 
-class Tiny(nn.Module):
-    """Predicts each token from the mean of those up to the one before it."""
+@dataclass(frozen=True)
+class Setup:
+    """A run. step: the one that is recorded, after those before it. settings: that are not the objective's usual ones.
+    uses: others that it trains by, and does not record. left: padding stands on the left. leaves_out: responses without
+    an end carry no loss. keeps: what the record has, of the logits and of the model."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, 16)
-        self.norm = nn.LayerNorm(16)
-        self.head = nn.Linear(16, VOCABULARY)
-        nn.init.normal_(self.embed.weight, std=2.0)
-        nn.init.normal_(self.head.weight, std=0.7)
-        nn.init.uniform_(self.norm.weight, 0.5, 2.0)
-        self.to(dtype)
-
-    def forward(self, ids_NT: torch.Tensor) -> torch.Tensor:
-        """Return float32 [N, T, V]: logits that predict each token, from the tokens before it."""
-        states = self.embed(ids_NT).cumsum(1) / torch.arange(1, ids_NT.shape[1] + 1).view(1, -1, 1)
-        logits_NTV = self.head(self.norm(states.to(self.norm.weight.dtype))).float()
-        return functional.pad(logits_NTV[:, :-1], (0, 0, 1, 0))
+    objective: str = "sft"
+    ranks: int = 2
+    micro_batches: int = 3
+    packed: bool = True
+    left: bool = False
+    bf16: bool = False
+    seed: int = 0
+    step: int = 4
+    settings: dict[str, Any] = field(default_factory=dict)
+    uses: dict[str, Any] = field(default_factory=dict)
+    leaves_out: bool = False
+    keeps: str = "logits model"
 
 
 @dataclass
-class Setting:
-    """One case. padded: rows are padded to the longest of a micro-batch, and the record has the padding."""
+class Text:
+    """A prompt with a response. number: of the response in a rollout, else of the text in the step. asked: where a
+    second question stands in it."""
 
-    seed: int
-    fault: str = ""
-    ranks: int = 1
-    padded: bool = False
-    dtype: torch.dtype = torch.float32
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class Row:
-    """ids: int64 [T]. mask: bool [T], True on tokens of responses. number: in the data."""
-
-    ids: torch.Tensor
-    mask: torch.Tensor
+    ids: list[int]
+    prompt: int  # tokens
     number: int
+    row: int
+    ended: bool = True
+    asked: range = range(0)
+
+    @property
+    def drawn(self) -> int:
+        return len(self.ids) - self.prompt
+
+    @property
+    def data(self) -> list[bool]:
+        return [place >= self.prompt and place not in self.asked for place in range(len(self.ids))]
+
+
+class Batch:
+    """The texts of a micro-batch, with their padding if rows are padded."""
+
+    def __init__(self, texts: list[Text], packed: bool, left: bool) -> None:
+        self.texts, self.packed, self.left = texts, packed, left
+        longest = max(len(text.ids) for text in texts)
+        self.pads = [0 if packed else longest - len(text.ids) for text in texts]
+        self.lengths = [len(text.ids) + pad for text, pad in zip(texts, self.pads, strict=True)]
+        ids, real, data, first = [], [], [], []
+        for text, pad in zip(texts, self.pads, strict=True):
+            before, after = (pad, 0) if left else (0, pad)
+            ids += [PAD] * before + text.ids + [PAD] * after
+            real += [False] * before + [True] * len(text.ids) + [False] * after
+            data += [False] * before + text.data + [False] * after
+            first += [True] + [False] * (len(text.ids) + pad - 1)
+        self.ids_T = torch.tensor(ids)
+        self.is_real_T, self.data_T, self.first_T = torch.tensor(real), torch.tensor(data), torch.tensor(first)
+        self.sequence_T = torch.arange(len(texts)).repeat_interleave(torch.tensor(self.lengths))
+
+    def spread(self, values: dict[int, torch.Tensor]) -> torch.Tensor:
+        """[T], the values of each response's drawn tokens by its number, 0 elsewhere."""
+        found_T = torch.zeros(len(self.ids_T))
+        found_T[self.data_T] = torch.cat([values[text.number] for text in self.texts])
+        return found_T
+
+    def sums(self, values_T: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(self.texts), dtype=values_T.dtype).index_add(0, self.sequence_T, values_T)
+
+    def moved(self, values_T: torch.Tensor, by: int) -> torch.Tensor:
+        """Each place has the value of the one `by` before it, of its own sequence; else 0."""
+        stays_T = torch.roll(self.sequence_T, by) == self.sequence_T
+        edge_T = torch.arange(len(values_T)) >= by if by > 0 else torch.arange(len(values_T)) < len(values_T) + by
+        return torch.roll(values_T, by) * (stays_T & edge_T)
+
+
+class Norm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+
+    def forward(self, x: torch.Tensor, position_NT: torch.Tensor, sees_NTT: torch.Tensor) -> torch.Tensor:
+        split = (*x.shape[:2], HEADS, WIDTH // HEADS)
+        query, key, value = (part(x).view(split).transpose(1, 2) for part in (self.q_proj, self.k_proj, self.v_proj))
+        query, key = rotated(query.float(), position_NT), rotated(key.float(), position_NT)
+        weights = (query @ key.mT / split[-1] ** 0.5).masked_fill(~sees_NTT.unsqueeze(1), -1e9).softmax(-1)
+        return self.o_proj((weights @ value.float()).transpose(1, 2).reshape(x.shape))
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = (nn.Linear(WIDTH, 2 * WIDTH, bias=False) for _ in range(2))
+        self.down_proj = nn.Linear(2 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.input_layernorm, self.post_attention_layernorm = Norm(), Norm()
+        self.self_attn, self.mlp, self.dropout = Attention(), Mlp(), nn.Dropout(0.1)
+
+    def forward(self, h: torch.Tensor, *places: torch.Tensor) -> torch.Tensor:
+        h = h + self.dropout(self.self_attn(self.input_layernorm(h), *places))
+        return h + self.dropout(self.mlp(self.post_attention_layernorm(h)))
+
+
+class TinyModel(nn.Module):
+    """A Llama of one layer by the names of its weights, its output tied to its input, and a head for one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Module()
+        self.model.embed_tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.model.layers = nn.ModuleList([Layer()])
+        self.model.norm = Norm()
+        self.score = nn.Linear(WIDTH, 1, bias=False)
+        with torch.no_grad():
+            self.embed.weight.mul_(0.4)
+        self.eval()  # no dropout
+
+    @property
+    def embed(self) -> nn.Embedding:
+        return self.model.embed_tokens
+
+    def forward(self, ids_NT: torch.Tensor, position_NT: torch.Tensor, sees_NTT: torch.Tensor) -> torch.Tensor:
+        return self.model.norm(self.model.layers[0](self.embed(ids_NT), position_NT, sees_NTT))
+
+
+def rotated(x: torch.Tensor, position_NT: torch.Tensor) -> torch.Tensor:
+    """Su et al. 2021; halves, as Llama has them. x: [N, heads, T, D]."""
+    half = x.shape[-1] // 2
+    angle = position_NT[:, None, :, None] * THETA ** (-torch.arange(half) / half)
+    one, two = x[..., :half], x[..., half:]
+    return torch.cat([one * angle.cos() - two * angle.sin(), two * angle.cos() + one * angle.sin()], -1)
 
 
 class PlainTrainer:
-    """Makes the record of one step. `self.fault` is compared where the fault is planted."""
+    """Takes `setup.step` optimizer steps and keeps the record of the last."""
 
-    def __init__(self, setting: Setting) -> None:
-        self.setting, self.fault = setting, setting.fault
-        torch.manual_seed(setting.seed)
-        self.model, self.reference = Tiny(setting.dtype), Tiny(setting.dtype)
-        self.random = torch.Generator().manual_seed(setting.seed + 1)
-        self.tensors: list[dict[str, list[torch.Tensor]]] = [{} for _ in range(setting.ranks)]
-        self.settings: dict[str, Any] = {}
+    def __init__(self, setup: Setup) -> None:
+        torch.manual_seed(setup.seed)
+        self.setup, self.random = setup, np.random.default_rng(setup.seed)
+        self.told = {**SETTINGS[setup.objective], **OPTIMIZER, **setup.settings}
+        self.settings = {**self.told, **setup.uses}
+        self.model, self.reference = TinyModel(), TinyModel()
+        self.reference.load_state_dict(self.model.state_dict())
+        with torch.no_grad():
+            for weight in self.reference.parameters():
+                weight.add_(0.1 * torch.randn_like(weight))
+        self.moments = {name: [torch.zeros_like(p), torch.zeros_like(p)] for name, p in self.model.named_parameters()}
+        self.updates = 0
         self.figures: dict[str, float] = {}
-        self.state: dict[str, np.ndarray] = {}
+        self.state: dict[str, torch.Tensor] = {}
+        self.tensors: list[dict[str, list[torch.Tensor]]] = []  # of each rank
 
-    # --- data
+    # ---- data
 
-    def number(self, low: int, high: int) -> int:
-        return int(torch.randint(low, high + 1, (), generator=self.random))
+    def texts(self, count: int) -> list[Text]:
+        """Made up. `count` texts with different prompts."""
+        return [self.text(self.prompt(), number) for number in range(count)]
 
-    def ids(self, count: int) -> torch.Tensor:
-        return torch.randint(2, VOCABULARY, (count,), generator=self.random)
+    def prompt(self) -> list[int]:
+        return [BOS, *self.random.integers(3, VOCABULARY, int(self.random.integers(2, 7))).tolist()]
 
-    def floats(self, count: int, scale: float = 1.0) -> torch.Tensor:
-        return torch.randn(count, generator=self.random) * scale
+    def text(self, prompt: list[int], number: int) -> Text:
+        ended = bool(self.random.random() > 0.3) or self.setup.objective not in ("grpo", "ppo")
+        drawn = self.random.integers(3, VOCABULARY, int(self.random.integers(1, 8)))
+        response = [*drawn.tolist(), EOS] if ended else drawn.tolist()
+        row = int(self.random.integers(0, 10_000))
+        if self.setup.objective != "sft":
+            return Text([*prompt, *response], len(prompt), number, row, ended)
+        asked, again = self.prompt()[1:], self.random.integers(3, VOCABULARY, 3).tolist()
+        begin = len(prompt) + len(response)
+        ids = [*prompt, *response, *asked, *again, EOS]
+        return Text(ids, len(prompt), number, row, asked=range(begin, begin + len(asked)))
 
-    def row(self, number: int, turns: int = 2, prompt: torch.Tensor | None = None) -> Row:
-        parts, masks = [], []
-        for _ in range(turns):
-            asked = self.ids(self.number(2, 5)) if prompt is None else prompt
-            answer = torch.cat([self.ids(self.number(1, 7)), torch.tensor([END])])
-            parts += [asked, answer]
-            masks += [torch.zeros(len(asked), dtype=torch.bool), torch.ones(len(answer), dtype=torch.bool)]
-        return Row(torch.cat(parts), torch.cat(masks), number)
-
-    def split(self, rows: list[Any]) -> list[list[list[Any]]]:
-        """Rows by rank and micro-batch, of uneven sizes; the last has one row."""
-        by_rank = [rows[rank :: self.setting.ranks] for rank in range(self.setting.ranks)]
-        return [[own[:3], own[3:-1], own[-1:]] for own in by_rank]
-
-    def put(self, rank: int, **tensors: Any) -> None:
-        for name, values in tensors.items():
-            self.tensors[rank].setdefault(name, []).append(torch.as_tensor(values))
-
-    def batch(self, rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """ids, data mask and real mask, [N, T]."""
-        width = max(len(row.ids) for row in rows)
-        ids, mask, real = (torch.zeros(len(rows), width, dtype=kind) for kind in (torch.int64, torch.bool, torch.bool))
-        for n, row in enumerate(rows):
-            ids[n, : len(row.ids)], mask[n, : len(row.ids)], real[n, : len(row.ids)] = row.ids, row.mask, True
-        return ids, mask, real
-
-    def flat(self, values_NT: torch.Tensor, real_NT: torch.Tensor) -> torch.Tensor:
-        """As the record has them: with padding, or without."""
-        return values_NT.flatten(0, 1) if self.setting.padded else values_NT[real_NT]
-
-    def note(
-        self, rank: int, micro: int, rows: list[Row], batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-    ) -> None:
-        ids, mask, real = batch
-        lengths = [ids.shape[1]] * len(rows) if self.setting.padded else [len(row.ids) for row in rows]
-        self.put(
-            rank,
-            lengths=torch.tensor(lengths),
-            rows=torch.tensor([row.number for row in rows]),
-            micro_batches=torch.full((len(rows),), micro),
-            token_ids=self.flat(ids, real),
-            data_mask=self.flat(mask, real),
-            is_real=self.flat(real, real),
-        )
-
-    def loss_mask(self, mask: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-        """The trainer's own mask, [N, T]."""
-        found = mask.clone()
-        if self.fault == "mask one late":
-            found = functional.pad(mask, (1, 0))[:, :-1] & real
-        elif self.fault == "prompt trained":
-            found = real.clone()
-        elif self.fault == "first answer token lost":
-            found = mask & functional.pad(mask, (1, 0))[:, :-1]
-        elif self.fault == "last turn alone":
-            turn = (mask & ~functional.pad(mask, (1, 0))[:, :-1]).cumsum(1)
-            found = mask & (turn == turn.amax(1, keepdim=True))
-        elif self.fault == "all masked":
-            found = torch.zeros_like(mask)
-        found[:, 0] = False
-        return found
-
-    def logprobs(self, logits: torch.Tensor, ids: torch.Tensor, temperature: float) -> torch.Tensor:
-        if self.fault == "temperature left out":
-            temperature = 1.0
-        elif self.fault == "temperature multiplies":
-            temperature = 1.0 / temperature
-        elif self.fault == "logits of the own place":
-            logits = functional.pad(logits, (0, 0, 0, 1))[:, 1:]
-        return functional.log_softmax(logits / temperature, -1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
-
-    def reduced(
-        self, losses: list[list[torch.Tensor]], masks: list[list[torch.Tensor]], per: str = "token"
-    ) -> torch.Tensor:
-        """From [N, T] losses of every rank and micro-batch to the step's."""
-        fault, ranks = self.fault, len(losses)
-        pairs = [
-            (rank, loss, mask.float())
-            for rank in range(ranks)
-            for loss, mask in zip(losses[rank], masks[rank], strict=True)
+    def micro_batches(self) -> list[list[Batch]]:
+        """Of each rank: uneven ones."""
+        pairs = self.setup.objective in ("dpo", "reward")
+        shares = [
+            [int(n) for n in self.random.integers(1, 5, self.setup.micro_batches)] for _ in range(self.setup.ranks)
         ]
-        total = sum((loss * mask).sum() for _, loss, mask in pairs)
-        count = sum(mask.sum() for _, _, mask in pairs)
-        micro = [(loss * mask).sum() / mask.sum() for _, loss, mask in pairs]
-        by_row = [(loss * mask).sum(-1) / mask.sum(-1).clamp(min=1) for _, loss, mask in pairs]
-        rows = torch.cat(by_row)
-        if fault != "empty rows counted":
-            rows = rows[torch.cat([mask.any(-1) for _, _, mask in pairs])]
-        if fault == "mean of micro-batches":
-            return torch.stack(micro).mean()
-        if fault == "sum of means":
-            return torch.stack(micro).sum() / ranks
-        if fault == "local denominators":
-            own = [[(loss, mask) for at, loss, mask in pairs if at == rank] for rank in range(ranks)]
-            return torch.stack(
-                [sum((x * m).sum() for x, m in one) / sum(m.sum() for _, m in one) for one in own]
-            ).mean()
-        if fault == "mean of rows":
-            return rows.mean()
-        if fault == "first labels counted":
-            return total / (count + len(rows))
-        if fault == "not divided by accumulation":
-            return total / count * (len(pairs) / ranks)
-        if fault == "divided by ranks twice":
-            return total / count / ranks
-        if fault == "sum":
-            return total
-        if fault == "last micro-batch alone":
-            return micro[-1]
-        if per == "sequence" and fault != "token mean":
-            return rows.mean()
-        return total / count
-
-    # --- steps
-
-    def sft(self) -> StepRecord:
-        temperature = 0.7
-        self.settings = {"reduction": "token mean", "temperature": temperature, "accumulation_steps": 5}
-        rows = [self.row(number) for number in range(10)]
-        losses: list[list[torch.Tensor]] = [[] for _ in range(self.setting.ranks)]
-        masks: list[list[torch.Tensor]] = [[] for _ in range(self.setting.ranks)]
-        for rank, parts in enumerate(self.split(rows)):
-            for micro, part in enumerate(parts):
-                batch = ids, mask, real = self.batch(part)
-                self.note(rank, micro, part, batch)
-                logits = self.model(ids)
-                logprobs, own = self.logprobs(logits, ids, temperature), self.loss_mask(mask, real)
-                token_losses = -logprobs
-                if self.fault == "sign of the token losses":
-                    token_losses = logprobs
-                losses[rank].append(token_losses)
-                masks[rank].append(own)
-                self.put(
-                    rank,
-                    logits=self.flat(logits, real),
-                    logprobs=self.flat(logprobs, real),
-                    loss_mask=self.flat(own, real),
-                    token_losses=self.flat(token_losses * own, real),
-                )
-        if self.fault == "all masked":
-            loss = torch.zeros((), requires_grad=True) * sum(part.sum() for each in losses for part in each)
+        total = sum(sum(share) for share in shares)
+        if pairs:
+            prompts = [self.prompt() for _ in range(total)]
+            texts = [self.text(prompt, 2 * n + side) for n, prompt in enumerate(prompts) for side in (0, 1)]
+            shares = [[2 * n for n in share] for share in shares]
         else:
-            loss = self.reduced(losses, masks)
-        count = sum(int(mask.sum()) for each in masks for mask in each)
-        if self.fault == "first labels counted":
-            count += len(rows)
-        elif self.fault == "local denominators":
-            count = sum(int(mask.sum()) for mask in masks[0])
-        self.figures |= {"loss": float(loss.detach()), "denominator": float(count)}
-        if self.fault in ("mean of micro-batches", "sum of means", "mean of rows", "sum"):
-            del self.figures["denominator"]
-        self.optimizer_step(loss)
-        return self.record("sft")
-
-    def pair_rows(self) -> list[tuple[Row, Row]]:
-        found = []
-        for number in range(10):
-            prompt = self.ids(self.number(2, 5))
-            found.append((self.row(number, 1, prompt), self.row(number, 1, prompt)))
+            texts = self.texts(total)
+        found, begin = [], 0
+        for share in shares:
+            found.append([])
+            for size in share:
+                found[-1].append(self.batch(texts[begin : begin + size]))
+                begin += size
         return found
 
-    def dpo(self, more: dict[str, Any] | None = None) -> StepRecord:
-        beta, loss_name = 0.3, self.setting.options.get("loss", "sigmoid")
-        self.settings = {"beta": beta, "preference_loss": loss_name, **(more or {})}
-        if "preference_terms" in self.settings:
-            del self.settings["preference_loss"]
-        pairs = self.pair_rows()
-        losses: list[list[torch.Tensor]] = [[] for _ in range(self.setting.ranks)]
-        for rank, parts in enumerate(self.split(pairs)):
-            begin = 0
-            for micro, part in enumerate(parts):
-                rows = [row for pair in part for row in pair]
-                batch = ids, mask, real = self.batch(rows)
-                self.note(rank, micro, rows, batch)
-                own = self.loss_mask(mask, real)
-                logprobs = self.logprobs(self.model(ids), ids, 1.0)
-                counted = real if self.fault == "prompt in the sums" else own
-                sums = (logprobs * counted)[:, 1:].sum(1)
-                if self.fault == "mean in place of sums":
-                    sums = sums / own.sum(1)
-                with torch.no_grad():
-                    ref = (self.logprobs(self.reference(ids), ids, 1.0) * own).sum(1)
-                loss = self.pair_loss(sums, ref, own.sum(1), beta=beta, loss=loss_name)
-                losses[rank].append(loss)
-                places = torch.arange(len(part)) * 2 + begin
-                self.put(
-                    rank,
-                    logprobs=self.flat(logprobs.detach(), real),
-                    loss_mask=self.flat(own, real),
-                    logprob_sums=sums.detach(),
-                    ref_logprob_sums=ref,
-                    chosen=places,
-                    rejected=places + 1,
-                    pair_losses=loss.detach(),
-                )
-                begin += len(rows)
-        return self.finish_pairs("dpo", losses)
+    def batch(self, texts: list[Text]) -> Batch:
+        return Batch(texts, self.setup.packed, self.setup.left)
 
-    def pair_loss(
-        self, sums: torch.Tensor, ref: torch.Tensor, tokens: torch.Tensor, *, beta: float, loss: str
-    ) -> torch.Tensor:
-        ratios = sums - ref
-        if self.fault == "reference left out":
-            ratios = sums
-        elif self.fault == "reference added":
-            ratios = sums + ref
-        if (loss == "ipo") != (self.fault == "other averaging"):
-            ratios = ratios / tokens
-        margin = ratios[0::2] - ratios[1::2]
-        if self.fault == "pairs swapped":
-            margin = -margin
-        if self.fault == "beta left out":
-            beta = 1.0
-        if loss == "ipo" or self.fault == "ipo for sigmoid":
-            return (margin - 1 / (2 * beta)).square()
-        return -functional.logsigmoid(beta * margin)
+    # ---- forward
 
-    def finish_pairs(self, objective: str, losses: list[list[torch.Tensor]]) -> StepRecord:
-        columns = [[loss.unsqueeze(1) for loss in own] for own in losses]
-        loss = self.reduced(columns, [[torch.ones_like(each) for each in own] for own in columns])
-        self.figures |= {
-            "loss": float(loss.detach()),
-            "denominator": float(sum(len(each) for own in losses for each in own)),
-        }
-        self.optimizer_step(loss)
-        return self.record(objective)
+    def hidden(self, model: TinyModel, batch: Batch) -> torch.Tensor:
+        """[T, E], the state that predicts each token: of the token before it; 0 for a sequence's first."""
+        shape = (1, -1) if batch.packed else (len(batch.texts), -1)
+        sequence_NT, real_NT = batch.sequence_T.view(shape), batch.is_real_T.view(shape)
+        position_NT = self.positions(batch).view(shape)
+        width = sequence_NT.shape[1]
+        causal = torch.ones(width, width, dtype=torch.bool).tril()
+        same = self.same(sequence_NT)
+        sees = causal & same & (real_NT.unsqueeze(1) | torch.eye(width, dtype=torch.bool))
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.setup.bf16):
+            hidden_TE = model(batch.ids_T.view(shape), position_NT, sees).reshape(len(batch.ids_T), WIDTH)
+        before_TE = torch.cat([torch.zeros_like(hidden_TE[:1]), hidden_TE[:-1]])
+        return before_TE.masked_fill(batch.first_T.unsqueeze(1), 0.0)
 
-    def reward(self) -> StepRecord:
-        self.settings = {"margin_scale": 1.0, "label_smoothing": 0.1}
-        losses: list[list[torch.Tensor]] = [[] for _ in range(self.setting.ranks)]
-        head = self.model.head.weight[0].float()
-        for rank, parts in enumerate(self.split(self.pair_rows())):
-            begin = 0
-            for micro, part in enumerate(parts):
-                rows = [row for pair in part for row in pair]
-                batch = ids, _, real = self.batch(rows)
-                self.note(rank, micro, rows, batch)
-                scores = torch.stack([self.model.embed(row.ids).float().mean(0) @ head for row in rows])
-                margins = self.floats(len(part)).abs()
-                gap = scores[0::2] - scores[1::2]
-                if self.fault == "pairs swapped":
-                    gap = -gap
-                used = torch.zeros_like(margins) if self.fault == "margin left out" else margins
-                used = -margins if self.fault == "margin added" else used
-                smoothing = 0.0 if self.fault == "smoothing left out" else 0.1
-                h = gap - used
-                loss = -(1 - smoothing) * functional.logsigmoid(h) - smoothing * functional.logsigmoid(-h)
-                losses[rank].append(loss)
-                places = torch.arange(len(part)) * 2 + begin
-                self.put(
-                    rank, scores=scores.detach(), margins=margins, chosen=places, rejected=places + 1,
-                    pair_losses=loss.detach(),
-                )  # fmt: skip
-                begin += len(rows)
-        return self.finish_pairs("reward", losses)
+    def same(self, sequence_NT: torch.Tensor) -> torch.Tensor:
+        """[N, T, T], whether a token may see another at all."""
+        return sequence_NT.unsqueeze(2) == sequence_NT.unsqueeze(1)
 
-    def optimizer_step(self, loss: torch.Tensor) -> None:
-        """Clip, schedule, AdamW, with a history."""
-        model = self.model.float() if self.setting.dtype == torch.float32 else None
-        if model is None:
-            return  # weights in bf16 are no master weights: nothing to judge
-        most, peak, total, step = 0.5, 3e-3, 10, 4
-        before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-        gradients = torch.autograd.grad(loss, [*model.parameters()], allow_unused=True)
-        gradients = [
-            torch.zeros_like(w) if g is None else g for w, g in zip(model.parameters(), gradients, strict=True)
-        ]
-        norm = torch.cat([each.flatten() for each in gradients]).norm()
-        factor = min(1.0, most / float(norm)) if float(norm) else 1.0
-        clipped = [each * factor for each in gradients]
-        if self.fault == "each parameter clipped":
-            clipped = [each * min(1.0, most / max(float(each.norm()), 1e-9)) for each in gradients]
-        noted = float(norm)
-        if self.fault == "norm after clipping":
-            noted = float(torch.cat([each.flatten() for each in clipped]).norm())
-        elif self.fault == "sum of norms":
-            noted = sum(float(each.norm()) for each in gradients)
-        done = step - 1 - (1 if self.fault == "rate one step late" else 0)
-        rate = peak * (1 - (done - 2) / (total - 2)) if done >= 2 else peak * done / 2
-        decayed, plain = [], []
-        for weight, gradient in zip(model.parameters(), clipped, strict=True):
-            weight.grad = gradient.clone()
-            (decayed if weight.ndim >= 2 else plain).append(weight)
-        groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
-        rule = torch.optim.Adam if self.fault == "L2" else torch.optim.AdamW
-        own_rate = peak if self.fault == "peak rate in the update" else rate
-        optimizer = rule([group for group in groups if group["params"]], lr=own_rate, betas=(0.9, 0.95), eps=1e-8)
-        history = {}
-        for name, weight in model.named_parameters():
-            first, root = (self.floats(weight.numel(), 1e-2).view_as(weight) for _ in range(2))
-            history[name] = (first, root.square() + 1e-6)
-        updates = 3 + (1 if self.fault == "bias correction ahead" else 0)
-        for name, weight in model.named_parameters():
-            first, second = history[name]
-            optimizer.state[weight] = {
-                "step": torch.tensor(float(updates)),
-                "exp_avg": first.clone(),
-                "exp_avg_sq": second.clone(),
-            }
-        optimizer.step()
-        for (name, weight), gradient, given in zip(model.named_parameters(), gradients, clipped, strict=True):
-            found = {"gradients": gradient, "clipped_gradients": given, "weights_before": before[name],
-                     "weights_after": weight,
-                     "exp_avg": history[name][0], "exp_avg_sq": history[name][1]}  # fmt: skip
-            self.state |= {f"{kind}.{name}": value.detach().numpy().copy() for kind, value in found.items()}
-        self.figures |= {"grad_norm": noted, "learning_rate": rate}
-        self.settings |= {
-            "max_grad_norm": most, "beta1": 0.9, "beta2": 0.95, "adam_epsilon": 1e-8, "weight_decay": 0.1,
-            "updates_before": 3, "schedule": "linear", "peak_learning_rate": peak, "warmup_steps": 2,
-            "total_steps": total,
+    def positions(self, batch: Batch) -> torch.Tensor:
+        """[T], from each sequence's first real token."""
+        places = [torch.arange(length) for length in batch.lengths]
+        shifts = [pad if batch.left else 0 for pad in batch.pads]
+        return torch.cat([(place - shift).clamp(min=0) for place, shift in zip(places, shifts, strict=True)])
+
+    def logits(self, model: TinyModel, batch: Batch) -> torch.Tensor:
+        hidden_TE = self.hidden(model, batch)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.setup.bf16):
+            return hidden_TE @ model.embed.weight.T
+
+    def logprobs(self, logits_TV: torch.Tensor, ids_T: torch.Tensor) -> torch.Tensor:
+        scaled_TV = logits_TV.float() / self.settings.get("temperature", 1.0)
+        return scaled_TV.log_softmax(-1).gather(-1, ids_T.unsqueeze(-1)).squeeze(-1)
+
+    def loss_mask(self, batch: Batch) -> torch.Tensor:
+        return batch.data_T & ~batch.first_T
+
+    def read(self, batch: Batch, mask_T: torch.Tensor | None = None) -> torch.Tensor:
+        """[T], the model's log-probabilities where there is loss, or by another mask, recorded."""
+        logits_TV, own_T = self.logits(self.model, batch), self.loss_mask(batch)
+        logprobs_T = self.logprobs(logits_TV, batch.ids_T) * (own_T if mask_T is None else mask_T)
+        self.keep(logprobs=logprobs_T, loss_mask=own_T)
+        if "logits" in self.setup.keeps:
+            self.keep(logits=logits_TV)
+        return logprobs_T
+
+    # ---- losses: this micro-batch's part of the step's
+
+    def part(self, batch: Batch) -> torch.Tensor:
+        """The part that is differentiated, recorded."""
+        kinds = {"sft": self.sft, "dpo": self.dpo, "marked": self.marked, "reward": self.reward}
+        loss = kinds[self.setup.objective](batch)
+        self.keep(micro_losses=loss.reshape(1))
+        self.add("loss", loss)
+        return loss
+
+    def sft(self, batch: Batch) -> torch.Tensor:
+        losses_T = self.token_losses(self.read(batch))
+        self.keep(token_losses=losses_T)
+        return self.reduced(losses_T, self.loss_mask(batch), batch)
+
+    def token_losses(self, logprobs_T: torch.Tensor) -> torch.Tensor:
+        return -logprobs_T
+
+    def reduced(self, values_T: torch.Tensor, mask_T: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """From tokens to a number, with the denominators of the whole step."""
+        values_T = values_T * mask_T
+        if self.settings["reduction"] == "token mean":
+            return values_T.sum() / self.tokens
+        return (batch.sums(values_T) / batch.sums(mask_T.float()).clamp(min=1)).sum() / self.sequences
+
+    def sums_of(self, batch: Batch) -> Sums:
+        """Of the responses, recorded."""
+        sums_S = self.policy_sums(batch)
+        with torch.no_grad():
+            ref_S = self.reference_sums(batch)
+        self.keep(logprob_sums=sums_S, ref_logprob_sums=ref_S)
+        usual = {"label_smoothing": 0.0, "simpo_gamma": 0.0, "cpo_alpha": 0.0}
+        return Sums(sums_S, sums_S, ref_S, batch.sums(self.loss_mask(batch).float()), {**usual, **self.settings})
+
+    def policy_sums(self, batch: Batch) -> torch.Tensor:
+        return batch.sums(self.read(batch))
+
+    def reference_sums(self, batch: Batch) -> torch.Tensor:
+        return batch.sums(self.logprobs(self.logits(self.reference, batch), batch.ids_T) * self.loss_mask(batch))
+
+    def dpo(self, batch: Batch) -> torch.Tensor:
+        return self.mean_of(self.dpo_losses(self.sums_of(batch)))
+
+    def dpo_losses(self, own: Sums) -> torch.Tensor:
+        return pair_loss("sum" if "preference_terms" in self.told else self.settings["preference_loss"], own)
+
+    def marked(self, batch: Batch) -> torch.Tensor:
+        own, good_S = self.sums_of(batch), self.good(batch)
+        self.keep(is_good=good_S, mismatched_ratios=batch.mismatched_S)
+        own.constants["point"] = self.point_of_loss()
+        return self.mean_of(self.marked_losses(own, good_S))
+
+    def marked_losses(self, own: Sums, good_S: torch.Tensor) -> torch.Tensor:
+        return marked_loss(self.settings["preference_loss"], own, good_S)
+
+    def good(self, batch: Batch) -> torch.Tensor:
+        return torch.tensor([text.number % 3 > 0 for text in batch.texts])
+
+    @torch.no_grad()
+    def ratios(self, batch: Batch) -> torch.Tensor:
+        logprobs_T = self.logprobs(self.logits(self.model, batch), batch.ids_T) * self.loss_mask(batch)
+        return batch.sums(logprobs_T) - self.reference_sums(batch)
+
+    def point(self, ranks: list[list[Batch]]) -> float:
+        """What ratios are compared with: of the whole step."""
+        flat = [batch for batches in ranks for batch in batches]
+        if self.settings["preference_loss"] == "kto":
+            return max(0.0, float(torch.cat([batch.mismatched_S for batch in flat]).mean()))
+        ratios_S, good_S = (torch.cat([of(batch) for batch in flat]) for of in (self.ratios, self.good))
+        sides = [ratios_S[own_S].mean() for own_S in (good_S, ~good_S) if own_S.any()]
+        return float(sum(sides) / len(sides))
+
+    def point_of_loss(self) -> float:
+        return self.figures["reference_point"]
+
+    def reward(self, batch: Batch) -> torch.Tensor:
+        scores_S = self.scores(batch)
+        margins_Q = torch.tensor([(text.row % 4) * 0.5 for text in batch.texts[0::2]])
+        self.keep(scores=scores_S, margins=margins_Q)
+        return self.mean_of(self.reward_losses(scores_S[0::2], scores_S[1::2], margins_Q))
+
+    def scores(self, batch: Batch) -> torch.Tensor:
+        """[S], of each sequence's last real token: the head reads the state behind it."""
+        longer = Batch([Text([*t.ids, PAD], t.prompt, t.number, t.row) for t in batch.texts], True, False)
+        hidden_TE = self.hidden(self.model, longer)[torch.tensor(longer.lengths).cumsum(0) - 1]
+        return (hidden_TE.float() @ self.model.score.weight.T).squeeze(-1)
+
+    def reward_losses(self, chosen_Q: torch.Tensor, rejected_Q: torch.Tensor, margins_Q: torch.Tensor) -> torch.Tensor:
+        smoothing, apart_Q = self.settings["label_smoothing"], chosen_Q - rejected_Q
+        right_Q, wrong_Q = (
+            nn.functional.logsigmoid(sign * (apart_Q - self.settings["margin_scale"] * margins_Q)) for sign in (1, -1)
+        )
+        return -(1 - smoothing) * right_Q - smoothing * wrong_Q + self.centring(chosen_Q, rejected_Q)
+
+    def centring(self, chosen_Q: torch.Tensor, rejected_Q: torch.Tensor) -> torch.Tensor:
+        return self.settings["center_coef"] * (chosen_Q + rejected_Q).square()
+
+    def mean_of(self, losses: torch.Tensor) -> torch.Tensor:
+        """Of pairs, or of marked responses."""
+        if self.setup.objective != "marked":
+            self.keep(pair_losses=losses)
+        return losses.sum() / self.units
+
+    # ---- a step
+
+    def step(self, number: int) -> None:
+        ranks = self.micro_batches()
+        self.count(ranks)
+        self.take(ranks, number)
+
+    def count(self, ranks: list[list[Batch]]) -> None:
+        """The denominators of the whole step."""
+        flat = [batch for batches in ranks for batch in batches]
+        masks = [self.loss_mask(batch) for batch in flat]
+        self.tokens = max(1.0, float(sum(mask_T.sum() for mask_T in masks)))
+        self.sequences = float(sum((b.sums(m.float()) > 0).sum() for b, m in zip(flat, masks, strict=True)))
+        self.units = sum(len(batch.texts) for batch in flat) / (1 if self.setup.objective == "marked" else 2)
+        by_token = self.told.get("reduction") == "token mean"
+        own = self.setup.objective in ("dpo", "reward", "marked")
+        self.denominator = self.units if own else self.tokens if by_token else self.sequences
+        if self.setup.objective == "marked":
+            for batch in flat:
+                batch.mismatched_S = 3.0 * torch.randn(len(batch.texts)) + 2.0
+
+    def take(self, ranks: list[list[Batch]], number: int) -> None:
+        """Forwards, backwards and an update."""
+        self.figures, self.state = {"denominator": self.denominator}, {}
+        if self.setup.objective == "marked":
+            self.figures["reference_point"] = self.point(ranks)
+        self.tensors = [self.of_rollout(rank) for rank in range(self.setup.ranks)]
+        of_ranks = []
+        for rank, batches in enumerate(ranks):
+            self.model.zero_grad()
+            self.rank = rank
+            for place, batch in enumerate(batches):
+                self.of_batch(batch, place)
+                self.backward(self.part(batch))
+            of_ranks.append({name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None})
+        gradients = {name: self.over_ranks([g[name] for g in of_ranks]) for name in of_ranks[0]}
+        self.update(gradients, number)
+
+    def backward(self, part: torch.Tensor) -> None:
+        """The mean over ranks follows: times their number."""
+        (part * self.setup.ranks).backward()
+
+    def over_ranks(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        """As all-reduce of DDP."""
+        return torch.stack(gradients).mean(0)
+
+    def update(self, gradients: dict[str, torch.Tensor], number: int) -> None:
+        weights = {name: p for name, p in self.model.named_parameters() if name in gradients}
+        norm = self.norm(gradients)
+        clipped = self.clipped(gradients, norm)
+        rate = self.rate(number)
+        self.figures |= {"grad_norm": float(self.noted(norm, gradients, clipped)), "learning_rate": rate}
+        for name, weight in weights.items():
+            first, second = self.moments[name]
+            self.state |= {
+                f"gradients.{name}": gradients[name], f"clipped_gradients.{name}": clipped[name],
+                f"weights_before.{name}": weight.detach().clone(), f"exp_avg.{name}": first,
+                f"exp_avg_sq.{name}": second,
+            }  # fmt: skip
+            with torch.no_grad():
+                new, self.moments[name] = self.adamw(weight, clipped[name], (first, second), rate)
+                weight.copy_(new)
+            self.state[f"weights_after.{name}"] = weight.detach().clone()
+        self.updates += 1
+
+    def norm(self, gradients: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.stack([each.norm() for each in gradients.values()]).norm()
+
+    def noted(self, norm: torch.Tensor, gradients: Any, clipped: Any) -> torch.Tensor:
+        return norm
+
+    def clipped(self, gradients: dict[str, torch.Tensor], norm: torch.Tensor) -> dict[str, torch.Tensor]:
+        share = (self.settings["max_grad_norm"] / (norm + 1e-6)).clamp(max=1.0)
+        return {name: each * share for name, each in gradients.items()}
+
+    def rate(self, number: int) -> float:
+        """Of step `number`, from 1: the first has 1 / warm-up of the peak."""
+        own = self.settings
+        done, warmup, total = number - 1, own["warmup_steps"], own["total_steps"]
+        if done < warmup:
+            return own["peak_learning_rate"] * done / warmup
+        share = (total - done) / (total - warmup)
+        if own["schedule"] == "cosine":
+            share = 0.5 * (1 + math.cos(math.pi * (1 - share)))
+        return own["peak_learning_rate"] * (1.0 if own["schedule"] == "constant" else share)
+
+    def adamw(
+        self, weight: torch.Tensor, gradient: torch.Tensor, moments: tuple[torch.Tensor, torch.Tensor], rate: float
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        own, count = self.settings, self.updates + 1
+        decay = own["weight_decay"] if self.decays(weight) else 0.0
+        first = own["beta1"] * moments[0] + (1 - own["beta1"]) * gradient
+        second = own["beta2"] * moments[1] + (1 - own["beta2"]) * gradient.square()
+        mean, square = first / (1 - own["beta1"] ** count), second / (1 - own["beta2"] ** count)
+        new = weight * (1 - rate * decay) - rate * mean / (square.sqrt() + own["adam_epsilon"])
+        return new, [first, second]
+
+    def decays(self, weight: torch.Tensor) -> bool:
+        return weight.ndim >= 2
+
+    # ---- the record
+
+    def of_rollout(self, rank: int) -> dict[str, list[torch.Tensor]]:
+        return {}
+
+    def of_batch(self, batch: Batch, place: int) -> None:
+        """Record what the data are."""
+        self.place, self.now = place, batch
+        seen = self.tensors[self.rank].get("lengths", [])
+        first = sum(len(part) for part in seen)
+        self.keep(
+            lengths=torch.tensor(batch.lengths), rows=torch.tensor([text.row for text in batch.texts]),
+            micro_batches=torch.full((len(batch.texts),), place), token_ids=batch.ids_T, is_real=batch.is_real_T,
+            data_mask=batch.data_T,
+        )  # fmt: skip
+        if self.setup.objective in ("dpo", "reward"):
+            places = torch.arange(first, first + len(batch.texts))
+            self.keep(chosen=places[0::2], rejected=places[1::2])
+
+    def keep(self, **values: torch.Tensor) -> None:
+        """Record tensors of a micro-batch of this rank."""
+        for name, value in values.items():
+            kept = value.detach().clone()
+            self.tensors[self.rank].setdefault(name, []).append(kept.float() if kept.is_floating_point() else kept)
+
+    def add(self, name: str, part: torch.Tensor) -> None:
+        self.figures[name] = self.figures.get(name, 0.0) + float(part.detach())
+
+    def train(self) -> None:
+        for number in range(1, self.setup.step + 1):
+            self.step(number)
+
+    def write(self, folder: Path) -> None:
+        """Write the record of the last step."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for rank, tensors in enumerate(self.tensors):
+            save_file(
+                {name: torch.cat(parts).numpy() for name, parts in tensors.items()}, folder / f"rank{rank}.safetensors"
+            )
+        save_file(
+            {name: value.contiguous().numpy() for name, value in self.state.items()}, folder / "state.safetensors"
+        )
+        kinds = {"grpo": "policy", "ppo": "policy", "marked": "dpo"}
+        objective = kinds.get(self.setup.objective, self.setup.objective)
+        dtype = {"dtype": "bf16" if self.setup.bf16 else "fp32", "master_dtype": "fp32", "dropout": 0.0}
+        settings = {**self.told, **dtype, "updates_before": self.updates - 1}
+        if "preference_terms" in settings:
+            del settings["preference_loss"]
+        has_model = "model" in self.setup.keeps
+        head = {
+            "schema": "threestep-record", "version": 1, "objective": objective, "step": self.setup.step,
+            "ranks": self.setup.ranks, "settings": settings, "figures": self.figures,
+            "trainer": {"name": "plain", "version": "1"}, "model": CONFIG if has_model else {},
+            "critic": {"model": CONFIG, "settings": dtype} if has_model and self.setup.objective == "ppo" else {},
         }  # fmt: skip
-
-    def record(self, objective: str) -> StepRecord:
-        ranks = [
-            {name: torch.cat(parts).detach().numpy() for name, parts in tensors.items()} for tensors in self.tensors
-        ]
-        head = RecordHead(objective, 4, self.setting.ranks, self.settings, self.figures, {"name": "plain"})
-        return StepRecord(head, ranks, self.state)
-
-
-def step_of(objective: str, setting: Setting) -> StepRecord:
-    """The record of one step."""
-    from threestep.plugins.audit.tests.plain_llama import PlainLlama
-    from threestep.plugins.audit.tests.plain_policy_trainer import POLICY_OBJECTIVES, PlainPolicyTrainer
-    from threestep.plugins.audit.tests.plain_preferences import PlainPreferences
-
-    if objective in POLICY_OBJECTIVES:
-        return PlainPolicyTrainer(setting, objective).policy()
-    if objective in ("pairs", "marked"):
-        return getattr(PlainPreferences(setting), objective)()
-    if objective == "llama":
-        return PlainLlama(setting).llama()
-    return getattr(PlainTrainer(setting), objective)()
-
-
-# objective, fault, wrong quantity, words of its cause
-FAULTS = (
-    ("sft", "mask one late", "loss_mask", "one token late"),
-    ("sft", "prompt trained", "loss_mask", "the prompt carries loss"),
-    ("sft", "first answer token lost", "loss_mask", "first token of each response"),
-    ("sft", "last turn alone", "loss_mask", "only the last response"),
-    ("sft", "all masked", "loss_mask", "no token carries loss"),
-    ("sft", "temperature left out", "logprobs", "temperature is left out"),
-    ("sft", "temperature multiplies", "logprobs", "multiplied by the temperature"),
-    ("sft", "logits of the own place", "logprobs", "logits of its own place"),
-    ("sft", "sign of the token losses", "token_losses", "sign"),
-    ("sft", "sum of means", "loss", "sum over micro-batches"),
-    ("sft", "mean of rows", "loss", "mean over sequences"),
-    ("sft", "first labels counted", "denominator", "one token more for each sequence"),
-    ("sft", "not divided by accumulation", "loss", "not divided by the number of micro-batches"),
-    ("sft", "divided by ranks twice", "loss", "number of ranks once more"),
-    ("sft", "sum", "loss", "divided by nothing"),
-    ("sft", "last micro-batch alone", "loss", "last micro-batch alone"),
-    ("sft", "each parameter clipped", "clipped_gradients", "by its own norm"),
-    ("sft", "norm after clipping", "grad_norm", "after clipping"),
-    ("sft", "sum of norms", "grad_norm", "sum of the parameters' norms"),
-    ("sft", "rate one step late", "learning_rate", "one step late"),
-    ("sft", "L2", "weights_after", "L2"),
-    ("sft", "bias correction ahead", "weights_after", "one update ahead"),
-    ("dpo", "prompt in the sums", "logprob_sums", "prompt is counted"),
-    ("dpo", "mean in place of sums", "logprob_sums", "mean over a response"),
-    ("dpo", "reference left out", "pair_losses", "reference is left out"),
-    ("dpo", "reference added", "pair_losses", "reference is added"),
-    ("dpo", "pairs swapped", "pair_losses", "swapped"),
-    ("dpo", "beta left out", "pair_losses", "beta is left out"),
-    ("dpo", "other averaging", "pair_losses", "means over tokens"),
-    ("dpo", "ipo for sigmoid", "pair_losses", "IPO"),
-    ("dpo", "not divided by accumulation", "loss", "not divided by the number of micro-batches"),
-    ("dpo", "mean of micro-batches", "loss", "mean over micro-batches"),
-    ("reward", "pairs swapped", "pair_losses", "swapped"),
-    ("reward", "margin left out", "pair_losses", "margin is left out"),
-    ("reward", "margin added", "pair_losses", "margin is added"),
-    ("reward", "smoothing left out", "pair_losses", "smoothing is left out"),
-    ("reward", "sum", "loss", "divided by nothing"),
-)
+        (folder / "record.json").write_text(json.dumps(head))

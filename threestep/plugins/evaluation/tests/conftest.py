@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -9,8 +11,15 @@ from tests.support.saved_models import save_model
 from threestep.plugins.evaluation.model import ChatModel, load_chat_model
 from training.utils.data.arguments import DataArguments
 
-__all__ = ["asked", "save_model"]
+__all__ = ["asked", "judge_of", "save_model"]
 CPU = torch.device("cpu")
+
+
+def judge_of(tmp_path, server, name="judge.yaml", **changes) -> str:
+    """The reward of a judge at a server."""
+    settings = {"model": "tiny", "base_url": f"{server.url}/v1", "rubric": "Longer is better.", "pause": 0.001}
+    (tmp_path / name).write_text(json.dumps({**settings, **changes}))
+    return f"judge:{tmp_path / name}"
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from tests.support.saved_models import save_pair
 from tests.support.scoring_server import judged, longer_wins, scoring_server
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from threestep.plugins.evaluation import evaluate, tasks
+from threestep.plugins.evaluation.tests.conftest import judge_of
 from training.utils.base.errors import ThreestepError
 
 WORDS = ("fig", "pear", "apple", "plum", "quince", "lemon", "cherry", "date")
@@ -60,8 +61,9 @@ def test_a_rule_is_a_share(flags, tmp_path):
     evaluate.main(["reward", *flags, "--reward", f"{rule}:short", "--max_new_tokens", "4", "--split", "eval"])
     found = read(tmp_path, "reward")
     assert 0 <= found["reward"]["low"] <= found["reward"]["value"] <= found["reward"]["high"] <= 1
-    evaluate.main(["gsm8k", *flags, "--max_new_tokens", "4"])
-    assert read(tmp_path, "gsm8k")["reward"]["value"] == 0.0 and read(tmp_path, "gsm8k")["reward"]["high"] > 0.3
+    evaluate.main(["gsm8k", *flags, "--max_new_tokens", "4", "--dtype", "bf16"])
+    found = read(tmp_path, "gsm8k")
+    assert found["dtype"] == "bf16" and found["reward"]["value"] == 0.0 and found["reward"]["high"] > 0.3
 
 
 def test_perplexity_of_responses_and_of_text(flags, tmp_path, tiny_tokenizer):
@@ -70,10 +72,9 @@ def test_perplexity_of_responses_and_of_text(flags, tmp_path, tiny_tokenizer):
     found = read(tmp_path, "perplexity")
     assert found["perplexity"]["value"] == pytest.approx(math.exp(found["loss"]["value"]))
     assert found["rows"] == 4 and not (tmp_path / "out" / "perplexity.html").exists()
-    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": "pear apple fig " * 9}) + "\n" for _ in range(4)))
-    evaluate.main(
-        ["perplexity", *flags, "--max_seq_len", "16", "--unsupervised_dataset_name", f"jsonl:{tmp_path}/text.jsonl"]
-    )
+    (tmp_path / "text.jsonl").write_text((json.dumps({"text": "pear apple fig " * 9}) + "\n") * 4)
+    more = ["--max_seq_len", "16", "--unsupervised_dataset_name", f"jsonl:{tmp_path}/text.jsonl"]
+    evaluate.main(["perplexity", *flags, *more])
     found = read(tmp_path, "perplexity")
     assert found["tokens"] == 15 * found["rows"]
 
@@ -103,6 +104,7 @@ def test_several_answers_to_each_prompt(flags, tmp_path):
         ("gsm8k", "--model_name_or_path=", "--model_name_or_path expects a model folder or hub name, got nothing"),
         ("gsm8k", "--val_samples 0", "--val_samples expects 1 or more, got 0"),
         ("perplexity", "--val_samples 2", "--val_samples 2 draws answers, and perplexity draws none; leave it out"),
+        ("perplexity", "--rollout_engine vllm", "^--rollout_engine draws answers, and perplexity draws none"),
         ("gsm8k", "--dry_run", "--dry_run plans the memory of training, and evaluate trains nothing; leave it out"),
         ("gsm8k", "--val_samples 2 --temperature 0", "--val_samples 2 draws several answers, and --temperature 0"),
         ("gsm8k", "--eval_fraction 0", "--split eval has no rows; raise --eval_fraction"),
@@ -124,16 +126,6 @@ def test_prompts_of_two_tokenizers_meet_by_their_rows(capsys):
         tasks.shared_prompts([one[1:2], two])
 
 
-def test_the_dtype_can_be_asked_for(flags, tmp_path):
-    evaluate.main(["gsm8k", *flags, "--max_new_tokens", "2", "--dtype", "bf16"])
-    assert read(tmp_path, "gsm8k")["dtype"] == "bf16"
-
-
-def test_perplexity_draws_nothing():
-    with pytest.raises(ThreestepError, match="^--rollout_engine draws answers, and perplexity draws none"):
-        evaluate.main("perplexity --model_name_or_path x --data_path embedded --rollout_engine vllm".split())
-
-
 @pytest.mark.parametrize("task", ["gsm8k", "perplexity"])
 def test_a_place_that_takes_no_figures_is_refused_before_they_are_made(task, tmp_path):
     flags = [task, "--model_name_or_path", str(tmp_path / "none"), "--data_path", "embedded", "--output_dir"]
@@ -143,12 +135,6 @@ def test_a_place_that_takes_no_figures_is_refused_before_they_are_made(task, tmp
     (tmp_path / "file").write_text("theirs")
     with pytest.raises(ThreestepError, match="^--output_dir '.*' cannot be written: .*file: a file is in its way"):
         evaluate.main([*flags, str(tmp_path / "file")])
-
-
-def judge_of(tmp_path, server, **changes):
-    settings = {"model": "tiny", "base_url": f"{server.url}/v1", "rubric": "Longer is better.", "pause": 0.001}
-    (tmp_path / "judge.yaml").write_text(json.dumps({**settings, **changes}))
-    return f"judge:{tmp_path / 'judge.yaml'}"
 
 
 def test_win_rates_by_a_judge_that_compares(flags, tmp_path):
@@ -168,15 +154,8 @@ def test_win_rates_by_a_judge_that_compares(flags, tmp_path):
     assert found["wins"] == sum(line["scores"][0] > 0.5 for line in lines) > 0
     assert found["win_rate"]["value"] == sum(line["scores"][0] for line in lines) / len(lines)
     # The same verdicts, added to a rule of each answer alone.
-    more = [
-        "--reward",
-        f"{judge}:2,length:0.5",
-        "--reward_length_characters",
-        "9",
-        "--reward_replay",
-        f"{tmp_path}/out",
-    ]
-    evaluate.main(["win_rate", *flags, *own, *more, "--output_dir", f"{tmp_path}/again"])
+    more = f"--reward {judge}:2,length:0.5 --reward_length_characters 9 --reward_replay {tmp_path}/out"
+    evaluate.main(["win_rate", *flags, *own, *more.split(), "--output_dir", f"{tmp_path}/again"])
     again = [json.loads(line) for line in (tmp_path / "again" / "win_rate.jsonl").read_text().splitlines()]
     for line, first in zip(again, lines, strict=True):
         for total, parts, share in zip(line["scores"], line["rewards"], first["scores"], strict=True):

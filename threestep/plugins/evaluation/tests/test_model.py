@@ -1,9 +1,11 @@
-"""A model is asked as step 3 asks it: the data room's prompts, its end tokens, its draws."""
+"""A model is asked as step 3 asks it: the data room's prompts, its end tokens, its draws; a missing one is named."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.util
+import io
 
 import pytest
 import torch
@@ -28,6 +30,7 @@ from training.utils.generation.arguments import SamplingArguments
 from training.utils.generation.table import RolloutEngineFlags
 from training.utils.loading.configurations import positions_of
 
+EVALUATED = "reward --reward gsm8k --data_path embedded --rollout_engine vllm"
 TALK = [
     {"role": "user", "content": "Hi"},
     {"role": "assistant", "content": "Yes?"},
@@ -48,6 +51,7 @@ def test_a_prompt_without_a_chat_template(asked):
 
 def test_a_prompt_by_the_chat_template_and_its_end_of_turn(save_model, tmp_path):
     path = save_model("model")
+    assert dtype_of(path, None) == torch.float32 and dtype_of(path, "bf16") == torch.bfloat16
     (tmp_path / "template.jinja").write_text(TEMPLATE)
     data = data_flags(prompt_style="chat_template", chat_template=str(tmp_path / "template.jinja"))
     asked = load_chat_model(path, None, data, CPU)
@@ -93,11 +97,9 @@ def test_positions_bound_an_answer_and_a_conversation(asked):
     with pytest.raises(ThreestepError, match="--max_seq_len allow sequences of 129 tokens and '.*' has 128 positions"):
         check_room(asked, 129, "--max_seq_len")
     check_room(asked, 128, "--max_seq_len")
-
-
-def test_the_dtype_is_the_saved_one_unless_asked(save_model):
-    path = save_model("half")
-    assert dtype_of(path, None) == torch.float32 and dtype_of(path, "bf16") == torch.bfloat16
+    assert asked.positions == positions_of(asked.model.config)
+    asked.engine.longest_tokens = 9  # an engine's own bound
+    assert asked.positions == 9
 
 
 def test_the_default_engine_answers_one_or_many():
@@ -111,20 +113,12 @@ def test_the_default_engine_answers_one_or_many():
     assert alone == many.response_of(0).tolist() and len(alone) > 1
 
 
-def test_an_engines_own_bound_counts(asked):
-    assert asked.positions == positions_of(asked.model.config)
-    asked.engine.longest_tokens = 9
-    assert asked.positions == 9
-
-
 @pytest.mark.parametrize(
     "ask",
     [
         lambda folder: engine_maker(SamplingArguments(rollout_engine="vllm"), RolloutEngineFlags(), 64),
         lambda folder: chat.main([folder, "--rollout_engine", "vllm"]),
-        lambda folder: evaluate.main(
-            f"reward --model_name_or_path {folder} --reward gsm8k --data_path embedded --rollout_engine vllm".split()
-        ),
+        lambda folder: evaluate.main([*EVALUATED.split(), "--model_name_or_path", folder]),
     ],
     ids=["engine", "chat", "evaluate"],
 )
@@ -147,3 +141,26 @@ def test_a_family_that_cannot_be_asked_as_others_is_asked_more_slowly(capsys):
 def test_an_engine_for_training_only():
     with pytest.raises(ThreestepError, match="^--rollout_engine hybrid is for training only; use another engine"):
         engine_maker(SamplingArguments(rollout_engine="hybrid"), RolloutEngineFlags(), 64)
+
+
+REWARD = "reward --data_path embedded --model_name_or_path gpt2 --reward_model runs/nosuch"
+WIN_RATE = "win_rate --reward embedded --data_path embedded --model_name_or_path gpt2 --baseline runs/nosuch"
+
+
+@pytest.mark.parametrize(
+    ("program", "flags"),
+    [
+        ("chat", "gpt2 runs/nosuch"),
+        ("chat", "gpt2 --reward_model runs/nosuch"),
+        ("evaluate", WIN_RATE),
+        ("evaluate", REWARD),
+    ],
+)
+def test_it_is_named(program, flags, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", None)  # and so for the configuration:
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", None)
+    monkeypatch.setattr("sys.stdin", io.StringIO("question"))
+    with pytest.raises(ThreestepError, match="^the model folder 'runs/nosuch' does not exist, though 'runs' does"):
+        importlib.import_module(f"threestep.plugins.evaluation.{program}").main(flags.split())

@@ -179,19 +179,15 @@ class PlainStep:
         self.settings |= {"preference_loss": name, **constants}
         self.figures["reference_point"] = drawn.uniform(0.0, 1.0)
         is_good = self.tensors["is_good"] = torch.tensor([drawn.random() < 0.5 for _ in range(6)])
-        return marked_loss(
-            name, self.sums(logprobs, {**constants, "point": self.figures["reference_point"]}), is_good
-        ).mean()
+        constants["point"] = self.figures["reference_point"]
+        return marked_loss(name, self.sums(logprobs, constants), is_good).mean()
 
     def reward(self, scores: torch.Tensor) -> torch.Tensor:
         """Bradley and Terry 1952, with centring (Eisenstein et al. 2023)."""
         center = self.drawn.choice((0.0, 0.1))
         self.settings["center_coef"] = center
-        self.tensors |= {
-            "scores": scores.detach(),
-            "chosen": torch.arange(0, 6, 2),
-            "rejected": torch.arange(1, 6, 2),
-        }
+        places = {"chosen": torch.arange(0, 6, 2), "rejected": torch.arange(1, 6, 2)}
+        self.tensors |= {"scores": scores.detach(), **places}
         chosen, rejected = scores[0::2], scores[1::2]
         return (-functional.logsigmoid(chosen - rejected) + center * (chosen + rejected).square()).mean()
 
@@ -298,50 +294,14 @@ class PlainStep:
             }[self.kind]()
             self.tensors |= {"logprobs": reads[0].detach(), "loss_mask": torch.cat(self.masks)}
             self.tensors["data_mask"] = self.tensors["loss_mask"]
-        slopes = torch.autograd.grad(loss, reads, retain_graph=True, allow_unused=True)
-        gradients = torch.autograd.grad(loss, [*self.weights.values()], retain_graph=True)
-        state, update = self.update(dict(zip(self.weights, gradients, strict=True)))
-        shares = np.zeros(len(reads[0]))
-        for read, slope in zip(reads, slopes, strict=True):
-            for place in range(len(read) if slope is not None else 0):
-                if slope[place]:
-                    own = torch.autograd.grad(
-                        read[place], [*self.weights.values()], retain_graph=True, allow_unused=True
-                    )
-                    shares[place] += float(slope[place]) * sum(
-                        float((value * update[name]).sum())
-                        for name, value in zip(self.weights, own, strict=True)
-                        if value is not None
-                    )
-        return Drawn(self.kind, self.record(state), shares, tuple(self.names), self.other)
-
-    def update(self, gradients: dict[str, torch.Tensor]) -> tuple[dict[str, np.ndarray], dict[str, torch.Tensor]]:
-        """AdamW by its paper, with clipping and moments from before."""
-        rate, most, decay, beta1, beta2, count = 1e-3, self.drawn.choice((0.1, 100.0)), 0.1, 0.9, 0.95, 4
-        norm = torch.cat([value.flatten() for value in gradients.values()]).norm()
-        clip = min(1.0, most / max(float(norm), 1e-300))
-        state, found = {}, {}
-        for name, weight in self.weights.items():
-            first = 0.01 * torch.randn_like(weight)
-            second = (0.01 * torch.randn_like(weight)).square() + 1e-6
-            taken = clip * gradients[name]
-            m, v = beta1 * first + (1 - beta1) * taken, beta2 * second + (1 - beta2) * taken.square()
-            step = m / (1 - beta1**count) / ((v / (1 - beta2**count)).sqrt() + 1e-8)
-            found[name] = -rate * (step + (decay if weight.ndim >= 2 else 0.0) * weight.detach())
-            parts = {
-                "gradients": gradients[name], "weights_before": weight, "weights_after": weight + found[name],
-                "exp_avg": first, "exp_avg_sq": second,
-            }  # fmt: skip
-            state |= {f"{kind}.{name}": value.detach().numpy() for kind, value in parts.items()}
+        most = self.drawn.choice((0.1, 100.0))
+        state, shares, settings, figures = updated(self.weights, loss, reads, most)
         for name, weight in self.model.named_parameters():
             if name not in self.weights:
                 state[f"weights_before.{name}"] = weight.detach().numpy()
-        self.settings |= {
-            "max_grad_norm": most, "beta1": beta1, "beta2": beta2, "adam_epsilon": 1e-8, "weight_decay": decay,
-            "updates_before": count - 1.0,
-        }  # fmt: skip
-        self.figures |= {"learning_rate": rate, "grad_norm": float(norm)}
-        return state, found
+        self.settings |= settings
+        self.figures |= figures
+        return Drawn(self.kind, self.record(state), shares, tuple(self.names), self.other)
 
     def record(self, state: dict[str, np.ndarray]) -> StepRecord:
         """On one rank or on two, whose sequences follow each other."""
@@ -353,24 +313,52 @@ class PlainStep:
         whole = {"token_ids": torch.cat(self.sequences), **self.tensors}
         parts = []
         for low, high in zip(cuts[:-1], cuts[1:], strict=True):
-            own: dict[str, np.ndarray] = {
-                "lengths": lengths[low:high].numpy(),
-                "micro_batches": np.arange(high - low) // self.per_prompt,
-            }
+            own = {"lengths": lengths[low:high].numpy(), "micro_batches": np.arange(high - low) // self.per_prompt}
             for name, values in whole.items():
                 if name in ("chosen", "rejected"):
-                    inside = values[(values >= low) & (values < high)] - low
-                    own[name] = inside.numpy()
-                elif len(values) == 6:
-                    own[name] = values[low:high].numpy()
-                elif name.startswith("rollout_"):
-                    own[name] = values[drawn[low] : drawn[high]].numpy()
-                else:
-                    own[name] = values[begins[low] : begins[high]].numpy()
+                    own[name] = (values[(values >= low) & (values < high)] - low).numpy()
+                    continue
+                cuts_of = range(7) if len(values) == 6 else drawn if name.startswith("rollout_") else begins
+                own[name] = values[cuts_of[low] : cuts_of[high]].numpy()
             parts.append(own)
         objective = "dpo" if self.kind == "marked" else self.kind
         head = RecordHead(objective, 4, ranks, self.settings, self.figures, model=self.config)
         return StepRecord(head, parts, state)
+
+
+def updated(
+    weights: dict[str, torch.Tensor], loss: torch.Tensor, reads: list[torch.Tensor], most: float
+) -> tuple[dict[str, np.ndarray], np.ndarray, dict[str, Any], dict[str, float]]:
+    """An update's state, the share of each number that the loss reads, settings and figures: AdamW by its paper, with
+    clipping at `most` and moments from before."""
+    rate, decay, beta1, beta2, count = 1e-3, 0.1, 0.9, 0.95, 4
+    gradients = dict(zip(weights, torch.autograd.grad(loss, [*weights.values()], retain_graph=True), strict=True))
+    norm = torch.cat([value.flatten() for value in gradients.values()]).norm()
+    clip = min(1.0, most / max(float(norm), 1e-300))
+    state, update = {}, {}
+    for name, weight in weights.items():
+        first = 0.01 * torch.randn_like(weight)
+        second = (0.01 * torch.randn_like(weight)).square() + 1e-6
+        taken = clip * gradients[name]
+        m, v = beta1 * first + (1 - beta1) * taken, beta2 * second + (1 - beta2) * taken.square()
+        step = m / (1 - beta1**count) / ((v / (1 - beta2**count)).sqrt() + 1e-8)
+        update[name] = -rate * (step + (decay if weight.ndim >= 2 else 0.0) * weight.detach())
+        parts = {
+            "gradients": gradients[name], "weights_before": weight, "weights_after": weight + update[name],
+            "exp_avg": first, "exp_avg_sq": second,
+        }  # fmt: skip
+        state |= {f"{kind}.{name}": value.detach().numpy() for kind, value in parts.items()}
+    shares = np.zeros(len(reads[0]))
+    for read, slope in zip(reads, torch.autograd.grad(loss, reads, retain_graph=True, allow_unused=True), strict=True):
+        for place in slope.nonzero().flatten().tolist() if slope is not None else ():
+            own = torch.autograd.grad(read[place], [*weights.values()], retain_graph=True, allow_unused=True)
+            moved = sum(float((v * update[name]).sum()) for name, v in zip(weights, own, strict=True) if v is not None)
+            shares[place] += float(slope[place]) * moved
+    settings = {
+        "max_grad_norm": most, "beta1": beta1, "beta2": beta2, "adam_epsilon": 1e-8, "weight_decay": decay,
+        "updates_before": count - 1.0,
+    }  # fmt: skip
+    return state, shares, settings, {"learning_rate": rate, "grad_norm": float(norm)}
 
 
 def drawn_step(number: int, seed: int) -> Drawn:
@@ -426,9 +414,8 @@ def main() -> int:
         worst[drawn.kind] = [max(pair) for pair in zip(worst[drawn.kind], found, strict=True)]
         if max(found) > most or advantages_apart(drawn) > MOST_APART:
             wrong += 1
-            print(
-                f"step {number}, {drawn.kind}: {found}, {drawn.other and drawn.other[0]}, {drawn.record.head.settings}"
-            )
+            other = drawn.other and drawn.other[0]
+            print(f"step {number}, {drawn.kind}: {found}, {other}, {drawn.record.head.settings}")
     for kind, (token, total) in worst.items():
         print(f"{kind:<8} largest difference of a share {token:.1e}, of their sum {total:.1e}")
     print(", ".join(f"{name} {count}" for name, count in sorted(names.items())))

@@ -1,7 +1,9 @@
-"""An explained step: shares, held-out responses, lessons and rules, against plain float64 PyTorch."""
+"""An explained step: shares, held-out responses, lessons, rules and turns, against plain float64 PyTorch."""
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -28,8 +30,11 @@ from threestep.plugins.explain.tests.explained_steps import (
     PlainStep,
     advantages_apart,
     apart,
+    conversations,
     drawn_step,
 )
+from threestep.plugins.explain.text import as_lines
+from threestep.plugins.explain.turns import parts_of, turns_of
 from threestep.plugins.explain.updates import Update, dot, update_of
 from training.utils.base.errors import ThreestepError
 
@@ -323,3 +328,50 @@ def test_an_effect_is_what_leaving_a_sequence_out_takes_away(kind: str, seed: in
     part = {name: value - others[name] for name, value in step.state("gradients.").items()}
     share = sum((by_weight[name] * scale * part[name]).sum() for name, scale in update.scale.items())
     assert lesson.share == pytest.approx((1 - update.beta1) * update.clip * share, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind, other", [("sft", "others"), ("policy", "environment")])
+def test_speakers_and_turns_of_each_sequence(kind: str, other: str):
+    step = conversations(kind)
+    turns = turns_of(step)
+    assert turns is not None
+    for sequence in range(len(step.rank_S)):
+        own = step.sequence_T == sequence
+        length = int(own.sum())
+        assert list(turns.speaker_T[own]) == ["prompt", "model", other, *["model"] * (length - 3)]
+        assert list(turns.turn_T[own]) == [0, 1, 1, *[2] * (length - 3)]
+
+
+def test_a_step_without_conversations_has_no_turns():
+    step = AuditedStep(PlainStep(3, "policy").made().record)
+    assert turns_of(step) is None
+    tokens = explain([step], Questions()).table.tokens
+    assert not {"speaker", "turn"} & set(tokens)
+
+
+@pytest.mark.parametrize("kind", ["sft", "policy"])
+def test_the_table_the_page_and_the_terminal_have_the_turns(kind: str):
+    step = conversations(kind)
+    found = explain([step], Questions())
+    tokens, sequences = found.table.tokens, found.table.sequences
+    assert set(sequences["turns"]) == {2}
+    between = tokens["place"] == 2
+    assert set(tokens["role"][between]) == {"environment" if kind == "policy" else "others"}
+    assert not tokens["share"][between].any()
+    data = re.search(r'<script type="application/json" id="explained">(.*?)</script>', page(found))
+    assert data is not None
+    for sequence, own in enumerate(json.loads(data[1])["sequences"]):
+        assert [part[0] for part in own["parts"]] == ["prompt", "model", *{*tokens["speaker"][between]}, "model"]
+        assert sum(part[1] for part in own["parts"]) == (tokens["sequence"] == sequence).sum()
+        assert sum(part[2] for part in own["parts"]) == pytest.approx(own["share"])
+    line = next(line for line in as_lines(found) if "by turns of the model" in line)
+    whole = found.table.figures["change"]
+    first, second = (float(tokens["share"][tokens["turn"] == turn].sum()) / whole for turn in (1, 2))
+    assert line == f"  by turns of the model: 1: {100 * first:.3g} %, 2: {100 * second:.3g} %"
+
+
+def test_parts_follow_each_other():
+    speakers = np.array(["prompt", "prompt", "model", "environment", "model", "model"], dtype=object)
+    shares = np.array([0.0, 0.0, -2.0, 0.0, 1.0, 3.0])
+    want = [("prompt", 2, 0.0), ("model", 1, -2.0), ("environment", 1, 0.0), ("model", 2, 4.0)]
+    assert parts_of(speakers, shares) == want

@@ -1,4 +1,4 @@
-"""The program: its three forms, and how it ends where data are refused."""
+"""The program: its three forms, and how it ends where data are refused or nobody reads it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import pytest
 import training
 from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.image_readers import picture, write_folder
+from tests.unit.threestep.test_command import unread
 from threestep.plugins.inspect import __main__ as program
 from training.utils.base.errors import ThreestepError
 
 pytestmark = pytest.mark.unit
+
 
 PAIR = {"question": "Is 1 a number?", "answer": "Yes.", "rejected": "No.", "topic": "sums"}
 CHAT = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day"}]}
@@ -37,9 +39,8 @@ def test_text_says_what_was_read_and_marks_what_carries_loss(run):
     said = run([PAIR] * 10, "--rows=1", "--data_split=3,3,4")
     assert "Human: Is 1 a number? Assistant:⟦ Yes.<end>⟧" in said
     assert "read as question_answer because of its columns; not read: 'topic'" in said
-    assert (
-        "phase 1 (supervised fine-tuning): 3 of 10 training rows (--data_split 3,3,4); --data_split 1,0,0 takes" in said
-    )
+    phase_1 = "phase 1 (supervised fine-tuning): 3 of 10 training rows (--data_split 3,3,4); --data_split 1,0,0 takes"
+    assert phase_1 in said
     assert "phase 3 (PPO): 4 of 10 training rows (--data_split 3,3,4); --data_split 0,0,1 takes all; 0 held out" in said
     assert "no --model_name_or_path" in said and "lengths in characters, before any cut: least 38, median 38" in said
 
@@ -51,17 +52,13 @@ def test_json_has_the_ids_of_the_model_and_the_runs_of_each_row(run, tmp_path):
     found = json.loads(run([CHAT], *flags, f"--model_name_or_path={tmp_path / 'model'}"))
     (phase,) = found["phases"]
     (row,) = phase["rows"]
-    assert (
-        found["unit"] == "tokens"
-        and found["style"].startswith("prompt style: chat_template, responses end with <|im_end|>")
-        and found["refused"] is None
-    )
+    assert (found["unit"], found["refused"]) == ("tokens", None)
+    assert found["style"].startswith("prompt style: chat_template, responses end with <|im_end|>")
     kept = [token for token, carries_loss in zip(row["input_ids"], row["loss_mask"], strict=True) if carries_loss]
     ((_, runs),) = row["texts"]
     assert tokenizer.decode(kept) == "Good day<|im_end|>" and ["Good day<|im_end|>", True] in runs
-    assert found["sources"][0]["recognised"]["format"] == "messages" and phase["lengths"]["most"] == len(
-        row["input_ids"]
-    )
+    assert found["sources"][0]["recognised"]["format"] == "messages"
+    assert phase["lengths"]["most"] == len(row["input_ids"])
 
 
 @pytest.mark.parametrize(
@@ -122,9 +119,8 @@ def test_a_program_run_by_its_path_finds_the_standard_librarys_inspect():
     asked = (
         "import sys; sys.path.insert(0, sys.argv[1]); import inspect; print(inspect.signature(len), inspect.__file__)"
     )
-    ran = subprocess.run(
-        [sys.executable, "-S", "-c", asked, str(package)], capture_output=True, text=True, check=True, cwd="/"
-    )
+    command = [sys.executable, "-S", "-c", asked, str(package)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")
     assert ran.stdout.startswith("(obj, /) ") and str(package) not in ran.stdout
 
 
@@ -141,3 +137,9 @@ def test_images_are_shown_in_words_and_on_the_page_as_small_pictures(run, tmp_pa
     lines = run(rows, *flags).splitlines()
     assert any(line.startswith("image 1: 600 x 28 pixels") for line in lines)
     assert any(line.split()[:4] == ["images", "a", "list", "images"] for line in lines)
+
+
+def test_rows_do(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1 + 1 =", "completion": " 2"}\n' * 20)
+    code, printed = unread("inspect", "--data_path", f"jsonl:{tmp_path / 'rows.jsonl'}")
+    assert code == 141 and "Traceback" not in printed and "BrokenPipe" not in printed

@@ -103,11 +103,8 @@ def test_a_refused_source_still_shows_its_columns(look, write_rows):
     assert account.phases == [] and account.refused is not None and "fit no format" in account.refused
     first, second = account.sources
     assert first.refused is None and second.refused == account.refused
-    assert [(each.name, each.example) for each in second.columns] == [
-        ("frage", "Was?"),
-        ("antwort", "Das."),
-        ("n", "1"),
-    ]
+    columns = [(each.name, each.example) for each in second.columns]
+    assert columns == [("frage", "Was?"), ("antwort", "Das."), ("n", "1")]
 
 
 def test_a_refused_phase_is_told_and_refuses_all_only_where_every_phase_is(look):
@@ -157,7 +154,6 @@ def test_rows_that_would_stop_training_are_counted_and_the_others_are_still_show
 
 def test_images_that_are_not_read_are_refused_for_the_reason_of_the_model(look):
     rows = [{"prompt": "What?", "chosen": " Red.", "images": ["a.png"]}]
-    account = look(
-        rows, (1,), data_split="1,0,0", eval_fraction=0.0, unread="those of models of the family x are not read here"
-    )
-    assert "holds images, and those of models of the family x are not read here; leave such rows" in str(account)
+    unread = "those of models of the family x are not read here"
+    account = look(rows, (1,), data_split="1,0,0", eval_fraction=0.0, unread=unread)
+    assert f"holds images, and {unread}; leave such rows" in str(account)

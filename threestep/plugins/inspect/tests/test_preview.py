@@ -16,14 +16,8 @@ from training.utils.data.arguments import SPLITS
 pytestmark = pytest.mark.unit
 
 PAIR = {"prompt": "Human: 1 + 1? Assistant:", "chosen": " It is 2.", "rejected": " Three"}
-CHAT = {
-    "messages": [
-        {"role": "user", "content": "Hello"},
-        {"role": "assistant", "content": "Good day"},
-        {"role": "user", "content": "Bye"},
-        {"role": "assistant", "content": "So long"},
-    ]
-}
+SAID = (("user", "Hello"), ("assistant", "Good day"), ("user", "Bye"), ("assistant", "So long"))
+CHAT = {"messages": [{"role": role, "content": text} for role, text in SAID]}
 
 
 @pytest.fixture(scope="module")
@@ -50,21 +44,17 @@ def arguments(tmp_path: Path, tokenizer):
 
 
 @pytest.fixture
-def objects(arguments, capsys):
-    def run(*given: str | list) -> list[dict]:
-        preview.main([*arguments(*given), "--json"])
-        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-
-    return run
-
-
-@pytest.fixture
 def text(arguments, capsys):
     def run(*given: str | list) -> str:
         preview.main(arguments(*given))
         return capsys.readouterr().out
 
     return run
+
+
+@pytest.fixture
+def objects(text):
+    return lambda *given: [json.loads(line) for line in text(*given, "--json").splitlines()]
 
 
 def test_a_pair_in_phase_1_is_its_prompt_and_its_chosen_response_with_loss_on_the_response(objects, tokenizer):
@@ -164,17 +154,13 @@ def test_text_marks_loss_by_brackets_where_no_terminal_is_and_counts(text):
         ("--max_answer_seq_len=0", "--max_answer_seq_len expects 1 or more, got 0"),
         ("--tokenizer=", "--tokenizer expects a folder or hub name, got nothing"),
         ("--tokenizer=./nowhere", "the model folder './nowhere' does not exist"),
+        ("--phase=unsupervised --split=eval", "unsupervised text has only training rows; leave --split out"),
     ],
 )
 def test_mistakes_are_said(arguments, flag, message):
     with pytest.raises(ThreestepError) as mistake:
-        preview.main([*arguments([PAIR], "1"), flag])
+        preview.main([*arguments([PAIR], "1"), *flag.split()])
     assert message in str(mistake.value)
-
-
-def test_unsupervised_text_has_no_evaluation_rows(arguments):
-    with pytest.raises(ThreestepError, match="unsupervised text has only training rows; leave --split out"):
-        preview.main([*arguments([PAIR], "unsupervised"), "--split=eval"])
 
 
 def test_standard_output_of_the_program_holds_json_alone_also_where_a_dataset_prints(arguments, tmp_path):

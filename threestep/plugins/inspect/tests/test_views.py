@@ -28,6 +28,9 @@ def test_what_carries_loss_is_coloured_line_by_line_and_bracketed_without_colour
     green, end = views.COLOUR, views.COLOUR_END
     assert views.row_as_text(row, decode, Style(True, 80)) == f"One two{green} three{end}\n{green}four{end} two"
     assert views.row_as_text(row, decode, Style(False, 80)) == "One two⟦ three\nfour⟧ two"
+    # A text cannot steer the terminal, and a run keeps the space that it would lose by itself.
+    assert views.row_as_text(sentence([0, 4], [0, 0]), decode, Style(True, 80)) == "One \\x1b[31m"
+    assert views.runs_of([0, 1, 2], [0, 1, 1], decode) == [("One", False), (" two three", True)]
 
 
 def test_colours_are_for_terminals_and_off_with_no_color(monkeypatch):
@@ -36,14 +39,6 @@ def test_colours_are_for_terminals_and_off_with_no_color(monkeypatch):
     assert not views.terminal_style(False, 80).coloured
     monkeypatch.setenv("NO_COLOR", "1")
     assert not views.terminal_style(True, 80).coloured
-
-
-def test_a_text_cannot_steer_the_terminal():
-    assert views.row_as_text(sentence([0, 4], [0, 0]), decode, Style(True, 80)) == "One \\x1b[31m"
-
-
-def test_a_run_keeps_the_space_that_it_would_lose_by_itself():
-    assert views.runs_of([0, 1, 2], [0, 1, 1], decode) == [("One", False), (" two three", True)]
 
 
 def test_the_middle_of_a_long_piece_is_left_out(monkeypatch):
@@ -91,13 +86,9 @@ def test_messages_beside_a_prompt_stand_below_each_other():
     ]
     columns = {"raw_prompt": said, "level": 3, "key": "é", "names": ["a"]}
     row = PromptRow(0, np.array([1], np.int32), "two", "5", columns)
-    assert dict(views.values_beside(row)) == {
-        "reference": "5",
-        "raw_prompt": '\n  user: 2 + 3?\n  assistant: [{"function": {"name": "add"}}]\n  tool: 5',
-        "level": "3",
-        "key": "é",
-        "names": '["a"]',
-    }
+    told = '\n  user: 2 + 3?\n  assistant: [{"function": {"name": "add"}}]\n  tool: 5'
+    others = {"reference": "5", "level": "3", "key": "é", "names": '["a"]'}
+    assert dict(views.values_beside(row)) == {"raw_prompt": told, **others}
     assert "raw_prompt: \n  user: 2 + 3?\n" in views.row_as_text(row, decode, Style(False, 80))
 
 

@@ -1,17 +1,22 @@
-"""The program: its key, the engine that serves, and its messages."""
+"""The programs that serve a model and a reward model: keys, addresses and messages, and the engine that serves."""
 
 from __future__ import annotations
 
 import json
 import shlex
+import signal
 import socket
 import sys
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from tests.support.saved_models import save_pair
-from threestep.plugins.serve import serve
+from tests.support.tiny_models import tiny_scalar_model
+from threestep.plugins.serve import serve, serve_reward
+from threestep.plugins.serve.endpoint import reward_server
 from training.utils.base.errors import ThreestepError
 from training.utils.generation.table import ServerCommand
 
@@ -21,12 +26,12 @@ def folder(tmp_path, tiny_tokenizer):
     return save_pair(tmp_path / "model", tiny_tokenizer)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_key(monkeypatch):
     monkeypatch.delenv(serve.KEY_VARIABLE, raising=False)
 
 
-def test_a_key_is_new_each_time_or_given(tmp_path, monkeypatch, no_key):
+def test_a_key_is_new_each_time_or_given(tmp_path, monkeypatch):
     keys = [serve.key_of(None) for _ in range(3)]
     assert len({key for key, _ in keys}) == 3 and all(len(key) == 51 and is_new for key, is_new in keys)
     monkeypatch.setenv(serve.KEY_VARIABLE, "of-the-variable\n")
@@ -35,7 +40,7 @@ def test_a_key_is_new_each_time_or_given(tmp_path, monkeypatch, no_key):
     assert serve.key_of(str(tmp_path / "key")) == ("of-the-file", False)
 
 
-def test_a_key_that_no_header_can_have_is_refused(tmp_path, monkeypatch, no_key):
+def test_a_key_that_no_header_can_have_is_refused(tmp_path, monkeypatch):
     (tmp_path / "key").write_text("two words")
     with pytest.raises(ThreestepError, match="--api_key_file .* expects a key of printable ASCII characters without"):
         serve.key_of(str(tmp_path / "key"))
@@ -46,7 +51,7 @@ def test_a_key_that_no_header_can_have_is_refused(tmp_path, monkeypatch, no_key)
         serve.key_of(str(tmp_path / "none"))
 
 
-def test_words_that_are_missing_or_wrong_are_sentences(folder, no_key, monkeypatch):
+def test_words_that_are_missing_or_wrong_are_sentences(folder, monkeypatch):
     with pytest.raises(ThreestepError, match="expected a model, got none: MODEL before the flags"):
         serve.main([])
     with pytest.raises(ThreestepError, match="--engine expects one of auto, ours, vllm, got 'hf'"):
@@ -79,7 +84,7 @@ class Installed:
         """Nothing is missing."""
 
 
-def test_an_engine_that_is_not_installed_is_asked_for_in_vain(folder, no_key, monkeypatch, capsys):
+def test_an_engine_that_is_not_installed_is_asked_for_in_vain(folder, monkeypatch, capsys):
     def missing():
         raise ThreestepError("--rollout_engine vllm expects vLLM, which is not installed here; run: pip")
 
@@ -90,7 +95,7 @@ def test_an_engine_that_is_not_installed_is_asked_for_in_vain(folder, no_key, mo
     assert "Threestep's own loop serves: vllm is not installed here" in capsys.readouterr().err
 
 
-def test_an_installed_engine_serves_what_it_asks_as_in_training(folder, no_key, monkeypatch, capsys):
+def test_an_installed_engine_serves_what_it_asks_as_in_training(folder, monkeypatch, capsys):
     monkeypatch.setattr(serve, "engine_class", lambda name: Installed)
     orders = []
 
@@ -109,10 +114,46 @@ def test_an_installed_engine_serves_what_it_asks_as_in_training(folder, no_key, 
     assert "Threestep's own loop serves, not vllm: no chat template writes" in capsys.readouterr().err
 
 
-def test_a_child_that_fails_ends_the_program_with_its_code(folder, no_key, monkeypatch):
+def test_a_child_that_fails_ends_the_program_with_its_code(folder, monkeypatch):
     monkeypatch.setattr(serve, "engine_class", lambda name: Installed)
     failing = ServerCommand([sys.executable, "-c", "raise SystemExit(7)"], {})
     monkeypatch.setattr(serve, "server_command_of", lambda name: lambda order: failing)
     with pytest.raises(SystemExit) as ended:
         serve.main([folder])
     assert ended.value.code == 7
+
+
+@pytest.fixture
+def reward_folder(tmp_path, tiny_tokenizer):
+    return save_pair(tmp_path / "rm", tiny_tokenizer, tiny_scalar_model)
+
+
+class Ended(threading.Event):
+    """Asked to end soon after it serves."""
+
+    def wait(self, timeout=None):
+        time.sleep(0.3)
+        return True
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])  # noqa: S104 (that is what is asked for)
+def test_it_says_where_it_serves_and_shows_a_new_key_alone(reward_folder, monkeypatch, capsys, host):
+    served = reward_server.ServedReward("rm", None, None, 64, "")
+    monkeypatch.setattr(reward_server, "load_served_reward", lambda *given: served)
+    monkeypatch.setattr(threading, "Event", Ended)
+    monkeypatch.setattr(signal, "signal", lambda *given: None)
+    serve_reward.main([reward_folder, "--served_name", "rm", "--port", "0", "--host", host])
+    said = capsys.readouterr()
+    assert f"'rm' at http://{host}:" in said.out and "/v1/scores (Ctrl-C ends)" in said.out and "key: sk-" in said.out
+    assert ("is open to other machines, and HTTP hides neither key nor texts" in said.err) == (host != "127.0.0.1")
+    monkeypatch.setenv(serve_reward.KEY_VARIABLE, "of-the-environment")
+    serve_reward.main([reward_folder, "--port", "0"])
+    said = capsys.readouterr().out
+    assert "key: the given one" in said and "of-the-environment" not in said
+
+
+def test_mistakes_of_a_reward_model_are_sentences(reward_folder):
+    with pytest.raises(ThreestepError, match="expected a model, got none: MODEL before the flags"):
+        serve_reward.main([])
+    with pytest.raises(ThreestepError, match="--host 192.0.2.1: this machine has no such address; give one of its own"):
+        serve_reward.main([reward_folder, "--host", "192.0.2.1", "--port", "0"])

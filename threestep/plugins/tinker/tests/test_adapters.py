@@ -1,13 +1,17 @@
-"""Adapters as a vector: their order, their first weights, and a description without layers."""
+"""Adapters as a vector, a client's optimizer beside torch's AdamW, and losses beside sums from their papers."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
 
 from tests.support.tiny_models import tiny_causal_lm
 from threestep.plugins.tinker.adapters import AdaptedLayer, AdaptedModel, AdapterLayout, RowShares
-from threestep.plugins.tinker.records import LoraSpec
+from threestep.plugins.tinker.client_state import ClientState
+from threestep.plugins.tinker.losses import HIGH, LOSSES, LOW
+from threestep.plugins.tinker.records import AdamOrder, LoraSpec, WrongRequest
 from training.utils.base.errors import ThreestepError
 
 LAYOUT = AdapterLayout(2, (AdaptedLayer("a", "mlp", 3, 4), AdaptedLayer("b", "head", 5, 2)))
@@ -39,3 +43,90 @@ def test_rows_are_dealt_to_their_clients(clients, take, put):
 def test_a_client_trains_something():
     with pytest.raises(ThreestepError, match="expected parts of the model that have linear layers, .*, got none;"):
         AdaptedModel(tiny_causal_lm("llama")).layout(LoraSpec(2, 0, ()))
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.7])
+def test_steps_are_those_of_adamw(clip):
+    dice = torch.Generator().manual_seed(1)
+    first = torch.randn(30, generator=dice, dtype=torch.float64)
+    theirs = torch.nn.Parameter(first.clone())
+    adam = torch.optim.AdamW([theirs], lr=0.03, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.2)
+    state = ClientState.new(first)
+    for step in range(6):
+        halves = [torch.randn(30, generator=dice, dtype=torch.float64) for _ in range(2)]
+        for half in halves:
+            state.add(half)
+        theirs.grad = sum(halves)
+        norm = torch.nn.utils.clip_grad_norm_([theirs], clip or float("inf"))
+        adam.param_groups[0]["lr"] = 0.03 / (step + 1)
+        adam.step()
+        figures = state.step(AdamOrder(0.03 / (step + 1), 0.8, 0.9, 1e-6, 0.2, clip))
+        assert figures["grad_norm"] == pytest.approx(float(norm), rel=1e-12)
+        assert state.gradient_P is None
+        torch.testing.assert_close(state.weights_P, theirs.detach(), rtol=1e-12, atol=1e-14)
+
+
+def test_weights_that_a_sampler_holds_do_not_move():
+    state = ClientState.new(torch.ones(3))
+    held = state.weights_P
+    state.add(torch.ones(3))
+    state.step(AdamOrder(0.1))
+    assert held.tolist() == [1.0] * 3 and state.weights_P.tolist() != held.tolist()
+
+
+def test_a_gradient_that_is_not_finite_is_dropped():
+    state = ClientState.new(torch.ones(3))
+    state.add(torch.tensor([1.0, float("nan"), 1.0]))
+    with pytest.raises(WrongRequest, match="the gradient has the norm nan, so that no step is taken and the gradient"):
+        state.step(AdamOrder())
+    assert state.weights_P.tolist() == [1.0] * 3 and state.gradient_P is None and state.steps == 0
+
+
+def numbers(name):
+    dice = torch.Generator().manual_seed(3)
+    shape = (2, 5, 2)
+    logprobs = (-torch.rand(shape, generator=dice, dtype=torch.float64) * 3).requires_grad_()
+    inputs = {
+        "weights": torch.rand(shape, generator=dice, dtype=torch.float64),
+        "logprobs": -torch.rand(shape, generator=dice, dtype=torch.float64) * 3,
+        "advantages": torch.randn(shape, generator=dice, dtype=torch.float64),
+    }
+    return logprobs, {key: inputs[key] for key in LOSSES[name].needs}
+
+
+def of_one(name, p, own, config):
+    """The loss of one target and its derivative by p."""
+    if name == "cross_entropy":
+        return -own["weights"] * p, -own["weights"]
+    q, advantage = own["logprobs"], own["advantages"]
+    ratio = math.exp(p - q)
+    if name == "importance_sampling":
+        return -ratio * advantage, -ratio * advantage
+    if name == "dro":
+        return -(p * advantage - config["beta"] / 2 * (p - q) ** 2), -(advantage - config["beta"] * (p - q))
+    low, high = own.get(LOW, config[LOW]), own.get(HIGH, config[HIGH])
+    clipped = min(max(ratio, low), high)
+    if name == "cispo":
+        return -clipped * advantage * p, -clipped * advantage
+    first, second = ratio * advantage, clipped * advantage
+    moves = first <= second if first != second else True
+    return -min(first, second), -first if moves else 0.0
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("has_own_bounds", [False, True])
+def test_each_target_has_the_loss_and_the_gradient_of_its_formula(name, has_own_bounds):
+    logprobs, inputs = numbers(name)
+    config = {key: value * 1.1 for key, value in LOSSES[name].config.items()}
+    if has_own_bounds and not LOSSES[name].takes:
+        pytest.skip("it has no bounds")
+    if has_own_bounds:
+        inputs = {**inputs, LOW: torch.full_like(logprobs, 0.6), HIGH: torch.full_like(logprobs, 1.05)}
+    losses = LOSSES[name].of_targets(logprobs, inputs, config)
+    losses.sum().backward()
+    losses = losses.detach()
+    for place, p in enumerate(logprobs.flatten().tolist()):
+        own = {key: float(value.flatten()[place]) for key, value in inputs.items()}
+        loss, slope = of_one(name, p, own, config)
+        assert float(losses.flatten()[place]) == pytest.approx(loss, rel=1e-12)
+        assert float(logprobs.grad.flatten()[place]) == pytest.approx(slope, rel=1e-12, abs=1e-15)

@@ -14,6 +14,7 @@ from threestep.plugins.tinker.forward import ForwardJob, Forwards
 from threestep.plugins.tinker.full_weights import vector_of
 from threestep.plugins.tinker.losses import LOSSES
 from threestep.plugins.tinker.records import ForwardOrder, GivenMedia, LoraSpec, TrainingDatum
+from threestep.plugins.tinker.tests.test_forward import check, of_reference
 from threestep.plugins.tinker.wire import RequestBounds, read_chunks
 
 BIG, SMALL = photo(1, 84, 56), photo(2, 56, 28)  # of unequal numbers of tokens
@@ -58,26 +59,10 @@ def order_of(seen, number, loss):
     return ForwardOrder(tuple(data), loss)
 
 
-def of_reference(seen, model, learned, order, inputs):
-    """Loss, log-probabilities and gradient of an order whose inputs are these."""
-    total, found = 0.0, []
-    for datum, parts in zip(order.data, inputs, strict=True):
-        own = seen.logprobs(parts, model).gather(-1, datum.targets_TK)
-        given = {name: value.double() for name, value in datum.inputs.items()}
-        loss = LOSSES[order.loss].of_targets(own, given, LOSSES[order.loss].config).sum()
-        loss.backward()
-        total += float(loss.detach())
-        found.append(own.detach().squeeze(-1))
-    grads = [torch.zeros_like(part) if part.grad is None else part.grad for part in learned]
-    return total, found, torch.cat([grad.flatten() for grad in grads])
-
-
-def check(job, known):
-    loss, logprobs, gradient = known
-    assert job.result.loss == pytest.approx(loss, rel=1e-7)
-    for found, own in zip(job.result.logprobs, logprobs, strict=True):
-        torch.testing.assert_close(found, own, rtol=1e-7, atol=1e-9)
-    torch.testing.assert_close(job.gradient_P, gradient, rtol=1e-6, atol=1e-8)
+def check_beside(seen, learned, job, number):
+    """learned: the weights of the plain model."""
+    known = of_reference(lambda place, datum: seen.logprobs(INPUTS[number][place], seen.model), learned, job.order)
+    check(job, known, rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("most_tokens", [10_000, 17])
@@ -91,8 +76,7 @@ def test_each_client_has_its_own_loss_and_gradient(family, most_tokens):
     Forwards(adapted, 0, most_tokens, seen.media).run(jobs, layout, True)
     for number, job in enumerate(jobs):
         other = seeing(family)
-        learned = written_out(other.model, layout, job.weights_P)
-        check(job, of_reference(other, other.model, learned, job.order, INPUTS[number]))
+        check_beside(other, written_out(other.model, layout, job.weights_P), job, number)
 
 
 def test_all_weights_learn_from_pictures_the_tower_too(capsys):
@@ -103,9 +87,7 @@ def test_all_weights_learn_from_pictures_the_tower_too(capsys):
     job = ForwardJob(order_of(seen, 0, "cross_entropy"), vector_of(seen.model, torch.float64))
     Forwards(adapted, 0, 10_000, seen.media).run([job], layout, True)
     other = seeing("qwen2_vl")
-    learned = list(other.model.requires_grad_(True).parameters())
-    known = of_reference(other, other.model, learned, job.order, INPUTS[0])
-    check(job, known)
+    check_beside(other, list(other.model.requires_grad_(True).parameters()), job, 0)
     assert any(weight.grad.abs().max() > 0 for name, weight in other.model.named_parameters() if "patch_embed" in name)
 
 

@@ -155,24 +155,17 @@ def test_clients_and_checkpoints_are_listed_and_a_session_ends(running):
 @pytest.mark.parametrize(
     ("work", "sentence"),
     [
-        (
-            lambda client, service: client.forward_backward(data(1), "gspo").result(),
-            "loss_fn expects one of cross_entr",
-        ),
-        (lambda client, service: client.save_state("a b").result(), "a checkpoint's name expects letters"),
-        (
-            lambda client, service: service.create_lora_training_client(base_model="large").result(),
-            "there is no base model 'large' here, but 'tiny'",
-        ),
-        (
-            lambda client, service: service.create_training_client_from_state("tinker://a/weights/b").result(),
-            "there are no weights 'tinker://a/weights/b' here",
-        ),
+        (lambda client, service: client.forward_backward(data(1), "gspo"), "loss_fn expects one of cross_entr"),
+        (lambda client, service: client.save_state("a b"), "a checkpoint's name expects letters"),
+        (lambda client, service: service.create_lora_training_client(base_model="large"),
+         "there is no base model 'large' here, but 'tiny'"),
+        (lambda client, service: service.create_training_client_from_state("tinker://a/weights/b"),
+         "there are no weights 'tinker://a/weights/b' here"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_reach_the_client_in_words(client, service_client, work, sentence):
     with pytest.raises(tinker.RequestFailedError, match=sentence):
-        work(client, service_client)
+        work(client, service_client).result()
     assert client.forward(data(1), "cross_entropy").result().metrics["loss:sum"] > 0
 
 

@@ -24,82 +24,47 @@ pytestmark = [
     pytest.mark.skipif(not ENVIRONMENTS, reason="THREESTEP_OTHER_TRAINERS names no folder of environments"),
 ]
 OPTIMIZER = {"grad_norm", "clipped_gradients", "learning_rate", "weights_after"}
+LOSSES, POLICY = {"denominator", "loss", "micro_losses"}, {"rollout_advantages", "advantages", "loss_mask", "loss"}
+KTO, KTO_BEFORE = "trl kto", "precompute_ref_log_probs=true desirable_weight=1.3 per_device_train_batch_size=4"
+SEQUENCES = 'importance_sampling_level="sequence" loss_type="grpo" scale_rewards="batch"'
 # Name: environment, arguments, what must agree in both steps.
 RIGHT = {
-    "sft": ("trl116", "trl sft", {"denominator", "loss", "micro_losses"}),
+    "sft": ("trl116", "trl sft", LOSSES),
     "dpo": ("trl116", "trl dpo", {"loss_mask", "loss"}),
-    "kto": ("trl116", "trl kto", {"loss_mask", "reference_points", "loss"}),
-    "kto, reference before": (
-        "trl116",
-        "trl kto precompute_ref_log_probs=true desirable_weight=1.3 per_device_train_batch_size=4",
-        {"loss_mask", "reference_points", "loss"},
-    ),
+    "kto": ("trl116", KTO, {"loss_mask", "reference_points", "loss"}),
+    "kto, reference before": ("trl116", f"{KTO} {KTO_BEFORE}", {"loss_mask", "reference_points", "loss"}),
     "reward": ("trl116", "trl reward", {"loss"}),
-    "grpo": ("trl116", "trl grpo", {"rollout_advantages", "advantages", "loss_mask", "loss"}),
+    "grpo": ("trl116", "trl grpo", POLICY),
     "grpo again": (
-        "trl116",
-        "trl grpo num_iterations=2 learning_rate=0.002",
+        "trl116", "trl grpo num_iterations=2 learning_rate=0.002",
         {"rollout_advantages", "old_logprobs", "ref_logprobs", "loss"},
     ),
     "grpo sequences": (
-        "trl116",
-        'trl grpo num_iterations=2 importance_sampling_level="sequence" loss_type="grpo" scale_rewards="batch"',
-        {"rollout_advantages", "old_logprobs", "loss"},
+        "trl116", f"trl grpo num_iterations=2 {SEQUENCES}", {"rollout_advantages", "old_logprobs", "loss"},
     ),
-    "rloo": ("trl116", "trl rloo", {"rollout_advantages", "advantages", "loss_mask", "loss"}),
+    "rloo": ("trl116", "trl rloo", POLICY),
     "rloo again": ("trl116", "trl rloo num_iterations=2 learning_rate=0.01", {"old_logprobs", "loss"}),
-    "transformers": ("trl116", "trl plain", {"denominator", "loss", "micro_losses"}),
+    "transformers": ("trl116", "trl plain", LOSSES),
     "trl 0.24 dpo": ("trl024", "trl dpo", {"loss_mask", "logprob_sums", "loss"}),
     "trl 0.24 reward": ("trl024", "trl reward", {"loss"}),
-    "llamafactory": ("llamafactory", "chat llamafactory", {"denominator", "loss", "micro_losses"}),
-}
+    "llamafactory": ("llamafactory", "chat llamafactory", LOSSES),
+}  # fmt: skip
+FOUR, CUT = "trl dpo gradient_accumulation_steps=4", 'trl dpo max_length=8 truncation_mode="keep_end"'
+DAPO = 'trl grpo gradient_accumulation_steps=4 steps_per_generation=8 loss_type="dapo"'
+UNDIVIDED = "not divided by the number of micro-batches"
 # Name: environment, arguments, step, the first wrong quantity, words of a cause.
 WRONG = {
-    "transformers 4.46: the accumulation": (
-        "trl012",
-        "trl dpo gradient_accumulation_steps=4",
-        2,
-        "loss",
-        "not divided by the number of micro-batches",
-    ),
-    "trl 0.12: the end of the longest rows": (
-        "trl012",
-        "trl dpo gradient_accumulation_steps=4",
-        1,
-        "loss_mask",
-        "the last token of the longest rows",
-    ),
-    "transformers 4.47: the accumulation, in the gradient alone": (
-        "trl013",
-        "trl dpo gradient_accumulation_steps=4",
-        1,
-        "backward_loss",
-        "not divided by the number of micro-batches",
-    ),
+    "transformers 4.46: the accumulation": ("trl012", FOUR, 2, "loss", UNDIVIDED),
+    "trl 0.12: the end of the longest rows": ("trl012", FOUR, 1, "loss_mask", "the last token of the longest rows"),
+    "transformers 4.47: the accumulation, in the gradient alone": ("trl013", FOUR, 1, "backward_loss", UNDIVIDED),
     "trl 0.16: GRPO's normalisation": ("trl016", "trl grpo seed=5", 1, "loss", "the mean over micro-batches"),
-    "trl 0.16: DPO's truncation": (
-        "trl016",
-        'trl dpo max_length=8 truncation_mode="keep_end"',
-        2,
-        "loss_mask",
-        "rows are cut after they were padded",
-    ),
-    "trl 0.24: GRPO's normalisation": (
-        "trl024",
-        'trl grpo gradient_accumulation_steps=4 steps_per_generation=8 loss_type="dapo"',
-        1,
-        "loss",
-        "the count of the whole rollout",
-    ),
+    "trl 0.16: DPO's truncation": ("trl016", CUT, 2, "loss_mask", "rows are cut after they were padded"),
+    "trl 0.24: GRPO's normalisation": ("trl024", DAPO, 1, "loss", "the count of the whole rollout"),
     "transformers 4.57: the count": (
-        "trl024",
-        "trl sft completion_only_loss=false",
-        1,
-        "denominator",
-        "one token more for each sequence",
+        "trl024", "trl sft completion_only_loss=false", 1, "denominator", "one token more for each sequence",
     ),
     "axolotl: micro-batches": ("axolotl", "chat axolotl", 1, "loss", "the mean over micro-batches of their means"),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

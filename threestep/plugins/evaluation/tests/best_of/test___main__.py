@@ -15,6 +15,7 @@ from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from threestep.plugins.evaluation import evaluate
 from threestep.plugins.evaluation.best_of import __main__ as best_of
 from threestep.plugins.evaluation.best_of import drawing
+from threestep.plugins.evaluation.tests.conftest import judge_of
 from training.utils.base.errors import ThreestepError
 from training.utils.data.build.build import build_phase
 
@@ -115,8 +116,13 @@ def test_a_run_that_was_stopped_gives_the_same_bits(flags, tmp_path, monkeypatch
     assert (tmp_path / "out/answers.jsonl").read_bytes() == whole["answers.jsonl"]
 
 
-def test_other_settings_data_or_weights_are_refused(flags, tmp_path):
+def test_other_settings_data_or_weights_are_refused_or_drawn_again_on_request(flags, tmp_path):
     best_of.main(flags)
+    before = files_of(tmp_path / "out")
+    best_of.main([*flags, "--seed", "5", "--overwrite"])
+    after = files_of(tmp_path / "out")
+    assert before.keys() == after.keys() and before["answers.jsonl"] != after["answers.jsonl"]
+    best_of.main([*flags, "--overwrite"])
     with pytest.raises(ThreestepError, match="other settings: --temperature was 1.0 and is 0.5; restore them"):
         best_of.main([*flags, "--temperature", "0.5"])
     tiny_causal_lm("llama", seed=7, vocab_size=300).save_pretrained(tmp_path / "other")
@@ -127,14 +133,6 @@ def test_other_settings_data_or_weights_are_refused(flags, tmp_path):
         file.write('{"prompt": "Human: kiwi? Assistant:", "ground_truth": "kiwi"}\n')
     with pytest.raises(ThreestepError, match="other settings: the prompts was "):
         best_of.main(flags)
-
-
-def test_a_folder_is_drawn_again_on_request(flags, tmp_path):
-    best_of.main(flags)
-    before = files_of(tmp_path / "out")
-    best_of.main([*flags, "--seed", "5", "--overwrite"])
-    after = files_of(tmp_path / "out")
-    assert before.keys() == after.keys() and before["answers.jsonl"] != after["answers.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -149,25 +147,20 @@ def test_a_folder_is_drawn_again_on_request(flags, tmp_path):
         ("--dry_run", "--dry_run plans the memory of training, and best-of trains nothing; leave it out"),
         ("--split eval", "--split eval has no rows; raise --eval_fraction"),
         ("--min_reward 99", "no response is kept: 8 prompts left out, of whose responses none reaches --min_reward;"),
+        ("--reward PLACE/rule.py:infinite", "expected a number that is finite in float32, got inf"),
         ("--keep_cut false", "no response is kept: 8 prompts left out, whose responses are all cut by --max_new"),
     ],
 )
-def test_mistakes(flags, more, sentence):
+def test_mistakes(flags, tmp_path, more, sentence):
     with pytest.raises(ThreestepError, match=sentence):
-        best_of.main([*flags, *more.split()])
-
-
-def test_a_reward_without_bound_is_refused(flags, tmp_path):
-    with pytest.raises(ThreestepError, match="expected a number that is finite in float32, got inf"):
-        best_of.main([*flags, "--reward", f"{tmp_path}/rule.py:infinite"])
+        best_of.main([*flags, *more.replace("PLACE", str(tmp_path)).split()])
 
 
 def test_a_judge_picks_by_comparing_the_responses(flags, tmp_path):
     """By shares of wins in both orders, the longest response has the highest."""
     with scoring_server(judged(longer_wins), fails=mostly_failing) as server:
-        settings = {"model": "tiny", "base_url": f"{server.url}/v1", "rubric": "Longer is better.", "pause": 0.001}
-        (tmp_path / "duel.yaml").write_text(json.dumps({**settings, "form": "pairwise"}))
-        own = [*flags, "--reward", f"judge:{tmp_path}/duel.yaml", "--checker", f"{tmp_path}/rule.py:longest"]
+        judge = judge_of(tmp_path, server, "duel.yaml", form="pairwise")
+        own = [*flags, "--reward", judge, "--checker", f"{tmp_path}/rule.py:longest"]
         best_of.main(own)
         asked = [str(body["messages"]) for body in server.answered]
         assert len(asked) == len(set(asked)) > 30

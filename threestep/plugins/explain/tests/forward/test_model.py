@@ -16,6 +16,7 @@ from threestep.plugins.explain.explanation import Questions, explain
 from threestep.plugins.explain.forward.model import InDouble
 from threestep.plugins.explain.page import page
 from threestep.plugins.explain.shares import shares_of
+from threestep.plugins.explain.tests.explained_steps import updated
 from threestep.plugins.explain.updates import dot, update_of
 
 IMAGE, START = 5, 6
@@ -28,7 +29,6 @@ SEQUENCES = [
 ]
 HELD = [[0, 1], [], [2], [0]]  # images of each sequence; two share one
 BEGINS = [[2, 8], [], [1], [2]]
-RATE, DECAY = 1e-3, 0.1
 
 
 def _model() -> torch.nn.Module:
@@ -67,24 +67,7 @@ def _drawn() -> tuple[StepRecord, np.ndarray]:
         logprobs.append(torch.nn.functional.pad(own, (1, 0)))
         masks.append(torch.arange(len(ids)) >= len(ids) - 2)
     read_T, mask_T = torch.cat(logprobs), torch.cat(masks)
-    loss = -read_T[mask_T].mean()
-    gradients = dict(zip(weights, torch.autograd.grad(loss, [*weights.values()], retain_graph=True), strict=True))
-    state, update = {}, {}
-    for name, weight in weights.items():
-        first, second = 0.01 * torch.randn_like(weight), torch.full_like(weight, 1e-4)
-        m, v = 0.9 * first + 0.1 * gradients[name], 0.95 * second + 0.05 * gradients[name].square()
-        update[name] = -RATE * (m / (1 - 0.9**3) / ((v / (1 - 0.95**3)).sqrt() + 1e-8))
-        update[name] = (update[name] - RATE * DECAY * (weight.ndim >= 2) * weight).detach()
-        parts = {
-            "gradients": gradients[name], "weights_before": weight, "weights_after": weight + update[name],
-            "exp_avg": first, "exp_avg_sq": second,
-        }  # fmt: skip
-        state |= {f"{kind}.{name}": value.detach().numpy() for kind, value in parts.items()}
-    shares = np.zeros(len(read_T))
-    for place in mask_T.nonzero().flatten().tolist():
-        own = torch.autograd.grad(read_T[place], [*weights.values()], retain_graph=True, allow_unused=True)
-        moved = sum(float((v * update[name]).sum()) for name, v in zip(weights, own, strict=True) if v is not None)
-        shares[place] = -moved / float(mask_T.sum())
+    state, shares, settings, figures = updated(weights, -read_T[mask_T].mean(), [read_T], 100.0)
     ends = np.cumsum([0, *map(len, SEQUENCES)])
     held = [place for own in HELD for place in own]
     tensors = {
@@ -98,12 +81,8 @@ def _drawn() -> tuple[StepRecord, np.ndarray]:
         "media_grids": np.array([GRIDS[place] for place in held]),
         "media_values": torch.cat([values[place] for place in held]).numpy(),
     }  # fmt: skip
-    settings = {
-        "dtype": "fp32", "reduction": "token mean", "max_grad_norm": 100.0, "beta1": 0.9, "beta2": 0.95,
-        "adam_epsilon": 1e-8, "weight_decay": DECAY, "updates_before": 2.0,
-    }  # fmt: skip
-    config = json.loads(model.config.to_json_string())
-    head = RecordHead("sft", 3, 1, settings, {"learning_rate": RATE, "grad_norm": 1.0}, model=config)
+    settings |= {"dtype": "fp32", "reduction": "token mean"}
+    head = RecordHead("sft", 4, 1, settings, figures, model=json.loads(model.config.to_json_string()))
     return StepRecord(head, [tensors], state), shares
 
 

@@ -18,12 +18,8 @@ import pytest
 from tests.support.pages import blocks
 from tests.support.saved_models import save_pair
 
-pytestmark = [
-    pytest.mark.end_to_end,
-    pytest.mark.skipif(
-        importlib.util.find_spec("openai") is None, reason="needs the package openai: pip install openai"
-    ),
-]
+has_openai = importlib.util.find_spec("openai") is not None
+pytestmark = [pytest.mark.end_to_end, pytest.mark.skipif(not has_openai, reason="needs openai: pip install openai")]
 ROOT = Path(__file__).parents[5]
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -89,10 +85,8 @@ def test_chat_and_models(client):
 def test_the_printed_command_line_asks(server):
     printed = server.log.read_text()
     line = printed[printed.index("curl ") :].partition("}]}'")[0] + "}]}'"
-    done = subprocess.run(
-        ["bash", "-c", line], env={**os.environ, "THREESTEP_API_KEY": server.key}, capture_output=True, text=True,
-        timeout=60,
-    )  # fmt: skip
+    environment = {**os.environ, "THREESTEP_API_KEY": server.key}
+    done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and json.loads(done.stdout)["choices"][0]["message"]["content"], done
 
 
@@ -105,10 +99,8 @@ def test_the_pages_programs_run(server, folder, page, name, tmp_path):
     text = (ROOT / page).read_text()
     program = next(block.content for block in blocks(text) if block.label == name)
     environment = {**os.environ, "OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": server.key}
-    done = subprocess.run(
-        [sys.executable, "-c", program.replace("256", "24")], cwd=tmp_path, env=environment, capture_output=True,
-        text=True, timeout=120,
-    )  # fmt: skip
+    words = [sys.executable, "-c", program.replace("256", "24")]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     answer = asked(client_of(server), "What is 2 + 3?", temperature=0, max_tokens=24).choices[0].message.content
     assert done.stdout.strip().startswith(answer.strip()[:8]) and answer

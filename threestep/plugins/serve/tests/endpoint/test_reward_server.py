@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import http.client
-import json
 import threading
 
 import pytest
@@ -16,10 +14,10 @@ from tests.support.tiny_models import tiny_scalar_model
 from threestep.plugins.evaluation.model import start_alone
 from threestep.plugins.evaluation.scorer import load_answer_scorer
 from threestep.plugins.serve.endpoint.reward_server import SCORES, RewardServer, load_served_reward
+from threestep.plugins.serve.tests.endpoint.conftest import KEY, Client
 from training.utils.data.arguments import DataArguments
 from training.utils.data.rows.arguments import ChatArguments
 
-KEY = "a-key-of-the-tests"
 PROMPTS = ["Human: Hi Assistant:", "Human: Sort: pear fig Assistant:"]
 RESPONSES = [" fig pear", " 5"]
 
@@ -43,20 +41,11 @@ def serving(served):
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
-        yield server
+        yield Client(server)
     finally:
         server.shutdown()
         server.close_when_quiet()
         thread.join()
-
-
-def sent(server, body, key=KEY, path=SCORES, method=None):
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    text = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-    connection.request(method or ("GET" if body is None else "POST"), path, text, {"Authorization": f"Bearer {key}"})
-    with contextlib.closing(connection):
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
 
 
 def test_scores_are_those_of_the_model(folder, served):
@@ -67,26 +56,27 @@ def test_scores_are_those_of_the_model(folder, served):
     cut = [response[:-1] for _, response in pairs]  # without its end
     of_cut = scorer.score_ids([prompt for prompt, _ in pairs], cut)
     ids = {"prompt_ids": [prompt for prompt, _ in pairs], "response_ids": cut}
-    with serving(served) as server:
-        status, answer = sent(server, texts)
+    with serving(served) as client:
+        status, answer = client.send(SCORES, texts)
         assert status == 200 and answer["rewards"] == pytest.approx(own, abs=1e-5) and answer["model"] == "rm"
-        assert sent(server, {**texts, **ids, "tokenizer": served.tokenizer})[1]["rewards"] == pytest.approx(
-            of_cut, abs=1e-5
-        )
+        found = client.send(SCORES, {**texts, **ids, "tokenizer": served.tokenizer})[1]["rewards"]
+        assert found == pytest.approx(of_cut, abs=1e-5)
         assert own != pytest.approx(of_cut, abs=1e-2)
-        assert sent(server, {**texts, **ids, "tokenizer": "another"})[1] == answer
+        assert client.send(SCORES, {**texts, **ids, "tokenizer": "another"})[1] == answer
         messages = [[{"role": "user", "content": "Hi"}], None]
-        assert sent(server, {**texts, "prompts": ["other", PROMPTS[1]], "messages": messages})[1]["rewards"] == (
-            pytest.approx(own, abs=1e-5)
-        )
-        assert sent(server, texts)[1] == answer  # to the bit
-        assert sent(server, None, path="/v1/models")[1]["data"][0]["id"] == "rm"
+        found = client.send(SCORES, {**texts, "prompts": ["other", PROMPTS[1]], "messages": messages})[1]["rewards"]
+        assert found == pytest.approx(own, abs=1e-5)
+        assert client.send(SCORES, texts)[1] == answer  # to the bit
+        beyond = {"prompt_ids": [[1]] * 2, "response_ids": [[10**6]] * 2, "tokenizer": served.tokenizer}
+        status, answer = client.send(SCORES, {**texts, **beyond})
+        assert status == 400 and "expect lists of ids from 0 to" in answer["error"]["message"]
+        assert client.send("/v1/models")[1]["data"][0]["id"] == "rm"
 
 
 def test_nobody_without_the_key_is_answered(served):
-    with serving(served) as server:
+    with serving(served) as client:
         for key in ("", KEY[:-1], f"{KEY}x"):
-            assert sent(server, {"prompts": PROMPTS, "responses": RESPONSES}, key=key)[0] == 401
+            assert client.send(SCORES, {"prompts": PROMPTS, "responses": RESPONSES}, key=key)[0] == 401
 
 
 ONE = {"prompts": ["p"], "responses": ["r"]}
@@ -110,14 +100,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("path", "body", "status", "sentence"), REFUSED, ids=lambda value: str(value)[:30])
 def test_what_is_not_answered_is_refused_in_a_sentence(served, path, body, status, sentence):
-    with serving(served) as server:
-        got, answer = sent(server, body, path=path)
+    with serving(served) as client:
+        got, answer = client.send(path, body)
         assert got == status and sentence in answer["error"]["message"]
-        assert sent(server, {"prompts": PROMPTS, "responses": RESPONSES})[0] == 200  # the server goes on
-
-
-def test_ids_beyond_the_vocabulary_are_refused(served):
-    body = {**ONE, "prompt_ids": [[1]], "response_ids": [[10**6]], "tokenizer": served.tokenizer}
-    with serving(served) as server:
-        status, answer = sent(server, body)
-        assert status == 400 and "expect lists of ids from 0 to" in answer["error"]["message"]
+        assert client.send(SCORES, {"prompts": PROMPTS, "responses": RESPONSES})[0] == 200  # the server goes on

@@ -1,4 +1,4 @@
-"""A request that is being answered: its rows are freed as soon as their answers are complete."""
+"""Requests: each field is honoured or refused by name, texts are shown as they are drawn, rows are freed in time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from threestep.plugins.serve.endpoint.fields import CompletionRequest
+from threestep.plugins.serve.endpoint.fields import CompletionRequest, read_request
 from threestep.plugins.serve.endpoint.lines import DrawnToken, Event, Line, Order
 from threestep.plugins.serve.endpoint.replies import ReplyForms
 from threestep.plugins.serve.endpoint.service import Answering
@@ -14,10 +14,156 @@ from threestep.plugins.serve.endpoint.text import AnswerText
 from threestep.plugins.serving.refusals import RefusedRequest
 from training.utils.contracts.rollout_engine import Sampling
 
-ORDER = Order((5,), Sampling(9, 0.0, 0, 1.0, end_token_id=0, pad_token_id=0), frozenset({0}), 0)
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def chat(**fields) -> CompletionRequest:
+    return read_request({"model": "m", "messages": HI, **fields}, True, "m")
+
+
+def text(**fields) -> CompletionRequest:
+    return read_request({"model": "m", "prompt": "Hi", **fields}, False, "m")
+
+
+def test_what_is_given_is_read():
+    asked = chat(
+        n=3, seed=5, max_completion_tokens=7, temperature=0, top_p=0.5, top_k=9, min_p=0.1, stop="a", stream=True,
+        stream_options={"include_usage": True}, logprobs=True, top_logprobs=4,
+    )  # fmt: skip
+    sampling = {"temperature": 0.0, "top_p": 0.5, "top_k": 9, "min_p": 0.1}
+    assert asked == CompletionRequest(HI, [], 3, 5, 7, sampling, ("a",), 4, True, True) and asked.is_chat
+    assert chat() == CompletionRequest(HI, [])
+    assert chat(logprobs=True).alternatives == 0 and chat(logprobs=False).alternatives is None
+    assert chat(max_tokens=4, max_completion_tokens=4).most_tokens == 4
+
+
+def test_a_text_may_be_several_and_ids():
+    assert text().prompts == ["Hi"] and not text().is_chat
+    assert text(prompt=["a", "b"]).prompts == ["a", "b"]
+    assert text(prompt=[1, 2]).prompts == [[1, 2]]
+    assert text(prompt=[[1], [2, 3]], logprobs=2).prompts == [[1], [2, 3]]
+    assert text(logprobs=2).alternatives == 2
+
+
+def test_what_clients_send_back_of_an_answer_is_read():
+    said = {"role": "assistant", "content": "Yes?", "refusal": None, "annotations": None, "tool_calls": []}
+    parts = [{"type": "text", "text": "Si"}, {"type": "text", "text": "ng"}]
+    messages = [{"role": "developer", "content": "Be short"}, *HI, said, {"role": "user", "content": parts}]
+    read = {"system": "Be short", "user": "Hi", "assistant": "Yes?"}
+    told = [{"role": role, "content": text} for role, text in read.items()]
+    assert chat(messages=messages).messages == [*told, {"role": "user", "content": "Sing"}]
+
+
+def test_fields_at_the_value_that_changes_nothing_are_read():
+    nothing = {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "tools": [], "tool_choice": "none"}
+    assert chat(**nothing, response_format={"type": "text"}, user="me", metadata={"a": "b"}, stop=None) == chat()
+    assert text(best_of=1, echo=False, suffix="") == text()
+
+
+REFUSED = [
+    ({"frequency_penalty": 0.5}, "'frequency_penalty' is not honoured here, and expects 0, which changes nothing, got"),
+    ({"response_format": {"type": "json_object"}}, "'response_format' is not honoured here, and expects"),
+    ({"tools": [{}]}, "'tools' is not honoured here"),
+    ({"temprature": 1}, "'temprature' is not honoured here; leave it out; did you mean 'temperature'"),
+    ({"echo": True}, "'echo' is not honoured here"),
+    ({"temperature": 2.5}, "'temperature' expects a number from 0 to 2, got 2.5"),
+    ({"temperature": True}, "'temperature' expects a number from 0 to 2, got True"),
+    ({"temperature": float("nan")}, "'temperature' expects a number from 0 to 2, got nan"),
+    ({"top_p": 0}, "'top_p' expects more than 0 and at most 1, got 0"),
+    ({"n": 0}, "'n' expects a whole number from 1 to 128, got 0"),
+    ({"n": 1.0}, "'n' expects a whole number from 1 to 128, got 1.0"),
+    ({"seed": "a"}, "'seed' expects a whole number"),
+    ({"stop": [""]}, "'stop' expects a text, or a list of at most 16, none of them empty, got"),
+    ({"stop": ["a"] * 17}, "'stop' expects a text, or a list of at most 16"),
+    ({"stream": 1}, "'stream' expects true or false, got 1"),
+    ({"stream_options": {"include_usage": True}}, "'stream_options' expects 'stream': true; leave it out"),
+    ({"stream": True, "stream_options": {"a": 1}}, "'stream_options' expects an object with 'include_usage', got"),
+    ({"max_tokens": 4, "max_completion_tokens": 5}, "are two names of one number, got two numbers"),
+    ({"top_logprobs": 2}, "'top_logprobs' expects 'logprobs': true; give both"),
+    ({"messages": []}, "'messages' expects a list of messages, one or more, got"),
+    ({"messages": ["Hi"]}, r"'messages\[0\]' expects an object with 'role' and 'content', got 'Hi'"),
+    ({"messages": [{"role": "me"}]}, r"'messages\[0\].role' expects one of system, developer, user, assistant, tool"),
+    ({"messages": [{**HI[0], "name": "Ann"}]}, r"'messages\[0\].name' is not honoured here, a message has role"),
+    ({"messages": [*HI, {"role": "assistant", "content": "a"}]}, "expects a user's or a tool's message at its end"),
+    ({"messages": [{"role": "user", "content": 5}]}, r"'messages\[0\].content' expects a text, or a list of parts"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}]},
+     "got a part of the type 'image_url': this server takes text alone"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "sentence"), REFUSED, ids=lambda value: str(value)[:40])
+def test_others_are_refused_by_name(fields, sentence):
+    with pytest.raises(RefusedRequest, match=sentence) as refusal:
+        chat(**fields)
+    assert refusal.value.status == 400 and refusal.value.param is not None
+
+
+def test_a_text_is_refused_for_what_is_none():
+    for prompt in (5, [], [1.5], ["a", 5]):
+        with pytest.raises(RefusedRequest, match="'prompt' expects a text, ids of tokens, or a list of either, got"):
+            text(prompt=prompt)
+    with pytest.raises(RefusedRequest, match="'prompt' is required and is not given"):
+        read_request({"model": "m"}, False, "m")
+
+
+def test_the_model_must_be_the_one_that_is_served():
+    with pytest.raises(RefusedRequest, match="'model' expects 'm', the only one here, got 'gpt-4'") as refusal:
+        read_request({"model": "gpt-4", "messages": HI}, True, "m")
+    assert (refusal.value.status, refusal.value.code) == (404, "model_not_found")
+    with pytest.raises(RefusedRequest, match="'model' expects the name of the model, 'm', got none"):
+        read_request({"messages": HI}, True, "m")
+    with pytest.raises(RefusedRequest, match="the body expects a JSON object, got a list"):
+        read_request([], True, "m")
+
+
+END = 0
 
 
 def decode(ids) -> str:
+    return bytes(ids).decode("utf-8", "replace")
+
+
+def shown(text: bytes, stop=(), strips: bool = False, end: bool = True) -> tuple[list[str], AnswerText]:
+    """What is shown after each byte, a token here, and then the end token."""
+    answer, news = AnswerText(decode, frozenset({END}), stop, strips), []
+    for token in [*text, *([END] if end else [])]:
+        answer.take(DrawnToken(token))
+        news.append(answer.news())
+    return news, answer
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "end", "news", "tokens"),
+    [
+        ("abc", (), True, ["a", "b", "c", ""], 4),
+        ("é.", (), True, ["", "é", ".", ""], 4),  # a character is shown once it is complete
+        # What may begin a stop text waits; the tokens are with those of the stop text, and none behind it.
+        ("abENxENDyz", ["END"], False, ["a", "b", "", "", "ENx", "", "", "", "", ""], 8),
+        ("abEN", ["END"], True, ["a", "b", "", "", "EN"], 5),  # what waited is shown at the end
+    ],
+)
+def test_each_token_is_shown_once(text, stop, end, news, tokens):
+    found, answer = shown(text.encode(), stop, end=end)
+    assert (found, answer.finish, len(answer.tokens)) == (news, "stop", tokens)
+
+
+def test_the_earliest_stop_text_cuts():
+    answer = AnswerText(lambda ids: "one two", frozenset({END}), ["two", " "], False)
+    answer.take(DrawnToken(5))  # a token that completes both
+    assert answer.news() == "one" and answer.finish == "stop"
+
+
+@pytest.mark.parametrize("strips", [True, False])
+def test_spaces_around_an_answer_belong_to_the_style(strips):
+    news, _ = shown(b" a b ", strips=strips)
+    assert "".join(news) == ("a b" if strips else " a b ")
+    assert news[0] == ("" if strips else " ")
+
+
+ORDER = Order((5,), Sampling(9, 0.0, 0, 1.0, end_token_id=0, pad_token_id=0), frozenset({0}), 0)
+
+
+def decoded(ids) -> str:
     return bytes(ids).decode()
 
 
@@ -27,7 +173,7 @@ def answering(*events: Event, stop: tuple[str, ...] = ()) -> Answering:
     for event in events:
         queue.put(event)
     lines = [Line(ORDER, place, queue) for place in range(2)]
-    texts = [AnswerText(decode, ORDER.ends, stop, False) for _ in lines]
+    texts = [AnswerText(decoded, ORDER.ends, stop, False) for _ in lines]
     asked = CompletionRequest([], [], samples=2, stop=stop)
     return Answering(asked, ReplyForms("m", True, False, chr), lines, texts, queue, 1)
 

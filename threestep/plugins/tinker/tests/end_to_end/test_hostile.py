@@ -1,12 +1,12 @@
 """2,000 hostile requests to every server of this project, 1,500 of them silent ones that stay: none is answered, memory
-and threads are bounded, and who has the key is served all the while. vLLM's: threestep/plugins/vllm/tests/vllm."""
+and threads are bounded, and who has the key is served all the while. The chat page's: evaluation/tests/test_web.py;
+vLLM's: vllm/tests/vllm."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import http.client
-import importlib.util
 import json
 import socket
 import threading
@@ -20,12 +20,10 @@ from tests.support.hostile import attack
 from tests.support.saved_models import save_pair
 from tests.support.tiny_models import tiny_causal_lm, tiny_scalar_model
 from threestep.plugins.environments.driven.endpoint import ENDPOINT
-from threestep.plugins.evaluation.asgi import GuardedApp, server_of
 from threestep.plugins.report.live import LivePage, make_server
 from threestep.plugins.serve.endpoint.reward_server import SCORES, RewardServer, load_served_reward
 from threestep.plugins.serve.endpoint.web_server import CHAT
 from threestep.plugins.serving.access import Door
-from threestep.plugins.serving.ports import listening
 from threestep.plugins.serving.threaded import MOST_STRANGERS
 from training.utils.data.rows.arguments import ChatArguments
 
@@ -68,11 +66,8 @@ def model(folder, tokenizer) -> Iterator[Served]:
     served = load_served(save_pair(folder / "m", tokenizer, tiny_causal_lm), "tiny", conftest.SAMPLING, ChatArguments())
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
     with conftest.serving(served) as client:
-        yield (
-            client.server.port,
-            CHAT,
-            asking(client.server.port, CHAT, body, Authorization=f"Bearer {conftest.KEY}"),
-        )
+        port = client.server.port
+        yield port, CHAT, asking(port, CHAT, body, Authorization=f"Bearer {conftest.KEY}")
 
 
 @contextlib.contextmanager
@@ -108,11 +103,8 @@ def driven(folder, tokenizer) -> Iterator[Served]:
     thread.start()
     address = urlsplit(line.base_url)
     body = {"model": "any", "messages": [{"role": "user", "content": "a"}]}
-    yield (
-        address.port,
-        f"/{'k' * 32}/v1/chat/completions",
-        asking(address.port, f"{address.path}/chat/completions", body),
-    )
+    ask = asking(address.port, f"{address.path}/chat/completions", body)
+    yield address.port, f"/{'k' * 32}/v1/chat/completions", ask
     ENDPOINT.close(line)
     loop.call_soon_threadsafe(task.cancel)
     loop.call_soon_threadsafe(loop.stop)
@@ -128,26 +120,6 @@ def live_page(folder, tokenizer) -> Iterator[Served]:
         yield port, "/", asking(port, "/", Cookie=cookie_of(door, port))
 
 
-@contextlib.contextmanager
-def chat_page(folder, tokenizer) -> Iterator[Served]:
-    """As the chat's, whose door and server do not know what is behind them."""
-    if importlib.util.find_spec("uvicorn") is None:
-        pytest.skip("Gradio, which brings uvicorn along, is not installed")
-
-    async def page(scope, receive, send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"page"})
-
-    door, place = Door(), listening(0)
-    server = server_of(GuardedApp(page, door, "default-src 'self'"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [place]}, daemon=True)
-    thread.start()
-    port = place.getsockname()[1]
-    yield port, "/", asking(port, "/", Cookie=cookie_of(door, port))
-    server.should_exit = server.force_exit = True
-    thread.join(20)
-
-
 def cookie_of(door: Door, port: int) -> str:
     """What the printed address gives to a browser."""
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
@@ -155,9 +127,7 @@ def cookie_of(door: Door, port: int) -> str:
         return connection.getresponse().getheader("Set-Cookie", "").partition(";")[0]
 
 
-@pytest.mark.parametrize(
-    "opened", [model, reward, training, driven, live_page, chat_page], ids=lambda each: each.__name__
-)
+@pytest.mark.parametrize("opened", [model, reward, training, driven, live_page], ids=lambda each: each.__name__)
 def test_two_thousand_hostile_requests(opened, tmp_path, tiny_tokenizer, capsys):
     with opened(tmp_path, tiny_tokenizer) as (port, path, ask):
         assert ask() == 200

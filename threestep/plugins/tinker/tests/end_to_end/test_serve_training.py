@@ -14,7 +14,8 @@ import time
 import pytest
 import torch
 
-from tests.support.tiny_models import VOCABULARY, tiny_causal_lm
+from tests.support.tiny_models import tiny_causal_lm
+from threestep.plugins.tinker.tests.test_service import data
 from training.utils.base.machine import free_port
 
 tinker = pytest.importorskip("tinker", reason="the package tinker is not installed")
@@ -69,23 +70,11 @@ def program(tmp_path, tiny_tokenizer):
     assert program.process.wait(60) == 0
 
 
-def data(seed, count):
-    dice, found = torch.Generator().manual_seed(seed), []
-    for _ in range(count):
-        ids = torch.randint(
-            3, VOCABULARY, (int(torch.randint(4, 20, (), generator=dice)) + 1,), generator=dice
-        ).tolist()
-        inputs = {"target_tokens": ids[1:], "weights": [1.0] * (len(ids) - 1)}
-        found.append(tinker.Datum(model_input=tinker.ModelInput.from_ints(ids[:-1]), loss_fn_inputs=inputs))
-    return found
-
-
 def weights_of(program, client):
     from safetensors.torch import load_file
 
-    session, _, rest = (
-        client.save_weights_for_sampler("end").result().path.removeprefix("tinker://").partition(":train:")
-    )
+    path = client.save_weights_for_sampler("end").result().path
+    session, _, rest = path.removeprefix("tinker://").partition(":train:")
     number, part, name = rest.split("/")
     folder = program.place / "state" / "sessions" / session / f"train_{number}" / part / name
     tensors = load_file(folder / "adapter_model.safetensors")
