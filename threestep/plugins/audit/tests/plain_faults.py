@@ -582,7 +582,7 @@ FAULTS = (
     _fault("grpo", "empty rows counted", "policy_loss", "no token counts", leaves_out=True,
            settings={"reduction": "sequence mean"}, count=_counted(_empty_rows)),
     _fault("grpo", "mean of rows", "policy_loss", "mean over sequences", uses={"reduction": "sequence mean"}),
-    _fault("grpo", "local denominators", "policy_loss", "local", **_LOCAL),
+    _fault("grpo", "local denominators", "policy_loss", "local", leaves_out=True, **_LOCAL),
     _fault("grpo", "k2 for k3", "kl_loss", "estimator is k2", uses={"kl_estimator": "k2"}),
     _fault("grpo", "KL reversed", "kl_loss", "reference to the policy",
            kl_losses=lambda self, new_T, old_T, ref_T: self.kl(ref_T, new_T)),

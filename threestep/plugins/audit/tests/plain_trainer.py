@@ -48,7 +48,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "grpo": {**_POLICY, "advantage": "grpo", "norm_by": "group", "std_ddof": 1, "std_epsilon": 1e-4},
     "ppo": {
         **_POLICY, "advantage": "gae", "gamma": 0.95, "lam": 0.8, "whiten": True, "kl_estimator": "k1",
-        "kl_in": "reward", "clip_value": 0.05,
+        "kl_in": "reward", "clip_value": 0.01,
     },
 }  # fmt: skip
 

@@ -60,7 +60,7 @@ def test_a_wrong_step_ends_with_1_and_has_a_page_and_json_has_the_same(written, 
     assert said.startswith("the first wrong quantity is loss: recorded ") and f"cause: the {cause}" in said
     html = page.read_text()
     assert f"<strong>The {cause}" in html.split("the first wrong quantity")[0]
-    assert html.count(f"the {cause}") == 2 and '<td class="differs">differs</td>' in html
+    assert html.count(f"the {cause}") >= 2 and '<td class="differs">differs</td>' in html
     with pytest.raises(SystemExit):
         program.main([folder, "--json"])
     found = json.loads(capsys.readouterr().out)
