@@ -31,337 +31,253 @@ from threestep.plugins.audit.references.rewards import at_ends, shaped
 pytestmark = pytest.mark.unit
 
 
-F, T = False, True
-OF_TOKENS = np.array([0, 0, 0, 0, 0, 1, 1, 1])
+def a(*numbers):
+    return np.array(numbers, dtype=float)
 
 
-def bools(*values):
-    return np.array(values, dtype=bool)
+def places(*numbers):
+    return np.array(numbers, dtype=int)
 
 
-def test_the_mask_of_the_worked_example():
-    data, real, first = bools(F, F, T, T, F), bools(T, T, T, T, F), bools(T, F, F, F, F)
-    assert masks.loss_mask(data, real, first).tolist() == [F, F, T, T, F]
-    assert masks.loss_mask(bools(T, T, T, T, T), real, first).tolist() == [F, T, T, T, F]
+def bits(word):
+    """T is True."""
+    return np.array([letter == "T" for letter in word])
 
 
-def test_values_move_and_runs_end_and_begin_within_their_sequence():
-    values = np.array([1, 2, 3, 4, 5, 6, 7, 8])
-    assert masks.shifted(values, 1, OF_TOKENS).tolist() == [0, 1, 2, 3, 4, 0, 6, 7]
-    assert masks.shifted(values, -1, OF_TOKENS).tolist() == [2, 3, 4, 5, 0, 7, 8, 0]
-    mask = bools(F, T, T, F, T, T, F, T)
-    assert masks.run_ends(mask, OF_TOKENS).tolist() == [F, F, T, F, T, T, F, T]
-    assert masks.run_begins(mask, OF_TOKENS).tolist() == [F, T, F, F, T, T, F, T]
+LOG2, ROOT, E = math.log(2.0), math.sqrt(0.5), math.exp(1.0)
+
+# --- masks, log-probabilities, KL, rewards
+
+DATA, REAL, FIRST, RUNS = bits("..TT."), bits("TTTT."), bits("T...."), bits(".TT.TT.T")
+OF_TOKENS = places(0, 0, 0, 0, 0, 1, 1, 1)
+ONE_TO_8, HALF, WHOLE = np.arange(1, 9), np.log(a(0.5, 0.25)), np.log(a(1.0, 0.25))
+TOKENS = {
+    "the mask": (lambda: masks.loss_mask(DATA, REAL, FIRST), bits("..TT.")),
+    "the mask of all tokens": (lambda: masks.loss_mask(bits("TTTTT"), REAL, FIRST), bits(".TTT.")),
+    "moved on": (lambda: masks.shifted(ONE_TO_8, 1, OF_TOKENS), [0, 1, 2, 3, 4, 0, 6, 7]),
+    "moved back": (lambda: masks.shifted(ONE_TO_8, -1, OF_TOKENS), [2, 3, 4, 5, 0, 7, 8, 0]),
+    "ends of runs": (lambda: masks.run_ends(RUNS, OF_TOKENS), bits("..T.TT.T")),
+    "begins of runs": (lambda: masks.run_begins(RUNS, OF_TOKENS), bits(".T..TT.T")),
+    "two logits": (lambda: logprobs(a([0.0, math.log(3.0)]), places(1), 1.0), [math.log(0.75)]),
+    "two logits, colder": (lambda: logprobs(a([0.0, math.log(3.0)]), places(1), 0.5), [math.log(0.9)]),
+    "large logits": (lambda: logprobs(a([1000.0, 0.0]), places(1), 1.0), [-1000.0]),
+    "k1": (lambda: ESTIMATORS["k1"](HALF, WHOLE), [-LOG2, 0.0]),
+    "k2": (lambda: ESTIMATORS["k2"](HALF, WHOLE), [LOG2**2 / 2, 0.0]),
+    "k3": (lambda: ESTIMATORS["k3"](HALF, WHOLE), [1.0 - LOG2, 0.0]),
+    "abs": (lambda: ESTIMATORS["abs"](HALF, WHOLE), [LOG2, 0.0]),
+    "rewards": (lambda: shaped(a(1.5, -2.0), a(2.0, 1.0, 0.0), places(2, 1), 0.1), [-0.2, 1.4, -2.0]),
+    "one token early": (lambda: at_ends(a(1.5, -2.0), places(2, 1), back=1), [1.5, 0.0, -2.0]),
+    "on the first token": (lambda: at_ends(a(1.5, -2.0), places(2, 1), back=99), [1.5, 0.0, -2.0]),
+}
+
+# --- reductions: sequences (2 4), (6), (no token that counts); micro-batches and ranks: the first two, the others
+
+UNITS = Units(
+    a(2.0, 4.0, 6.0, 9.0), a(1.0, 1.0, 1.0, 0.0), places(0, 0, 1, 2), places(0, 0, 1, 1), places(0, 0, 1, 1),
+    micro_batches=2, ranks=2, longest=4.0, full=3.0,
+)  # fmt: skip
+REDUCED = {"token mean": 4.0, "sequence mean": 4.5, "sequence sum": 6.0, "sequence sum norm": 1.5}
+WRONG = {
+    "sum over micro-batches": 4.5,
+    "mean over micro-batches": (3.0 + 6.0) / 2,
+    "ranks of their own": (3.0 + 6.0) / 2,
+    "sequences of their means": 4.5,
+    "with those in which no token": 4.5 * 2 / 3,
+    "all tokens alike": 4.0,
+    "sum of each sequence": 6.0,
+    "divided by nothing": 12.0,
+    "one token more": 12.0 / 5,
+    "count of all tokens": 3.0,
+    "partial accumulation divided": 4.5 / 3,
+    "of which this step has fewer": 4.0 / 3,
+    "not divided by the number of micro": 4.0,
+    "micro-batches once more": 4.0,
+    "ranks once more": 2.0,
+    "multiplied by the number of ranks": 8.0,
+    "last micro-batch alone": 6.0,
+    "first rank alone": 3.0,
+}
 
 
-@pytest.mark.parametrize(("temperature", "probability"), [(1.0, 0.75), (0.5, 0.9)])
-def test_two_logits_by_hand(temperature, probability):
-    found = logprobs(np.array([[0.0, math.log(3.0)]]), np.array([1]), temperature)
-    assert found == pytest.approx([math.log(probability)], abs=1e-12)
-    # Large logits stay finite.
-    assert logprobs(np.array([[1000.0, 0.0]]), np.array([1]), 1.0) == pytest.approx([-1000.0])
+@pytest.mark.parametrize("words", WRONG)
+def test_mistakes_by_hand(words):
+    assert len(MISTAKES) == len(WRONG)
+    [mistake] = [compute for sentence, compute in MISTAKES.items() if words in sentence]
+    assert mistake(UNITS, REDUCTIONS["token mean"]) == pytest.approx(WRONG[words])
+
+
+# --- advantages
+
+GROUP, OUTCOME, PAIRED, TWO = places(7, 3, 7, 3, 9), a(1.0, 5.0, 0.0, 5.0, 2.0), places(5, 5, 2, 2), places(2, 1)
+GAE, BEHIND = {"gamma": 0.5, "lam": 0.5}, {"gamma": 0.5, "lam": 0.5, "last_B": a(0.0, 0.25)}
+VALUES, COUNTS = a(1.0, 3.0, 50.0), bits("TT.")
+REWARDS, ENERGY, ONE_GROUP = a(1.0, -2.0, 2.0), a(1.0, 3.0, 3.0), places(0, 0)
+ADVANTAGES = {
+    "means of groups": (lambda: advantages.group_mean(OUTCOME, GROUP), [0.5, 5.0, 0.5, 5.0, 2.0]),
+    "deviations of groups": (lambda: advantages.group_std(OUTCOME, GROUP, 1.0), [ROOT, 0.0, ROOT, 0.0, 0.0]),
+    "deviations, ddof 0": (lambda: advantages.group_std(OUTCOME, GROUP, 0.0)[:1], [0.5]),
+    "grpo": (
+        lambda: advantages.grpo(OUTCOME, GROUP, advantages.group_std(OUTCOME, GROUP, 1.0), 1e-9),
+        [ROOT, 0.0, -ROOT, 0.0, 0.0],
+    ),
+    "rloo": (lambda: advantages.rloo(OUTCOME, GROUP), [1.0, 0.0, -1.0, 0.0, 0.0]),
+    # The second response first: 1 - 0.25. Then 2 - 1 = 1, and 1 + 0.5 x 1 - 0.5 + 0.25 x 1 = 1.25.
+    "gae": (lambda: advantages.gae(a(1.0, 2.0, 1.0), a(0.5, 1.0, 0.25), TWO, **GAE), [1.25, 1.0, 0.75]),
+    "gae, a value behind": (
+        lambda: advantages.gae(a(1.0, 2.0, 1.0), a(0.5, 1.0, 0.25), TWO, **BEHIND), [1.25, 1.0, 0.875],
+    ),
+    "whitened": (lambda: advantages.whitened(VALUES, COUNTS), [-ROOT, ROOT, 0.0]),
+    # With two zeros: mean 1, squares 0 + 4 + 1 + 1 over 3.
+    "whitened with zeros": (lambda: advantages.whitened(VALUES, COUNTS, more_zeros=2.0), [0.0, math.sqrt(2.0), 0.0]),
+    "whitened, ddof 0": (lambda: advantages.whitened(VALUES, COUNTS, ddof=0.0), [-1.0, 1.0, 0.0]),
+    "equal ones whitened": (lambda: advantages.whitened(np.ones(3), bits("TTT")), [0.0, 0.0, 0.0]),
+    "one whitened": (lambda: advantages.whitened(VALUES, bits("T..")), [0.0, 0.0, 0.0]),
+    "rewards to go": (lambda: returns.to_go(a(1.0, 2.0, 3.0), TWO, 0.5), [2.0, 2.0, 3.0]),
+    "remax": (lambda: returns.remax(a(1.0), places(1), a(0.25)), [0.75]),
+    "opo": (lambda: lengths.opo(a(1.0, 0.0, 3.0, 3.0), PAIRED, places(1, 3, 1, 9)), [0.75, -0.25, 0.0, 0.0]),
+    "the best of k": (lambda: best.passk(a(3.0, 1.0, 2.0, 7.0), places(0, 0, 0, 1)), [1.0, 0.0, 0.0, 0.0]),
+    "gpg": (lambda: best.gpg(a(1.0, 0.0, 2.0, 2.0), PAIRED, bits("TT..")), [1.0, -1.0, 0.0, 0.0]),
+    # Returns 1 and 0 at the first token, w 1 and 3: baseline 1/4. The longer response goes on alone.
+    "the optimal token baseline": (
+        lambda: token_baseline.optimal(REWARDS, ENERGY, places(1, 2), ONE_GROUP, zero_tail=True), [0.75, -0.25, 2.0],
+    ),
+    "with a tail": (
+        lambda: token_baseline.optimal(REWARDS, ENERGY, places(1, 2), ONE_GROUP, zero_tail=False), [0.75, -0.25, 0.0],
+    ),
+    "of equal weights": (
+        lambda: token_baseline.optimal(REWARDS, 0 * ENERGY, places(1, 2), ONE_GROUP)[:2], [0.5, -0.5],
+    ),
+}  # fmt: skip
+
+# --- weights against a mismatch
+
+APART, SAME = np.log(a(2.0, 0.25)), places(0, 0)
+BY_TOKEN = (a(1.0, 3.0, 9.0), places(0, 1, 1), bits("TT."), "token")
+CORRECTIONS = {
+    "cut": (lambda: weights(APART, SAME, Rule("truncate", most=1.5)), [1.5, 0.25]),
+    "cut on both sides": (lambda: weights(APART, SAME, Rule("truncate", most=1.5, least=0.5)), [1.5, 0.5]),
+    "of sequences": (lambda: weights(APART, SAME, Rule("truncate", "sequence", 1.5)), [0.5, 0.5]),
+    "of geometric means": (lambda: weights(APART, SAME, Rule("truncate", "geometric", 1.5)), [ROOT, ROOT]),
+    "within the mask": (lambda: weights(APART, SAME, Rule("mask", most=4.0)), [2.0, 0.25]),
+    "masked": (lambda: weights(APART, SAME, Rule("mask", most=2.0)), [2.0, 0.0]),
+    "normalised": (lambda: normalised(*BY_TOKEN), [0.5, 1.5, 4.5]),
+    "normalised by response": (
+        lambda: normalised(a(1.0, 3.0, 3.0), places(0, 1, 1), bits("TTT"), "sequence"), [0.5, 1.5, 1.5],
+    ),
+}  # fmt: skip
+
+# --- losses of a policy and of a critic
+
+
+def tokens(log_ratio, advantage=1.0, new=-1.0, **more):
+    """Two tokens of one sequence. new: of log-probabilities, moved on from -1 where the ratio was taken."""
+    new_T = np.full(2, -1.0)
+    own = Tokens(new_T, new_T, new_T - a(*log_ratio), np.full(2, advantage), bits("TT"), places(0, 0))
+    return replace(own, new_T=np.full(2, new), **more)
+
+
+RATIO, ADVANTAGE = a(2.0, 2.0, 0.5, 0.5, 1.0), a(1.0, -1.0, 1.0, -1.0, 3.0)
+SELECTED = tokens([0.5, 0.5], selected_T=bits("T."))
+OF_POLICY = {
+    "ppo": (lambda: POLICIES["ppo"](tokens([LOG2, 0.0]), Bounds()), [-1.2, -1.0]),
+    "ppo, dual clip": (lambda: POLICIES["ppo"](tokens([3 * LOG2, 0.0], -1.0), Bounds(dual=3.0)), [3.0, 1.0]),
+    "gspo": (lambda: POLICIES["gspo"](tokens([0.2, 0.0]), Bounds(1.0, 1.0)), [-(E**0.1)] * 2),
+    "cispo": (lambda: POLICIES["cispo"](tokens([LOG2, 0.0]), Bounds(0.5, 0.5)), [1.5, 1.0]),
+    "geo_mean": (lambda: POLICIES["geo_mean"](tokens([0.6, 0.0]), Bounds(0.4, 0.4)), [-(E**0.2)] * 2),
+    "sapo": (lambda: POLICIES["sapo"](tokens([0.0, 0.0]), Bounds()), [-2.0, -2.0]),
+    "gpg": (lambda: POLICIES["gpg"](tokens([0.5, 0.5], 2.0), Bounds()), [2.0, 2.0]),
+    "kl_cov": (lambda: POLICIES["kl_cov"](SELECTED, Bounds(penalty=0.2)), [0.1 - E**0.5, -(E**0.5)]),
+    "clip_cov": (lambda: POLICIES["clip_cov"](SELECTED, Bounds()), [0.0, -1.2]),
+    "covariances": (lambda: covariances(a(1.0, -1.0, 9.0), a(-1.0, -3.0, 0.0), COUNTS)[:2], [1.0, 1.0]),
+    # What has no gradient is held: CISPO's weight stays while log p moves; GSPO's ratio moves with the token alone.
+    "cispo, moved": (lambda: POLICIES["cispo"](tokens([LOG2, 0.0], new=-0.9), Bounds(0.5, 0.5)), [1.35, 0.9]),
+    "gspo, moved": (
+        lambda: POLICIES["gspo"](tokens([LOG2, 0.0], new=-0.9), Bounds(9.0, 9.0)), [-(E ** (LOG2 / 2 + 0.1))] * 2,
+    ),
+    "clipped": (lambda: clipped(RATIO, ADVANTAGE, 0.2, 0.2), [-1.2, 2.0, -0.5, 0.8, -3.0]),
+    "clipped higher": (lambda: clipped(RATIO, ADVANTAGE, 0.2, 0.28)[:1], [-1.28]),
+    "clipped twice": (lambda: clipped(RATIO, ADVANTAGE, 0.2, 0.2, dual=1.5), [-1.2, 1.5, -0.5, 0.8, -3.0]),
+    # The value is held near the old one: max(1, 0.25) / 2; (0.2 - 2)^2 / 2.
+    "values": (lambda: value_loss(a(2.0, 0.2), np.zeros(2), a(1.0, 2.0), 0.5), [0.5, 1.62]),
+}  # fmt: skip
+
+# --- losses of pairs and of marked responses: one pair of 3 tokens each: w -0.5 -1 -1.5, its reference -0.7 -1.1 -1.6;
+# l -1 -2 -0.5, its reference -0.8 -1.4 -0.7
+
+SUMS, REFERENCE = a(-3.0, -3.5), a(-3.4, -2.9)
+PAIR = ResponseSums(SUMS, SUMS, REFERENCE, a(3.0, 3.0), places(0), places(1))
+MARKED = replace(PAIR, good_S=bits("T."))
+TERM = Term(0.1, gamma=0.5, alpha=0.0)
+SIX, TO_THREE = a(1.5, 1.5, 3.0), (places(0, 0, 1), places(1, 2, 2))
+ONE_1 = np.ones(1)
+
+
+def ranked(*rewards):
+    """Three ranked responses: three pairs of weight 1/3; the best is chosen in two of them."""
+    return ResponseSums(a(*rewards), a(*rewards), np.zeros(3), np.ones(3), *TO_THREE, SIX)
+
+
+def logistic(x):
+    return math.log1p(math.exp(-x))
+
+
+PREFERENCES = {
+    **{
+        name: (lambda name=name, term=term: PAIR_LOSSES[name.split(",")[0]](PAIR, term), [right])
+        for name, term, right in (
+            ("sigmoid", TERM, 0.644397), ("sigmoid_norm", TERM, 0.676619), ("ipo", TERM, 21.777778),
+            ("robust", replace(TERM, smoothing=0.1), 0.631897), ("hinge", TERM, 0.9), ("apo_zero", TERM, 0.975006),
+            ("apo_down", TERM, 0.985019), ("simpo", replace(TERM, beta=2.0), 0.779949), ("cpo", TERM, 0.668460),
+            ("cpo, with a likelihood", replace(TERM, alpha=2.0), 2.668460), ("orpo", TERM, 1.057496),
+            ("sft", TERM, 1.0), ("plackett_luce", TERM, 0.644397),
+        )
+    },
+    "kto": (lambda: PAIR_LOSSES["kto"](MARKED, TERM), [0.490001, 0.485005]),
+    "kto with a point": (lambda: PAIR_LOSSES["kto"](MARKED, replace(TERM, point=0.3)), [0.497500, 0.477515]),
+    "kto, weighted": (
+        lambda: PAIR_LOSSES["kto"](MARKED, replace(TERM, weights=(2.0, 3.0))), [2 * 0.490001, 1.455013],
+    ),
+    "bco": (lambda: PAIR_LOSSES["bco"](MARKED, TERM), [logistic(0.04), logistic(0.06)]),
+    "kto's point": (lambda: [marked.kto_point(a(*own)) for own in ([-1, 3], [-3, 1], [])], [1.0, 0.0, 0.0]),
+    "bco's point": (lambda: [marked.bco_point(a(2.0, -1.0), bits("T."))], [0.5]),
+    "bco's point of good ones": (lambda: [marked.bco_point(a(2.0, 4.0), bits("TT"))], [3.0]),
+    "a likelihood counts once": (lambda: [PAIR_LOSSES["sft"](ranked(-2.0, -3.0, -4.0), TERM).sum() / 3], [2.0]),
+    "a ranking of three": (
+        lambda: np.add.reduceat(PAIR_LOSSES["plackett_luce"](ranked(2.0, 1.0, 0.0), TERM) / 3, [0, 2]),
+        [1.001943, 0.644397],
+    ),
+    # A prompt of responses of 1 and 3 tokens, and one of a single response, after a prompt token each.
+    "tails": (
+        lambda: tails.tail_weights(
+            bits(".T.TTT.TT"), places(0, 0, 1, 1, 1, 1, 2, 2, 2), places(4, 4, 9), a(1.0, 3.0, 2.0), alpha=0.4
+        )[bits(".T.TTT.TT")],
+        [1.0, 1.0, 0.4, 0.4, 1.0, 1.0],
+    ),
+    "beta, linear": (lambda: [schedule.beta_at(n, 5, 1.0, 3.0, cosine=False) for n in (1, 2, 5)], [1.0, 1.5, 3.0]),
+    "beta, cosine": (
+        lambda: [schedule.beta_at(n, 5, 1.0, 3.0, cosine=True) for n in (1, 2, 5)], [1.0, 2.0 - ROOT, 3.0],
+    ),
+    "equal scores": (lambda: ranking.ranking_loss(ONE_1, ONE_1, 0 * ONE_1), [LOG2]),
+    "smoothed and centred": (
+        lambda: ranking.ranking_loss(2 * ONE_1, ONE_1, 0.5 * ONE_1, smoothing=0.25, centring=0.1),
+        [0.75 * logistic(0.5) + 0.25 * logistic(-0.5) + 0.1 * 9.0],
+    ),
+}  # fmt: skip
+OF_REDUCTIONS = {name: (lambda name=name: REDUCTIONS[name](UNITS), right) for name, right in REDUCED.items()}
+OF_REDUCTIONS["sequences that count"] = (lambda: counted_sequences(UNITS), 2)
+BY_HAND = TOKENS | OF_REDUCTIONS | ADVANTAGES | CORRECTIONS | OF_POLICY | PREFERENCES
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_by_hand(name):
+    compute, right = BY_HAND[name]
+    close = 1e-6 if name in PREFERENCES else 1e-7 if name in ADVANTAGES else 1e-12  # of digits, and of an epsilon
+    assert np.asarray(compute(), dtype=float) == pytest.approx(np.asarray(right, dtype=float), rel=close, abs=close)
 
 
 def test_rounding_is_that_of_torch():
     values = np.random.default_rng(1).normal(size=1000).astype(np.float32)
     assert rounded_to_bfloat16(values).tolist() == torch.from_numpy(values).bfloat16().double().tolist()
-
-
-LOG2 = math.log(2.0)
-
-
-@pytest.mark.parametrize(("name", "right"), [("k1", -LOG2), ("k2", LOG2**2 / 2), ("k3", 1.0 - LOG2), ("abs", LOG2)])
-def test_estimators_by_hand(name, right):
-    half, one = np.log(np.array([0.5, 0.25])), np.log(np.array([1.0, 0.25]))
-    assert ESTIMATORS[name](half, one) == pytest.approx([right, 0.0])
-
-
-def test_rewards_by_hand():
-    scores, lengths = np.array([1.5, -2.0]), np.array([2, 1])
-    assert shaped(scores, np.array([2.0, 1.0, 0.0]), lengths, 0.1) == pytest.approx([-0.2, 1.4, -2.0])
-    assert at_ends(scores, lengths, back=1).tolist() == [1.5, 0.0, -2.0]
-    assert at_ends(scores, lengths, back=99).tolist() == [1.5, 0.0, -2.0]
-
-
-# Sequences (2 4), (6), (no token that counts); micro-batches: the first two, the third; ranks: the first, the others.
-UNITS = Units(
-    values_U=np.array([2.0, 4.0, 6.0, 9.0]),
-    weights_U=np.array([1.0, 1.0, 1.0, 0.0]),
-    sequence_U=np.array([0, 0, 1, 2]),
-    micro_U=np.array([0, 0, 1, 1]),
-    rank_U=np.array([0, 0, 1, 1]),
-    micro_batches=2,
-    ranks=2,
-    longest=4.0,
-    full=3.0,
-)
-
-
-@pytest.mark.parametrize(
-    ("name", "right"),
-    [("token mean", 4.0), ("sequence mean", 4.5), ("sequence sum", 6.0), ("sequence sum norm", 1.5)],
-)
-def test_reductions_by_hand(name, right):
-    assert REDUCTIONS[name](UNITS) == right
-    assert counted_sequences(UNITS) == 2
-
-
-@pytest.mark.parametrize(
-    ("words", "wrong"),
-    [
-        ("sum over micro-batches", 4.5),
-        ("mean over micro-batches", (3.0 + 6.0) / 2),
-        ("ranks of their own", (3.0 + 6.0) / 2),
-        ("sequences of their means", 4.5),
-        ("with those in which no token", 4.5 * 2 / 3),
-        ("all tokens alike", 4.0),
-        ("sum of each sequence", 6.0),
-        ("divided by nothing", 12.0),
-        ("one token more", 12.0 / 5),
-        ("count of all tokens", 3.0),
-        ("partial accumulation divided", 4.5 / 3),
-        ("of which this step has fewer", 4.0 / 3),
-        ("not divided by the number of micro", 4.0),
-        ("micro-batches once more", 4.0),
-        ("ranks once more", 2.0),
-        ("multiplied by the number of ranks", 8.0),
-        ("last micro-batch alone", 6.0),
-        ("first rank alone", 3.0),
-    ],
-)
-def test_mistakes_by_hand(words, wrong):
-    [mistake] = [compute for sentence, compute in MISTAKES.items() if words in sentence]
-    assert mistake(UNITS, REDUCTIONS["token mean"]) == pytest.approx(wrong)
-    assert len(MISTAKES) == 18  # each has a line here
-
-
-GROUP = np.array([7, 3, 7, 3, 9])
-OUTCOME = np.array([1.0, 5.0, 0.0, 5.0, 2.0])
-
-
-def test_groups_in_any_order():
-    assert advantages.group_mean(OUTCOME, GROUP).tolist() == [0.5, 5.0, 0.5, 5.0, 2.0]
-    std = advantages.group_std(OUTCOME, GROUP, 1.0)
-    assert std == pytest.approx([math.sqrt(0.5), 0.0, math.sqrt(0.5), 0.0, 0.0])
-    assert advantages.group_std(OUTCOME, GROUP, 0.0)[0] == pytest.approx(0.5)
-    root = math.sqrt(0.5)
-    assert advantages.grpo(OUTCOME, GROUP, std, 1e-9) == pytest.approx([root, 0.0, -root, 0.0, 0.0])
-    assert advantages.rloo(OUTCOME, GROUP).tolist() == [1.0, 0.0, -1.0, 0.0, 0.0]
-
-
-def test_gae_of_two_responses():
-    rewards, values = np.array([1.0, 2.0, 1.0]), np.array([0.5, 1.0, 0.25])
-    found = advantages.gae(rewards, values, np.array([2, 1]), gamma=0.5, lam=0.5)
-    # The second response first: 1 - 0.25. Then 2 - 1 = 1, and 1 + 0.5 x 1 - 0.5 + 0.25 x 1 = 1.25.
-    assert found == pytest.approx([1.25, 1.0, 0.75])
-    bootstrapped = advantages.gae(rewards, values, np.array([2, 1]), gamma=0.5, lam=0.5, last_B=np.array([0.0, 0.25]))
-    assert bootstrapped == pytest.approx([1.25, 1.0, 0.875])
-
-
-def test_whitening():
-    values, counts = np.array([1.0, 3.0, 50.0]), np.array([True, True, False])
-    assert advantages.whitened(values, counts) == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5), 0.0], abs=1e-7)
-    # With two zeros: mean 1, squares 0 + 4 + 1 + 1 over 3.
-    assert advantages.whitened(values, counts, more_zeros=2.0) == pytest.approx([0.0, math.sqrt(2.0), 0.0], abs=1e-7)
-    assert advantages.whitened(values, counts, ddof=0.0)[1] == pytest.approx(1.0)
-    assert advantages.whitened(np.ones(3), np.ones(3, dtype=bool)).tolist() == [0.0, 0.0, 0.0]
-    assert advantages.whitened(values, np.array([True, False, False])).tolist() == [0.0, 0.0, 0.0]
-
-
-PAIRED = np.array([5, 5, 2, 2])
-
-
-def test_rewards_to_go():
-    assert returns.to_go(np.array([1.0, 2.0, 3.0]), np.array([2, 1]), 0.5).tolist() == [2.0, 2.0, 3.0]
-    assert returns.remax(np.array([1.0]), np.array([1]), np.array([0.25])).tolist() == [0.75]
-
-
-def test_the_length_weighted_baseline():
-    found = lengths.opo(np.array([1.0, 0.0, 3.0, 3.0]), PAIRED, np.array([1, 3, 1, 9]))
-    assert found == pytest.approx([0.75, -0.25, 0.0, 0.0])
-
-
-def test_the_best_of_a_group():
-    assert best.passk(np.array([3.0, 1.0, 2.0, 7.0]), np.array([0, 0, 0, 1])).tolist() == [1.0, 0.0, 0.0, 0.0]
-    apart = np.array([True, True, False, False])
-    assert best.gpg(np.array([1.0, 0.0, 2.0, 2.0]), PAIRED, apart).tolist() == [1.0, -1.0, 0.0, 0.0]
-
-
-@pytest.mark.parametrize(("zero_tail", "tail"), [(True, 2.0), (False, 0.0)])
-def test_the_optimal_token_baseline(zero_tail, tail):
-    """Returns 1 and 0 at the first token, w 1 and 3: baseline 1/4. The longer response goes on alone."""
-    rewards, energy = np.array([1.0, -2.0, 2.0]), np.array([1.0, 3.0, 3.0])
-    found = token_baseline.optimal(rewards, energy, np.array([1, 2]), np.array([0, 0]), zero_tail=zero_tail)
-    assert found == pytest.approx([0.75, -0.25, tail])
-    plain = token_baseline.optimal(rewards, 0 * energy, np.array([1, 2]), np.array([0, 0]))
-    assert plain[:2] == pytest.approx([0.5, -0.5])
-
-
-APART, SAME = np.log(np.array([2.0, 0.25])), np.zeros(2, dtype=np.int64)
-
-
-@pytest.mark.parametrize(
-    ("rule", "right"),
-    [
-        (Rule("truncate", most=1.5), [1.5, 0.25]),
-        (Rule("truncate", most=1.5, least=0.5), [1.5, 0.5]),
-        (Rule("truncate", "sequence", 1.5), [0.5, 0.5]),
-        (Rule("truncate", "geometric", 1.5), [0.5**0.5] * 2),
-        (Rule("mask", most=4.0), [2.0, 0.25]),
-        (Rule("mask", most=2.0), [2.0, 0.0]),
-    ],
-)
-def test_weights_by_hand(rule, right):
-    assert weights(APART, SAME, rule) == pytest.approx(right)
-
-
-def test_normalised_weights():
-    counts = np.array([True, True, False])
-    found = normalised(np.array([1.0, 3.0, 9.0]), np.array([0, 1, 1]), counts, "token")
-    assert found == pytest.approx([0.5, 1.5, 4.5])
-    by_response = normalised(np.array([1.0, 3.0, 3.0]), np.array([0, 1, 1]), np.ones(3, dtype=bool), "sequence")
-    assert by_response == pytest.approx([0.5, 1.5, 1.5])
-
-
-BOTH, ONE = np.array([True, True]), np.ones(2)
-
-
-def tokens(log_ratio: list[float], advantage: np.ndarray = ONE, new: float = -1.0) -> Tokens:
-    """Two tokens of one sequence."""
-    new_T = np.full(2, new)
-    return Tokens(new_T, new_T, new_T - np.array(log_ratio), advantage, BOTH, np.zeros(2, dtype=np.int64))
-
-
-@pytest.mark.parametrize(
-    ("name", "given", "bounds", "right"),
-    [
-        ("ppo", tokens([math.log(2.0), 0.0]), Bounds(), [-1.2, -1.0]),
-        ("ppo", tokens([math.log(8.0), 0.0], -ONE), Bounds(dual=3.0), [3.0, 1.0]),
-        ("gspo", tokens([0.2, 0.0]), Bounds(1.0, 1.0), [-math.exp(0.1)] * 2),
-        ("cispo", tokens([math.log(2.0), 0.0]), Bounds(0.5, 0.5), [1.5, 1.0]),
-        ("geo_mean", tokens([0.6, 0.0]), Bounds(0.4, 0.4), [-math.exp(0.2)] * 2),
-        ("sapo", tokens([0.0, 0.0]), Bounds(), [-2.0, -2.0]),
-        ("gpg", tokens([0.5, 0.5], 2 * ONE), Bounds(), [2.0, 2.0]),
-    ],
-)
-def test_losses_by_hand(name, given, bounds, right):
-    assert POLICIES[name](given, bounds) == pytest.approx(right)
-
-
-def test_selected_tokens_are_treated_apart():
-    own = replace(tokens([0.5, 0.5]), selected_T=np.array([True, False]))
-    ratio = math.exp(0.5)
-    assert POLICIES["kl_cov"](own, Bounds(penalty=0.2)) == pytest.approx([-ratio + 0.1, -ratio])
-    assert POLICIES["clip_cov"](own, Bounds()) == pytest.approx([0.0, -1.2])
-    found = covariances(np.array([1.0, -1.0, 9.0]), np.array([-1.0, -3.0, 0.0]), np.array([True, True, False]))
-    assert found[:2].tolist() == [1.0, 1.0]
-
-
-def test_what_has_no_gradient_is_held():
-    """CISPO's weight stays while log p moves; GSPO's ratio moves with the token alone."""
-    own = tokens([math.log(2.0), 0.0])
-    moved = replace(own, new_T=own.new_T + 0.1)
-    assert POLICIES["cispo"](moved, Bounds(0.5, 0.5)) == pytest.approx([1.35, 0.9])
-    mean = 0.5 * math.log(2.0)
-    assert POLICIES["gspo"](moved, Bounds(9.0, 9.0)) == pytest.approx([-math.exp(mean + 0.1)] * 2)
-
-
-def test_the_clip_takes_the_smaller_surrogate():
-    ratio, advantage = np.array([2.0, 2.0, 0.5, 0.5, 1.0]), np.array([1.0, -1.0, 1.0, -1.0, 3.0])
-    assert clipped(ratio, advantage, 0.2, 0.2) == pytest.approx([-1.2, 2.0, -0.5, 0.8, -3.0])
-    assert clipped(ratio, advantage, 0.2, 0.28)[0] == pytest.approx(-1.28)
-    assert clipped(ratio, advantage, 0.2, 0.2, dual=1.5) == pytest.approx([-1.2, 1.5, -0.5, 0.8, -3.0])
-
-
-def test_the_value_is_held_near_the_old_one():
-    found = value_loss(np.array([2.0, 0.2]), np.zeros(2), np.array([1.0, 2.0]), 0.5)
-    assert found == pytest.approx([0.5, 1.62])  # max(1, 0.25) / 2; (0.2 - 2)^2 / 2
-
-
-# One pair of 3 tokens each: w -0.5 -1 -1.5, its reference -0.7 -1.1 -1.6; l -1 -2 -0.5, its reference -0.8 -1.4 -0.7.
-SUMS, REFERENCE = np.array([-3.0, -3.5]), np.array([-3.4, -2.9])
-PAIR = ResponseSums(SUMS, SUMS, REFERENCE, np.array([3.0, 3.0]), np.array([0]), np.array([1]))
-TERM = Term(0.1, gamma=0.5, alpha=0.0)
-
-
-@pytest.mark.parametrize(
-    ("name", "term", "right"),
-    [
-        ("sigmoid", TERM, 0.644397),
-        ("sigmoid_norm", TERM, 0.676619),
-        ("robust", replace(TERM, smoothing=0.1), 0.631897),
-        ("ipo", TERM, 21.777778),
-        ("hinge", TERM, 0.9),
-        ("apo_zero", TERM, 0.975006),
-        ("apo_down", TERM, 0.985019),
-        ("simpo", replace(TERM, beta=2.0), 0.779949),
-        ("cpo", TERM, 0.668460),
-        ("cpo", replace(TERM, alpha=2.0), 2.668460),
-        ("orpo", TERM, 1.057496),
-        ("sft", TERM, 1.0),
-        ("plackett_luce", TERM, 0.644397),
-    ],
-)
-def test_losses_of_pairs_by_hand(name, term, right):
-    assert PAIR_LOSSES[name](PAIR, term) == pytest.approx([right], abs=1e-6)
-
-
-def test_marked_responses_by_hand():
-    own = replace(PAIR, good_S=np.array([True, False]))
-    assert PAIR_LOSSES["kto"](own, TERM) == pytest.approx([0.490001, 0.485005], abs=1e-6)
-    assert PAIR_LOSSES["kto"](own, replace(TERM, point=0.3)) == pytest.approx([0.497500, 0.477515], abs=1e-6)
-    weighted = PAIR_LOSSES["kto"](own, replace(TERM, weights=(2.0, 3.0)))
-    assert weighted == pytest.approx([2 * 0.490001, 3 * 0.485005], abs=1e-5)
-    # -log sigmoid(0.04) and -log sigmoid(0.06).
-    right = [math.log1p(math.exp(-0.04)), math.log1p(math.exp(-0.06))]
-    assert PAIR_LOSSES["bco"](own, TERM) == pytest.approx(right)
-
-
-def test_points_of_marked_responses():
-    assert [marked.kto_point(np.array(values)) for values in ([-1.0, 3.0], [-3.0, 1.0], [])] == [
-        1.0,
-        0.0,
-        0.0,
-    ]
-    assert marked.bco_point(np.array([2.0, -1.0]), np.array([True, False])) == 0.5
-    assert marked.bco_point(np.array([2.0, 4.0]), np.array([True, True])) == 3.0
-
-
-def test_weights_beyond_the_shortest_response():
-    """A prompt of responses of 1 and 3 tokens, and one of a single response, after a prompt token each."""
-    mask = np.array([False, True, False, True, True, True, False, True, True])
-    sequence, prompt = np.array([0, 0, 1, 1, 1, 1, 2, 2, 2]), np.array([4, 4, 9])
-    found = tails.tail_weights(mask, sequence, prompt, np.array([1.0, 3.0, 2.0]), alpha=0.4)
-    assert found[mask].tolist() == [1.0, 1.0, 0.4, 0.4, 1.0, 1.0]
-
-
-def test_a_prompts_likelihood_counts_once():
-    """Three ranked responses make three pairs of weight 1/3; the best is chosen in two of them."""
-    shares = np.array([1.5, 1.5, 3.0])
-    sums, chosen, rejected = np.array([-2.0, -3.0, -4.0]), np.array([0, 0, 1]), np.array([1, 2, 2])
-    own = ResponseSums(sums, sums, np.zeros(3), np.ones(3), chosen, rejected, shares)
-    assert PAIR_LOSSES["sft"](own, TERM).sum() / 3 == pytest.approx(2.0)
-
-
-def test_a_ranking_of_three_by_hand():
-    rewards, chosen, rejected = np.array([2.0, 1.0, 0.0]), np.array([0, 0, 1]), np.array([1, 2, 2])
-    own = ResponseSums(rewards, rewards, np.zeros(3), np.ones(3), chosen, rejected, np.array([1.5, 1.5, 3.0]))
-    found = PAIR_LOSSES["plackett_luce"](own, TERM) / 3
-    assert [found[:2].sum(), found[2]] == pytest.approx([1.001943, 0.644397], abs=1e-6)
-
-
-@pytest.mark.parametrize(("cosine", "middle"), [(False, 1.5), (True, 1.0 + 2.0 * (0.5 - 0.5 * math.sqrt(0.5)))])
-def test_beta_over_the_steps(cosine, middle):
-    found = [schedule.beta_at(step, 5, 1.0, 3.0, cosine=cosine) for step in (1, 2, 5)]
-    assert found == pytest.approx([1.0, middle, 3.0])
-
-
-def test_the_ranking_loss_with_its_options():
-    one = np.ones(1)
-    assert ranking.ranking_loss(one, one, 0 * one) == pytest.approx([math.log(2.0)])
-    smoothed = ranking.ranking_loss(2 * one, one, 0.5 * one, smoothing=0.25, centring=0.1)
-    right = 0.75 * math.log1p(math.exp(-0.5)) + 0.25 * math.log1p(math.exp(0.5)) + 0.1 * 9.0
-    assert smoothed == pytest.approx([right])
 
 
 def test_updates_are_torchs_in_float64():

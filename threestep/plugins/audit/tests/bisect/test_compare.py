@@ -58,20 +58,43 @@ def compared(tmp_path: Path, change: Any, ranks: int = 1, drift: float = 0.0, st
 
 
 def set_at(*path: Any) -> Any:
-    *path, value = path
+    """Without a path: nothing."""
 
     def change(lines: list[dict[str, Any]]) -> None:
         place: Any = lines
-        for word in path[:-1]:
+        for word in path[:-2]:
             place = place[word]
-        place[path[-1]] = value
+        if path:
+            place[path[-2]] = path[-1]
 
     return change
 
 
-def test_equal_runs(tmp_path: Path):
-    found = compared(tmp_path, lambda lines: None)
-    assert found.first is None and len(found.steps) == 4 and not found.of_rounding
+def without_layers(lines: list[dict[str, Any]]) -> None:
+    del lines[1]["weights"], lines[1]["gradients"]
+
+
+EQUAL = set_at()
+BELOW = set_at(2, "floats", "train/loss", [0.5 * 1.0001])  # five times the floor, half the bound
+
+
+@pytest.mark.parametrize(
+    ("change", "ranks", "drift"),
+    [
+        (EQUAL, 1, 0.0),
+        (EQUAL, 2, 1e-7),  # drift is no fault
+        (BELOW, 2, 1e-6),  # the bound grows with what was seen
+        (set_at(0, "hashes", "random", "x"), 2, 0.0),  # random states of other ranks are others
+        (without_layers, 1, 0.0),
+    ],
+    ids=["equal", "drift", "below the bound", "random states", "without layers"],
+)
+def test_runs_without_a_first_difference(tmp_path: Path, change, ranks, drift):
+    found = compared(tmp_path, change, ranks, drift)
+    assert (found.first, found.random_from, len(found.steps)) == (None, None, 4)
+    assert found.of_rounding == ("1 and 2 ranks",) * (ranks > 1)
+    if change is EQUAL and drift:
+        assert [found.drift[step, 0] for step in (1, 4)] == pytest.approx([1e-7, 4e-7], rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -106,51 +129,29 @@ def test_the_first_of_several_is_that_of_the_data(tmp_path: Path):
     assert [each.name for each in first.others] == ["gradient", "weights"]
 
 
-def test_drift_is_no_fault(tmp_path: Path):
-    found = compared(tmp_path, lambda lines: None, ranks=2, drift=1e-7)
-    assert found.first is None and found.of_rounding == ("1 and 2 ranks",)
-    assert found.drift[1, 0] == pytest.approx(1e-7, rel=1e-3) and found.drift[4, 0] == pytest.approx(4e-7, rel=1e-3)
-
-
 def test_a_jump_is_a_fault(tmp_path: Path):
     first = compared(tmp_path, set_at(2, "floats", "train/loss", [0.51]), ranks=2, drift=1e-7).first
     assert first is not None and first.key == (3, 0) and first.compared.name == "loss"
     assert first.bound == FLOORS["fp32"] and first.compared.apart > first.bound
     assert first.before == pytest.approx(2e-7, rel=1e-3)
+    beyond = set_at(2, "floats", "train/loss", [0.5 * 1.0005])
+    first = compared(tmp_path / "more", beyond, ranks=2, drift=1e-6).first
+    assert first is not None and first.bound == pytest.approx(JUMP * 2 * 1e-6, rel=1e-2)
 
 
 @pytest.mark.parametrize("value", [None, float("inf"), float("nan")])
-def test_a_number_that_is_not_finite_is_a_fault(tmp_path: Path, value: float | None):
-    for at, place in enumerate(
-        (["floats", "train/loss", [value]], ["floats", "train/logprobs", [4.0, 1.0, value, 1.0]])
-    ):
-        first = compared(tmp_path / str(at), set_at(2, *place), ranks=2, drift=1e-7).first
-        assert first is not None and first.key == (3, 0) and first.compared.apart == float("inf")
-
-
-def test_the_bound_grows_with_what_was_seen(tmp_path: Path):
-    large = 1e-6
-    first = compared(tmp_path, set_at(2, "floats", "train/loss", [0.5 * 1.0005]), ranks=2, drift=large).first
-    assert first is not None and first.bound == pytest.approx(JUMP * 2 * large, rel=1e-2)
-    below = set_at(2, "floats", "train/loss", [0.5 * 1.0001])  # five times the floor, half the bound
-    assert compared(tmp_path / "below", below, ranks=2, drift=large).first is None
+@pytest.mark.parametrize(
+    "path", [("train/loss", [...]), ("train/logprobs", [4.0, 1.0, ..., 1.0])], ids=["loss", "sums"]
+)
+def test_a_number_that_is_not_finite_is_a_fault(tmp_path: Path, path, value: float | None):
+    name, numbers = path[0], [value if number is ... else number for number in path[1]]
+    first = compared(tmp_path, set_at(2, "floats", name, numbers), ranks=2, drift=1e-7).first
+    assert first is not None and first.key == (3, 0) and first.compared.apart == float("inf")
 
 
 def test_data_must_be_equal_whatever_is_rounded(tmp_path: Path):
     first = compared(tmp_path, set_at(3, "hashes", "train/targets", "x"), ranks=2).first
     assert first is not None and first.key == (4, 0) and first.compared.name == "targets"
-
-
-def test_random_states_of_other_ranks_are_others(tmp_path: Path):
-    found = compared(tmp_path, set_at(0, "hashes", "random", "x"), ranks=2)
-    assert (found.first, found.random_from) == (None, None)
-
-
-def test_steps_without_layers_are_compared_by_the_rest(tmp_path: Path):
-    def change(lines: list[dict[str, Any]]) -> None:
-        del lines[1]["weights"], lines[1]["gradients"]
-
-    assert compared(tmp_path, change).first is None
 
 
 def test_the_weights_of_the_beginning(tmp_path: Path):
@@ -186,15 +187,14 @@ def test_mistakes_are_sentences(tmp_path: Path):
     b = RunDigests(tmp_path, other, (), a.steps, {}, {})
     with pytest.raises(ThreestepError, match="two runs of one program are compared, got training.step1_sft.main and"):
         compare(a, b, ())
-    (tmp_path / "a" / "digests.jsonl").write_text('{"digests": 9}\n')
-    with pytest.raises(ThreestepError, match="expects digests of version 1, got version 9"):
-        read_digests(tmp_path / "a")
-    (tmp_path / "a" / "digests.jsonl").write_text("{")
-    with pytest.raises(ThreestepError, match=r"digests.jsonl, line 1: expects JSON"):
-        read_digests(tmp_path / "a")
-    (tmp_path / "a" / "digests.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(ThreestepError, match="expects a first line with `digests`, got none"):
-        read_digests(tmp_path / "a")
+    for content, words in (
+        ('{"digests": 9}\n', "expects digests of version 1, got version 9"),
+        ("{", r"digests.jsonl, line 1: expects JSON"),
+        ('{"step": 1}\n', "expects a first line with `digests`, got none"),
+    ):
+        (tmp_path / "a" / "digests.jsonl").write_text(content)
+        with pytest.raises(ThreestepError, match=words):
+            read_digests(tmp_path / "a")
 
 
 def test_states_of_generators_are_looked_at_in_all_steps(tmp_path: Path):

@@ -86,8 +86,7 @@ def test_the_divergence_of_the_best_and_many_responses():
     assert best_of(values, 600) == pytest.approx(600 * 1201 / 601 - 1)
 
 
-def keeping(keep_best=1, min_reward=None, keep_cut=False):
-    return SimpleNamespace(keep_best=keep_best, min_reward=min_reward, keep_cut=keep_cut)
+# --- which responses become rows
 
 
 def answered(*responses, ended=None, text="1 + 1 ="):
@@ -99,60 +98,54 @@ def answered(*responses, ended=None, text="1 + 1 ="):
     }  # fmt: skip
 
 
-def kept_pairs(drawn, **given):
-    return [(row["chosen"], row["rejected"]) for row in kept_rows(drawn, keeping(**given)).rows]
+def kept(*drawn, keep_best=1, min_reward=None, keep_cut=False):
+    return kept_rows(drawn, SimpleNamespace(keep_best=keep_best, min_reward=min_reward, keep_cut=keep_cut))
 
 
-def test_the_best_against_the_worst():
-    kept = kept_rows([answered((" 3", 0.0), (" 2", 1.0), (" 9", -2.0), (" 1", 0.5))], keeping())
-    assert kept.rows == [
+CUT = answered((" a", 1.0), (" b", 3.0), (" c", 0.0), ended=[True, False, True])
+FOUR = answered((" a", 4.0), (" b", 3.0), (" c", 2.0), (" d", 1.0))
+NONE = answered((" a", 1.0), ended=[False])
+
+
+@pytest.mark.parametrize(
+    ("drawn", "how", "pairs", "left_out"),
+    [
+        ([answered((" a", 1.0), (" b", 1.0))], {}, [(" a", None)], {}),  # of equal rewards the first
+        ([answered((" a", 0.0), (" a", 1.0))], {}, [(" a", None)], {}),  # the same text twice is one response
+        ([CUT], {}, [(" a", " c")], {}),
+        ([CUT], {"keep_cut": True}, [(" b", " c")], {}),
+        ([NONE, CUT], {}, [(" a", " c")], {"cut_or_empty": 1}),
+        # An empty response is never kept: steps 1 and 2 drop rows with one.
+        ([answered(("", 5.0), (" a", 1.0), (" b", 0.0), (" ", -1.0))], {}, [(" a", " b")], {}),
+        ([answered((" ", 1.0), ("", 0.0))], {"keep_cut": True}, [], {"cut_or_empty": 1}),
+        ([FOUR], {"keep_best": 2}, [(" a", " d"), (" b", " c")], {}),
+        ([FOUR], {"keep_best": 4}, [(" a", " d"), (" b", " c"), (" c", None), (" d", None)], {}),
+        ([FOUR], {"keep_best": 4, "min_reward": 3.0}, [(" a", " d"), (" b", " c")], {}),
+        ([FOUR], {"min_reward": 5.0}, [], {"below_min_reward": 1}),
+    ],
+)
+def test_the_best_are_kept_against_the_worst(drawn, how, pairs, left_out):
+    found = kept(*drawn, **how)
+    assert [(row["chosen"], row["rejected"]) for row in found.rows] == pairs and found.left_out == left_out
+    assert found.pairs == sum(rejected is not None for _, rejected in pairs)
+
+
+def test_rows_have_what_training_reads():
+    assert kept(answered((" 3", 0.0), (" 2", 1.0), (" 9", -2.0), (" 1", 0.5))).rows == [
         {
             "prompt": "1 + 1 =", "chosen": " 2", "rejected": " 9", "chosen_reward": 1.0, "rejected_reward": -2.0,
             "ground_truth": "2",
         }
     ]  # fmt: skip
-    assert kept.pairs == 1 and not kept.left_out
-
-
-def test_of_equal_rewards_the_first_is_chosen_and_none_rejected():
-    kept = kept_rows([answered((" a", 1.0), (" b", 1.0))], keeping())
-    assert [(row["chosen"], row["rejected"], row["rejected_reward"]) for row in kept.rows] == [(" a", None, None)]
-    assert kept.pairs == 0
-    # The same text twice is one response, also where a reward is noisy.
-    [row] = kept_rows([answered((" a", 0.0), (" a", 1.0))], keeping()).rows
-    assert (row["chosen"], row["rejected"], row["chosen_reward"]) == (" a", None, 1.0)
-
-
-def test_cut_responses_are_kept_on_request():
-    one = answered((" a", 1.0), (" b", 3.0), (" c", 0.0), ended=[True, False, True])
-    assert kept_pairs([one]) == [(" a", " c")] and kept_pairs([one], keep_cut=True) == [(" b", " c")]
-    none = answered((" a", 1.0), ended=[False])
-    kept = kept_rows([none, one], keeping())
-    assert len(kept.rows) == 1 and kept.left_out == {"cut_or_empty": 1}
-
-
-def test_an_empty_response_is_never_kept():
-    """Steps 1 and 2 drop rows with one."""
-    assert kept_pairs([answered(("", 5.0), (" a", 1.0), (" b", 0.0), (" ", -1.0))]) == [(" a", " b")]
-    assert kept_rows([answered((" ", 1.0), ("", 0.0))], keeping(keep_cut=True)).left_out == {"cut_or_empty": 1}
-
-
-def test_several_kept_and_a_threshold():
-    one = answered((" a", 4.0), (" b", 3.0), (" c", 2.0), (" d", 1.0))
-    assert kept_pairs([one], keep_best=2) == [(" a", " d"), (" b", " c")]
-    assert kept_pairs([one], keep_best=4) == [(" a", " d"), (" b", " c"), (" c", None), (" d", None)]
-    assert kept_pairs([one], keep_best=4, min_reward=3.0) == [(" a", " d"), (" b", " c")]
-    kept = kept_rows([one], keeping(min_reward=5.0))
-    assert not kept.rows and kept.left_out == {"below_min_reward": 1}
-
-
-def test_a_conversation_is_kept_as_messages():
+    [row] = kept(answered((" a", 0.0), (" a", 1.0))).rows  # also where a reward is noisy
+    assert (row["chosen_reward"], row["rejected_reward"]) == (1.0, None)
     messages = [{"role": "user", "content": "1 + 1?"}]
-    [row] = kept_rows([answered(("2", 1.0), ("3", 0.0), text=messages)], keeping()).rows
+    [row] = kept(answered(("2", 1.0), ("3", 0.0), text=messages)).rows
     assert row["prompt"] == messages
-    assert row["chosen"] == [{"role": "assistant", "content": "2"}]
-    assert row["rejected"] == [{"role": "assistant", "content": "3"}]
+    assert [row[side] for side in ("chosen", "rejected")] == [[{"role": "assistant", "content": x}] for x in "23"]
 
+
+# --- batches are kept whole, once, and only beside those of the same settings
 
 BATCHES = [range(2), range(2, 3)]
 
