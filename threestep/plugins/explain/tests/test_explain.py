@@ -191,16 +191,10 @@ def test_a_rule_is_the_step_that_it_says():
     assert found.cosine < 1.0 - 1e-6
 
 
-def test_an_advantage_brings_its_defaults():
+def test_an_advantage_brings_its_defaults_which_are_those_of_a_run():
     assert rule_of("advantage=rloo", "policy").settings == {"advantage": "rloo", "norm_by": "none", "whiten": False}
     assert rule_of("advantage=grpo, norm_by=batch", "policy").settings["norm_by"] == "batch"
-
-
-def test_a_reduction_is_named_without_blanks():
     assert rule_of("reduction=sequence_mean", "sft").settings == {"reduction": "sequence mean"}
-
-
-def test_the_defaults_of_rules_are_those_of_a_run():
     from threestep.plugins.explain.rules import _BY_GROUP, _OF_LOSSES, _OF_OTHER_LOSSES, _WHITENED
     from training.step3_ppo.advantages import ESTIMATORS
     from training.step3_ppo.losses import POLICY_LOSSES
@@ -223,12 +217,12 @@ def test_a_rule_of_the_samples_is_refused(said: str, words: str):
 
 def test_a_mask_of_the_user_decides_what_carries_loss():
     step = _step("sft")
-    none_changed = explain([step], Questions(masks={"same": lambda columns: columns["role"] == "trained"}))
-    assert none_changed.rules[0].cosine == pytest.approx(1.0, abs=1e-9)
-    less = explain(
-        [step], Questions(masks={"less": lambda columns: (columns["role"] == "trained") & (columns["place"] > 3)})
-    )
-    assert less.rules[0].cosine < 0.9999
+    masks = {
+        "same": lambda columns: columns["role"] == "trained",
+        "less": lambda columns: (columns["role"] == "trained") & (columns["place"] > 3),
+    }
+    same, less = (explain([step], Questions(masks={name: mask})).rules[0] for name, mask in masks.items())
+    assert same.cosine == pytest.approx(1.0, abs=1e-9) and less.cosine < 0.9999
     with pytest.raises(ThreestepError, match="a boolean for each of"):
         explain([step], Questions(masks={"wrong": lambda columns: columns["share"]}))
 

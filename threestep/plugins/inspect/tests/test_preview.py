@@ -71,12 +71,6 @@ def test_a_pair_in_phase_1_is_its_prompt_and_its_chosen_response_with_loss_on_th
     assert (row["phase"], row["split"], row["place"], row["tokens"]) == ("1", "train", 0, count)
 
 
-def test_a_chat_carries_loss_on_every_turn_of_the_assistants(objects):
-    (row,) = objects([CHAT], "1", "--prompt_style=chat_template", "--max_seq_len=512")
-    assert row["loss_texts"] == ["Good day<|im_end|>", "So long<|im_end|>"]
-    assert row["text"].startswith("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\nGood day<|im_end|>")
-
-
 def test_phase_2_is_one_object_a_prompt_in_the_shared_layout(objects, tokenizer):
     (row,) = objects([PAIR], "2")
     prompt = tokenizer(PAIR["prompt"])["input_ids"]

@@ -3,8 +3,6 @@ own forward. Skipped without the package tinker."""
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 
@@ -114,20 +112,6 @@ def test_a_loop_learns_from_pictures_and_its_numbers_are_those_of_the_model(runn
         torch.testing.assert_close(found, logprobs_of(running.seen, parts, answer, model), rtol=1e-6, atol=1e-6)
 
 
-def test_the_loss_of_a_policy_reads_pictures_too(running, client):
-    parts, answer = EXAMPLES[0]
-    datum = datum_of(running.seen, parts, answer)
-    count = len(datum.loss_fn_inputs["target_tokens"].data)
-    known = {"logprobs": [-3.0] * count, "advantages": [0.0] * (count - len(answer)) + [0.5] * len(answer)}
-    datum.loss_fn_inputs.pop("weights")
-    datum.loss_fn_inputs.update({name: tinker.TensorData(data=value, dtype="float32", shape=[count])
-                                 for name, value in known.items()})  # fmt: skip
-    own = logprobs_of(running.seen, parts, answer, running.seen.model)
-    told = client.forward_backward([datum], "importance_sampling").result()
-    assert told.metrics["loss:sum"] == pytest.approx(-float((own + 3.0).exp().sum()) / 2, rel=1e-6)
-    client.optim_step(tinker.AdamParams(learning_rate=0.0)).result()
-
-
 def sampled(sampler, prompt, **more):
     params = tinker.SamplingParams(max_tokens=6, temperature=0.0, stop=[])
     return sampler.sample(prompt, more.pop("num_samples", 1), params, **more)
@@ -155,9 +139,8 @@ def test_the_likeliest_tokens_are_the_models_own_continuation(running, client, s
 def test_a_prompt_has_log_probabilities_but_for_its_pictures(running, service_client):
     sampler = service_client.create_sampling_client(base_model="tiny").result()
     parts = [*words(1, 3), BIG, *words(2, 3)]
-    found = sampled(
-        sampler, input_of(running.seen, parts), include_prompt_logprobs=True, topk_prompt_logprobs=2
-    ).result()
+    asked = {"include_prompt_logprobs": True, "topk_prompt_logprobs": 2}
+    found = sampled(sampler, input_of(running.seen, parts), **asked).result()
     ids = running.seen.ids(parts)
     known = running.seen.logprobs(parts)[:-1].gather(-1, torch.tensor(ids[1:]).unsqueeze(-1)).squeeze(-1).tolist()
     for place, (token, own) in enumerate(zip(ids, [None, *known], strict=True)):
@@ -175,27 +158,6 @@ def test_the_token_of_pictures_is_never_drawn(running, service_client):
     finally:
         bias.remove()
     assert IMAGE_ID not in found.sequences[0].tokens
-
-
-def test_clients_at_once_have_the_numbers_of_each_alone(running, service_client):
-    def loop(number, found):
-        client = service_client.create_lora_training_client(base_model="tiny", rank=2, seed=number).result()
-        data, told = [datum_of(running.seen, *EXAMPLES[(number + place) % 3]) for place in range(2)], []
-        for _ in range(3):
-            told.append(client.forward_backward(data, "cross_entropy").result().metrics["loss:sum"])
-            client.optim_step(tinker.AdamParams(learning_rate=0.02)).result()
-        found[number] = told
-
-    alone, together = {}, {}
-    for number in range(3):
-        loop(number, alone)
-    threads = [threading.Thread(target=loop, args=(number, together)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for number in range(3):
-        assert together[number] == pytest.approx(alone[number], rel=1e-6)
 
 
 def test_what_cannot_be_read_is_the_clients_error_and_nothing_is_lost(running, client, service_client):

@@ -70,24 +70,15 @@ def test_the_shares_of_a_step_sum_to_its_gradient_along_its_update(place: Path, 
 
 def test_a_rule_is_the_run_under_that_rule(place: Path, start: Path):
     """From the same start the first step has the same samples, whatever the estimator and the loss."""
-    flags = [*RECORDED, "--advantage", "grpo", "--kl_in", "loss"]
-    real = whole_record(_run(place, start, "rule_grpo", 3, flags) / "records" / "step_000001_update1")
+    flags = [*RECORDED, "--kl_in", "loss", "--advantage"]
+    real = whole_record(_run(place, start, "rule_grpo", 3, [*flags, "grpo"]) / "records" / "step_000001_update1")
     rules = {
-        "advantage=rloo": ["--advantage", "rloo", "--kl_in", "loss"],
-        "loss=gspo kl_coef=0.3": [
-            "--advantage",
-            "grpo",
-            "--kl_in",
-            "loss",
-            "--policy_loss",
-            "gspo",
-            "--kl_coef",
-            "0.3",
-        ],
-        "advantage=reinforce++": ["--advantage", "reinforce++", "--kl_in", "loss"],
+        "advantage=rloo": "rloo",
+        "loss=gspo kl_coef=0.3": "grpo --policy_loss gspo --kl_coef 0.3",
+        "advantage=reinforce++": "reinforce++",
     }
     for said, other in rules.items():
-        run = _run(place, start, f"rule_{said}", 3, [*RECORDED, *other])
+        run = _run(place, start, f"rule_{said}", 3, [*flags, *other.split()])
         record = whole_record(run / "records" / "step_000001_update1")
         np.testing.assert_array_equal(record.tensor("token_ids"), real.tensor("token_ids"))
         found = counterfactual(real, update_of(real), rule_of(said, "policy"))
@@ -126,7 +117,5 @@ def test_a_rule_by_the_runs_program_is_the_run_under_it_to_the_bit(place: Path, 
 def test_a_run_explains_the_steps_that_it_is_asked_for(place: Path, start: Path):
     folder = _run(place, start, "at_end", 1, ["--max_train_steps", "3", "--explain_steps", "2"])
     assert [path.name for path in (folder / "records").iterdir()] == ["step_000002"]
-    assert sorted(path.name for path in (folder / "explained" / "step_000002").iterdir()) == [
-        "explained.html",
-        "tokens.parquet",
-    ]
+    made = sorted(path.name for path in (folder / "explained" / "step_000002").iterdir())
+    assert made == ["explained.html", "tokens.parquet"]
