@@ -162,16 +162,13 @@ def test_mistakes_are_said_before_anything_runs(file, environment, tools, messag
         loaded(file, environment, tools)
 
 
-def test_a_parser_that_nobody_knows_is_a_mistake():
+def test_a_parser_that_nobody_knows_is_a_mistake_and_failures_are_said_once(file, capsys):
     mistakes = Mistakes()
     note_mistakes(EnvironmentArguments(tool_parser="herms", tools="tool.py"), mistakes)
     assert mistakes.sentences == [
         "--tools expects FILE.py:NAME, a Python file and a name in it, got 'tool.py'",
         "--tool_parser expects one of auto, hermes, llama, pythonic, got 'herms'; did you mean 'hermes'?",
     ]
-
-
-def test_failures_are_said_once(file, capsys):
     environments = loaded(file, ["Good"])
     for _ in range(3):
         environments._warn("it failed")
@@ -228,10 +225,15 @@ def test_mistakes_in_the_name_of_an_installed_one(install, given, sentence):
     assert sentence in str(mistake.value)
 
 
-def test_classes_with_the_methods_are_listed(environment_file):
+def test_classes_and_installed_ones_are_listed(environment_file, tmp_path, monkeypatch):
     names = [each.address.rpartition(":")[2] for each in listed([str(environment_file)])]
     assert names[:3] == ["Sound", "Greets", "Moody"]
     assert listed([str(environment_file)])[0].about == "Asks once more, then pays for the answer."
+    with pytest.raises(ThreestepError, match="expects Python files and folders, got"):
+        listed([str(tmp_path / "nothing.py")])
+    entry = importlib.metadata.EntryPoint("Maze", "my_mazes:Maze", addresses.GROUP)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [entry] if group == addresses.GROUP else [])
+    assert listed([str(tmp_path)]) == [("Maze", "installed: my_mazes:Maze")]
 
 
 def test_files_are_not_run_and_unreadable_ones_are_left_out(tmp_path):
@@ -247,26 +249,12 @@ def test_files_are_not_run_and_unreadable_ones_are_left_out(tmp_path):
     assert [each.address for each in listed([str(tmp_path)])] == [f"{tmp_path}/runs.py:A", f"{tmp_path}/server.py:B"]
 
 
-def test_a_place_that_is_not_there_is_a_mistake(tmp_path):
-    with pytest.raises(ThreestepError, match="expects Python files and folders, got"):
-        listed([str(tmp_path / "nothing.py")])
-
-
-def test_installed_ones_are_listed(monkeypatch, tmp_path):
-    entry = importlib.metadata.EntryPoint("Maze", "my_mazes:Maze", addresses.GROUP)
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [entry] if group == addresses.GROUP else [])
-    assert listed([str(tmp_path)]) == [("Maze", "installed: my_mazes:Maze")]
-
-
-def test_a_row_of_the_command_line_gets_the_columns_that_every_row_has():
+def test_rows_of_the_command_line_and_of_data(tmp_path):
     (row,) = rows_of('{"prompt": "a", "key": 1}', data_flags(data_path=[]), 4, 1)
     assert row == {"prompt": "a", "key": 1, "messages": [{"role": "user", "content": "a"}], "ground_truth": None}
     assert rows_of(None, data_flags(data_path=[]), 4, 1)[0]["prompt"] == ""
     with pytest.raises(ThreestepError, match="--row expects a JSON object"):
         rows_of("[1]", data_flags(data_path=[]), 4, 1)
-
-
-def test_rows_of_data_have_their_messages_reference_and_columns(tmp_path):
     rows = [{"prompt": f"q{n}", "ground_truth": f"a{n}", "topic": "sums"} for n in range(6)]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

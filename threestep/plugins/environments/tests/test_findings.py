@@ -91,34 +91,25 @@ def test_each_fault_is_found(checked, name, question, words):
     assert not found.is_good
 
 
-def test_a_fault_is_not_found_where_there_is_none(checked):
-    assert states(checked("Shared"))["repeats"] == GOOD
-    assert states(checked("Leaky"))["repeats"] == GOOD
-    assert states(checked("Moody"))["leaks"] == GOOD
-
-
-def test_rewards_outside_of_the_range_are_wrong(checked):
+def test_rewards_and_lengths_are_within_bounds(checked):
     (finding,) = [each for each in checked("Sound", reward_range=(0, 1)).findings if each.name == "rewards"]
     assert finding.state == WRONG
     assert "from -0.3 to 1, 2 different values; expected from 0 to 1" in finding.sentence
-
-
-def test_without_a_ground_truth_leaks_are_undecided(checked):
-    found = checked("Sound", row=whole_row({"ground_truth": "7"}))
-    assert states(found)["leaks"] == UNDECIDED  # one character stands anywhere
-    assert states(checked("Sound", row=whole_row({})))["leaks"] == UNDECIDED
-
-
-def test_a_word_is_not_leaked_by_a_longer_one(checked):
-    row = whole_row({"ground_truth": "left"})
-    assert states(checked("Sound", row=row))["leaks"] == WRONG  # "2 left"
-    assert states(checked("Sound", row=whole_row({"ground_truth": "lef"})))["leaks"] == GOOD
-
-
-def test_conversations_that_never_end_stop_at_the_limit(checked):
     found = checked("Sound", turns=2)
     (length,) = [each for each in found.findings if each.name == "length"]
     assert length.sentence.startswith("1 to 2 turns")
+
+
+def test_leaks_are_of_whole_words_and_undecided_without_a_truth(checked):
+    found = checked("Sound", row=whole_row({"ground_truth": "7"}))
+    assert states(found)["leaks"] == UNDECIDED  # one character stands anywhere
+    assert states(checked("Sound", row=whole_row({})))["leaks"] == UNDECIDED
+    row = whole_row({"ground_truth": "left"})
+    assert states(checked("Sound", row=row))["leaks"] == WRONG  # "2 left"
+    assert states(checked("Sound", row=whole_row({"ground_truth": "lef"})))["leaks"] == GOOD
+    assert states(checked("Shared"))["repeats"] == GOOD
+    assert states(checked("Leaky"))["repeats"] == GOOD
+    assert states(checked("Moody"))["leaks"] == GOOD
 
 
 def test_lines_json_and_page_have_every_finding(checked):

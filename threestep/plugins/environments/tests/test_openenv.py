@@ -348,13 +348,17 @@ def test_a_game_to_its_end():
     assert game.walk.closed
 
 
-def test_a_message_without_an_action_costs_its_penalty():
+def test_a_game_that_is_cut_and_a_message_without_an_action():
     class Strict(Walking):
         penalty = 0.5
 
     game = Strict()
     game.reset(GAME_ROW)
     assert [game.step(said(text)).reward for text in ("jump", "on", "on")] == [-0.5, 0.0, 1.0]
+    game = Walking()
+    game.options = lambda row: {"place": 0}
+    game.reset(GAME_ROW)
+    assert game.step(said("back"))[:3] == ([], 0.0, True)
 
 
 def test_the_row_decides_the_seed():
@@ -364,13 +368,6 @@ def test_the_row_decides_the_seed():
         game.reset({**GAME_ROW, "prompt": prompt})
         seeds.append(game.walk.seed)
     assert seeds[0] == seeds[1] != seeds[2]
-
-
-def test_a_truncated_game_is_over():
-    game = Walking()
-    game.options = lambda row: {"place": 0}
-    game.reset(GAME_ROW)
-    assert game.step(said("back"))[:3] == ([], 0.0, True)
 
 
 def test_the_interface_of_old_gym_is_named():

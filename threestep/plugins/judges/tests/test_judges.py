@@ -20,7 +20,7 @@ from training.utils.rewards.table import RunPlace, kind_of, reward_name, split_w
 from training.utils.rewards.weighted import check_comparisons, comparing, named_rewards, reads_ids, reads_messages
 
 
-def test_a_weight_is_the_last_number_unless_that_is_a_port():
+def test_entries_that_are_addresses_and_their_weights():
     found = {
         entry: (reward_name(entry), split_weight(entry.strip())[1])
         for entry in ("judge:dir/kind.yaml:0", "http:http://h:80", "https://h/x:-2")
@@ -28,9 +28,6 @@ def test_a_weight_is_the_last_number_unless_that_is_a_port():
     assert found == {
         "judge:dir/kind.yaml:0": ("kind", 0.0), "http:http://h:80": ("h_80", 1.0), "https://h/x:-2": ("h", -2.0),
     }  # fmt: skip
-
-
-def test_which_entries_are_addresses_of_services():
     assert kind_of("judge:a.yaml") and not kind_of("judge.py:a")
     assert kind_of("http:server.yaml") and not kind_of("httpd.py:score")
 
@@ -72,19 +69,12 @@ def test_a_judge_that_compares_wants_several_responses(tmp_path):
         ("[[7]]", 7.0),
         ("Well.\n[[ 7.5 ]]", 7.5),
         ("Its answer says [[10]], which is wrong.\n[[2]]", 2.0),
-        ("[[1]] and [[10]]", 10.0),
         ("<think>[[3]]</think> Rating: [[4]].", 4.0),
         ("7", None),
-        ("", None),
         ("[[7/10]]", None),
         ("[[11]]", None),
-        ("[[0]]", None),
-        ("[[-3]]", None),
         ("[[nan]]", None),
-        ("[[inf]]", None),
         ("[[1e1]]", None),
-        ("[7]", None),
-        ("[[7", None),
         ("[[8]] on reflection [[none]]", None),
     ],
 )
@@ -116,7 +106,6 @@ def test_what_is_put_in_is_not_read_again():
     [
         ({"form": "pair"}, "form expects one of pointwise, pairwise, got 'pair'; did you mean 'pairwise'"),
         ({"rubric": " "}, "rubric expects the criteria, got nothing"),
-        ({"scale": [1, 1]}, r"scale expects \[LOWEST, HIGHEST\], got \[1, 1\]"),
         ({"scale": [1]}, r"scale expects \[LOWEST, HIGHEST\], got \[1\]"),
         ({"scale": [1, "5"]}, r"scale expects \[LOWEST, HIGHEST\]"),
         ({"against": "ground_truth"}, "against and opponents are of form: pairwise, and this one is pointwise"),

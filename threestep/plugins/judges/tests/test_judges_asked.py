@@ -180,16 +180,13 @@ def test_what_cannot_be_read_is_asked_again_and_never_a_score(tmp_path, answer, 
         assert len(server.asked) == 3
 
 
-def test_a_mistake_is_not_asked_again(tmp_path):
+def test_a_mistake_is_not_asked_again_and_nobody_listens(tmp_path):
     for status, times in ((400, 1), (401, 1), (404, 1), (302, 1), (408, 3), (429, 3), (503, 3)):
         with scoring_server(rewards_by_length, fails=lambda number, status=status: status) as server:
             rule = server_of(server, tmp_path, retries=2)
             with pytest.raises(ThreestepError, match=f"the server answered {status}: "):
                 rule(["p"], ["a"])
             assert len(server.asked) == times
-
-
-def test_nobody_listens(tmp_path):
     with scoring_server(rewards_by_length) as server:
         rule = server_of(server, tmp_path, retries=1)
     with pytest.raises(ThreestepError, match=r"no answer from http://127.0.0.1:\d+/v1/scores: .*refused"):

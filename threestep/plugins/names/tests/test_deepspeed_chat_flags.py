@@ -173,16 +173,13 @@ def test_its_command_lines_without_data_take_its_data(tmp_path, capsys):
         data_of("--lora_dim 8")
 
 
-def test_counts_of_rows_and_steps(monkeypatch):
+def test_counts_of_rows_and_steps_and_one_rank_says_the_lines(monkeypatch, capsys):
     for step, flags, name in ((reward, "--eval_iters all", "eval_iters"),
                               (ppo, "--enable_test_mode --test_stop_step x", "test_stop_step")):  # fmt: skip
         with pytest.raises(ThreestepError, match=f"--{name} expects a whole number, got '{flags.split()[-1]}'"):
             translated(flags.split(), step.STEP.old_flags)
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert translated("--eval_iters 10".split(), reward.STEP.old_flags)[0] == ["--max_eval_rows", "640"]
-
-
-def test_one_rank_says_the_lines(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     parse_arguments(
         sft.STEP.groups, "--model_name_or_path m --data_path embedded --deepspeed".split(), "", sft.STEP.old_flags

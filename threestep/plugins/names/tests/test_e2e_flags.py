@@ -75,12 +75,9 @@ def test_its_flags_are_read(plans, capsys):
     assert plan.settings["step2_reward"]["model_name_or_path"] == "facebook/opt-350m"
 
 
-def test_one_gpu_is_one_rank(plans, capsys):
+def test_one_gpu_is_one_rank_and_steps_have_numbers(plans, capsys, tmp_path):
     all_steps.main(["--actor-model", "1.3b"])
     assert plans[0].ranks == 1 and plans[0].output_dir == Path("output")
-
-
-def test_steps_by_number(plans, tmp_path, capsys):
     all_steps.main("--step 1 2 --actor-model 1.3b".split())
     assert list(plans[0].settings) == ["step1_sft", "step2_reward"]
     with pytest.raises(ThreestepError, match="--step 3 expects output/step1_sft/model, which step 1 leaves; run that"):
@@ -101,13 +98,17 @@ def test_a_new_model_is_made_for_step_1_alone(plans, tmp_path, capsys):
     assert [plan.new_model is None for plan in plans] == [True, False]
 
 
-def test_what_it_has_no_script_for():
+def test_what_it_has_no_script_for_and_a_file_beside_its_flags():
     sizes = ("1.3b", "6.7b", "13b", "66b")
     for kind, size in itertools.product(("single_gpu", "single_node", "multi_node"), sizes):
         if (kind, size) in SCRIPTS:
             continue
         with pytest.raises(ThreestepError, match=f"^--deployment-type {kind} with --actor-model {size} has no script"):
             e2e_flags.settings_of({"deployment_type": kind, "actor_model": size}, HOSTS)
+    with pytest.raises(ThreestepError, match="has --config and flags of e2e_rlhf.py, which stand in its place"):
+        all_steps.main("--config run.yaml --actor-model 1.3b".split())
+    with pytest.raises(ThreestepError, match="^--config expects a file with a section for each step"):
+        all_steps.main([])
 
 
 @pytest.mark.parametrize(
@@ -124,10 +125,3 @@ def test_what_it_has_no_script_for():
 def test_mistakes(given, sentence):
     with pytest.raises(ThreestepError, match=sentence):
         e2e_flags.settings_of(given, {})
-
-
-def test_a_file_or_its_flags():
-    with pytest.raises(ThreestepError, match="has --config and flags of e2e_rlhf.py, which stand in its place"):
-        all_steps.main("--config run.yaml --actor-model 1.3b".split())
-    with pytest.raises(ThreestepError, match="^--config expects a file with a section for each step"):
-        all_steps.main([])

@@ -35,7 +35,7 @@ TABLE = {
 }
 
 
-def test_words_between_stay_in_their_order():
+def test_words_between_stay_in_their_order_and_mistakes_are_told_at_once():
     words, lines = translated("--data_path a b --old=3 --gone --seed 1 --old 4 --one 1".split(), TABLE)
     assert words == "--data_path a b --new 3 --seed 1 --new 4".split()
     assert lines == [
@@ -44,9 +44,6 @@ def test_words_between_stay_in_their_order():
         "--old is read as --new 4: an older spelling",
         "--one is not needed: there is one",
     ]
-
-
-def test_mistakes_are_told_at_once():
     with pytest.raises(ThreestepError) as told:
         translated("--refused 3 --old --gone".split(), TABLE)
     assert [line.strip() for line in str(told.value).splitlines()[1:]] == [
@@ -84,6 +81,7 @@ def test_two_flags_that_are_read_as_one_agree_or_are_refused():
         translated(["--never"], TABLE)
 
 
+OURS = {name for step in known_steps().values() for name in defaults_of(step.groups)}
 SFT = list(defaults_of(known_steps()["step1_sft"].groups))
 PPO = list(defaults_of(known_steps()["step3_ppo"].groups))
 
@@ -115,7 +113,7 @@ def test_what_people_mean_are_flags_of_some_program():
     assert not {name for name in MEANT if name in SFT and name in PPO}
 
 
-def test_all_mistakes_are_told_at_once():
+def test_the_launchers_flags():
     flags = "--num_gpus 2 --include localhost:0 --num_nodes 4 --master_port --seed 1".split()
     with pytest.raises(ThreestepError) as told:
         as_variables(flags, {"THREESTEP_RANKS": "1"})
@@ -127,13 +125,7 @@ def test_all_mistakes_are_told_at_once():
         "--hostfile",
         "- --master_port expects a value after it, got none",
     ]
-
-
-def test_what_agrees_with_the_environment_is_taken():
     assert as_variables(["--num_gpus", "2"], {"THREESTEP_RANKS": "2"})[1] == {"THREESTEP_RANKS": "2"}
-
-
-def test_a_steps_own_program_says_where_they_belong():
     with pytest.raises(ThreestepError, match="^--num_gpus is the launcher's.*; give it to scripts/step"):
         parse_arguments(STEP.groups, "--model_name_or_path m --num_gpus 1".split(), "", STEP.old_flags)
 
@@ -177,14 +169,16 @@ def test_trls_processes_are_ranks_from_the_words_or_the_file(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("step", known_steps())
-def test_what_is_not_needed_says_why_and_what_is_refused_is_named(step):
-    """Each entry of each table, and no value of a switch that asks for nothing."""
+def test_what_is_renamed_not_needed_or_refused_says_so(step):
+    """Each entry of each table without words of its own, and no value of a switch that asks for nothing."""
     table = known_steps()[step].old_flags
     for flag, old in table.items():
         is_switch = not old.takes_value and not getattr(old, "takes_list", False)
         typed = [flag, *([] if is_switch else ["a_value_that_nobody_gives"])]
         if isinstance(old, Needless):
             assert translated(typed, table) == ([], [f"{flag} is not needed: {old.why}"])
+        elif isinstance(old, Renamed) and old.words is None:
+            assert translated(typed, table)[0] == [old.now, *typed[1:]] and old.now.removeprefix("--") in OURS
         elif isinstance(old, Refused):
             with pytest.raises(ThreestepError, match=f"^{re.escape(f'{flag} {old.why}')}$"):
                 translated(typed, table)

@@ -118,9 +118,14 @@ def rollout(model):
     return roll(model, lengths=(3, 11, 1, 7, 5) * 10, samples=10)
 
 
-def test_log_probabilities_of_500_responses_are_the_training_layouts(model, rollout):
+def test_log_probabilities_of_500_responses_and_at_another_temperature_are_the_training_layouts(model, rollout):
     assert len(rollout.ended_B) == 500 and rollout.inserted_BR.any(dim=1).sum() > 250
     assert largest_difference(model, rollout) < 1e-5
+    drawn = roll(model, replace(SAMPLING, temperature=0.7, top_k=40))
+    rows = packed_rows([[document(sequence)] for sequence in drawn.sequences()], PAD)
+    with torch.no_grad():
+        trained_M = PolicyModel(model)(rows, Readout(0.7)).logprobs_M
+    assert (trained_M - drawn.drawn.logprobs_BR[drawn.drawn.mask_BR]).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("family", ["gpt2", "qwen3", "opt"])
@@ -129,14 +134,6 @@ def test_in_float64_to_the_precision_of_the_record(family):
     model = model_that_thinks(family, torch.float64)
     drawn = roll(model)
     assert drawn.inserted_BR.any() and largest_difference(model, drawn) < 1e-6
-
-
-def test_at_another_temperature_they_are_of_the_tempered_policy(model):
-    drawn = roll(model, replace(SAMPLING, temperature=0.7, top_k=40))
-    rows = packed_rows([[document(sequence)] for sequence in drawn.sequences()], PAD)
-    with torch.no_grad():
-        trained_M = PolicyModel(model)(rows, Readout(0.7)).logprobs_M
-    assert (trained_M - drawn.drawn.logprobs_BR[drawn.drawn.mask_BR]).abs().max() < 1e-5
 
 
 def test_blocks_are_whole_and_what_is_inserted_is_no_target(model, rollout):
@@ -160,7 +157,7 @@ def test_blocks_are_whole_and_what_is_inserted_is_no_target(model, rollout):
     assert torch.equal(targets, rollout.response_ids_BR[rollout.response_mask_BR & ~rollout.inserted_BR])
 
 
-def test_the_limit_counts_the_longest_path_of_a_block_alone(model, rollout):
+def test_limits_of_a_response_and_of_a_path(model, rollout):
     positions = []
     for sequence in rollout.sequences():
         prompt = len(split(sequence)[0])
@@ -169,9 +166,6 @@ def test_the_limit_counts_the_longest_path_of_a_block_alone(model, rollout):
     assert rollout.formed.positions_B.tolist() == positions and max(positions) == SAMPLING.max_new_tokens
     assert torch.equal(rollout.spans_B, rollout.formed.positions_B)
     assert rollout.response_lengths_B.max() > SAMPLING.max_new_tokens  # more tokens than positions
-
-
-def test_a_path_has_its_own_limit(model):
     limited = roll(model, replace(SAMPLING, form=ParallelPaths(PathSampling(TAGS, 2, most_tokens=4))), samples=20)
     lengths = set()
     for ids in responses(limited):
@@ -182,7 +176,7 @@ def test_a_path_has_its_own_limit(model):
     assert lengths == {2, 3, 4} and largest_difference(model, limited) < 1e-5
 
 
-def test_a_path_that_draws_the_end_of_a_response_ends_itself():
+def test_a_path_that_draws_the_end_ends_itself_and_tags_out_of_place_are_text():
     """And the trunk goes on."""
     model = model_that_thinks(_2=3.0)
     drawn = roll(model, samples=25)
@@ -192,9 +186,6 @@ def test_a_path_that_draws_the_end_of_a_response_ends_itself():
             assert ids[column + 1] == END_PATH and drawn.inserted_BR[row, column + 1]
             found += 1
     assert found > 5 and largest_difference(model, drawn) < 1e-5
-
-
-def test_tags_out_of_place_are_text():
     model = model_that_thinks(_3=3.0, _4=3.0, _5=3.0, _6=3.0)
     drawn = roll(model, samples=25)
     counts = [len(drawn_blocks(torch.tensor(ids), TAGS)) for ids in responses(drawn)]

@@ -78,17 +78,14 @@ def test_rows_without_blocks_are_plain_and_off_the_tags_are_text(flags, tagged):
     assert flags(parallel_thinking=True).tokens_in_need == TAGS
 
 
-def test_a_prompt_may_quote_the_tags(flags, tagged):
-    """As Parallel-R1's own prompt does; there they are parsed, and positions go wrong."""
+def test_a_prompt_may_quote_the_tags_or_be_empty(flags, tagged):
+    """As Parallel-R1's own prompt does; there they are parsed, and positions go wrong. Its first token is no target,
+    for nothing predicts it; it is a tag all the same."""
     quoting = {**GOOD, "prompt": "Human: Think between <Parallel> and </Parallel>, <Path> by <Path>. Assistant:"}
     phase = built(1, flags([quoting] * 9), tagged)
     document = sentence_document(phase.train[0])
     assert texts(document, tagged)[0] == quoting["prompt"] + " Let me see. <Parallel>"
     assert len(document.segments) == 4
-
-
-def test_text_that_follows_no_prompt(flags, tagged):
-    """Its first token is no target, for nothing predicts it; it is a tag all the same."""
     phase = built(1, flags([{"prompt": "", "chosen": f"{BLOCK} 5.", "rejected": " It is 4."}] * 9), tagged)
     document = sentence_document(phase.train[0])
     assert len(document.segments) == 4 and texts(document, tagged)[0] == "<Parallel>"
@@ -109,16 +106,13 @@ def test_a_malformed_row_is_named(flags, tagged, row):
         built(1, flags(rows, eval_fraction=0.0), tagged)
 
 
-def test_malformed_rows_dropped(flags, tagged):
+def test_malformed_rows_dropped_or_kept_causal(flags, tagged):
+    """Also the one that is never closed, which a cut row resembles."""
     phase = built(1, flags([GOOD, STRAY, UNCLOSED] * 3, eval_fraction=0.0, malformed_parallel="drop"), tagged)
     assert len(phase.train) == 3 and all(row.form for row in phase.train)
     assert phase.report.train.dropped == {"malformed_parallel": 6}
     with pytest.raises(ThreestepError, match=r"all 4 rows .* dropped \(4 malformed_parallel\); the tags of parallel"):
         built(1, flags([STRAY] * 4, eval_fraction=0.0, malformed_parallel="drop"), tagged)
-
-
-def test_malformed_rows_kept_causal(flags, tagged):
-    """Also the one that is never closed, which a cut row resembles."""
     phase = built(1, flags([GOOD, STRAY, UNCLOSED] * 3, eval_fraction=0.0, malformed_parallel="causal"), tagged)
     kinds = {True: 4, False: 1}
     for row in phase.train:
@@ -174,13 +168,10 @@ def test_phase_3_is_prompts_as_without_them(flags, tagged):
     assert [row.prompt_text for row in on.train] == [row.prompt_text for row in off.train] and len(on.train)
 
 
-def test_a_tokenizer_without_the_tags(flags, tiny_tokenizer):
+def test_tags_of_other_names_and_a_tokenizer_without_the_tags(flags, tiny_tokenizer, tagged):
     sentence = "expects every tag to be one token, got '<Parallel>', which is none; add it, as steps 1 and 2"
     with pytest.raises(ThreestepError, match=sentence):
         built(1, flags([GOOD] * 9), tiny_tokenizer)
-
-
-def test_tags_of_other_names(flags, tagged):
     tags = ["<fork>", "<branch>", "</branch>", "</fork>"]
     assert add_tokens(tagged, tags) == 4
     named = GOOD["chosen"].replace("Parallel", "fork").replace("Path", "branch")

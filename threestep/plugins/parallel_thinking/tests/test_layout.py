@@ -96,13 +96,19 @@ def test_a_cut_text_is_the_beginning_of_the_whole_one(text, data):
 
 
 def test_tags_that_a_prompt_quotes_are_text():
-    """Malformed as they stand: only what the model writes is parsed."""
+    """Malformed as they stand: only what the model writes is parsed. What shares no prompt was not drawn: unsupervised
+    texts."""
     quoted = [P, OPEN, PATH, OPEN, Q]
     text = Text().trunk(*quoted).block(Path([A]), Path([B])).trunk(D)
     sequence = text.sequence(first_target=len(quoted))
     assert_laid_out(parallel_document(sequence, TAGS, sequence.is_target), text.ids, text.positions, text.mask())
     with pytest.raises(MalformedBlocks, match="token 3: a block opens inside a block"):
         parallel_document(sequence, TAGS)
+    plan = PlanSettings(1, 400, 8, True, 400, form=TAGS)
+    ((_, rows),) = rank_share(in_parallel()[:1], SequenceLayout(plan, PAD, 0), CPU, sharing=False)
+    assert rows.segments is None
+    ((_, rows),) = rank_share(in_parallel()[:1], SequenceLayout(plan, PAD, 0), CPU)
+    assert rows.segments is not None and documents_of(in_parallel()[:1], plan)[0].tokens == rows.input_ids_NT.shape[1]
 
 
 def test_a_block_does_not_go_on_through_what_another_wrote():
@@ -376,15 +382,6 @@ def test_packed_shared_and_padded_drawn_responses_are_one_gradient():
             # Norms compute in float32: the gradient of a prompt is rounded in each of its copies.
             assert float((one - other).abs().max()) < 1e-6 * float(one.abs().max()), name
     assert not torch.allclose(found["packed"][0], found["in_one_piece"][0], atol=1e-3)
-
-
-def test_texts_that_quote_tags_stay_in_one_piece():
-    """What shares no prompt was not drawn: unsupervised texts."""
-    plan = PlanSettings(1, 400, 8, True, 400, form=TAGS)
-    ((_, rows),) = rank_share(in_parallel()[:1], SequenceLayout(plan, PAD, 0), CPU, sharing=False)
-    assert rows.segments is None
-    ((_, rows),) = rank_share(in_parallel()[:1], SequenceLayout(plan, PAD, 0), CPU)
-    assert rows.segments is not None and documents_of(in_parallel()[:1], plan)[0].tokens == rows.input_ids_NT.shape[1]
 
 
 def test_parallel_paths_are_one_sequence():

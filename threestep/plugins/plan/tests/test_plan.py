@@ -56,20 +56,17 @@ def test_weights_are_those_published(name):
     assert shape.layers * layer + tables + shape.width == WEIGHTS[name]
 
 
-def test_a_folder_is_written_that_transformers_reads(tmp_path):
+def test_names_have_any_case_and_a_folder_is_written_that_transformers_reads(tmp_path):
     write_shape(SHAPES["13B"], tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert (config["model_type"], config["num_hidden_layers"], config["num_attention_heads"]) == ("llama", 40, 40)
-
-
-def test_names_have_any_case_and_paths_are_none():
     assert shape_of("70b") is SHAPES["70B"]
     assert shape_of("./70B") is shape_of("runs/70B") is None
     with pytest.raises(ThreestepError, match="or one of 0.5B, 1.5B, .*, got '71B'; did you mean '7B'"):
         shape_of("71B")
 
 
-def test_micro_batches_divide_a_ranks_share(wanted):
+def test_micro_batches_divide_a_ranks_share_and_one_rank_shards_nothing(wanted):
     """24 sequences on 2 ranks: 12 of each, in 1, 2 or 4."""
     here = list(ladders(wanted(ranks=2, sequences=24)))
     assert {tuple(choice.micro_batch for choice in ladder) for ladder in here} == {(1, 2, 4)}
@@ -78,9 +75,6 @@ def test_micro_batches_divide_a_ranks_share(wanted):
         for stage, offload in ((0, False), (1, False), (2, False), (3, False), (1, True), (2, True), (3, True))
         for recompute in (False, True)
     }
-
-
-def test_one_rank_shards_nothing_that_it_does_not_offload(wanted):
     assert {(ladder[0].zero_stage, ladder[0].offload) for ladder in ladders(wanted(ranks=1))} == {
         (0, False), (1, True), (2, True), (3, True),
     }  # fmt: skip
@@ -101,7 +95,7 @@ def test_step_3_draws_as_many_as_it_trains_on(wanted):
 DRAWN = EngineLoad(weights=400, cache=10, sequences=16, gpu=1000, heads=4)
 
 
-def test_the_share_holds_a_part_of_the_weights_and_the_cache_of_a_batch():
+def test_flags_of_drawing():
     """400 / 2 + 16 x 10 = 360 of 1,000 bytes: 8 twentieths; in 4 batches 200 + 40: 5 of them."""
     two = WayOfDrawing("", "vllm", 2)
     assert drawing_flags(two, DRAWN, 1)["vllm_memory_share"] == 0.4
@@ -109,20 +103,14 @@ def test_the_share_holds_a_part_of_the_weights_and_the_cache_of_a_batch():
         "rollout_engine": "vllm", "per_device_generation_batch_size": 4, "generation_batches": 4,
         "vllm_tensor_parallel_size": 2, "vllm_memory_share": 0.25,
     }  # fmt: skip
-
-
-def test_what_cannot_be_is_none():
     assert drawing_flags(WayOfDrawing("", "vllm", 1), DRAWN._replace(weights=900), 1) is None
     assert drawing_flags(WayOfDrawing("", "hf"), DRAWN, 3) is None
-
-
-def test_the_trained_model_draws_without_flags_of_its_own():
     assert drawing_flags(DRAWINGS[-1], DRAWN, 1) == {
         "rollout_engine": "hf", "per_device_generation_batch_size": 16, "generation_batches": 1,
     }  # fmt: skip
 
 
-def test_the_fastest_of_what_fits_comes_first(wanted, estimates):
+def test_the_fastest_of_all_that_fit_comes_first(wanted, estimates):
     """900 of 1,000 bytes may be used. Four sequences of a rank: whole, 600 bytes with ZeRO-3, one micro-step of 6 + 1
     seconds; on the host with offload 400 bytes, 6 + 5; whole stages hold one sequence, 4 x 3 seconds."""
     best = best_of(search(wanted(), estimates), wanted())
@@ -131,9 +119,6 @@ def test_the_fastest_of_what_fits_comes_first(wanted, estimates):
     assert best[0].seconds == pytest.approx(7.0)
     assert [one.seconds for one in best] == sorted(one.seconds for one in best)
     assert best[0].settings["gradient_accumulation_steps"] == 1
-
-
-def test_it_is_the_fastest_of_all_that_fit(wanted, estimates):
     here = wanted(gpu_bytes=500)
     tried = search(here, estimates)
     fitting = [one for one in tried if fits(one.memory, here)]
@@ -141,21 +126,18 @@ def test_it_is_the_fastest_of_all_that_fit(wanted, estimates):
     assert all(one.parts is None for one in tried if not fits(one.memory, here))
 
 
-def test_more_memory_is_never_slower(wanted, estimates):
+def test_more_memory_is_never_slower_and_the_batch_is_the_same(wanted, estimates):
     seconds = []
     for gpu_bytes in range(150, 2000, 50):
         here = wanted(gpu_bytes=gpu_bytes)
         seconds.append(best_of(search(here, estimates), here)[0].seconds)
     assert seconds == sorted(seconds, reverse=True) and seconds[0] > seconds[-1]
-
-
-def test_the_batch_is_the_same_in_every_setting(wanted, estimates):
     for one in search(wanted(ranks=2), estimates):
         settings = one.settings
         assert 2 * settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"] == 16
 
 
-def test_the_host_bounds_too(wanted, estimates):
+def test_what_does_not_fit_is_said(wanted, estimates):
     here = wanted(gpu_bytes=200, host_bytes=100)
     with pytest.raises(ThreestepError) as mistake:
         best_of(search(here, estimates), here)
@@ -163,19 +145,13 @@ def test_the_host_bounds_too(wanted, estimates):
         mistake.value
     )
     assert "GPU memory where a rank has" in str(mistake.value) and "give more --gpus" in str(mistake.value)
-
-
-def test_a_batch_that_ranks_cannot_share(wanted, estimates):
     here = wanted(ranks=3)
     with pytest.raises(ThreestepError, match="--sequences_per_step 16 expects a multiple of the 3 ranks"):
         best_of(search(here, estimates), here)
-
-
-def test_a_tenth_of_the_gpu_is_left(wanted):
     assert fits(MemoryLine("", 900), wanted()) and not fits(MemoryLine("", 901), wanted())
 
 
-def test_reasons_name_what_each_other_value_would_do(wanted, estimates):
+def test_a_plans_words_and_its_file(wanted, estimates):
     tried = search(wanted(), estimates)
     assert list(reasons(tried[0], tried)) == [
         "with ZeRO-0, micro-batches of 4, recomputation: 2.000 s slower, most by recomputation (+3.000 s)",
@@ -183,9 +159,6 @@ def test_reasons_name_what_each_other_value_would_do(wanted, estimates):
         "with recomputation: 3.000 s slower, most by recomputation (+3.000 s)",
         "with micro-batches of 2: 3.000 s slower, most by matmuls (+2.000 s)",
     ]
-
-
-def test_the_file_holds_the_settings_and_its_command(wanted, estimates):
     best = search(wanted(), estimates)[0]
     text = as_yaml(best, "threestep sft --config plan.yaml --num_ranks 4")
     assert yaml.safe_load(text) == best.settings and "#   threestep sft --config plan.yaml" in text
@@ -196,14 +169,14 @@ SURE = Reliability(1e-6, 300.0, 1e9, 0.0)
 RUN = WholeRun(10_000, 10.0, 100, 3e12)  # a failure every 10,000 s; saves of 30 s
 
 
-def test_llama_3_failed_every_three_hours():
+def test_failures_saves_and_slow_nodes_by_hand():
+    """sqrt(2 x 30 x 10,000) = 774.6; times 1 + sqrt(0.0015) / 3 + 0.0015 / 9, less 30. 13 nodes of 100 GPUs, one in ten
+    slow."""
     assert 1 / (16_384 * FAILURES_PER_GPU_HOUR) == pytest.approx(3.09, abs=0.01)
-
-
-def test_dalys_interval_is_youngs_less_a_save_where_saves_are_short():
-    """sqrt(2 x 30 x 10,000) = 774.6; times 1 + sqrt(0.0015) / 3 + 0.0015 / 9, less 30."""
     assert daly_seconds(30.0, 1e4) == pytest.approx(774.597 * (1 + 0.038730 / 3 + 0.0015 / 9) - 30, abs=1e-2)
     assert daly_seconds(3e4, 1e4) == 1e4
+    assert some_node_is_slow(100, 0.1) == pytest.approx(1 - 0.9**13) and some_node_is_slow(4, 0.1) == pytest.approx(0.1)
+    assert losses(RUN, SURE._replace(slow_nodes=0.1)).slowed == pytest.approx(SLOWER_BY * (1 - 0.9**13))
 
 
 def test_the_interval_is_the_best_of_all():
@@ -227,18 +200,12 @@ def test_without_failures_a_run_takes_its_steps_and_saves():
     assert expected_seconds(RUN, SURE._replace(failures=1.0), 100) == math.inf
 
 
-def test_the_slowest_of_all_nodes_slows_the_run():
-    """13 nodes of 100 GPUs, one in ten slow."""
-    assert some_node_is_slow(100, 0.1) == pytest.approx(1 - 0.9**13) and some_node_is_slow(4, 0.1) == pytest.approx(0.1)
-    assert losses(RUN, SURE._replace(slow_nodes=0.1)).slowed == pytest.approx(SLOWER_BY * (1 - 0.9**13))
-
-
 def nothing(ranks: int, seconds: float) -> Losses:
     """A run without failures."""
     return Losses(1, 1.0, 0.0, 0.0, 0.0)
 
 
-def test_each_number_of_gpus_has_its_best_and_the_part_that_costs_more(wanted, estimates):
+def test_each_number_of_gpus_has_its_best_or_what_is_missing(wanted, estimates):
     """By hand: one GPU offloads and takes 8 of 16 sequences at a time, 2 x 10 + 5 seconds; four shard weights and take
     4 at once, 4 x (6 + 1) seconds of GPUs; 16 have a sequence each and room for whole weights, 16 x 3."""
     one, four, sixteen, more = points(wanted(), (1, 4, 16, 32), partial(search, estimates=estimates), nothing)
@@ -246,9 +213,6 @@ def test_each_number_of_gpus_has_its_best_and_the_part_that_costs_more(wanted, e
     assert limit(four, four) == "the cheapest"
     assert limit(sixteen, four) == "+71%, most by matmuls"
     assert more.best is None and limit(more, four) == "the batch has 16 sequences"
-
-
-def test_where_nothing_fits_it_says_what_is_missing(wanted, estimates):
     (point,) = points(wanted(gpu_bytes=10), (4,), partial(search, estimates=estimates), nothing)
     assert point.best is None and point.why_none.startswith("nothing fits 4 x h100") and point.device_seconds > 1e9
 

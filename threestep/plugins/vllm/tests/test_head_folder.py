@@ -105,15 +105,12 @@ def test_a_family_without_a_form_is_refused(family, form, got, tmp_path):
         write_for_vllm(tmp_path)
 
 
-def test_a_folder_without_a_head_is_refused(tmp_path):
+def test_folders_and_runs_without_a_head_are_refused(tmp_path):
     model_of("llama").save_pretrained(tmp_path)
     with pytest.raises(
         ThreestepError, match="--mtp vllm expects a run with a head .* train one with --mtp_num_layers 1"
     ):
         write_for_vllm(tmp_path)
-
-
-def test_a_head_of_a_run_without_one_leaves_nothing(tmp_path):
     run = tmp_path / "run"
     (run / "model").mkdir(parents=True)
     (run / "model/config.json").write_text("{}")

@@ -74,8 +74,10 @@ def test_mistakes(given, sentence):
 DRAFTS = {"vllm_speculate": 2, "mtp_num_layers": 1, "rollout_engine": "vllm", "dry_run": True}
 
 
-def test_names_stand_for_engines():
+def test_names_stand_for_engines_and_what_they_do_by_default():
     assert (engine_class("vllm"), engine_class("vllm_server")) == (VllmRollout, VllmServerRollout)
+    checked_components(flags_of(rollout_engine="vllm_server", vllm_servers="http://127.0.0.1:8000"))
+    assert not draws_exactly(ppo_flags(rollout_engine="vllm")) and draws_exactly(ppo_flags())
 
 
 @pytest.mark.parametrize(
@@ -133,10 +135,6 @@ def test_what_does_not_go_with_replayed_routers(given, why):
     assert "--replay_routers follow" in str(raised.value) and why in str(raised.value)
 
 
-def test_servers_record_experts():
-    checked_components(flags_of(rollout_engine="vllm_server", vllm_servers="http://127.0.0.1:8000"))
-
-
 @pytest.mark.parametrize("given", ["hf", "vllm"])
 def test_flags_of_another_engine_are_refused(given: str):
     flags, mistakes = RolloutEngineFlags(), Mistakes()
@@ -148,10 +146,6 @@ def test_flags_of_another_engine_are_refused(given: str):
     own = Mistakes()
     flags.refuse_others("vllm_server", own)
     assert own.sentences == []
-
-
-def test_what_vllm_draws_is_corrected_by_default():
-    assert not draws_exactly(ppo_flags(rollout_engine="vllm")) and draws_exactly(ppo_flags())
 
 
 def test_without_vllm_the_command_that_installs_it_is_told(monkeypatch):
@@ -182,7 +176,7 @@ def settings(**others) -> RolloutSettings:
     return RolloutSettings(64, VllmArguments(**flags), **others)
 
 
-def test_what_its_settings_refuse():
+def test_settings_that_it_refuses_and_memory_that_it_frees():
     turns = Drawing(turns=object())  # type: ignore[arg-type]  # how a model in this process draws them
     assert VllmRollout.refusals(settings(), turns) == []
     assert VllmRollout.refusals(settings(vllm_tensor_parallel_size=2), Drawing()) == []
@@ -192,9 +186,6 @@ def test_what_its_settings_refuse():
     assert refusal.startswith(
         "--rollout_engine vllm batches by itself, and 3 ranks share the prompts: start one process"
     )
-
-
-def test_it_frees_memory_beside_training_alone():
     assert VllmRollout.frees_gpu_memory(settings())
     assert not VllmRollout.frees_gpu_memory(settings(vllm_sleep=False))
     assert not VllmRollout.frees_gpu_memory(settings(beside_training=False))
@@ -317,7 +308,8 @@ def test_joined_split_transposed_and_filled_up_weights_sum_up_alike():
         assert apart.differing(sums(h_0_both=torch.cat([query, key]).t(), head=filled)) == []
 
 
-def test_the_layer_with_a_changed_number_is_named():
+def test_sums_name_the_layer_that_differs_and_do_not_overflow():
+    """2**20 numbers of the largest bit pattern below the sign: 2**20 * (2**31 - 1) is far above 2**32."""
     weight = torch.ones(3, 3)
     changed = weight.clone()
     changed[1, 1] = torch.nextafter(torch.tensor(1.0), torch.tensor(2.0))
@@ -325,6 +317,8 @@ def test_the_layer_with_a_changed_number_is_named():
     assert whole.differing(sums(h_0_w=weight, h_1_w=changed, head=weight)) == ["layer 1"]
     assert whole.differing(sums(h_0_w=weight, h_1_w=weight, head=changed)) == ["outside the layers"]
     assert whole.differing(sums(h_0_w=weight, head=weight)) == ["layer 1"]
+    most = torch.full((2**20,), 2**31 - 1, dtype=torch.int32).view(torch.float32)
+    assert sums(w=most).by_layer[None] == 2**20 * (2**31 - 1)
 
 
 def test_mixtral_has_the_names_of_its_checkpoints():
@@ -335,12 +329,6 @@ def test_mixtral_has_the_names_of_its_checkpoints():
     renamed = [f"model.layers.0.block_sparse_moe.{name}" for name in others]
     got = [name for name, _ in named_for_vllm("MixtralForCausalLM", tensors)]
     assert got == [*renamed, "model.layers.0.self_attn.q_proj.weight"]
-
-
-def test_sums_do_not_overflow():
-    """2**20 numbers of the largest bit pattern below the sign: 2**20 * (2**31 - 1) is far above 2**32."""
-    most = torch.full((2**20,), 2**31 - 1, dtype=torch.int32).view(torch.float32)
-    assert sums(w=most).by_layer[None] == 2**20 * (2**31 - 1)
 
 
 @pytest.mark.parametrize("error", [0.0, 1.0])

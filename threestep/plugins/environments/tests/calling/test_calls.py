@@ -128,16 +128,13 @@ def test_answers_become_text(value, text):
     assert as_text(value) == text
 
 
-def test_long_answers_keep_both_ends_within_the_limit():
+def test_long_answers_are_cut_and_what_cannot_be_encoded_is_mended():
     text, was_cut, was_mended = bounded("a" * 500_000 + "b" * 500_000, 200)
     assert len(text) <= 200 and was_cut and not was_mended
     assert text.startswith("aaaa") and text.endswith("bbbb") and "cut: all 1,000,000 characters" in text
     assert bounded("a" * 200, 200) == ("a" * 200, False, False)
     for limit in range(1, 120):
         assert len(bounded("x" * 10_000, limit).text) <= limit
-
-
-def test_what_cannot_be_encoded_is_mended_and_said():
     text, _, was_mended = bounded("a\ud800b", 100)
     assert was_mended and text == "a?b"
     assert bounded(as_text(b"\xff"), 100).was_mended and not bounded("\x00 <|im_end|>", 100).was_mended

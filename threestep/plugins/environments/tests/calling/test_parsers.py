@@ -72,12 +72,10 @@ def test_calls_inside_the_reasoning_do_not_count(form):
         ("hermes", '<tool_call>{"name": 3, "arguments": {}}</tool_call>', 'expected an object with "name"'),
         ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', 'object of arguments in the call of "f"'),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', "NaN is not JSON"),
-        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>', "got float"),
         ("hermes", "<tool_call>" + "[" * 50_000 + "</tool_call>", ""),
         ("hermes", "<tool_call>" * LONGEST_CALL, "more than 100,000 characters"),
         ("llama", '<|python_tag|>{"answer": 4}', 'expected an object with "name"'),
         ("pythonic", "[f(1)]", "expected arguments by name in the call of f"),
-        ("pythonic", "[f(**{})]", "expected arguments by name in the call of f"),
         ("pythonic", "[f(a=open('x'))]", "malformed node"),
         ("pythonic", "[f(a=b'x')]", "got bytes"),
         ("pythonic", "[f(a=" + "(" * 5_000, ""),
@@ -93,18 +91,12 @@ def test_what_cannot_be_read_is_one_sentence(form, text, problem):
     assert problem in message.problems[0] and "\n" not in message.problems[0] and len(message.problems[0]) < 300
 
 
-def test_a_call_is_read_behind_one_that_is_malformed_and_beside_text():
+def test_calls_beside_text_and_malformed_ones():
     text = 'Let me see.<tool_call>{oops}</tool_call> And: <tool_call>{"name": "now"}</tool_call> Done.'
     message = read_message(text, PARSERS["hermes"])
     assert (message.calls, len(message.problems), message.content) == ((NOW,), 1, "Let me see. And:  Done.")
-
-
-def test_a_closing_tag_inside_an_argument_closes_nothing():
     text = '<tool_call>{"name": "add", "arguments": {"a": "</tool_call>"}}</tool_call>'
     assert read_message(text, PARSERS["hermes"]).calls == (Call("add", {"a": "</tool_call>"}),)
-
-
-def test_pythonic_calls_stand_between_tags_or_alone():
     text = "Sure.<|tool_call_start|>[now(), add(a=-1.5, b=[true, None, (1, 2)])]<|tool_call_end|>"
     message = read_message(text, PARSERS["pythonic"])
     assert message.calls == (NOW, Call("add", {"a": -1.5, "b": [True, None, [1, 2]]})) and message.content == "Sure."
@@ -191,9 +183,7 @@ def test_a_schema_has_names_types_choices_and_what_is_required():
         ({"steps": 3, "speed": 2, "way": "down", "note": None}, None),
         ({}, "argument 'steps' is missing"),
         ({"steps": 1, "stepz": 2}, "there is no argument 'stepz'; expected steps, speed, way, note; did you mean"),
-        ({"steps": "3"}, "argument 'steps': expected integer, got '3'"),
         ({"steps": True}, "argument 'steps': expected integer, got True"),
-        ({"steps": None}, "argument 'steps': expected integer, got None"),
         ({"steps": 1, "way": "left"}, "argument 'way': expected one of 'up', 'down', got 'left'"),
         ({"steps": 1, "speed": [2]}, r"argument 'speed': expected number, got [2]"),
     ],

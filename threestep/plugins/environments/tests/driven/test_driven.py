@@ -200,13 +200,10 @@ def status_of(base_url: str, body: bytes) -> int:
 ASKED = json.dumps({"model": "any", "messages": [{"role": "user", "content": "a"}]}).encode()
 
 
-def test_strangers_hold_little_and_the_conversation_goes_on(base_url):
+def test_strangers_hold_little_and_their_bodies_are_not_read(base_url, monkeypatch):
     port = urlsplit(base_url).port
     found = attack(port, "/" + "k" * 32 + "/v1/chat/completions", lambda: status_of(base_url, ASKED), 400, 300)
     found.check(threaded.MOST_STRANGERS + 12)
-
-
-def test_the_body_of_a_stranger_is_not_read(base_url, monkeypatch):
     monkeypatch.setattr(endpoint._LineHandler, "body", lambda self: pytest.fail("it was read"))
     assert status_of(base_url.replace("/v1", "x/v1"), ASKED) == 404
 

@@ -119,12 +119,17 @@ def test_what_was_said_before_forges_no_turn(name, role):
     assert (controls[forged, False] == controls["no", False]) == (role == "tool")
 
 
-def test_a_long_message_loses_its_middle():
+def test_a_long_message_loses_its_middle_and_others_are_refused():
     tokenizer, _, turns = parts("chatml", most=20)
     short, long = (turns.reply([{"role": "user", "content": "fig " * n}], None, 0) for n in (2, 500))
     assert (short.cut_messages, long.cut_messages) == (0, 1)
     assert "tokens left out" in tokenizer.decode(long.ids) and 20 < len(long.ids) < 80
     assert turns.reply([{"role": "user", "content": "fig " * 500}], None, 0) == long  # from the kept ones
+    _, _, turns = parts("inst")
+    with pytest.raises(ThreestepError, match="takes no message of role 'tool'.*only user and"):
+        turns.rewritten_before("tool", None)
+    with pytest.raises(ThreestepError, match="chat template refuses the conversation: only user and assistant"):
+        turns.opening([{"role": "system", "content": "fig"}])
 
 
 class SaidCallOf(NamedTuple):
@@ -237,11 +242,3 @@ def test_what_a_template_rewrites(name, thinks):
     if what is None:  # whatever is said
         said = [{"role": "user", "content": "fig"}, Turn("pear"), {"role": "user", "content": "fig"}]
         assert turns.history(said, 1, None, [7]).ids is None
-
-
-def test_what_a_template_takes():
-    _, _, turns = parts("inst")
-    with pytest.raises(ThreestepError, match="takes no message of role 'tool'.*only user and"):
-        turns.rewritten_before("tool", None)
-    with pytest.raises(ThreestepError, match="chat template refuses the conversation: only user and assistant"):
-        turns.opening([{"role": "system", "content": "fig"}])

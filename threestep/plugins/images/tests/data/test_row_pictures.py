@@ -326,11 +326,16 @@ def test_a_row_whose_cut_would_take_some_of_an_image_is_dropped_and_counted(
     assert dropped == {"prompt_too_long" if phase == 3 else "too_long": 1}
 
 
-def test_a_cut_behind_the_images_keeps_them(built):
+def test_a_cut_behind_the_images_and_the_loss_leave_them_whole(built):
     rows = [{"messages": [user("<image>What?"), assistant("Red, " * 30)], "images": PATHS[:1]}]
     data = built(rows, truncation="right", max_seq_len=60)
     (row,) = data.train
     assert row.length_tokens == 60 and row.media[0].tokens == 2 and data.report.train.truncated == 1
+    (row,) = built([{"messages": TURNS, "images": PATHS}], loss_on="conversation").train
+    inside = [place for image in row.media for place in range(image.begin, image.end)]
+    assert sorted(np.flatnonzero(~row.loss_mask)) == [0, *inside]
+    rows = [{"messages": TURNS, "images": PATHS}, {"messages": [user("Hi"), assistant("Ho")], "images": []}]
+    assert [len(row.media) for row in built(rows).train] == [2, 0]
 
 
 REFUSED = {
@@ -388,17 +393,6 @@ def test_a_literal_image_tag_is_text_without_images_but_for_a_model_whose_token_
     assert built(rows).train[0].media == ()
     with pytest.raises(ThreestepError, match="message 1: the text holds <image>, the token that stands for images"):
         built(rows, "llava")
-
-
-def test_loss_on_whole_conversations_leaves_images_out(built):
-    (row,) = built([{"messages": TURNS, "images": PATHS}], loss_on="conversation").train
-    inside = [place for image in row.media for place in range(image.begin, image.end)]
-    assert sorted(np.flatnonzero(~row.loss_mask)) == [0, *inside]
-
-
-def test_text_rows_stand_among_image_rows(built):
-    rows = [{"messages": TURNS, "images": PATHS}, {"messages": [user("Hi"), assistant("Ho")], "images": []}]
-    assert [len(row.media) for row in built(rows).train] == [2, 0]
 
 
 def test_a_data_url_is_the_image_that_it_holds(built):

@@ -65,8 +65,6 @@ PLAIN = base64.b64encode(b"PICTURE?>~").decode()
     "value",
     [
         f"data:image/png;base64,{PLAIN}",
-        f"DATA:IMAGE/PNG;BASE64,{PLAIN}",
-        f"data:;base64,{PLAIN}",
         f"data:image/png;charset=utf-8;name=a.png;base64,{PLAIN}",
         f" data:image/jpeg;base64,{PLAIN[:4]}\r\n{PLAIN[4:]}\n",
         f"data:image/png;base64,{PLAIN.rstrip('=')}",
@@ -74,8 +72,6 @@ PLAIN = base64.b64encode(b"PICTURE?>~").decode()
         f"data:image/png;base64,{base64.urlsafe_b64encode(b'PICTURE?>~').decode()}",
         "data:image/png,PICTURE%3F%3E~",
         {"url": f"data:image/png;base64,{PLAIN}", "detail": "auto"},
-        {"image_url": {"url": f"data:image/png;base64,{PLAIN}"}},
-        {"bytes": None, "path": f"data:image/png;base64,{PLAIN}"},
         {"type": "base64", "media_type": "image/png", "data": PLAIN},
         {"source": {"type": "base64", "media_type": "image/png", "data": PLAIN}},
         {"base64": PLAIN},
@@ -86,22 +82,22 @@ def test_pictures_inside_of_a_text(value):
     assert image_bytes(value, None, WHERE) == b"PICTURE?>~"
 
 
-def test_a_pil_image_keeps_its_pixels():
+def test_pictures_of_pil_and_paths_without_a_folder():
     image = Image.new("RGB", (3, 2))
     image.putpixel((2, 1), (1, 2, 3))
     read = decoded(image_bytes({"image": image}, None, WHERE), WHERE)
     assert read.size == (3, 2) and read.tobytes() == image.tobytes()
+    with pytest.raises(BadConversation, match="expected the bytes of an image, got the path 'a.png'"):
+        image_bytes("a.png", None, WHERE)
 
 
 @pytest.mark.parametrize(
     ("value", "said"),
     [
         ("https://example.org/a.png", "got the address 'https://example.org/a.png'; no address is fetched"),
-        ("file:///etc/passwd", "got the address"),
         ("data:image/png;base64", "expected data:image/...;base64,..., got 'data:image/png;base64' without a comma"),
         ("data:text/html,hi", "expected a picture, got a data URL of the type 'text/html'"),
         ("data:image/png;base64,AAAAA", "expected a picture in base64, which cannot be decoded"),
-        ("data:image/png;base64,AA*A", "expected a picture in base64, which cannot be decoded"),
         ("data:image/png;base64,", "expected an image, got no bytes"),
         ("data:image/png;base64," + "A" * (2 * MOST_FILE_BYTES + 1), "expected a picture of at most"),
         ({"base64": b"AAAA"}, "expected a picture in base64 as text, got"),
@@ -109,12 +105,9 @@ def test_a_pil_image_keeps_its_pixels():
         ({"path": "HTTP://example.org/a.png"}, "got the address"),
         ("/etc/passwd", "absolute paths and '..' are refused"),
         ("../outside.png", "absolute paths and '..' are refused"),
-        ("pictures/../../outside.png", "absolute paths and '..' are refused"),
         ("link.png", "is a link out of the data's folder"),
-        ("linked/outside.png", "is a link out of the data's folder"),
         ("round.png", "cannot be read"),
         ("none.png", "cannot be read: No such file or directory"),
-        ("pictures", "expected a file, got 'pictures', which is none"),
         ("pipe", "expected a file, got 'pipe', which is none"),
         ("a\0b.png", "expected a path, got"),
         ("x" * 5000, "cannot be read"),
@@ -122,17 +115,13 @@ def test_a_pil_image_keeps_its_pixels():
         ("huge.png", f"expected an image of at most {MOST_FILE_BYTES:,} bytes"),
         (b"", "expected an image, got no bytes"),
         ({}, "expected an object with 'bytes' or 'path', got an empty object"),
-        ({"url": "https://example.org/a.png"}, "got the address 'https://example.org/a.png'; no address is fetched"),
         ({"link": "a"}, "expected an object with 'bytes' or 'path', got 'link'"),
         ({"image": {"image": {"image": {"bytes": b"a"}}}}, "expected an object with 'bytes' or 'path'"),
-        (7, "expected bytes, a data URL, a path inside the data's folder"),
         (None, "expected bytes, a data URL, a path inside the data's folder"),
-        ([b"a"], "expected bytes, a data URL, a path inside the data's folder"),
     ],
 )
 def test_what_is_refused(value, said, folder):
     os.symlink("../outside.png", folder / "link.png")
-    os.symlink("..", folder / "linked")
     os.symlink("round.png", folder / "round.png")
     os.mkfifo(folder / "pipe")
     with open(folder / "huge.png", "wb") as file:
@@ -140,11 +129,6 @@ def test_what_is_refused(value, said, folder):
     with pytest.raises(BadConversation) as error:
         image_bytes(value, folder, WHERE)
     assert str(error.value).startswith(f"{WHERE}: ") and said in str(error.value) and "\n" not in str(error.value)
-
-
-def test_a_path_of_rows_without_a_folder_is_refused():
-    with pytest.raises(BadConversation, match="expected the bytes of an image, got the path 'a.png'"):
-        image_bytes("a.png", None, WHERE)
 
 
 def picture(mode="RGB", size=(12, 8)):
@@ -211,7 +195,6 @@ def test_exif_rotation_is_applied_and_the_header_knows_it(orientation):
         (empty_png(60_000, 60_000), "pixels"),
         (stored(picture(), "TIFF"), "expected an image (JPEG, PNG, WEBP, GIF, BMP), got other bytes"),
         (b"%PDF-1.4", "got other bytes"),
-        (b"<svg/>", "got other bytes"),
         (stored(picture())[:60], "the image cannot be decoded"),
         (stored(picture(), "GIF", save_all=True, append_images=[picture("L")]), "got an animation (GIF)"),
         (stored(picture(), "WEBP", save_all=True, append_images=[picture("L")]), "got an animation (WEBP)"),
@@ -232,9 +215,6 @@ def test_pixels_are_bounded_before_anything_is_decoded(monkeypatch):
     for read in (decoded, picture_size):
         with pytest.raises(BadConversation, match="expected an image of 1 to 95 pixels, got 12 x 8"):
             read(stored(picture()), WHERE, 95)
-
-
-def test_a_bound_holds_for_pil_images_too():
     with pytest.raises(BadConversation, match="expected an image of 1 to 95 pixels, got 12 x 8"):
         encoded(picture(), WHERE, 95)
 
@@ -305,11 +285,15 @@ def web(monkeypatch):
     return SimpleNamespace(asked=asked, answers=answers)
 
 
-def test_a_picture_is_fetched_from_the_address_that_was_checked_and_through_redirects(web):
+def test_a_picture_is_fetched_from_the_address_that_was_checked_and_a_slow_answer_ends(web, monkeypatch):
     web.answers["a.org", "/x.png?s=1"] = Answer(302, location="/y.png")
     web.answers["a.org", "/y.png"] = Answer(body=b"P" * 200_000)
     assert fetched("https://a.org/x.png?s=1", 200_000, "row 1") == b"P" * 200_000
     assert web.asked == [("GET", "a.org", "93.184.216.34", path) for path in ("/x.png?s=1", "/y.png")]
+    web.answers["a.org", "/slow"] = Answer(body=b"P" * 200_000)
+    monkeypatch.setattr(fetching, "MOST_SECONDS", -1.0)
+    with pytest.raises(BadConversation, match="took more than"):
+        fetched("https://a.org/slow", 10**6, "row 1")
 
 
 @pytest.mark.parametrize(
@@ -345,13 +329,6 @@ def test_a_redirect_inside_a_large_answer_and_a_missing_one_are_refused(web):
         with pytest.raises(BadConversation, match=sentence):
             fetched(f"https://a.org/{path}", 100, "row 1")
     assert not any(host == "inside" for _, host, _, _ in web.asked)
-
-
-def test_a_slow_answer_ends(web, monkeypatch):
-    web.answers["a.org", "/slow"] = Answer(body=b"P" * 200_000)
-    monkeypatch.setattr(fetching, "MOST_SECONDS", -1.0)
-    with pytest.raises(BadConversation, match="took more than"):
-        fetched("https://a.org/slow", 10**6, "row 1")
 
 
 def test_rows_are_read_from_addresses_only_where_that_is_allowed(web, tmp_path):
@@ -408,11 +385,8 @@ def test_paths_bytes_and_pil(tmp_path, monkeypatch):
     assert address_of_rows(rows, folder, resumes=True) == [address]
 
 
-def test_a_path_without_a_file(tmp_path):
+def test_a_path_without_a_file_and_bytes_elsewhere_are_no_pictures(tmp_path):
     with pytest.raises(ThreestepError, match=r"^rows\[0\]\['images'\] expects a picture: .* got 'no.png', which"):
         address_of_rows([{"prompt": "a", "images": ["no.png"]}], tmp_path)
-
-
-def test_bytes_elsewhere_are_no_picture(tmp_path):
     with pytest.raises(ThreestepError, match=r"^rows\[0\]\['blob'\] expects text, numbers, lists or dicts, got bytes"):
         address_of_rows([{"prompt": "a", "blob": png("red")}], tmp_path)

@@ -89,10 +89,16 @@ def test_the_tower_is_frozen_by_default_and_the_projector_trains(make):
     assert everything - trained(model) == {name for name in everything if name.startswith(tower)} | projector
 
 
-def test_without_freezing_all_weights_train():
+def test_the_tower_trains_where_it_is_not_frozen_and_is_adapted_where_it_is_named():
     model = qwen2_vl().model
     freeze_parts(model, ModelSettings("m", freeze_vision_tower=False))
     assert trained(model) == {name for name, _ in model.named_parameters()}
+    model = qwen2_vl().model
+    settings = lora_settings("m", lora_dim=2, lora_module_name="visual.blocks,q_proj", only_optimize_lora=False)
+    prepared(model, settings)
+    tower = {name for name in trained(model) if name.startswith("model.visual.") and "merger" not in name}
+    assert tower and all(".lora_" in name for name in tower)  # its own weights stay frozen
+    assert {name for name in trained(model) if "language_model" in name and ".lora_" in name}
 
 
 @pytest.mark.parametrize("part", ["all-linear", "q_proj,down_proj"])
@@ -104,12 +110,3 @@ def test_adapters_stand_on_the_language_model(part):
     assert adapted == trained(model)
     assert len(adapted) == 2 * 2 * (7 if part == "all-linear" else 2)
     assert all(name.startswith("model.language_model.") for name in adapted)
-
-
-def test_a_part_of_the_tower_alone_is_adapted_where_it_is_named():
-    model = qwen2_vl().model
-    settings = lora_settings("m", lora_dim=2, lora_module_name="visual.blocks,q_proj", only_optimize_lora=False)
-    prepared(model, settings)
-    tower = {name for name in trained(model) if name.startswith("model.visual.") and "merger" not in name}
-    assert tower and all(".lora_" in name for name in tower)  # its own weights stay frozen
-    assert {name for name in trained(model) if "language_model" in name and ".lora_" in name}

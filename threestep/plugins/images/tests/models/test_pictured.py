@@ -139,11 +139,16 @@ def test_micro_batches_that_lack_images():
     assert lacks_media(step[:1], 0, seen) == [False, False, False]
 
 
-def test_the_smallest_image_stands_alone():
+def test_the_smallest_image_stands_alone_and_whole():
+    """Its parts have one key; the tokens between them come along."""
     (segment,) = IMAGES.alone.segments
     assert segment.tokens.input_ids.tolist() == [IMAGE]
     assert not segment.tokens.is_target.any()
     assert segment.tokens.media == (MediaSpan(0, 1, (1, 1), key=3),)
+    cut_up = document([5, IMAGE, 6, IMAGE, 7], MediaSpan(1, 1, key=3), MediaSpan(3, 1, key=3))
+    (segment,) = RowImages(pixels_of, (LARGE, cut_up)).alone.segments
+    assert segment.tokens.input_ids.tolist() == [IMAGE, 6, IMAGE]
+    assert [(image.begin, image.key) for image in segment.tokens.media] == [(0, 3), (2, 3)]
 
 
 def test_a_micro_batch_that_lacks_images_gets_one_that_nothing_sees():
@@ -169,14 +174,6 @@ def test_in_rows_of_one_document_it_has_a_row_of_its_own():
     assert padded.sequence_M.tolist() == [0, 1] and padded.end_B.tolist() == [2, 4]
     empty = laid_out([], 0, IMAGES, lacks=True)
     assert empty.input_ids_NT.tolist() == [[IMAGE]] and empty.target_ids_M.numel() == 0
-
-
-def test_a_picture_that_was_cut_up_stays_whole():
-    """Its parts have one key; the tokens between them come along."""
-    cut_up = document([5, IMAGE, 6, IMAGE, 7], MediaSpan(1, 1, key=3), MediaSpan(3, 1, key=3))
-    (segment,) = RowImages(pixels_of, (LARGE, cut_up)).alone.segments
-    assert segment.tokens.input_ids.tolist() == [IMAGE, 6, IMAGE]
-    assert [(image.begin, image.key) for image in segment.tokens.media] == [(0, 3), (2, 3)]
 
 
 PAD = 2

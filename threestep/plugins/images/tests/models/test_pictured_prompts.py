@@ -128,14 +128,11 @@ def test_the_check_finds_what_is_wrong_with_images_alone(name, wrong, monkeypatc
         fitting_way(family.model, own)
 
 
-def test_a_way_without_padding_takes_the_images_of_each_length():
+def test_a_way_without_padding_takes_the_images_and_texts_are_given_what_they_were():
     family = FAMILIES["llava"]()
     request = request_of(family)
     for rows, part in of_one_length(request):
         assert part.media.spans == tuple(request.media.spans[row // SAMPLES] for row in rows[::SAMPLES])
-
-
-def test_prompts_of_text_are_given_what_they_were():
     family = FAMILIES["gemma3"]()
     request = replace(request_of(family), media=None)
     made = prompt_inputs(family.model, request, {"token_type_ids"})

@@ -96,14 +96,12 @@ def lengths(rows):
     return [document.tokens for document in images.examples]
 
 
-def test_the_shortest_rows_with_different_images_are_the_examples():
+def test_examples_are_the_shortest_rows_with_different_images():
     assert lengths([row(3), row(9, 1), row(8, 2), row(7, 1), row(4)]) == [7, 8]
     assert lengths([row(9, 1), row(7, 1, 2), row(8, 1)]) == [7, 8]
     assert lengths([row(5, 1), row(3)]) == [5]
     assert row_images([row(3), row(4)], lambda keys: None, sentence_document) is None
 
-
-def test_later_rows_are_not_read():
     def rows():
         for length in range(100, 60, -1):
             assert length > 68
@@ -136,14 +134,11 @@ def kept(model, images, megabytes):
     return with_kept_features(images, megabytes, model, engine, read=lambda rows: policy(rows).logprobs_M)
 
 
-def test_features_are_kept_where_they_give_the_numbers_of_pixels(measured):
+def test_features_are_kept_where_they_give_the_numbers_of_pixels(measured, monkeypatch):
     model, images = measured
     assert kept(model, images, 0) is images
     found = kept(model, images, 8)
     assert len(found.kept) == 2 and found.kept.most_bytes == 8 * 2**20
-
-
-def test_features_that_give_other_numbers_are_refused(measured, monkeypatch):
     model, images = measured
     features = kept_features.FeatureReader.features
     monkeypatch.setattr(kept_features.FeatureReader, "features", lambda self, pixels: -features(self, pixels))
@@ -220,13 +215,15 @@ def files(folder) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (folder / "sample_pictures").glob("*")}
 
 
-def test_pictures_are_kept_small_and_named_by_their_bytes(tmp_path, pixels):
+def test_pictures_are_kept_small_by_the_main_rank_alone(tmp_path, pixels):
     samples = SampleTexts(keeper=SamplePictures(RunFolder(tmp_path, True), pixels).names)
     assert samples.media([span(0), span(1), span(0)]).names == [name_of(LARGE), name_of(SMALL), name_of(LARGE)]
     kept = files(tmp_path)
     sizes = {name: Image.open(io.BytesIO(data)).size for name, data in kept.items()}
     assert sizes == {f"{name_of(LARGE)}.png": (128, 64), f"{name_of(SMALL)}.png": (56, 28)}
     assert samples.media([]).names == [] == SampleTexts().media([span(0)]).names
+    assert SamplePictures(RunFolder(tmp_path, False), pixels).names([span(1)]) == [name_of(SMALL)]
+    assert not (tmp_path / "sample_pictures").exists()
 
 
 def test_a_run_that_goes_on_keeps_what_is_there_and_no_more_than_the_bound(tmp_path, pixels, monkeypatch):
@@ -237,8 +234,3 @@ def test_a_run_that_goes_on_keeps_what_is_there_and_no_more_than_the_bound(tmp_p
         name_of(SMALL),
     ]
     assert files(tmp_path) == {f"{name_of(LARGE)}.png": b"as it was"}
-
-
-def test_other_ranks_name_them_and_write_nothing(tmp_path, pixels):
-    assert SamplePictures(RunFolder(tmp_path, False), pixels).names([span(1)]) == [name_of(SMALL)]
-    assert not (tmp_path / "sample_pictures").exists()

@@ -57,16 +57,13 @@ def test_what_was_reached_lies_below_the_peak(name):
     assert device.single < device.half.peak
 
 
-def test_rates_lie_between_measured_sizes():
+def test_measured_rates_and_seconds_lie_between_measured_sizes():
     """Half way between 1e3 and 1e5 by the logarithm is 1e4; beyond the ends they stay."""
     assert MEASURED.optimizer_rate(1e4) == pytest.approx(2e9)
     assert (MEASURED.optimizer_rate(10.0), MEASURED.optimizer_rate(1e9)) == (1e9, 3e9)
     assert MEASURED.optimizer_rate(1e5) == 3e9
     assert [MEASURED.thin_rate(weights, 7.0) for weights in (1.0, 1e7, 1e9)] == pytest.approx([1e9, 3e9, 5e9])
     assert MEASURED.thin_product_seconds(10.0) == pytest.approx(3e-6)
-
-
-def test_an_operators_seconds_and_rate_are_those_of_its_bytes():
     assert [MEASURED.launch_seconds(size) for size in (0.0, 1e4, 1e9)] == pytest.approx([1e-5, 2e-5, 3e-5])
     assert MEASURED.launch_seconds(1e4, backward=True) == pytest.approx(6e-6)
     assert MEASURED.memory_rate(1e4) == pytest.approx(3e9) and MEASURED.memory_rate(1e4, backward=True) == 6e9
@@ -90,13 +87,10 @@ def test_a_file_gives_the_device_back():
             read_device(text)
 
 
-def test_a_matmul_by_hand():
+def test_a_matmul_and_extrapolated_layers_by_hand():
+    """One layer beside an embedding, and two: the difference is a layer; four of them and the embedding."""
     product = Matmul(batch=2, rows=3, columns=5, inner=7)
     assert product.flops == 2 * 2 * 3 * 5 * 7 and product.elements == 2 * (21 + 35 + 15)
-
-
-def test_layers_are_extrapolated():
-    """One layer beside an embedding, and two: the difference is a layer; four of them and the embedding."""
     product = Matmul(1, 2, 2, 2)
     one = Work(Counter({product: 1}), 10.0, 5.0, 4.0, 3)
     two = Work(Counter({product: 2}), 20.0, 8.0, 6.0, 5)
@@ -124,9 +118,6 @@ def test_a_matmul_takes_as_long_as_its_slower_side():
     thin = Matmul(1, 1, 8192, 8192)
     read = 2 * (8192**2 + 2 * 8192) / (MEMORY_SHARE * 1e12)
     assert matmul_seconds(thin, DEVICE, "bf16") == pytest.approx(read)
-
-
-def test_devices_without_8_bits_compute_them_in_16():
     assert matmul_rates(replace(DEVICE, eighth=Rates(0)), "fp8") == DEVICE.half
 
 
@@ -183,23 +174,23 @@ def test_micro_steps_repeat_and_the_optimizer_does_not():
     assert set(once) == {"matmuls", "optimizer"}
 
 
-def test_recomputation_is_a_forward_again():
+def test_recomputation_is_a_forward_again_and_kernels_reach_a_share_of_their_rates():
     parts = step_parts(WORK, replace(PLAN, recomputed=1.0), H100)
     assert parts["recomputation"] == pytest.approx(parts["matmuls"] / 3)
-
-
-def test_kernels_reach_a_share_of_their_rates():
     alone, among = (step_parts(WORK, PLAN, H100, share)["matmuls"] for share in (1.0, RUNNING_SHARE))
     assert among == pytest.approx(alone / RUNNING_SHARE)
 
 
-def test_traffic_hides_behind_computation_until_there_is_too_much():
+def test_traffic_hides_behind_computation_and_a_small_model_waits_for_the_host():
     near = step_parts(WORK, replace(PLAN, ranks=8, zero_stage=3), H100)
     wide = step_parts(WORK, replace(PLAN, weights=1e11, trained=1e11, ranks=64, zero_stage=3), H100)
     small_batch = Work(Counter({Matmul(1, 1, 8192, 8192): 10}))
     bare = step_parts(TrainingWork(small_batch, small_batch, Work()), replace(PLAN, ranks=8, zero_stage=3), H100)
     assert near["traffic"] < 0.02 * near["matmuls"]  # of the first layer
     assert wide["traffic"] > wide["matmuls"] and bare["traffic"] > bare["matmuls"]
+    tiny = Work(Counter({Matmul(1, 8, 64, 64): 100}), launches=100)
+    parts = step_parts(TrainingWork(tiny, tiny, Work()), PLAN, H100)
+    assert parts["launches by the host"] > 10 * parts["matmuls"]
 
 
 def test_shards_and_offload():
@@ -208,12 +199,6 @@ def test_shards_and_offload():
     offloaded = step_parts(WORK, replace(PLAN, ranks=8, zero_stage=1, offloads=True), H100)
     assert "optimizer" not in offloaded
     assert offloaded["optimizer on the host"] > sharded["optimizer"] and offloaded["offload"] > 0
-
-
-def test_a_small_model_waits_for_the_host():
-    tiny = Work(Counter({Matmul(1, 8, 64, 64): 100}), launches=100)
-    parts = step_parts(TrainingWork(tiny, tiny, Work()), PLAN, H100)
-    assert parts["launches by the host"] > 10 * parts["matmuls"]
 
 
 def test_a_measured_cpu_launches_beside_its_work_and_at_its_rates():
@@ -252,12 +237,9 @@ def test_it_is_near_what_others_measured(device, sequences, prompt, measured):
     assert decode_seconds(plan, DEVICES[device]) / 128 == pytest.approx(measured, rel=0.15)
 
 
-def test_the_cache_is_read_for_every_sequence():
+def test_a_gpu_reads_the_cache_computes_and_waits_for_the_host():
     few, many = (decode_seconds(EIGHT_B._replace(sequences=count, prompt=4096), H100) for count in (1, 33))
     assert many - few == pytest.approx(100 * 32 * 131072 * 4146 / (0.9 * 3.35e12) / 0.854, rel=0.01)
-
-
-def test_many_short_sequences_compute_and_eager_steps_wait_for_the_host():
     batch = EIGHT_B._replace(sequences=4096, cache_bytes=0.0)
     assert decode_seconds(batch, H100) == pytest.approx(100 * 2 * 8.03e9 * 4096 / 794.5e12 / 0.854)
     assert decode_seconds(EIGHT_B._replace(launches=1200), H100) == pytest.approx(100 * 1200 * 10e-6)

@@ -55,7 +55,7 @@ def test_the_parts_add_up_to_the_totals():
     assert reached[1] == MemoryLine("most at once, resting", 5, 8)
 
 
-def test_what_is_printed_adds_up_and_the_device_is_judged(capsys):
+def test_what_is_printed_adds_up_and_only_the_first_rank_speaks(capsys, monkeypatch):
     gib = 2**30
     held = [MemoryLine("weights", 2 * gib, gib), MemoryLine("optimizer", 3 * gib)]
     print_memory(held, [Moment("x", (MemoryLine("a", gib),)), Moment("y", ())], lambda most: f"judged {most}")
@@ -66,9 +66,6 @@ def test_what_is_printed_adds_up_and_the_device_is_judged(capsys):
     assert figures["held all the time"] == ["5.000", "1.000"] == figures["most at once, y"]
     assert figures["most at once, x"] == ["6.000", "1.000"] == figures["most at once"]
     assert said.endswith(f"judged {6 * gib}\n")
-
-
-def test_only_the_first_rank_speaks(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     print_plan("a.program", 2, {"seed": 1}, ["a sentence"])
     print_memory([MemoryLine("weights", 1)], [Moment("at work", ())], str)
@@ -120,9 +117,11 @@ def test_nothing_is_said_of_a_memory_that_is_unknown():
     assert verdict(PlannedDevice(False), 10**15) is None
 
 
-def test_a_packed_forward_holds_as_many_tokens_as_its_sequences_could_have():
+def test_a_packed_forward_and_rows_of_padded_responses():
     assert rows_at_most(4, 100, True, None, shared_by=2) == 4
     assert forward_plan(4, 100, 64, packed=True, ranks=2).max_tokens_per_micro_batch == 4 * 100
+    assert rows_at_most(4, 100, False, None, shared_by=2) == 8
+    assert forward_plan(4, 100, 64, packed=False, ranks=2).max_tokens_per_micro_batch is None
 
 
 @pytest.mark.parametrize(("bound", "rows"), [(250, 3), (50, 1)])
@@ -131,11 +130,6 @@ def test_a_bound_in_tokens_is_kept_to_the_row_and_one_sequence_always_fits(bound
         assert rows_at_most(4, 100, packed, bound) == rows
         plan = forward_plan(4, 100, 64, packed=packed, ranks=2, max_tokens_per_micro_batch=bound)
         assert plan.max_tokens_per_micro_batch == bound
-
-
-def test_padded_responses_have_rows_of_their_own():
-    assert rows_at_most(4, 100, False, None, shared_by=2) == 8
-    assert forward_plan(4, 100, 64, packed=False, ranks=2).max_tokens_per_micro_batch is None
 
 
 SHAPE = dict(model_type="llama", hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -156,13 +150,10 @@ def test_adapters_and_a_scalar_head_train_and_nothing_has_memory(tmp_path):
     assert sum(part.numel() for part in model.parameters() if part.requires_grad) == 32 + 2 * 2 * (2 * 32)
 
 
-def test_dropout_is_set_and_checkpointing_left_to_the_estimate(tmp_path):
+def test_a_models_dropout_is_set_and_what_is_no_model_is_refused(tmp_path):
     loading = settings(tmp_path, SHAPE, dropout=0.25, gradient_checkpointing=True)
     model = model_on_meta(loading, torch.float32)
     assert model.config.attention_dropout == 0.25 and not model.is_gradient_checkpointing and model.training
-
-
-def test_a_configuration_of_something_else_is_refused(tmp_path):
     with pytest.raises(ThreestepError, match="Unrecognized configuration class"):
         model_on_meta(settings(tmp_path, {"model_type": "vit"}), torch.float32)
 
@@ -230,9 +221,11 @@ def test_pairs_are_two_sequences(dry_run):
     assert seconds(pairs, "optimizer") == seconds(text, "optimizer")
 
 
-def test_rows_that_ranks_share_have_no_seconds_yet(capsys):
+def test_seconds_are_not_known_for_shared_rows_and_a_price_needs_a_device(capsys, said):
     assert clock_device("h100", "bf16", sharing=RowSharing(2, flag="--ranks_of_a_row")) is None
     assert "not known yet for --ranks_of_a_row 2" in capsys.readouterr().out
+    with pytest.raises(ThreestepError, match=r"--price_per_hour 2.5 expects --device with a name .*, got cuda"):
+        said("--device", "cuda", "--price_per_hour", "2.5")
 
 
 @pytest.fixture
@@ -277,11 +270,6 @@ def test_a_device_is_read_from_a_file(said, tmp_path):
             clock_device(str(tmp_path / name), "bf16")
     with pytest.raises(ThreestepError, match="--device expects one of cpu, .* got 'h10'; did you mean 'h100'"):
         said("--device", "h10")
-
-
-def test_a_price_needs_a_device(said):
-    with pytest.raises(ThreestepError, match=r"--price_per_hour 2.5 expects --device with a name .*, got cuda"):
-        said("--device", "cuda", "--price_per_hour", "2.5")
 
 
 @pytest.fixture(autouse=True)

@@ -105,11 +105,15 @@ def test_a_llama_layer_by_hand(tmp_path):
     assert counted.layers == (358 * 32 * 4,) * 5
 
 
-def test_layers_of_two_kinds_are_both_counted(tmp_path):
+def test_layers_of_two_kinds_are_counted_and_frozen_matrices_keep_less(tmp_path):
     model = built(tmp_path, "gemma2")  # sliding and full attention in turns
     counted = saved_activations(model, ROWS, TOKENS)
     assert len(counted.layers) == 5 and len(model.model.layers) == 5
     assert counted.held(False) > counted.held(True) > 5 * counted.boundary
+    whole = saved_activations(built(tmp_path, "llama"), ROWS, TOKENS)
+    lora = built(tmp_path, "llama", lora_dim=2, lora_module_name="q_proj")
+    assert {part.device.type for part in lora.parameters()} == {"meta"}
+    assert saved_activations(lora, ROWS, TOKENS).held(False) < whole.held(False)
 
 
 def test_checkpointing_keeps_inputs_and_one_layer_and_with_offload_one_input(tmp_path):
@@ -117,13 +121,6 @@ def test_checkpointing_keeps_inputs_and_one_layer_and_with_offload_one_input(tmp
     assert counted.boundary == ROWS * TOKENS * 32 * 4
     assert counted.held(True) == counted.outside + 5 * counted.boundary + max(counted.layers)
     assert counted.held(True) - counted.held(True, offloaded=True) == 4 * counted.boundary
-
-
-def test_frozen_matrices_keep_less(tmp_path):
-    whole = saved_activations(built(tmp_path, "llama"), ROWS, TOKENS)
-    lora = built(tmp_path, "llama", lora_dim=2, lora_module_name="q_proj")
-    assert {part.device.type for part in lora.parameters()} == {"meta"}
-    assert saved_activations(lora, ROWS, TOKENS).held(False) < whole.held(False)
 
 
 def test_the_output_layer_by_hand(tmp_path):
@@ -156,13 +153,19 @@ def total(*args, element_bytes: int, by_document: bool = False) -> int:
     return sum(line.device_bytes for line in lines)
 
 
-def test_sdpa_keeps_a_converted_mask_a_layer():
+def test_masks_by_hand():
     """Qwen2.5 7B, 4 rows of 8,192 in bfloat16: 28 masks of 0.5 GiB, beside one of booleans."""
     masks = mask_lines("sdpa", 4, 8192, 28, element_bytes=2, by_document=False)
     assert [line.device_bytes for line in masks] == [2**28, 28 * 2**29]
     assert total("sdpa", 4, 8192, 1, element_bytes=2) == 2**28 + 2**29  # recomputed layer by layer
     # rows of whole multiples of 16 bytes: 10 numbers of 2 bytes take 16
     assert total("sdpa", 1, 10, 1, element_bytes=2) == 100 + 10 * 16 * 2
+    # 4 x 8,192 tokens are 256 blocks: numbers of blocks and their places, partial and full, and their transposes
+    assert total("flex_attention", 4, 8192, 28, element_bytes=2) == 16 * (256**2 + 256)
+    assert total("flash_attention_2", 4, 8192, 28, element_bytes=2) == 0
+    # a run a token: int32 where it begins, twice, and int64 which token its key is
+    assert total("varlen", 4, 8192, 28, element_bytes=2) == (4 + 4 + 8) * 4 * 8192
+    assert total("sdpa", 2, 10, 5, element_bytes=4, by_document=True) == 2 * 100 * 5  # once, as bool and as numbers
 
 
 def test_what_sdpa_keeps_of_a_boolean_mask_here_is_one_converted_mask_a_call():
@@ -181,15 +184,6 @@ def test_what_sdpa_keeps_of_a_boolean_mask_here_is_one_converted_mask_a_call():
             query = scaled_dot_product_attention(query, query, query, attn_mask=mask)
     found = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
     assert found == mask_lines("sdpa", rows, tokens, 3, element_bytes=4, by_document=False)[1].device_bytes
-
-
-def test_others():
-    # 4 x 8,192 tokens are 256 blocks: numbers of blocks and their places, partial and full, and their transposes
-    assert total("flex_attention", 4, 8192, 28, element_bytes=2) == 16 * (256**2 + 256)
-    assert total("flash_attention_2", 4, 8192, 28, element_bytes=2) == 0
-    # a run a token: int32 where it begins, twice, and int64 which token its key is
-    assert total("varlen", 4, 8192, 28, element_bytes=2) == (4 + 4 + 8) * 4 * 8192
-    assert total("sdpa", 2, 10, 5, element_bytes=4, by_document=True) == 2 * 100 * 5  # once, as bool and as numbers
 
 
 BUCKETS = {"reduce_bucket_size": 500, "stage3_max_live_parameters": 300, "stage3_max_reuse_distance": 300}
@@ -213,17 +207,15 @@ def test_it_is_figure_1_of_the_zero_paper(stage, gigabytes):
     assert device / 1e9 == pytest.approx(gigabytes, abs=0.05) and host == 0
 
 
-def test_bf16_adds_gradients_up_in_float32():
+def test_gradients_in_float32_and_states_in_bfloat16():
+    """1000 weights on 2 ranks: 2 weights + 2 gradients / 2 + (2 + 4) / 2."""
     # 2 weights + 4 gradients / 2 ranks + 12 / 2 = 2 + 2 + 6
     assert held({"stage": 2}) == (10_000, 0)
     # stage 1 keeps the float32 sums whole, beside the bf16 gradients: 2 + 6 + 12 / 2
     assert held({"stage": 1}) == (14_000, 0)
-
-
-def test_bfloat16_states_are_a_third_of_the_others():
-    """1000 weights on 2 ranks: 2 weights + 2 gradients / 2 + (2 + 4) / 2."""
     for stage, bytes_a_weight in ((1, 2 + 2 + 3), (2, 2 + 1 + 3), (3, 1 + 1 + 3)):
         assert held({"stage": stage}, bf16_states=True)[0] == 1000 * bytes_a_weight
+    assert held({"stage": 0}, 1, trained=16, dtype="fp32") == (4 * 1000 + 12 * 16, 0)
 
 
 def test_offload_moves_the_optimizer_and_at_stage_3_everything():
@@ -234,24 +226,17 @@ def test_offload_moves_the_optimizer_and_at_stage_3_everything():
     assert held({"stage": 3, "offload_optimizer": cpu, "offload_param": cpu}) == (0, 11_000)
 
 
-def test_only_what_trains_has_gradients():
-    assert held({"stage": 0}, 1, trained=16, dtype="fp32") == (4 * 1000 + 12 * 16, 0)
-
-
 @pytest.mark.parametrize(("stage", "optimizer"), [(0, 8), (1, 8 / 2), (2, 8 / 2), (3, 12 / 2)])
 def test_float32_weights_are_held_once_below_stage_3(stage, optimizer):
     assert memory_of({"stage": stage}, dtype="fp32").optimizer.device_bytes == 1000 * optimizer
 
 
 def test_stage_3_gathers_what_may_live():
+    """Half of the distance of 800 comes before the backward begins, and a module of 100 is gathered beside it."""
     assert memory_of({"stage": 3}).buffers.device_bytes == (500 + 300 + 100) * 2
     assert memory_of({"stage": 3}, largest=900).buffers.device_bytes == (500 + 1000) * 2  # no more than there is
     far = memory_of({"stage": 3, "stage3_max_reuse_distance": 1200})
     assert far.buffers.device_bytes == (500 + 600 + 100) * 2
-
-
-def test_a_backward_finds_the_last_of_the_forward_still_whole():
-    """Half of the distance of 800 comes before the backward begins, and a module of 100 is gathered beside it."""
     zero = {**BUCKETS, "stage": 3, "stage3_max_reuse_distance": 800}
     assert gathered_elements(1000, 100, zero, trains=True) == 400 + 100
     assert gathered_elements(1000, 100, zero, trains=False) == 300 + 100

@@ -39,12 +39,16 @@ def test_matmuls_are_those_of_the_formula(family):
     assert counted == training_flops(model_shape(model), ROWS * TOKENS, 0, TARGETS)
 
 
-def test_attention_sees_what_is_before_it():
-    """5 layers of width 32: 4 FLOPs forward and 10 backward, for each of 16 x 17 / 2 pairs of two rows."""
+def test_attention_sees_what_is_before_it_and_a_cpus_blocks_what_is_masked_too():
+    """5 layers of width 32: 4 FLOPs forward and 10 backward, for each of 16 x 17 / 2 pairs of two rows. 64 tokens in
+    blocks of 32: the first sees 32 keys and the second 64, 3,072 pairs of which 64 x 65 / 2 count."""
     work = training_work(on_meta("llama"), ROWS, TOKENS, TARGETS)
     pairs = ROWS * TOKENS * (TOKENS + 1) / 2
     assert work.forward.attention_flops == 5 * 4 * 32 * pairs
     assert work.backward.attention_flops == 5 * 10 * 32 * pairs
+    pairs = ROWS * (32 * 32 + 32 * 64 - 64 * 65 / 2)
+    work = training_work(on_meta("llama"), ROWS, 64, TARGETS)
+    assert (work.forward.apart_flops, work.backward.apart_flops) == (5 * 4 * 32 * pairs, 5 * 10 * 32 * pairs)
 
 
 def test_attention_document_by_document_has_more_calls_and_tensors():
@@ -57,13 +61,6 @@ def test_attention_document_by_document_has_more_calls_and_tensors():
     assert work.backward.apart_bytes == 5 * 2 * 4 * ROWS * TOKENS * (32 + 16 + 16)
 
 
-def test_a_cpus_blocks_of_queries_compute_what_is_masked():
-    """64 tokens in blocks of 32: the first sees 32 keys and the second 64, 3,072 pairs of which 64 x 65 / 2 count."""
-    pairs = ROWS * (32 * 32 + 32 * 64 - 64 * 65 / 2)
-    work = training_work(on_meta("llama"), ROWS, 64, TARGETS)
-    assert (work.forward.apart_flops, work.backward.apart_flops) == (5 * 4 * 32 * pairs, 5 * 10 * 32 * pairs)
-
-
 def test_two_layers_stand_for_all(monkeypatch):
     """As if every layer ran, which they do if no two are of one kind."""
     of_two = training_work(on_meta("llama"), ROWS, TOKENS, TARGETS)
@@ -71,11 +68,16 @@ def test_two_layers_stand_for_all(monkeypatch):
     assert training_work(on_meta("llama"), ROWS, TOKENS, TARGETS) == of_two
 
 
-def test_frozen_weights_have_no_gradient():
+def test_frozen_weights_have_no_gradient_and_a_compiler_moves_less():
     model = add_lora(on_meta("llama"), Lora(lora_dim=1))
     whole, adapted = (training_work(each, ROWS, TOKENS, TARGETS) for each in (on_meta("llama"), model))
     assert adapted.backward.matmul_flops < 0.75 * whole.backward.matmul_flops
     assert adapted.forward.matmul_flops > whole.forward.matmul_flops
+    model = on_meta("llama")
+    forward = training_work(model, ROWS, TOKENS, TARGETS).forward
+    assert 0 < forward.fused_bytes < forward.moved_bytes / 2
+    model.get_output_embeddings = lambda: None
+    assert training_work(model, ROWS, TOKENS, TARGETS).head.matmul_flops == 0
 
 
 def test_experts_read_the_tokens_that_visit_them():
@@ -87,15 +89,7 @@ def test_experts_read_the_tokens_that_visit_them():
     assert work.backward.matmul_flops == pytest.approx(2 * work.forward.matmul_flops)
 
 
-def test_a_compiler_moves_less_and_a_reward_model_has_no_output_layer():
-    model = on_meta("llama")
-    forward = training_work(model, ROWS, TOKENS, TARGETS).forward
-    assert 0 < forward.fused_bytes < forward.moved_bytes / 2
-    model.get_output_embeddings = lambda: None
-    assert training_work(model, ROWS, TOKENS, TARGETS).head.matmul_flops == 0
-
-
-def test_operators_are_told_apart():
+def test_operators_are_told_apart_in_backwards_too():
     """Two products and two sums; a turn of the factor is a view, and what makes room is none of a kernel's work."""
     left, right = torch.randn(4, 8), torch.randn(8, 4)
     query = torch.randn(1, 2, 8, 4)
@@ -105,9 +99,6 @@ def test_operators_are_told_apart():
         torch.nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True)
     assert inside.calls[PRODUCT] == 2 and inside.calls[MEMORY_BOUND] == 2 and inside.calls[ATTENTION] == 1
     assert inside.calls[VIEW] >= 2 and all(seconds >= 0 for seconds in inside.seconds.values())
-
-
-def test_backwards_are_seen_too():
     left = torch.randn(4, 8, requires_grad=True)
     loss = (left @ torch.randn(8, 4)).sum()
     with KernelSeconds() as inside:
@@ -173,7 +164,8 @@ def test_rates_are_read_from_what_each_part_takes(monkeypatch):
 
 
 def test_the_model_that_is_measured_is_as_runs_have_it():
-    """Its attention is by document, and its norms and MLPs keep less, in the count on meta too."""
+    """Its attention is by document, and its norms and MLPs keep less, in the count on meta too. Of 4 layers on 4
+    tokens: products, attention, and seconds outside of operators."""
     model = in_a_model._Llama(64, 1, 8, torch.float32, documents=2)
     kept = [part for part in model._model.modules() if "forward" in vars(part)]
     assert len(kept) == 4 * 3 + 1  # two norms and an MLP in a layer, and the last norm
@@ -181,6 +173,11 @@ def test_the_model_that_is_measured_is_as_runs_have_it():
         model.forward()
     assert inside.calls[ATTENTION] == 2 * 4
     assert model.counted().forward.launches == in_a_model._Llama(64, 1, 8, torch.float32).counted().forward.launches
+    ahead, behind = in_a_model._passes(in_a_model._Llama(8, 2, 4, torch.float32))
+    assert ahead.calls[PRODUCT] == 4 * 7 and behind.calls[PRODUCT] == 2 * 4 * 7
+    assert ahead.calls[ATTENTION] == behind.calls[ATTENTION] == 4
+    for one in (ahead, behind):
+        assert one.launched > 4 * 7 and one.moved > 0 and 0 < sum(one.kernels.values()) and one.seconds > 0
 
 
 def test_products_rates_are_of_the_passes_of_square_layers(monkeypatch):
@@ -196,15 +193,6 @@ def test_products_rates_are_of_the_passes_of_square_layers(monkeypatch):
 
     monkeypatch.setattr(in_a_model, "_inside", inside)
     assert in_a_model.product_rate(64, 8, torch.float32) == pytest.approx(3 * 14 * 2 * 64 * 64 / 6e-3)
-
-
-def test_a_model_is_measured():
-    """Of 4 layers on 4 tokens: products, attention, and seconds outside of operators."""
-    ahead, behind = in_a_model._passes(in_a_model._Llama(8, 2, 4, torch.float32))
-    assert ahead.calls[PRODUCT] == 4 * 7 and behind.calls[PRODUCT] == 2 * 4 * 7
-    assert ahead.calls[ATTENTION] == behind.calls[ATTENTION] == 4
-    for one in (ahead, behind):
-        assert one.launched > 4 * 7 and one.moved > 0 and 0 < sum(one.kernels.values()) and one.seconds > 0
 
 
 def test_several_threads_are_timed_by_the_clock_on_the_wall(monkeypatch):

@@ -29,7 +29,7 @@ def said(dry_run):
     return run
 
 
-def test_four_roles_and_a_rollout(said):
+def test_roles_and_a_rollout(said):
     text = said()
     for role in ("actor: weights", "critic: weights", "reference: weights", "reward model: weights"):
         assert role in text
@@ -37,18 +37,19 @@ def test_four_roles_and_a_rollout(said):
     assert "rollout: key-value cache, 16 x 64" in text and "the actor's weights, whole" not in text
     assert "+ rollout: the layer of the cache that is copied" in text
     assert "most at once, rolling out" in text and "most at once, in a backward of the critic" in text
-
-
-def test_a_rule_alone_needs_one_model(said):
     text = said(*BY_A_RULE, critic=False)
     assert "actor: weights" in text
     assert not re.search("critic: |reference: |reward model: ", text)
+    assert "logits of two models" in said("--kl_estimator", "full")
 
 
-def test_adapters_are_their_own_reference_and_zero_3_gathers_for_a_rollout(said):
+def test_what_zero_3_gathers(said):
     text = said("--actor_lora_dim", "4", "--actor_zero_stage", "3", "--num_ranks", "2", "--enable_ema", "true")
     assert "reference: " not in text and "moving average" in text
     assert "actor: weights, sharded" in text and "rollout: the actor's weights, whole" in text
+    text = said("--critic_zero_stage", "3", "--num_ranks", "2")
+    assert "most at once, in a forward of the reward model" in text and "forward of the reference" not in text
+    assert "+ reward model: gathered weights" in text
 
 
 @pytest.mark.parametrize("lora", ["0", "4"])
@@ -61,10 +62,6 @@ def test_a_head_for_multi_token_prediction_is_counted(said, lora):
     lines = dict(re.findall(r"\n  (mtp: [a-z]+)[^\d]*(?:32 weights)? +([\d.]+) ", text))
     assert {"mtp: weights", "mtp: gradients", "mtp: optimizer"} <= lines.keys(), text
     assert "in the head's optimizer step" in text and "mtp: " not in said("--actor_lora_dim", lora)
-
-
-def test_the_exact_kl_holds_logits(said):
-    assert "logits of two models" in said("--kl_estimator", "full")
 
 
 def test_forwards_that_are_kept_are_held_together(said):
@@ -118,12 +115,6 @@ def test_a_cpu_keeps_no_forwards_that_take_much_of_its_memory(said):
     assert "--reuse_forwards true (the forwards that read are learned from; false turns it off)" in said(*few)
 
 
-def test_a_frozen_model_in_shards_is_gathered_for_its_forward(said):
-    text = said("--critic_zero_stage", "3", "--num_ranks", "2")
-    assert "most at once, in a forward of the reward model" in text and "forward of the reference" not in text
-    assert "+ reward model: gathered weights" in text
-
-
 def test_a_laptop_plans_a_gpu(said):
     flags = ("--num_ranks", "2", "--actor_zero_stage", "2", "--offload", "true", "--critic_zero_stage", "2")
     here, there = said(*flags), said(*flags, "--device", "cuda", "--device_memory_gb", "80")
@@ -153,19 +144,19 @@ def parts(said):
     return run
 
 
-def test_every_model_and_phase_has_its_part(parts):
+def test_every_model_and_phase_has_its_part_and_what_is_not_done_takes_no_time(parts):
     found = parts("--actor_zero_stage", "3", "--critic_zero_stage", "3", "--num_ranks", "16")
     assert {"prefill", "decode", "weights to the rollout", "scores of the reward model", "scores of the reference",
             "actor: launches by the host", "critic: launches by the host"} <= set(found)  # fmt: skip
     total = found.pop("one rollout")
     assert sum(found.values()) == pytest.approx(total, abs=1e-3)
     assert found["decode"] > found["prefill"]
-
-
-def test_what_is_not_done_takes_no_time(parts):
     found = parts(*BY_A_RULE, critic=False)
     assert not any("critic" in name or "reference" in name or "reward model" in name for name in found)
     assert "weights to the rollout" not in found and "scores of the actor" in found
+    once, twice = parts(), parts("--ppo_epochs", "2")
+    assert twice["actor: launches by the host"] == pytest.approx(2 * once["actor: launches by the host"], rel=1e-2)
+    assert twice["decode"] == once["decode"]
 
 
 def test_scores_of_sharded_roles_wait_for_their_weights(parts):
@@ -176,12 +167,6 @@ def test_scores_of_sharded_roles_wait_for_their_weights(parts):
     for role in ("actor", "reference", "critic", "reward model"):
         name = f"scores of the {role}"
         assert 15 * 6e-6 < sharded[name] - whole[name] < 3 * 15 * 6e-6 + 2e-4
-
-
-def test_epochs_repeat_the_updates(parts):
-    once, twice = parts(), parts("--ppo_epochs", "2")
-    assert twice["actor: launches by the host"] == pytest.approx(2 * once["actor: launches by the host"], rel=1e-2)
-    assert twice["decode"] == once["decode"]
 
 
 def test_a_measured_cpu_draws_by_its_products_and_logits(parts, tmp_path):

@@ -275,14 +275,11 @@ def test_a_server_that_is_not_the_right_one(servers, says, reason):
         drawn(engine_of(servers, decode=lambda ids: " ".join(f"t{token}" for token in ids)), Lent())
 
 
-def test_servers_that_do_not_come(servers):
+def test_servers_that_do_not_come_and_another_key(servers, monkeypatch):
     gone = FakeServer()
     gone.stop()
     with pytest.raises(ThreestepError, match=r"no answer \(.*for 0.2 seconds \(--rollout_timeout\); start them by"):
         drawn(engine_of([*servers, gone], seconds=0.2), Lent())
-
-
-def test_another_key(servers, monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "wrong")
     with pytest.raises(ThreestepError, match="it refuses the key"):
         drawn(engine_of(servers), Lent())
@@ -315,24 +312,30 @@ def test_turns_of_a_conversation_stay_on_their_server(servers):
         assert all(homes[tuple(prompt[:3])] is server for prompt in server.drawn)
 
 
-def test_a_prompt_that_is_too_long(servers):
+def test_what_cannot_be_asked(servers):
     engine, actor = engine_of(servers), Lent()
     with pytest.raises(ThreestepError, match="a prompt of 5 tokens leaves no room for a response of 60 in"):
         drawn(engine, actor, replace(PLAIN, max_new_tokens=60))
-
-
-def test_without_servers():
-    settings = RolloutSettings(64, VllmServerArguments())
-    [sentence] = VllmServerRollout.refusals(settings, IN_ONE_PIECE)
-    assert sentence.startswith("--rollout_engine vllm_server expects --vllm_servers http://HOST:PORT")
-    assert not VllmServerRollout.refusals(RolloutSettings(64, VllmServerArguments("http://a:1")), IN_ONE_PIECE)
-
-
-def test_adapters_alone_are_asked_of_weights_that_are_none(servers):
     engine = engine_of(servers)
     engine._lora = "adapter"
     with pytest.raises(ThreestepError, match="--rollout_lora adapter sends adapters by themselves.*; give merged, or"):
         drawn(engine, Lent())
+
+
+def test_flags_and_no_servers():
+    settings = RolloutSettings(64, VllmServerArguments())
+    [sentence] = VllmServerRollout.refusals(settings, IN_ONE_PIECE)
+    assert sentence.startswith("--rollout_engine vllm_server expects --vllm_servers http://HOST:PORT")
+    assert not VllmServerRollout.refusals(RolloutSettings(64, VllmServerArguments("http://a:1")), IN_ONE_PIECE)
+    mistakes = Mistakes()
+    VllmServerArguments("http://a:1", rollout_lora="adapters").validate(mistakes)
+    VllmServerArguments("http://a:1", rollout_weights_by="tcp", rollout_weights_folder="a").validate(mistakes)
+    VllmServerArguments("a:1").validate(mistakes)
+    assert [sentence.partition(",")[0] for sentence in mistakes.sentences] == [
+        "--rollout_lora expects one of adapter",
+        "--rollout_weights_by tcp and --rollout_weights_folder are two ways of weights; leave one of them out",
+        "--vllm_servers a:1 expects http://HOST:PORT for each server",
+    ]
 
 
 class LentAdapters(Lent):
@@ -362,34 +365,10 @@ def test_the_weights_below_adapters_go_to_those_that_lack_them(servers):
     assert actor.bases == [True, False, False, False, True] and servers[1].transfers == 1
 
 
-def test_flags():
-    mistakes = Mistakes()
-    VllmServerArguments("http://a:1", rollout_lora="adapters").validate(mistakes)
-    VllmServerArguments("http://a:1", rollout_weights_by="tcp", rollout_weights_folder="a").validate(mistakes)
-    VllmServerArguments("a:1").validate(mistakes)
-    assert [sentence.partition(",")[0] for sentence in mistakes.sentences] == [
-        "--rollout_lora expects one of adapter",
-        "--rollout_weights_by tcp and --rollout_weights_folder are two ways of weights; leave one of them out",
-        "--vllm_servers a:1 expects http://HOST:PORT for each server",
-    ]
-
-
-def test_a_list():
+def test_a_list_and_a_file_of_servers(tmp_path):
     two = ["http://a:8000", "http://10.0.0.2:8001"]
     assert listed_servers("http://a:8000, http://10.0.0.2:8001/,http://a:8000") == two
     assert listed_servers("http://[::1]:8000") == ["http://[::1]:8000"]
-
-
-@pytest.mark.parametrize(
-    "given", ["", "a:8000", "https://a:8000", "http://a", "http://a:99999", "http://a:1/v1", "http://user:word@a:1"]
-)
-def test_other_addresses(given):
-    with pytest.raises(ThreestepError, match="http://HOST:PORT") as problem:
-        listed_servers(given)
-    assert "word" not in str(problem.value).replace("password", "")
-
-
-def test_a_file(tmp_path):
     place = tmp_path / "servers"
     place.write_text("# ours\nhttp://a:1\n\nhttp://b:2  # the second\n", encoding="utf-8")
     assert listed_servers(f"@{place}") == ["http://a:1", "http://b:2"]
@@ -400,6 +379,15 @@ def test_a_file(tmp_path):
         listed_servers(f"@{place}")
     with pytest.raises(ThreestepError, match="the file cannot be read"):
         listed_servers(f"@{tmp_path / 'none'}")
+
+
+@pytest.mark.parametrize(
+    "given", ["", "a:8000", "https://a:8000", "http://a", "http://a:99999", "http://a:1/v1", "http://user:word@a:1"]
+)
+def test_other_addresses(given):
+    with pytest.raises(ThreestepError, match="http://HOST:PORT") as problem:
+        listed_servers(given)
+    assert "word" not in str(problem.value).replace("password", "")
 
 
 def test_the_key(tmp_path):
