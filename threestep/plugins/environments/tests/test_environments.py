@@ -1,5 +1,4 @@
-"""Where environments, tools and their rows come from, what is said of them before anything is drawn, and beside other
-flags."""
+"""Where environments, tools and their rows come from, and mistakes that are said before anything is drawn."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def test_an_environment_that_cannot_begin_stops_the_run(caller, opening, problem
         episode.close()
 
 
-def test_messages_are_bounded_and_can_be_encoded(caller):
+def test_messages_are_bounded_and_rewards_stay_in_float32(caller):
     long = {"role": "user", "content": "a" * 1_000_000}
     episode = episode_of(caller, returning(reply=([long, {"role": "tool", "content": "\udcff"}],)))
     episode.reset().result(5)
@@ -192,9 +192,6 @@ def test_messages_are_bounded_and_can_be_encoded(caller):
     assert len(first["content"]) == 100 and second["content"] == "?"
     assert (episode.figures["cut_answers"], episode.figures["mended_answers"]) == (1, 1)
     assert len(long["content"]) == 1_000_000  # the environment's own message
-
-
-def test_rewards_whose_sum_leaves_float32_end_the_conversation(caller):
     warned = []
     episode = episode_of(caller, returning(reply=([USER], 3e38)), warn=warned.append)
     episode.reset().result(5)

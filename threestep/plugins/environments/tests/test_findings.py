@@ -1,5 +1,4 @@
-"""The check of an environment: each fault is found, by its name, and a sound one has none; one conversation in the
-terminal, and its tokens with their mask; the program around both."""
+"""The check of an environment, one conversation in the terminal, and the program around both."""
 
 from __future__ import annotations
 

@@ -39,23 +39,20 @@ def image(begin, height, width, key=0):
     return MediaSpan(begin, height * width, (height, width), key)
 
 
-def test_rows_move_with_their_pixels():
+def test_rows_move_with_their_pixels_and_places_of_left_padded_ones_by_hand():
+    """Two tokens, 2 x 3 of an image, two tokens; and one token of text. Padding is at 0."""
     rows = packed_rows([[plain(run(5, image(1, 1, 2)))]], 0)
     pixels = ImagePixels(torch.zeros(8, 4), torch.tensor([[1, 2, 4]]))
     moved = with_pixels(rows, pixels).to("meta")
     assert moved.media.read.values.is_meta and moved.media.read.grids_I3.is_meta and moved.media.axes_3NT.is_meta
     assert moved.media.spans == rows.media.spans
-
-
-def test_positions_of_left_padded_sequences():
-    """Two tokens, 2 x 3 of an image, two tokens; and one token of text. Padding is at 0."""
-    image = MediaSpan(2, 6, (2, 3), 0)
+    span = MediaSpan(2, 6, (2, 3), 0)
     mask_BP = torch.arange(10) >= torch.tensor([[0], [9]])
-    axes_3BP = left_padded_axes(mask_BP, [(image,), ()])
-    assert axes_3BP[:, 0].tolist() == position_axes(10, [image]).tolist()
+    axes_3BP = left_padded_axes(mask_BP, [(span,), ()])
+    assert axes_3BP[:, 0].tolist() == position_axes(10, [span]).tolist()
     assert axes_3BP[:, 1].tolist() == [[0] * 10] * 3
     mask_BP = torch.arange(11) >= torch.tensor([[1], [9]])
-    axes_3BP = left_padded_axes(mask_BP, [(image,), ()])
+    axes_3BP = left_padded_axes(mask_BP, [(span,), ()])
     assert axes_3BP[1].tolist() == [[0, 0, 1, 2, 2, 2, 3, 3, 3, 5, 6], [0] * 10 + [1]]
 
 

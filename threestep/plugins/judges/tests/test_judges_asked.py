@@ -1,5 +1,4 @@
-"""Judges and reward models behind HTTP: what is sent, what is taken for an answer, what no failure changes, and answers
-that have no end."""
+"""Judges and reward models behind HTTP: what is sent, what is an answer, failures, and answers without an end."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""TRL's and Hugging Face's flags, one by one, in the steps that read them; every field of TRL 1.16's four trainers and
-RLOO; every command line that it prints; and the page that lists them."""
+"""TRL's and Hugging Face's flags, fields and command lines, in the steps that read them, and their page."""
 
 from __future__ import annotations
 

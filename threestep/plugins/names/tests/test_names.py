@@ -1,5 +1,4 @@
-"""How names of other programs are read: each kind of entry, the launcher's flags, flags that are gone, and what is
-suggested for a name that is none."""
+"""How names of other programs are read, entry by entry, and what is suggested for a name that is none."""
 
 from __future__ import annotations
 

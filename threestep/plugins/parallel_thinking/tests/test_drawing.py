@@ -1,5 +1,4 @@
-"""Paths that are drawn side by side: the training layout's log-probabilities, limits, seeds, and what is inserted;
-dumped again, as experience, by finished models, and beside other flags."""
+"""Paths that are drawn side by side: the training layout's log-probabilities, limits, seeds, and where they go."""
 
 from __future__ import annotations
 

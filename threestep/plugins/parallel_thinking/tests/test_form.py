@@ -1,5 +1,4 @@
-"""From texts with tags to rows that are laid out in parallel: which rows, under a chat template too, what becomes of
-malformed ones, every mistake's sentence, and rows that older caches hold."""
+"""From texts with tags to rows that are laid out in parallel, malformed ones, and every mistake's sentence."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Parallel paths as segments: the rule token by token, prompts that quote tags, cut texts, and every malformed one.
-What plain transformers models give of each path by itself, and behind a block under a mask made by hand:
-log-probabilities and gradients. And a rank's share of responses that were drawn side by side."""
+"""Parallel paths as segments: the rule token by token, malformed texts, and what plain models give of them."""
 
 from __future__ import annotations
 

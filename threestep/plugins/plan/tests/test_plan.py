@@ -1,5 +1,4 @@
-"""The plan of a run: public shapes, choices and their flags, the search on a machine whose memory and seconds are a
-formula, failures, the curve of cost, and the program, whose file is taken by the step's own dry run."""
+"""The plan of a run: shapes, choices, the search on a machine that is a formula, failures, costs, the program."""
 
 from __future__ import annotations
 

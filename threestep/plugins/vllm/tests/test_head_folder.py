@@ -1,5 +1,4 @@
-"""The head that vLLM drafts with: what it is told, the weights and the figures; its folder, what transformers reads of
-it, and threestep export --mtp vllm. vllm/test_mtp.py runs them."""
+"""The head that vLLM drafts with: what it is told, weights and figures, and its folder. vllm/test_mtp.py runs it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What can be known of vLLM without it: its flags and what they do not go with, its plans, its own server, weights,
-experts and images on their way; the folder vllm has the rest."""
+"""What can be known of vLLM without it: flags, plans, its own server, weights, experts and images."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Calls with a limit of time, whatever the function does, and answers as bounded text; tools answer in the order of
-their calls, and whatever they do is text for the model and a count; folders that programs leave."""
+"""Calls with a limit of time, tools, and folders that they leave: whatever they do is bounded and counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls in a model's text: read whole or not at all, whatever the text is; and against the schemas of tools."""
+"""Calls in a model's text, read whole or not at all, and against the schemas of tools."""
 
 from __future__ import annotations
 

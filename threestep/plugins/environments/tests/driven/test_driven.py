@@ -1,5 +1,4 @@
-"""Environments that drive the model: their requests become turns, and what is rewritten is refused; strangers at their
-endpoint; environments of verifiers as its package runs them."""
+"""Environments that drive the model, strangers at their endpoint, and those of the package verifiers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Conversations: what was drawn is what is trained, whoever else is in the batch; limits; environments side by side;
-and turns whose conversations keep their cache: the tokens of rounds, each computed once, whoever waits for whom."""
+"""Conversations: what was drawn is trained, whoever else is there; limits; and turns that keep their cache."""
 
 from __future__ import annotations
 

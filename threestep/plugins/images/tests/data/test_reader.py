@@ -1,5 +1,4 @@
-"""Readers of images: which folders have one, tiles of a picture, as many tokens as the family's model makes features,
-and small pictures for a page."""
+"""Readers of images: which folders have one, tiles and tokens of a picture, and small pictures for a page."""
 
 from __future__ import annotations
 

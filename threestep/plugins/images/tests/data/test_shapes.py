@@ -18,8 +18,6 @@ from threestep.plugins.images.data.shapes import (
     HELD_OUT_ROWS,
     ROWS_VERSION,
     TRAINING_ROWS,
-    Grid,
-    Shape,
     ShapesDataset,
     generate,
     picture_of,
@@ -89,7 +87,7 @@ def test_the_checker_takes_the_answer_and_no_other(rows):
         assert any(re.fullmatch(form, row.answer) and re.fullmatch(form, row.wrong) for form in forms)
 
 
-def test_each_kind_and_answer_comes_and_pictures_are_one_or_two(rows):
+def test_each_kind_and_answer_comes_and_held_out_rows_are_in_no_training_set(rows):
     kinds = {kind: [row for row in rows["train"] if row.kind == kind] for kind in ("count", "name", "compare")}
     assert all(len(own) > len(rows["train"]) / 6 for own in kinds.values())
     assert {len(row.grids) for row in kinds["compare"]} == {2} and {len(row.grids) for row in kinds["count"]} == {1}
@@ -97,21 +95,9 @@ def test_each_kind_and_answer_comes_and_pictures_are_one_or_two(rows):
         f"{colour} {form}" for colour in COLOURS for form in FORMS
     }
     assert {row.answer for row in kinds["compare"]} == {"first", "second", "neither"}
-
-
-def test_held_out_rows_are_different_and_in_no_training_set(rows):
     held_out = {(row.grids, row.question) for row in rows["eval"]}
     assert len(held_out) == len(rows["eval"]) == 60 and len(rows["train"]) == 600
     assert not {(row.grids, row.question) for row in rows["train"] + generate(8, 600, 60)["train"]} & held_out
-
-
-def test_a_picture_follows_from_its_grid():
-    grid = Grid(3, (Shape("red", "circle"), *[None] * 5))
-    one, other = picture_of(grid), picture_of(grid)
-    assert one.size == (3 * CELL_PIXELS, 2 * CELL_PIXELS) and one.tobytes() == other.tobytes()
-    middle = CELL_PIXELS // 2
-    assert one.getpixel((middle, middle)) == COLOURS["red"]
-    assert one.getpixel((0, 0)) == one.getpixel((CELL_PIXELS + middle, middle)) == BACKGROUND
 
 
 def test_the_dataset_is_registered_and_gives_messages_and_pictures():

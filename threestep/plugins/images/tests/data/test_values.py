@@ -1,5 +1,4 @@
-"""Images as rows hold them: what is read, from memory and behind addresses too, and what is refused by a sentence;
-formats, bounds, Exif, RGB; and damaged ones, of which each ends in a sentence or in pixels."""
+"""Images as rows hold them, in memory and behind addresses: what is read, what is refused, and damaged ones."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Features of a frozen tower that are kept give the numbers and gradients of pixels that are read in every forward, and
-the tower runs once for a picture; and which of step 3's models read them."""
+"""Kept features of a frozen tower give the numbers and gradients of pixels; which of step 3's models read them."""
 
 from __future__ import annotations
 

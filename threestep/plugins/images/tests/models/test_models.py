@@ -1,5 +1,4 @@
-"""Which parts of a model of images and text are language, tower and projector; they train as the flags say, and
-adapters stand on the language model."""
+"""Language, tower and projector of a model: what trains of them, and where adapters stand."""
 
 from __future__ import annotations
 

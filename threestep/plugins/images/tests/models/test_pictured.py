@@ -1,5 +1,4 @@
-"""Pixels for rows that are laid out, an image for a micro-batch without one, and shares of ranks; and the check of rows
-with images, which passes what is right and names what is not."""
+"""Rows with images: pixels, an image for a micro-batch without one, shares of ranks, and the check of all."""
 
 from __future__ import annotations
 

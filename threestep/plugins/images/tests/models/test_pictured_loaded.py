@@ -1,5 +1,4 @@
-"""Scalar models of images and text: new on a language model's body, saved, loaded again to the bit, and read by plain
-transformers; and on the trunk of a policy, where one reads and learns what one of its own does."""
+"""Scalar models of images and text: new, saved, read by plain transformers, and on the trunk of a policy."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What a run does with images: rows that nothing reads, examples of its rows, flags beside them, pictures for a reward
-and of samples."""
+"""What a run does with images: examples, flags beside them, pictures for a reward and of samples."""
 
 from __future__ import annotations
 

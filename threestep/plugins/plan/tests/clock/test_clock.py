@@ -1,5 +1,4 @@
-"""Seconds of the clock by hand and beside what others measured: the table of devices, single operators, collectives,
-parts of a step, rollouts."""
+"""The clock's seconds by hand and beside what others measured: devices, operators, collectives, steps, rollouts."""
 
 from __future__ import annotations
 

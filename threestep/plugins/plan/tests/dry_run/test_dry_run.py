@@ -1,6 +1,4 @@
-"""A dry run: its device and table, models on the meta device, what it finds of steps with one model, and every recipe:
-resolved, its models built on the meta device at their true sizes, and fitting into the GPUs that it names. Hub names
-are replaced by folders that hold a configuration and nothing else."""
+"""A dry run: its device and table, models on the meta device, steps with one model, and every recipe."""
 
 from __future__ import annotations
 

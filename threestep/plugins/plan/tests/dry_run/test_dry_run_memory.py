@@ -1,5 +1,4 @@
-"""Memory of a dry run: activations as a real forward keeps them, masks, the engine's states by the ZeRO paper and by
-hand, and the ranks that must share a row; an 8-billion model at 131,072 tokens on 8 GPUs of 80 GB."""
+"""Memory of a dry run: as real forwards keep it, by the ZeRO paper and by hand, and the ranks that share a row."""
 
 from __future__ import annotations
 

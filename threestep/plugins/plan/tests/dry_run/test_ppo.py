@@ -1,5 +1,4 @@
-"""Step 3's dry run: the roles that the flags ask for, the rollout's part, what leaves the device, and the seconds of a
-rollout with its updates."""
+"""Step 3's dry run: roles, the rollout's part, what leaves the device, and the seconds of all of it."""
 
 from __future__ import annotations
 

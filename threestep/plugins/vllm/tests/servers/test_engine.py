@@ -1,5 +1,4 @@
-"""Rollouts by servers that speak the protocol and have faults: whoever draws, the responses are the same; their
-addresses, their key, and what answers without it."""
+"""Rollouts by servers with faults: whoever draws, the responses are the same; addresses, keys and the guard."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Weights on their way: what arrives is what was sent, and whoever does not know the secret takes nothing; who sends by
-NCCL, who meets whom, and that tensors of a GPU go from there: by gloo, or on a device that pretends."""
+"""Weights on their way to servers: what arrives is what was sent, by TCP, by files, and by groups."""
 
 from __future__ import annotations
 

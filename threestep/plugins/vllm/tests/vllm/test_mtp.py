@@ -1,5 +1,4 @@
-"""Heads under vLLM: of exported ones greedy responses are those without a draft, and drafts are accepted; with the head
-that is trained, its weights arrive after every update, and tokens stay the model's."""
+"""Heads under vLLM: drafts are accepted and tokens stay the model's, exported and while they train."""
 
 from __future__ import annotations
 

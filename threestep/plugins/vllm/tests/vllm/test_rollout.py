@@ -1,5 +1,4 @@
-"""vLLM's responses beside those of the transformers engine, in float32 on this machine; and after each of 20 updates
-its log-probabilities are those of the new weights, however these are sharded."""
+"""vLLM's responses beside those of the transformers engine in float32, also after each of 20 updates."""
 
 from __future__ import annotations
 
