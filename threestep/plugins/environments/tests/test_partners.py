@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from tests.support.chat_templates import chat_template, chat_tokenizer
+from tests.support.chat_templates import chat_tokenizer
 from tests.support.ppo_flags import ppo_flags
 from threestep.plugins.environments.acting import history_habit
 from threestep.plugins.environments.arguments import EnvironmentArguments
 from threestep.plugins.environments.partners import EnvironmentPartners
-from threestep.plugins.environments.turns.turn_tokens import TurnTokens
+from threestep.plugins.environments.tests.turns.test_turn_tokens import parts
 from threestep.plugins.replay.files import DumpingRollout, ReplayRollout
 from training.step3_ppo.parts.evaluation import conversation_columns
 from training.utils.base.errors import Mistakes, ThreestepError
 from training.utils.contracts.rollout import Rollout
 from training.utils.contracts.rollout_engine import RolloutEngine, RolloutRequest, Sampling, rolled_out
 from training.utils.contracts.rows import PromptRow
-from training.utils.data.chat.chat import ChatTokenizer
-from training.utils.data.rows.arguments import ChatArguments
 from training.utils.data.rows.dataset import ROWS_PER_BATCH, CachedSplit, write_rows
 
 EXAMPLES = Path(__file__).parents[4] / "examples" / "environments"
@@ -102,17 +99,15 @@ def test_the_start_says_what_a_template_makes_of_a_history():
         "conversations: the chat template keeps earlier turns as they were drawn before messages of role 'tool' and "
         "'user'"
     )
-    for name, acts, thinks, wanted in (
-        ("strips_thinking", True, None, "writes the thought of earlier turns otherwise once a message of role 'user' "
+    for name, acts, wanted in (
+        ("strips_thinking", True, "writes the thought of earlier turns otherwise once a message of role 'user' "
          "follows, so that a conversation forks there: it goes on in another sequence; it keeps earlier turns as they "
          "were drawn before messages of role 'tool'"),
-        ("strips_thinking", False, None, "keeps earlier turns as they were drawn before messages of role 'tool'"),
-        ("inst", True, None, "keeps earlier turns as they were drawn before messages of role 'user'; it takes none of "
+        ("strips_thinking", False, "keeps earlier turns as they were drawn before messages of role 'tool'"),
+        ("inst", True, "keeps earlier turns as they were drawn before messages of role 'user'; it takes none of "
          "role 'tool'"),
     ):  # fmt: skip
-        variables = json.dumps({} if thinks is None else {"enable_thinking": thinks})
-        arguments = ChatArguments(prompt_style="chat_template", chat_template_kwargs=variables)
-        turns = TurnTokens(ChatTokenizer(arguments, chat_tokenizer(chat_template(name))), None)
+        *_, turns = parts(name)
         assert history_habit(turns, acts) == f"conversations: the chat template {wanted}"
     with pytest.raises(ThreestepError, match="takes no message of role 'tool'.*only user and"):
         history_habit(turns, acts=False)

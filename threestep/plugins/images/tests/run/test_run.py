@@ -221,8 +221,8 @@ def test_pictures_are_kept_small_by_the_main_rank_alone(tmp_path, pixels):
     sizes = {name: Image.open(io.BytesIO(data)).size for name, data in kept.items()}
     assert sizes == {f"{name_of(LARGE)}.png": (128, 64), f"{name_of(SMALL)}.png": (56, 28)}
     assert samples.media([]).names == [] == SampleTexts().media([span(0)]).names
-    assert SamplePictures(RunFolder(tmp_path, False), pixels).names([span(1)]) == [name_of(SMALL)]
-    assert not (tmp_path / "sample_pictures").exists()
+    assert SamplePictures(RunFolder(tmp_path / "other", False), pixels).names([span(1)]) == [name_of(SMALL)]
+    assert not (tmp_path / "other" / "sample_pictures").exists()
 
 
 def test_a_run_that_goes_on_keeps_what_is_there_and_no_more_than_the_bound(tmp_path, pixels, monkeypatch):
