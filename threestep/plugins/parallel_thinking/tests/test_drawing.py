@@ -26,7 +26,6 @@ from threestep.plugins.evaluation.talk import Talk
 from threestep.plugins.evaluation.tests.conftest import CPU, save_model  # noqa: F401  # a fixture
 from threestep.plugins.evaluation.tests.test_answers import ALONE, SCORING, WORDS
 from threestep.plugins.evaluation.web import _columns
-from threestep.plugins.images.tests.run.test_run import beside_images
 from threestep.plugins.parallel_thinking.arguments import ParallelRolloutArguments
 from threestep.plugins.parallel_thinking.form import ParallelPaths, ParallelThinking
 from threestep.plugins.parallel_thinking.layout import ParallelTags, PathSampling, drawn_blocks, drawn_document
@@ -436,11 +435,6 @@ def test_settings_of_paths_without_them(name):
     note_mistakes(ppo_flags(**{name: 3}).data, mistakes)
     sentence = f"--{name} 3 is for the paths of --parallel_thinking, which is not given; give it, or leave --{name} out"
     assert sentence in mistakes.sentences
-
-
-def test_prompts_with_images_are_refused():
-    with pytest.raises(ThreestepError, match="--parallel_thinking does not go with prompts that have images: it draws"):
-        beside_images(parallel_thinking=True)
 
 
 @pytest.mark.parametrize("name", [FORWARDS, VALUES])

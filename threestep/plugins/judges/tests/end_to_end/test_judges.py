@@ -77,18 +77,6 @@ def test_two_ranks_ask_each_response_once_and_a_replay_ends_with_the_same_weight
 
 
 @pytest.mark.long
-def test_failures_of_the_server_change_nothing_but_time(place, flags):
-    found = []
-    for name, fails in (("failing", mostly_failing), ("sound", lambda number: 0)):
-        with scoring_server(judged(rated_by_length), fails=fails) as server:
-            own = [*flags, "--reward", f"judge:{judge_file(place, server.url)}", "--output_dir", place / name]
-            ran = run_step(3, own, environment={"JUDGE_KEY": KEY})
-            assert ran.code == 0, ran.words
-        found.append((weights(place / name), figures(place / name)))
-    assert found[0] == found[1]
-
-
-@pytest.mark.long
 def test_a_judge_that_never_answers_ends_the_run_on_both_ranks(place, flags):
     with scoring_server(judged(rated_by_length), silent=True) as server:
         file = judge_file(place, server.url, seconds=1, retries=1)
