@@ -232,7 +232,8 @@ def test_classes_and_installed_ones_are_listed(environment_file, tmp_path, monke
         listed([str(tmp_path / "nothing.py")])
     entry = importlib.metadata.EntryPoint("Maze", "my_mazes:Maze", addresses.GROUP)
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [entry] if group == addresses.GROUP else [])
-    assert listed([str(tmp_path)]) == [("Maze", "installed: my_mazes:Maze")]
+    (tmp_path / "empty").mkdir()
+    assert listed([str(tmp_path / "empty")]) == [("Maze", "installed: my_mazes:Maze")]
 
 
 def test_files_are_not_run_and_unreadable_ones_are_left_out(tmp_path):

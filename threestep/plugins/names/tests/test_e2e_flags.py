@@ -78,6 +78,7 @@ def test_its_flags_are_read(plans, capsys):
 def test_one_gpu_is_one_rank_and_steps_have_numbers(plans, capsys, tmp_path):
     all_steps.main(["--actor-model", "1.3b"])
     assert plans[0].ranks == 1 and plans[0].output_dir == Path("output")
+    plans.clear()
     all_steps.main("--step 1 2 --actor-model 1.3b".split())
     assert list(plans[0].settings) == ["step1_sft", "step2_reward"]
     with pytest.raises(ThreestepError, match="--step 3 expects output/step1_sft/model, which step 1 leaves; run that"):
