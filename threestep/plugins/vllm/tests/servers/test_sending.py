@@ -183,12 +183,15 @@ def test_a_gather_that_fails_ends_the_transfer_everywhere(servers, by):
     assert [server.transfers for server in servers] == [1, 1]
 
 
-def test_a_server_that_does_not_connect_or_keeps_old_answers(servers, monkeypatch):
+def test_a_server_that_does_not_connect(servers, monkeypatch):
     monkeypatch.setattr(servers[0], "on_update_weights", lambda body: threading.Event().wait(2.0))
     sent = send(servers, seconds=0.2)
     (reason,) = sent.failures.values()
     assert servers[0].address in sent.failures and "not connect for the weights within 0.2 seconds; where" in reason
     assert servers[1].transfers == 1
+
+
+def test_old_answers_that_a_server_keeps(servers, monkeypatch):
     monkeypatch.setattr(servers[0], "on_reset_prefix_cache", lambda body: {"success": False})
     assert "it keeps what it computed by the old weights" in send(servers).failures[servers[0].address]
 
