@@ -261,6 +261,8 @@ def test_whose_routers_are_balanced(mixtures, given, coefficients):
     roles = balanced(mixtures, given)
     losses = (roles.actor_guests, roles.critic_guests)
     assert [guests[0].balance.coefficient if guests else None for guests in losses] == coefficients
+    with pytest.raises(ThreestepError, match="--router_aux_loss_coef expects a mixture of experts .* LlamaForCausalLM"):
+        balanced((False, False), 0.3)
 
 
 @pytest.mark.parametrize("name", ROLES)
