@@ -1,4 +1,4 @@
-"""The flags of LoRA, and what they change in models."""
+"""LoRA: its flags and those of PEFT, which layers it adapts, what trains and is merged, and a shared trunk."""
 
 from __future__ import annotations
 

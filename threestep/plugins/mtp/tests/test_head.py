@@ -1,4 +1,4 @@
-"""The head in packed rows against its definition, one sequence at a time, in float64."""
+"""The head in packed rows against its definition in float64, and against rolled rows as other trainers have them."""
 
 from __future__ import annotations
 

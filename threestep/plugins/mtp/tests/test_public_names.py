@@ -1,4 +1,4 @@
-"""A head under the names of each public form, and back."""
+"""A head under the names of each public form and in the files of checkpoints; and transformers beside ours."""
 
 from __future__ import annotations
 

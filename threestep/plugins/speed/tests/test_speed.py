@@ -1,4 +1,4 @@
-"""Settings of a model with what these flags change."""
+"""Flags of speed together, dry runs that count them, layer inputs on the host, and MLPs in tiles."""
 
 from __future__ import annotations
 

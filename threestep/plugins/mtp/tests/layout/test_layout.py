@@ -1,4 +1,4 @@
-"""Where the entries of multi-token prediction stand."""
+"""Where the entries of multi-token prediction stand, response masks of packed rows, and zigzag slices of them."""
 
 from __future__ import annotations
 
