@@ -114,7 +114,6 @@ def tried(
 
 
 def _find_free(free: int) -> None:
-    """Have this process find so many bytes free."""
     from training.utils.setup import setup
 
     setup.free_bytes = lambda *given: free

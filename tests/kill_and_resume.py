@@ -40,8 +40,6 @@ _ADDRESSES = "servers.txt"
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the table."""
-
     program: str
     ranks: int
     stage: int
@@ -161,7 +159,6 @@ def differences(unbroken: Path, resumed: Path) -> list[str]:
 
 
 def _drawn(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a log of rollouts, without what a clock gave."""
     clock = ("asked", "began", "ended", "servers", "waited", "trained")
     return [{name: own for name, own in line.items() if name not in clock} for line in read_rollouts(folder)]
 

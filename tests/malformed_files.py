@@ -503,7 +503,6 @@ def _replayed(path: Path) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run cases, print those with a problem and a count."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--cases", type=int, default=1000)

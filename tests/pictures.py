@@ -18,7 +18,6 @@ WIDTH, HEIGHT = 1180, 1120
 
 
 def write_pictures(run: Path) -> None:
-    """The top of the run's report, light."""
     with tempfile.TemporaryDirectory() as folder, opened_browser() as browser:
         page = write_report([run], Path(folder) / "report.html")
         assert str(Path.home()) not in page.read_text(encoding="utf-8").partition('id="settings"')[0]

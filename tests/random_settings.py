@@ -86,8 +86,6 @@ class Setting:
 
 @dataclass(frozen=True)
 class Places:
-    """What runs start from."""
-
     files: Files
     chat: Path
     chat_rows: Path
@@ -144,7 +142,6 @@ def drawn_setting(dice: random.Random, places: Places) -> Setting:
 
 
 def _scored(dice: random.Random, places: Places, needs_model: bool) -> list[str]:
-    """Data, models and rewards."""
     split = "--data_split 2,2,2 --max_prompt_seq_len 64"
     own = f"{places.rewards}:"
     if not needs_model and dice.random() < 0.15:  # a reward model would need the chat's tokens
@@ -261,7 +258,6 @@ class Outcome:
 
 
 def tried(setting: Setting, place: Path) -> Outcome:
-    """Run the layouts of a setting, and compare what they left."""
     outcome, ended, edge = Outcome(), [], place / "edge.txt"
     for name, ranks, own in setting.layouts:
         folder = place / name
@@ -344,7 +340,6 @@ def _compare(outcome: Outcome, setting: Setting, name: str, first: Path, other: 
 
 
 def _counts(folder: Path) -> dict[str, Any]:
-    """What was counted in each rollout."""
     return {
         f"{line['step']} {name}": round(value, 6)
         for line in _lines(folder)

@@ -95,7 +95,6 @@ def flags_of(program: str, files: Files, place: Place, steps: int = 2) -> list[s
 
 
 def tried(program: str, files: Files, root: Path, refusal: Refusal, asked: argparse.Namespace) -> tuple[Ended, Place]:
-    """One run in the new folder `root`."""
     place = Place(root)
     place.disk.mkdir(parents=True)
     place.rescue.mkdir()

@@ -781,7 +781,6 @@ class Recorder:
     place: Path
 
     def run(self, run: Run) -> dict[str, Any]:
-        """What a run left, in digests."""
         if run.copies:
             shutil.copytree(self.place / "out" / run.copies, self.place / "out" / run.name, symlinks=True)
         (self.place / "said").mkdir(exist_ok=True)
@@ -893,7 +892,6 @@ def _launcher(checkout: Path) -> str:
 
 
 def _program_named(checkout: Path, name: str) -> str:
-    """The module of a program beside the steps, in the core or in a plugin."""
     found = [*checkout.glob(f"training/{name}.py"), *checkout.glob(f"threestep/plugins/*/{name}.py")]
     found += [*checkout.glob(f"threestep/plugins/{name}/__main__.py")]
     found += checkout.glob(f"threestep/plugins/*/{name}/__main__.py")
@@ -911,7 +909,6 @@ def _cache_program(checkout: Path) -> str:
 
 
 def _recipe(checkout: Path, named: str) -> str:
-    """The file of RECIPE:STEP:NAME, in the folder of the step."""
     _, step, name = named.split(":")
     found = [path for path in checkout.rglob(f"configs/{name}.yaml") if step in path.parts]
     if len(found) != 1:

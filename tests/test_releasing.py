@@ -41,7 +41,6 @@ run_program(main)
 
 
 def requirements() -> list[Requirement]:
-    """Every requirement of setup.py, those of its extras too."""
     tree = ast.parse((ROOT / "setup.py").read_text())
     lists = {
         node.targets[0].id: node.value

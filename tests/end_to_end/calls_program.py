@@ -30,7 +30,6 @@ def lengths(prompts: list[str], responses: list[str], **columns: Any) -> list[fl
 
 
 def held() -> dict[str, Any]:
-    """What this process holds."""
     import psutil
     import torch
 

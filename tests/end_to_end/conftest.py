@@ -33,8 +33,6 @@ MODULES: dict[int | str, str] = {
 
 @dataclass(frozen=True)
 class Ran:
-    """One finished command."""
-
     code: int
     stdout: str
     stderr: str
@@ -143,7 +141,6 @@ def place(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def pairs_file(place: Path) -> Path:
-    """Sixty pairs."""
     return write_lines(place / "pairs.jsonl", pair_rows(60))
 
 

@@ -25,7 +25,6 @@ _SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
 
 def process_state() -> dict[str, Any]:
-    """All that a call must leave as it was."""
     import numpy
     import torch
     from transformers.utils import logging as transformers_logging

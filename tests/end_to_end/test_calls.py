@@ -17,7 +17,6 @@ PROGRAM = Path(__file__).with_name("calls_program.py")
 
 @pytest.fixture(scope="module")
 def called(tmp_path_factory):
-    """Three calls in one process: (its folder, what it told)."""
     return _called(tmp_path_factory.mktemp("calls"), 3)
 
 

@@ -43,7 +43,6 @@ def trained(place: Path, start: Path) -> tuple[Path, Ran]:
 
 
 def steps_of(folder: Path) -> list[dict]:
-    """The lines of optimizer steps."""
     return [line for line in read_lines(folder / "metrics.jsonl") if "train/loss" in line]
 
 
@@ -52,7 +51,6 @@ def said_of_reference(ran: Ran) -> list[str]:
 
 
 def embedded_rows(cache: Path, tokenizer) -> Sequence[ResponsesRow]:
-    """The evaluation rows of these runs."""
     from training.utils.data.arguments import DataArguments
     from training.utils.data.build.build import build_phase
     from training.utils.flags.arguments import parse_arguments

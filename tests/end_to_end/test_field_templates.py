@@ -40,7 +40,6 @@ def test_rows_of_every_structure_are_as_transformers_writes_them(name: str, kind
 @pytest.mark.long
 @pytest.mark.timeout(3 * HOURS)
 def test_rows_of_published_templates_are_as_transformers_writes_them(tmp_path: Path) -> None:
-    """The sweep of `tests/field_templates.py`: no cell is wrong."""
     try:
         found = field_templates.templates()
     except Unavailable as reason:
@@ -62,7 +61,6 @@ def test_rows_of_published_templates_are_as_transformers_writes_them(tmp_path: P
 
 @pytest.fixture
 def judge_of(tmp_path: Path):
-    """The judge of one of our templates."""
     return lambda name: field_templates.judge_of(FieldTemplate(name, TEMPLATES[name]), BYTES, tmp_path / name)
 
 
@@ -78,7 +76,6 @@ def right_row(judge: TemplateJudge, conversation: FieldConversation) -> tuple[st
 
 
 def kinds_of(judge: TemplateJudge, conversation: FieldConversation, ids: list[int], mask: list[bool]) -> list[str]:
-    """What the judge finds wrong with a row."""
     return [kind for kind, _ in judge.judge(conversation.messages, conversation.tools, ids, mask).wrong]
 
 

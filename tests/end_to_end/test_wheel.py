@@ -31,7 +31,6 @@ print(sum(weight.numel() for weight in result.model.parameters()))
 
 
 def tracked():
-    """The files of the checkout."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode != 0:
         pytest.skip("the files of the checkout are listed by git, and this is none of its")

@@ -39,7 +39,6 @@ def left_without(gone: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory) -> Path:
-    """A copy of the packages, beside a model and rows."""
     place = tmp_path_factory.mktemp("checkout")
     for package in ("training", "threestep"):
         shutil.copytree(ROOT / package, place / package, ignore=shutil.ignore_patterns("__pycache__", "tests"))

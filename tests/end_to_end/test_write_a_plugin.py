@@ -29,7 +29,6 @@ TINY = (
 
 @pytest.fixture(scope="module")
 def installed(place: Path) -> Path:
-    """The folder of the installed package."""
     page = (ROOT / "docs" / "write_a_plugin.md").read_text()
     files = {block.label: block.content for block in pages.blocks(page) if block.label}
     modules = {f"{name}.py" for name in ("__init__", "engine", "loss", "optimizer", "tracker", "observer", "command")}

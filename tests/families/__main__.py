@@ -76,7 +76,6 @@ def families() -> list[str]:
 
 
 def write_page(file: Path, results: list[dict[str, Any]], vision: bool) -> None:
-    """Write the page that the results are of."""
     from tests.families.page import page, vision_page
 
     command = f"python -m tests.families {'--vision ' if vision else ''}--out {file.as_posix()}"

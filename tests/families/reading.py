@@ -100,7 +100,6 @@ def layouts(shared: list[Any], prefix: str) -> list[Layout]:
 
 
 def reading(model: Any) -> Callable[[TokenRows], torch.Tensor]:
-    """Return what reads the log-probabilities of rows."""
     policy = PolicyModel(model)
 
     def read(rows: TokenRows) -> torch.Tensor:

@@ -149,7 +149,6 @@ def seen(
 
 
 def of_images(found: Sequence[Answer]) -> str:
-    """The cell of a table."""
     bad = [answer for answer in found if answer.verdict not in (RIGHT, REFUSED)]
     if bad:
         return f"WRONG: {bad[0].question} {bad[0].said} {'' if bad[0].difference is None else bad[0].difference}"

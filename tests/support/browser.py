@@ -78,7 +78,6 @@ class Browser:
             self.ask("Input.dispatchMouseEvent", type=kind, x=at, y=y, button=button, clickCount=1)
 
     def picture(self) -> bytes:
-        """What is on the screen, as a PNG."""
         return base64.b64decode(self.ask("Page.captureScreenshot", format="png")["data"])
 
     def _next(self) -> dict[str, Any]:

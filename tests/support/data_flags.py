@@ -18,7 +18,6 @@ def data_flags(**given: Any) -> DataArguments:
 
 
 def with_flags(data: _Data, **given: Any) -> _Data:
-    """`data`, but for the flags given."""
     changed: _Data = _changed(data, given)
     assert not given, f"no such data flags: {given}"
     return changed

@@ -16,7 +16,6 @@ from training.utils.flags.step import known_steps
 
 
 def as_markdown() -> str:
-    """Return the tables, one a step, in Markdown."""
     lines: list[str] = []
     for step in known_steps().values():
         lines += [f"### Step {step.number}, {step.label}", "", "| flag | here |", "| --- | --- |"]

@@ -17,8 +17,6 @@ TOPICS = ("text", "system", "unusual", "tools", "calls", "parallel", "reasoning"
 
 @dataclass(frozen=True)
 class FieldConversation:
-    """A row's name, topic, messages and tools."""
-
     name: str
     topic: str
     messages: list[Message]

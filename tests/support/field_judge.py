@@ -61,8 +61,6 @@ class Verdict:
 
 
 class TemplateJudge:
-    """Judges rows of one tokenizer and its template."""
-
     def __init__(self, tokenizer: Any, family: Family) -> None:
         self.tokenizer, self.family = tokenizer, family
         self.has_marks = re.search(r"\{%-? *generation", tokenizer.chat_template) is not None
@@ -350,7 +348,6 @@ class TemplateJudge:
     def _begin(
         self, body: Sequence[Message], tools: Any, plain: str, place: int, within: tuple[int, int]
     ) -> tuple[int, int]:
-        """The earliest and the latest beginning of a turn."""
         asked = self.render(body[:place], tools, prompt=True) if place else None
         start, first = within
         if asked is not None and asked == self.render(body[:place], tools) and plain.startswith(asked):

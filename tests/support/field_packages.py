@@ -70,7 +70,6 @@ class Unavailable(Exception):
 
 
 def cache_folder() -> Path:
-    """The folder of the unpacked packages, outside of the repository."""
     given = os.environ.get("THREESTEP_FIELD_PACKAGES")
     return Path(given) if given else Path.home() / ".cache" / "threestep-tests"
 
@@ -99,7 +98,6 @@ def package_folder(name: str) -> Path:
 
 
 def _fetched(package: FieldPackage, into: Path) -> Path:
-    """Download the archive with pip and return its path."""
     wanted = f"{package.name}=={package.version}"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", wanted]
     try:
@@ -123,7 +121,6 @@ def _unpack(archive: Path, into: Path) -> None:
 
 
 def main(names: Sequence[str]) -> None:
-    """Fetch the packages and print their folders."""
     for name in names or PACKAGES:
         try:
             print(f"{name}\t{package_folder(name)}")

@@ -73,7 +73,6 @@ def letter_of(cell: dict) -> str:
 
 
 def legend(used: Iterable[str]) -> str:
-    """A line for each letter in use."""
     known = {letter: meaning for _, letter, meaning in reversed(CAUSES) if meaning} | dict([OTHER_CAUSE])
     known[MISTAKE] = "trained, and not as transformers writes it"
     known[REPORTED] = "trained, and the log says what the template leaves out (tools, thoughts, a text next to a call)"
@@ -81,7 +80,6 @@ def legend(used: Iterable[str]) -> str:
 
 
 def names_of(names: Sequence[str]) -> str:
-    """Templates by package."""
     parts = []
     for package, words in PACKAGES.items():
         those = [f"`{name.partition('/')[2]}`" for name in names if name.startswith(f"{package}/")]

@@ -103,7 +103,6 @@ _ROLES = ("system", "user", "assistant", "tool", "developer")
 
 
 def family_of(template: str) -> Family:
-    """Return the family whose marks the template holds."""
     return next((family for family in FAMILIES if all(mark in template for mark in family.marks)), OTHER)
 
 

@@ -39,8 +39,6 @@ _LIMIT_SECONDS = 240.0
 
 @dataclass(frozen=True)
 class Files:
-    """What the runs start from."""
-
     start: Path
     scorer: Path
     pairs: Path
@@ -276,7 +274,6 @@ def _ran(module: str, flags: Sequence[str]) -> int:
 
 
 def _drawing_ahead() -> list[tuple[Any, str, str]]:
-    """What draws in the plugin `ahead`, if it is there."""
     if "ahead" not in plugins():
         return []
     places = {"pipeline:RolloutsAhead": "_drawn_by", "free:FreeRollouts": "_draw"}

@@ -195,7 +195,6 @@ def outcome(form: DataForm, tokenizer: Any) -> tuple[str, list[str]]:
 
 
 def outcomes() -> dict[str, tuple[str, list[str]]]:
-    """Every form's outcome, by its name."""
     tokenizer = train_tokenizer(SENTENCES)
     found: dict[str, tuple[str, list[str]]] = {}
     before = os.getcwd()
@@ -210,7 +209,6 @@ def outcomes() -> dict[str, tuple[str, list[str]]]:
 
 
 def as_markdown(found: dict[str, tuple[str, list[str]]]) -> str:
-    """The table, in Markdown."""
     rows = [f"| {_plain(name)} | {_plain(text)} |" for name, (text, _) in found.items()]
     return "\n".join(["| data | result |", "| --- | --- |", *rows, ""])
 

@@ -133,7 +133,6 @@ def _ask(found: Attack, ask: Callable[[], int]) -> None:
 
 
 def _answer(port: int, request: bytes) -> str:
-    """The status of the answer to a request; "" without one."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=2) as visitor:
             visitor.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -33,8 +33,6 @@ class Import(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """An import statement: `import base`, or `from base import names`."""
-
     base: str
     names: tuple[str, ...]
     line: int

@@ -63,7 +63,6 @@ def make_kept(folder: Path, with_rollouts: bool) -> None:
 
 
 def kept_commands(folder: Path, with_rollouts: bool) -> list[ReadingCommand]:
-    """The commands that read them."""
     start = folder / "start"
     model = [start / name for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")]
     done, cut = folder / "best_of", folder / "best_of_cut"

@@ -95,7 +95,6 @@ MISTAKES = [
 
 
 def _make_place(place: Path) -> None:
-    """The files and folders that the commands name."""
     qa = '{"question": "Hi", "answer": "Ho"}\n'
     texts = {
         "rows.csv": "question,answer\n" + "Hi,Ho\n" * 20,
@@ -150,7 +149,6 @@ def _addresses() -> Iterator[dict[str, str]]:
 
 
 def answers(mistakes: Sequence[UserMistake] = MISTAKES, at_once: int = 1) -> dict[str, Answered]:
-    """The end of each command, by the mistake's name."""
     with tempfile.TemporaryDirectory() as folder, _addresses() as hubs, ThreadPoolExecutor(at_once) as pool:
         place = Path(folder).resolve()
         _make_place(place)
@@ -179,7 +177,6 @@ def _answer(mistake: UserMistake, place: Path, hubs: dict[str, str]) -> Answered
 
 
 def as_markdown(found: dict[str, Answered]) -> str:
-    """The table, in Markdown."""
     rows = [f"| {name} | {max(0.1, end.seconds):.1f} | {shown(end.sentence)} |" for name, end in found.items()]
     return "\n".join(["| mistake | seconds | sentence |", "| --- | ---: | --- |", *rows, ""])
 

@@ -39,8 +39,6 @@ def spans_of_source(source: str) -> Iterator[str]:
 
 
 class Names:
-    """The modules, rooms, words and files of a checkout."""
-
     def __init__(self, sources: Mapping[str, str], paths: Iterable[str]) -> None:
         """sources: text of modules by dotted name. paths: of files and folders, from the checkout's root."""
         self._words = {plain_name(module): set(re.findall(r"\w+", source)) for module, source in sources.items()}

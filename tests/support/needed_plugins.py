@@ -12,7 +12,6 @@ _IMPORT = re.compile(r"^\s*(?:from|import) ((?:threestep\.plugins|tests)[\w.]*)(
 
 
 def missing_plugins(test: Path) -> set[str]:
-    """Return the plugins that a test needs, and that are not there."""
     return {name for name in _needed(test) if not (PLUGINS / name / "__init__.py").is_file()}
 
 

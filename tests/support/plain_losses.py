@@ -113,7 +113,6 @@ class DrawnTokens:
 
 
 def policy_loss(name: str, own: DrawnTokens) -> torch.Tensor:
-    """The loss of each token."""
     new_T, advantage_T, constants = own.new_T, own.advantage_T, own.constants
     low, high = constants["clip_low"], constants["clip_high"]
     apart_T = new_T - own.old_T

@@ -29,8 +29,6 @@ STEPS = {
 
 
 class Followed(NamedTuple):
-    """Lines of functions, and files that hold some."""
-
     lines: int
     files: int
 

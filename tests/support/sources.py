@@ -49,7 +49,6 @@ def statements(function: Function) -> int:
 
 
 def parameters(function: Function, is_method: bool) -> int:
-    """Return the parameters of a function, self and cls not counted."""
     takes = function.args
     named = len(takes.posonlyargs) + len(takes.args) + len(takes.kwonlyargs)
     return named + (takes.vararg is not None) + (takes.kwarg is not None) - is_method

@@ -82,7 +82,6 @@ def status_of(flag: str, word: str, step: Step) -> str:
 
 
 def statuses(trainer: str) -> dict[str, str]:
-    """By flag of a trainer, what becomes of it here."""
     step = known_steps()[STEPS[trainer]]
     return {flag: status_of(flag, word, step) for flag, word in fields_of(trainer).items()}
 

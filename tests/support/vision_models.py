@@ -227,7 +227,6 @@ class PlainScorer(torch.nn.Module):
         torch.nn.init.normal_(self.score.weight, generator=torch.Generator().manual_seed(2))
 
     def forward(self, **inputs: Any) -> torch.Tensor:
-        """The score at the last token."""
         return self.score(self.model(**inputs)[0][0, -1]).squeeze(-1)
 
 

@@ -47,7 +47,6 @@ def _map_type(kind: Any) -> Any:
 
 
 def _with_maps(value: Any, kind: Any) -> Any:
-    """The value as pyarrow takes it for a type with maps."""
     if isinstance(value, dict) and pyarrow.types.is_map(kind):
         return [(key, _with_maps(inner, kind.item_type)) for key, inner in value.items()]
     if isinstance(value, dict):
@@ -56,7 +55,6 @@ def _with_maps(value: Any, kind: Any) -> Any:
 
 
 def map_table(rows: Rows) -> Any:
-    """A table with maps."""
     plain = table(rows)
     kinds = {field.name: _map_type(field.type) for field in plain.schema}
     columns = {
@@ -76,7 +74,6 @@ def _polars_type(kind: Any) -> Any:
 
 
 def polars_table(rows: Rows) -> Any:
-    """A table of the types that polars writes."""
     plain = table(rows)
     return plain.cast(pyarrow.schema([(field.name, _polars_type(field.type)) for field in plain.schema]))
 

@@ -165,7 +165,6 @@ def _patch_cuda(cuda: Any) -> None:
 
 
 def _patch_collectives() -> None:
-    """One rank's collectives leave everything as it is."""
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend `fake`
 

@@ -54,7 +54,6 @@ def built_library() -> Path:
 
 
 def preloaded() -> dict[str, str]:
-    """The environment of a process that can refuse."""
     return {**os.environ, "LD_PRELOAD": str(built_library())}
 
 
