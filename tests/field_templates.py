@@ -245,9 +245,8 @@ def _refused(
 
 def _gist(message: str) -> str:
     """A refusal without what is particular to a row, to count it."""
-    message = re.sub(r"^dataset '[^']*'(, row \d+)?(, message \d+)?:? ?", "", message).partition("; threestep inspect")[
-        0
-    ]
+    message = re.sub(r"^dataset '[^']*'(, row \d+)?(, message \d+)?:? ?", "", message)
+    message = message.partition("; threestep inspect")[0]
     message = re.sub(r"/\S*/tokenizer[^:]*: |/model: ", "", message)
     return re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "_", message)[:110]
 
@@ -263,35 +262,26 @@ def versions() -> str:
 
 
 def summary(cells: Sequence[Cell]) -> str:
-    lines = []
-    by_template: dict[tuple[str, str], Counter[str]] = {}
+    by_template: dict[str, Counter[str]] = {}
+    kinds: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
-        by_template.setdefault((cell.template, cell.tokenizer), Counter())[cell.outcome] += 1
+        by_template.setdefault(f"{cell.template} ({cell.tokenizer})", Counter())[cell.outcome] += 1
+        if cell.outcome != OK:
+            kinds.setdefault((cell.outcome, cell.kinds[0]), []).append(cell)
     total = Counter(cell.outcome for cell in cells)
-    lines.append(f"{len(by_template)} templates, {len(cells)} cells: {dict(total)}\n")
-    for outcome in (WRONG, DOUBTFUL, REFUSED):
-        kinds: dict[str, list[Cell]] = {}
-        for cell in cells:
-            if cell.outcome == outcome:
-                kinds.setdefault(cell.kinds[0], []).append(cell)
-        lines.append(f"\n## {outcome}: {total[outcome]} cells\n")
-        for kind, those in sorted(kinds.items(), key=lambda item: -len(item[1])):
-            names = Counter(f"{cell.template} ({cell.tokenizer})" for cell in those)
-            lines.append(f"### {len(those)} x {kind}")
-            lines.append("templates: " + ", ".join(f"{name} {count}" for name, count in names.most_common(12)))
-            conversations = Counter(cell.conversation for cell in those)
-            lines.append(
-                "conversations: " + ", ".join(f"{name} {count}" for name, count in conversations.most_common(10))
-            )
-            for cell in those[:: max(1, len(those) // 3)][:3]:
-                lines.append(f"- {cell.template} ({cell.tokenizer}), {cell.conversation}: {cell.details[0][:400]}")
-                lines += [f"    - {note}" for note in cell.notes[:3]]
-            lines.append("")
-    lines.append("\n## By template (ok, refused, refused?, WRONG)\n")
-    for (name, kind), counts in by_template.items():
-        lines.append(
-            f"{name} ({kind}): " + " ".join(str(counts[outcome]) for outcome in (OK, REFUSED, DOUBTFUL, WRONG))
-        )
+    lines = [f"{len(by_template)} templates, {len(cells)} cells: {dict(total)}\n"]
+    for (outcome, kind), those in sorted(kinds.items(), key=lambda item: -len(item[1])):
+        lines.append(f"### {outcome}, {len(those)} x {kind}")
+        for what in ("template", "conversation"):
+            names = Counter(getattr(cell, what) for cell in those).most_common(12)
+            lines.append(f"{what}s: " + ", ".join(f"{name} {count}" for name, count in names))
+        for cell in those[:: max(1, len(those) // 3)][:3]:
+            lines.append(f"- {cell.template} ({cell.tokenizer}), {cell.conversation}: {cell.details[0][:400]}")
+            lines += [f"    - {note}" for note in cell.notes[:3]]
+        lines.append("")
+    lines.append(f"## By template ({', '.join((OK, REFUSED, DOUBTFUL, WRONG))})\n")
+    for name, counts in by_template.items():
+        lines.append(f"{name}: {' '.join(str(counts[outcome]) for outcome in (OK, REFUSED, DOUBTFUL, WRONG))}")
     return "\n".join([*lines, ""])
 
 

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.forked_runs import MODULES, Ended, Files, Moment, import_everything, make_files, run
+from tests.support.forked_runs import MODULES, Ended, Files, Moment, import_everything, make_files, run, start_flags
 from threestep.plugins.report.figures.rollout_account import rollout_account
 from training.utils.run.run_folder import ROLLOUTS, read_rollouts
 
@@ -69,20 +69,17 @@ class Case:
         """The program's flags, but for its folders. bf16 on one rank, float32 on two; dropout, so that a run draws as
         it trains; in step 3 an adaptive KL, a moving average and unsupervised text too."""
         shared = (
-            f"--data_path jsonl:{files.pairs} --data_split 2,2,2 --eval_fraction 0.1 --max_prompt_seq_len 64 "
-            f"--max_train_steps {steps} --save_every {every} --eval_interval {2 * every} --lr_scheduler_type cosine "
-            f"--num_train_epochs 100 --dtype {'bf16' if self.ranks == 1 and not self.by_servers else 'fp32'}"
+            f"{start_flags(self.program, files)} --eval_fraction 0.1 --max_train_steps {steps} --save_every {every} "
+            f"--eval_interval {2 * every} --lr_scheduler_type cosine --num_train_epochs 100 "
+            f"--dtype {'bf16' if self.ranks == 1 and not self.by_servers else 'fp32'}"
         )
         if self.offload:
             shared += " --offload true"
         if self.program.startswith("acting"):
             own = (
-                f"--actor_model_name_or_path {files.start} --actor_zero_stage {self.stage} --actor_dropout 0.1 "
-                f"--environment {files.environment}:Late --reward environment --advantage grpo --stop e i s "
-                "--prompt_style chat_template --chat_template examples/environments/template.jinja "
+                f"--actor_zero_stage {self.stage} --actor_dropout 0.1 --actor_learning_rate 1e-3 "
                 "--num_samples_per_prompt 4 --per_device_generation_batch_size 3 --per_device_training_batch_size 6 "
-                "--max_answer_seq_len 48 --answer_interval 6 --kl_coef 0 --actor_learning_rate 1e-3 "
-                "--mismatch_correction truncate --mismatch_normalize true"
+                "--max_answer_seq_len 48 --mismatch_correction truncate --mismatch_normalize true"
             )
             own += " --mtp_num_layers 1 --speculate 1" if self.program == "acting_mtp" else ""
             own += " --rollouts_ahead 1" if self.program == "acting_ahead" else ""
@@ -90,13 +87,11 @@ class Case:
             own += " --actor_lora_dim 4" if self.lora else ""
         elif self.rolls_out:
             own = (
-                f"--actor_model_name_or_path {files.start} --critic_model_name_or_path {files.scorer} "
                 f"--actor_zero_stage {self.stage} --critic_zero_stage {self.stage} --actor_dropout 0.1 "
                 f"--per_device_generation_batch_size {self.prompts} --per_device_training_batch_size {self.prompts} "
-                "--max_answer_seq_len 6 "
-                "--kl_control adaptive --kl_target 0.1 --kl_horizon 100 --actor_learning_rate 1e-3 "
-                f"--critic_learning_rate 1e-3 --unsupervised_dataset_name jsonl:{files.texts} --enable_ema "
-                "--ema_decay 0.5"
+                "--max_answer_seq_len 6 --kl_control adaptive --kl_target 0.1 --kl_horizon 100 --enable_ema "
+                "--actor_learning_rate 1e-3 --critic_learning_rate 1e-3 --ema_decay 0.5 "
+                f"--unsupervised_dataset_name jsonl:{files.texts}"
             )
             if self.program in ("ahead", "free"):
                 ahead = "free --max_rollout_age 3" if self.is_free else "2"
@@ -108,8 +103,8 @@ class Case:
             own += " --actor_lora_dim 4 --critic_lora_dim 2" if self.lora else ""
         else:
             own = (
-                f"--model_name_or_path {files.start} --max_seq_len 100 --zero_stage {self.stage} --dropout 0.1 "
-                "--per_device_train_batch_size 2 --learning_rate 1e-3 --report_mfu false"
+                f"--max_seq_len 100 --zero_stage {self.stage} --dropout 0.1 --per_device_train_batch_size 2 "
+                "--learning_rate 1e-3"
             )
             own += " --lora_dim 4 --lora_learning_rate 2e-3 --weight_decay 0.1" if self.lora else ""
         return [*shared.split(), *own.split()]

@@ -33,7 +33,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.support.forked_runs import MODULES, Ended, Files, import_everything, make_files, run
+from tests.support.forked_runs import MODULES, Ended, Files, import_everything, make_files, run, start_flags
 from tests.support.refusing_disk import Refusal, preloaded, refuse, why_not
 
 _COUNTED_ALONE = Refusal(0, 0)
@@ -67,30 +67,23 @@ class Place:
 def flags_of(program: str, files: Files, place: Place, steps: int = 2) -> list[str]:
     """A run of two steps with a checkpoint after the first, an evaluation and samples."""
     shared = (
-        f"--data_path jsonl:{files.pairs} --data_split 2,2,2 --eval_fraction 0.1 --max_prompt_seq_len 64 "
-        f"--max_train_steps {steps} --save_every 1 --num_train_epochs 100 --dtype fp32 --wait_for_disk_seconds 0 "
+        f"{start_flags(program, files)} --eval_fraction 0.1 --report_mfu false --max_train_steps {steps} "
+        "--save_every 1 --num_train_epochs 100 --dtype fp32 --wait_for_disk_seconds 0 "
         f"--rescue_dir {place.rescue} --output_dir {place.run} --data_output_path {place.disk / 'cache'}"
     )
     if program == "ppo":
         own = (
-            f"--actor_model_name_or_path {files.start} --critic_model_name_or_path {files.scorer} --enable_ema "
-            "--per_device_generation_batch_size 2 --per_device_training_batch_size 2 --max_answer_seq_len 4 "
-            "--report_mfu false"
+            "--enable_ema --per_device_generation_batch_size 2 --per_device_training_batch_size 2 "
+            "--max_answer_seq_len 4"
         )
     elif program.startswith("acting"):
         own = (
-            f"--actor_model_name_or_path {files.start} --environment {files.environment}:Late --reward environment "
-            "--advantage grpo --stop e i s --prompt_style chat_template "
-            "--chat_template examples/environments/template.jinja --num_samples_per_prompt 2 "
-            "--per_device_generation_batch_size 2 --per_device_training_batch_size 4 --max_answer_seq_len 24 "
-            "--answer_interval 6 --kl_coef 0 --report_mfu false"
+            "--num_samples_per_prompt 2 --per_device_generation_batch_size 2 --per_device_training_batch_size 4 "
+            "--max_answer_seq_len 24"
         )
         own += " --mtp_num_layers 1 --speculate 1" if program == "acting_mtp" else ""
     else:
-        own = (
-            f"--model_name_or_path {files.start} --max_seq_len 80 --per_device_train_batch_size 2 --report_mfu false "
-            "--learning_rate 1e-3"
-        )
+        own = "--max_seq_len 80 --per_device_train_batch_size 2 --learning_rate 1e-3"
     return [*shared.split(), *own.split()]
 
 

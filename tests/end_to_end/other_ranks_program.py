@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.forked_runs import Files, import_everything, make_files, run
+from tests.support.forked_runs import Files, import_everything, make_files, run, start_flags
 
 STEPS = 4
 
@@ -63,23 +63,19 @@ def flags(chain: Chain, place: tuple[int, int, int], files: Files) -> list[str]:
     dealt = ranks if chain.program == "ppo" else ranks // sharing  # step 3 draws on every rank
     batch = min(2, 4 // dealt)
     shared = (
-        f"--data_path jsonl:{files.pairs} --data_split 2,2,2 --eval_fraction 0.2 --max_prompt_seq_len 64 --dtype fp32 "
+        f"{start_flags(chain.program, files)} --eval_fraction 0.2 --dtype fp32 "
         f"--max_train_steps {STEPS} --num_train_epochs 9 --gradient_accumulation_steps {4 // dealt // batch} "
         f"--max_seq_len 100 --sequence_parallel_size {sharing}"
     )
     if chain.program == "ppo":
         own = (
-            f"--actor_model_name_or_path {files.start} --critic_model_name_or_path {files.scorer} --actor_zero_stage "
-            f"{stage} --critic_zero_stage {3 - stage} --per_device_generation_batch_size {4 // ranks} "
-            f"--per_device_training_batch_size {batch} --max_answer_seq_len 6 --kl_control adaptive --kl_target 0.1 "
-            f"--kl_horizon 100 --actor_learning_rate 1e-4 --critic_learning_rate 1e-4 --unsupervised_dataset_name "
-            f"jsonl:{files.texts}"
+            f"--actor_zero_stage {stage} --critic_zero_stage {3 - stage} --per_device_training_batch_size {batch} "
+            f"--per_device_generation_batch_size {4 // ranks} --max_answer_seq_len 6 --kl_control adaptive "
+            "--kl_target 0.1 --kl_horizon 100 --actor_learning_rate 1e-4 --critic_learning_rate 1e-4 "
+            f"--unsupervised_dataset_name jsonl:{files.texts}"
         )
     else:
-        own = (
-            f"--model_name_or_path {files.start} --zero_stage {stage} --per_device_train_batch_size {batch} "
-            "--learning_rate 1e-3 --report_mfu false --eval_interval 2"
-        )
+        own = f"--zero_stage {stage} --per_device_train_batch_size {batch} --learning_rate 1e-3 --eval_interval 2"
     return [*shared.split(), *own.split(), *chain.more.split()]
 
 

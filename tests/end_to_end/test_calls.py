@@ -1,4 +1,5 @@
-"""The steps as Python functions: several calls in one process, the command line's weights, and what a call leaves."""
+"""The steps as Python functions: several calls in one process, the command line's weights, and what a call leaves.
+Calls with loaded models train what their folder does; calls that were stopped go on in every form of `resume`."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.calls_program import PAIRS, ROWS, SETTINGS
+from tests.end_to_end.calls_program import FORMS, ORDINARY, PAIRS, ROWS, SETTINGS
 from tests.end_to_end.conftest import run_step, save_start
 from tests.support.forked_programs import ON_CPU, run_python
 
@@ -16,38 +17,32 @@ PROGRAM = Path(__file__).with_name("calls_program.py")
 
 
 @pytest.fixture(scope="module")
-def called(tmp_path_factory):
-    return _called(tmp_path_factory.mktemp("calls"), 3)
-
-
-def _called(place, calls):
-    save_start(place / "start")
-    ran = run_python([str(PROGRAM), str(place), str(calls)], {**os.environ, **ON_CPU}, timeout_seconds=120 + 20 * calls)
+def called(request, tmp_path_factory):
+    """(its folder, what the program saw)"""
+    place = save_start(tmp_path_factory.mktemp("calls") / "start").parent
+    form = ["long"] if request.config.getoption("--long") else []
+    ran = run_python([str(PROGRAM), str(place), *form], {**os.environ, **ON_CPU}, timeout_seconds=600 + 900 * len(form))
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
     return place, json.loads((place / "told.json").read_text())
 
 
 def test_a_second_call_holds_no_more_than_the_first(called):
+    """Nor does the thirtieth, in the long form."""
     counts = called[1]["counts"]
-    assert [count["group"] for count in counts] == [False] * 3
-    assert [count["variables"] for count in counts] == [[]] * 3
+    assert not any(count["group"] or count["variables"] for count in counts)
     for name in ("threads", "files", "handlers"):
-        assert counts[1][name] == counts[2][name], name
-        assert counts[0]["handlers"] == counts[1]["handlers"]
-    assert max(count["elements"] for count in counts) < 2_000  # the model has 100,000
+        assert {str(count[name]) for count in counts[0 if name == "handlers" else 1 :]} == {str(counts[1][name])}, name
+    most = 2_000 if len(counts) == 3 else 10_000  # the model has 100,000
+    assert max(count["elements"] for count in counts) < most
 
 
-def test_each_call_has_a_folder_of_its_own(called):
+def test_each_call_has_a_folder_and_figures_of_its_own(called):
     place, told = called
-    assert told["folders"] == [str(place / name) for name in ("runs/sft", "runs/dpo", "again")]
-    for folder in map(Path, told["folders"]):
+    assert told["folders"][:3] == [str(place / name) for name in ("runs/sft", "runs/dpo", "again")]
+    for folder in map(Path, told["folders"][:3]):
         assert (folder / "model" / "model.safetensors").is_file()
-
-
-def test_figures_are_the_runs(called):
-    place, told = called
-    assert told["figures"][2] == json.loads((place / "again" / "summary.json").read_text())
-    assert told["figures"][2]["eval_loss_after"] < told["figures"][2]["eval_loss_before"]
+    assert told["figures"][-1] == json.loads((place / "again" / "summary.json").read_text())
+    assert told["figures"][-1]["eval_loss_after"] < told["figures"][-1]["eval_loss_before"]
 
 
 def test_the_command_line_gives_the_same_weights(called):
@@ -59,14 +54,6 @@ def test_the_command_line_gives_the_same_weights(called):
     mine, theirs = ((folder / "model" / "model.safetensors").read_bytes() for folder in (place / "again", again))
     assert mine == theirs
     assert mine != (place / "start" / "model.safetensors").read_bytes()
-
-
-@pytest.mark.long
-def test_thirty_calls_hold_no_more_than_one(tmp_path):
-    counts = _called(tmp_path, 30)[1]["counts"]
-    for name in ("threads", "files", "handlers", "variables"):
-        assert {json.dumps(count[name]) for count in counts[2:]} == {json.dumps(counts[2][name])}, name
-    assert max(count["elements"] for count in counts) < 10_000
 
 
 @pytest.mark.long
@@ -83,3 +70,44 @@ def test_ranks_that_a_call_launches(tmp_path, monkeypatch):
     with pytest.raises(threestep.ThreestepError, match="^unknown argument lerning_rate; did you mean 'learning_rate'"):
         threestep.sft(start, ROWS, lerning_rate=1, num_ranks=2, output_dir=tmp_path / "wrong")
     assert not (tmp_path / "wrong").exists()
+
+
+@pytest.mark.parametrize("kind", ["sft", "reward", "dpo", "ppo"])
+def test_an_object_is_trained_as_its_folder(called, kind):
+    assert called[1]["same"][kind]
+
+
+def test_what_was_given_stays_and_what_was_frozen_stays_frozen(called):
+    """In shards, on other ranks and behind a resume too."""
+    for name, found in called[1]["given"].items():
+        assert found["as it was"], name
+        assert found["frozen"] and not set(found["frozen"]) & set(found["moved"]), name
+        assert found["moved"], name
+        assert found["steps"][-1] == 2, name
+
+
+def test_a_class_of_ones_own_is_trained_from_a_folder_with_its_code(called):
+    found = called[1]["with code"]
+    assert "its class is halved.Halved" in found["said"]
+    assert "give that folder with trust_remote_code=True" in found["said"]
+    assert (found["kind"], found["half"]) == ("Halved", True)
+
+
+@pytest.mark.parametrize(
+    "kind, form",
+    [
+        pytest.param(kind, form, marks=[] if form in ordinary else [pytest.mark.long])
+        for kind, ordinary in ORDINARY.items()
+        for form in FORMS
+    ],
+)
+def test_a_stopped_call_goes_on_in_every_form(called, kind, form):
+    place, seen = called
+    said = seen["stopped"][f"{kind} {form}"]
+    assert f"the same call with resume=True, output_dir='{place}/{kind} {form}' goes on" in said["said"]
+    metrics = (place / f"{kind} unbroken" / "metrics.jsonl").read_text().splitlines()
+    assert said["steps"] == [json.loads(line)["step"] for line in metrics] and max(said["steps"]) == 2
+    mine, unbroken = (
+        (place / f"{kind} {which}" / "model" / "model.safetensors").read_bytes() for which in (form, "unbroken")
+    )
+    assert mine == unbroken

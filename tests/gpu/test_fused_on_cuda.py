@@ -1,4 +1,4 @@
-"""Liger Kernel's operations on a GPU: the outputs and gradients of the plain model."""
+"""Liger Kernel's operations on a GPU: the outputs and gradients of the plain model. Parts that keep less: its bits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from tests.support.tiny_models import tiny_causal_lm
 from threestep.plugins.speed.fused.operations import FusedMlp, fuse, keep_less_fused, liger_kernels
+from threestep.plugins.speed.lean.forwards import keep_less
 
 pytestmark = pytest.mark.gpu
 # Times the plain model's own distance from float64: with weights this wide bfloat16 rounds some by a fifth.
@@ -25,7 +26,13 @@ def kernels():
 def read(model: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
     output = model(input_ids=ids, labels=ids)
     output.loss.backward()
-    return {"logits": output.logits.detach()} | {name: part.grad for name, part in model.named_parameters()}
+    read = {"loss": output.loss.detach(), "logits": output.logits.detach()}
+    return read | {name: part.grad for name, part in model.named_parameters()}
+
+
+def other_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
+    """The embedding's backward adds rows in no fixed order on CUDA."""
+    return [name for name in one if "embed" not in name and not torch.equal(one[name], other[name])]
 
 
 @pytest.mark.parametrize("less", [False, True])
@@ -56,5 +63,15 @@ def test_both_ways_of_keeping_give_the_same_bits(kernels):
             if isinstance(forward := vars(part)["forward"], FusedMlp):
                 forward.keeps_less = less
         found.append(read(model, ids))
-    apart = [name for name in found[0] if "embed" not in name and not torch.equal(found[0][name], found[1][name])]
-    assert not apart
+    assert not other_bits(*found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gemma3_text"])
+def test_parts_that_keep_less_give_the_bits_of_the_plain_model(family, dtype):
+    torch.manual_seed(1)
+    plain, lean = (tiny_causal_lm(family).to("cuda", dtype).train() for _ in range(2))
+    lean.load_state_dict(plain.state_dict())
+    assert keep_less(lean) > 0
+    ids = torch.randint(10, 60, (4, 40), device="cuda")
+    assert {*other_bits(read(plain, ids), read(lean, ids))} <= {"logits"}

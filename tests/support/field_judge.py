@@ -208,9 +208,7 @@ class TemplateJudge:
                 yield "a thought stands behind an empty one", f"message {turn.message + 1}: {written[:60]!r}"
             if calls and not body[turn.message].get("content") and re.match(r"\s*(None|null|undefined)\b", written):
                 yield "null is written as the content", f"message {turn.message + 1}: {written[:60]!r}"
-            for call in calls:
-                given = call["function"]["arguments"]
-                value = json.loads(given) if isinstance(given, str) else given
+            for value in map(_arguments, calls):
                 if any(f'\\"{key}\\"' in written for key in value):
                     yield "arguments are quoted twice", f"message {turn.message + 1}: {written[:200]!r}"
                 elif value and repr(value) in written and repr(value) != json.dumps(value):
@@ -448,7 +446,8 @@ def _formed(message: Message, parts: bool, content: str, others: tuple[str, str]
     if parts and isinstance(made.get("content"), str):
         made["content"] = [{"type": "text", "text": made["content"]}]
     if made.get("tool_calls") and arguments != "as given":
-        made["tool_calls"] = [_with_arguments(call, arguments) for call in made["tool_calls"]]
+        calls, as_text = made["tool_calls"], arguments == "text"
+        made["tool_calls"] = [_with_arguments(call, _arguments(call), as_text=as_text) for call in calls]
     return made
 
 
@@ -470,11 +469,18 @@ def _with_thought(message: Message, key: str) -> Message:
     return {**made, "content": content, key: thought}
 
 
-def _with_arguments(call: dict[str, Any], form: str) -> dict[str, Any]:
+def _arguments(call: dict[str, Any]) -> Any:
     given = call["function"]["arguments"]
-    value = json.loads(given) if isinstance(given, str) else given
-    written = json.dumps(value, ensure_ascii=False) if form == "text" else value
+    return json.loads(given) if isinstance(given, str) else given
+
+
+def _with_arguments(call: dict[str, Any], value: Any, *, as_text: bool) -> dict[str, Any]:
+    written = json.dumps(value, ensure_ascii=False) if as_text else value
     return {**call, "function": {**call["function"], "arguments": written}}
+
+
+def _in_text(call: dict[str, Any]) -> bool:
+    return isinstance(call["function"]["arguments"], str)
 
 
 # A message with other letters.
@@ -513,13 +519,10 @@ def _figure(match: re.Match[str]) -> str:
 
 
 def _other_call(call: dict[str, Any]) -> dict[str, Any]:
-    given = call["function"]["arguments"]
-    value = json.loads(given) if isinstance(given, str) else given
-    changed = _other_value(value) or {"z": "z"}
-    if changed == value:
+    changed = _other_value(_arguments(call)) or {"z": "z"}
+    if changed == _arguments(call):
         changed = {**changed, "z": "z"}
-    written = json.dumps(changed, ensure_ascii=False) if isinstance(given, str) else changed
-    return {**call, "function": {**call["function"], "arguments": written}}
+    return _with_arguments(call, changed, as_text=_in_text(call))
 
 
 def _other_value(value: Any) -> Any:
@@ -565,16 +568,12 @@ def _other_calls(call: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any
     """Calls that differ from this one in its name or in one of its arguments, as (kind, detail, call)."""
     function = call["function"]
     yield "a call", function["name"], {**call, "function": {**function, "name": f"other_{function['name']}"}}
-    given = function["arguments"]
-    value = json.loads(given) if isinstance(given, str) else given
+    value = _arguments(call)
     for key, item in value.items():
         changed = _other_value(item) if item is not None else "z"
-        for other in (
-            {**value, key: changed},
-            {f"z_{name}" if name == key else name: each for name, each in value.items()},
-        ):
-            written = json.dumps(other, ensure_ascii=False) if isinstance(given, str) else other
-            yield "an argument", f"{key}: {item!r}", {**call, "function": {**function, "arguments": written}}
+        renamed = {f"z_{name}" if name == key else name: each for name, each in value.items()}
+        for other in ({**value, key: changed}, renamed):
+            yield "an argument", f"{key}: {item!r}", _with_arguments(call, other, as_text=_in_text(call))
 
 
 def _texts_of(content: Any) -> Iterator[str]:
@@ -603,14 +602,12 @@ def _thoughts_of(message: Message) -> Iterator[str]:
                 yield thought
 
 
-def _holds(text: str, leaf: Any) -> bool:
-    """True if the text holds a leaf, as it is, or as JSON or Python write it."""
-    if isinstance(leaf, str):
-        bare = leaf.strip()
-        forms = [bare, repr(bare)[1:-1], *(json.dumps(bare, ensure_ascii=plain)[1:-1] for plain in (True, False))]
-        forms += [forms[2].replace('\\"', '\\\\"'), json.dumps(forms[3])[1:-1], json.dumps(forms[2])[1:-1]]
-        return any(form in text for form in forms)
-    return any(form in text for form in {json.dumps(leaf), repr(leaf), str(leaf).lower()})
+def _holds(text: str, leaf: str) -> bool:
+    """True if the text holds another, as it is, or as JSON or Python write it."""
+    bare = leaf.strip()
+    forms = [bare, repr(bare)[1:-1], *(json.dumps(bare, ensure_ascii=plain)[1:-1] for plain in (True, False))]
+    forms += [forms[2].replace('\\"', '\\\\"'), json.dumps(forms[3])[1:-1], json.dumps(forms[2])[1:-1]]
+    return any(form in text for form in forms)
 
 
 def _difference(decoded: str, candidates: Sequence[tuple[str, Any, str]], judge: TemplateJudge, ids: list[int]) -> str:

@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,8 @@ os.environ.update(
     TOKENIZERS_PARALLELISM="false",
 )  # fmt: skip
 
-MODULES = {
-    "sft": "step1_sft", "reward": "step2_reward", "dpo": "step2_dpo", "ppo": "step3_ppo",
-    "acting": "step3_ppo", "acting_mtp": "step3_ppo", "ahead": "step3_ppo", "acting_ahead": "step3_ppo",
-    "free": "step3_ppo", "acting_free": "step3_ppo", "servers": "step3_ppo", "servers_free": "step3_ppo",
-}  # fmt: skip
+_STEP_3 = "ppo acting acting_mtp ahead acting_ahead free acting_free servers servers_free".split()
+MODULES = {"sft": "step1_sft", "reward": "step2_reward", "dpo": "step2_dpo", **dict.fromkeys(_STEP_3, "step3_ppo")}
 _LIMIT_SECONDS = 240.0
 
 
@@ -124,6 +121,20 @@ def make_files(place: Path, rows: int = 240, delay_seconds: float = 0.0, heads: 
     return Files(start, save_scorer(place / "scorer", start), pairs, texts, environment, engine)
 
 
+def start_flags(program: str, files: Files) -> str:
+    """What a program starts from, and its data."""
+    data = f"--data_path jsonl:{files.pairs} --data_split 2,2,2 --max_prompt_seq_len 64"
+    if program.startswith("acting"):
+        return (
+            f"{data} --actor_model_name_or_path {files.start} --environment {files.environment}:Late "
+            "--reward environment --advantage grpo --stop e i s --answer_interval 6 --kl_coef 0 "
+            "--prompt_style chat_template --chat_template examples/environments/template.jinja"
+        )
+    if MODULES[program] == "step3_ppo":
+        return f"{data} --actor_model_name_or_path {files.start} --critic_model_name_or_path {files.scorer}"
+    return f"{data} --model_name_or_path {files.start} --report_mfu false"
+
+
 # A run: ranks that are forked from here.
 
 
@@ -164,10 +175,8 @@ def run(
 
 @contextmanager
 def _gone() -> Iterator[None]:
-    try:
+    with suppress(ProcessLookupError, ChildProcessError):
         yield
-    except (ProcessLookupError, ChildProcessError):
-        pass
 
 
 def _codes(processes: dict[int, int]) -> tuple[int, ...]:

@@ -1,5 +1,5 @@
 """Models and tokenizers that a call is given: their folder, or why none stands for them. Runs of them:
-tests/end_to_end/test_given_models.py."""
+tests/end_to_end/test_calls.py."""
 
 from __future__ import annotations
 
