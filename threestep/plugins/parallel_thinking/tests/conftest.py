@@ -1,3 +1,3 @@
 """The small files and flags of the data rooms."""
 
-from tests.unit.utils.data.conftest import build, flags, own_registry, write_rows  # noqa: F401 (fixtures)
+from tests.unit.utils.data.conftest import flags, write_rows  # noqa: F401 (fixtures)

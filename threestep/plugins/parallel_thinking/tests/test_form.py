@@ -6,11 +6,10 @@ import copy
 
 import pytest
 
-from tests.support.chat_templates import chat_tokenizer
+from tests.support.chat_templates import chat_template, chat_tokenizer
 from tests.support.data_flags import data_flags, with_flags
 from tests.support.data_forms import write_jsonl
 from tests.support.pair_rows import all_rows
-from tests.unit.utils.data.kinds.test_kind_chat import TALK, talks  # noqa: F401
 from tests.unit.utils.data.test_fingerprint_row_versions import PLAIN as PLAIN_FLAGS
 from tests.unit.utils.data.test_fingerprint_row_versions import byte_tokenizer, content, digest
 from training.utils.base.errors import Mistakes, ThreestepError
@@ -221,17 +220,17 @@ def segments(tokenizer, document):
 
 
 @pytest.fixture
-def thinks(talks, monkeypatch):  # noqa: F811
-    """Build with the tags in the tokenizer."""
-    make = chat_tokenizer
+def thinks(flags):
+    """Build a phase from all of the rows, with the tags in a tokenizer of a chat template."""
 
-    def with_tags(template):
-        tokenizer = make(template)
-        add_tokens(tokenizer, data_flags(parallel_thinking=True).tokens_in_need)
-        return tokenizer
+    def make(phase, rows, **given):
+        tokenizer = chat_tokenizer(chat_template("chatml"))
+        add_tokens(tokenizer, TAGS)
+        alone = {"data_split": {1: "1,0,0", 2: "0,1,0"}[phase], "eval_fraction": 0.0, "prompt_style": "chat_template"}
+        data = flags(rows, parallel_thinking=True, **alone, **given)
+        return build_phase(phase, data, tokenizer, seed=1), tokenizer
 
-    monkeypatch.setitem(talks.__globals__, "chat_tokenizer", with_tags)
-    return lambda phase, rows, **given: talks(phase, rows, parallel_thinking=True, **given)
+    return make
 
 
 def test_blocks_of_every_turn_that_carries_loss_and_of_no_other(thinks):
@@ -272,7 +271,10 @@ def test_a_conversation_cut_inside_a_block(thinks):
     document = sentence_document(cut.train[0])
     assert len(document.segments) == 6 and len(document.segments[-1].tokens) == 2
     first_block = [place for place, token in enumerate(ids) if token == path][-4:-2]
-    rows = [{"messages": TWO_TURNS}, {"messages": TALK}]
+    rows = [
+        {"messages": TWO_TURNS},
+        {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]},
+    ]
     left, _ = thinks(1, rows, max_seq_len=len(ids) - first_block[0] - 1, truncation="left")
     assert left.report.train.dropped == {"cut_inside_a_block": 1} and len(left.train) == 1
 
