@@ -40,7 +40,8 @@ SETTINGS = {
     "marked": [{}, {"preference_loss": "bco"}],
     "reward": [{}, {"center_coef": 0.0, "label_smoothing": 0.1}],
     "grpo": [
-        {}, {"kl_in": "reward"}, {"reduction": "sequence mean", "kl_in": "none"}, {"advantage": "grpo_passk"},
+        {}, {"kl_in": "reward"}, {"temperature": 50.0},  # of a KL near 0, whose rounding is small, too
+        {"reduction": "sequence mean", "kl_in": "none"}, {"advantage": "grpo_passk"},
         *({"advantage": name, "norm_by": "none", "gamma": 0.95} for name in ("rloo", "opo", "remax", "reinforce++")),
         *({"policy_loss": name} for name in ("gspo", "cispo", "geo_mean", "sapo", "gpg", "clip_cov")),
     ],
