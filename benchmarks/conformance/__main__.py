@@ -1,7 +1,7 @@
 """The table of the field: properties of released trainers, each cell by a command.
 
     python -m benchmarks.conformance --trainer trl-1.16 --property accumulation    one cell
-    python -m benchmarks.conformance                    all cells, and docs/conformance.md
+    python -m benchmarks.conformance                    all cells, and docs/lab_book/2026-q4-conformance.md
     python -m benchmarks.conformance --page                                         the page from the results kept
 
 Each trainer runs in its own environment (`python -m benchmarks.conformance.environments` makes them). A property is
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
         for trainer in arguments.trainer or list(TRAINERS):
             fitting = [name for name in names if PROPERTIES[name].kind in TRAINERS[trainer].kinds]
             code |= _run(trainer, fitting, arguments)
-    write_page(ROOT / "docs" / "conformance.md", RESULTS)
+    write_page(ROOT / "docs" / "lab_book" / "2026-q4-conformance.md", RESULTS)
     return code
 
 

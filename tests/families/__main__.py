@@ -5,9 +5,9 @@
     python -m tests.families [--vision] --from FILE ... --out FILE
 
 Each family is judged in a process of its own, forked from this one, which has imported everything once; a hang or a
-crash of one is its result. --json: the answers as they come. --out: the page of all families, docs/models.md;
---from: of answers that were kept, without asking again. --vision: families of models of images and text instead, whose
-page is threestep/plugins/images/families.md.
+crash of one is its result. --json: the answers as they come. --out: the page of all families,
+docs/reference/families.md; --from: of answers that were kept, without asking again. --vision: families of models of
+images and text instead, whose page is threestep/plugins/images/families.md.
 """
 
 from __future__ import annotations

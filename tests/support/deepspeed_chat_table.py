@@ -1,4 +1,4 @@
-"""The steps' tables of DeepSpeed-Chat's flags, as threestep/plugins/names/from_deepspeed_chat.md shows them.
+"""The steps' tables of DeepSpeed-Chat's flags, as threestep/plugins/names/deepspeed_chat_flags.md shows them.
 
 python -m tests.support.deepspeed_chat_table
 """

@@ -1,4 +1,4 @@
-"""The tables of Hugging Face's and TRL's flags, fields and command lines, for threestep/plugins/names/from_trl.md.
+"""The tables of Hugging Face's and TRL's flags, fields and command lines, for threestep/plugins/names/trl_flags.md.
 
 python -m tests.support.trl_table
 """

@@ -1,6 +1,6 @@
 """Fields of TRL's and transformers' settings that no flag of ours stands for: why each is not needed, or is refused.
 
-With the tables of `hf_flags` and `hf_ppo_flags` these are every field that TRL's commands take. from_trl.md beside it
+With the tables of `hf_flags` and `hf_ppo_flags` these are every field that TRL's commands take. trl_flags.md beside it
 shows them.
 """
 

@@ -1,5 +1,5 @@
 """Hugging Face's flags (TRL's, and transformers' TrainingArguments) that all steps share, and those of the steps that
-train one model: how they are read here. from_trl.md shows these tables.
+train one model: how they are read here. trl_flags.md shows these tables.
 
 A flag of ours that has the same name is listed too, as `Same`, with what differs.
 """

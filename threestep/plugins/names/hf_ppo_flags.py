@@ -1,4 +1,4 @@
-"""TRL's flags of GRPO, RLOO and PPO, and how step 3 reads them. from_trl.md shows the table."""
+"""TRL's flags of GRPO, RLOO and PPO, and how step 3 reads them. trl_flags.md shows the table."""
 
 from __future__ import annotations
 

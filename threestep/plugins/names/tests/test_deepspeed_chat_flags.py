@@ -26,7 +26,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import defaults_of, parse_arguments, resolved_settings
 from training.utils.run.launch import as_variables
 
-DOCUMENT = Path(__file__).parents[1] / "from_deepspeed_chat.md"
+DOCUMENT = Path(__file__).parents[1] / "deepspeed_chat_flags.md"
 
 # Flags of DeepSpeed-Chat's four programs, as it spells them: those of the same name and meaning here.
 EVERYWHERE = """data_path data_split data_output_path num_train_epochs gradient_accumulation_steps lr_scheduler_type
@@ -205,7 +205,7 @@ def test_the_document_has_the_tables():
     text = DOCUMENT.read_text()
     assert deepspeed_chat_table.scripts_as_markdown() in text, "python -m tests.support.deepspeed_chat_table prints it"
     assert deepspeed_chat_table.as_markdown() in text, "python -m tests.support.deepspeed_chat_table prints them"
-    part = text.split("## Flags with the same name and meaning")[1].split("Their defaults")[0]
+    part = text.split("## Same name and meaning")[1].split("## Other flags")[0]
     listed = set(re.findall(r"`(--\w+)`", part))
     assert listed == set().union(*map(flags_in, SAME.values()))
 

@@ -37,7 +37,7 @@ from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import defaults_of, parse_arguments, resolved_settings
 from training.utils.flags.step import known_steps
 
-DOCUMENT = Path(__file__).parents[1] / "from_trl.md"
+DOCUMENT = Path(__file__).parents[1] / "trl_flags.md"
 
 # What is typed, and what becomes of it: settings; SAID, where a line says that it is not needed; or the words of the
 # sentence that refuses it.
