@@ -150,8 +150,8 @@ def _is_ours(module: str) -> bool:
 def as_variables(
     arguments: Sequence[str], environment: Mapping[str, str]
 ) -> tuple[list[str], dict[str, str], list[str]]:
-    """Return the other arguments, `environment` with what flags of launchers say, and a line for each of these flags:
-    --num_ranks, unless it belongs to what a plugin does in place of a run, and those that plugins read.
+    """Return the other arguments, `environment` with what --num_ranks and flags of launchers say, and a line for each
+    of a launcher's, which plugins read. --num_ranks stays an argument of what a plugin does in place of a run.
 
     Raises ThreestepError for flags without a value, and for those that contradict the environment.
     """
@@ -175,7 +175,6 @@ def as_variables(
         if known not in ("", value):
             raise ThreestepError(f"{flag} {value} and {RANKS_VARIABLE}={known} contradict each other; leave one out")
         variables[RANKS_VARIABLE] = value
-        lines.append(f"{flag} {value} is read as {RANKS_VARIABLE}={value}")
     return rest, variables, lines
 
 

@@ -184,7 +184,6 @@ def test_flags_of_the_launcher_behind_a_script(monkeypatch, started, capsys):
         "--num_gpus 1 is read as THREESTEP_RANKS=1",
         "--num_gpus 2 is read as THREESTEP_RANKS=2",
         "--master_port 12346 is read as MASTER_PORT=12346",
-        "--num_ranks 2 is read as THREESTEP_RANKS=2",
     ]
 
 
