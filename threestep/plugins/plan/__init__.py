@@ -6,7 +6,7 @@ PLUGIN = Plugin(
     "plan",
     "settings, memory, seconds and cost before a run",
     commands={
-        "plan": Command(__name__, "the best settings for a model on so many GPUs, and their cost, before a run"),
+        "plan": Command(__name__, "the best settings for a model on given GPUs, with time and cost, before a run"),
     },
     flags={EVERY_STEP: (f"{__name__}.arguments:DryRunArguments",)},
     tables={

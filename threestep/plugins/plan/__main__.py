@@ -1,12 +1,11 @@
-"""The best settings for a model on so many GPUs, and what they cost, before anything is rented.
+"""Find the best settings for a model on given GPUs, and what a run costs, before you rent any.
 
-    threestep plan --model 70B --task ppo --gpus 32xh100 --price_per_hour 2.5
-    threestep plan --model runs/sft/model --task dpo --gpus 8xa100
+    threestep plan --model_name_or_path 70B --step ppo --gpus 32xh100 --price_per_hour 2.5
+    threestep plan --model_name_or_path runs/sft/model --step grpo --gpus 8xa100
 
-Tries ZeRO's stages, offload, recomputation, micro-batches and, of step 3, ways of drawing: what does not fit a GPU by
---dry_run's memory is left out, the rest is sorted by --dry_run's clock. Prints the three best with reasons, writes the
-first as a YAML file that the step's program takes, and prints what a run costs on 1 to 4,096 GPUs.
-threestep/plugins/plan/README.md.
+Tries ZeRO stages, offload, recomputation, micro-batches and, in step 3, rollout engines. Drops settings that do not fit
+a GPU by the memory of --dry_run, and sorts the rest by its clock. Prints the three best with reasons, writes the first
+as a YAML file for the step, and prints the cost of a run on 1 to 4,096 GPUs. More: threestep/plugins/plan/README.md
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from training.utils.engine.config.arguments import EngineArguments
 from training.utils.flags.arguments import parse_arguments, words_of
 from training.utils.flags.flags import flag, flag_of
 from training.utils.flags.step import known_steps
-from training.utils.generation.arguments import SamplingArguments
+from training.utils.generation.arguments import PromptSamplesArguments, SamplingArguments
 from training.utils.loading.folder_kinds import check_model_folder
 from training.utils.models.arguments import ModelArguments
 from training.utils.run.program import run_program
@@ -45,7 +44,8 @@ if TYPE_CHECKING:
     from threestep.plugins.plan.failures import Losses
     from training.utils.flags.step import Step
 
-TASKS = ("sft", "reward", "dpo", "ppo")
+# What a step can be planned as: step 3 also by the commands that set its estimator.
+TASKS = ("sft", "reward", "dpo", "ppo", "grpo", "rloo")
 FILE = "plan.yaml"
 
 
@@ -68,6 +68,9 @@ class PlanArguments:
         "Sequences (step 2: prompts) of an optimizer step on all ranks; step 3 draws as many responses before it.",
         "1 <= sequences <= 1e9",
     )
+    num_samples_per_prompt: int = flag_of(
+        PromptSamplesArguments, "grpo, rloo: responses to a prompt.", default=8, aliases=()
+    )
     max_prompt_seq_len: int = flag_of(RowArguments, "The longest prompt; with the response a sequence.", default=1024)
     max_answer_seq_len: int = flag_of(
         SamplingArguments, "The longest response.", name="max_new_tokens", default=1024, aliases=()
@@ -81,10 +84,15 @@ class PlanArguments:
     output_dir: str = flag_of(RunArguments, f"Folder for {FILE} and the shape's config.json.", default="runs/plan")
     curve: bool = flag(True, "Also plan for 1 to 4,096 GPUs.")
 
+    @property
+    def estimator(self) -> dict[str, str]:
+        """The setting that --step grpo or rloo stands for."""
+        return {"advantage": self.step} if self.step in ("grpo", "rloo") else {}
+
     def validate(self, mistakes: Mistakes) -> None:
         mistakes.require(
             bool(self.model_name_or_path),
-            "--model expects a folder with a config.json or a size such as 70B, got nothing",
+            "--model_name_or_path expects a folder with a config.json or a size such as 70B, got nothing",
         )
         number, _, name = self.gpus.partition("x")
         mistakes.require(
@@ -108,7 +116,7 @@ def main(argv: Sequence[str]) -> None:
     from threestep.plugins.plan.search import best_of
     from threestep.plugins.plan.text import Terms, as_yaml, best_lines, curve_lines, losses_line
 
-    step = next(step for step in known_steps().values() if step.kind == flags.step)
+    step = next(step for step in known_steps().values() if step.kind == ("ppo" if flags.estimator else flags.step))
     counts = kept_counts()
     wanted = wanted_of(flags, step, counts)
     find = partial(_found, step, counts)
@@ -157,9 +165,15 @@ def wanted_of(flags: PlanArguments, step: Step, counts: ModelCounts) -> Wanted:
         (flags.max_prompt_seq_len, flags.max_answer_seq_len),
         int(DEVICES[device].memory_gb * 1e9),
         int(flags.host_memory_gb * 1e9),
-        {"output_dir": folder, **dict.fromkeys(step.inputs, model), "data_path": flags.data_path or ["embedded"]},
+        {
+            "output_dir": folder,
+            **dict.fromkeys(step.inputs, model),
+            "data_path": flags.data_path or ["embedded"],
+            **flags.estimator,
+        },
     )
-    return _with_drawing(wanted, model, counts) if len(step.inputs) > 1 else wanted
+    samples = flags.num_samples_per_prompt if flags.estimator else 1
+    return _with_drawing(wanted, model, counts, samples) if len(step.inputs) > 1 else wanted
 
 
 def saved_bytes(model: str, counts: ModelCounts, trains: int) -> float:
@@ -173,7 +187,7 @@ def saved_bytes(model: str, counts: ModelCounts, trains: int) -> float:
     return SAVED_BYTES * trains * sum(part.numel() for part in built.parameters())
 
 
-def _with_drawing(wanted: Wanted, model: str, counts: ModelCounts) -> Wanted:
+def _with_drawing(wanted: Wanted, model: str, counts: ModelCounts, samples: int) -> Wanted:
     """Add the load of a rank's rollout engine."""
     import torch
 
@@ -185,7 +199,7 @@ def _with_drawing(wanted: Wanted, model: str, counts: ModelCounts) -> Wanted:
     weights = 2 * sum(part.numel() for part in actor.parameters())
     cache = cache_bytes(actor.config, 1, sum(wanted.tokens), 2)
     heads = actor.config.num_attention_heads
-    return replace(wanted, drawn=EngineLoad(weights, cache, wanted.sequences, wanted.gpu_bytes, heads))
+    return replace(wanted, drawn=EngineLoad(weights, cache, wanted.sequences, wanted.gpu_bytes, heads, samples))
 
 
 def _found(step: Step, counts: ModelCounts, wanted: Wanted) -> list[Any]:

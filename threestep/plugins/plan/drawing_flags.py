@@ -21,13 +21,14 @@ class WayOfDrawing(NamedTuple):
 
 class EngineLoad(NamedTuple):
     """The load of a rank's engine, in bytes: the model's weights, the cache of one sequence, the GPU. sequences: of
-    a rank. heads: of attention, which ranks share."""
+    a rank. heads: of attention, which ranks share. samples: responses to a prompt."""
 
     weights: int
     cache: int
     sequences: int
     gpu: int
     heads: int
+    samples: int = 1
 
 
 DRAWINGS = (
@@ -37,12 +38,13 @@ DRAWINGS = (
 
 
 def drawing_flags(drawing: WayOfDrawing, drawn: EngineLoad, batches: int) -> dict[str, Any] | None:
-    """The flags of drawing all sequences in so many batches; None if that does not fit."""
-    if drawn.sequences % batches:
+    """The flags for drawing all sequences in `batches` batches; None if that does not fit."""
+    if drawn.sequences % (batches * drawn.samples):
         return None
     common = {
         "rollout_engine": drawing.engine,
-        "per_device_generation_batch_size": drawn.sequences // batches,
+        **({"num_samples_per_prompt": drawn.samples} if drawn.samples > 1 else {}),
+        "per_device_generation_batch_size": drawn.sequences // (batches * drawn.samples),
         "generation_batches": batches,
     }
     if drawing.engine == "hf":

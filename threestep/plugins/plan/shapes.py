@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from training.utils.base.errors import ThreestepError, nearest_names
@@ -60,9 +61,9 @@ SHAPES = {
 def shape_of(name: str) -> PublicShape | None:
     """The shape of a name in any case; None for a path. ThreestepError for a name that is none."""
     found = {known.lower(): shape for known, shape in SHAPES.items()}.get(name.lower())
-    if found is None and not name.startswith((".", "/", "~")) and "/" not in name:
+    if found is None and not name.startswith((".", "/", "~")) and "/" not in name and not Path(name).is_dir():
         raise ThreestepError(
-            f"--model expects a folder with a config.json or one of {', '.join(SHAPES)}, got '{name}'"
+            f"--model_name_or_path expects a folder with a config.json or one of {', '.join(SHAPES)}, got '{name}'"
             f"{nearest_names(name, SHAPES)}"
         )
     return found

@@ -9,6 +9,7 @@ import re
 import pytest
 
 from tests.support import boundary
+from threestep.command import commands
 from training.utils.base.errors import ThreestepError
 from training.utils.flags.arguments import _parts
 from training.utils.flags.flags import OTHER, TOPICS, UNIT, flag
@@ -73,6 +74,22 @@ def test_the_page_of_everything_has_each_flag_once_in_one_spelling(program):
     shown = re.findall(r"^  --([\w-]+)", page, re.M)
     assert sorted(shown) == sorted([field.name for part in parts for field in dataclasses.fields(part)] + ["config"])
     assert max(map(len, page.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_examples_use_flags_that_the_page_lists(program):
+    """Examples use the names that the page lists, not earlier or foreign ones."""
+    parts = parts_of(program)
+    listed = {*re.findall(r"^  --([\w-]+)", help_page(parts, "threestep it", "", "all"), re.M), "num_ranks"}
+    module = importlib.import_module(program)
+    own = importlib.import_module(program.removesuffix(".__main__"))
+    words = {name for name, command in commands().items() if importlib.import_module(command.module) in (module, own)}
+    examples = re.sub(r"\\\n\s*", "", module.__doc__ or "")
+    lines = [
+        line for line in examples.splitlines() if any(line.strip().startswith(f"threestep {name} ") for name in words)
+    ]
+    given = {flag for line in lines for flag in re.findall(r" --(\w[\w-]*)", line)}
+    assert sorted(given - listed) == []
 
 
 @pytest.mark.parametrize(("columns", "most_lines"), [(80, 42), (100, 40), (120, 36)])

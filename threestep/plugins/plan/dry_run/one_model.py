@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from threestep.plugins.plan.arguments import DryRunArguments
 from threestep.plugins.plan.clock.training_step import Parts, step_parts
 from threestep.plugins.plan.dry_run.clock import clock_device, step_plan
-from threestep.plugins.plan.dry_run.device import planned_device
+from threestep.plugins.plan.dry_run.device import check_fits, planned_device
 from threestep.plugins.plan.dry_run.estimate import Estimate, ModelCounts, kept_counts, print_estimate
 from threestep.plugins.plan.dry_run.plan import LargestForward, plan_training, rows_at_most
 from threestep.plugins.plan.dry_run.sharing import print_advice, with_sharing
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
-    """Print what a step's run would be. responses: of one prompt, 2 for pairs."""
+    """Print what a step's run would be. responses: of one prompt, 2 for pairs. ThreestepError if it does not fit."""
     ranks, counts, sharing = ranks_of_dry_run(flags.run.num_ranks), kept_counts(), row_sharing(flags.added)
     estimate = estimated(flags, scalar, responses, counts)
     print_estimate(estimate, flags.step.program, flags.added.of(DryRunArguments), flags.settings, ranks=ranks)
@@ -37,6 +37,7 @@ def dry_run(flags: OneModelFlags, scalar: bool, responses: int) -> None:
         return estimated(flags._replace(added=with_sharing(flags.added, sharing, size)), scalar, responses, counts)
 
     print_advice(sharing, estimate, shared_by)
+    check_fits(estimate.device, estimate.most().device_bytes, flags.settings, ranks)
 
 
 def chosen_forward(

@@ -12,7 +12,7 @@ import torch
 
 from threestep.plugins.plan.arguments import DryRunArguments
 from threestep.plugins.plan.dry_run.activations import SavedActivations, cache_bytes
-from threestep.plugins.plan.dry_run.device import planned_device
+from threestep.plugins.plan.dry_run.device import check_fits, planned_device
 from threestep.plugins.plan.dry_run.engine_memory import ELEMENT_BYTES, gathered_elements, pinned_shards, weights_memory
 from threestep.plugins.plan.dry_run.estimate import ROLLING_OUT, Estimate, ModelCounts, kept_counts, print_estimate
 from threestep.plugins.plan.dry_run.plan import (
@@ -53,7 +53,7 @@ _UNCOUNTED = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, 
 
 
 def dry_run(flags: PpoFlags, components: Components) -> None:
-    """Print what a run of step 3 would be."""
+    """Print what a run of step 3 would be. ThreestepError if it does not fit."""
     ranks, counts, sharing = ranks_of_dry_run(flags.run.num_ranks), kept_counts(), row_sharing(flags.added)
     estimate = estimated(flags, components, counts)
     print_estimate(estimate, "training.step3_ppo.main", flags.added.of(DryRunArguments), flags.settings, ranks=ranks)
@@ -62,6 +62,7 @@ def dry_run(flags: PpoFlags, components: Components) -> None:
         return estimated(flags._replace(added=with_sharing(flags.added, sharing, size)), components, counts)
 
     print_advice(sharing, estimate, shared_by)
+    check_fits(estimate.device, estimate.most().device_bytes, flags.settings, ranks)
 
 
 def estimated(flags: PpoFlags, components: Components, counts: ModelCounts) -> Estimate:

@@ -50,7 +50,7 @@ def print_memory(
     held: Sequence[MemoryLine], moments: Sequence[Moment], verdict: Callable[[int], str | None] = lambda most: None
 ) -> None:
     """Print the table of memory of one rank: the permanent part, then each moment's part and sum, and the largest of
-    them. Lines without bytes are left out. verdict: a sentence on the most bytes on the device."""
+    them. Lines without bytes are left out. verdict: returns a sentence on the most bytes on the device."""
     sums = most_at_once(held, moments)
     largest = MemoryLine(_MOST, max(one.device_bytes for one in sums), max(one.host_bytes for one in sums))
     table: list[MemoryLine | None] = [*_shown(held), total(held, "held all the time"), None]
@@ -60,7 +60,7 @@ def print_memory(
     width = max(len(line.name) for line in table if line is not None)
     rule = "  " + "-" * (width + 22)
     rows = [rule if line is None else _row(line, width) for line in table]
-    title = "memory of one rank, estimated, in GiB (threestep/plugins/plan/memory.md):"
+    title = "estimated memory of one rank, in GiB:"
     log_on_main("\n".join([title, f"  {'':{width}} {'device':>10} {'host':>10}", *rows]))
     sentence = verdict(largest.device_bytes)
     if sentence is not None:

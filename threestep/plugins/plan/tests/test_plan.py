@@ -246,19 +246,20 @@ def test_a_plan_of_many_ranks_starts_none(monkeypatch):
 FEW = ["--max_prompt_seq_len", "32", "--max_answer_seq_len", "32", "--sequences_per_step", "4"]
 
 
-@pytest.mark.parametrize("task", ["sft", "ppo"])
+@pytest.mark.parametrize("task", ["sft", "grpo"])
 def test_the_file_is_taken_by_the_steps_dry_run(tmp_path, capsys, task):
     (tmp_path / "config.json").write_text(json.dumps({**SHAPE, "num_hidden_layers": 3}))
     place = tmp_path / "plan"
     main(["--model", str(tmp_path), "--task", task, "--gpus", "2xh100", "--output_dir", str(place), "--curve", "false",
-          "--price_per_hour", "2.5", *FEW])  # fmt: skip
+          "--price_per_hour", "2.5", "--num_samples_per_prompt", "2", *FEW])  # fmt: skip
     said = capsys.readouterr().out
     assert f"{task} of {tmp_path} on 2 x h100, 4 sequences of 64 tokens" in said and "\n3. " in said
     seconds = float(said.split("1. ZeRO")[1].split(" s a ")[0].split()[-1])
-    program = importlib.import_module(next(step.program for step in known_steps().values() if step.kind == task))
+    kind = "ppo" if task == "grpo" else task
+    program = importlib.import_module(next(step.program for step in known_steps().values() if step.kind == kind))
     program.main(["--config", str(place / FILE), "--dry_run", "true", "--device", "h100", "--num_ranks", "2"])
     said = capsys.readouterr().out
-    unit = "rollout" if task == "ppo" else "step"
+    unit = "rollout" if kind == "ppo" else "step"
     assert float(said.split(f"  one {unit}")[1].split()[0]) == pytest.approx(seconds, abs=1e-3)
 
 
@@ -271,7 +272,7 @@ def test_nothing_that_fits_is_one_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "--model expects a folder with a config.json or a size such as 70B, got nothing"),
+        ([], "--model_name_or_path expects a folder with a config.json or a size such as 70B, got nothing"),
         (["--model", "8B", "--gpus", "h100"], "--gpus expects a number, x and a name, such as 32xh100, got 'h100'"),
         *(
             (["--model", "8B", "--gpus", number + "xh100"], "--gpus expects a number, x and a name")

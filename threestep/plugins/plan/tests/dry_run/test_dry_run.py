@@ -18,7 +18,7 @@ from threestep.plugins.plan.arguments import DryRunArguments
 from threestep.plugins.plan.clock.devices import DEVICES
 from threestep.plugins.plan.dry_run import cpu_rates, in_a_model
 from threestep.plugins.plan.dry_run.clock import clock_device
-from threestep.plugins.plan.dry_run.device import planned_device, verdict
+from threestep.plugins.plan.dry_run.device import check_fits, planned_device, verdict
 from threestep.plugins.plan.dry_run.estimate import Estimate, ModelCounts, kept_counts
 from threestep.plugins.plan.dry_run.meta import model_on_meta
 from threestep.plugins.plan.dry_run.plan import rows_at_most
@@ -103,12 +103,20 @@ def test_without_a_gpu_the_flags_say_what_is_planned(monkeypatch, kind, gigabyte
     assert planned_device(DryRunArguments(True, kind, gigabytes)) == expected
 
 
-@pytest.mark.parametrize(
-    ("most", "words"), [(50, "this fits a GPU"), (95, "this hardly fits a GPU"), (101, "this does not fit a GPU")]
-)
+@pytest.mark.parametrize(("most", "words"), [(50, "this fits a GPU"), (95, "this hardly fits a GPU")])
 def test_the_verdict_leaves_a_tenth_to_cuda(most, words):
     sentence = verdict(PlannedDevice(True, 100 * 10**9), most * 10**9)
     assert sentence.startswith(words) and "100 GB (93.1 GiB)" in sentence and f"{most}% of it" in sentence
+
+
+def test_what_does_not_fit_is_an_error_with_the_flags_that_help():
+    settings = {"gradient_checkpointing": False, "zero_stage": 0, "lora_dim": 0, "offload": True}
+    with pytest.raises(ThreestepError) as refused:
+        check_fits(PlannedDevice(True, 100 * 10**9), 101 * 10**9, settings, 2)
+    assert str(refused.value) == (
+        "this does not fit a GPU of 100 GB (93.1 GiB): 101% of it; try --gradient_checkpointing true, --zero_stage 3, "
+        "--max_tokens_per_micro_batch 2048, --lora_dim 16, --num_ranks above 2"
+    )
 
 
 def test_nothing_is_said_of_a_memory_that_is_unknown():
@@ -202,7 +210,7 @@ def said(dry_run):
 def test_a_name_gives_seconds_hours_and_money(said):
     text = said("--device", "h100", "--num_ranks", "64", "--price_per_hour", "2.5", "--max_train_steps", "1000")
     assert "seconds of one step on 64 x h100" in text and "launches by the host" in text and "traffic" in text
-    assert "1,000 steps: " in text and "in money at 2.5 an hour and rank" in text and "error: " in text
+    assert "1,000 steps: " in text and "at 2.5 per hour and rank" in text and "accuracy: " in text
     assert "this fits a GPU of 80 GB" in text
     assert "seconds of one step" not in said("--device", "cuda")  # a kind alone
 
