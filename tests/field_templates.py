@@ -169,7 +169,7 @@ def _last_line(log: str) -> str:
 
 
 def _preview(rows: Sequence[dict[str, Any]], at: Path, name: str, bad: str = "drop") -> tuple[list[Any], str] | str:
-    """What `threestep preview --json` prints for these rows, and its log; or its error."""
+    """What `threestep inspect preview --json` prints for these rows, and its log; or its error."""
     from threestep.plugins.inspect import preview
     from training.utils.base.errors import ThreestepError
 

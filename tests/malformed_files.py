@@ -414,7 +414,7 @@ def commands_of(folder: Path, kinds: Sequence[str]) -> list[ReadingCommand]:
         ReadingCommand(
             "explain --held_out",
             [folder / "held_out.jsonl", sft / "model" / "tokenizer_config.json", sft / "model" / "tokenizer.json"],
-            program("explain", record, *held_out),
+            program("audit explain", record, *held_out),
         ),
         ReadingCommand(
             "plan", [start / "config.json"], program("plan", "--model", start, "--output_dir", out, *lengths)
@@ -430,7 +430,11 @@ def commands_of(folder: Path, kinds: Sequence[str]) -> list[ReadingCommand]:
             [rows, *tokenizer, start / "config.json"],
             program("inspect", *data, "--model_name_or_path", start),
         ),
-        ReadingCommand("preview", [rows, *tokenizer], program("preview", *data, "--tokenizer", start, "--phase", 1)),
+        ReadingCommand(
+            "preview",
+            [rows, *tokenizer],
+            program("inspect preview", *data, "--tokenizer", start, "--phase", 1),
+        ),
         ReadingCommand(
             "evaluate",
             [sft / "model" / name for name in ("config.json", "model.safetensors", "tokenizer.json")] + [rows],
@@ -474,7 +478,7 @@ def _of_records(folder: Path, kind: str, program: Any) -> list[ReadingCommand]:
         ReadingCommand(
             f"explain {kind}",
             [*files, folder / kind / "config.yaml"],
-            program("explain", record, "--out", explained),
+            program("audit explain", record, "--out", explained),
         ),
     ]
 

@@ -510,9 +510,9 @@ def test_the_list_of_what_plugins_add_is_up_to_date():
 
 
 def test_the_plugin_of_an_unknown_name_is_named_where_it_is_not_there(monkeypatch):
-    assert owner_of("commands", "explain") is None
+    assert owner_of("commands", "audit_explain") is None
     monkeypatch.setattr("training.utils.plugins.registry.plugins", lambda: {})
-    assert owner_of("commands", "explain") == "explain"
+    assert owner_of("commands", "audit_explain") == "explain"
     assert owner_of("flags", "explain") is None
 
 

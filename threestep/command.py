@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from threestep.own_package import is_apart, run_module
 from training import __version__
-from training.utils.base.console import COMMAND_VARIABLE, ends_with_its_reader
+from training.utils.base.console import COMMAND_VARIABLE, ends_with_its_reader, note
 from training.utils.base.errors import ThreestepError, nearest_names
 from training.utils.plugins.plugin import ALONE, HANDED_ON, LAUNCHED, Command
 from training.utils.plugins.registry import added, owner_sentence
@@ -23,19 +23,19 @@ _MISTAKE_EXIT_CODE = 2
 _INTERRUPTED_EXIT_CODE = 130
 _HELP = ("-h", "--help")
 
-# Words of the core. Plugins add theirs, and may take none of these.
+# Commands of the core. Plugins add theirs, and may take none of these. A name of two words is a command below another.
 CORE_COMMANDS = {
     "sft": Command("training.step1_sft.main", "supervised fine-tuning on chosen responses", LAUNCHED),
     "reward": Command("training.step2_reward.main", "a reward model from pairs of responses", LAUNCHED),
     "dpo": Command("training.step2_dpo.main", "direct preference optimization on pairs of responses", LAUNCHED),
-    "ppo": Command("training.step3_ppo.main", "PPO, GRPO and relatives on prompts", LAUNCHED),
+    "ppo": Command("training.step3_ppo.main", "PPO, GRPO and others on prompts; also: grpo, rloo", LAUNCHED),
     "grpo": Command("training.step3_ppo.main", "ppo --advantage grpo", LAUNCHED, flags=("--advantage", "grpo")),
     "rloo": Command("training.step3_ppo.main", "ppo --advantage rloo", LAUNCHED, flags=("--advantage", "rloo")),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the program that the first word names, with the flags after it. argv: by default this process's."""
+    """Run the program that the first word or two name, with the flags after it. argv: by default this process's."""
     words = list(sys.argv[1:] if argv is None else argv)
     with ends_with_its_reader():
         _answer(words)
@@ -48,7 +48,7 @@ def _answer(words: Sequence[str]) -> None:
         elif words[0] in ("-V", "--version"):
             print(f"threestep {__version__}")
         else:
-            run(words[0], words[1:])
+            run(words)
     except ThreestepError as mistake:
         print(f"error: {mistake}", file=sys.stderr)
         sys.exit(_MISTAKE_EXIT_CODE)
@@ -58,37 +58,63 @@ def _answer(words: Sequence[str]) -> None:
 
 
 def commands() -> dict[str, Command]:
-    """Return every command by its word: the core's, then those of plugins."""
+    """Return every command by its name: the core's, then those of plugins."""
     return {**CORE_COMMANDS, **added("commands", CORE_COMMANDS)}
 
 
 def overview() -> str:
-    """The list of commands."""
+    """The list of commands: one line for each, with the commands below it; those that only set a flag have none."""
     known = commands()
-    width = max(map(len, known))
-    lines = [f"  {word:<{width}}  {command.does}" for word, command in known.items()]
-    of_plugins = lines[len(CORE_COMMANDS) :]
+    below: dict[str, list[str]] = {}
+    for name in known:
+        first, _, second = name.partition(" ")
+        below.setdefault(first, []).extend([second] if second else [])
+    listed = [first for first in below if first not in known or not known[first].flags]
+    width = max(map(len, listed))
+    lines = []
+    for first in listed:
+        also = f"also: {', '.join(f'{first} {second}' for second in below[first])}" if below[first] else ""
+        does = known[first].does if first in known else ""
+        lines.append(f"  {first:<{width}}  {'; '.join(filter(None, (does, also)))}")
+    of_core = sum(first in CORE_COMMANDS for first in listed)
     return "\n".join(
         [
             "usage: threestep COMMAND [flags]",
             "",
-            *lines[: len(CORE_COMMANDS)],
-            *(["", "of plugins:", *of_plugins] if of_plugins else []),
+            *lines[:of_core],
+            *(["", "of plugins:", *lines[of_core:]] if lines[of_core:] else []),
             "",
             "threestep COMMAND --help lists the flags. --num_ranks N trains on N ranks (one for each GPU, or one).",
         ]
     )
 
 
-def run(word: str, arguments: Sequence[str]) -> None:
-    """Run one command. Ends this process with its code if that is not 0. ThreestepError for an unknown word."""
-    known = CORE_COMMANDS if word in CORE_COMMANDS else commands()
-    if word not in known:
-        hint = owner_sentence("commands", word) or nearest_names(word, known)
-        raise ThreestepError(f"there is no command '{word}', see threestep --help{hint}")
-    command = known[word]
+def named(words: Sequence[str]) -> tuple[str, Command, list[str]]:
+    """Return the name of the command that `words` begin with, the command, and the words after it.
+
+    Raises ThreestepError for an unknown name.
+    """
+    if words[0] in CORE_COMMANDS:
+        return words[0], CORE_COMMANDS[words[0]], [*words[1:]]
+    known = commands()
+    for count in (2, 1):
+        name = " ".join(words[:count])
+        if name in known:
+            return name, known[name], [*words[count:]]
+        if hint := owner_sentence("commands", name.replace(" ", "_")):
+            raise ThreestepError(f"there is no command '{name}'{hint}")
+    for name, command in known.items():
+        if command.earlier == words[0]:
+            note(f"`threestep {words[0]}` is now `threestep {name}`")
+            return name, command, [*words[1:]]
+    raise ThreestepError(f"there is no command '{words[0]}', see threestep --help{nearest_names(words[0], known)}")
+
+
+def run(words: Sequence[str]) -> None:
+    """Run one command. Ends this process with its code if that is not 0. ThreestepError for an unknown name."""
+    name, command, arguments = named(words)
     arguments = [*command.flags, *arguments]
-    os.environ[COMMAND_VARIABLE] = f"threestep {word}"
+    os.environ[COMMAND_VARIABLE] = f"threestep {name}"
     if any(word.partition("=")[0] in _HELP for word in arguments) or command.takes_ranks == ALONE:
         _run_here(command.module, arguments)
     elif command.takes_ranks == HANDED_ON:

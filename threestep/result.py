@@ -82,10 +82,11 @@ class Result:
     def explain(
         self, step: int, *, update: int = 1, held_out: str = "", last: int = 1, rules: Sequence[str] = ()
     ) -> Any:
-        """Explain an optimizer step, as `threestep explain` does, whose plugin it needs: `.to_pandas()` has a row for
-        each token. update: of a rollout of ppo. held_out: a file of responses. last: steps whose rows are ordered by
-        what they taught these. rules: such as "advantage=rloo". A step that is not on record is run again in
-        FOLDER_explained."""
+        """Explain an optimizer step, as `threestep audit explain` does, with the plugin `explain`. `.to_pandas()` has a
+        row for each token.
+
+        update: of a rollout of ppo. held_out: a file of responses. last: steps whose rows are ordered by what they
+        taught these. rules: such as "advantage=rloo". A step without a record is run again in FOLDER_explained."""
         parts = plugin_module("explain", "asked")
         work = self.folder.with_name(f"{self.folder.name}_explained")
         other = parts.AskedRules(tuple(rules))

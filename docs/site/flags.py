@@ -23,8 +23,8 @@ def pages() -> dict[str, str]:
     """Return every page by its name, the list of them among it."""
     from threestep.command import commands
 
-    known = {word: (f"threestep {word}", each.module, each.does) for word, each in commands().items()}
-    listed = [f"| [{word}]({word}.md) | `{command}` | {_cell(does)} |" for word, (command, _, does) in known.items()]
+    known = {name.replace(" ", "_"): (f"threestep {name}", each.module, each.does) for name, each in commands().items()}
+    listed = [f"| [{page}]({page}.md) | `{command}` | {_cell(does)} |" for page, (command, _, does) in known.items()]
     lines = [
         "# Flags",
         "",
@@ -42,8 +42,8 @@ def pages() -> dict[str, str]:
         "",
     ]
     found = {f"{FOLDER}/index.md": "\n".join(lines)}
-    for word, (command, module, does) in known.items():
-        found[f"{FOLDER}/{word}.md"] = _page_of(command, module, does)
+    for page, (command, module, does) in known.items():
+        found[f"{FOLDER}/{page}.md"] = _page_of(command, module, does)
     return found
 
 

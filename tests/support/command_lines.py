@@ -24,7 +24,7 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.support.rooms import runs_by_itself
-from threestep.command import commands
+from threestep.command import named
 from training.utils.base.errors import ThreestepError
 from training.utils.flags import arguments as settings
 from training.utils.plugins.plugin import ALONE
@@ -237,9 +237,11 @@ def _check_console(rest: list[str]) -> None:
     """The console command, whose launcher takes --num_ranks away."""
     if not rest or rest[0] in ("--help", "--version"):
         return
-    _require(rest[0] in commands(), f"threestep has no command {rest[0]}")
-    program = commands()[rest[0]]
-    check_module(program.module, rest[1:] if program.takes_ranks == ALONE else as_variables(rest[1:], {})[0])
+    try:
+        _, program, arguments = named(rest)
+    except ThreestepError as mistake:
+        raise WrongCommand(str(mistake)) from mistake
+    check_module(program.module, arguments if program.takes_ranks == ALONE else as_variables(arguments, {})[0])
 
 
 def _with_settings(module: str, arguments: Sequence[str]) -> list[str]:

@@ -159,5 +159,5 @@ EVALUATION_LINES = {
         "threestep evaluate win_rate",
         "--model_name_or_path_baseline XXX --model_name_or_path_finetune XXX",
     ),
-    "step2 evaluation_scripts/run_eval": ("threestep reward-evaluate", "--model_name_or_path XXX"),
+    "step2 evaluation_scripts/run_eval": ("threestep evaluate pairs", "--model_name_or_path XXX"),
 }

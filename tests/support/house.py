@@ -47,7 +47,7 @@ BAG_NAMES = ("utils", "util", "helpers", "helper", "misc", "common", "tools")
 MAY_PRINT = (
     "training.utils.run.program",
     "training.utils.run.launch",
-    "threestep.plugins.inspect.cache",  # threestep cache
+    "threestep.plugins.inspect.cache",  # threestep inspect cache
 )
 # Functions that a library calls, and those they share their parameters with: it hands them over by their place.
 CALLED_BY_LIBRARIES = (

@@ -30,7 +30,11 @@ def known_plugins() -> str:
         own = [_own_names(found) for each in entries if (found := getattr(named_object(each), "flags", None))]
         names = [*(field.name for group in groups for field in dataclasses.fields(group)), *itertools.chain(*own)]
         flags = dict.fromkeys(sorted(names))
-        kinds = {"commands": plugin.commands, "flags": flags, **plugin.tables}
+        kinds = {
+            "commands": [command.replace(" ", "_") for command in plugin.commands],
+            "flags": flags,
+            **plugin.tables,
+        }
         lines += [f"{name} {kind}: {' '.join(words)}" for kind, words in kinds.items() if words]
     return "\n".join([*lines, ""])
 

@@ -19,7 +19,7 @@ from tests.support.names import Names, spans_of_source
 from tests.support.pages import HISTORY, ROOT, page_name
 from tests.support.sources import modules
 from tests.unit.utils.flags.test_help_page import PROGRAMS, UNITS, parts_of
-from threestep.command import commands
+from threestep.command import named
 from training.utils.base import user_files
 from training.utils.data import registry
 from training.utils.flags.flags import TOPICS, UNIT
@@ -110,14 +110,14 @@ def test_commands_in_the_text_exist(path):
     """`threestep preview` and `bash scripts/test.sh` in a sentence: the program exists, with its flags."""
     wrong = []
     for span in pages.code_spans(path.read_text()):
-        match = re.match(r"(?:\w+=\S+ )*(?:python -m ([\w.]+)|bash (\S+)|threestep ([a-z][\w-]*))", span)
+        match = re.match(r"(?:\w+=\S+ )*(?:python -m ([\w.]+)|bash (\S+)|threestep ([a-z][\w-]*(?: [a-z_]+)?))", span)
         if match is None:
             continue
         if match[2] is not None:
             if not (ROOT / match[2]).is_file():
                 wrong.append(f"{span}: there is no {match[2]}")
             continue
-        module = commands()[match[3]].module if match[3] else match[1]
+        module = named(match[3].split())[1].module if match[3] else match[1]
         if module in command_lines.FOREIGN_MODULES:
             continue
         place = ROOT.joinpath(*module.split("."))

@@ -38,9 +38,10 @@ def test_each_command_has_a_page_with_all_its_flags(flag_pages):
     old |= {flag for step in known_steps().values() for flag in step.set_aside}
     old |= ANSWERING_OLD_FLAGS.keys()
     for word, program in commands().items():
-        text = flag_pages[f"reference/flags/{word}.md"]
+        page = word.replace(" ", "_")
+        text = flag_pages[f"reference/flags/{page}.md"]
         assert text.startswith(f"# threestep {word}\n")
-        assert f"[{word}]({word}.md)" in flag_pages["reference/flags/index.md"]
+        assert f"[{page}]({page}.md)" in flag_pages["reference/flags/index.md"]
         known = {flag for flag in command_lines.flags_of(program.module) if re.match(r"--(?!no[_-])\w+$", flag)}
         assert sorted(known - old - set(re.findall(r"--\w+", text))) == [], word
 

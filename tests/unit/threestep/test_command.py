@@ -43,8 +43,23 @@ def test_every_step_has_a_word():
 
 @pytest.mark.parametrize("word", command.commands())
 def test_every_word_is_a_program(word):
-    assert importlib.util.find_spec(command.commands()[word].module) is not None
-    assert f"  {word} " in command.overview()
+    program = command.commands()[word]
+    assert importlib.util.find_spec(program.module) is not None
+    assert (f"\n  {word} " if " " not in word and not program.flags else word) in command.overview()
+
+
+def test_at_most_fourteen_commands_are_listed():
+    assert len([line for line in command.overview().splitlines() if line.startswith("  ")]) <= 14
+
+
+def test_a_name_of_two_words_and_an_earlier_name(ran, monkeypatch, capsys):
+    monkeypatch.setattr(
+        command, "added", lambda *_: {"one": Command("m.one", ""), "one two": Command("m.two", "", earlier="two")}
+    )
+    for words in (["one", "x"], ["one", "two", "x"], ["two", "x"]):
+        command.main(words)
+    assert ran == [("here", "m.one", ["x"]), ("here", "m.two", ["x"]), ("here", "m.two", ["x"])]
+    assert capsys.readouterr().err == "`threestep two` is now `threestep one two`\n"
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
@@ -85,7 +100,7 @@ def test_one_rank_runs_in_this_process(ran, monkeypatch):
 )
 def test_several_ranks_are_launched_and_their_code_comes_back(word, ran):
     with pytest.raises(SystemExit) as ended:
-        command.main([word, "--seed", "3", "--num_ranks", "2"])
+        command.main([*word.split(), "--seed", "3", "--num_ranks", "2"])
     assert ended.value.code == 3
     ((how, words),) = ran
     assert how == "launched" and words[2:5] == ["--quiet", "--num_accelerators", "2"]
@@ -166,5 +181,5 @@ def test_it_ends_quietly_with_the_shells_code_for_a_closed_pipe(words, code):
 
 @pytest.mark.parametrize("command", commands())
 def test_the_help_of_every_command_does(command):
-    code, printed = unread(command, "--help")
+    code, printed = unread(*command.split(), "--help")
     assert printed == "" and code in (0, 141)  # 0: of steps, whose output may be lost

@@ -1,5 +1,5 @@
 """Environments and tools that answer the model, turn by turn: in rollouts, in chats, and outside of them, by
-`threestep env`: listed, played in the terminal, checked."""
+`threestep inspect env`: listed, played in the terminal, checked."""
 
 from training.utils.plugins.plugin import Command, Hooks, Plugin
 
@@ -10,7 +10,7 @@ PLUGIN = Plugin(
     "environments and tools that answer the model",
     needs=("ragged", "report", "serving"),
     commands={
-        "env": Command(__name__, "environments: a list, one conversation in the terminal, a check before a run"),
+        "inspect env": Command(__name__, "environments: list, try and check them before a run", earlier="env"),
     },
     flags={"step3_ppo": _FLAGS, "chat": (*_FLAGS, f"{__name__}.arguments:OpeningRowArguments")},
     topics={"environment": "Conversations with environments and tools"},

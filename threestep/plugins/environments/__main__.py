@@ -1,9 +1,9 @@
 """Environments outside of training: the list of them, one conversation in the terminal, and a check before a run.
 
-    threestep env list [FILE.py | FOLDER ...]
-    threestep env try examples/environments/guessing.py:Guessing --row '{"ground_truth": "20"}'
-    threestep env try my_game.py:Game --data_path jsonl:rows.jsonl --model_name_or_path runs/sft/model
-    threestep env check my_game.py:Game --data_path jsonl:rows.jsonl --html game.html
+    threestep inspect env list [FILE.py | FOLDER ...]
+    threestep inspect env try examples/environments/guessing.py:Guessing --row '{"ground_truth": "20"}'
+    threestep inspect env try my_game.py:Game --data_path jsonl:rows.jsonl --model_name_or_path runs/sft/model
+    threestep inspect env check my_game.py:Game --data_path jsonl:rows.jsonl --html game.html
 
 In `try` a person types the model's turns, or a model draws them; with a model folder, also of a person, the tokens are
 shown, with their mask as step 3 trains on them. `check` plays conversations of nonsense and of the right answer: does a
@@ -124,8 +124,8 @@ def main(argv: Sequence[str]) -> None:
 
     if not flags.environment.is_on:
         raise ThreestepError(
-            f"threestep env {flags.env.task} expects an environment, FILE.py:NAME or the name of an installed one, got "
-            "none; `threestep env list` shows them"
+            f"threestep inspect env {flags.env.task} expects an environment, FILE.py:NAME or the name of an installed "
+            "one, got none; `threestep inspect env list` shows them"
         )
     if flags.env.html:
         check_place("--html", flags.env.html)
@@ -146,7 +146,7 @@ def with_flags(argv: Sequence[str]) -> list[str]:
     task, *named = words
     if task not in TASKS:
         raise ThreestepError(
-            f"threestep env expects one of {', '.join(TASKS)} first, got '{task}'{nearest_names(task, TASKS)}"
+            f"threestep inspect env expects one of {', '.join(TASKS)} first, got '{task}'{nearest_names(task, TASKS)}"
         )
     if task == LIST:
         return ["--task", task, *(["--places", *named] if named else []), *rest]

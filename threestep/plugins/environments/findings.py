@@ -175,7 +175,9 @@ def _rewards(had: Sequence[tuple[Row, PlayedConversation]], wanted: tuple[float,
         return EnvironmentFinding(name, WRONG, f"{seen}; expected from {wanted[0]:g} to {wanted[1]:g}")
     if low == high:
         return EnvironmentFinding(
-            name, UNDECIDED, f"{seen}: the scripts do not find out what is paid for; try it with `threestep env try`"
+            name,
+            UNDECIDED,
+            f"{seen}: the scripts do not find out what is paid for; try it with `threestep inspect env try`",
         )
     return EnvironmentFinding(name, GOOD if wanted is not None else UNDECIDED, seen + _unasked(wanted))
 

@@ -33,7 +33,7 @@ def _files(place: Path) -> list[Path]:
     if place.is_file() and place.suffix == ".py":
         return [place]
     if not place.is_dir():
-        raise ThreestepError(f"threestep env list expects Python files and folders, got '{place}'")
+        raise ThreestepError(f"threestep inspect env list expects Python files and folders, got '{place}'")
     inside = (path for path in place.rglob("*.py"))
     return sorted(path for path in inside if not any(_is_left_out(part) for part in path.relative_to(place).parts))
 

@@ -60,7 +60,7 @@ def page(name: str, checked: Checked) -> str:
         + scrolled(f"<table><tr><th>question</th><th>state</th><th></th></tr>{rows}</table>", "findings")
         + "<h2>The same message as every turn</h2>"
         + scrolled(scripts, "scripts")
-        + f"<h2>A conversation</h2>{_example(checked)}</main><footer>Written by threestep env check.</footer>",
+        + f"<h2>A conversation</h2>{_example(checked)}</main><footer>Written by threestep inspect env check.</footer>",
         _STYLE,
     )
 

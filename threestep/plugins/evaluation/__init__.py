@@ -7,18 +7,26 @@ PLUGIN = Plugin(
     "finished models: chat, evaluate, best of n",
     needs=("pretraining_loss", "report", "serving"),
     commands={
-        "chat": Command(f"{__name__}.chat", "talk with one model, or with two side by side"),
+        "chat": Command(f"{__name__}.chat", "chat with one model, or with two side by side"),
         "evaluate": Command(
             f"{__name__}.evaluate",
-            "win rate, reward, GSM8K or perplexity of a model; a reward model on a benchmark",
+            "win rates, rewards, GSM8K, perplexity, benchmarks of finished models",
             LAUNCHED,
             ranks=1,
         ),
-        "best-of": Command(
-            f"{__name__}.best_of", "the best of n responses, as rows for sft and dpo", LAUNCHED, ranks=1
+        "evaluate best_of": Command(
+            f"{__name__}.best_of",
+            "the best of n responses, as rows for sft and dpo",
+            LAUNCHED,
+            ranks=1,
+            earlier="best-of",
         ),
-        "reward-evaluate": Command(
-            f"{__name__}.reward_evaluation", "a reward model, judged on pairs; scores of pairs", LAUNCHED, ranks=1
+        "evaluate pairs": Command(
+            f"{__name__}.reward_evaluation",
+            "the accuracy of a reward model on pairs, or their scores",
+            LAUNCHED,
+            ranks=1,
+            earlier="reward-evaluate",
         ),
     },
     flags={EVERY_STEP: (f"{__name__}.harness.arguments:RunTaskArguments",)},

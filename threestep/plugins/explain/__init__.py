@@ -1,4 +1,4 @@
-"""The explanation of one optimizer step, token by token, from its record: `threestep explain`."""
+"""The explanation of one optimizer step, token by token, from its record: `threestep audit explain`."""
 
 from training.utils.plugins.plugin import EVERY_STEP, Command, Hooks, Plugin
 
@@ -7,8 +7,10 @@ PLUGIN = Plugin(
     "what one optimizer step did, token by token",
     needs=("audit", "report"),
     commands={
-        "explain": Command(
-            "threestep.plugins.explain", "what one optimizer step did, token by token, and under other rules"
+        "audit explain": Command(
+            "threestep.plugins.explain",
+            "what one optimizer step did, token by token, and under other rules",
+            earlier="explain",
         )
     },
     flags={EVERY_STEP: (f"{__name__}.flags:ExplainArguments",)},

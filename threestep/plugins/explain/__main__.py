@@ -1,7 +1,7 @@
 """The account of one optimizer step, token by token: each token's share of the update, and what else was asked of it.
 
-    threestep explain RUN --step 10 [--held_out FILE.jsonl] [--last 5] [--with "advantage=rloo"] [--out FOLDER]
-    threestep explain RUN/records/step_000010
+    threestep audit explain RUN --step 10 [--held_out FILE.jsonl] [--last 5] [--with "advantage=rloo"] [--out FOLDER]
+    threestep audit explain RUN/records/step_000010
 
 A step whose weights are not on record is run again, with --trust_run, from the checkpoint before it, or from the
 start, in a folder of its own. The run's folder is read and never written, and without the flag none of its code is run.

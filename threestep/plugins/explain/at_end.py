@@ -1,4 +1,4 @@
-"""Explanations of steps, written at the end of a run from their records by `threestep explain`, in a process each."""
+"""Explanations of steps at the end of a run, from their records: a process of `threestep audit explain` for each."""
 
 from __future__ import annotations
 

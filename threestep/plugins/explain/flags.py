@@ -22,7 +22,7 @@ class ExplainArguments:
 
     explain_steps: list[int] = flag(
         [],
-        "Explain what each token did in these steps (step 3: rollouts), as `threestep explain` does: keep their "
+        "Explain what each token did in these steps (step 3: rollouts), as `threestep audit explain` does: keep their "
         "records with values, and write OUTPUT_DIR/explained at the end of the run.",
         "steps >= 1",
     )

@@ -74,7 +74,7 @@ def page(found: Explanation) -> str:
         "in a sequence, stand a token's numbers.</p>"
         '<div class="controls" id="controls"></div><div id="sequences"></div>'
         f"<h2>Columns</h2>{_legend(found)}</main>"
-        "<footer>Written by threestep explain.</footer>"
+        "<footer>Written by threestep audit explain.</footer>"
     )
     data, late = _data(found)
     return document(f"Explained: {title}", body, _OWN_STYLE + MEDIA_STYLE, [SCRIPT], data=data, late=late)

@@ -7,8 +7,8 @@ PLUGIN = Plugin(
     "what data are taken for, and the rows that come of them",
     needs=("pretraining_loss", "report"),
     commands={
-        "preview": Command(f"{__name__}.preview", "the rows of a run, as a model is fed them"),
-        "inspect": Command(__name__, "what data are taken for, before training"),
-        "cache": Command(f"{__name__}.cache", "the builds in a cache of tokenized data: list, verify, prune"),
+        "inspect": Command(__name__, "how your data will be read, before training"),
+        "inspect preview": Command(f"{__name__}.preview", "the rows that a model is given", earlier="preview"),
+        "inspect cache": Command(f"{__name__}.cache", "cached tokenized data: list, verify, prune", earlier="cache"),
     },
 )

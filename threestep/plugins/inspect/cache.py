@@ -1,8 +1,8 @@
 """List, verify and prune a cache folder.
 
-    threestep cache list   [--data_output_path DIR]
-    threestep cache verify [--data_output_path DIR]
-    threestep cache prune  [--data_output_path DIR] --keep_newest 5 | --older_than_days 30 |
+    threestep inspect cache list   [--data_output_path DIR]
+    threestep inspect cache verify [--data_output_path DIR]
+    threestep inspect cache prune  [--data_output_path DIR] --keep_newest 5 | --older_than_days 30 |
                             --max_gigabytes 100 (several may be given)
 
 `verify` reads every byte and exits with 1 where a file is damaged. `prune` does not ask, and prints what it removed;
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="threestep cache",
+        prog="threestep inspect cache",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,6 +1,6 @@
 """Shows the rows of a phase as a model sees them: decoded, with the tokens that carry loss marked.
 
-    threestep preview --phase 1 --data_path jsonl:chats.jsonl --tokenizer DIR
+    threestep inspect preview --phase 1 --data_path jsonl:chats.jsonl --tokenizer DIR
 
 The code of training builds and lays out the rows, in the same cache; with the settings and seed of a run, these are
 its rows. `--json` prints one object per row, and nothing else, on standard output; `--html FILE` writes a page.

@@ -1,4 +1,4 @@
-"""`--reward http:URL`: a reward model behind HTTP, such as `threestep serve-reward`.
+"""`--reward http:URL`: a reward model behind HTTP, such as `threestep serve reward`.
 
     POST {"prompts": [..], "responses": [..], "query": [..], "labels": [..], "messages": [..], ...}
     answer {"rewards": [one number for each]}

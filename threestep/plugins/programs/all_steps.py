@@ -60,7 +60,7 @@ _OWN_TOP_LEVEL = {
     "new_model": "flags of threestep new-model",
     "shared": "settings of every step",
     "rounds": "rounds of best of n and DPO, with a section best_of (threestep/plugins/evaluation/best_of.md)",
-    DRAWING: "settings of threestep best-of, in each round",
+    DRAWING: "settings of threestep evaluate best_of, in each round",
 }
 SWITCHES: dict[str, str] = added("whole_run_switches", _OWN_TOP_LEVEL)
 TOP_LEVEL = {**_OWN_TOP_LEVEL, **SWITCHES}

@@ -6,7 +6,7 @@ PLUGIN = Plugin(
     "report",
     "a page about each run, a card of its model, the hub, and services that show figures",
     needs=("serving",),
-    commands={"report": Command(__name__, "one page about a run, or about several")},
+    commands={"report": Command(__name__, "a page about one run or several")},
     flags={EVERY_STEP: (f"{__name__}.arguments:ReportArguments",)},
     tables={
         "trackers": {

@@ -7,7 +7,7 @@ PLUGIN = Plugin(
     "finished models for programs, over HTTP",
     needs=("evaluation", "ragged", "serving"),
     commands={
-        "serve": Command(f"{__name__}.serve", "one model for programs, as an endpoint in OpenAI's form"),
-        "serve-reward": Command(f"{__name__}.serve_reward", "a reward model for programs, over HTTP"),
+        "serve": Command(f"{__name__}.serve", "serve a model through the OpenAI API"),
+        "serve reward": Command(f"{__name__}.serve_reward", "serve a reward model over HTTP", earlier="serve-reward"),
     },
 )

@@ -1,6 +1,6 @@
 """Serves a reward model to programs over HTTP, so that one machine scores for another.
 
-    threestep serve-reward runs/reward/model
+    threestep serve reward runs/reward/model
     THREESTEP_API_KEY=... threestep ppo --reward http:http://127.0.0.1:8001/v1/scores ...
 
 Texts are read in the prompt style that is saved with the model; where the program that asks has the model's tokenizer,

@@ -1,4 +1,4 @@
-"""A server for training loops of others, in the form of the Tinker API: `threestep serve-training`."""
+"""A server for training loops of others, in the form of the Tinker API: `threestep serve training`."""
 
 from training.utils.plugins.plugin import Command, Plugin
 
@@ -6,5 +6,7 @@ PLUGIN = Plugin(
     "tinker",
     "training loops of others, by the Tinker API",
     needs=("evaluation", "lora", "ragged", "serve", "serving"),
-    commands={"serve-training": Command(__name__, "LoRA for loops of others: a server of the Tinker API")},
+    commands={
+        "serve training": Command(__name__, "serve LoRA training through the Tinker API", earlier="serve-training")
+    },
 )

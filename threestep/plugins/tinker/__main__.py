@@ -1,6 +1,6 @@
 """Serves the Tinker API on this machine: training loops that others wrote train LoRA adapters of one base model.
 
-    threestep serve-training runs/sft/model --output_dir runs/tinker
+    threestep serve training runs/sft/model --output_dir runs/tinker
     TINKER_API_KEY=tml-... TINKER_BASE_URL=http://127.0.0.1:8002 python their_loop.py
 
 Clients' state is in --output_dir before they are answered: a server that is killed and started again goes on. The key

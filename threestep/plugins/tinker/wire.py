@@ -250,7 +250,7 @@ def messages() -> Any:
         from tinker.proto import tinker_public_pb2
     except ImportError as problem:
         raise ThreestepError(
-            "threestep serve-training reads and writes the protobuf messages of the package tinker, which is not "
+            "threestep serve training reads and writes the protobuf messages of the package tinker, which is not "
             "installed; run: pip install threestep[tinker]"
         ) from problem
     return tinker_public_pb2

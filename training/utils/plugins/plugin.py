@@ -13,12 +13,13 @@ LAUNCHED, HANDED_ON, ALONE = "launched", "handed on", "alone"
 
 
 class Command(NamedTuple):
-    """A word of `threestep`.
+    """A command of `threestep`, named by one word, or by two: `serve reward` is below `serve`.
 
     module: as `python -m` takes it. does: for the list of commands
     takes_ranks: LAUNCHED, HANDED_ON or ALONE
     ranks: by default, where they are LAUNCHED; None: one for each visible GPU, or one
     flags: that stand before the user's
+    earlier: the name that it had, which still runs it
     """
 
     module: str
@@ -26,6 +27,7 @@ class Command(NamedTuple):
     takes_ranks: str = ALONE
     ranks: int | None = None
     flags: tuple[str, ...] = ()
+    earlier: str = ""
 
 
 class EngineEntry(NamedTuple):

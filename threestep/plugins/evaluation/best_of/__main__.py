@@ -1,10 +1,10 @@
 """Draws n responses to each prompt, keeps the best as rows for steps 1 and 2, and shows the reward against n.
 
-    threestep best-of --model_name_or_path A --reward_model RM --data_path jsonl:prompts.jsonl --output_dir OUT
-    threestep best-of --model_name_or_path A --reward gsm8k --min_reward 1 --keep_best 4 --data_path openai/gsm8k ...
+    threestep evaluate best_of --model_name_or_path A --reward_model RM --data_path jsonl:prompts.jsonl --output_dir OUT
+    threestep evaluate best_of --model_name_or_path A --reward gsm8k --min_reward 1 --keep_best 4 ...
     threestep sft --model_name_or_path A --data_path jsonl:OUT/rows.jsonl ...    # the chosen responses
     threestep dpo --model_name_or_path A --data_path jsonl:OUT/rows.jsonl ...    # chosen against rejected
-    threestep best-of --config best_of.yaml
+    threestep evaluate best_of --config best_of.yaml
 
 Prompts are those of step 3, from files, registered datasets or the hub; responses are drawn as in its rollouts, and
 --reward is its flag. OUTPUT_DIR gets rows.jsonl, answers.jsonl (every response with its scores), best_of.json and
@@ -33,7 +33,7 @@ FIRST_FLAGS = (
 def main(argv: Sequence[str]) -> None:
     """Parse, draw, print."""
     groups = parse_arguments(
-        GROUPS, argv, __doc__ or "", {}, first_flags=FIRST_FLAGS, refused=flags_of_training("best-of")
+        GROUPS, argv, __doc__ or "", {}, first_flags=FIRST_FLAGS, refused=flags_of_training("evaluate best_of")
     )
     run, data, wanted, *others = groups
     free = may_change_in(GROUPS)
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> None:
     asked = settings_of(
         EvaluateArguments, wanted, baseline=None, benchmark=None, val_samples=wanted.num_samples_per_prompt
     )
-    for line in run_best_of(Evaluated("best-of", run, data, asked, *others), wanted, fixed):
+    for line in run_best_of(Evaluated("best_of", run, data, asked, *others), wanted, fixed):
         print(line)
 
 

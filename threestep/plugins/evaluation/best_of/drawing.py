@@ -63,7 +63,7 @@ def run_best_of(flags: Evaluated, wanted: BestOfArguments, settings: dict[str, A
         if together.is_main:
             held.enter_context(only_run(flags.run.output_dir))
         folder = replace(folder_of(flags, wanted.model_name_or_path), reader=None)
-        unread = "threestep best-of keeps rows of text alone"
+        unread = "threestep evaluate best_of keeps rows of text alone"
         rows = _part(built_rows(flags, "prompts", folder, with_messages=True, unread=unread).rows, wanted)
         _check_prompts(folder, rows)
         check_rewards((*rewards, *checker), rows)

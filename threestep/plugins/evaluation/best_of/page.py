@@ -45,7 +45,7 @@ def best_of_page(
         f'<section id="curve"><h2>Against n</h2><div class="charts">{figures}</div>'
         f"{scrolled(table(*cells, numbers=range(len(cells[0]))), 'the curve')}</section>"
         f'<section id="responses"><h2>The first prompts</h2>{prompts}</section></main>'
-        "<footer>Written by threestep best-of.</footer>",
+        "<footer>Written by threestep evaluate best_of.</footer>",
         ".charts { margin-bottom: 14px; }",
         scripts=(d3, SCRIPT) if d3 else (),
         data={"charts": {name: drawing_of(chart) for name, chart in charts.items()}} if d3 else None,

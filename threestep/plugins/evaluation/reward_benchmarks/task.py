@@ -66,7 +66,7 @@ def _check(flags: Evaluated) -> None:
     mistakes.require(
         flags.evaluation.benchmark is not None,
         f"reward_model expects --benchmark, one of {', '.join(BENCHMARKS)}, got none; for pairs of your own take "
-        "threestep reward-evaluate",
+        "threestep evaluate pairs",
     )
     for group, why in (
         (flags.data.split, "a benchmark takes all rows of its files"),

@@ -1,7 +1,7 @@
 """Evaluates a reward model, ours or another's, on preference data; or scores the pairs of a file.
 
-    threestep reward-evaluate --model_name_or_path MODEL --data_path jsonl:pairs.jsonl --output_dir OUT
-    threestep reward-evaluate --model_name_or_path MODEL --score_file pairs.jsonl --output scores.jsonl
+    threestep evaluate pairs --model_name_or_path MODEL --data_path jsonl:pairs.jsonl --output_dir OUT
+    threestep evaluate pairs --model_name_or_path MODEL --score_file pairs.jsonl --output scores.jsonl
 
 The first takes the rows that step 2 evaluates on (--split train: those that it trains on), prints the report and
 writes OUT/evaluation.json. For every row of a file: --split train --data_split 0,1,0 --eval_fraction 0. The second

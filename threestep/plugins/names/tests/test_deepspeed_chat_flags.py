@@ -191,7 +191,7 @@ def test_its_evaluation_scripts_are_read(capsys):
     (program, line), (other, scored) = EVALUATION_LINES.values()
     parsed = resolved_settings(parse_arguments(training_evaluate.GROUPS, line.split(), "", ANSWERING_OLD_FLAGS))
     assert (parsed["baseline"], parsed["model_name_or_path"]) == ("XXX", "XXX")
-    assert program.endswith("win_rate") and other == "threestep reward-evaluate"
+    assert program.endswith("win_rate") and other == "threestep evaluate pairs"
     argv = [*scored.split(), "--data_path", "embedded"]  # which rw_eval.py does not read: it has its pairs inside
     assert resolved_settings(parse_arguments(evaluate.GROUPS, argv, "", SCORING_OLD_FLAGS))["data_path"] == ["embedded"]
     with pytest.raises(ThreestepError, match="^--num_beams is not built: answers are drawn one token after the other"):

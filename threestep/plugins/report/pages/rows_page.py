@@ -37,6 +37,6 @@ def rows_page(
         f"preview of {title}",
         f"<header><h1>Rows of {escape(title)}</h1>{paragraphs}"
         '<p class="soft"><mark>Marked text</mark> carries loss; the rest is read only.</p></header>'
-        f"<main>{cards}{bars}</main><footer>Written by threestep preview.</footer>",
+        f"<main>{cards}{bars}</main><footer>Written by threestep inspect preview.</footer>",
         MARKED_STYLE,
     )

@@ -144,7 +144,7 @@ def test_other_settings_data_or_weights_are_refused_or_drawn_again_on_request(fl
         ("--temperature 0", "--num_samples_per_prompt 4 draws several responses, and --temperature 0 picks the same"),
         ("--keep_best 5", r"--keep_best expects at most --num_samples_per_prompt \(4\), got 5; lower it"),
         ("--checker exact_mach", "--checker expects .* got 'exact_mach'; did you mean 'exact_match'"),
-        ("--dry_run", "--dry_run plans the memory of training, and best-of trains nothing; leave it out"),
+        ("--dry_run", "--dry_run plans the memory of training, and evaluate best_of trains nothing; leave it out"),
         ("--split eval", "--split eval has no rows; raise --eval_fraction"),
         ("--min_reward 99", "no response is kept: 8 prompts left out, of whose responses none reaches --min_reward;"),
         ("--reward PLACE/rule.py:infinite", "expected a number that is finite in float32, got inf"),

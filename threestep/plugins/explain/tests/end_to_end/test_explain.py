@@ -1,4 +1,4 @@
-"""`threestep explain` on our own runs: what it says of a step is what the step did, and a rule is the run under it."""
+"""`threestep audit explain` on our own runs: it says what the step did, and a rule equals the run under that rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`threestep serve-training` as a program, and the released client as it is: kills between requests, and clients at
+"""`threestep serve training` as a program, and the released client as it is: kills between requests, and clients at
 once. Skipped without the package tinker."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Program:
     def start(self):
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "THREESTEP_API_KEY": KEY}
         words = [str(self.place / "base"), "--served_name", "tiny", "--output_dir", str(self.place / "state")]
-        command = [sys.executable, "-m", "threestep", "serve-training", *words, "--port", str(self.port)]
+        command = [sys.executable, "-m", "threestep", "serve", "training", *words, "--port", str(self.port)]
         self.process = subprocess.Popen(
             command, env=environment, stdout=(self.place / "log").open("a"), stderr=subprocess.STDOUT
         )
