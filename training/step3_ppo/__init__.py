@@ -108,9 +108,7 @@ STEP = Step(
             ),
         ),
         samples=SampleWords(
-            labels=("SFT", "PPO"),
-            note="Responses to held-out prompts before step 3 (SFT) and after it (PPO), from the same seed for each "
-            "prompt.",
+            note="Responses to held-out prompts before and after step 3, from the same seed for each prompt.",
         ),
     ),
 )

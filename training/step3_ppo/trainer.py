@@ -75,7 +75,8 @@ class PpoTrainer:
         self.reports.begin()
         done, end = self._start()
         self.clock.read()
-        with progress_bar(total, "PPO", self.ranks.is_main, unit="rollout", done=done, pace=settings.log_pace) as bar:
+        is_main, pace = self.ranks.is_main, settings.log_pace
+        with progress_bar(total, settings.method, is_main, unit="rollout", done=done, pace=pace) as bar:
             for iteration in settings.step_observers.each(range(done + 1, end + 1)):
                 experiences: list[Experience] = []
                 rows: list[PromptRow] = []

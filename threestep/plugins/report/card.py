@@ -60,12 +60,16 @@ def model_card(
         fields["datasets"] = hub_names
     scores = step.kind == "reward" or (exported is not None and exported[0] == "critic")
     fields["pipeline_tag"] = "text-classification" if scores else "text-generation"
-    fields["tags"] = ["threestep", step.kind]
+    method = step.label_of(settings)
+    fields["tags"] = [
+        "threestep",
+        step.kind if method == step.label else re.sub(r"\W+", "-", method.lower()).strip("-"),
+    ]
     start = next((settings[flag] for flag in step.inputs if settings.get(flag)), "")
     lines = ["---", yaml.safe_dump(fields, sort_keys=False).rstrip(), "---", ""]
     lines += [f"# {step.title_of(settings)}", ""]
     lines += [
-        f"Trained from `{base or _plain(start)}` on {', '.join(f'`{_plain(name)}`' for name in names)} by Threestep."
+        f"Trained from `{base or _start_name(start)}` on {', '.join(f'`{_plain(name)}`' for name in names)} by Threestep."
     ]
     if not scores and (asked := _ASKED.get(str(settings.get("prompt_style")))):
         lines += ["", asked]
@@ -82,6 +86,12 @@ def model_card(
     lines += [f"| {name} | {_plain(value)} |" for name, value in _changed(settings, step).items()]
     lines += ["", f"Versions: {', '.join(f'{name} {version}' for name, version in versions.items())}.", ""]
     return "\n".join(lines)
+
+
+def _start_name(path: Any) -> str:
+    """The last parts of a folder's path that name it: `sft/model` of `runs/sft/model`."""
+    parts = Path(str(path)).parts
+    return "/".join(parts[-2:] if parts[-1:] == ("model",) else parts[-1:]).replace("|", "\\|")
 
 
 def write_card(folder: Path, out: Path | None = None, exported: tuple[str, str] | None = None) -> None:

@@ -150,7 +150,7 @@ class EvaluationTimes:
 
 @dataclass(frozen=True)
 class PpoSettings:
-    """Settings of the loop. total_rollouts: of the run. stop_kl: see the flag."""
+    """Settings of the loop. total_rollouts: of the run. stop_kl: see the flag. method: its name in logs."""
 
     total_rollouts: int
     seed: int
@@ -161,3 +161,4 @@ class PpoSettings:
     stop_kl: float | None = None
     step_observers: StepObservers = StepObservers()
     log_pace: LogPace = LogPace()
+    method: str = "PPO"

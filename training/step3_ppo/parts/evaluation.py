@@ -97,7 +97,7 @@ class Evaluator:
             self.folder.append_samples([{**sample, "greedy": True} for sample in greedy])
         self.metrics.write(step, figures)
         self.metrics.write_beside(step, self.observer.figures(step))
-        log(f"PPO: {evaluation_line(step, figures)}", self.roles.actor.ranks.is_main)
+        log(f"{self.settings.method}: {evaluation_line(step, figures)}", self.roles.actor.ranks.is_main)
         self.metrics.write_samples(step, sampled)
         self.folder.append_samples(sampled)
         self.observer.samples(step, sampled)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from training.step3_ppo import STEP
 from training.step3_ppo.contracts.settings import DrawingSettings, EvaluationTimes, PpoSettings, UpdateSettings
 from training.step3_ppo.flags.algorithm import experience_settings, learning_settings
 from training.utils.base.console import log
@@ -81,6 +82,7 @@ def loop_settings(opening: PpoOpening, roles: Roles, scale: ScoreScale | None, o
         stop_kl=flags.algorithm.stop_kl,
         step_observers=observers,
         log_pace=flags.reporting.pace(),
+        method=STEP.label_of(flags.settings),
     )
 
 

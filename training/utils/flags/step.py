@@ -111,7 +111,8 @@ class Step:
         and with those of `unread`, which are taken out
     inputs: by the flag that takes a model, the step that leaves it; None: the model that a whole run starts from
     first_flags: those that a first run needs, in the order of --help
-    variant_flag: the flag whose value takes the title's place unless it is the default
+    variant_flag: the flag whose value names the method unless it is the default
+    variant_label: the label of such a run, with the method in it
     reads_media: it trains models that read more than text, and rows with media
     unread: flags of its groups that it has no use for: they are of other steps, with which it may share a file of
         settings, and are set aside with a line of the log
@@ -124,6 +125,7 @@ class Step:
     inputs: Mapping[str, str | None] = field(default_factory=dict)
     first_flags: tuple[str, ...] = ()
     variant_flag: str | None = None
+    variant_label: str = "{}"
     reads_media: bool = False
     unread: tuple[str, ...] = ()
     figures: StepFigures = StepFigures()
@@ -144,13 +146,22 @@ class Step:
         """The name without its number, e.g. `sft`."""
         return self.name.partition("_")[2]
 
+    def label_of(self, settings: Mapping[str, Any]) -> str:
+        """The label of a run with these settings: its method's, e.g. `GRPO`."""
+        return self._variant(settings) or self.label
+
     def title_of(self, settings: Mapping[str, Any]) -> str:
         """The title of a run with these settings."""
+        return self._variant(settings) or self.title
+
+    def _variant(self, settings: Mapping[str, Any]) -> str | None:
+        """`grpo` as `GRPO`, `FILE.py:NAME` as `NAME`; None for the default."""
         if self.variant_flag is None:
-            return self.title
+            return None
         default = defaults_of(self.groups)[self.variant_flag]
-        variant = settings.get(self.variant_flag, default)
-        return self.title if variant == default else str(variant).upper()
+        variant = str(settings.get(self.variant_flag, default))
+        name = variant.rpartition(":")[2] if ".py:" in variant else variant.upper()
+        return None if variant == default else self.variant_label.format(name)
 
     @property
     def old_flags(self) -> Mapping[str, Any]:

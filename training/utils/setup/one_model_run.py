@@ -105,7 +105,7 @@ def run_one_model(
         loop = replace(
             loop,
             media=media,
-            name=flags.step.label,
+            name=flags.step.label_of(run.settings),
             eval_interval=run.settings["eval_interval"],
             evaluation_observer=run.evaluation_observers(
                 WholeModel(engine, model),

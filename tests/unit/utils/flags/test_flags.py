@@ -322,10 +322,13 @@ def test_one_flag_of_its_own_is_enough(settings, kind):
 
 
 @pytest.mark.needs_plugin("sft_losses")
-def test_a_variant_takes_the_place_of_the_title():
-    ppo = step_of({"ppo_epochs": 1})
-    titles = [ppo.title_of(settings) for settings in ({}, {"advantage": "gae"}, {"advantage": "rloo"})]
-    assert titles == ["PPO", "PPO", "RLOO"]
+def test_a_run_is_named_by_its_method():
+    ppo, dpo = step_of({"ppo_epochs": 1}), step_of({"beta": 0.1})
+    given = ({}, {"advantage": "gae"}, {"advantage": "rloo"}, {"advantage": "my/mine.py:leave_one_out"})
+    expected = ["PPO", "PPO", "RLOO", "leave_one_out"]
+    assert [ppo.title_of(settings) for settings in given] == expected
+    assert [ppo.label_of(settings) for settings in given] == expected
+    assert [dpo.label_of({"loss_type": loss}) for loss in ("sigmoid", "kto")] == ["DPO", "DPO (KTO)"]
     assert step_of({"neftune_alpha": 0.0}).title_of({"advantage": "rloo"}) == "supervised fine-tuning"
 
 

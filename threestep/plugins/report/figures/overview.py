@@ -89,14 +89,14 @@ def _rows(step: StepRun, several: bool) -> str:
         report = step.reports.data_report.get(split)
         number = finite(report.get("rows")) if isinstance(report, dict) else None
         counts += [] if number is None else [f"{number:,.0f} {name}"]
-    return (f"{step.declaration.label}: " if several and counts else "") + ", ".join(counts)
+    return (f"{step.label}: " if several and counts else "") + ", ".join(counts)
 
 
 def _duration(run: ReportedRun) -> str:
     whole = sum(
         finite(run.summary.get(f"seconds_{step.declaration.kind}")) or progress_of(step)[1] for step in run.steps
     )
-    ends = [f"{step.declaration.label} {progress_of(step)[0]:,} steps" for step in run.steps if step.lines]
+    ends = [f"{step.label} {progress_of(step)[0]:,} steps" for step in run.steps if step.lines]
     return f"{duration(whole)} ({', '.join(ends)})" if whole else ""
 
 

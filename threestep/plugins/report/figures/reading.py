@@ -44,7 +44,7 @@ class StepRun:
 
     declaration: of the step that the settings belong to
     lines: of metrics.jsonl, in order
-    samples: [("SFT", samples), ("PPO", samples)]: of samples.jsonl, from the first evaluation and the last other one
+    samples: [("before", samples), ("after", samples)]: of samples.jsonl, from the first evaluation and the last other one
     first_prompts: samples of the first prompts, from every evaluation (from evenly spaced ones, if there are many)
     problems: a sentence for each file that could not be read in full, and for each sign that the run has diverged
     """
@@ -59,6 +59,11 @@ class StepRun:
     summary: dict[str, Any] = field(default_factory=dict)
     reports: RunReports = RunReports()
     problems: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The name of the run's method, e.g. `GRPO`."""
+        return self.declaration.label_of(self.settings)
 
     @property
     def place(self) -> int:

@@ -12,6 +12,7 @@ from threestep.plugins.report.gaming.sentences import signs_of_gaming
 from threestep.plugins.report.gaming.values import Values, values_of
 from training.utils.base.console import log
 from training.utils.contracts.run import EvaluationObserver
+from training.utils.flags.step import step_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 def open_watch(run: EvaluatedRun) -> RewardWatch | None:
     """Return the watch of a step whose responses are rewarded; None for others."""
     reward = run.settings.get("reward")
-    return RewardWatch(run.folder, values_of(reward, run.settings["checker"])) if reward else None
+    method = step_of(run.settings).label_of(run.settings)
+    return RewardWatch(run.folder, values_of(reward, run.settings["checker"]), method) if reward else None
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,12 @@ class RewardWatch(EvaluationObserver):
 
     folder: RunFolder
     values: Values
+    method: str
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Log the signs since the first evaluation, on the main rank alone."""
         for sign in self.signs(step, samples):
-            log(f"PPO: after rollout {step:,} {sign}; see the report's section on it")
+            log(f"{self.method}: after rollout {step:,} {sign}; see the report's section on it")
 
     def signs(self, step: int, samples: Sequence[Mapping[str, Any]]) -> list[str]:
         """Return the signs as sentences; none on ranks but the main one."""

@@ -154,7 +154,7 @@ def _warnings(steps: Sequence[StepRun]) -> str:
     several = len({step.run for step in steps}) > 1
     for step in steps:
         if sentence := worse_sentence(step):
-            label = step.declaration.label
+            label = step.label
             name = _label(step, True) if several else label[0].upper() + label[1:]
             sentences.append(f"{name}: {sentence}")
     unfinished = "has no summary.json: the run continues, or it was stopped before its end"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def samples_section(steps: Sequence[StepRun]) -> str:
     """HTML of the section: the samples of each kind of step; "" without any step."""
     silent = [step for step in steps if not step.samples and step.lines]
-    labels = ", ".join(dict.fromkeys(step.declaration.label for step in silent))
+    labels = ", ".join(dict.fromkeys(step.label for step in silent))
     without = f'<p class="soft">No samples of {escape(labels)}: its folder has no samples.jsonl.</p>' if silent else ""
     by_kind: dict[str, list[StepRun]] = {}
     for step in sorted((step for step in steps if step.samples), key=lambda step: step.place):
@@ -51,7 +51,7 @@ def first_sample(steps: Sequence[StepRun]) -> str:
         rows = sampled_rows(last)
         changed = (row for row in rows if len({answer.text for answer in row.answers}) > 1)
         card = answers_card(next(changed, rows[0]))
-    label = last[0].declaration.label
+    label = last[0].label
     title = f'<p class="soft">A held-out sample ({escape(label)}); <a href="#samples">all samples</a></p>'
     return f'<div class="short">{title}{card}</div>'
 
@@ -59,7 +59,7 @@ def first_sample(steps: Sequence[StepRun]) -> str:
 def _kind(steps: Sequence[StepRun], several: bool) -> str:
     declaration = steps[0].declaration
     cards = _ranked(steps) if has_ranked_samples(steps[0]) else _side_by_side(steps)
-    title = f'<h3 class="kind">{escape(declaration.label)}</h3>' if several else ""
+    title = f'<h3 class="kind">{escape(steps[0].label)}</h3>' if several else ""
     return f'{title}<p class="soft">{escape(declaration.figures.samples.note)}</p>{cards}'
 
 

@@ -146,6 +146,23 @@ def test_what_the_card_tells():
 
 
 @pytest.mark.parametrize(
+    ("start", "advantage", "expected"),
+    [
+        ("/home/me/runs/sft/model", "gae", ("# PPO", "`sft/model`", "ppo")),
+        ("start", "grpo", ("# GRPO", "`start`", "grpo")),
+        ("start", "mine.py:leave_one_out", ("# leave_one_out", "`start`", "leave_one_out")),
+    ],
+)
+def test_it_names_the_method_and_the_start_model(start, advantage, expected):
+    defaults = defaults_of(known_steps()["step3_ppo"].groups)
+    given = {"actor_model_name_or_path": start, "advantage": advantage, "data_path": ["embedded"]}
+    _, fields, text = model_card({**defaults, **given}, {}, {}, None).split("---\n", 2)
+    title, name, tag = expected
+    assert f"{title}\n\nTrained from {name} on" in text
+    assert yaml.safe_load(fields)["tags"] == ["threestep", tag]
+
+
+@pytest.mark.parametrize(
     ("style", "words"),
     [
         ("as_stored", "Ask it the prompt alone, as its rows have it, one at a time"),

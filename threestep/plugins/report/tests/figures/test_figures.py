@@ -170,7 +170,7 @@ def test_samples_stand_side_by_side(ppo_run):
         ("Rose most", "p7"), ("Rose most", "p4"), ("Fell most", "p8"), ("Fell most", "p5"),
     ]  # fmt: skip
     assert [(answer.column, answer.text, answer.marks[0]) for answer in rows[4].answers] == [
-        ("SFT", "r0", ("reward", 1.0)), ("PPO", "r7", ("reward", 6.0))
+        ("before", "r0", ("reward", 1.0)), ("after", "r7", ("reward", 6.0))
     ]  # fmt: skip
     assert [answer.ended for answer in rows[0].answers] == [True, False]
 

@@ -53,7 +53,7 @@ def test_samples_are_those_of_the_first_and_the_last_step(ppo_run):
     with open(folder / "samples.jsonl", "a") as file:
         file.write('{"step": 20, "greedy": true}\n')  # beside the sampled ones
     found = [(label, [sample["step"] for sample in samples]) for label, samples in only_step(folder).samples]
-    assert found == [("SFT", [0] * 8), ("PPO", [20] * 8)]
+    assert found == [("before", [0] * 8), ("after", [20] * 8)]
 
 
 def test_of_many_evaluations_some_are_kept_and_the_last_one(ppo_run):

@@ -211,13 +211,13 @@ def test_a_gamed_reward_is_in_the_log_of_an_evaluation(tmp_path, capsys):
     for step, check in ((0, 0.8), (5, 0.8)):
         folder.append_samples(samples(step, check))
         folder.append_samples([{**each, "greedy": True, "reward": 99.0} for each in samples(step, check)])
-    watch = RewardWatch(folder, values_of("my.py:mine", "gsm8k"))
+    watch = RewardWatch(folder, values_of("my.py:mine", "gsm8k"), "GRPO")
     [sign] = watch.signs(10, samples(10, 0.4))
     assert sign.startswith("the score rose by 10 ") and "checker, which is not trained on, fell by 0.4" in sign
     assert watch.signs(10, samples(10, 0.9)) == watch.signs(0, samples(0, 0.1)) == []
     watch.samples(10, samples(10, 0.4))
-    assert capsys.readouterr().out == f"PPO: after rollout 10 {sign}; see the report's section on it\n"
-    assert RewardWatch(RunFolder(tmp_path, is_main_rank=False), watch.values).signs(10, samples(10, 0.4)) == []
+    assert capsys.readouterr().out == f"GRPO: after rollout 10 {sign}; see the report's section on it\n"
+    assert RewardWatch(RunFolder(tmp_path, is_main_rank=False), watch.values, watch.method).signs(10, samples(10, 0.4)) == []
 
 
 def test_steps_without_rewards_have_no_watch(tmp_path):
