@@ -68,9 +68,8 @@ def model_card(
     start = next((settings[flag] for flag in step.inputs if settings.get(flag)), "")
     lines = ["---", yaml.safe_dump(fields, sort_keys=False).rstrip(), "---", ""]
     lines += [f"# {step.title_of(settings)}", ""]
-    lines += [
-        f"Trained from `{base or _start_name(start)}` on {', '.join(f'`{_plain(name)}`' for name in names)} by Threestep."
-    ]
+    data = ", ".join(f"`{_plain(name)}`" for name in names)
+    lines += [f"Trained from `{base or _start_name(start)}` on {data} by Threestep."]
     if not scores and (asked := _ASKED.get(str(settings.get("prompt_style")))):
         lines += ["", asked]
     if exported is not None:

@@ -44,7 +44,7 @@ class StepRun:
 
     declaration: of the step that the settings belong to
     lines: of metrics.jsonl, in order
-    samples: [("before", samples), ("after", samples)]: of samples.jsonl, from the first evaluation and the last other one
+    samples: [("before", samples), ("after", samples)]: of samples.jsonl, from its first and its last evaluation
     first_prompts: samples of the first prompts, from every evaluation (from evenly spaced ones, if there are many)
     problems: a sentence for each file that could not be read in full, and for each sign that the run has diverged
     """
