@@ -53,7 +53,8 @@ def main(argv: Sequence[str]) -> None:
     if options.out:
         from threestep.plugins.audit.page import page
 
-        Path(options.out).write_text(page(record.head, findings, notes), encoding="utf-8")
+        name = "/".join(Path(options.record).resolve().parts[-3:])  # RUN/records/step_000010
+        Path(options.out).write_text(page(name, record.head, findings, notes), encoding="utf-8")
     if options.json:
         print(json.dumps({**as_json(record.head, findings), "notes": notes}))
     else:

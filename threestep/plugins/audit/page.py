@@ -1,4 +1,4 @@
-"""Findings as one HTML page: the verdict first, then every quantity."""
+"""Findings as one HTML page: the verdict first, then every judged quantity, then what the record lacks."""
 
 from __future__ import annotations
 
@@ -17,15 +17,19 @@ if TYPE_CHECKING:
 _OWN_STYLE = """
 .verdict { overflow-wrap: anywhere; }
 .wrong { border-left: 4px solid var(--bad); }
+.right { border-left: 4px solid var(--good); color: var(--good); background: none; }
 td.differs { color: var(--bad); }
 """
 
 
-def page(head: RecordHead, findings: Sequence[Finding], notes: Sequence[str] = ()) -> str:
-    """Return the whole page."""
-    title = as_lines(head, findings)[0]
-    kind = "warning verdict wrong" if first_wrong(findings) is not None else "warning verdict"
-    rows = "".join(map(_row, findings))
+def page(name: str, head: RecordHead, findings: Sequence[Finding], notes: Sequence[str] = ()) -> str:
+    """Return the whole page. name: of the record"""
+    title = f"{name}: {as_lines(head, findings)[0]}"
+    kind = "warning verdict wrong" if first_wrong(findings) is not None else "warning verdict right"
+    judged = [finding for finding in findings if finding.state != NOT_JUDGED]
+    others = [finding for finding in findings if finding.state == NOT_JUDGED]
+    summary = f"<summary>{len(others)} not judged: the record lacks what they need</summary>"
+    lacking = f"<details>{summary}{_table(others)}</details>" if others else ""
     causes = "".join(f"<li>{escape(cause)}</li>" for finding in findings for cause in _causes(finding))
     listed = f"<h2>Causes that give the recorded numbers</h2><ul>{causes}</ul>" if causes else ""
     said = "".join(f'<p class="warning">{escape(note)}</p>' for note in notes)
@@ -33,11 +37,15 @@ def page(head: RecordHead, findings: Sequence[Finding], notes: Sequence[str] = (
         f"Audit: {title}",
         f'<header><h1>Audit</h1><p class="soft paths">{escape(title)}</p>'
         f'<p class="{kind}">{_first_cause(findings)}{escape(verdict(findings))}</p>{said}</header><main>{listed}'
-        "<h2>Quantities</h2>"
-        + scrolled(f"<table><tr><th>quantity</th><th>state</th><th></th></tr>{rows}</table>", "quantities")
-        + "</main><footer>Written by threestep audit. Each quantity is computed again from those before it.</footer>",
+        f"<h2>Quantities</h2>{_table(judged)}{lacking}"
+        "</main><footer>Written by threestep audit. Each quantity is computed again from those before it.</footer>",
         _OWN_STYLE,
     )
+
+
+def _table(findings: Sequence[Finding]) -> str:
+    rows = "".join(map(_row, findings))
+    return scrolled(f"<table><tr><th>quantity</th><th>state</th><th></th></tr>{rows}</table>", "quantities")
 
 
 def _first_cause(findings: Sequence[Finding]) -> str:

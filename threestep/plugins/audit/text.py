@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 
 def as_lines(head: RecordHead, findings: Sequence[Finding]) -> list[str]:
-    """A line for each quantity, and the verdict last."""
+    """A line for each quantity, and the verdict last. The method stands first where the settings name it."""
     trainer = " ".join(head.trainer.get(part, "") for part in ("name", "version")).strip() or "unnamed trainer"
     ranks = "1 rank" if head.ranks == 1 else f"{head.ranks} ranks"
+    method = str(head.settings.get("advantage", head.objective))
     width = max(len(finding.name) for finding in findings)
-    lines = [f"{head.objective}, step {head.step:,}, {ranks}, {trainer}"]
+    lines = [f"{method}, step {head.step:,}, {ranks}, {trainer}"]
     lines += [f"  {finding.name:<{width}}  {finding.state:<10}  {detail(finding)}".rstrip() for finding in findings]
     return [*lines, verdict(findings)]
 

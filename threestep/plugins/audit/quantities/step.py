@@ -78,6 +78,12 @@ class AuditedStep:
     def has(self, *names: str) -> bool:
         return all(name in self._replaced or all(name in rank for rank in self._ranks) for name in names)
 
+    @property
+    def has_critic(self) -> bool:
+        """True if the record holds anything of a critic."""
+        names = {*self.head.figures, *self._state, *(name for rank in self._ranks for name in rank)}
+        return bool(self.head.critic) or any("value" in name or name.startswith(CRITIC) for name in names)
+
     def replaced(self, **tensors: np.ndarray) -> AuditedStep:
         """The same step with other tensors, of all ranks."""
         other = copy(self)
