@@ -107,7 +107,9 @@ def named(words: Sequence[str]) -> tuple[str, Command, list[str]]:
         if command.earlier == words[0]:
             note(f"`threestep {words[0]}` is now `threestep {name}`")
             return name, command, [*words[1:]]
-    raise ThreestepError(f"there is no command '{words[0]}', see threestep --help{nearest_names(words[0], known)}")
+    first = dict.fromkeys(name.partition(" ")[0] for name in known)
+    hint = nearest_names(words[0], first) or f"; commands are {', '.join(first)}"
+    raise ThreestepError(f"there is no command '{words[0]}'{hint}")
 
 
 def run(words: Sequence[str]) -> None:

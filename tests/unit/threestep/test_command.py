@@ -79,7 +79,11 @@ def test_an_unknown_word_gets_the_right_one(capsys):
         command.main(["sftt", "--out", "x"])
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert said == "error: there is no command 'sftt', see threestep --help; did you mean 'sft'?\n"
+    assert said == "error: there is no command 'sftt'; did you mean 'sft'?\n"
+    with pytest.raises(SystemExit):
+        command.main(["train"])
+    said = capsys.readouterr().err
+    assert said.startswith("error: there is no command 'train'; commands are sft, reward, dpo, ppo, grpo, rloo, ")
 
 
 def test_one_rank_runs_in_this_process(ran, monkeypatch):

@@ -171,6 +171,10 @@ function draw() {
     }
     groups.get(key).append(card(index));
   }
+  for (const group of groups.values()) {  // no card alone in a row, where that can be
+    const number = group.children.length;
+    group.classList.toggle("even", together && number % 3 !== 0 && (number % 2 === 0 || number % 3 === 1));
+  }
   place.replaceChildren(content);
   let written = 0;  // the first screen at once: the watcher is told of it a frame later
   for (const box of place.querySelectorAll(".tokens")) {

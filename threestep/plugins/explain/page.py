@@ -39,7 +39,8 @@ _OWN_STYLE = """
 .scale i { width: 120px; height: 12px; border-radius: 3px; border: 1px solid var(--edge); }
 #told { flex-basis: 100%; min-height: 3em; font-size: 13px; font-variant-numeric: tabular-nums; margin: 0; }
 #told b { font-weight: 600; }
-.beside { display: grid; gap: 14px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); }
+.beside { display: grid; gap: 14px; grid-template-columns: repeat(3, minmax(0, 1fr)); }
+.beside.even { grid-template-columns: repeat(2, minmax(0, 1fr)); }
 #sequences > div + div, .sequence + .sequence { margin-top: 14px; } .beside .sequence + .sequence { margin-top: 0; }
 .sequence { background: var(--card); border: 1px solid var(--edge); border-radius: 10px; padding: 10px 12px;
   min-width: 0; }
@@ -54,6 +55,7 @@ _OWN_STYLE = """
 .tokens .faded { opacity: .3; } .tokens .at { outline: 2px solid var(--text); }
 .lesson b { font-weight: 600; font-variant-numeric: tabular-nums; }
 .lesson .text { margin: 4px 0 0; font-size: 13px; white-space: pre-line; overflow-wrap: anywhere; }
+@media (max-width: 760px) { .beside, .beside.even { grid-template-columns: minmax(0, 1fr); } }
 @media (max-width: 560px) { .controls label { flex: 1 1 28%; font-size: 12px; min-width: 0; }
   .controls select { display: block; width: 100%; } }
 .parts { display: flex; height: 14px; border-radius: 4px; overflow: hidden; margin: 8px 0; }

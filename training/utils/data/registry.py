@@ -113,9 +113,11 @@ def find_dataset(name: str) -> type[PromptRawDataset] | str:
     plugin = owner_of("data_sources", bare) or owner_of("data_sources", name, by_beginning=":" in name)
     if plugin := plugin or owner_of("row_stores", name.partition(":")[0]):
         raise ThreestepError(f"--data_path: '{name}' belongs to the plugin '{plugin}', which is not installed")
-    near = nearest_names(name, names) or f"; known are {', '.join(names)}"
+    folder = os.path.dirname(name)
+    files = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
+    near = nearest_names(name, [*names, *(os.path.join(folder, file) for file in files)]).rstrip("?")
     raise ThreestepError(
-        f"--data_path: no dataset is registered as '{name}'{near.rstrip('?')}; put @register_dataset(\"{name}\") above "
-        f"a class in a file given as --dataset_module, or read files as {', '.join(f'{one}:PATH' for one in READERS)}, "
-        "or any dataset on the hub as hub:OWNER/NAME"
+        f"--data_path: there is no file and no dataset '{name}'{near}; give a file as "
+        f"{', '.join(f'{one}:PATH' for one in READERS)}, a dataset on the hub as hub:OWNER/NAME, or your own class's "
+        "name with --dataset_module FILE.py"
     )

@@ -82,7 +82,7 @@ def test_every_mistake_at_once(flags):
     found = sentences_of(wrong)
     for fragment in (
         "names a file that does not exist",
-        "no dataset is registered as 'embeded'; did you mean 'embedded'",
+        "there is no file and no dataset 'embeded'; did you mean 'embedded'",
         "--data_split expects three numbers",
         "--dataset_module expects a Python file, got 'no_such_file.py', and there is no such file; correct the path",
         "--truncation expects one of right, left, middle, error, drop, got 'rigth'; did you mean 'right'",

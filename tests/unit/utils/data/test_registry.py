@@ -66,14 +66,17 @@ def test_the_folder_is_there_while_the_constructor_runs(own_module, flags, tmp_p
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("embeded", "no dataset is registered as 'embeded'; did you mean 'embedded'.*--dataset_module"),
-        ("qqqqqqqqqqqqqqqq", "; known are .*embedded"),
+        ("embeded", "there is no file and no dataset 'embeded'; did you mean 'embedded'.*--dataset_module"),
+        ("qqqqqqqqqqqqqqqq", "no file and no dataset 'qqqqqqqqqqqqqqqq'; give a file as jsonl:PATH"),
+        ("pairz", "no file and no dataset 'pairz'; did you mean 'pairs.csv'; give a file"),
         ("/nowhere/embedded", "ends in the registered name 'embedded', but does not exist"),
-        ("embedded-v2", "no dataset is registered"),  # DeepSpeed-Chat matched substrings
+        ("embedded-v2", "there is no file and no dataset"),  # DeepSpeed-Chat matched substrings
         ("jsonl:nowhere.jsonl", "data_path: 'nowhere.jsonl' names a file that does not exist"),
     ],
 )
-def test_an_unknown_name(name, said):
+def test_an_unknown_name(name, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pairs.csv").touch()
     with pytest.raises(ThreestepError, match=said):
         find_dataset(name)
 

@@ -23,6 +23,17 @@ def shown(value: float | None) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def shown_together(before: float | None, after: float | None) -> tuple[str, str]:
+    """Two numbers to compare, with the same decimals: three significant digits of the larger one."""
+    sizes = [abs(value) for value in (before, after) if value is not None]
+    largest = max(sizes, default=0.0)
+    if not 1e-3 <= largest < 1000:
+        return shown(before), shown(after)
+    decimals = 2 - math.floor(math.log10(largest))
+    first, second = ("–" if value is None else f"{value:.{decimals}f}" for value in (before, after))
+    return first, second
+
+
 def duration(seconds: float) -> str:
     """E.g. 3.2 s, 4 min 05 s or 2 h 07 min."""
     if seconds < 60:

@@ -92,8 +92,15 @@ def tiles(figures: Sequence[tuple[str, str]]) -> str:
         below = f'<span class="soft">{escape(note.removesuffix(")"))}</span>' if note else ""
         return f'<div class="tile"><span class="soft">{escape(name)}</span><b>{escape(figure)}</b>{below}</div>'
 
-    boxes = "".join(box(name, value) for name, value in figures)
-    return f'<div class="tiles">{boxes}</div>' if boxes else ""
+    return tile_grid([box(name, value) for name, value in figures])
+
+
+def tile_grid(boxes: Sequence[str]) -> str:
+    """Boxes in rows of at most five, of equal length as far as possible: none stands alone in the last one."""
+    if not boxes:
+        return ""
+    rows = -(-len(boxes) // 5)
+    return f'<div class="tiles" style="--columns: {-(-len(boxes) // rows)}">{"".join(boxes)}</div>'
 
 
 def _json(value: Any) -> str:

@@ -18,11 +18,11 @@ from threestep.plugins.report.figures.course import when
 from threestep.plugins.report.figures.drawing import COLOURS, drawing_of, in_words, known_lines
 from threestep.plugins.report.figures.figures import curves_of, phase_seconds, sample_charts, score_charts
 from threestep.plugins.report.figures.gaming_figures import gaming_of
-from threestep.plugins.report.figures.numbers import duration, shown, sparkline
+from threestep.plugins.report.figures.numbers import duration, shown, shown_together, sparkline
 from threestep.plugins.report.figures.outcome import HeadlineFigure, best_step, headline, worse_sentence
 from threestep.plugins.report.figures.overview import changed_settings, facts_of
 from threestep.plugins.report.figures.tables import evaluations, harness_rows, left_out, metric_rows, settings_rows
-from threestep.plugins.report.pages.document import document, scrolled, table
+from threestep.plugins.report.pages.document import document, scrolled, table, tile_grid
 from threestep.plugins.report.pages.gaming_section import TITLE, gaming_section
 from threestep.plugins.report.pages.samples_section import first_sample, samples_section
 from threestep.plugins.report.pages.script import PACKAGE, SCRIPT, library
@@ -209,8 +209,7 @@ def _differences(by_kind: dict[str, list[StepRun]]) -> str:
 
 def _headlines(runs: Sequence[ReportedRun], by_kind: dict[str, list[StepRun]]) -> str:
     if len(runs) == 1:
-        tiles = "".join(_tile(figure) for steps in by_kind.values() for step in steps for figure in headline(step))
-        return f'<div class="tiles">{tiles}</div>' if tiles else ""
+        return tile_grid([_tile(figure) for steps in by_kind.values() for step in steps for figure in headline(step)])
     rows: dict[str, dict[str, str]] = {}
     for steps in by_kind.values():
         for step in steps:
@@ -224,7 +223,7 @@ def _headlines(runs: Sequence[ReportedRun], by_kind: dict[str, list[StepRun]]) -
 
 
 def _tile(figure: HeadlineFigure) -> str:
-    before, after = shown(figure.before), shown(figure.after)
+    before, after = shown_together(figure.before, figure.after)
     value = before if figure.after is None else f"<i>{before} →</i> {after}"
     under = f'<span class="soft">gain ± {shown(figure.error)} (s.e.)</span>' if figure.error is not None else ""
     kind = "bad" if figure.got_worse else "soft"
@@ -233,7 +232,7 @@ def _tile(figure: HeadlineFigure) -> str:
 
 
 def _before_after(figure: HeadlineFigure) -> str:
-    before, after, error = shown(figure.before), shown(figure.after), figure.error
+    (before, after), error = shown_together(figure.before, figure.after), figure.error
     text = before if figure.after is None else f"{before} → {after}"
     notes = ([f"± {shown(error)}"] if error is not None else []) + ([figure.note] if figure.note else [])
     return text + (f" ({'; '.join(notes)})" if notes else "")
@@ -271,7 +270,7 @@ def chart_figure(name: str, chart: Chart) -> str:
     notes = [chart.note, *(_line_notes(chart) if isinstance(chart, LineChart) else [])]
     note = "; ".join(note for note in notes if note)
     kind = "lines" if isinstance(chart, LineChart) else "other"
-    log = '<button type="button" data-log aria-pressed="false">log</button>' if _may_be_log(chart) else ""
+    log = '<button type="button" data-log aria-pressed="false">log scale</button>' if _may_be_log(chart) else ""
     caption = f'<div class="title"><h3>{escape(chart.title)}</h3><span class="where soft"></span>{log}</div>' + (
         f"<p>{escape(note)}</p>" if note else ""
     )

@@ -38,7 +38,7 @@ a { color: var(--link); text-decoration: none; }
 a:hover { text-decoration: underline; }
 .warning { background: var(--mark); border-radius: 8px; padding: 8px 12px; margin: 12px 0 0; font-size: 14px; }
 .warning code { font: inherit; white-space: nowrap; }
-.tiles { display: grid; gap: 12px; grid-template-columns: repeat(auto-fill, minmax(190px, 1fr)); margin-top: 22px; }
+.tiles { display: grid; gap: 12px; grid-template-columns: repeat(var(--columns), minmax(0, 240px)); margin-top: 22px; }
 .tile, figure, .card { background: var(--card); border: 1px solid var(--edge); border-radius: 10px; }
 .tile { padding: 12px 14px; }
 .tile b { display: block; font-size: 22px; line-height: 1.3; font-weight: 650; font-variant-numeric: tabular-nums; }
@@ -138,7 +138,7 @@ footer { margin-top: 48px; padding-bottom: 32px; }
 @media (max-width: 600px) {
   main, header, footer { padding-left: 12px; padding-right: 12px; }
   h1 { font-size: 22px; } h2 { margin-top: 30px; }
-  .tiles { grid-template-columns: repeat(auto-fill, minmax(145px, 1fr)); gap: 8px; }
+  .tiles { grid-template-columns: 1fr 1fr; gap: 8px; } .tile:last-child:nth-child(odd) { grid-column: span 2; }
   .tile { padding: 9px 10px; } .tile b { font-size: 18px; } .tile i { font-size: 14px; }
   figure { padding: 10px 8px 4px; }
   .facts { grid-template-columns: 1fr; gap: 0; } .facts dd { margin-bottom: 6px; }

@@ -20,7 +20,7 @@ from threestep.plugins.report.figures.charts import (
 from threestep.plugins.report.figures.drawing import drawing_of, in_words
 from threestep.plugins.report.figures.figures import curves_of, phase_seconds
 from threestep.plugins.report.figures.gaming_figures import gaming_of
-from threestep.plugins.report.figures.numbers import duration, shown, sparkline
+from threestep.plugins.report.figures.numbers import duration, shown, shown_together, sparkline
 from threestep.plugins.report.figures.reading import read_runs
 from threestep.plugins.report.figures.rollout_account import NOT_DRAWN, WAITING, rollout_account
 from threestep.plugins.report.figures.sample_media import media_shown, sample_media
@@ -139,6 +139,18 @@ def test_two_values_are_words():
 )  # fmt: skip
 def test_numbers_as_people_read_them(value, text):
     assert shown(value) == text
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (0.89, 0.8725, ("0.890", "0.873")), (284.6123, 9.5, ("285", "10")), (4.5, 2.4, ("4.50", "2.40")),
+        (0.0, 0.05, ("0.0000", "0.0500")), (1234.5, 2.0, ("1,234", "2")), (0.5, None, ("0.500", "–")),
+        (None, None, ("–", "–")),
+    ],
+)  # fmt: skip
+def test_two_numbers_to_compare_have_the_same_decimals(before, after, expected):
+    assert shown_together(before, after) == expected
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(3.21, "3.2 s"), (245, "4 min 05 s"), (7620, "2 h 07 min")])

@@ -14,7 +14,7 @@ import pytest
 from threestep.plugins.report.figures.reading import read_runs
 from threestep.plugins.report.pages import page as page_module
 from threestep.plugins.report.pages import script
-from threestep.plugins.report.pages.document import document
+from threestep.plugins.report.pages.document import document, tile_grid
 from threestep.plugins.report.pages.marked import marked_texts
 from threestep.plugins.report.pages.page import page, parts_of
 from threestep.plugins.report.pages.rows_page import PageRow, rows_page
@@ -155,7 +155,7 @@ def test_the_best_step_is_marked_and_a_run_that_got_worse_says_so(sft_run):
     assert "Every evaluation: the best is after step 2" in reader.texts
     assert re.findall(r'<tr class="chosen"><td>([^<]*)</td><td class="number">([^<]*)<', text) == [("2 (best)", "2")]
     compared, _ = read(folder, sft_run("other"))
-    assert "4.5 → 2.75 (best: 2 after step 2)" in compared and '<p class="warning">sft: the held-out' in compared
+    assert "4.50 → 2.75 (best: 2 after step 2)" in compared and '<p class="warning">sft: the held-out' in compared
 
 
 def test_without_the_library_the_page_is_there_and_says_what_is_missing(sft_run, monkeypatch):
@@ -213,7 +213,7 @@ def test_runs_are_compared(sft_run):
     _, reader = read(sft_run("a", batch=8), sft_run("b", losses=(9.0, 8.0), batch=16))
     differs = "Step 1: supervised fine-tuning: what differs"
     assert {"a and b", "a: training", "b: held-out", differs, "batch", "16"} <= set(reader.texts)
-    assert reader.texts.count("4.5 → 2.4") == 2  # the SFT loss of each
+    assert reader.texts.count("4.50 → 2.40") == 2  # the SFT loss of each
 
 
 def test_a_gamed_reward_is_on_the_page_with_its_pairs(ppo_run):
@@ -286,3 +286,9 @@ def test_turns_of_conversations_stand_apart(ppo_run):
     assert "(2 more parts)" in section(ppo_run("two", [{**sample, **long} for sample in SAMPLES]))
     for broken in ({"parts": 3}, {"parts": [[]]}, {"turns": "x"}, {"environment_figures": []}, {"cut_by": 3}):
         assert section(ppo_run(f"broken {broken}", [{**sample, **acted, **broken} for sample in SAMPLES]))
+
+
+@pytest.mark.parametrize("number", range(2, 13))
+def test_no_tile_stands_alone_in_a_row(number):
+    columns = int(re.search(r"--columns: (\d+)", tile_grid(["<b>1</b>"] * number))[1])
+    assert columns <= 5 and number % columns != 1
