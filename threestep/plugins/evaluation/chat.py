@@ -180,6 +180,10 @@ def converse(talk: Talk) -> None:
 
     names = " and ".join(model.name for model in talk.models)
     print(f"{names}; type /help for the commands, /quit to end")
+    if talk.scorer is not None:
+        from threestep.plugins.evaluation.talk import SCORES_COMPARE
+
+        print(SCORES_COMPARE)
     while True:
         try:
             line = as_typed(talk, input(f"\n{asks(talk)}> "))

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from training.utils.generation.partners import Partners
 
 
+SCORES_COMPARE = "Scores are the reward model's: compare them between answers to the same prompt only."
+
+
 @dataclass
 class Turn:
     """A question with its pictures, and each model's answer and score by its index; `attempt` counts /retry."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from threestep.plugins.evaluation.asgi import GuardedApp, server_of
+from threestep.plugins.report.figures.reading import short_names
 from threestep.plugins.serving.access import Door
 from threestep.plugins.serving.ports import check_port, listening, taking_port
 from training.utils.base.errors import ThreestepError
@@ -70,12 +72,16 @@ def guarded_page(new_talk: Callable[[], Talk], door: Door) -> GuardedApp:
 
 def build_page(new_talk: Callable[[], Talk]) -> Any:
     """A title, a column per model, the line to type in with its buttons, and the sampling settings."""
+    from threestep.plugins.evaluation.talk import SCORES_COMPARE
+
     gradio = _gradio()
     first = new_talk()
-    names = " and ".join(model.name for model in first.models)
+    names = " and ".join(short_names([Path(model.name) for model in first.models]))
     with gradio.Blocks(title=f"{names} · Threestep", analytics_enabled=False, fill_height=True) as page:
         state = gradio.State(None)
         gradio.Markdown(f"# {names}", elem_id="title")
+        if first.scorer is not None:
+            gradio.Markdown(SCORES_COMPARE)
         with gradio.Row(elem_id="columns"):
             columns = [
                 gradio.Chatbot(label=model.name, height=None, show_label=len(first.models) > 1, buttons=["copy"])

@@ -26,7 +26,25 @@ from threestep.plugins.names.other_names import (
     whole_number,
 )
 from threestep.plugins.names.removed_flags import REMOVED_FLAGS
+from training.utils.flags.step import known_steps
 
+# DeepSpeed-Chat's defaults that differ from those here (training/*/main.py of DeepSpeedExamples 45b4b71).
+_ITS_DEFAULTS = {
+    "dtype": "fp16",
+    "only_optimize_lora": "false",
+    "lora_learning_rate": "5e-4",
+    "lora_module_name": "decoder.layers.",
+    "actor_lora_learning_rate": "5e-4",
+    "critic_lora_learning_rate": "5e-4",
+    "actor_lora_module_name": "decoder.layers.",
+    "critic_lora_module_name": "decoder.layers.",
+}
+_ITS_DEFAULTS_OF_STEPS = {
+    "sft": {"learning_rate": "1e-3"},
+    "reward": {"learning_rate": "5e-5"},
+    "dpo": {"learning_rate": "1e-3"},
+    "ppo": {"num_warmup_steps": "100"},
+}
 _ITS_DATA = (("--data_path", "Dahoas/rm-static", "data"), ("--data_split", "2,4,4", "shares of the data"))
 
 
@@ -70,7 +88,26 @@ def _data_of_deepspeed_chat(
     missing = [(flag, value, what) for flag, value, what in _ITS_DATA if flag not in present]
     reason = "DeepSpeed-Chat's default: the command line has flags of its, and names no"
     words = [word for flag, value, _ in missing for word in (flag, value)]
-    return words, [f"{flag} is {value}, {reason} {what}" for flag, value, what in missing]
+    lines = [f"{flag} is {value}, {reason} {what}" for flag, value, what in missing]
+    return words, [*lines, *_defaults_that_differ(old_flags, present)]
+
+
+def _defaults_that_differ(old_flags: Mapping[str, OldFlag], present: set[str]) -> list[str]:
+    """Return one line for DeepSpeed-Chat's other defaults that differ here and that the command line leaves out."""
+    tables = {"sft": SFT_OLD_FLAGS, "reward": REWARD_OLD_FLAGS, "dpo": DPO_OLD_FLAGS, "ppo": PPO_OLD_FLAGS}
+    kind = next((kind for kind, table in tables.items() if table.keys() == old_flags.keys()), None)
+    if kind is None:
+        return []
+    ours = next(step for step in known_steps().values() if step.kind == kind).defaults
+    theirs = {**_ITS_DEFAULTS_OF_STEPS[kind], **{flag: value for flag, value in _ITS_DEFAULTS.items() if flag in ours}}
+    has_lora = any(flag.endswith("lora_dim") for flag in present)
+    differ = [
+        f"--{flag} {value} (here {'the learning rate' if ours[flag] is None else str(ours[flag]).lower()})"
+        for flag, value in theirs.items()
+        if f"--{flag}" not in present and f"--no_{flag}" not in present and (has_lora or "lora" not in flag)
+    ]
+    line = f"DeepSpeed-Chat's defaults that differ here: {', '.join(differ)}; give these flags to train as there"
+    return [line] if differ else []
 
 
 def no_dropout(role: str = "") -> Renamed:

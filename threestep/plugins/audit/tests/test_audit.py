@@ -69,12 +69,12 @@ def test_a_wrong_step_ends_with_1_and_has_a_page_and_json_has_the_same(written, 
     assert by_name["backward_loss"]["state"] == "not judged" and by_name["backward_loss"]["lacks"]
 
 
-def test_the_page_of_a_right_step_is_green_and_sets_apart_what_is_not_judged(tmp_path):
+def test_the_page_of_a_right_step_is_green_and_sets_apart_what_is_not_judged(written, tmp_path):
     page = tmp_path / "page.html"
-    program.main([written(tmp_path / "right", "grpo"), "--out", str(page)])
+    program.main([written("grpo"), "--out", str(page)])
     html = page.read_text()
     judged, _, others = html.partition(" not judged: the record lacks what they need</summary>")
-    assert '<p class="warning verdict right">no difference: ' in judged and "/right: grpo, step " in judged
+    assert '<p class="warning verdict right">no difference: ' in judged and "/record: grpo, step " in judged
     assert ">not judged</td>" not in judged and ">not judged</td>" in others
     assert "value_loss" not in html and "critic_" not in html  # GRPO has no critic
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import sys
-import threading
+from pathlib import Path
 
 import pytest
 
@@ -69,7 +69,7 @@ def test_the_page_has_a_title_controls_and_a_stop(asked):
     pytest.importorskip("gradio", reason="needs the package gradio: pip install gradio")
     page = web.build_page(lambda: Talk([asked], SamplingArguments(), 1))
     parts = page.config["components"]
-    assert page.title == f"{asked.name} · Threestep"
+    assert page.title == f"{Path(asked.name).name} · Threestep"
     labels = {str(part["props"].get("label") or part["props"].get("value")) for part in parts}
     assert {"Stop", "Send", "Again", "New", "seed", "most tokens of an answer"} <= labels
     assert any(function.get("cancels") for function in page.config["dependencies"])
