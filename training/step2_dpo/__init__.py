@@ -16,8 +16,7 @@ STEP = Step(
     unread=(*SENTENCE_FLAGS, *PROMPT_FLAGS),
     first_flags=FIRST_FLAGS,
     inputs={"model_name_or_path": "step1_sft"},
-    variant_flag="loss_type",
-    variant_label="DPO ({})",
+    variant=("loss_type", "DPO ({})"),
     figures=StepFigures(
         curves=(
             Curve("Loss", "a prompt", {"training": "train/loss", "held-out": "eval/loss"}),

@@ -34,7 +34,7 @@ STEP = Step(
         "config",
     ),
     inputs={"actor_model_name_or_path": "step1_sft", "critic_model_name_or_path": "step2_reward"},
-    variant_flag="advantage",
+    variant=("advantage", "{}"),
     figures=StepFigures(
         curves=(
             Curve(

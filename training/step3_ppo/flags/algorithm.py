@@ -131,10 +131,11 @@ def selected_algorithm(
     if not known:
         return None
     samples = ppo.num_samples_per_prompt
+    alone = [name for name, entry in ESTIMATORS.items() if not entry.needs_groups and name != NO_ADVANTAGE]
     mistakes.require(
         not estimator.needs_groups or samples > 1,
         f"--advantage {flags.advantage} compares the samples of a prompt and --num_samples_per_prompt is {samples}; "
-        f"give 2 or more, or use {either(_without_groups())}",
+        f"give 2 or more, or use {either(alone)}",
     )
     mistakes.require(
         flags.dynamic_sampling_tries == 0 or samples > 1,
@@ -153,11 +154,6 @@ def selected_algorithm(
     )
     kl_estimator = KL_ESTIMATORS[flags.kl_estimator or DEFAULT_KL_ESTIMATORS[flags.kl_in]]
     return Algorithm(flags, estimator, policy_loss, kl_estimator, correction)
-
-
-def _without_groups() -> list[str]:
-    """Names of estimators of a reward that compare no samples of a prompt."""
-    return [name for name, entry in ESTIMATORS.items() if not entry.needs_groups and name != NO_ADVANTAGE]
 
 
 def experience_settings(

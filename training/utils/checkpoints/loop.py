@@ -188,14 +188,12 @@ class RunCheckpoints(Checkpoints):
     def ends(self, step: int) -> bool:
         if self._ends or not self._judges:
             return self._ends
-        reason = on_main(self._end_reason, self._ranks.is_main)
+        reasons = (reason for part in self._judges if (reason := part.end_reason()) is not None)
+        reason = on_main(lambda: next(reasons, None), self._ranks.is_main)
         if reason is not None:
             self._ends = True
             log(f"training ends after step {step:,}: {reason}", self._ranks.is_main)
         return self._ends
-
-    def _end_reason(self) -> str | None:
-        return next((reason for part in self._judges if (reason := part.end_reason()) is not None), None)
 
     def due(self, step: int, total_steps: int) -> bool:
         flags = self.plan.flags

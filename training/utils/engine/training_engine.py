@@ -86,7 +86,7 @@ class TrainingEngine:
         self._rank_scale = torch.full((), float(ranks.world_size), device=ranks.device)
         self._bad_scale = torch.full((), math.nan, device=ranks.device)
         scheduler = _scheduler(optimizer, settings, total_steps)
-        options = [_options(group) for group in optimizer.param_groups]
+        options = [copy.deepcopy({k: v for k, v in group.items() if k != "params"}) for group in optimizer.param_groups]
         # DeepSpeed prints its memory use while it builds some optimizers (deepspeed 0.19, bf16_optimizer.py).
         with contextlib.redirect_stdout(io.StringIO()), buffers_kept(module):
             self.engine, _, _, self.scheduler = deepspeed.initialize(
@@ -202,10 +202,6 @@ def _clip_noting_norm(engine: Any) -> None:
     engine.optimizer.clipped_from = clip_grad_norm_(
         parameters=engine.module.parameters(), max_norm=engine.gradient_clipping(), mpu=engine.mpu
     )
-
-
-def _options(group: dict[str, Any]) -> dict[str, Any]:
-    return copy.deepcopy({name: value for name, value in group.items() if name != "params"})
 
 
 def _undo_trial_step(wrapper: Any, options: list[dict[str, Any]]) -> None:

@@ -111,8 +111,7 @@ class Step:
         and with those of `unread`, which are taken out
     inputs: by the flag that takes a model, the step that leaves it; None: the model that a whole run starts from
     first_flags: those that a first run needs, in the order of --help
-    variant_flag: the flag whose value names the method unless it is the default
-    variant_label: the label of such a run, with the method in it
+    variant: the flag whose value names the method unless it is the default, and the label with that name in it
     reads_media: it trains models that read more than text, and rows with media
     unread: flags of its groups that it has no use for: they are of other steps, with which it may share a file of
         settings, and are set aside with a line of the log
@@ -124,8 +123,7 @@ class Step:
     groups: tuple[type, ...]
     inputs: Mapping[str, str | None] = field(default_factory=dict)
     first_flags: tuple[str, ...] = ()
-    variant_flag: str | None = None
-    variant_label: str = "{}"
+    variant: tuple[str, str] | None = None
     reads_media: bool = False
     unread: tuple[str, ...] = ()
     figures: StepFigures = StepFigures()
@@ -156,12 +154,11 @@ class Step:
 
     def _variant(self, settings: Mapping[str, Any]) -> str | None:
         """`grpo` as `GRPO`, `FILE.py:NAME` as `NAME`; None for the default."""
-        if self.variant_flag is None:
-            return None
-        default = defaults_of(self.groups)[self.variant_flag]
-        variant = str(settings.get(self.variant_flag, default))
-        name = variant.rpartition(":")[2] if ".py:" in variant else variant.upper()
-        return None if variant == default else self.variant_label.format(name)
+        flag, label = self.variant or ("", "")
+        default = defaults_of(self.groups).get(flag)
+        method = str(settings.get(flag, default))
+        name = method.rpartition(":")[2] if ".py:" in method else method.upper()
+        return None if method == str(default) else label.format(name)
 
     @property
     def old_flags(self) -> Mapping[str, Any]:

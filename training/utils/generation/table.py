@@ -56,15 +56,12 @@ class RolloutEngineFlags:
                 continue
             group = getattr(self, field.name)
             usual = type(group)()
-            set_flags = [own.name for own in dataclasses.fields(group) if _differs(group, usual, own.name)]
+            names = [own.name for own in dataclasses.fields(group)]
+            set_flags = [name for name in names if getattr(group, name) != getattr(usual, name)]
             mistakes.require(
                 not set_flags,
                 f"--{', --'.join(set_flags)}: of {FLAG} {field.name}, and it is {given}; leave out what has no effect",
             )
-
-
-def _differs(one: Any, other: Any, name: str) -> bool:
-    return bool(getattr(one, name) != getattr(other, name))
 
 
 def engine_class(given: str) -> type[RolloutEngine]:

@@ -23,8 +23,9 @@ from training.step2_dpo import main as dpo
 from training.step2_reward import main as reward
 from training.step3_ppo import main as ppo
 from training.utils.base.errors import ThreestepError
-from training.utils.flags.arguments import parse_arguments, resolved_settings
+from training.utils.flags.arguments import defaults_of, parse_arguments, resolved_settings
 from training.utils.flags.step import known_steps
+from training.utils.run.launch import as_variables
 
 DOCUMENT = Path(__file__).parents[1] / "deepspeed_chat_flags.md"
 
