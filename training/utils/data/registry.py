@@ -114,8 +114,8 @@ def find_dataset(name: str) -> type[PromptRawDataset] | str:
     if plugin := plugin or owner_of("row_stores", name.partition(":")[0]):
         raise ThreestepError(f"--data_path: '{name}' belongs to the plugin '{plugin}', which is not installed")
     folder = os.path.dirname(name)
-    files = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
-    near = nearest_names(name, [*names, *(os.path.join(folder, file) for file in files)]).rstrip("?")
+    here = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
+    near = nearest_names(name, [*names, *(os.path.join(folder, file) for file in here)]).rstrip("?")
     raise ThreestepError(
         f"--data_path: there is no file and no dataset '{name}'{near}; give a file as "
         f"{', '.join(f'{one}:PATH' for one in READERS)}, a dataset on the hub as hub:OWNER/NAME, or your own class's "

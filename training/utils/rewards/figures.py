@@ -177,16 +177,14 @@ def several_of(samples: Sequence[Sample], name: str, seed: int) -> dict[str, Fig
     if most < 2:
         return {}
     given = _answer_name(having, name)
-    answers: list[list[Hashable]] = [
-        [sample.get(given, _last_text(sample)) for sample in of_prompt] for of_prompt in each_prompt(having)
-    ]
+
+    def answer(sample: Sample) -> Hashable:  # a response's text; of a conversation its last turn
+        text = " ".join(str(sample.get("last_turn", sample["response"])).split())
+        return sample.get(given, text)
+
+    answers = [[answer(sample) for sample in of_prompt] for of_prompt in each_prompt(having)]
     whole = [place for place, each in enumerate(values) if len(each) == most]
     return several_figures([values[place] for place in whole], [answers[place] for place in whole], seed)
-
-
-def _last_text(sample: Sample) -> str:
-    """A response's text but for white space; of a conversation its last turn."""
-    return " ".join(str(sample.get("last_turn", sample["response"])).split())
 
 
 def _answer_name(samples: Sequence[Sample], name: str) -> str:
