@@ -29,7 +29,7 @@ check:
 	bash scripts/check.sh
 
 fix:
-	bash -c 'source scripts/_setup.sh && "$$PYTHON" -m ruff check --fix . && "$$PYTHON" -m ruff format .'
+	THREESTEP_EXTRA=test bash -c 'source scripts/_setup.sh && "$$PYTHON" -m ruff check --fix . && "$$PYTHON" -m ruff format .'
 
 test:
 	bash scripts/test.sh

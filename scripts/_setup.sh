@@ -5,6 +5,7 @@
 #                     `none` uses the python3 on PATH as it is (a container that has everything).
 #   THREESTEP_PYTHON  the Python that makes the environment; default: python3
 #   THREESTEP_PINS    the file of exact versions, beside setup.py; default: constraints.txt
+#   THREESTEP_EXTRA   extras of setup.py to install too, such as `test`; set by the scripts that need them
 #   THREESTEP_TORCH_INDEX  an index that is asked for torch's CPU build alone, before and without any other
 
 THREESTEP_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -59,7 +60,7 @@ threestep_install() {
     threestep_say "installing the packages that $THREESTEP_PINS pins, and this checkout"
     # DeepSpeed compiles what it needs when it needs it (DS_BUILD_OPS=0), and its build reads the torch that is
     # installed (no build isolation).
-    DS_BUILD_OPS=0 "${pip[@]}" --no-build-isolation --editable "$THREESTEP_ROOT[test]"
+    DS_BUILD_OPS=0 "${pip[@]}" --no-build-isolation --editable "$THREESTEP_ROOT${THREESTEP_EXTRA:+[$THREESTEP_EXTRA]}"
 }
 
 threestep_set_up() {
@@ -69,7 +70,7 @@ threestep_set_up() {
         return
     fi
     local venv="${THREESTEP_VENV:-$THREESTEP_ROOT/.venv}"
-    local stamp="$venv/threestep.stamp"
+    local stamp="$venv/threestep.stamp" extra="$venv/threestep_${THREESTEP_EXTRA:-}.stamp"
     mkdir -p "$venv"
     # Two scripts started at once make the environment once (where the system has flock): its folder is the lock.
     if command -v flock >/dev/null; then
@@ -79,10 +80,12 @@ threestep_set_up() {
     "$venv/bin/python" -m pip --version >/dev/null 2>&1 || threestep_make_environment "$venv"
     venv="$(cd "$venv" && pwd)"
     PYTHON="$venv/bin/python"
-    if [ "$(cat "$stamp" 2>/dev/null)" != "$(threestep_fingerprint "$PYTHON")" ]; then
+    if [ "$(cat "$stamp" 2>/dev/null)" != "$(threestep_fingerprint "$PYTHON")" ] ||
+        { [ -n "${THREESTEP_EXTRA:-}" ] && [ ! -e "$extra" ]; }; then
         local started=$SECONDS
-        rm -f "$stamp"
+        rm -f "$stamp" "$venv"/threestep_*.stamp
         threestep_install "$PYTHON"
+        if [ -n "${THREESTEP_EXTRA:-}" ]; then touch "$extra"; fi
         threestep_fingerprint "$PYTHON" >"$stamp"
         threestep_say "the environment $venv is ready after $((SECONDS - started)) seconds"
     fi

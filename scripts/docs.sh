@@ -3,6 +3,7 @@
 # extra `docs` to it once, and builds. Any warning fails, a broken link among them. Needs no network once all is installed.
 # Further words go to docs/site/build.py: bash scripts/docs.sh --without_modules
 set -euo pipefail
+export THREESTEP_EXTRA=test
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
 cd "$THREESTEP_ROOT"
 if ! "$PYTHON" -c 'import sphinx, furo, myst_parser' 2>/dev/null; then

@@ -7,6 +7,7 @@
 #   THREESTEP_PYTHON     the Python that makes it; default: python3
 set -euo pipefail
 THREESTEP_VENV="${THREESTEP_VLLM_VENV:-$(dirname "${BASH_SOURCE[0]}")/../.venv_vllm}"
+export THREESTEP_EXTRA=test
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
 cd "$THREESTEP_ROOT"
 

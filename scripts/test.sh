@@ -20,6 +20,7 @@ if [ "${1:-}" = --oldest ]; then
     here="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
     export THREESTEP_PINS=constraints-oldest.txt THREESTEP_VENV="${THREESTEP_VENV_OLDEST:-$here/.venv_oldest}"
 fi
+export THREESTEP_EXTRA=test
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
 cd "$THREESTEP_ROOT"
 ignored=()

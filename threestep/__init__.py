@@ -24,10 +24,11 @@ from threestep.own_package import keep_apart, loaded_name  # noqa: E402
 
 if TYPE_CHECKING:
     from threestep import audit
-    from threestep.training_calls import Result, ThreestepError, dpo, new_model, ppo, reward, sft
+    from threestep.training_calls import Result, ThreestepError, dpo, evaluate, grpo, new_model, ppo, reward, rloo, sft
     from training import __version__
 
-__all__ = ["Result", "ThreestepError", "__version__", "audit", "dpo", "new_model", "ppo", "reward", "sft"]
+__all__ = ["Result", "ThreestepError", "__version__", "audit", "dpo", "evaluate", "grpo", "new_model", "ppo", "reward",
+           "rloo", "sft"]  # fmt: skip
 
 
 keep_apart(_HERE)

@@ -9,6 +9,7 @@ repeated in one process, and in a notebook.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -135,6 +136,44 @@ def ppo(
     return _trained("ppo", models, _Call(rows, eval_rows, num_ranks, peft_config, settings))
 
 
+@mistakes_in_python
+def grpo(model: Any, rows: Any, **settings: Any) -> Result:
+    """Train the policy by GRPO: `ppo` with advantage="grpo", and its other arguments."""
+    return ppo(model, rows, advantage="grpo", **settings)
+
+
+@mistakes_in_python
+def rloo(model: Any, rows: Any, **settings: Any) -> Result:
+    """Train the policy by RLOO: `ppo` with advantage="rloo", and its other arguments."""
+    return ppo(model, rows, advantage="rloo", **settings)
+
+
+@mistakes_in_python
+def evaluate(task: str, model: Any, rows: Any, *, tokenizer: Any = None, **settings: Any) -> dict[str, Any]:
+    """Evaluate a model as `threestep evaluate TASK` does, with the plugin `evaluation`. Return its figures, by name.
+
+    task: win_rate, reward, gsm8k or perplexity
+    model, rows, tokenizer: as of `sft`; all rows in memory are evaluated
+    settings: flags of `threestep evaluate --help all`, e.g. baseline, reward_model, max_new_tokens; reward: as of `ppo`
+    """
+    check_plugin("evaluation", "evaluate")
+    plain, functions = with_addresses(settings, on_ranks=False)
+    folder, is_new = _folder_of(f"evaluate_{task}", plain.pop("output_dir", None))
+    given = folder / _GIVEN_FOLDER
+    try:
+        with silent_bars():
+            flags = _models_as_flags({"model_name_or_path": (model, tokenizer)}, given, False)
+            flags["data_path"] = address_of_rows(rows, given)
+        if is_in_memory(rows):
+            flags |= {"split": "train", "eval_fraction": 0.0}
+        words = flags_of({**flags, **plain, "output_dir": str(folder)})
+        run_here("threestep.plugins.evaluation.evaluate", [task, *words], functions, folder)
+    except BaseException:
+        _clear(folder, is_new)
+        raise
+    return dict(json.loads((folder / f"{task}.json").read_text(encoding="utf-8")))
+
+
 def _trained(kind: str, models: Mapping[str, tuple[Any, Any]], call: _Call) -> Result:
     step = next(step for step in known_steps().values() if step.kind == kind)
     rows, num_ranks = call.rows, call.num_ranks
@@ -241,4 +280,4 @@ def _clear(folder: Path, is_new: bool) -> None:
         shutil.rmtree(folder)
 
 
-__all__ = ["Result", "ThreestepError", "dpo", "new_model", "ppo", "reward", "sft"]
+__all__ = ["Result", "ThreestepError", "dpo", "evaluate", "grpo", "new_model", "ppo", "reward", "rloo", "sft"]

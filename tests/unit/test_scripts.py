@@ -104,6 +104,21 @@ def test_the_first_run_installs_and_the_second_does_not(checkout):
     assert calls[-5:] == ALL_CHECKS
 
 
+def test_only_the_tests_need_the_packages_of_tests(checkout):
+    """The quickstart's environment lacks them until the tests run; then both use it as it is."""
+    for script, added in (
+        ("quickstart.sh", ""),
+        ("quickstart.sh", None),
+        ("test.sh", "[test]"),
+        ("quickstart.sh", None),
+    ):
+        _, calls = run(checkout, script)
+        installs = [call for call in calls if "--editable" in call]
+        assert [call.partition("[--editable]")[2] for call in installs] == [f"[{checkout}{added}]"] * (
+            added is not None
+        )
+
+
 def test_an_index_of_torch_is_asked_for_torch_alone(checkout):
     done, calls = run(checkout, "test.sh", THREESTEP_TORCH_INDEX="https://index/cpu")
     assert done.returncode == 0, done.stderr

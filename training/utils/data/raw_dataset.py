@@ -5,6 +5,7 @@ A subclass written for DeepSpeed-Chat works unchanged; everything new is optiona
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -55,9 +56,9 @@ class PromptRawDataset:
     """One source of prompts and responses.
 
     A subclass returns the rows (`get_train_data`, `get_eval_data`: any sequence with `len` and `[i]`) and their texts.
-    Where a text getter returns None, the row is dropped from the phases that need the text. The constructor sets
-    `dataset_name`, and loads `raw_datasets` by it as DeepSpeed-Chat's does: from a folder of that name, otherwise from
-    the hub. A class that reads or makes its rows overrides `load_raw_datasets`.
+    Where a text getter returns None, the row is dropped from the phases that need the text. `raw_datasets` is loaded by
+    `dataset_name` as DeepSpeed-Chat's is: from a folder of that name, otherwise from the hub. A class that reads or
+    makes its rows overrides `load_raw_datasets`.
 
     A `--data_path` that ends in a registered name, such as data/gsm8k, is the class's `dataset_name`, and `dataset_dir`
     is that folder. `dataset_dir_remedy` ends the sentence on a missing folder: its files, and where to get them.
@@ -75,9 +76,15 @@ class PromptRawDataset:
         self.output_path = output_path
         self.seed = seed
         self.local_rank = local_rank
-        self.dataset_name = dataset_name
+        self.dataset_name = self._given_name = dataset_name
         self.dataset_clean_name = dataset_name.replace("/", "_")
-        self.raw_datasets: Any = self.load_raw_datasets(dataset_name)
+        if type(self).load_raw_datasets is not PromptRawDataset.load_raw_datasets:
+            self.raw_datasets = self.load_raw_datasets(dataset_name)
+
+    @functools.cached_property
+    def raw_datasets(self) -> Any:
+        """Rows by split. They are loaded by name on first use: a class that gets its rows elsewhere asks no hub."""
+        return self.load_raw_datasets(self._given_name)
 
     def load_raw_datasets(self, dataset_name: str) -> Any:
         """Load `raw_datasets`: a mapping from split name to rows."""

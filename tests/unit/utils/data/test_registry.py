@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.data_flags import raw_dataset_of
 from training.utils.base.errors import ThreestepError
+from training.utils.data import raw_dataset
 from training.utils.data.build.build import build_phase
 from training.utils.data.data_utils import get_raw_dataset_split_index
 from training.utils.data.raw_dataset import PromptRawDataset, load_by_name
@@ -278,3 +279,20 @@ def test_a_class_of_deepspeed_chat_works_as_it_is(own_registry, flags, tiny_toke
         assert (len(built.train), len(built.eval), dict(built.report.train.noted)) == (12, 4, {})
     raw = raw_dataset_of(str(saved), data, seed=1)
     assert raw.get_prompt_and_chosen(raw.raw_datasets["train"][3]) == " Human: What is 3? Assistant: 3"
+
+
+def test_a_class_that_gets_its_rows_elsewhere_asks_no_hub(monkeypatch):
+    """As DeepSpeed-Chat's classes do, which call the constructor with a name of theirs."""
+    asked = []
+    monkeypatch.setattr(raw_dataset, "load_by_name", lambda name: asked.append(name) or {"train": [1]})
+
+    class Mine(PromptRawDataset):
+        def __init__(self, output_path, seed, local_rank, dataset_name):
+            super().__init__(output_path, seed, local_rank, "my_internal_name")
+
+        def get_train_data(self):
+            return [{"text": "a"}]
+
+    mine = Mine("", 1, 0, "mine")
+    assert mine.get_train_data() and asked == []
+    assert mine.raw_datasets == mine.raw_datasets == {"train": [1]} and asked == ["my_internal_name"]
