@@ -54,7 +54,9 @@ class Reports:
         step_seconds = sum(spent for name, spent in seconds.items() if name not in ("evaluation", "checkpoint"))
         figures["train/tokens_per_second"] = tokens / step_seconds
         figures["train/tokens_per_second_per_rank"] = tokens / step_seconds / self._roles.actor.ranks.world_size
-        figures |= _milliseconds_per_token(seconds, tokens, drawn)
+        for name, spent in seconds.items():  # of numbered parts: the rollout's drawn tokens, or all
+            if name[0].isdigit():
+                figures[f"time_per_token_ms/{name}"] = 1000.0 * spent / (drawn if name == "2_rollout" else tokens)
         if flops is not None:
             figures["train/mfu"] = flops / seconds["7_learn"] / self._settings.updates.meters[0].peak_flops_per_second
         for found in drawing:
@@ -86,16 +88,6 @@ class Reports:
             "--mask_truncated_responses)",
             self._roles.actor.ranks.is_main,
         )
-
-
-def _milliseconds_per_token(seconds: Mapping[str, float], tokens: float, drawn: float) -> dict[str, float]:
-    """Return milliseconds of each numbered part over the tokens of all ranks: drawn ones for the rollout, prompts and
-    responses for the others."""
-    return {
-        f"time_per_token_ms/{name}": 1000.0 * spent / (drawn if name == "2_rollout" else tokens)
-        for name, spent in seconds.items()
-        if name[0].isdigit()
-    }
 
 
 def shown(figures: Mapping[str, float]) -> list[ShownFigure]:

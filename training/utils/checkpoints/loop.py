@@ -40,7 +40,7 @@ from training.utils.run.metrics import MetricsWriter
 from training.utils.run.trackers import open_trackers, trackers_in
 
 if TYPE_CHECKING:
-    from training.utils.contracts.run import FinalWeights, RunCourse
+    from training.utils.contracts.run import RunCourse
     from training.utils.run.run_folder import RunFolder
 
 _TRAINER_FILE = "trainer.json"
@@ -167,7 +167,8 @@ class RunCheckpoints(Checkpoints):
             self._due = step
 
     def load_final(self, step: int) -> dict[str, Any] | None:
-        final = on_main(lambda: self._final(step), self._ranks.is_main) if self._judges else None
+        finals = (final for part in self._judges if (final := part.final(step)) is not None)
+        final = on_main(lambda: next(finals, None), self._ranks.is_main) if self._judges else None
         if final is None:
             return None
         path = self.plan.folder.of(final.step)
@@ -181,9 +182,6 @@ class RunCheckpoints(Checkpoints):
         self._load(path, final.step)
         log(f"the model is {final.why}: its weights are loaded from {path}", self._ranks.is_main)
         return dict(_resume_point(path).state)
-
-    def _final(self, step: int) -> FinalWeights | None:
-        return next((final for part in self._judges if (final := part.final(step)) is not None), None)
 
     def ends(self, step: int) -> bool:
         if self._ends or not self._judges:
