@@ -111,3 +111,40 @@ def test_a_stopped_call_goes_on_in_every_form(called, kind, form):
         (place / f"{kind} {which}" / "model" / "model.safetensors").read_bytes() for which in (form, "unbroken")
     )
     assert mine == unbroken
+
+
+_GRPO_AND_EVALUATE = """
+import threestep
+
+rows = [{"prompt": f"{n} + 1 =", "completion": f" {n + 1}"} for n in range(20)]
+
+def short(prompts, responses, **columns):
+    return [-float(len(response)) for response in responses]
+
+run = threestep.grpo(
+    "start", rows, reward=short, num_samples_per_prompt=2, per_device_generation_batch_size=2, max_answer_seq_len=4,
+    max_prompt_seq_len=64, max_train_steps=1, output_dir="grpo",
+)
+assert run.figures["reward_after"] < 0, run.figures
+short_rows = {"max_prompt_seq_len": 64, "max_new_tokens": 4}
+found = threestep.evaluate("reward", run.model_folder, rows, reward=short, **short_rows)
+assert (found["prompts"], found["models"]) == (20, [str(run.model_folder)]) and found["reward"]["value"] < 0, found
+assert threestep.evaluate("perplexity", "start", rows, max_seq_len=64, output_dir="judged")["perplexity"]["value"] > 1
+for task, word in (("rewards", "did you mean 'reward'"), ("reward", "reward_model")):
+    try:
+        threestep.evaluate(task, "start", rows, output_dir="none", **short_rows)
+    except threestep.ThreestepError as mistake:
+        assert word in str(mistake), mistake
+    else:
+        raise AssertionError(task)
+"""
+
+
+@pytest.mark.needs_plugin("evaluation")
+def test_grpo_and_evaluate_are_calls_too(tmp_path):
+    save_start(tmp_path / "start")
+    environment = {**os.environ, **ON_CPU}
+    ran = run_python(["-c", _GRPO_AND_EVALUATE], environment, folder=tmp_path, timeout_seconds=240)
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    assert (tmp_path / "judged" / "perplexity.json").is_file() and not (tmp_path / "none").exists()
+    assert "advantage: grpo" in (tmp_path / "grpo" / "config.yaml").read_text()

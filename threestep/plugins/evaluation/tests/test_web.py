@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import sys
+import threading
 from pathlib import Path
 
 import pytest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from threestep.plugins.plan.choices import Settings, Wanted
 from threestep.plugins.plan.clock.devices import HostCosts, Measured
 from threestep.plugins.plan.dry_run.estimate import Estimate
+from training.utils.base.errors import ThreestepError
 from training.utils.base.machine import MemoryLine, Moment, PlannedDevice
 
 
@@ -60,14 +62,17 @@ SHAPE = dict(model_type="llama", hidden_size=64, intermediate_size=128, num_atte
 
 @pytest.fixture
 def dry_run(tmp_path, capsys) -> Callable[..., str]:
-    """What a step's dry run says of a small Llama of 2 or more layers, of which it leaves nothing."""
+    """What a step's dry run says of a small Llama of 2 or more layers, of which it leaves nothing. fits: else it is
+    refused at its end."""
 
-    def run(main: Callable[[list[str]], None], *flags: str, layers: int = 2, roles: tuple[str, ...] = ("",)) -> str:
+    def run(main: Any, *flags: str, layers: int = 2, roles: tuple[str, ...] = ("",), fits: bool = True) -> str:
         (tmp_path / "config.json").write_text(json.dumps({**SHAPE, "num_hidden_layers": layers}))
         words = ["--data_path", "embedded", "--output_dir", str(tmp_path / "run"), "--dry_run", "true"]
         for role in roles:
             words += [f"--{role}model_name_or_path", str(tmp_path)]
-        assert main([*words, *flags]) is None
+        refused = pytest.raises(ThreestepError, match="^this does not fit a GPU of ")
+        with contextlib.nullcontext() if fits else refused:
+            assert main([*words, *flags]) is None
         assert not (tmp_path / "run").exists()
         return capsys.readouterr().out
 

@@ -217,7 +217,10 @@ def test_a_gamed_reward_is_in_the_log_of_an_evaluation(tmp_path, capsys):
     assert watch.signs(10, samples(10, 0.9)) == watch.signs(0, samples(0, 0.1)) == []
     watch.samples(10, samples(10, 0.4))
     assert capsys.readouterr().out == f"GRPO: after rollout 10 {sign}; see the report's section on it\n"
-    assert RewardWatch(RunFolder(tmp_path, is_main_rank=False), watch.values, watch.method).signs(10, samples(10, 0.4)) == []
+    assert (
+        RewardWatch(RunFolder(tmp_path, is_main_rank=False), watch.values, watch.method).signs(10, samples(10, 0.4))
+        == []
+    )
 
 
 def test_steps_without_rewards_have_no_watch(tmp_path):
