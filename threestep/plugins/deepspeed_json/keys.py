@@ -1,7 +1,7 @@
 """Every key of DeepSpeed's JSON (deepspeed 0.19), by its dotted name: where it is honoured, or why it is refused.
 
-`tests/invariants/test_deepspeed_keys.py` runs each accepted key and sees what it changes. Tests of this plugin hold these
-tables against the installed DeepSpeed, so that a key of a new version is not taken for a known one.
+`tests/invariants/test_deepspeed_keys.py` runs each accepted key and sees what it changes. The tests of this plugin hold
+these tables against the installed DeepSpeed, so that a key of a new version is not taken for a known one.
 """
 
 from __future__ import annotations
