@@ -33,12 +33,12 @@ class _LossArguments:
         "factor > 0",
     )
     final_beta: float | None = flag(
-        None, "Beta in the last optimizer step, if it is to change by --beta_schedule; default: --beta.", "factor > 0"
+        None, "Beta at the last optimizer step, reached by --beta_schedule; default: --beta.", "factor > 0"
     )
-    beta_schedule: str = flag("linear", "Way from --beta to --final_beta.", choices=BETA_SCHEDULES)
+    beta_schedule: str = flag("linear", "Schedule from --beta to --final_beta.", choices=BETA_SCHEDULES)
     loss_type: str = flag(
         "sigmoid",
-        "One loss, or a weighted sum of several, such as sigmoid:0.8,sft:0.2 (without a weight: 1). "
+        "One loss, or a weighted sum of several, such as sigmoid:0.8,sft:0.2 (default weight: 1). "
         + "; ".join(f"'{name}' {loss.note}" for name, loss in LOSSES.items())
         + ".",
         "names",
@@ -53,19 +53,19 @@ class DpoArguments(flags_of_entries(LOSSES), _LossArguments):  # type: ignore[mi
 
     sft_coef: float = flag(
         0.0,
-        "Weight of the chosen response's negative log-likelihood per token (RPO, Pang et al. 2024); 0 leaves it out.",
+        "Weight of the chosen response's negative log-likelihood per token (RPO, Pang et al. 2024); 0 disables it.",
         "factor >= 0",
     )
     ld_alpha: float = flag(
         1.0,
-        "Weight in a log-ratio of the tokens beyond the length of the prompt's shortest response (LD-DPO, Liu et al. "
-        "2024); for losses on sums over tokens.",
+        "Weight of a response's tokens beyond the length of the prompt's shortest response (LD-DPO, Liu et al. 2024); "
+        "for losses that sum over tokens.",
         "0 <= share <= 1",
     )
     reference: str = flag(
         "cached",
         "Where the reference's log-probabilities come from: 'cached' computes them once with the start model and "
-        "stores them with the data; 'adapter_off' (with adapters) computes them in each step with the adapters off.",
+        "stores them with the data; 'adapter_off' (with adapters) computes them at each step with the adapters off.",
         choices=REFERENCES,
     )
 

@@ -30,34 +30,33 @@ class RewardModelArguments:
     )
     new_head: bool = flag(
         False,
-        "Start from a reward model whose head has another name than score.weight, and train a new head in its place. A "
-        "language model, which has none, gets a new head without it.",
+        "Replace the head of a reward model that names it other than score.weight, and train the new one. A language "
+        "model gets a new head without this flag.",
         topic="model",
     )
     loss_from: str = flag(
         "end",
-        "Which scores of a pair the loss compares: those at the 'end' of both responses, or those of all tokens "
-        "from the 'first_difference' on (DeepSpeed-Chat's loss, the mean over these tokens). Evaluation and step "
-        "3 always read the end.",
+        "Scores that the loss compares: at the 'end' of both responses, or at all tokens from the 'first_difference' "
+        "on (DeepSpeed-Chat's loss, averaged over these tokens). Evaluation and step 3 always read the end.",
         choices=LOSS_FROM,
     )
     margin_scale: float = flag(
         0.0,
-        "The loss asks chosen to beat rejected by this factor times the row's margin (--margin_column, or "
-        "get_margin of a dataset class; Llama 2, equation 2); 0 ignores margins.",
+        "Factor on the row's margin, by which chosen should beat rejected (--margin_column, or get_margin of a "
+        "dataset class; Llama 2, equation 2); 0 ignores margins.",
         "factor >= 0",
     )
     label_smoothing: float = flag_of(PairLossArguments)
     center_coef: float = flag(
         0.0,
-        "Weight of (chosen score + rejected score)^2, which keeps scores near 0 (Eisenstein et al. 2023 use "
-        "0.01); 0 leaves it out.",
+        "Weight of (chosen score + rejected score)^2, which keeps scores near 0 (Eisenstein et al. 2023 use 0.01); 0 "
+        "disables it.",
         "factor >= 0",
     )
     normalization_rows: int = flag(
         1024,
         "After training, score the chosen responses of this many training rows and store their mean and standard "
-        "deviation in the model's configuration, for --normalize_reward_scores of step 3; 0 stores none.",
+        "deviation in the model's configuration, for step 3's --normalize_reward_scores; 0 disables this.",
         "rows >= 0",
     )
 

@@ -29,13 +29,13 @@ class PpoArguments:
 
     topic: ClassVar[str] = "rollout"
 
-    per_device_generation_batch_size: int = flag(16, "Prompts in one rollout of a rank.", "prompts >= 1", topic="batch")
+    per_device_generation_batch_size: int = flag(16, "Prompts per rollout on each rank.", "prompts >= 1", topic="batch")
     num_samples_per_prompt: int = flag_of(PromptSamplesArguments)
     generation_batches: int = flag(
-        1, "Rollouts of a rank between two updates; raised to what one minibatch needs.", "rollouts >= 1", topic="batch"
+        1, "Rollouts per rank between two updates; raised if one minibatch needs more.", "rollouts >= 1", topic="batch"
     )
     per_device_training_batch_size: int = flag(
-        16, "Maximum sequences in one forward of a rank during updates.", "sequences >= 1", topic="batch"
+        16, "Maximum sequences per forward on each rank during updates.", "sequences >= 1", topic="batch"
     )
     gradient_accumulation_steps: int = flag_of(
         EngineArguments, "A minibatch has training batch size x ranks x this many sequences."
@@ -44,54 +44,55 @@ class PpoArguments:
     padded: bool = flag_of(EngineArguments)
     share_beginnings: int = flag_of(
         EngineArguments,
-        "From how many equal tokens on the beginnings of a minibatch's sequences are computed once: turns that "
-        "samples of a prompt share, prompts that begin alike; 0: no more than the prompt, which samples share anyway. "
-        "The gradient is the same.",
+        "Minimum length in tokens of a common prefix that a minibatch's sequences compute once, such as shared turns "
+        "or prompts that begin alike; 0: only the prompt, which its samples always share. The gradient is the same.",
         default=64,
         takes_auto=False,
     )
-    num_train_epochs: float = flag_of(EngineArguments, "Passes over the prompts; inf goes on until --max_train_steps.")
+    num_train_epochs: float = flag_of(
+        EngineArguments, "Passes over the prompts; inf continues until --max_train_steps."
+    )
     max_train_steps: int | None = flag_of(
-        EngineArguments, "Stop after this many rollouts with their updates; default: no limit.", takes="rollouts >= 1"
+        EngineArguments, "Stop after this many rollouts and their updates; default: no limit.", takes="rollouts >= 1"
     )
     ppo_epochs: int = flag(1, "Passes over the minibatches of each rollout.", "passes >= 1", topic="batch")
     reuse_forwards: bool | None = flag(
         None,
-        "With one optimizer step per rollout: the actor learns from the forwards that computed log-probabilities,"
-        " whose activations are kept until then. The same numbers; faster, more memory. auto: wherever that spares a"
-        " forward and the memory that is free holds them; on a CPU to at most twice as much (docs/ppo.md).",
+        "With one optimizer step per rollout: train the actor on the forwards that computed log-probabilities, "
+        "keeping their activations until then. Same numbers; faster, more memory. auto: if it saves a forward and "
+        "fits in free memory; on a CPU, up to twice the memory (docs/ppo.md).",
         topic="memory",
         takes_auto=True,
     )
     reuse_values: bool | None = flag(
         None,
-        "With one optimizer step per rollout: the critic learns from each forward that computes values before the next"
-        " one. The same numbers; faster, no more memory. auto: wherever that spares a forward (docs/ppo.md).",
+        "With one optimizer step per rollout: train the critic on each forward that computes values, before the next "
+        "one. Same numbers; faster, no more memory. auto: if it saves a forward (docs/ppo.md).",
         topic="memory",
         takes_auto=True,
     )
     max_answer_seq_len: int = flag_of(
         SamplingArguments, "Maximum length of a response.", name="max_new_tokens", aliases=(), topic="length"
     )
-    rollout_engine: str = flag_of(SamplingArguments, f"What draws the responses: {ENGINES_HELP}.")
+    rollout_engine: str = flag_of(SamplingArguments, f"Engine that generates the responses: {ENGINES_HELP}.")
     temperature: float = flag_of(
         SamplingArguments,
-        "Sampling temperature of rollouts, and of the policy that is trained.",
+        "Sampling temperature of rollouts and of the trained policy.",
         takes="temperature > 0",
     )
     top_k: int = flag_of(SamplingArguments)
     top_p: float = flag_of(SamplingArguments)
     min_p: float = flag_of(SamplingArguments)
-    stop: list[str] = flag([], "Texts that end a response; the response keeps them.", "text")
-    bad_words: list[str] = flag([], "Texts that are never drawn.", "text")
+    stop: list[str] = flag([], "Strings that end a response; the response keeps them.", "text")
+    bad_words: list[str] = flag([], "Strings that are never generated.", "text")
     normalize_reward_scores: bool = flag(
         False,
-        "Before clipping, scores become (score - mean) / standard deviation, with the constants that step 2 "
+        "Normalize scores to (score - mean) / standard deviation before clipping, with the constants that step 2 "
         "stored in the reward model's configuration.",
         topic="reward",
     )
     clip_reward: float = flag(
-        5.0, "Clip the reward model's scores to this range on both sides of 0.", "score > 0", topic="reward"
+        5.0, "Clip the reward model's scores to plus or minus this value.", "score > 0", topic="reward"
     )
     eval_interval: int = flag_of(
         EngineArguments,
@@ -103,19 +104,19 @@ class PpoArguments:
     val_before_train: bool = flag(True, "Also evaluate before training.", topic="evaluation")
     val_only: bool = flag(False, "Evaluate only; train and save nothing.", topic="evaluation")
     val_greedy: bool = flag(
-        False, "Also evaluate greedy responses, as eval_greedy/... in the metrics.", topic="evaluation"
+        False, "Also evaluate greedy responses (eval_greedy/... in the metrics).", topic="evaluation"
     )
     val_samples: int = flag_of(
         EvaluationArguments,
-        "Responses to each held-out prompt; above 1 the metrics also have best, worst and majority of k of them "
-        "(eval/NAME_best@k; of rewards 0 and 1 that is pass@k).",
+        "Responses per held-out prompt; above 1, the metrics add best, worst and majority of k (eval/NAME_best@k; "
+        "with rewards of 0 and 1, this is pass@k).",
     )
     show_samples: int = flag(
         1, "Print this many prompts with responses and rewards at each evaluation.", "samples >= 0", topic="evaluation"
     )
     report_variance: bool = flag(
         False,
-        "Report proxies of the gradient's variance, from the distributions of the policy that rolled out.",
+        "Report proxies of the gradient's variance, from the rollout policy's distributions.",
         topic="log",
     )
     report_mfu: bool = flag_of(
@@ -123,7 +124,7 @@ class PpoArguments:
         "Report train/mfu of the updates: the share of this machine's measured matmul rate that they reach.",
     )
     per_device_eval_batch_size: int = flag_of(
-        EngineArguments, "Prompts in one evaluation rollout of a rank.", default=64, takes="prompts >= 1"
+        EngineArguments, "Prompts per evaluation rollout on each rank.", default=64, takes="prompts >= 1"
     )
     checker: str | None = flag_of(CheckerArguments)
 
@@ -202,8 +203,8 @@ class AlgorithmArguments(flags_of_entries(ESTIMATORS), flags_of_entries(POLICY_L
 
     advantage: str = flag(
         "gae",
-        f"How advantages are estimated; only {WITH_CRITIC} trains a critic. One of {', '.join(ESTIMATORS)}, or "
-        "your own as FILE.py:NAME.",
+        f"Advantage estimator; only {WITH_CRITIC} trains a critic. One of {', '.join(ESTIMATORS)}, or your own as "
+        "FILE.py:NAME.",
         "name",
         topic="advantage",
     )
@@ -217,8 +218,8 @@ class AlgorithmArguments(flags_of_entries(ESTIMATORS), flags_of_entries(POLICY_L
     )
     norm_adv_over: str | None = flag(
         None,
-        f"{_estimators('norms')}: divide by the standard deviation of the group, or of the batch, all ranks' "
-        "sequences of a rollout; default: group, for rloo by none.",
+        f"{_estimators('norms')}: divide by the standard deviation of the group, or of the batch (a rollout's "
+        "sequences on all ranks); default: group, but none for rloo.",
         choices=NORMS,
         topic="advantage",
     )
@@ -231,7 +232,7 @@ class AlgorithmArguments(flags_of_entries(ESTIMATORS), flags_of_entries(POLICY_L
     )
     kl_estimator: str | None = flag(
         None,
-        f"{_kl_estimators(False)} from the drawn tokens, or {_kl_estimators(True)}, the exact sum over the "
+        f"{_kl_estimators(False)} from the sampled tokens, or {_kl_estimators(True)}, the exact sum over the "
         "vocabulary, which keeps the logits of one forward of both models; default: "
         + ", ".join(f"{name} in the {place}" for place, name in DEFAULT_KL_ESTIMATORS.items())
         + ".",
@@ -248,7 +249,7 @@ class AlgorithmArguments(flags_of_entries(ESTIMATORS), flags_of_entries(POLICY_L
         6.0, "Adaptive control: target KL of a response, summed over its tokens.", "nats > 0", topic="kl"
     )
     kl_horizon: float = flag(
-        10000.0, "Adaptive control: number of responses over which it adapts.", "responses > 0", topic="kl"
+        10000.0, "Adaptive control: number of responses over which --kl_coef adapts.", "responses > 0", topic="kl"
     )
     stop_kl: float | None = flag(
         None,
@@ -258,8 +259,8 @@ class AlgorithmArguments(flags_of_entries(ESTIMATORS), flags_of_entries(POLICY_L
     )
     stop_update_kl: float | None = flag(
         None,
-        "Skip the rest of a rollout's updates after a minibatch whose KL per token from the policy that drew the "
-        "rollout exceeds this; default: never.",
+        "Skip the rest of a rollout's updates after a minibatch whose KL per token from the rollout policy exceeds "
+        "this; default: never.",
         "nats > 0",
         topic="kl",
     )
@@ -269,22 +270,22 @@ class AlgorithmArguments(flags_of_entries(ESTIMATORS), flags_of_entries(POLICY_L
     )
     clip_range: float | None = flag(
         None,
-        "Clip of the probability ratio in both directions; default: "
+        "Clip range of the probability ratio in both directions; default: "
         f"{_by_loss(lambda loss: f'{loss.clip_low:g} down and {loss.clip_high:g} up')}.",
         "ratio > 0",
     )
     clip_range_low: float | None = flag(
-        None, "Clip of the probability ratio downwards; default: --clip_range.", "ratio > 0"
+        None, "Lower clip range of the probability ratio; default: --clip_range.", "ratio > 0"
     )
     clip_range_high: float | None = flag(
-        None, "Clip of the probability ratio upwards (clip-higher); default: --clip_range.", "ratio > 0"
+        None, "Upper clip range of the probability ratio (clip-higher); default: --clip_range.", "ratio > 0"
     )
     dual_clip: float | None = flag(
         None, "Upper bound on the ratio where the advantage is negative; default: none.", "ratio > 1"
     )
-    clip_range_value: float = flag(0.2, "Clip of the change of a value in an update.", "number > 0")
-    entropy_coef: float = flag(0.0, "Weight of the entropy bonus; 0 leaves it out.", "factor >= 0")
-    critic_warmup: int = flag(0, "Number of rollouts at the start that train only the critic.", "rollouts >= 0")
+    clip_range_value: float = flag(0.2, "Clip range of a value's change in an update.", "number > 0")
+    entropy_coef: float = flag(0.0, "Weight of the entropy bonus; 0 disables it.", "factor >= 0")
+    critic_warmup: int = flag(0, "Number of initial rollouts that train only the critic.", "rollouts >= 0")
     dynamic_sampling_tries: int = flag(
         0,
         "Replace prompts whose samples all score the same, up to this many times per rollout; 0 keeps them.",
@@ -292,18 +293,21 @@ class AlgorithmArguments(flags_of_entries(ESTIMATORS), flags_of_entries(POLICY_L
         topic="rollout",
     )
     missing_eos_penalty: float = flag(
-        0.0, "Subtracted from the score of a response that was cut before it ended.", "score >= 0", topic="reward"
+        0.0,
+        "Penalty subtracted from the score of a response that was cut off before it ended.",
+        "score >= 0",
+        topic="reward",
     )
     overlong_buffer_tokens: int = flag(
         0,
-        "Penalise responses gradually over the last tokens before --max_answer_seq_len; 0 does not.",
+        "Penalise responses gradually over this many last tokens before --max_answer_seq_len; 0 disables it.",
         "tokens >= 0",
         topic="reward",
     )
     overlong_penalty: float = flag(
-        1.0, "Penalty of a response of full length (with --overlong_buffer_tokens).", "score >= 0", topic="reward"
+        1.0, "Penalty for a response of full length (with --overlong_buffer_tokens).", "score >= 0", topic="reward"
     )
-    mask_truncated_responses: bool = flag(False, "Leave responses that were cut before they ended out of the loss.")
+    mask_truncated_responses: bool = flag(False, "Exclude responses that were cut off before they ended from the loss.")
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note what is wrong with these settings."""

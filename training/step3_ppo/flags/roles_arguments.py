@@ -31,7 +31,7 @@ _FLAGS = (
     *flags_of(RateArguments, {"learning_rate": "Peak learning rate of the critic."}, ("critic",), default=5e-6),
     *flags_of(
         EngineArguments,
-        {"weight_decay": "AdamW's weight decay of the ROLE, on matrices only."},
+        {"weight_decay": "AdamW's weight decay for the ROLE, on matrices only."},
         ROLES,
         topic="optimizer",
     ),
@@ -67,9 +67,11 @@ _FLAGS = (
         ModelArguments,
         {
             "model_name_or_path": {
-                "actor": "Step 1's model, a folder or a hub name: the start of actor and reference (required).",
-                "critic": "Step 2's model, a folder or a hub name: the reward model, and the start of the critic. "
-                "Needed if one of them is used.",
+                "actor": "Step 1's model, a folder or a hub name: actor and reference start from it (required).",
+                "critic": (
+                    "Step 2's model, a folder or a hub name: the reward model, and the critic starts from it. Needed "
+                    "if either is used."
+                ),
             },
             "gradient_checkpointing": "Recompute the ROLE's activations in the backward pass: less memory, more time.",
         },

@@ -40,13 +40,13 @@ class CheckpointArguments:
 
     save_every: int = flag(0, "Steps between checkpoints; 0: only when the run is interrupted.", "steps >= 0")
     save_epochs: float = flag(
-        0.0, "Also write a checkpoint whenever this many epochs are complete; 0: not by epochs.", "epochs >= 0"
+        0.0, "Also write a checkpoint every time this many epochs are complete; 0 disables it.", "epochs >= 0"
     )
     save_at_end: bool = flag(
         False, "Also write a checkpoint after the last step, so that the run can be extended later."
     )
     keep_last: int = flag(
-        2, "Checkpoints to keep; 0 keeps all. With two, one is left if the newest is damaged.", "checkpoints >= 0"
+        2, "Checkpoints to keep; 0 keeps all. With 2, one remains if the newest is damaged.", "checkpoints >= 0"
     )
     resume: str | None = field(
         default=None,
@@ -54,14 +54,16 @@ class CheckpointArguments:
             "nargs": "?",
             "const": LATEST,
             UNIT: "checkpoint",
-            "help": "Resume from the run's latest checkpoint (also: true), or from the named one. A run without "
-            "checkpoints starts from the beginning; a named one is a path in OUTPUT_DIR/checkpoints.",
+            "help": (
+                "Resume from the run's latest checkpoint (also: true), or from the given path in "
+                "OUTPUT_DIR/checkpoints. A run without checkpoints starts from the beginning."
+            ),
         },
     )
     overwrite: bool = flag(
         False,
-        "Replace the finished run in --output_dir, and remove its checkpoints; without it such a folder is refused. "
-        "With --resume only where there is no checkpoint.",
+        "Replace the finished run in --output_dir and remove its checkpoints; without this flag, such a folder is "
+        "refused. With --resume, only if there is no checkpoint.",
     )
 
     def __post_init__(self) -> None:

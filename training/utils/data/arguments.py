@@ -41,7 +41,7 @@ PROMPT_FLAGS = (
 NO_DATA = (
     "--data_path expects at least one dataset, got none; name files (jsonl:PATH, json:PATH, csv:PATH, parquet:PATH, "
     "arrow:PATH), a dataset on the hub (hub:OWNER/NAME, or a registered name such as Dahoas/rm-static), a class of "
-    "yours (--dataset_module), or embedded, a task made by code"
+    "yours (--dataset_module), or embedded, a generated task"
 )
 
 
@@ -56,31 +56,28 @@ class SourceArguments:
     data_path: list[str] = flag(
         [],
         "Datasets, separated by spaces: files such as pairs.csv or jsonl:PATH, hub:OWNER/NAME, or embedded, a "
-        "task made by code (required). Files are jsonl:PATH, json:PATH, csv:PATH, parquet:PATH or arrow:PATH, where "
-        "PATH is a file, a folder, a pattern such as 'part-*.csv', or an address such as s3://...; a file whose "
-        "name says its format needs no prefix. Datasets of the hub are "
+        "generated task (required). Files are jsonl:PATH, json:PATH, csv:PATH, parquet:PATH or arrow:PATH, where PATH "
+        "is a file, a folder, a pattern such as 'part-*.csv', or an address such as s3://...; a file whose extension "
+        "shows its format needs no prefix. Hub datasets are "
         "hub:OWNER/NAME[,config=...][,split=...][,eval_split=...][,revision=...], or a registered name such as "
         "Dahoas/rm-static.",
         "data",
         topic="data",
     )
-    sft_only_data_path: list[str] = flag(
-        [], "Datasets whose rows all go to step 1 and to no other step.", "data", topic="data"
-    )
+    sft_only_data_path: list[str] = flag([], "Datasets whose rows all go to step 1 only.", "data", topic="data")
     dataset_module: list[str] = flag(
-        [], "Python files that register datasets of your own with @register_dataset.", "file.py", topic="data"
+        [], "Python files that register your own datasets with @register_dataset.", "file.py", topic="data"
     )
     data_format: str | None = flag(
         None,
-        "Format of the files in data_path: preference, prompt_completion, prompt_only, messages, "
-        "sharegpt, alpaca, question_answer, ranked or text (see docs/data.md); default: recognised by their "
-        "columns.",
+        "Format of the files in data_path: preference, prompt_completion, prompt_only, messages, sharegpt, alpaca, "
+        "question_answer, ranked or text (see docs/data.md); default: detected from their columns.",
         "name",
     )
     prompt_column: str | None = flag(
         None,
-        "Files: column of the prompt, text or messages; default: the format's own, mostly 'prompt'. In "
-        "the name of any column a dot reaches into an object, as in extra_info.question.",
+        "Files: column of the prompt, text or messages; default: the format's own, usually 'prompt'. In any column "
+        "name, a dot reaches into an object, as in extra_info.question.",
         "column",
     )
     chosen_column: str | None = flag(
@@ -104,7 +101,7 @@ class SourceArguments:
     text_column: str | None = flag(
         None, "Files: column of plain text, for step 1 without a prompt; default: 'text'.", "column"
     )
-    tools_column: str | None = flag(None, "Files: column of the tools of a conversation; default: 'tools'.", "column")
+    tools_column: str | None = flag(None, "Files: column of a conversation's tools; default: 'tools'.", "column")
     reference_column: str | None = flag(
         None,
         "Files: column of the reference answer, for rule-based rewards; default: reward_model.ground_truth, if a "
@@ -113,14 +110,14 @@ class SourceArguments:
     )
     margin_column: str | None = flag(
         None,
-        "Files: column of a number: the margin by which chosen should beat rejected in step 2 (see --margin_scale"
-        " there); default: no margins.",
+        "Files: column of the margin, a number by which chosen should beat rejected in step 2 (see --margin_scale "
+        "there); default: no margins.",
         "column",
     )
     label_column: str | None = flag(
         None,
-        "Files: column that marks each single response as good or bad (true or false, 1 or 0, desirable or "
-        "undesirable); default: 'kto_tag' or 'label', if a file has one; none: ignore both.",
+        "Files: column that marks each response as good or bad (true or false, 1 or 0, desirable or undesirable); "
+        "default: 'kto_tag' or 'label', if a file has one; none: ignore both.",
         "column",
     )
 
@@ -176,17 +173,17 @@ class SplitArguments:
 
     data_split: str = flag(
         AUTO,
-        "Shares of the rows for steps 1, 2 and 3, such as 2,4,4; auto: all to a step alone. Each dataset's training "
-        "rows are shared by these three weights between SFT, the reward model (or DPO) and PPO. Use the same value "
-        f"and the same seed in all steps. The steps of `threestep all` share by {SHARED_SPLIT} unless told otherwise.",
+        "Shares of the rows for steps 1, 2 and 3, such as 2,4,4; auto: a step run alone gets all rows. These weights "
+        "divide each dataset's training rows between SFT, the reward model (or DPO) and PPO. Use the same value and "
+        f"the same seed in all steps. `threestep all` defaults to {SHARED_SPLIT}.",
         "a,b,c",
     )
     eval_fraction: float = flag(
-        0.1, "Share of a dataset held out for evaluation, where it has no evaluation rows of its own.", "0 <= share < 1"
+        0.1, "Share of a dataset held out for evaluation, if it has no evaluation rows of its own.", "0 <= share < 1"
     )
     max_train_rows: int | None = flag(
         None,
-        "Maximum training rows, picked by the seed before rows are dropped for their length; default: all.",
+        "Maximum training rows, chosen by the seed before overlong rows are dropped; default: all.",
         "rows >= 1",
         aliases=["--max_samples", "--train_max_samples"],
     )
@@ -224,7 +221,7 @@ class CacheArguments:
         "depend on it.",
         "processes >= 1",
     )
-    rebuild_cache: bool = flag(False, "Tokenize the data again even if the cache has it.")
+    rebuild_cache: bool = flag(False, "Tokenize the data again even if it is cached.")
 
     @property
     def cache_dir(self) -> str:
@@ -240,7 +237,7 @@ class ShownArguments:
     split: str = flag("train", "'train' or 'eval'.", choices=SPLITS)
     rows: int = flag(5, "Rows to show.", "rows >= 0")
     json: bool = flag(False, "Print only JSON.")
-    html: str = flag("", "File to write as an HTML page that colours what the loss is on.", "file")
+    html: str = flag("", "HTML file to write, which highlights the tokens that carry loss.", "file")
 
 
 @dataclass

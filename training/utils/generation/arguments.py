@@ -16,18 +16,18 @@ class SamplingArguments:
 
     topic: ClassVar[str] = "rollout"
 
-    max_new_tokens: int = flag(256, "Maximum length of an answer.", "tokens >= 1", aliases=["--max_answer_seq_len"])
+    max_new_tokens: int = flag(256, "Maximum length of a response.", "tokens >= 1", aliases=["--max_answer_seq_len"])
     temperature: float = flag(1.0, "Sampling temperature; 0 always picks the most likely token.", "temperature >= 0")
-    top_k: int = flag(0, "Draw from the k most likely tokens; 0 draws from all.", "tokens >= 0")
+    top_k: int = flag(0, "Sample from the k most likely tokens; 0 samples from all.", "tokens >= 0")
     top_p: float = flag(
-        1.0, "Draw from the most likely tokens with this total probability; 1 draws from all.", "0 < share <= 1"
+        1.0, "Sample from the most likely tokens with this total probability; 1 samples from all.", "0 < share <= 1"
     )
     min_p: float = flag(
         0.0,
-        "Draw from tokens with at least this share of the top token's probability; 0 draws from all.",
+        "Sample from tokens with at least this share of the top token's probability; 0 samples from all.",
         "0 <= share <= 1",
     )
-    rollout_engine: str = flag("hf", f"What draws: {ENGINES_HELP}.", "name")
+    rollout_engine: str = flag("hf", f"Engine that generates: {ENGINES_HELP}.", "name")
     dtype: str | None = flag_of(
         EngineArguments,
         f"One of {', '.join(DTYPE_NAMES)}; default: the dtype of the saved weights.",
@@ -40,7 +40,7 @@ class SamplingArguments:
 class PromptSamplesArguments:
     """Responses to each prompt."""
 
-    num_samples_per_prompt: int = flag(1, "Responses drawn for each prompt.", "responses >= 1", topic="batch")
+    num_samples_per_prompt: int = flag(1, "Responses per prompt.", "responses >= 1", topic="batch")
 
 
 @dataclass
@@ -49,7 +49,7 @@ class EvaluationArguments:
 
     val_samples: int = flag(
         1,
-        "Answers to each prompt; above 1 also the deviation, best (of 0 and 1: pass@k), worst and majority of k.",
+        "Responses per prompt; above 1, also report deviation, best (of 0 and 1: pass@k), worst and majority of k.",
         "responses >= 1",
         topic="evaluation",
     )

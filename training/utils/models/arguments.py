@@ -23,13 +23,13 @@ class ModelArguments:
     topic: ClassVar[str] = "model"
 
     model_name_or_path: str = flag("", "Model to start from: a folder or a hub name (required).", "model")
-    pad_token: str | None = flag(None, "Token to pad with, for a tokenizer that has no pad token.", "token")
+    pad_token: str | None = flag(None, "Pad token, for a tokenizer without one.", "token")
     trust_remote_code: bool = flag(
         ModelSettings.trust_remote_code, "Run Python code that comes with the model or its tokenizer; read it first."
     )
     attn_implementation: str = flag(
         ModelSettings.attn_implementation,
-        "Attention: 'auto' takes, on CUDA, the first of these that gives the model's own numbers: "
+        "Attention: on CUDA, 'auto' takes the first of these that matches the model's own outputs: "
         + "".join(f"'{name}'{entry.note}, " for name, entry in KERNELS.items() if entry.by_auto)
         + "'sdpa' (runs everywhere; on CUDA with a dense mask)."
         + "".join(f" '{name}'{entry.note}." for name, entry in KERNELS.items() if not entry.by_auto),
@@ -39,14 +39,14 @@ class ModelArguments:
     )
     rope_scaling: str | None = flag(
         None,
-        "Give a model with rotary embeddings FACTOR times its positions, e.g. yarn:4 (or linear:4, by interpolation "
-        "alone); the trained model keeps them. --max_seq_len is compared with these.",
+        "Extend a model with rotary embeddings to FACTOR times its positions, e.g. yarn:4 (or linear:4, interpolation "
+        "only); the trained model keeps them. --max_seq_len may use them all.",
         "type:factor",
         topic="length",
     )
     dropout: float | None = flag(
         None,
-        "Every dropout rate; 0 also turns off layer drop and the jitter of routers; default: the model's own.",
+        "All dropout rates; 0 also turns off layer drop and router jitter; default: the model's own.",
         "0 <= probability < 1",
     )
     gradient_checkpointing: bool = flag(
@@ -54,19 +54,19 @@ class ModelArguments:
     )
     head_chunk_mb: int = flag(
         0,
-        "MiB of float32 logits that the output layer computes at a time; more is faster on a GPU and takes more "
-        "memory. 0: by the memory that is free as the run starts, 256 on a CPU. Sums are rounded by it: a resumed run "
-        "keeps it.",
+        "MiB of float32 logits that the output layer computes at a time; more is faster on a GPU but takes more "
+        "memory. 0: chosen by free memory as the run starts, 256 on a CPU. It affects rounding: a resumed run keeps "
+        "it.",
         "mib >= 0",
         topic="memory",
     )
     freeze_vision_tower: bool = flag(
         ModelSettings.freeze_vision_tower,
-        "Models of images and text: do not train the vision tower, apart from its projector.",
+        "Models of images and text: freeze the vision tower, except its projector.",
     )
     freeze_projector: bool = flag(
         ModelSettings.freeze_projector,
-        "Models of images and text: do not train the projector, which makes embeddings of the tower's states.",
+        "Models of images and text: freeze the projector, which maps the tower's states to embeddings.",
     )
 
     def validate(self, mistakes: Mistakes) -> None:

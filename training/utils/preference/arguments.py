@@ -11,4 +11,4 @@ from training.utils.flags.flags import flag
 class PairLossArguments:
     """Flags of a loss that compares a preferred response with another."""
 
-    label_smoothing: float = flag(0.0, "Share of pairs assumed to be labelled the wrong way round.", "0 <= share < 0.5")
+    label_smoothing: float = flag(0.0, "Assumed share of pairs with swapped labels.", "0 <= share < 0.5")

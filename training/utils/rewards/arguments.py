@@ -35,21 +35,21 @@ class ScoringArguments:
 
     reward: str = flag(
         "model:1.0",
-        f"What scores a response: a weighted sum, as NAME:WEIGHT,NAME:WEIGHT. A name is model (the reward model), "
-        f"environment (step 3: what --environment gives all turns), {', '.join([*RULES, *_KINDS])}, or your own "
-        "function as FILE.py:NAME; the default weight is 1.",
+        "Rewards of a response, as a weighted sum NAME:WEIGHT,NAME:WEIGHT. A name is model (the reward model), "
+        f"environment (step 3: the sum of --environment's rewards over all turns), {', '.join([*RULES, *_KINDS])}, or "
+        "your own function as FILE.py:NAME; the default weight is 1.",
         "names",
     )
     reward_combine: str = flag(
         SUM,
-        "One score of several rewards, each times its weight: their sum, or, of an ensemble, their mean, their "
-        "minimum, or the mean minus --reward_deviations standard deviations.",
+        "How weighted rewards combine into one score: their sum or, for an ensemble, their mean, minimum, or mean "
+        "minus --reward_deviations standard deviations.",
         choices=COMBINATIONS,
     )
     reward_deviations: float = flag(
-        1.0, "With --reward_combine mean_minus_deviations: the standard deviations.", "factor >= 0"
+        1.0, "With --reward_combine mean_minus_deviations: number of standard deviations.", "factor >= 0"
     )
-    reward_timeout: float = flag(300.0, "Time that a reward function may take per rollout.", "seconds > 0")
+    reward_timeout: float = flag(300.0, "Time limit of a reward function per rollout.", "seconds > 0")
     reward_regex: str | None = flag(None, "With --reward regex: the pattern to search for in the response.", "pattern")
     reward_length_characters: int | None = flag(
         None, "With --reward length: the target length of a response.", "characters >= 1"
@@ -57,8 +57,8 @@ class ScoringArguments:
 
     reward_replay: str | None = flag(
         None,
-        "With --reward judge or http: the output folder of an earlier run, whose verdicts are given again. Nothing is "
-        "asked.",
+        "With --reward judge or http: output folder of an earlier run whose verdicts are replayed, without any "
+        "requests.",
         "folder",
         may_change=True,
     )
@@ -97,7 +97,7 @@ class CheckerArguments:
 
     checker: str | None = flag(
         None,
-        "A rule that scores held-out responses but trains nothing: one of --reward's, or your own as FILE.py:NAME.",
+        "Rule that scores held-out responses, for evaluation only: one of --reward's, or your own as FILE.py:NAME.",
         "name",
         topic="evaluation",
     )

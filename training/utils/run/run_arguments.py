@@ -40,8 +40,7 @@ class RunArguments:
     )
     shuffle: bool = flag(
         True,
-        "Train on the rows in an order drawn anew for each epoch; false: in the data's order, a dataset after the "
-        "other.",
+        "Shuffle the training rows anew for each epoch; false: keep the data's order, one dataset after another.",
         topic="split",
     )
     deterministic: bool = flag(
@@ -49,7 +48,7 @@ class RunArguments:
     )
     num_ranks: int | None = flag(
         None,
-        "Ranks to train on; default: one for each visible GPU, or one. `threestep` and scripts/*.sh start them."
+        "Number of ranks; default: one per visible GPU, or one without GPUs. `threestep` and scripts/*.sh start them."
         + "".join(f" {each.ranks_help}" for each in added("in_place_of_run", ()).values()),
         "ranks >= 1",
         aliases=["--ranks"],
@@ -91,14 +90,14 @@ class FaultArguments:
 
     max_bad_steps: int = flag(
         10,
-        "Skipped optimizer steps that end the run. A step is skipped if its loss or gradient is not finite (its "
-        "row ids: OUTPUT_DIR/bad_steps.jsonl). A healthy run in fp32 or bf16 has none; overflows by which fp16 "
-        "finds its loss scale do not count.",
+        "End the run after this many skipped optimizer steps. A step is skipped if its loss or gradient is not finite "
+        "(row ids: OUTPUT_DIR/bad_steps.jsonl). A healthy run in fp32 or bf16 has none; overflows while fp16 finds "
+        "its loss scale do not count.",
         "steps >= 1",
     )
     rank_timeout: float = flag(
         RANK_TIMEOUT_SECONDS,
-        "Time that a rank waits for the others before the run ends with an error. This catches ranks that hang; a"
-        " rank that dies is noticed at once.",
+        "Time a rank waits for other ranks before the run ends with an error. This catches ranks that hang; a rank "
+        "that dies is noticed at once.",
         "0 < seconds < 1e+08",
     )

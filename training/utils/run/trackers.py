@@ -49,14 +49,14 @@ class LogArguments:
     )
     report_samples: int = flag(
         8,
-        "Samples of each evaluation. Steps 1 and 2: held-out rows, drawn by the seed, that samples.jsonl and trackers "
-        "get; 0 writes none. Step 3, whose samples.jsonl has all: those of the first prompts, which trackers get.",
+        "Samples per evaluation. Steps 1 and 2: held-out rows, chosen by the seed, for samples.jsonl and trackers; 0 "
+        "writes none. Step 3: prompts whose samples trackers get; samples.jsonl has all.",
         "samples >= 0",
     )
     logging_seconds: float = flag(
         60.0,
-        "The fewest seconds between two lines of progress where the output is not a terminal; 0: a line every step. "
-        "metrics.jsonl has every step.",
+        "Minimum time between lines of progress if the output is not a terminal; 0: a line every step. metrics.jsonl "
+        "has every step.",
         "seconds >= 0",
     )
 

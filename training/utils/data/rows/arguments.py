@@ -37,8 +37,8 @@ class ChatArguments:
 
     end_of_conversation_token: str | None = flag(
         None,
-        "Token that ends every response, in all steps; default: the tokenizer's eos, or the token with which the "
-        "chat template ends a turn.",
+        "Token that ends every response, in all steps; default: the tokenizer's eos, or the chat template's "
+        "end-of-turn token.",
         "token",
     )
     add_end_of_conversation_token: bool = flag(
@@ -48,22 +48,21 @@ class ChatArguments:
     )
     prompt_style: str = flag(
         AUTO,
-        "How prompts and responses become text: 'human_assistant' (DeepSpeed-Chat's \"Human: ... "
-        "Assistant:\"), 'as_stored' (the prompt as it is, with nothing around it), 'chat_template', or 'auto': the "
-        "style saved with the model, otherwise the chat template where the tokenizer has one, otherwise that of the "
-        "rows.",
+        "How prompts and responses become text: 'human_assistant' (DeepSpeed-Chat's \"Human: ... Assistant:\"), "
+        "'as_stored' (the prompt unchanged), 'chat_template', or 'auto': the style saved with the model, otherwise "
+        "the tokenizer's chat template, otherwise the style of the rows.",
         "style",
         choices=(AUTO, *PROMPT_STYLES),
     )
     chat_template: str | None = flag(None, "File of a Jinja chat template; default: the tokenizer's own.", "file")
     chat_template_kwargs: str | None = flag(
         None,
-        "More variables for the chat template, as a JSON object, such as '{\"enable_thinking\": false}'.",
+        "Extra variables for the chat template, as a JSON object, such as '{\"enable_thinking\": false}'.",
         "json",
     )
     train_turns: str = flag(
         "all",
-        "Step 1 with a chat template: the loss is on 'all' assistant turns or on the 'last'.",
+        "Step 1 with a chat template: train on 'all' assistant turns or only on the 'last'.",
         choices=TRAIN_TURNS,
     )
     bad_conversations: str = flag(
@@ -140,29 +139,27 @@ class RowArguments:
     max_prompt_seq_len: int = flag(256, "Step 3: maximum length of a prompt.", "tokens >= 1")
     truncation: str = flag(
         "right",
-        "Steps 1 and 2, what happens to a text longer than --max_seq_len: 'right' cuts the end of the response, "
-        "'left' the beginning of the prompt, 'middle' the middle of the prompt, 'drop' drops the row, 'error' "
-        "stops.",
+        "Steps 1 and 2, if a text is longer than --max_seq_len: 'right' cuts the end of the response, 'left' the "
+        "beginning of the prompt, 'middle' the middle of the prompt, 'drop' drops the row, 'error' stops.",
         choices=TRUNCATIONS,
     )
     prompt_truncation: str = flag(
         "drop",
-        "Step 3, what happens to a prompt longer than --max_prompt_seq_len: 'drop' drops it, 'left', 'right' and "
-        "'middle' cut it there, 'error' stops.",
+        "Step 3, if a prompt is longer than --max_prompt_seq_len: 'drop' drops it, 'left', 'right' and 'middle' cut "
+        "it there, 'error' stops.",
         choices=TRUNCATIONS,
     )
     loss_on: str = flag(
         "response",
-        "Step 1: the tokens that the loss is on, those of the 'response' or of the whole 'conversation' (the "
-        "prompt too).",
+        "Step 1: tokens to train on, those of the 'response' or of the whole 'conversation' (prompt included).",
         choices=LOSS_PLACES,
         topic="loss",
     )
     return_columns: list[str] = flag(
         [],
-        "Step 3: more of a prompt for rewards and samples: 'raw_prompt_ids', its token ids (cut, not padded), "
-        "'raw_prompt', its messages, 'prompt_messages', the same where the data have messages (on by itself with a "
-        "reward that takes completions), 'full_prompts', its text, uncut.",
+        "Step 3: extra prompt columns for rewards and samples: 'raw_prompt_ids', token ids (truncated, not padded); "
+        "'raw_prompt', messages; 'prompt_messages', the same if the data have messages (automatic with a reward that "
+        "takes completions); 'full_prompts', the untruncated text.",
         "column",
         choices=RETURN_COLUMNS,
         topic="data",

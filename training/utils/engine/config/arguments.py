@@ -86,29 +86,29 @@ class EngineArguments:
 
     per_device_train_batch_size: int | None = flag(
         SEQUENCES_OF_A_FORWARD,
-        "Sequences (step 2: prompts) in one forward of a rank. They are packed into as few rows as fit. auto: of the "
-        f"default's step, 16 x --gradient_accumulation_steps{''.join(advice('batch'))}.",
+        "Sequences (step 2: prompts) per forward on each rank, packed into as few rows as possible. auto: keeps the "
+        f"default step, 16 x --gradient_accumulation_steps{''.join(advice('batch'))}.",
         "sequences >= 1",
         topic="batch",
         takes_auto=True,
     )
     per_device_eval_batch_size: int = flag(
         16,
-        "Sequences (step 2: prompts) in one forward of a rank in evaluation.",
+        "Sequences (step 2: prompts) per evaluation forward on each rank.",
         "sequences >= 1",
         topic="evaluation",
         may_change=True,
     )
     gradient_accumulation_steps: int = flag(
         1,
-        "Forwards per optimizer step. The step takes batch size x ranks x this many sequences, exactly.",
+        "Forwards per optimizer step. A step takes exactly batch size x ranks x this many sequences.",
         "steps >= 1",
         topic="batch",
     )
     max_tokens_per_micro_batch: int | None = flag(
         None,
-        "Maximum tokens in one forward, padding included; default: what the batch size's sequences could have, and in "
-        f"packed rows on a CPU at most {SMALL_FORWARD_TOKENS:,}.",
+        "Maximum tokens in one forward, padding included; default: enough for the batch size's longest sequences, but "
+        f"at most {SMALL_FORWARD_TOKENS:,} in packed rows on a CPU.",
         "tokens >= 1",
         topic="batch",
     )
@@ -117,16 +117,16 @@ class EngineArguments:
     )
     share_beginnings: int | None = flag(
         None,
-        "From how many equal tokens on the beginnings of an optimizer step's rows are computed once, e.g. those of one "
-        "conversation; 0: none are; auto: 64, where the first steps' rows begin alike. The gradient is the same. "
-        "Packed rows alone; responses share their prompt anyway.",
+        "Minimum length in tokens of a common prefix that an optimizer step's rows compute once, e.g. rows of one "
+        "conversation; 0: off; auto: 64 if the first steps' rows begin alike. The gradient is the same. Packed rows "
+        "only; responses always share their prompt.",
         "tokens >= 0",
         topic="batch",
         takes_auto=True,
     )
     num_train_epochs: float = flag(
         1.0,
-        "Passes over the training rows; inf goes on until --max_train_steps.",
+        "Passes over the training rows; inf continues until --max_train_steps.",
         "epochs > 0",
         topic="batch",
         may_change=True,
@@ -144,7 +144,7 @@ class EngineArguments:
     )
     eval_epochs: float = flag(
         0.0,
-        "Also evaluate whenever this many epochs are complete; 0: not by epochs.",
+        "Also evaluate every time this many epochs are complete; 0 disables it.",
         "epochs >= 0",
         topic="evaluation",
         may_change=True,
@@ -158,16 +158,16 @@ class EngineArguments:
     )
     optimizer: str = flag(ADAMW, "The optimizer: " + ", ".join(OPTIMIZERS) + ".", "name", choices=OPTIMIZERS)
     weight_decay: float = flag(0.0, "AdamW's weight decay, on matrices only.", "rate >= 0")
-    adam_beta1: float = flag(ADAM_BETAS[0], "AdamW's decay of the mean of the gradients.", "0 <= rate < 1")
+    adam_beta1: float = flag(ADAM_BETAS[0], "AdamW's decay rate for the mean of the gradients.", "0 <= rate < 1")
     adam_beta2: float = flag(
-        ADAM_BETAS[1], "AdamW's decay of the mean of their squares (the default is GPT-3's).", "0 <= rate < 1"
+        ADAM_BETAS[1], "AdamW's decay rate for the mean of squared gradients (default: GPT-3's).", "0 <= rate < 1"
     )
-    adam_epsilon: float = flag(ADAM_EPSILON, "AdamW's term in the denominator.", "number > 0")
+    adam_epsilon: float = flag(ADAM_EPSILON, "AdamW's constant in the denominator.", "number > 0")
     lr_scheduler_type: str = flag("cosine", "One of " + ", ".join(SCHEDULES) + ".", "name", choices=SCHEDULES)
     num_warmup_steps: int = flag(0, "Optimizer steps of linear warm-up.", "steps >= 0")
     warmup_ratio: float = flag(
         0.0,
-        "Warm-up as a share of the run's optimizer steps, rounded up, in the place of --num_warmup_steps.",
+        "Warm-up as a share of the run's optimizer steps, rounded up, instead of --num_warmup_steps.",
         "0 <= share < 1",
     )
     min_lr_ratio: float = flag(
@@ -180,7 +180,7 @@ class EngineArguments:
         f"Share of the steps after warm-up at the peak, before the decay ({', '.join(_reading('stable_ratio'))}).",
         "0 <= share <= 1",
     )
-    max_grad_norm: float = flag(1.0, "Clip gradients to this norm; 0 does not clip.", "norm >= 0")
+    max_grad_norm: float = flag(1.0, "Clip gradients to this norm; 0 disables clipping.", "norm >= 0")
     dtype: str = flag(
         "bf16",
         "Precision of training; fp16 needs a GPU, and ZeRO stage 1, 2 or 3. bf16 keeps float32 master weights; "
@@ -190,21 +190,21 @@ class EngineArguments:
     )
     zero_stage: int = flag(
         0,
-        "What ZeRO shards over the ranks: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too.",
+        "What ZeRO shards across ranks: 0 nothing, 1 optimizer states, 2 also gradients, 3 also weights.",
         "0 <= stage <= 3",
         topic="memory",
     )
     offload: bool = flag(False, "Keep optimizer states (ZeRO-3: weights too) in CPU memory.", topic="memory")
     zero3_live_parameters: int | None = flag(
         None,
-        "ZeRO-3: weights that may be whole at once on a rank; default: by model and memory (docs/scale.md).",
+        "ZeRO-3: maximum weights gathered at once on a rank; default: by model and memory (docs/scale.md).",
         "weights >= 0",
         topic="memory",
     )
     bf16_optimizer_states: bool = flag(
         False,
-        "Keep master weights, gradients and AdamW's moments in bfloat16: 10 bytes a weight instead of 18, and updates "
-        "of less than 1/512 of a weight are lost to rounding (docs/scale.md).",
+        "Keep master weights, gradients and AdamW's moments in bfloat16: 10 bytes per weight instead of 18, but "
+        "updates below 1/512 of a weight are lost to rounding (docs/scale.md).",
         topic="memory",
     )
 
