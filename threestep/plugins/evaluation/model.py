@@ -163,8 +163,8 @@ class ChatModel:
             return most
         if prompt_tokens >= self.positions:
             raise ThreestepError(
-                f"the conversation has {prompt_tokens} tokens and '{self.name}' has {self.positions} positions, "
-                "which leaves no room for an answer; type /reset to start a new conversation"
+                f"the conversation has {prompt_tokens} tokens, which leaves no room for an answer in the "
+                f"{self.positions} positions of '{self.name}'; type /reset to start a new conversation"
             )
         return min(most, self.positions - prompt_tokens)
 
@@ -279,7 +279,7 @@ def open_chat_folder(name_or_path: str, data: DataArguments, *, with_media: bool
     style = adopt_style(tokenizer, data.chat)
     note(f"{name_or_path}: {style.sentence}")
     if style.chat.prompt_style == AS_STORED:
-        note(f"{name_or_path}: a question is asked as it is typed, without the turns before it, as its rows were")
+        note(f"{name_or_path}: each question is asked alone, without earlier turns, as in the training rows")
     end_id, reader = end_of_conversation_id(tokenizer, style.end_token), None
     if with_media and style.chat.prompt_style == CHAT_TEMPLATE:
         reader = reader_of_model(name_or_path, False, tokenizer)
@@ -345,7 +345,9 @@ def prompt_of(chat_model: ChatModel, messages: Sequence[Message]) -> PromptRow:
     data = replace(chat_model.data, rows=replace(chat_model.data.rows, max_prompt_seq_len=_NO_BOUND_TOKENS))
     row = PromptMaker(data, chat_model.tokenizer, chat_model.reads).make(list(messages), None, 0)
     if row is None:
-        raise ThreestepError(f"the conversation is empty and makes no prompt for '{chat_model.name}'; type a message")
+        raise ThreestepError(
+            f"the conversation is empty, so there is no prompt for '{chat_model.name}'; type a message"
+        )
     return row
 
 
@@ -383,6 +385,6 @@ def check_room(chat_model: ChatModel, longest_tokens: int, flags: str) -> None:
     """ThreestepError if `longest_tokens`, which `flags` allow, exceeds the model's positions."""
     if chat_model.positions is not None and longest_tokens > chat_model.positions:
         raise ThreestepError(
-            f"{flags} allow sequences of {longest_tokens} tokens and '{chat_model.name}' has {chat_model.positions} "
-            "positions; lower them"
+            f"{flags} allow {longest_tokens} tokens, more than the {chat_model.positions} positions of "
+            f"'{chat_model.name}'; lower them"
         )

@@ -82,8 +82,9 @@ class Scorer:
         if isinstance(self.texts, ChatTokenizer):
             if isinstance(prompt, str):
                 raise ThreestepError(
-                    f"the reward model '{self.name}' reads conversations by its chat template, in another tokenizer "
-                    "than the answers': take one with their tokenizer, or --prompt_style human_assistant"
+                    f"the reward model '{self.name}' reads conversations by its chat template and has a different "
+                    "tokenizer from the answers; use a reward model with their tokenizer, or --prompt_style "
+                    "human_assistant"
                 )
             return _ids_of_messages(self.texts, prompt, response)
         if self.reads_as_stored:
@@ -147,6 +148,6 @@ def check_scored(name_or_path: str, sides: Sequence[tuple[Any, MediaReader]]) ->
     unread = why_unscored(name_or_path, sides)
     if unread is not None:
         raise ThreestepError(
-            f"--reward contains the reward model, and rows of the data have {MEDIA_COLUMN}: {unread}; give another, a "
-            "rule (--reward exact_match) or a function"
+            f"--reward includes `model`, but rows have {MEDIA_COLUMN}: {unread}; give another reward model, a rule "
+            "(--reward exact_match) or a function"
         )

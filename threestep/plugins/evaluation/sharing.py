@@ -62,7 +62,7 @@ class Sharers:
         started = time.monotonic()
         while not self.store.check([key]):
             if self.store.check([_FAILED]):
-                raise ThreestepError(f"rank {self.store.get(_FAILED).decode()} failed; what it said is above")
+                raise ThreestepError(f"rank {self.store.get(_FAILED).decode()} failed; see its messages above")
             time.sleep(min(0.001 + (time.monotonic() - started) / 10, _LONGEST_POLL_SECONDS))
         return json.loads(self.store.get(key))
 

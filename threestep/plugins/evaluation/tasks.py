@@ -68,23 +68,23 @@ def checked_rewards(flags: Evaluated) -> tuple[Reward, ...]:
     mistakes = Mistakes()
     mistakes.require(
         flags.evaluation.benchmark is None,
-        f"--benchmark is only for reward_model, and {flags.task} takes prompts; leave it out",
+        f"--benchmark is only for reward_model, and {flags.task} uses prompts; leave it out",
     )
     if flags.task == "perplexity":
         mistakes.require(
             flags.sampling.rollout_engine == SamplingArguments.rollout_engine,
-            "--rollout_engine draws answers, and perplexity draws none; leave it out",
+            "--rollout_engine is not used here: perplexity draws no answers; leave it out",
         )
         mistakes.require(
             flags.evaluation.val_samples == 1,
-            f"--val_samples {flags.evaluation.val_samples} draws answers, and perplexity draws none; leave it out",
+            f"--val_samples {flags.evaluation.val_samples} is not used here: perplexity draws no answers; leave it out",
         )
         mistakes.raise_if_any()
         return ()
     rewards = scored_by(flags, mistakes)
     mistakes.require(
         (flags.evaluation.baseline is not None) == (flags.task == "win_rate"),
-        "win_rate expects the other model as --baseline, got none"
+        "win_rate expects --baseline, the model to compare against, got none"
         if flags.task == "win_rate"
         else f"--baseline is only for win_rate, and {flags.task} compares with nothing; leave it out",
     )
@@ -94,8 +94,8 @@ def checked_rewards(flags: Evaluated) -> tuple[Reward, ...]:
         )
     mistakes.require(
         flags.evaluation.val_samples == 1 or flags.sampling.temperature > 0,
-        f"--val_samples {flags.evaluation.val_samples} draws several answers, and --temperature 0 picks the same one "
-        "each time; give a temperature, or leave --val_samples out",
+        f"--val_samples {flags.evaluation.val_samples} draws several answers, but --temperature 0 gives the same one "
+        "each time; raise --temperature, or leave --val_samples out",
     )
     mistakes.raise_if_any()
     return rewards
@@ -172,9 +172,9 @@ def shared_prompts(sides: list[Sequence[PromptRow]]) -> list[Sequence[PromptRow]
     both = [row_id for row_id in by_id[0] if all(row_id in side for side in by_id)]
     left_out = max(len(side) for side in by_id) - len(both)
     if left_out:
-        note(f"{left_out} prompts are left out: in one of the tokenizers they exceed --max_prompt_seq_len")
+        note(f"{left_out} prompts left out: they exceed --max_prompt_seq_len in one of the tokenizers")
     if not both:
-        raise ThreestepError("the two models share no prompt; raise --max_prompt_seq_len")
+        raise ThreestepError("no prompt fits both models; raise --max_prompt_seq_len")
     return [[side[row_id] for row_id in both] for side in by_id]
 
 

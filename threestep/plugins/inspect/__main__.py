@@ -1,10 +1,10 @@
-"""Shows what will be trained: what data are taken for, and what a model is fed of them, before any training.
+"""Shows how your data will be read, and what the model will be trained on, before any training.
 
     threestep inspect --data_path jsonl:rows.jsonl --model_name_or_path DIR --html data.html
 
-The format that is recognised and why, the columns that are read and those that are not, the rows that each phase gets,
-the prompt style and the end token, lengths, what is cut, dropped or carries no loss and why, and rows as the model sees
-them. Give it the data flags of a run. Without a model it counts characters. Nothing is cached or changed.
+Prints the recognised format and why, which columns are read and which are not, the rows that each step gets,
+the prompt style and the end token, lengths, what is cut, dropped or without loss and why, and rows as the model sees
+them. Use the data flags of your run. Without a model, lengths are in characters. Nothing is cached or changed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class InspectArguments:
 
     model_name_or_path: str = flag_of(
         ModelArguments,
-        "Folder or hub name of a model, or of its tokenizer: for its chat template, end token and lengths in tokens.",
+        "Model or tokenizer (a folder or hub name) that provides the chat template, the end token and lengths in "
+        "tokens.",
         aliases=["--tokenizer"],
     )
     phase: str = flag_of(
@@ -49,8 +50,8 @@ class InspectArguments:
         default=ALL,
         choices=(ALL, *PHASES),
     )
-    rows: int = flag_of(ShownArguments, "Rows of each phase to show.")
-    look_at: int = flag(2_000, "Rows of each phase to tokenize, picked by the seed.", "rows >= 1")
+    rows: int = flag_of(ShownArguments, "Rows to show per step.")
+    look_at: int = flag(2_000, "Rows to tokenize per step, picked by the seed.", "rows >= 1")
     json: bool = flag_of(ShownArguments, "Print one JSON object instead of text.")
     html: str = flag_of(ShownArguments)
     seed: int = flag_of(RunArguments, "The run's seed, which decides the split.")
@@ -100,8 +101,8 @@ def look(inspect: InspectArguments, data: DataArguments) -> Any:
         mistakes.add(f"{name} needs --model_name_or_path, got none; name a model, or its tokenizer alone")
     mistakes.raise_if_any()
     sentence = (
-        "no --model_name_or_path: texts as Human: ... Assistant:, lengths in characters; with a model: its chat "
-        "template, where it has one, its end token, and tokens"
+        "no --model_name_or_path: texts are shown as Human: ... Assistant:, lengths in characters; name a model to "
+        "see its chat template (if it has one), end token and tokens"
     )
     chat = replace(data.chat, prompt_style=HUMAN_ASSISTANT)
     return account_of(replace(data, chat=chat), extent, Characters(), sentence, has_ids=False)

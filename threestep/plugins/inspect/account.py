@@ -287,23 +287,23 @@ REASONS = {
     "no_chosen": "it has no response",
     "no_response": "one of its ranked responses is missing",
     "no_rejected": "it has no rejected response, and a pair needs one",
-    "empty_prompt": "its prompt is empty, or blanks alone",
-    "empty_response": "a response is empty, or blanks alone",
-    "identical_responses": "its responses are the same, so that neither is better",
+    "empty_prompt": "its prompt is empty or blank",
+    "empty_response": "a response is empty or blank",
+    "identical_responses": "its responses are identical, so neither is better",
     "response_of_several_messages": "a response of a pair is more than one message",
-    "no_assistant_turn": "no message is the assistant's",
-    "no_turn_to_train": "a weight of its own takes every turn of the assistant's out of the loss",
-    "unread_reasoning": "the chat template does not write the reasoning of its answer",
+    "no_assistant_turn": "it has no assistant message",
+    "no_turn_to_train": "its `weight` removes every assistant turn from the loss",
+    "unread_reasoning": "the chat template omits the reasoning of its answer",
     "bad_conversation": "the chat template refuses it (--bad_conversations drop)",
-    "prompt_no_prefix_of_the_response": "the template writes the prompt otherwise where a response follows",
-    "marked_bad": "its response is marked as bad, and is not to be learnt",
-    "unpaired": "its response is marked good or bad by itself, and a pair needs two",
+    "prompt_no_prefix_of_the_response": "the template writes the prompt differently when a response follows",
+    "marked_bad": "its response is marked as bad, so it must not be learnt",
+    "unpaired": "its single response is marked good or bad, and a pair needs two",
     "too_long": "it is longer than --max_seq_len (--truncation drop)",
     "prompt_too_long": "its prompt is longer than --max_prompt_seq_len (--prompt_truncation drop)",
     "response_cut_to_nothing": "its prompt alone is longer than --max_seq_len",
     "no_room_for_the_prompt": "its response alone is as long as --max_seq_len",
-    "malformed_parallel": "its tags of parallel thinking do not match (--malformed_parallel drop)",
-    "cut_inside_a_block": "it would be cut inside a block of parallel thinking",
+    "malformed_parallel": "its parallel-thinking tags do not match (--malformed_parallel drop)",
+    "cut_inside_a_block": "it would be cut inside a parallel-thinking block",
 }
 
 
@@ -338,7 +338,7 @@ class _PhaseLook:
             shared = divide_rows(self._phase, self._data.split, sources, self._look.seed)
             account = self._shares(account, shared.train, shared.eval)
             if account.share_rows == 0:
-                raise ThreestepError(f"phase {self._phase} gets none of the rows by {account.share_flags}")
+                raise ThreestepError(f"step {self._phase} gets no rows: {account.share_flags} gives it none")
             portions = self._sampled(shared.train)
             account = replace(account, looked_at=sum(len(portion.indices) for portion in portions))
             _ = self._text_maker  # what is wrong with the style is wrong with every row
@@ -403,7 +403,7 @@ class _PhaseLook:
         self.rows = [taken.row for taken in kept]
         if not kept:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.dropped.items()))
-            account = replace(account, refused=f"phase {self._phase} has no training rows: all are dropped ({reasons})")
+            account = replace(account, refused=f"step {self._phase} has no training rows: all are dropped ({reasons})")
         return replace(
             account,
             kept=len(kept),
@@ -495,13 +495,13 @@ class _PhaseLook:
 def _loss(phase: int, data: DataArguments) -> str:
     """The tokens that carry loss."""
     if phase == 2:
-        return "the responses, for DPO; a reward model is scored at the last token of each"
+        return "the responses, for DPO; a reward model scores the last token of each"
     if phase == 3:
-        return "a prompt carries none: PPO learns from the responses that it samples"
+        return "none on prompts: PPO learns from the responses that it samples"
     if data.rows.loss_on == "conversation":
         return "all but the first of a row (--loss_on conversation)"
     turns = "last response" if data.chat.train_turns == "last" else "responses"
-    return f"the {turns} and the tokens that end them; prompts and what a template writes carry none"
+    return f"the {turns} and the tokens that end them; none on prompts and template text"
 
 
 def _share_flags(split: SplitArguments) -> str:
@@ -514,7 +514,7 @@ def _counted(counts: Counts, has_ids: bool) -> dict[str, int]:
     found = {f"rows: {what}": count for what, count in [*counts.noted.items(), *counts.parallel.items()]}
     if has_ids:
         found |= {f"responses end with {token}": count for token, count in counts.ends.items()}
-        found |= {f"times {token} stands inside a response": count for token, count in counts.inside.items()}
+        found |= {f"times {token} occurs inside a response": count for token, count in counts.inside.items()}
     return found
 
 

@@ -71,9 +71,9 @@ def _phase(phase: PhaseAccount, account: Account) -> str:
         body += f'<p class="soft">Loss: {escape(phase.loss)}.</p>'
         body += f'<div class="blocks">{_lengths(phase, unit)}{_dropped(phase)}</div>'
     if phase.rows:
-        body += f"<h3>{len(phase.rows):,} rows as the model is fed them</h3>"
+        body += f"<h3>{len(phase.rows):,} rows as the model sees them</h3>"
         body += "".join(_row(phase, row, unit) for row in phase.rows)
-    return f'<section id="phase{phase.phase}"><h2>Phase {phase.phase}: {escape(phase.name)}</h2>{body}</section>'
+    return f'<section id="phase{phase.phase}"><h2>Step {phase.phase}: {escape(phase.name)}</h2>{body}</section>'
 
 
 def _figures(phase: PhaseAccount, unit: str) -> list[tuple[str, str]]:

@@ -43,7 +43,7 @@ def as_lines(account: Account, style: Style) -> Iterator[str]:
 def row_title(phase: PhaseAccount, row: ShownRow, unit: str) -> str:
     """Phase, place and length of a row."""
     cut = f", cut from {row.whole_tokens:,}" if row.tokens < row.whole_tokens else ""
-    return f"phase {phase.phase}, {row.where}: {row.tokens:,} {unit}{cut}"
+    return f"step {phase.phase}, {row.where}: {row.tokens:,} {unit}{cut}"
 
 
 def _row(row: ShownRow, style: Style) -> Iterator[str]:
@@ -80,7 +80,7 @@ def reading(source: SourceAccount) -> str:
     if source.recognised is None:
         return f"read by {source.kind}"
     unread = [*source.recognised.texts_not_read, *source.recognised.others_not_read]
-    along = f"; not read: {column_names(unread)} (a prompt of step 3 carries them to the rewards)" if unread else ""
+    along = f"; not read: {column_names(unread)} (step 3 passes them to the rewards with the prompt)" if unread else ""
     notes = "".join(f"; {note}" for note in source.recognised.notes)
     return f"read as {source.recognised.format} because of {source.recognised.why}{along}{notes}"
 
@@ -96,7 +96,7 @@ def column_table(source: SourceAccount) -> list[tuple[str, str, str, str]]:
 
 
 def _phase(phase: PhaseAccount, account: Account) -> Iterator[str]:
-    yield f"phase {phase.phase} ({phase.name}): {share_sentence(phase)}"
+    yield f"step {phase.phase} ({phase.name}): {share_sentence(phase)}"
     for sentence in findings(phase, account.unit):
         yield f"  {sentence}"
     if phase.lengths is not None and phase.share_rows:
@@ -116,11 +116,11 @@ def findings(phase: PhaseAccount, unit: str) -> list[str]:
     """Lines on the rows: kept, cut, dropped and why, their lengths, and where the loss falls."""
     lines = [] if phase.refused is None else [f"refused: {phase.refused}"]
     if phase.stopping:
-        lines.append(f"{phase.stopping:,} of the rows looked at would stop training, which the figures leave out")
+        lines.append(f"{phase.stopping:,} of these rows would stop training; the figures exclude them")
         lines += [f"  {row.where}: {row.reason}" for row in phase.stopping_rows]
     if not phase.looked_at:
         return lines
-    sample = "" if phase.looked_at == phase.share_rows else f" {phase.looked_at:,} looked at:"
+    sample = "" if phase.looked_at == phase.share_rows else f" {phase.looked_at:,} checked:"
     limit = ""
     if phase.kept and phase.limit_tokens is not None:
         limit = f", {phase.cut:,} of them cut at {phase.limit_flag} {phase.limit_tokens:,}"

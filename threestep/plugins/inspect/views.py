@@ -95,7 +95,7 @@ def source_of(row_id: int, described: Sequence[dict[str, Any]]) -> dict[str, Any
             if 0 <= index < rows:
                 return {"source": source["name"], "source_part": part, "index": index}
             index -= rows
-    raise AssertionError(f"row id {row_id} belongs to no source")
+    raise AssertionError(f"row id {row_id} is not in any source")
 
 
 # Ids -> texts.

@@ -24,46 +24,47 @@ class BestOfArguments:
     topic: ClassVar[str] = "task"
 
     model_name_or_path: str = flag_of(
-        EvaluateArguments, "Model that answers: a folder or a hub name (required).", topic="model"
+        EvaluateArguments, "Model that draws the responses: a folder or a hub name (required).", topic="model"
     )
     reward_model: str | None = flag_of(EvaluateArguments)
-    split: str = flag_of(ShownArguments, "Rows of phase 3: train or eval.", default="train", choices=SPLITS)
+    split: str = flag_of(ShownArguments, "Split of step 3's rows: train or eval.", default="train", choices=SPLITS)
     per_device_eval_batch_size: int = flag_of(
-        EvaluateArguments, "Prompts that a rank answers together; what an interruption loses at most.", topic="batch"
+        EvaluateArguments, "Prompts per batch on each rank; an interruption loses at most this many.", topic="batch"
     )
     part: str = flag(
         "1/1",
-        "Take the k-th of n equal parts of the prompts alone, as k/n: each n-th, from the k-th on. Rounds of "
-        "`threestep all` take one part each.",
+        "Use only part k of n of the prompts, written k/n: every n-th prompt, starting at the k-th. Rounds of "
+        "`threestep all` use one part each.",
         "part",
     )
     num_samples_per_prompt: int = flag_of(
-        PromptSamplesArguments, "n: responses drawn for each prompt, of which the best is kept.", default=8
+        PromptSamplesArguments, "n: responses drawn per prompt; the best is kept.", default=8
     )
     keep_best: int = flag(
         1,
-        "Responses kept of each prompt, a row each: the best against the worst, the second best against the second "
+        "Responses kept per prompt, one row each: the best against the worst, the second best against the second "
         "worst, and so on.",
         "responses >= 1",
         may_change=True,
     )
     min_reward: float | None = flag(
-        None, "Keep only responses whose reward is at least this (rejection sampling); default: any.", "score",
+        None, "Keep only responses with at least this reward (rejection sampling); default: any.", "score",
         may_change=True,
     )  # fmt: skip
     keep_cut: bool = flag(
         False,
-        "Also keep responses that --max_new_tokens cut; steps 1 and 2 add an end to them that the model did not write.",
+        "Also keep responses cut by --max_new_tokens; steps 1 and 2 append an end token that the model did not write.",
         may_change=True,
     )
     checker: str | None = flag_of(
         CheckerArguments,
-        "A rule that scores all responses and picks none of them: one of --reward's, or your own as FILE.py:NAME. The "
-        "curve shows its score of the response that the reward picks.",
+        "A rule that scores every response but never picks one: a name that --reward takes, or your own as "
+        "FILE.py:NAME. The curve shows its score for the response that the reward picks.",
     )
     overwrite: bool = flag_of(
         CheckpointArguments,
-        "Remove what an earlier run left in --output_dir; without it the same command resumes or rewrites its results.",
+        "Remove an earlier run's results from --output_dir; without this flag the same command resumes or rewrites "
+        "them.",
         may_change=True,
     )
 

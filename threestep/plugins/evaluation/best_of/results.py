@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 ROWS, PAGE, FIGURES = "rows.jsonl", "best_of.html", "best_of.json"
 HEAD = ("n", "KL at most", "reward (95 %)", "checker, of the pick", "checker, at best")
 _REASONS = {
-    "cut_or_empty": "whose responses are all cut by --max_new_tokens or empty",
-    "below_min_reward": "of whose responses none reaches --min_reward",
+    "cut_or_empty": "whose responses are all empty or cut by --max_new_tokens",
+    "below_min_reward": "with no response that reaches --min_reward",
 }
 
 
@@ -57,7 +57,7 @@ def write_results(drawn: Sequence[Drawn], flags: Evaluated, wanted: BestOfArgume
     }
     RunFolder(folder, is_main_rank=True).write_json(FIGURES, figures)
     if not kept.rows:
-        raise ThreestepError(f"no response is kept: {'; '.join(_sentences(drawn, kept)[1:])}; {_remedy(kept)}")
+        raise ThreestepError(f"no response was kept: {'; '.join(_sentences(drawn, kept)[1:])}; {_remedy(kept)}")
     sentences = [*_as_text(curve), *([warning] if warning else []), *_sentences(drawn, kept)]
     return [*sentences, f"written to {folder}: {ROWS}, {PAGE}, {FIGURES}, answers.jsonl"]
 
@@ -91,7 +91,7 @@ def _sentences(drawn: Sequence[Drawn], kept: Kept) -> list[str]:
 
 def _remedy(kept: Kept) -> str:
     remedies: dict[str, Any] = {
-        "cut_or_empty": "raise --max_new_tokens, or give --keep_cut",
+        "cut_or_empty": "raise --max_new_tokens, or add --keep_cut",
         "below_min_reward": "lower --min_reward",
     }
     return ", or ".join(remedies[reason] for reason in kept.left_out)

@@ -59,8 +59,8 @@ class AnswerStore:
             names = [name for name in {**earlier, **plain} if earlier.get(name) != plain.get(name)]
             differ = "; ".join(f"{name} was {earlier.get(name)} and is {plain.get(name)}" for name in names)
             raise ThreestepError(
-                f"--output_dir {self.folder} holds responses that were drawn with other settings: {differ}; restore "
-                "them, give another --output_dir, or --overwrite to draw again"
+                f"--output_dir {self.folder} holds responses drawn with other settings: {differ}; restore those "
+                "settings, give another --output_dir, or add --overwrite to draw again"
             )
         _write_whole(path, json.dumps(plain, indent=2) + "\n")
         (self.folder / _BATCHES).mkdir(exist_ok=True)
@@ -72,9 +72,9 @@ class AnswerStore:
             if text is not None:
                 return dict(checked_json(dict[str, Any], text, path))
             if (self.folder / ANSWERS).exists() or any((self.folder / _BATCHES).glob("*.jsonl")):
-                raise ThreestepError(f"--output_dir {self.folder} holds responses, and lacks {_SETTINGS}")
+                raise ThreestepError(f"--output_dir {self.folder} holds responses but no {_SETTINGS}")
         except ThreestepError as problem:
-            raise ThreestepError(f"{problem}; give another --output_dir, or --overwrite to draw again") from problem
+            raise ThreestepError(f"{problem}; give another --output_dir, or add --overwrite to draw again") from problem
         return None
 
     def missing(self, batches: Sequence[range]) -> list[int]:
@@ -100,7 +100,7 @@ class AnswerStore:
                 found += _drawn_in(texts[-1], places, file)
                 _check_alike(found[-len(places) :], found[0], file)
             except ThreestepError as problem:
-                raise ThreestepError(f"{problem}; remove this file, and its responses are drawn again") from problem
+                raise ThreestepError(f"{problem}; remove this file to draw its responses again") from problem
         if not is_closed:
             _write_whole(path, "".join(texts))
         remove(self.folder / _BATCHES)
@@ -115,7 +115,7 @@ def _drawn_in(text: str, places: range, path: Path) -> list[Drawn]:
     lines = [line for line in text.split("\n") if line]
     found = [dict(checked_json(_DrawnLine, line, f"{path}, line {n}")) for n, line in enumerate(lines, start=1)]
     if [prompt["prompt_index"] for prompt in found] != list(places):
-        raise ThreestepError(f"{path} expects the prompts {places.start:,} to {places.stop - 1:,}, a line each")
+        raise ThreestepError(f"{path} expects prompts {places.start:,} to {places.stop - 1:,}, one per line")
     return found
 
 
@@ -126,7 +126,9 @@ def _check_alike(found: Sequence[Drawn], first: Drawn, path: Path) -> None:
         is_alike = prompt.keys() == first.keys() and len(prompt["responses"]) == len(first["responses"]) > 0
         is_finite = all(math.isfinite(value) for each in values for value in each)
         if not (is_alike and is_finite and all(len(each) == len(prompt["responses"]) for each in values)):
-            raise ThreestepError(f"{path} expects as many finite scores as responses, and as many for each prompt")
+            raise ThreestepError(
+                f"{path} expects one finite score per response, and the same number of responses for each prompt"
+            )
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -19,20 +19,18 @@ class HarnessArguments:
 
     topic: ClassVar[str] = "evaluation"
 
-    tasks: list[str] = flag(
-        [], "harness: tasks of lm-evaluation-harness, by name or as a task file (FILE.yaml).", "names"
-    )
-    tasks_path: str | None = flag(None, "harness: a folder of task files of yours, which --tasks names.", "folder")
+    tasks: list[str] = flag([], "harness: lm-evaluation-harness tasks, by name or as task files (FILE.yaml).", "names")
+    tasks_path: str | None = flag(None, "harness: a folder with your own task files, for --tasks to name.", "folder")
     num_fewshot: int | None = flag(
-        None, "harness: solved examples before each question; default: each task's own.", "rows >= 0"
+        None, "harness: solved examples before each question (few-shot); default: the task's own number.", "rows >= 0"
     )
-    task_rows: int | None = flag(None, "harness: evaluate only the first rows of each task.", "rows >= 1")
+    task_rows: int | None = flag(None, "harness: evaluate only the first N rows of each task.", "rows >= 1")
 
     def validate(self, mistakes: Mistakes) -> None:
         if not self.tasks:
             for name in ("tasks_path", "num_fewshot", "task_rows"):
                 given = getattr(self, name)
-                mistakes.require(given is None, f"--{name} {given} is for --tasks, which names none; leave it out")
+                mistakes.require(given is None, f"--{name} {given} is for --tasks, which is not given; leave it out")
 
 
 @dataclass
@@ -44,11 +42,11 @@ class RunTaskArguments:
 
     harness_tasks: list[str] = flag(
         [],
-        "Task files of lm-evaluation-harness (FILE.yaml), evaluated beside each evaluation of the language model that "
-        "is trained; their figures are eval/TASK_METRIC.",
+        "lm-evaluation-harness task files (FILE.yaml), run at each evaluation of the trained language model; results "
+        "are logged as eval/TASK_METRIC.",
         "files",
     )
-    harness_rows: int | None = flag(None, "With --harness_tasks: only the first rows of each task.", "rows >= 1")
+    harness_rows: int | None = flag(None, "With --harness_tasks: use only the first N rows of each task.", "rows >= 1")
 
     def validate(self, mistakes: Mistakes) -> None:
         """Collect task files that there are not, a bound without tasks, and a package that is missing."""
@@ -59,8 +57,8 @@ class RunTaskArguments:
         for name in tasks:
             mistakes.require(
                 name.endswith((".yaml", ".yml")) and Path(name).is_file(),
-                f"--harness_tasks expects task files (FILE.yaml) on this disk, got '{name}'; `threestep evaluate "
-                "harness` takes the names of public tasks too",
+                f"--harness_tasks expects local task files (FILE.yaml), got '{name}'; for public task names run "
+                "`threestep evaluate harness`",
             )
         mistakes.require(
             not tasks or importlib.util.find_spec("lm_eval") is not None,
@@ -73,5 +71,5 @@ def check_run_tasks(flags: Any, mistakes: Mistakes) -> None:
     scores = getattr(getattr(flags, "step", None), "kind", "") == "reward"
     mistakes.require(
         not scores or not flags.added.of(RunTaskArguments).harness_tasks,
-        "--harness_tasks asks a language model, and step 2 trains a reward model; leave it out",
+        "--harness_tasks needs a language model, and step 2 trains a reward model; leave it out",
     )

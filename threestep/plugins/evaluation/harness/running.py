@@ -110,7 +110,7 @@ def _task_manager(folder: str | None) -> Any:
     from lm_eval.tasks import TaskManager
 
     if folder is not None and not Path(folder).is_dir():
-        raise ThreestepError(f"--tasks_path expects a folder of task files, got '{folder}', which is none")
+        raise ThreestepError(f"--tasks_path expects a folder with task files, got '{folder}', which is not a folder")
     return TaskManager(include_path=folder)
 
 
@@ -118,12 +118,12 @@ def _known_task(flag: str, name: str, manager: Any) -> str:
     """The task's name, or the path of its file."""
     if name.endswith((".yaml", ".yml")):
         if not os.path.isfile(name):
-            raise ThreestepError(f"{flag} expects a task's name or its file, got '{name}', which does not exist")
+            raise ThreestepError(f"{flag} expects a task name or a task file, got '{name}', which does not exist")
         return name
     if name not in manager.all_tasks:
         raise ThreestepError(
-            f"{flag} expects tasks of lm-evaluation-harness, files or tasks of --tasks_path, got '{name}'; "
-            "`lm_eval ls tasks` lists those of the package"
+            f"{flag} expects lm-evaluation-harness tasks, task files or tasks in --tasks_path, got '{name}'; "
+            "`lm_eval ls tasks` lists the package's"
         )
     return name
 
@@ -132,8 +132,8 @@ def _sentence_of(problem: Exception, tasks: AskedTasks) -> str:
     told, given = " ".join(str(problem).split())[:200], f"{tasks.flag} {' '.join(tasks.names)}"
     if isinstance(problem, ConnectionError) or any(word in told.lower() for word in _OF_A_HUB):
         return (
-            f"{given}: lm_eval would fetch data or a metric from a hub, and cannot ({told}); go "
-            "online, or give a task file whose dataset_path is json, with dataset_kwargs: {data_files: FILE}"
+            f"{given}: lm_eval could not fetch data or a metric from the hub ({told}); go online, or use a task file "
+            f"with dataset_path: json and dataset_kwargs: {{data_files: FILE}}"
         )
     return f"{given}: lm_eval failed with {type(problem).__name__}: {told}"
 

@@ -46,8 +46,8 @@ def run_harness(flags: Evaluated, harness: HarnessArguments) -> list[str]:
     style = chat.data.chat.prompt_style
     if style == HUMAN_ASSISTANT:
         note(
-            f"{path} was trained on 'Human: ... Assistant:', and lm_eval asks as the task's file says: such a model "
-            'wants doc_to_text: "Human: {{question}} Assistant:"'
+            f"{path} was trained on 'Human: ... Assistant:', but lm_eval prompts as the task file says; for this "
+            f'model set doc_to_text: "Human: {{{{question}}}} Assistant:"'
         )
     templated = style == CHAT_TEMPLATE
     template = chat.data.chat.template_kwargs if templated else None
@@ -61,22 +61,22 @@ def _check(flags: Evaluated, harness: HarnessArguments) -> None:
     """ThreestepError for flags that it does not take."""
     mistakes = Mistakes()
     mistakes.require(
-        bool(harness.tasks), "harness expects --tasks, names of lm-evaluation-harness or task files, got none"
+        bool(harness.tasks), "harness expects --tasks (lm-evaluation-harness task names or task files), got none"
     )
     mistakes.require(
-        not flags.data.source.data_path, "--data_path has no use here: a task names its data; leave it out"
+        not flags.data.source.data_path, "--data_path is not used here: a task names its data; leave it out"
     )
     mistakes.require(
         flags.sampling.rollout_engine == SamplingArguments.rollout_engine,
-        "--rollout_engine has no use here: lm_eval draws by transformers; leave it out",
+        "--rollout_engine is not used here: lm_eval generates with transformers; leave it out",
     )
     for group in (flags.data.split, flags.reward):
         for each in fields(group):
             given = getattr(group, each.name)
-            mistakes.require(given == each.default, f"--{each.name} {given} has no use here; leave it out")
+            mistakes.require(given == each.default, f"--{each.name} {given} is not used here; leave it out")
     for name in ("baseline", "reward_model", "val_samples", "benchmark", "split"):
         given, default = getattr(flags.evaluation, name), EvaluateArguments.__dataclass_fields__[name].default
-        mistakes.require(given == default, f"--{name} {given} has no use here; leave it out")
+        mistakes.require(given == default, f"--{name} {given} is not used here; leave it out")
     mistakes.raise_if_any()
 
 
@@ -114,4 +114,4 @@ def _in_report(model: Path, tasks: dict[str, Any]) -> list[str]:
         replace_file(place, (json.dumps(together, indent=2) + "\n").encode())
         return [f"in the run's report: {write_report([run], run / REPORT_NAME)}"]
     except (OSError, ValueError, ThreestepError) as problem:
-        return [f"warning: the run's report does not have them ({problem})"]
+        return [f"warning: could not add them to the run's report ({problem})"]

@@ -40,7 +40,7 @@ def read_questions(benchmark: str, data_path: Sequence[str]) -> list[Question]:
         rows = open_rows(reader[0], files_of(*reader, "--data_path"), None)
         questions += [read(row, f"{name}, row {place}") for place, row in enumerate(rows, start=1)]
     if not questions:
-        raise ThreestepError(f"--data_path {' '.join(data_path)} has no rows; expected those of {benchmark}")
+        raise ThreestepError(f"--data_path {' '.join(data_path)} has no rows; expected the rows of {benchmark}")
     return questions
 
 
@@ -94,8 +94,8 @@ def _texts(row: Mapping[str, Any], name: str, where: str) -> list[str]:
     value = row[name]
     if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
         raise ThreestepError(
-            f"{where}: expected '{name}' to be a list of texts, as in RewardBench 2, got {value!r:.60}; of pairs of "
-            "texts take --benchmark rewardbench"
+            f"{where}: expected '{name}' to be a list of texts, as in RewardBench 2, got {value!r:.60}; for pairs of "
+            "texts use --benchmark rewardbench"
         )
     return value
 

@@ -32,8 +32,8 @@ def asked_model(path: str, flags: ScoringArguments) -> OpenedRule:
     assert isinstance(model, OpenedRule)
     if model.reads_reference:
         raise ThreestepError(
-            f"--model_name_or_path {path} shows the judge a row's ground_truth, and a benchmark has none; leave "
-            "with_reference and against out of its file"
+            f"--model_name_or_path {path} shows the judge a row's ground_truth, which benchmarks lack; remove "
+            "with_reference and against from its file"
         )
     return model
 

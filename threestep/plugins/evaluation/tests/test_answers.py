@@ -188,7 +188,7 @@ def test_a_reward_model_with_a_chat_template_reads_messages_alone(save_model, tm
     prompt, response = scorer.ids_of_text([{"role": "user", "content": "Hi"}], "fig")
     assert tokenizer.decode(prompt) == "<|user|>Hi<|pad|><|assistant|>"
     assert tokenizer.decode(response) == "fig<|pad|>"
-    with pytest.raises(ThreestepError, match="reads conversations by its chat template, in another tokenizer"):
+    with pytest.raises(ThreestepError, match="reads conversations by its chat template and has a different tokenizer"):
         scorer.ids_of_text("Human: Hi Assistant:", "fig")
     one_way = "{% for m in messages %}{{ loop.length }}<|{{ m.role }}|>{{ m.content }}<|pad|>{% endfor %}"
     tokenizer.chat_template = one_way + "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -223,7 +223,7 @@ def test_row_losses_beside_plain_cross_entropy(asked):
         assert loss == pytest.approx(float(expected), rel=1e-5)
         hits += int((logits[1:].argmax(-1) == ids[2:]).sum())
     assert right == hits / 43
-    with pytest.raises(ThreestepError, match="--max_seq_len allow sequences of 129 tokens"):
+    with pytest.raises(ThreestepError, match="--max_seq_len allow 129 tokens"):
         row_losses(asked, [], 129, 2, flag="--max_seq_len")
 
 
@@ -249,7 +249,7 @@ def test_the_first_rank_gets_every_result_in_order_and_each_piece_is_worked_once
 def test_the_first_rank_does_not_wait_for_one_that_failed(three):
     three[2].store.set("failed", "2")
     three[1].results("a", 3, lambda piece: piece)
-    with pytest.raises(ThreestepError, match="rank 2 failed; what it said is above"):
+    with pytest.raises(ThreestepError, match="rank 2 failed; see its messages above"):
         three[0].results("a", 3, lambda piece: piece)
 
 

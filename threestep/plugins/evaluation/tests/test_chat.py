@@ -131,7 +131,7 @@ def test_a_question_of_standard_input_keeps_its_last_blank(folders, monkeypatch,
         run(monkeypatch, [folders / "one", "--prompt_style", style], "2 + 3 = \n")
     assert [messages[-1]["content"] for messages in asked] == ["2 + 3 = ", "2 + 3 ="]
     said = capsys.readouterr().err
-    assert said.count("a question is asked as it is typed, without the turns before it, as its rows were") == 1
+    assert said.count("each question is asked alone, without earlier turns, as in the training rows") == 1
 
 
 def test_a_secret_in_any_flag_of_text(tmp_path, monkeypatch, capsys):

@@ -96,17 +96,21 @@ def test_several_answers_to_each_prompt(flags, tmp_path):
     ("task", "more", "sentence"),
     [
         ("winrate", "", "expected a task first, one of win_rate, .* got 'winrate'; did you mean 'win_rate'"),
-        ("win_rate", "--reward length", "win_rate expects the other model as --baseline, got none"),
+        ("win_rate", "--reward length", "win_rate expects --baseline, the model to compare against, got none"),
         ("gsm8k", "--baseline x", "--baseline is only for win_rate, and gsm8k compares with nothing; leave it out"),
-        ("reward", "", "--reward contains the reward model, which expects --reward_model, got none; give it, or a"),
+        ("reward", "", "--reward includes `model`, which needs --reward_model, got none; add --reward_model, or use a"),
         ("reward", "--split all", "--split expects one of eval, train, got 'all'"),
         ("gsm8k", "--per_device_eval_batch_size 0", "--per_device_eval_batch_size expects 1 or more"),
         ("gsm8k", "--model_name_or_path=", "--model_name_or_path expects a model folder or hub name, got nothing"),
         ("gsm8k", "--val_samples 0", "--val_samples expects 1 or more, got 0"),
-        ("perplexity", "--val_samples 2", "--val_samples 2 draws answers, and perplexity draws none; leave it out"),
-        ("perplexity", "--rollout_engine vllm", "^--rollout_engine draws answers, and perplexity draws none"),
-        ("gsm8k", "--dry_run", "--dry_run plans the memory of training, and evaluate trains nothing; leave it out"),
-        ("gsm8k", "--val_samples 2 --temperature 0", "--val_samples 2 draws several answers, and --temperature 0"),
+        (
+            "perplexity",
+            "--val_samples 2",
+            "--val_samples 2 is not used here: perplexity draws no answers; leave it out",
+        ),
+        ("perplexity", "--rollout_engine vllm", "^--rollout_engine is not used here: perplexity draws no answers"),
+        ("gsm8k", "--dry_run", "--dry_run plans training memory, and evaluate does not train; leave it out"),
+        ("gsm8k", "--val_samples 2 --temperature 0", "--val_samples 2 draws several answers, but --temperature 0"),
         ("gsm8k", "--eval_fraction 0", "--split eval has no rows; raise --eval_fraction"),
     ],
 )
@@ -121,8 +125,8 @@ def test_prompts_of_two_tokenizers_meet_by_their_rows(capsys):
     one, two = ([SimpleNamespace(row_id=row) for row in rows] for rows in ([1, 2, 3], [3, 1]))
     shared = tasks.shared_prompts([one, two])
     assert [[row.row_id for row in side] for side in shared] == [[1, 3], [1, 3]]
-    assert "1 prompts are left out" in capsys.readouterr().err
-    with pytest.raises(ThreestepError, match="share no prompt; raise --max_prompt_seq_len"):
+    assert "1 prompts left out" in capsys.readouterr().err
+    with pytest.raises(ThreestepError, match="no prompt fits both models; raise --max_prompt_seq_len"):
         tasks.shared_prompts([one[1:2], two])
 
 

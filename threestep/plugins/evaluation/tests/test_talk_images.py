@@ -205,7 +205,7 @@ def test_evaluate_answers_rows_with_images_and_shows_them(place, tmp_path):
         asked = row["prompt"][0]["content"].removeprefix("<image>")
         found = own_score(place, [row["images"][0].removesuffix(".png")], [asked])
         assert line["scores"] == [pytest.approx(found, abs=1e-5)]
-    with pytest.raises(ThreestepError, match="the reward model, and rows .* have images: .*blind' reads text alone,"):
+    with pytest.raises(ThreestepError, match="`model`, but rows have images: .*blind' reads text alone,"):
         evaluate.main([*words, f"{place}/blind"])
 
 

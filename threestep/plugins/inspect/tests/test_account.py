@@ -113,9 +113,9 @@ def test_a_refused_phase_is_told_and_refuses_all_only_where_every_phase_is(look)
     assert [phase.refused is None for phase in account.phases] == [True, False, False] and account.refused is None
     assert "phase 2 needs prompts and this is plain text" in str(look(rows, [2]).refused)
     nothing = look(QUESTIONS, [2], data_split="1,0,0")
-    assert nothing.refused == "phase 2 gets none of the rows by --data_split 1,0,0"
+    assert nothing.refused == "step 2 gets no rows: --data_split 1,0,0 gives it none"
     unpaired = look([{**row, "rejected": None} for row in QUESTIONS], [2])
-    assert str(unpaired.refused).startswith("phase 2 has no training rows: all are dropped (")
+    assert str(unpaired.refused).startswith("step 2 has no training rows: all are dropped (")
 
 
 def test_dropped_rows_are_named_with_their_reason(look):

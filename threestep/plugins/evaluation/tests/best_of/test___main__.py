@@ -123,7 +123,9 @@ def test_other_settings_data_or_weights_are_refused_or_drawn_again_on_request(fl
     after = files_of(tmp_path / "out")
     assert before.keys() == after.keys() and before["answers.jsonl"] != after["answers.jsonl"]
     best_of.main([*flags, "--overwrite"])
-    with pytest.raises(ThreestepError, match="other settings: --temperature was 1.0 and is 0.5; restore them"):
+    with pytest.raises(
+        ThreestepError, match="other settings: --temperature was 1.0 and is 0.5; restore those settings"
+    ):
         best_of.main([*flags, "--temperature", "0.5"])
     tiny_causal_lm("llama", seed=7, vocab_size=300).save_pretrained(tmp_path / "other")
     shutil.copy(tmp_path / "other/model.safetensors", tmp_path / "one/model.safetensors")
@@ -139,16 +141,19 @@ def test_other_settings_data_or_weights_are_refused_or_drawn_again_on_request(fl
     ("more", "sentence"),
     [
         ("--model_name_or_path=", "--model_name_or_path expects a model folder or hub name, got nothing"),
-        ("--reward model", "--reward contains the reward model, which expects --reward_model, got none; give it"),
+        ("--reward model", "--reward includes `model`, which needs --reward_model, got none; add --reward_model"),
         ("--reward_model x", "--reward_model x is what `model` in --reward stands for, and --reward is .*longest; add"),
         ("--temperature 0", "--num_samples_per_prompt 4 draws several responses, and --temperature 0 picks the same"),
         ("--keep_best 5", r"--keep_best expects at most --num_samples_per_prompt \(4\), got 5; lower it"),
         ("--checker exact_mach", "--checker expects .* got 'exact_mach'; did you mean 'exact_match'"),
-        ("--dry_run", "--dry_run plans the memory of training, and evaluate best_of trains nothing; leave it out"),
+        ("--dry_run", "--dry_run plans training memory, and evaluate best_of does not train; leave it out"),
         ("--split eval", "--split eval has no rows; raise --eval_fraction"),
-        ("--min_reward 99", "no response is kept: 8 prompts left out, of whose responses none reaches --min_reward;"),
+        ("--min_reward 99", "no response was kept: 8 prompts left out, with no response that reaches --min_reward;"),
         ("--reward PLACE/rule.py:infinite", "expected a number that is finite in float32, got inf"),
-        ("--keep_cut false", "no response is kept: 8 prompts left out, whose responses are all cut by --max_new"),
+        (
+            "--keep_cut false",
+            "no response was kept: 8 prompts left out, whose responses are all empty or cut by --max_new",
+        ),
     ],
 )
 def test_mistakes(flags, tmp_path, more, sentence):

@@ -179,7 +179,7 @@ def test_other_settings_are_refused_or_drawn_again(tmp_path):
     store = AnswerStore(tmp_path)
     store.begin({"--seed": 1, "--reward": "length"}, overwrite=False)
     store.add(0, ONE)
-    expected = "holds responses that were drawn with other settings: --seed was 1 and is 2; restore them, give another"
+    expected = "holds responses drawn with other settings: --seed was 1 and is 2; restore those settings, give another"
     with pytest.raises(ThreestepError, match=expected):
         store.begin({"--seed": 2, "--reward": "length"}, overwrite=False)
     assert store.missing(BATCHES) == [1]
@@ -193,12 +193,15 @@ def test_other_settings_are_refused_or_drawn_again(tmp_path):
         (b"\xff", "in UTF-8"),
         (b"[" * 100_000, "line 1: .*JSON"),
         (b"{}\n", "prompt_index is missing"),
-        (b"", "expects the prompts 2 to 2, a line each"),
-        (json.dumps(ONE[0]).encode(), "expects the prompts 2 to 2"),
+        (b"", "expects prompts 2 to 2, one per line"),
+        (json.dumps(ONE[0]).encode(), "expects prompts 2 to 2"),
         (json.dumps(drawn(2, "d", reward=[1.0, None])).encode(), "reward.1 expects"),
-        (json.dumps(drawn(2, "d", reward=[1.0, math.inf])).encode(), "finite scores"),
-        (json.dumps(drawn(2, "d", responses=["x"])).encode(), "as many finite scores as responses"),
-        (json.dumps(drawn(2, "d", responses=[], ended=[], reward=[], check=[])).encode(), "as many for each prompt"),
+        (json.dumps(drawn(2, "d", reward=[1.0, math.inf])).encode(), "finite score"),
+        (json.dumps(drawn(2, "d", responses=["x"])).encode(), "one finite score per response"),
+        (
+            json.dumps(drawn(2, "d", responses=[], ended=[], reward=[], check=[])).encode(),
+            "the same number of responses for each prompt",
+        ),
     ],
 )
 def test_a_damaged_file_of_responses_is_named_with_its_remedy(tmp_path, content, expected):
@@ -207,14 +210,14 @@ def test_a_damaged_file_of_responses_is_named_with_its_remedy(tmp_path, content,
     store.add(0, ONE)
     store.add(1, TWO)
     (tmp_path / "batches" / "000001.jsonl").write_bytes(content)
-    with pytest.raises(ThreestepError, match=rf"000001.jsonl.*{expected}.*; remove this file, and its responses are"):
+    with pytest.raises(ThreestepError, match=rf"000001.jsonl.*{expected}.*; remove this file to draw its responses"):
         store.close(BATCHES)
     (tmp_path / "batches" / "000001.jsonl").unlink()
     assert store.missing(BATCHES) == [1]
     store.add(1, TWO)
     assert store.close(BATCHES) == ONE + TWO
     (tmp_path / ANSWERS).write_text(json.dumps(ONE[0]) + "\n")
-    with pytest.raises(ThreestepError, match=rf"{ANSWERS} expects the prompts 0 to 2, a line each; remove this file"):
+    with pytest.raises(ThreestepError, match=rf"{ANSWERS} expects prompts 0 to 2, one per line; remove this file"):
         store.close(BATCHES)
 
 
@@ -224,7 +227,7 @@ def test_responses_without_their_settings_are_not_taken_for_those_of_any(tmp_pat
     store.begin({"--seed": 1}, overwrite=False)
     store.add(0, ONE)
     path.unlink() if content is None else path.write_text(content)
-    with pytest.raises(ThreestepError, match="settings.json.*; give another --output_dir, or --overwrite to draw"):
+    with pytest.raises(ThreestepError, match="settings.json.*; give another --output_dir, or add --overwrite to draw"):
         store.begin({"--seed": 2}, overwrite=False)
     store.begin({"--seed": 2}, overwrite=True)
     assert store.missing(BATCHES) == [0, 1]

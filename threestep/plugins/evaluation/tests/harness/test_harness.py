@@ -44,10 +44,10 @@ def refused(*flags: str) -> str:
 
 def test_flags_without_use_are_refused():
     found = refused("--data_path", "embedded", "--val_samples", "2", "--reward", "length")
-    assert "harness expects --tasks" in found and "--data_path has no use here" in found
-    assert "--val_samples 2 has" in found and "--reward length has" in found
+    assert "harness expects --tasks" in found and "--data_path is not used here" in found
+    assert "--val_samples 2 is" in found and "--reward length is" in found
     assert "--num_fewshot 2 is for --tasks" in refused("--num_fewshot", "2")
-    assert "--rollout_engine has no use here" in refused("--tasks", "a", "--rollout_engine", "vllm")
+    assert "--rollout_engine is not used here" in refused("--tasks", "a", "--rollout_engine", "vllm")
     with pytest.raises(ThreestepError, match="--tasks is only for harness, and reward takes none"):
         evaluate.main(["reward", "--model_name_or_path", "nowhere", "--tasks", "a"])
 
@@ -62,7 +62,7 @@ def test_without_the_package_it_says_how_to_have_it(monkeypatch):
 def test_a_hub_that_cannot_be_reached_is_a_sentence():
     for problem in (ConnectionError("no route"), ValueError("Couldn't reach 'a/b' on the Hub (OfflineModeIsEnabled)")):
         found = _sentence_of(problem, AskedTasks("--tasks", ["gsm8k"]))
-        assert found.startswith("--tasks gsm8k: lm_eval would fetch data or a metric from a hub, and cannot (")
+        assert found.startswith("--tasks gsm8k: lm_eval could not fetch data or a metric from the hub (")
     tasks = AskedTasks("--tasks", ["a", "b"])
     assert _sentence_of(KeyError("x"), tasks) == "--tasks a b: lm_eval failed with KeyError: 'x'"
 
@@ -178,7 +178,7 @@ def test_mistakes(tmp_path, monkeypatch):
         return str(error.value)
 
     assert "--harness_rows 3 is for --harness_tasks; give both or neither" in said(harness_rows=3)
-    assert "--harness_tasks expects task files (FILE.yaml) on this disk, got 'gsm8k'" in said(harness_tasks=["gsm8k"])
+    assert "--harness_tasks expects local task files (FILE.yaml), got 'gsm8k'" in said(harness_tasks=["gsm8k"])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (tmp_path / "t.yaml").touch()
     assert "--harness_tasks needs the package lm_eval" in said(harness_tasks=[str(tmp_path / "t.yaml")])
@@ -190,7 +190,7 @@ def test_a_reward_model_answers_no_tasks(kind, tasks, is_wrong):
     flags = SimpleNamespace(step=SimpleNamespace(kind=kind), added=SimpleNamespace(of=lambda _: given))
     mistakes = Mistakes()
     check_run_tasks(flags, mistakes)
-    sentence = "--harness_tasks asks a language model, and step 2 trains a reward model; leave it out"
+    sentence = "--harness_tasks needs a language model, and step 2 trains a reward model; leave it out"
     assert mistakes.sentences == ([sentence] if is_wrong else [])
 
 

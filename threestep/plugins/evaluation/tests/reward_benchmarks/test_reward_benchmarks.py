@@ -57,7 +57,7 @@ def test_the_published_forms(tmp_path):
 @pytest.mark.parametrize(
     ("benchmark", "row", "sentence"),
     [
-        ("rewardbench2", PAIR, "row 1: expected 'chosen' to be a list of texts, as in RewardBench 2, got 'No.'; of"),
+        ("rewardbench2", PAIR, "row 1: expected 'chosen' to be a list of texts, as in RewardBench 2, got 'No.'; for"),
         ("rewardbench", BEST, "row 1: expected 'chosen' to be text, got "),
         ("rewardbench", {"prompt": "x"}, "row 1: expected a column 'chosen', got .*prompt"),
         ("rewardbench2", {**BEST, "num_correct": 2}, "row 1: num_correct is 2, and its lists have 1 responses"),
@@ -156,7 +156,7 @@ def test_a_benchmark_is_named_for_reward_models_alone(flags):
     without = [word for word in flags if word not in ("--benchmark", "rewardbench2")]
     with pytest.raises(ThreestepError, match="^reward_model expects --benchmark, one of rewardbench2, rewardbench,"):
         evaluate.main(without)
-    with pytest.raises(ThreestepError, match="--benchmark is only for reward_model, and gsm8k takes prompts; leave it"):
+    with pytest.raises(ThreestepError, match="--benchmark is only for reward_model, and gsm8k uses prompts; leave it"):
         evaluate.main(["gsm8k", *flags[1:]])
 
 
@@ -190,5 +190,5 @@ def test_a_server_of_rewards_on_a_benchmark(flags, tmp_path):
 def test_a_judge_that_reads_references_is_refused(flags, tmp_path):
     (tmp_path / "judge.yaml").write_text("model: m\nbase_url: http://h/v1\nrubric: r\nwith_reference: true\n")
     flags[2] = f"judge:{tmp_path / 'judge.yaml'}"
-    with pytest.raises(ThreestepError, match="shows the judge a row's ground_truth, and a benchmark has none; leave"):
+    with pytest.raises(ThreestepError, match="shows the judge a row's ground_truth, which benchmarks lack; remove"):
         evaluate.main(flags)

@@ -108,7 +108,7 @@ def test_what_does_not_fit_is_left_out_and_named(write, tiny_tokenizer):
     pairs = read_pairs(write(rows), data_flags(max_seq_len=40), tiny_tokenizer)
     assert [row.row_id for row in pairs.rows] == [3]
     assert pairs.left_out == {1: "response_cut_to_nothing", 2: "empty_prompt"}
-    with pytest.raises(ThreestepError, match=r"pair 1: a sentence of \d+ tokens, and --max_seq_len is 40"):
+    with pytest.raises(ThreestepError, match=r"pair 1: a text has \d+ tokens, more than --max_seq_len 40"):
         read_pairs(write(rows), data_flags(max_seq_len=40, truncation="error"), tiny_tokenizer)
 
 
@@ -118,7 +118,7 @@ def test_a_missing_text_names_pair_and_flag(write, tiny_tokenizer, name):
     with pytest.raises(ThreestepError) as caught:
         read_pairs(path, DataArguments(), tiny_tokenizer)
     assert str(caught.value) == (
-        f"{path}, pair 2: expected the texts prompt, chosen and rejected, got no {name}; name its column with "
+        f"{path}, pair 2: expected texts in prompt, chosen and rejected, got no {name}; name its column with "
         f"--{name}_column"
     )
 
