@@ -1,5 +1,5 @@
 """The flags of step 3's rollouts, updates and algorithm. Cheap to import for `--help`. Sources of the defaults:
-docs/ppo.md."""
+docs/reference/equations.md."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ class PpoArguments:
         None,
         "With one optimizer step per rollout: train the actor on the forwards that computed log-probabilities, "
         "keeping their activations until then. Same numbers; faster, more memory. auto: if it saves a forward and "
-        "fits in free memory; on a CPU, up to twice the memory (docs/ppo.md).",
+        "fits in free memory; on a CPU, up to twice the memory (docs/reference/equations.md).",
         topic="memory",
         takes_auto=True,
     )
     reuse_values: bool | None = flag(
         None,
         "With one optimizer step per rollout: train the critic on each forward that computes values, before the next "
-        "one. Same numbers; faster, no more memory. auto: if it saves a forward (docs/ppo.md).",
+        "one. Same numbers; faster, no more memory. auto: if it saves a forward (docs/reference/equations.md).",
         topic="memory",
         takes_auto=True,
     )

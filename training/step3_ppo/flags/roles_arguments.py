@@ -1,4 +1,4 @@
-"""The flags of step 3's models. Cheap to import for `--help`. Sources of the defaults: docs/ppo.md."""
+"""The flags of step 3's models. Cheap to import for `--help`. Sources of the defaults: docs/reference/equations.md."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def smooth_absolute(difference: torch.Tensor) -> torch.Tensor:
     """Return |d|, with its gradient from 1e-3 nats on and (d / 1e-3)^2, of d's sign, below: that of |d| is +1 or -1 by
     rounding alone where two policies are the same. A gradient of d / 1e-3 (Huber 1964) would still give a difference of
     1e-6 a thousandth of a token's weight. Rounding in bf16 is larger, and differences that are meant are as small:
-    there the gradient is one of rounding at first (docs/ppo.md)."""
+    there the gradient is one of rounding at first (docs/reference/equations.md)."""
     size = difference.abs()
     pull = torch.where(size < _ROUNDED_NATS, size.pow(3) / (3.0 * _ROUNDED_NATS**2), size)
     return size.detach() + (pull - pull.detach())

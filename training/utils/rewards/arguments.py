@@ -1,4 +1,4 @@
-"""The flags of rewards. Cheap to import for `--help`. Sources of the defaults: docs/ppo.md."""
+"""The flags of rewards. Cheap to import for `--help`. Sources of the defaults: docs/reference/equations.md."""
 
 from __future__ import annotations
 
