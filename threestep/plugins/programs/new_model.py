@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.data.arguments import DataArguments
+from training.utils.data.arguments import PROMPT_FLAGS, DataArguments
 from training.utils.flags.arguments import parse_arguments
-from training.utils.flags.flags import flag, flag_of
+from training.utils.flags.flags import flag, flag_of, without_flags
 from training.utils.run.program import run_program
 from training.utils.run.run_arguments import RunArguments
 from training.utils.run.run_folder import check_place
@@ -102,7 +102,8 @@ class NewModelArguments:
             )
 
 
-GROUPS = (DataArguments, NewModelArguments)
+UNREAD = [f"--{name}" for name in PROMPT_FLAGS]  # of step 3: set aside, so that data flags can be shared
+GROUPS = (without_flags(DataArguments, PROMPT_FLAGS), NewModelArguments)
 # What a first run needs, in the order of `--help`.
 FIRST_FLAGS = (
     *("data_path", "out", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
@@ -112,7 +113,7 @@ FIRST_FLAGS = (
 
 def main(argv: Sequence[str]) -> None:
     """Parse, train the tokenizer, make the model, save both."""
-    data, new = parse_arguments(GROUPS, argv, __doc__ or "", first_flags=FIRST_FLAGS)
+    data, new = parse_arguments(GROUPS, argv, __doc__ or "", first_flags=FIRST_FLAGS, unread=UNREAD)
     folder = Path(new.out).expanduser()
     _check_replaceable(folder)
 

@@ -17,10 +17,10 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from training.utils.base.errors import Mistakes, ThreestepError
-from training.utils.data.arguments import OptionalDataArguments, ShownArguments
+from training.utils.data.arguments import PROMPT_FLAGS, OptionalDataArguments, ShownArguments
 from training.utils.engine.config.arguments import EngineArguments
 from training.utils.flags.arguments import parse_arguments
-from training.utils.flags.flags import flag, flag_of, settings_of
+from training.utils.flags.flags import flag, flag_of, settings_of, without_flags
 from training.utils.models.arguments import ModelArguments
 from training.utils.plugins.registry import flag_names
 from training.utils.run.program import run_program
@@ -83,7 +83,8 @@ class RewardEvaluationArguments:
         )
 
 
-GROUPS = (RunArguments, OptionalDataArguments, RewardEvaluationArguments)
+UNREAD = [f"--{name}" for name in PROMPT_FLAGS]  # of step 3: set aside, so that data flags can be shared
+GROUPS = (RunArguments, without_flags(OptionalDataArguments, PROMPT_FLAGS), RewardEvaluationArguments)
 
 
 def _check_places(run: RunArguments, flags: RewardEvaluationArguments) -> None:
@@ -96,7 +97,7 @@ def _check_places(run: RunArguments, flags: RewardEvaluationArguments) -> None:
 
 def main(argv: Sequence[str]) -> None:
     """Parse, take the rows, load the model, score, report."""
-    run, data, flags = parse_arguments(GROUPS, argv, __doc__ or "", flag_names("reward-evaluate"))
+    run, data, flags = parse_arguments(GROUPS, argv, __doc__ or "", flag_names("reward-evaluate"), unread=UNREAD)
     _check_places(run, flags)
 
     from threestep.plugins.evaluation.reward_evaluation.pair_file import read_pairs, write_scores
