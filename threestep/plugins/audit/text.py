@@ -17,7 +17,7 @@ def as_lines(head: RecordHead, findings: Sequence[Finding]) -> list[str]:
     """A line for each quantity, and the verdict last. The method stands first where the settings name it."""
     trainer = " ".join(head.trainer.get(part, "") for part in ("name", "version")).strip() or "unnamed trainer"
     ranks = "1 rank" if head.ranks == 1 else f"{head.ranks} ranks"
-    method = str(head.settings.get("advantage", head.objective))
+    method = head.settings.get("advantage") or head.objective
     width = max(len(finding.name) for finding in findings)
     lines = [f"{method}, step {head.step:,}, {ranks}, {trainer}"]
     lines += [f"  {finding.name:<{width}}  {finding.state:<10}  {detail(finding)}".rstrip() for finding in findings]

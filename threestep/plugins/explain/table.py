@@ -112,7 +112,7 @@ def explained(step: AuditedStep, shares: Shares, update: Update, texts: Mapping[
 
 def _title(step: AuditedStep) -> str:
     ranks = f"{step.ranks} rank" + ("s" if step.ranks > 1 else "")
-    return f"{step.head.objective}, step {step.head.step:,}, {ranks}"
+    return f"{step.settings.get('advantage') or step.head.objective}, step {step.head.step:,}, {ranks}"
 
 
 def _ordered(tokens: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
