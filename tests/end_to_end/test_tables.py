@@ -1,5 +1,5 @@
-"""Tables in the documentation are what the programs do today: forms of data in docs/data.md, each of which that is read
-teaches the answer; mistakes in docs/faults.md, each of which ends with that sentence, code 2, and in seconds."""
+"""Tables in the documentation are what the programs do today. docs/reference/formats.md has forms of data; each that is
+read teaches the answer. docs/faults.md has mistakes; each ends with that sentence, code 2, and in seconds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ends():
 
 
 def test_the_page_has_the_table_of_forms(forms):
-    page = (ROOT / "docs" / "data.md").read_text()
+    page = (ROOT / "docs" / "reference" / "formats.md").read_text()
     assert form_table.as_markdown(forms) in page, "python -m tests.support.form_table prints it"
 
 

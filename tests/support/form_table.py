@@ -1,4 +1,6 @@
-"""Sixty forms of data, each a tiny file or folder, with how each is read or why it is refused, for docs/data.md.
+"""Sixty forms of data, each a tiny file or folder, with how each is read or why it is refused, for a page.
+
+The page is docs/reference/formats.md.
 
 python -m tests.support.form_table
 

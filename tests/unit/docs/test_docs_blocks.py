@@ -1,6 +1,6 @@
 """The documentation's blocks of Python and data are run and read, not only compiled.
 
-docs/data.md's recipe runs as a whole in tests/end_to_end/test_followed_pages.py; blocks of bash are parsed by the
+docs/data.md runs as a whole in tests/end_to_end/test_followed_pages.py; blocks of bash are parsed by the
 programs that they call (test_docs.py).
 """
 
@@ -18,7 +18,6 @@ from threestep.plugins.programs import new_model
 from training.utils.data import registry
 
 RUN_ELSEWHERE = {
-    ("docs/data.md", "check.py"),
     ("docs/data.md", "my_dataset.py"),
     ("docs/add_a_step.md", "__init__.py"),  # tests/end_to_end/test_add_a_step.py
     ("docs/add_a_step.md", "main.py"),

@@ -132,7 +132,8 @@ EVERY_STEP_FIELDS: dict[str, OldFlag] = {
         "no memory figures", "false is refused", words=_memory_metrics, reads_false=True
     ),
     "--streaming": refused_switch(
-        "is not done here: rows are tokenized once, into files that are read as they are needed (docs/cache.md)"
+        "is not done here: rows are tokenized once, into files that are read as they are needed "
+        "(docs/reference/cache.md)"
     ),
     "--test_split_size": renamed("--eval_fraction", "of a dataset without rows to evaluate on"),
     "--torch_compile_backend": refused(_DEFAULTS_ALONE, unless=("inductor", *NO_VALUE)),

@@ -333,7 +333,8 @@ HF_FLAGS: dict[str, OldFlag] = {
     "--dataset_train_split": renamed("--data_path hub:NAME,split=SPLIT", words=_with_dataset),
     "--dataset_test_split": renamed("--data_path hub:NAME,eval_split=SPLIT", words=_with_dataset),
     "--dataset_streaming": refused_switch(
-        "is not done here: rows are tokenized once, into files that are read as they are needed (docs/cache.md)"
+        "is not done here: rows are tokenized once, into files that are read as they are needed "
+        "(docs/reference/cache.md)"
     ),
     "--dataset_num_proc": renamed("--num_workers"),
     "--dataset_text_field": renamed("--text_column"),

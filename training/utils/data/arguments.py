@@ -71,7 +71,7 @@ class SourceArguments:
     data_format: str | None = flag(
         None,
         "Format of the files in data_path: preference, prompt_completion, prompt_only, messages, sharegpt, alpaca, "
-        "question_answer, ranked or text (see docs/data.md); default: detected from their columns.",
+        "question_answer, ranked or text (docs/reference/formats.md); default: detected from their columns.",
         "name",
     )
     prompt_column: str | None = flag(

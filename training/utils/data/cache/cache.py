@@ -5,7 +5,7 @@ finished. What a killed build leaves has another name, and the next build of the
 `shards`). Processes that want the same folder wait for the lock by polling, never inside a collective. Knows nothing
 of rows or tokens.
 
-`docs/cache.md` has the commands that list, verify and prune them.
+`docs/reference/cache.md` has the commands that list, verify and prune them.
 
 Checked when a folder is opened: the manifest (readable, this format, this fingerprint, these parts, its own checksum),
 and of each file its size, its Arrow footer and its checksum, whatever its size. A file of media beyond
