@@ -280,7 +280,7 @@ def test_its_commands_install_torch_for_the_device(device, expected, code, tmp_p
 
 
 def test_the_page_of_versions_says_what_setup_and_the_pins_say():
-    text = (ROOT / "docs" / "versions.md").read_text()
+    text = (ROOT / "docs" / "reference" / "versions.md").read_text()
     rows = dict(re.findall(r"^\| (\w+)[^|]* \| ([\d.]+ \| [\d.]+) \|$", text, re.MULTILINE))
     setup, pins = ((ROOT / name).read_text() for name in ("setup.py", "constraints.txt"))
     assert rows["Python"].split(" | ")[0] == re.search(r'python_requires=">=([\d.]+)"', setup)[1]

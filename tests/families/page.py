@@ -46,7 +46,7 @@ family as a tiny model with random weights and compares it with plain transforme
 | routers | mixtures of experts: coefficient of the load-balancing loss in steps 1 and 2 and DPO, or *without* one; a dash: transformers reports no router |
 
 Numbers in parentheses are [notes](#notes). The sweep runs on one CPU rank, and tiny models do not show everything: a run tests the real
-model [before training](../layout.md). Two ranks are tested for a dozen families in `tests/invariants`.
+model [before training](layout.md). Two ranks are tested for a dozen families in `tests/invariants`.
 
 """  # noqa: E501
 

@@ -1,4 +1,4 @@
-"""Thirty mistakes, each a command, its seconds on this machine and its sentence, as docs/faults.md shows them.
+"""Thirty mistakes for docs/reference/faults.md: a command, its seconds on this machine and its sentence.
 
 python -m tests.support.mistake_table
 

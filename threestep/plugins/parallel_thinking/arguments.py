@@ -25,7 +25,7 @@ class ParallelTagArguments:
     parallel_thinking: bool = flag(
         False,
         "Steps 1 and 2 lay out blocks of parallel paths in responses so that the paths of a block do not see each "
-        "other (docs/layout.md); step 3 draws them so.",
+        "other (docs/reference/layout.md); step 3 draws them so.",
     )
     parallel_tags: list[str] = flag(
         list(PARALLEL_TAGS),

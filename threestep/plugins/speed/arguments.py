@@ -23,7 +23,7 @@ class SpeedArguments:
         1,
         "Compute MLPs in so many tiles along the row, each again in the backward: an MLP keeps its input alone. For "
         "rows of some 64,000 tokens a rank and more; for mixtures of experts, without their balancing loss "
-        "(docs/long_context.md).",
+        "(docs/reference/long_context.md).",
         "tiles >= 1",
     )
     use_liger_kernel: bool | None = flag(

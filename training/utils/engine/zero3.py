@@ -1,6 +1,6 @@
 """Weights of a model that ZeRO-3 may have sharded: loaded in shards, gathered, read whole; and how many may be whole at
 once or gathered ahead of their use, by the model's size and the device's memory. The figures behind the rule:
-docs/scale.md."""
+docs/reference/memory.md."""
 
 from __future__ import annotations
 

@@ -197,14 +197,14 @@ class EngineArguments:
     offload: bool = flag(False, "Keep optimizer states (ZeRO-3: weights too) in CPU memory.", topic="memory")
     zero3_live_parameters: int | None = flag(
         None,
-        "ZeRO-3: maximum weights gathered at once on a rank; default: by model and memory (docs/scale.md).",
+        "ZeRO-3: maximum weights gathered at once on a rank; default: by model and memory (docs/reference/memory.md).",
         "weights >= 0",
         topic="memory",
     )
     bf16_optimizer_states: bool = flag(
         False,
         "Keep master weights, gradients and AdamW's moments in bfloat16: 10 bytes per weight instead of 18, but "
-        "updates below 1/512 of a weight are lost to rounding (docs/scale.md).",
+        "updates below 1/512 of a weight are lost to rounding (docs/reference/memory.md).",
         topic="memory",
     )
 
