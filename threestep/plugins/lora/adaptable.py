@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 READ_PAST = "the family reads the weight without calling the layer"
 SHARED = "the weight is shared with another layer"
-NOT_LINEAR = "it computes something else than a linear layer"
-REFUSED_BY_PEFT = "PEFT refuses it, or takes it for a layer of experts"
+NOT_LINEAR = "it is not a plain linear layer"
+REFUSED_BY_PEFT = "PEFT refuses it, or treats it as an expert layer"
 _CLOSE = 0.02  # of the output's root mean square: rounding in half precision is below, another function far above
 
 

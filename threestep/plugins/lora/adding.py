@@ -95,8 +95,8 @@ def _layers_named(model: PreTrainedModel, parts: Sequence[str]) -> list[str]:
     found = {name: module for name, module in found.items() if name in named}
     if lacking or not found:
         raise ThreestepError(
-            f"--lora_module_name expects 'all-linear' or a part of the names of linear layers in "
-            f"{type(model).__name__}, such as 'layers.', got '{','.join(lacking)}'"
+            f"--lora_module_name expects 'all-linear' or part of a linear layer's name in {type(model).__name__}, "
+            f"such as 'layers.', got '{','.join(lacking)}'"
         )
     reasons = why_no_adapters(model, found)
     left = [name for name in found if name not in reasons]

@@ -27,14 +27,14 @@ class LoraArguments:
     )
     use_dora: bool = flag(
         False,
-        "Adapters of weights' directions, with a trained magnitude for each output of a layer beside (DoRA, Liu et al. "
-        "2024); slower than LoRA.",
+        "Weight-decomposed adapters: a direction plus a trained magnitude per layer output (DoRA, Liu et al. 2024); "
+        "slower than LoRA.",
     )
     lora_dropout: float = flag(0.0, "Dropout before the adapters.", "0 <= probability < 1")
     lora_module_name: str = flag(
         "all-linear",
-        "'all-linear', or parts of the names of the linear layers that get adapters, separated by commas; q_proj$ is "
-        "the end of a name.",
+        "Linear layers that get adapters: 'all-linear', or comma-separated parts of their names; q_proj$ matches the "
+        "end of a name.",
         "names",
     )
     only_optimize_lora: bool = flag(True, "With LoRA: freeze all other weights (a new scalar head still trains).")
@@ -53,11 +53,11 @@ _ROLES_FLAGS = (
         {
             "lora_learning_rate": "Peak learning rate of the ROLE's adapters; default: the ROLE's.",
             "lora_dim": {
-                "actor": "Rank of the actor's LoRA adapters; the actor without them is the reference. 0 trains without "
-                "adapters.",
+                "actor": "Rank of the actor's LoRA adapters; the actor with adapters off serves as the reference. 0 "
+                "trains without adapters.",
                 "critic": "Rank of the critic's LoRA adapters; 0 trains without adapters.",
             },
-            "lora_module_name": "Linear layers of the ROLE that get adapters, as step 1's --lora_module_name.",
+            "lora_module_name": "Linear layers of the ROLE that get adapters, like step 1's --lora_module_name.",
         },
         ROLES,
     ),
@@ -82,8 +82,8 @@ class RolesLoraArguments(make_dataclass("RoleLoraFlags", _ROLES_FLAGS)):  # type
 
     share_trunk: bool = flag(
         False,
-        "With LoRA of both: the critic is adapters and a new scalar head on the actor's frozen trunk, so that actor, "
-        "reference and critic take one model's memory.",
+        "With LoRA on both: the critic becomes adapters and a new scalar head on the actor's frozen trunk, so actor, "
+        "reference and critic use the memory of one model.",
     )
 
     def validate(self, mistakes: Mistakes) -> None:
@@ -99,5 +99,5 @@ def _check_kinds(mistakes: Mistakes, flags: Any, *dims: int) -> None:
     ):
         mistakes.require(
             not is_given or any(dims),
-            f"{flag_name} {does}, and there are none; give --lora_dim, in step 3 --actor_lora_dim, or leave it out",
+            f"{flag_name} {does}, and this run has none; give --lora_dim (step 3: --actor_lora_dim), or leave it out",
         )

@@ -12,9 +12,7 @@ from training.utils.setup.flags import OneModelFlags
 if TYPE_CHECKING:
     from training.utils.base.errors import Mistakes
 
-_NOISE = (
-    "reads and learns in one forward, and --lora_dropout {} would change the log-probabilities and values that are read"
-)
+_NOISE = "reads and trains in one forward, so --lora_dropout {} would change the log-probabilities and values it reads"
 _REUSE = ("reuse_forwards", "reuse_values")
 
 
@@ -61,8 +59,8 @@ def _check_trunk(own: RolesLoraArguments, flags: Any, mistakes: Mistakes) -> Non
     )
     mistakes.require(
         not own.use_dora,
-        "--share_trunk lends the trunk's weights to two models, and --use_dora takes their norms in each; that was "
-        "never compared with two models of their own; leave out one of them",
+        "--share_trunk lends the trunk's weights to two models, and --use_dora takes their norms in each; this "
+        "combination is untested; leave out one of them",
     )
     stages = flags.roles.actor_zero_stage, flags.roles.critic_zero_stage
     mistakes.require(

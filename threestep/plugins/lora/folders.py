@@ -66,7 +66,7 @@ def adapter_in(folder: Path, name: str | None = None) -> AdapterFolder | None:
         settings = dict(parse_json((folder / CONFIG).read_text(encoding="utf-8")))
     except (ValueError, TypeError) as problem:
         raise ThreestepError(
-            f"'{folder / CONFIG}' is no JSON object ({problem}); download or copy the adapter again"
+            f"'{folder / CONFIG}' is not a JSON object ({problem}); download or copy the adapter again"
         ) from problem
     if not (folder / WEIGHTS).is_file():
         raise ThreestepError(_without_weights(folder, name))
@@ -81,8 +81,8 @@ def _without_weights(folder: Path, name: str) -> str:
         f"'{folder / PICKLE}', map_location='cpu', weights_only=True).items()}}, '{folder / WEIGHTS}')"
     )
     return (
-        f"'{name}' holds pickled adapter weights ({PICKLE}), which may run code when they are read; expected "
-        f'{WEIGHTS}; if you trust them, convert them: python -c "{convert}"'
+        f"'{name}' holds pickled adapter weights ({PICKLE}), which may run code when loaded; expected {WEIGHTS}; if "
+        f'you trust them, convert them: python -c "{convert}"'
     )
 
 
@@ -91,24 +91,24 @@ def _base(folder: Path, name: str, settings: dict[str, Any]) -> str:
     base = settings.get("base_model_name_or_path")
     write = f"write the one that it was trained on to base_model_name_or_path in '{folder / CONFIG}'"
     if not isinstance(base, str) or not base:
-        raise ThreestepError(f"'{name}' is an adapter and names no base model, got {base!r}; {write}")
+        raise ThreestepError(f"'{name}' is an adapter without a base model, got {base!r}; {write}")
     for place in (Path(base).expanduser(), (folder / base).resolve()):
         if place.is_dir():
             if (place / CONFIG).is_file():
                 raise ThreestepError(
-                    f"'{name}' is an adapter of '{place}', which holds an adapter itself; merge that one first (PEFT: "
-                    f"merge_and_unload) into a folder of its own, and {write}"
+                    f"'{name}' is an adapter of '{place}', which is an adapter too; first merge that one into its "
+                    f"own folder (PEFT: merge_and_unload), then {write}"
                 )
             return str(place)
     if Path(base).is_absolute() or base.startswith((".", "~")) or base.count("/") > 1:
         raise ThreestepError(
-            f"'{name}' is an adapter of the model '{base}', and there is no such folder, neither from the working "
-            f"directory ({Path.cwd()}) nor from the adapter's; {write}"
+            f"'{name}' is an adapter of the model '{base}', but there is no such folder in the working directory "
+            f"({Path.cwd()}) or next to the adapter; {write}"
         )
     if settings.get("revision") not in (None, "", "main"):
         raise ThreestepError(
-            f"'{name}' is an adapter of revision '{settings['revision']}' of '{base}', and hub names are read in their "
-            f"main revision here; download that revision, and write its folder to base_model_name_or_path in "
+            f"'{name}' is an adapter of revision '{settings['revision']}' of '{base}', but hub names are read at "
+            "their main revision; download that revision, and write its folder to base_model_name_or_path in "
             f"'{folder / CONFIG}'"
         )
     return base

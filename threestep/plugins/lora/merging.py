@@ -77,8 +77,8 @@ def plan_adapter(
     model = make_empty()
     if not stored_form(model.config).is_read_whole(model.config):
         raise ThreestepError(
-            f"'{adapter.name}' is an adapter of '{adapter.base}', whose weights are quantized, so that a merge would "
-            f"round; write the model that was quantized to base_model_name_or_path in '{adapter.folder / CONFIG}'"
+            f"'{adapter.name}' is an adapter of '{adapter.base}', whose weights are quantized, so merging would "
+            f"round them; write the unquantized model to base_model_name_or_path in '{adapter.folder / CONFIG}'"
         )
     stored = read_header(adapter.weights)
     for name in sorted(name for name, tensor in stored.items() if not tensor.is_whole):
@@ -123,13 +123,13 @@ def _put_on(model: PreTrainedModel, plan: PeftPlan, settings: ModelSettings) -> 
         adapting = {name.removeprefix(_PREFIX): tensor for name, tensor in adapting.items()}
         unread = set_peft_model_state_dict(model, adapting, ADAPTER).unexpected_keys
         assert not unread, f"the plan's names are those of the model: {unread}"
-        sentence = f"going on training adapter '{adapter.name}' of base '{adapter.base}'"
+        sentence = f"continuing to train adapter '{adapter.name}' of base '{adapter.base}'"
     else:
         if adapting:
             _merge(model, plan, adapting)
         sentence = f"merged adapter '{adapter.name}' into base '{adapter.base}'"
         if settings.trains_adapter_on and own is not None:
-            sentence += "; the run's LoRA is another, and starts anew"
+            sentence += "; the run's own LoRA has different settings and starts from new adapters"
     log_on_main(f"model: {sentence}")
 
 
@@ -191,20 +191,20 @@ def _peft_config(adapter: AdapterFolder) -> Any:
             config = PeftConfig.from_pretrained(str(adapter.folder))
     except (KeyError, TypeError, ValueError) as problem:
         raise ThreestepError(
-            f"'{adapter.folder / CONFIG}' is not read by the installed PEFT ({type(problem).__name__}: "
+            f"'{adapter.folder / CONFIG}' cannot be read by the installed PEFT ({type(problem).__name__}: "
             f"{first_line(problem)}); download or save the adapter again, or install the PEFT that wrote it"
         ) from problem
     known = {field.name for field in dataclasses.fields(config)}
     unknown = sorted(name for name, value in adapter.settings.items() if value and name not in known)
     if unknown:
         raise ThreestepError(
-            f"'{adapter.folder / CONFIG}' has settings that the installed PEFT does not know: {', '.join(unknown)}; "
-            "install the PEFT that wrote them"
+            f"'{adapter.folder / CONFIG}' has settings unknown to the installed PEFT: {', '.join(unknown)}; install "
+            "the PEFT that wrote them"
         )
     if config.is_prompt_learning or config.is_adaption_prompt:
         raise ThreestepError(
             f"'{adapter.name}' is an adapter of kind {adapter.settings['peft_type']}, which changes no weights and "
-            "cannot be merged; give a model, or an adapter of weights, such as LoRA"
+            "cannot be merged; give a model, or a weight adapter such as LoRA"
         )
     return config
 

@@ -28,14 +28,14 @@ def flags_of_adapters(config: Any, kind: str, settings: Mapping[str, Any]) -> di
     """
     if type(config).__name__ != "LoraConfig" or not hasattr(config, "__dataclass_fields__"):
         raise ThreestepError(
-            f"{_NAME} expects a peft.LoraConfig, got {type(config).__name__}; other adapters are not trained"
+            f"{_NAME} expects a peft.LoraConfig, got {type(config).__name__}; other adapter kinds are not supported"
         )
     names = dict(zip(_FLAGS, _FLAGS, strict=True))
     if kind == "ppo":
         names |= {name: f"actor_{name}" for name in ("lora_dim", "lora_module_name")}
     twice = [name for name in names.values() if name in settings]
     if twice:
-        raise ThreestepError(f"{_NAME} and {', '.join(twice)} say the same; leave one out")
+        raise ThreestepError(f"{_NAME} and {', '.join(twice)} set the same thing; leave one out")
     _check(config, kind)
     targets = config.target_modules
     modules = targets if targets == "all-linear" else ",".join(f"{name}{END_OF_NAME}" for name in sorted(targets))
@@ -55,13 +55,13 @@ def _check(config: Any, kind: str) -> None:
     targets = config.target_modules
     if targets is None:
         raise ThreestepError(
-            f"{_NAME}.target_modules expects 'all-linear' or a list of names, got None, for which PEFT has a list for "
-            "each family; write it out, such as target_modules=['q_proj', 'v_proj']"
+            f"{_NAME}.target_modules expects 'all-linear' or a list of names, got None, which PEFT fills in per "
+            "model family; list them, such as target_modules=['q_proj', 'v_proj']"
         )
     if isinstance(targets, str) and targets != "all-linear":
         raise ThreestepError(
             f"{_NAME}.target_modules expects 'all-linear' or a list of names, got the pattern '{targets}'; write the "
-            "names as a list, or lora_module_name='PART,PART' in the place of peft_config"
+            "names as a list, or lora_module_name='PART,PART' instead of peft_config"
         )
     config = dataclasses.replace(config, use_rslora=False)  # a scale, which the flags have
     if kind == "reward" and set(config.modules_to_save or ()) == {"score"}:
@@ -71,6 +71,6 @@ def _check(config: Any, kind: str) -> None:
         given, default = getattr(config, field.name), getattr(plain, field.name)
         if field.name not in _NO_EFFECT and given != default and (given or default):
             raise ThreestepError(
-                f"{_NAME}.{field.name} expects {default!r}, got {given!r}: adapters are trained by r, lora_alpha, "
-                "lora_dropout and target_modules; leave it out"
+                f"{_NAME}.{field.name} expects {default!r}, got {given!r}: only r, lora_alpha, lora_dropout and "
+                "target_modules are supported; leave it out"
             )

@@ -4,9 +4,9 @@
     threestep export runs/ppo my_model             # the run's latest undamaged checkpoint
     threestep export runs/ppo my_critic --part critic
 
-Needs one process and no GPU, for checkpoints of any ZeRO stage and number of ranks. Every byte is compared with the
-checkpoint's manifest first. LoRA is merged; with --keep_lora, OUT is the model without it and OUT/adapter PEFT's.
-With --mtp ENGINE, OUT is written so that this engine drafts with the head that was trained beside the model.
+Needs one process and no GPU, for any ZeRO stage and number of ranks. Every byte is checked against the
+checkpoint's manifest first. LoRA is merged; with --keep_lora, OUT is the base model and OUT/adapter the PEFT adapter.
+With --mtp ENGINE, OUT is written so that this engine drafts with the trained MTP head.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
     check_place("OUT", out, is_folder=True)
     if arguments.part == "model" and not arguments.keep_lora and is_finished_without_checkpoints(run):
         shutil.copytree(run / "model", out, dirs_exist_ok=True)
-        print(f"{run} has no checkpoints (--save_every, --save_at_end); its finished model is copied to {out}")
+        print(f"{run} has no checkpoints (--save_every, --save_at_end); copied its finished model to {out}")
         write_head_for(arguments.mtp, out)
         return
     checkpoint = find_checkpoint(run)
@@ -73,7 +73,7 @@ def head_writer_of(given: str) -> Callable[[Path], str]:
     place = ENGINES[given].head_writer if given in ENGINES else None
     if place is None:
         raise ThreestepError(
-            f"--mtp expects {' or '.join(WITH_HEAD_WRITERS) or 'an engine that drafts by a head'}, got "
+            f"--mtp expects {' or '.join(WITH_HEAD_WRITERS) or 'an engine that drafts with a head'}, got "
             f"'{given}'{owner_sentence('rollout_engines', given)}"
         )
     return named_object(place)
@@ -122,8 +122,8 @@ def engine_of(part: str, engines: Sequence[str], checkpoint: Path) -> str:
     """The engine that --part names: steps 1 and 2 call theirs model, step 3 actor and critic."""
     if not engines:
         raise ThreestepError(
-            f"{checkpoint} has no models/ with configuration and tokenizer: an earlier Threestep wrote it; resume the "
-            "run with --save_at_end, and export that checkpoint"
+            f"{checkpoint} has no models/ with configuration and tokenizer: it is from an older Threestep; resume "
+            "the run with --save_at_end, and export the new checkpoint"
         )
     wanted = ("critic",) if part == "critic" else ("model", "actor")
     for name in wanted:
@@ -135,25 +135,29 @@ def engine_of(part: str, engines: Sequence[str], checkpoint: Path) -> str:
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = ProgramParser("threestep.plugins.programs.export", __doc__ or "")
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="RUN/checkpoints/step_NNNNNN, or RUN for its latest")
-    parser.add_argument("out", metavar="OUT", help="model folder to write; new, or empty")
+    parser.add_argument("out", metavar="OUT", help="model folder to write; new or empty")
     parser.add_argument(
         "--part",
         choices=PARTS,
         default="model",
         help="model (step 3: the actor), critic, or average: the actor's moving average of --enable_ema",
     )
-    parser.add_argument("--keep_lora", action="store_true", help="do not merge LoRA: OUT/adapter is PEFT's folder")
+    parser.add_argument(
+        "--keep_lora", action="store_true", help=("do not merge LoRA: write the PEFT adapter to OUT/adapter")
+    )
     parser.add_argument(
         "--mtp",
         metavar="ENGINE",
-        help="write the head for multi-token prediction where this engine finds it "
-        f"({', '.join(WITH_HEAD_WRITERS) or 'there is none'}; threestep/plugins/mtp/README.md)",
+        help=(
+            "write the multi-token prediction head in the form that this engine reads "
+            f"({', '.join(WITH_HEAD_WRITERS) or 'there is none'}; threestep/plugins/mtp/README.md)"
+        ),
     )
     arguments = parser.parse(argv)
     if arguments.mtp:
         head_writer_of(arguments.mtp)
     if arguments.mtp and (arguments.keep_lora or arguments.part != "model"):
-        raise ThreestepError("--mtp expects the merged model: leave --keep_lora and --part out, or --mtp")
+        raise ThreestepError("--mtp expects the merged model; leave out --keep_lora and --part, or --mtp")
     return arguments
 
 

@@ -89,19 +89,19 @@ def _fill(described: DescribedModel, weights: dict[str, torch.Tensor], checkpoin
     missing = sorted(model.state_dict().keys() - typed.keys() - tied.keys())
     if missing:
         raise ThreestepError(
-            f"{checkpoint} lacks {len(missing)} weights of its model, such as {missing[0]}: the installed transformers "
-            "or peft has other names for them; export with the run's versions"
+            f"{checkpoint} lacks {len(missing)} weights of its model, such as {missing[0]}: the installed "
+            "transformers or peft names them differently; export with the run's versions"
         )
     try:
         unknown = sorted(model.load_state_dict(typed, strict=False, assign=True).unexpected_keys)
     except RuntimeError as problem:
         line = str(problem).strip().splitlines()[-1].strip()
         raise ThreestepError(
-            f"{checkpoint} has weights of other sizes than its model's configuration: {line}"
+            f"{checkpoint} has weights whose sizes differ from its model's configuration: {line}"
         ) from problem
     if unknown:
         raise ThreestepError(
             f"{checkpoint} has {len(unknown)} weights that its model does not know, such as {unknown[0]}: the "
-            "installed transformers or peft has other names for them; export with the run's versions"
+            "installed transformers or peft names them differently; export with the run's versions"
         )
     model.tie_weights()

@@ -3,9 +3,9 @@
     threestep new-model --data_path embedded --vocab_size 512 --out runs/new_model
 
 The folder contains safetensors, configuration and tokenizer; plain transformers loads it, and step 1 starts from it.
-The tokenizer's alphabet is all bytes, so no text is unknown, and each digit is a separate token.
+The tokenizer covers all bytes, so no text is unknown, and each digit is a separate token.
 
-With --vision it is a Qwen2-VL, with the special tokens, chat template and image processor of that family (Pillow's, so
+With --vision it is a Qwen2-VL, with that family's special tokens, chat template and image processor (Pillow's, so
 that nothing needs torchvision).
 """
 
@@ -61,26 +61,27 @@ class NewModelArguments:
 
     topic: ClassVar[str] = "task"
 
-    out: str = flag("", "Folder to write; a model in it is replaced (required).", "folder")
-    seed: int = flag_of(RunArguments, "Seed of the weights, and of datasets that are made from a seed.")
-    vocab_size: int = flag(512, "Size of the vocabulary at most; smaller if the texts have too few merges.", "tokens")
+    out: str = flag("", "Output folder; an existing model in it is replaced (required).", "folder")
+    seed: int = flag_of(RunArguments, "Seed of the weights and of generated datasets.")
+    vocab_size: int = flag(512, "Maximum vocabulary size; smaller if the texts yield too few merges.", "tokens")
     hidden_size: int = flag(256, "Width of the model.", "units >= 1")
     num_hidden_layers: int = flag(4, "Number of layers.", "layers >= 1")
-    num_attention_heads: int = flag(4, "Number of attention heads; the width must be a multiple of it.", "heads >= 1")
+    num_attention_heads: int = flag(4, "Number of attention heads; must divide the width.", "heads >= 1")
     intermediate_size: int | None = flag(
         None, "Width inside the feed-forward layers; default: 8/3 of hidden_size, a multiple of 32.", "units >= 1"
     )
-    max_position_embeddings: int = flag(512, "Maximum length of a prompt with its response.", "tokens >= 1")
+    max_position_embeddings: int = flag(512, "Maximum length of prompt plus response.", "tokens >= 1")
     rope_theta: float = flag(
         10000.0, "Base of the rotary embedding; a small one separates nearby positions better.", "number > 0"
     )
     initializer_range: float = flag(0.02, "Standard deviation of the random weights.", "number > 0")
-    pad_is_eos: bool = flag(False, "Pad with the eos token instead of a token of its own.")
-    vision: bool = flag(False, "Make a model that sees images: a Qwen2-VL, its vision tower as wide as the model and "
-                        "two layers deep, with its image processor and chat template.")  # fmt: skip
+    pad_is_eos: bool = flag(False, "Pad with the eos token instead of a separate pad token.")
+    vision: bool = flag(False,
+        "Make a model that reads images: a Qwen2-VL with image processor and chat template; its vision tower is as "
+        "wide as the model and has two layers.")  # fmt: skip
     max_image_tokens: int = flag(
         16,
-        "With --vision: tokens of an image at most, of 28 x 28 pixels each; larger images are scaled down.",
+        "With --vision: maximum tokens per image, of 28 x 28 pixels each; larger images are scaled down.",
         "tokens >= 1",
     )
 
@@ -97,7 +98,7 @@ class NewModelArguments:
         if self.hidden_size >= 1 and heads >= 1:
             mistakes.require(
                 self.hidden_size % (width * heads) == 0,
-                f"--hidden_size {self.hidden_size} does not divide into --num_attention_heads {heads} of {what}; give "
+                f"--hidden_size {self.hidden_size} does not split into --num_attention_heads {heads} of {what}; give "
                 f"a multiple of {width * heads}",
             )
 
@@ -294,7 +295,7 @@ def _check_replaceable(folder: Path) -> None:
     check_place("--out", folder, is_folder=True)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "config.json").is_file():
         raise ThreestepError(
-            f"--out '{folder}' contains files that are not a model and would be removed; name a new or empty folder"
+            f"--out '{folder}' contains files that are not a model and would be deleted; name a new or empty folder"
         )
 
 

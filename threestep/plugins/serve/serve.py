@@ -1,11 +1,11 @@
-"""Serves one model to programs in OpenAI's form, on this machine: chats and texts, whole or as a stream.
+"""Serves one model through an OpenAI-compatible API on this machine: chat and text completions, whole or streamed.
 
     threestep serve runs/ppo/model
     curl http://127.0.0.1:8000/v1/models -H "Authorization: Bearer $KEY"
 
-Chats are asked in the prompt style that is saved with the model. The key is printed when the server starts, unless
---api_key_file or THREESTEP_API_KEY has one. An engine that is installed and has a server of its own serves, Threestep's
-own loop otherwise. Ctrl-C ends it.
+Chats use the prompt style saved with the model. The key is printed when the server starts, unless
+--api_key_file or THREESTEP_API_KEY sets one. If an engine with its own server is installed, that serves; otherwise
+Threestep's own loop does. Ctrl-C stops the server.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class ServeArguments(ServedModelFlags):
     served_name: str | None = flag_of(EndpointArguments)
     engine: str = flag(
         AUTO,
-        f"{_OWN_SERVERS}{OURS} (Threestep's own loop), or {AUTO}: the first where it is installed and asks the model "
-        "as it was trained.",
+        f"{_OWN_SERVERS}{OURS} (Threestep's own loop), or {AUTO}: the first one, if it is installed and prompts the "
+        "model as it was trained.",
         choices=(AUTO, OURS, *WITH_SERVERS),
     )
     port: int = flag_of(EndpointArguments)
@@ -68,18 +68,18 @@ class ServeArguments(ServedModelFlags):
     max_waiting: int = flag_of(EndpointArguments)
     max_body_mb: int = flag_of(EndpointArguments)
     grace_seconds: float = flag(
-        20.0, "Time for answers that are being drawn when the server is asked to end.", "seconds >= 0"
+        20.0, "Time to finish responses in progress when the server is told to stop.", "seconds >= 0"
     )
     prompt_style: str = flag_of(ChatArguments, PROMPT_STYLE_TEXT)
     chat_template_kwargs: str | None = flag_of(ChatArguments, TEMPLATE_KWARGS_TEXT)
     end_of_conversation_token: str | None = flag_of(ChatArguments, END_OF_ANSWER_TEXT)
     max_new_tokens: int = flag_of(
-        SamplingArguments, "Maximum length of an answer, of requests that name none.", topic="rollout"
+        SamplingArguments, "Maximum length of a response, for requests that set none.", topic="rollout"
     )
-    temperature: float = flag_of(SamplingArguments, "Temperature of requests that name none.", topic="rollout")
-    top_k: int = flag_of(SamplingArguments, "top_k of requests that name none; 0 draws from all.", topic="rollout")
-    top_p: float = flag_of(SamplingArguments, "top_p of requests that name none; 1 draws from all.", topic="rollout")
-    min_p: float = flag_of(SamplingArguments, "min_p of requests that name none; 0 draws from all.", topic="rollout")
+    temperature: float = flag_of(SamplingArguments, "Temperature for requests that set none.", topic="rollout")
+    top_k: int = flag_of(SamplingArguments, "top_k for requests that set none; 0 draws from all.", topic="rollout")
+    top_p: float = flag_of(SamplingArguments, "top_p for requests that set none; 1 draws from all.", topic="rollout")
+    min_p: float = flag_of(SamplingArguments, "min_p for requests that set none; 0 draws from all.", topic="rollout")
     dtype: str | None = flag_of(SamplingArguments)
 
     @property
@@ -129,7 +129,7 @@ def with_own_server(flags: ServeArguments) -> tuple[str, StyledModel] | None:
     except ThreestepError as missing:
         if flags.engine != AUTO:
             raise ThreestepError(str(missing).replace("--rollout_engine", "--engine")) from missing
-        note(f"Threestep's own loop serves: {name} is not installed here")
+        note(f"serving with Threestep's own loop: {name} is not installed")
         return None
     from threestep.plugins.serve.endpoint.model import open_model
     from threestep.plugins.serve.endpoint.own_server import why_not_alike
@@ -139,16 +139,16 @@ def with_own_server(flags: ServeArguments) -> tuple[str, StyledModel] | None:
     if reason is not None and flags.engine != AUTO:
         raise ThreestepError(f"--engine {name} cannot serve '{flags.model_name_or_path}': {reason}; give --engine ours")
     if reason is not None:
-        note(f"Threestep's own loop serves, not {name}: {reason}")
+        note(f"serving with Threestep's own loop, not {name}: {reason}")
     return (name, opened) if reason is None else None
 
 
 def announce(name: str, port: int, key: str, is_new: bool) -> None:
     """Print the address, a new key, which is not shown again, and a command line that asks."""
     question = json.dumps({"model": name, "messages": [{"role": "user", "content": "What is 2 + 3?"}]})
-    print(f"'{name}' at http://{ADDRESS}:{port}/v1 (Ctrl-C ends)")
-    print(f"key: {key}" if is_new else "key: the given one")
-    print(f"model id: {name}; a question, with the key in {KEY_VARIABLE}:")
+    print(f"'{name}' at http://{ADDRESS}:{port}/v1 (Ctrl-C stops it)")
+    print(f"key: {key}" if is_new else "key: the one you gave")
+    print(f"model id: {name}; example request, with the key in {KEY_VARIABLE}:")
     print(f'curl http://{ADDRESS}:{port}/v1/chat/completions -H "Authorization: Bearer ${KEY_VARIABLE}" \\')
     print(f"    -H 'Content-Type: application/json' -d {shlex.quote(question)}", flush=True)
 
@@ -190,7 +190,7 @@ def serve_ours(flags: ServeArguments, key: str, is_new: bool) -> None:
         )
 
     def finish() -> None:
-        note(f"ending: {batch.drawing} answers are being drawn or wait, for at most {flags.grace_seconds:g} s")
+        note(f"stopping: {batch.drawing} responses in progress or waiting, for at most {flags.grace_seconds:g} s")
         batch.close(flags.grace_seconds)
 
     batch.start()

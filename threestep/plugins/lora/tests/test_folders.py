@@ -59,10 +59,10 @@ def test_the_tokenizer_is_the_adapters_or_else_the_bases(save_folder, tmp_path):
 @pytest.mark.parametrize(
     ("base", "words"),
     [
-        ("/no/where", "is an adapter of the model '/no/where', and there is no such folder, neither from the working"),
-        ("../runs/step1/model", "there is no such folder, neither from .* nor from the adapter's; write the one that"),
-        (None, "is an adapter and names no base model, got None; write the one that it was trained on to base_model"),
-        ("", "names no base model, got ''"),
+        ("/no/where", "is an adapter of the model '/no/where', but there is no such folder in the working"),
+        ("../runs/step1/model", "there is no such folder in .* or next to the adapter; write the one that"),
+        (None, "is an adapter without a base model, got None; write the one that it was trained on to base_model"),
+        ("", "without a base model, got ''"),
         ("no/such-model", r"no base of the adapter '.*/adapter' \(neither .* could be loaded from 'no/such-model': "),
         ("an/owner@v2", "an adapter of revision 'v2' of 'an/owner', .*download"),
     ],
@@ -86,7 +86,7 @@ def test_a_base_that_is_no_model(save_folder, tmp_path, monkeypatch):
 def test_a_base_that_is_an_adapter(save_folder, tmp_path, monkeypatch):
     inner = adapter_at(tmp_path / "inner", save_folder())
     outer = adapter_at(tmp_path / "outer", str(inner))
-    refused(outer, "is an adapter of '.*inner', which holds an adapter itself; merge")
+    refused(outer, "is an adapter of '.*inner', which is an adapter too; first merge")
     cached(monkeypatch, {"an/adapter": inner})
     third = adapter_at(tmp_path / "third", "an/adapter")
     refused(third, "an adapter of 'an/adapter', which is an adapter itself; merge")

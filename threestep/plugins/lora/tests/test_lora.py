@@ -102,7 +102,7 @@ def test_each_role_gets_its_own_settings():
 def test_dropout_before_adapters_keeps_forwards_apart(name):
     one_step = {"num_samples_per_prompt": 2, "per_device_training_batch_size": 32, "reward": "model:1.0"}
     flags = ppo_flags(**PATHS, **one_step, lora_dropout=0.1)
-    said = "reads and learns in one forward, and --lora_dropout 0.1 would change"
+    said = "reads and trains in one forward, so --lora_dropout 0.1 would change"
     assert (why_apart(name, flags, checked_components(flags).algorithm) or "").startswith(f"true {said}")
     with pytest.raises(ThreestepError, match=f"--{name} {said} .*; give 0"):
         checked_components(ppo_flags(**PATHS, **one_step, lora_dropout=0.1, **{name: True}))
@@ -209,7 +209,7 @@ def test_every_field_that_differs_counts():
         (config(inference_mode=True), {}, "^peft_config.inference_mode expects False, got True, which trains nothing$"),
         (config(task_type="SEQ_CLS"), {}, "^peft_config.task_type expects CAUSAL_LM in sft, got SEQ_CLS; write"),
         ({"r": 3}, {}, "^peft_config expects a peft.LoraConfig, got dict; other adapters are not trained$"),
-        (config(), {"lora_dim": 3}, "^peft_config and lora_dim say the same; leave one out$"),
+        (config(), {"lora_dim": 3}, "^peft_config and lora_dim set the same thing; leave one out$"),
     ],
 )
 def test_mistakes_of_pefts_settings(given, beside, sentence):
@@ -314,7 +314,7 @@ def test_layers_that_peft_refuses_or_that_are_not_called_get_no_adapter():
     assert adapted_layers(model) == {"in_proj", "x_proj"}
     [past, refused] = own_forward_of(model).notes
     assert past == "no adapters on 2 layers (dt_proj): the family reads the weight without calling the layer"
-    assert refused == "no adapters on 2 layers (out_proj): PEFT refuses it, or takes it for a layer of experts"
+    assert refused == "no adapters on 2 layers (out_proj): PEFT refuses it, or treats it as an expert layer"
     with pytest.raises(
         ThreestepError, match=r"^--lora_module_name 'out_proj': no adapters on 2 layers \(out_proj\): PEFT"
     ):
@@ -336,7 +336,7 @@ def test_layers_that_are_not_linear_or_share_their_weight_get_no_adapter():
     second.up_proj.weight = first.up_proj.weight
     model = add_lora(model, LORA)
     assert own_forward_of(model).notes == [
-        "no adapters on 1 layer (gate_proj): it computes something else than a linear layer",
+        "no adapters on 1 layer (gate_proj): it is not a plain linear layer",
         "no adapters on 2 layers (up_proj): the weight is shared with another layer",
     ]
 
@@ -383,7 +383,7 @@ def test_parts_of_names_choose_the_layers(family, part, wanted):
     model = with_adapters(family, Lora(lora_dim=4, lora_module_name=part))
     assert {name.split(".lora_")[0] for name, _ in model.named_parameters() if ".lora_" in name} == wanted
     for wrong in ("q_proj,query", "query"):
-        with pytest.raises(ThreestepError, match="names of linear layers in .*got 'query'$"):
+        with pytest.raises(ThreestepError, match="a linear layer's name in .*got 'query'$"):
             with_adapters(settings=Lora(lora_dim=4, lora_module_name=wrong))
 
 

@@ -199,7 +199,7 @@ ALL = [f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down")]
 def test_the_runs_own_lora_is_trained_on(adapter, capsys):
     folder, theirs = adapter(peft.LoraConfig(**{**LORA, "target_modules": ALL}))
     model = load(folder, **OWN, dropout=0.0, lora_dropout=0.25)
-    assert f"model: going on training adapter '{folder}' of base '" in capsys.readouterr().out
+    assert f"model: continuing to train adapter '{folder}' of base '" in capsys.readouterr().out
     torch.testing.assert_close(logits(model), logits(theirs), rtol=1e-4, atol=1e-4)
     tensors = load_file(f"{folder}/adapter_model.safetensors")
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
@@ -225,7 +225,9 @@ def test_another_lora_starts_anew_on_the_merged_model(adapter, capsys, others):
     model = load(folder, **{**OWN, **others})
     said = capsys.readouterr().out
     assert "model: merged adapter" in said and "going on" not in said
-    assert ("; the run's LoRA is another, and starts anew" in said) == ("trains_adapter_on" not in others)
+    assert (("; the run's own LoRA has different settings and starts from new adapters") in said) == (
+        "trains_adapter_on" not in others
+    )
     torch.testing.assert_close(logits(model), logits(theirs), rtol=1e-4, atol=1e-4)
     second = [weight for name, weight in model.named_parameters() if "lora_B" in name]
     assert second and not any(weight.any() for weight in second)
@@ -237,7 +239,7 @@ def test_other_kinds_of_lora_are_not_trained_on(adapter, capsys):
     load(folder, **OWN)
     assert "model: merged adapter" in capsys.readouterr().out
     model = load(folder, **OWN, use_dora=True)
-    assert "model: going on training adapter" in capsys.readouterr().out
+    assert "model: continuing to train adapter" in capsys.readouterr().out
     torch.testing.assert_close(logits(model), logits(theirs), rtol=1e-4, atol=1e-4)
 
 
@@ -277,10 +279,10 @@ def test_settings_that_are_not_known_or_change_no_weights(adapter):
     settings_of(folder, of_another_year=False)
     load(folder)
     for changed, words in [
-        ({"of_another_year": True}, "settings that the installed PEFT does not know: of_another_year; install"),
+        ({"of_another_year": True}, "settings unknown to the installed PEFT: of_another_year; install"),
         (
             {"of_another_year": False, "peft_type": "MAGIC"},
-            "json' is not read by the installed PEFT .KeyError: 'MAGIC'",
+            "json' cannot be read by the installed PEFT .KeyError: 'MAGIC'",
         ),
     ]:
         settings_of(folder, **changed)

@@ -64,7 +64,7 @@ def test_a_finished_run_without_checkpoints_gives_its_model(tmp_path, capsys):
     assert (tmp_path / "out/config.json").read_text() == "{}"
     with pytest.raises(ThreestepError, match="^OUT '.*' cannot be written: .*config.json: a file is in its way"):
         export.main([str(run), str(tmp_path / "out/config.json/model")])
-    assert "has no checkpoints (--save_every, --save_at_end); its finished model is copied" in capsys.readouterr().out
+    assert "has no checkpoints (--save_every, --save_at_end); copied its finished model " in capsys.readouterr().out
     with pytest.raises(ThreestepError, match="with no checkpoints in"):
         export.main([str(run), str(tmp_path / "other"), "--part", "critic"])
 
@@ -127,7 +127,9 @@ def test_what_was_trained_beside_a_model_is_written_beside_it(exported, tiny_tok
 
 
 def test_no_checkpoint_there_or_one_of_an_earlier_version(run, tmp_path):
-    with pytest.raises(ThreestepError, match="has no models/ with configuration and tokenizer: an earlier Threestep"):
+    with pytest.raises(
+        ThreestepError, match="has no models/ with configuration and tokenizer: it is from an older Threestep"
+    ):
         main([str(run), str(run / "out")])
     with pytest.raises(ThreestepError, match="step_000009: there is no such folder; give another"):
         find_checkpoint(tmp_path / "step_000009")

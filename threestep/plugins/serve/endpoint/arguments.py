@@ -28,25 +28,29 @@ class EndpointArguments:
 
     topic: ClassVar[str] = "task"
 
-    served_name: str | None = flag(None, "Name by which requests ask for the model; default: as it was given.", "name")
-    port: int = flag(8000, "Port on 127.0.0.1; 0 takes a free one.", "0 <= port <= 65535")
+    served_name: str | None = flag(None, "Model name that requests use; default: the path or name you gave.", "name")
+    port: int = flag(8000, "Port on 127.0.0.1; 0 picks a free one.", "0 <= port <= 65535")
     api_key_file: str | None = flag(
-        None, f"File with the key that requests must have; default: {KEY_VARIABLE}, or a new one, which is printed.",
+        None,
+            f"File with the API key that requests must send; default: {KEY_VARIABLE}, else a new key, which is "
+            "printed.",
         "file",
     )  # fmt: skip
     host: str = flag(
         ADDRESS,
-        "Address to listen on: this machine's alone, or one of its others, such as 0.0.0.0 for all. What is sent there "
-        "can be read on the way.",
+        "Address to listen on: 127.0.0.1 for this machine only, or another of its addresses (0.0.0.0: all). Traffic "
+        "from other machines is not encrypted.",
         "address",
     )
     max_rows: int | None = flag(
         None,
-        "Answers that are drawn together; default: 32, or an engine's own number.",
+        "Responses generated together; default: 32, or the engine's default.",
         "responses >= 1",
     )
-    max_waiting: int = flag(256, "Answers that wait to be drawn; a request for more is refused.", "responses >= 1")
-    max_body_mb: int = flag(4, "Largest body of a request.", "MB >= 1")
+    max_waiting: int = flag(
+        256, "Responses that may wait to be generated; requests beyond that are refused.", "responses >= 1"
+    )
+    max_body_mb: int = flag(4, "Largest request body.", "MB >= 1")
 
 
 class ServedModelFlags:
@@ -56,7 +60,7 @@ class ServedModelFlags:
     served_name: str | None
 
     def validate(self, mistakes: Mistakes) -> None:
-        mistakes.require(bool(self.model_name_or_path), "expected a model, got none: MODEL before the flags")
+        mistakes.require(bool(self.model_name_or_path), "expected a model, got none; put MODEL before the flags")
         self.text.validate(mistakes)
 
     @property

@@ -16,7 +16,7 @@ from threestep.plugins.serving.refusals import RefusedRequest
 from training.utils.base.machine import is_out_of_memory
 
 _MOST_JOINING_TOKENS = 8192  # of prompts that are computed together, padding counted; one prompt may be longer
-_ENDING = "the server is ending; send the request again when it is back"
+_ENDING = "the server is shutting down; send the request again when it is back"
 
 
 class Batch:
@@ -48,7 +48,7 @@ class Batch:
             waiting = sum(not line.is_over for line in self._waiting)
             if waiting + len(lines) > self._most_waiting:
                 raise RefusedRequest(
-                    f"{waiting} answers wait to be drawn and {len(lines)} more are too many (--max_waiting "
+                    f"{waiting} responses are waiting and {len(lines)} more are too many (--max_waiting "
                     f"{self._most_waiting}); send the request again later",
                     429,
                     code="rate_limit_exceeded",
@@ -110,10 +110,10 @@ class Batch:
 
     def _fail(self, lines: Sequence[Line], problem: Exception) -> None:
         if is_out_of_memory(problem):
-            problem = RefusedRequest("out of memory; the server needs a lower --max_rows for such requests", 503)
+            problem = RefusedRequest("out of memory; start the server with a lower --max_rows", 503)
         elif not isinstance(problem, RefusedRequest):
             traceback.print_exception(problem)
-            problem = RefusedRequest("the server failed, and its log says why", 500)
+            problem = RefusedRequest("the server failed; see its log", 500)
         for line in lines:
             line.fail(problem)
         self._rows = self._make_rows()

@@ -75,11 +75,11 @@ def read_request(body: Any, is_chat: bool, model: str) -> CompletionRequest:
 def _together(read: dict[str, Any], is_chat: bool) -> CompletionRequest:
     needed = "messages" if is_chat else "prompt"
     if needed not in read:
-        raise RefusedRequest(f"'{needed}' is required and is not given", param=needed)
+        raise RefusedRequest(f"'{needed}' is required but missing", param=needed)
     most = {read[name] for name in ("max_tokens", "max_completion_tokens") if name in read}
     if len(most) > 1:
         raise RefusedRequest(
-            "'max_tokens' and 'max_completion_tokens' are two names of one number, got two numbers; give one of them",
+            "'max_tokens' and 'max_completion_tokens' mean the same, got two different numbers; give one of them",
             param="max_tokens",
         )
     stream, options = read.get("stream", False), read.get("stream_options")
@@ -137,7 +137,7 @@ def _stop(name: str, value: Any) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or len(texts) > _MOST_STOPS or not all(isinstance(t, str) and t for t in texts):
         raise RefusedRequest(
-            f"'{name}' expects a text, or a list of at most {_MOST_STOPS}, none of them empty, got {value!r:.100}",
+            f"'{name}' expects a text or a list of at most {_MOST_STOPS}, none of them empty, got {value!r:.100}",
             param=name,
         )
     return tuple(texts)
@@ -152,9 +152,7 @@ def _stream_options(name: str, value: Any) -> bool:
 def _prompts(name: str, value: Any) -> list[str | list[int]]:
     prompts = value if isinstance(value, list) and value and not _is_ids(value) else [value]
     if not all(isinstance(prompt, str) or _is_ids(prompt) for prompt in prompts):
-        raise RefusedRequest(
-            f"'{name}' expects a text, ids of tokens, or a list of either, got {value!r:.100}", param=name
-        )
+        raise RefusedRequest(f"'{name}' expects a text, token ids, or a list of either, got {value!r:.100}", param=name)
     return prompts
 
 
@@ -164,11 +162,11 @@ def _is_ids(value: Any) -> bool:
 
 def _messages(name: str, value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value:
-        raise RefusedRequest(f"'{name}' expects a list of messages, one or more, got {value!r:.100}", param=name)
+        raise RefusedRequest(f"'{name}' expects a list with at least one message, got {value!r:.100}", param=name)
     messages = [_message(f"{name}[{place}]", message) for place, message in enumerate(value)]
     if messages[-1]["role"] not in ("user", "tool"):
         raise RefusedRequest(
-            f"'{name}' expects a user's or a tool's message at its end, which the model answers, got one of "
+            f"'{name}' expects a user or tool message at the end, for the model to answer, got one of "
             f"'{messages[-1]['role']}'",
             param=name,
         )
@@ -186,7 +184,7 @@ def _message(name: str, value: Any) -> dict[str, Any]:
     for key in message:
         if key not in _MESSAGE_KEYS:
             raise RefusedRequest(
-                f"'{name}.{key}' is not honoured here, a message has {', '.join(_MESSAGE_KEYS)}; leave it out",
+                f"'{name}.{key}' is not supported; a message has {', '.join(_MESSAGE_KEYS)}; leave it out",
                 param=name,
             )
     if role == "developer":  # OpenAI's later name
@@ -203,11 +201,11 @@ def _content(name: str, value: Any) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in (None, "text"):
             raise RefusedRequest(
-                f"'{name}' expects text, got a part of the type {kind!r:.40}: this server takes text alone",
+                f"'{name}' expects text, got a part of type {kind!r:.40}: this server takes only text",
                 param=name,
             )
         if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-            raise RefusedRequest(f"'{name}' expects a text, or a list of parts of text, got {part!r:.100}", param=name)
+            raise RefusedRequest(f"'{name}' expects a text or a list of text parts, got {part!r:.100}", param=name)
         texts.append(part["text"])
     return "".join(texts)
 
@@ -262,12 +260,12 @@ def _check_neutral(
     """RefusedRequest for a field that would change the answer and is not honoured."""
     if name not in neutral:
         raise RefusedRequest(
-            f"'{name}' is not honoured here; leave it out{nearest_names(name, [*readers, *neutral])}", param=name
+            f"'{name}' is not supported; leave it out{nearest_names(name, [*readers, *neutral])}", param=name
         )
     values = neutral[name]
     if values is not None and value not in values:
         raise RefusedRequest(
-            f"'{name}' is not honoured here, and expects {' or '.join(map(repr, values))}, which changes nothing, got "
+            f"'{name}' is not supported and may only be {' or '.join(map(repr, values))}, got "
             f"{value!r:.100}; leave it out",
             param=name,
         )

@@ -96,7 +96,7 @@ class ServedModel:
         if strange is not None:
             raise RefusedRequest(f"'prompt' expects ids from 0 to {len(tokenizer) - 1}, got {strange}", param="prompt")
         if not ids:
-            raise RefusedRequest("'prompt' expects a text, got an empty one, and the model has no token before it",
+            raise RefusedRequest("'prompt' expects a text, got an empty one, and the model has no start token",
                                  param="prompt")  # fmt: skip
         return tuple(ids)
 
@@ -110,7 +110,7 @@ class ServedModel:
         """The answers to draw, those to one prompt adjacent. flags: for what the request leaves open. seeds: of each.
         RefusedRequest for answers longer than the model's positions, and log-probabilities that there are not."""
         if request.alternatives is not None and not self.has_logprobs:
-            raise RefusedRequest("'logprobs' is not honoured for models of this family; leave it out", param="logprobs")
+            raise RefusedRequest("'logprobs' is not supported for this model family; leave it out", param="logprobs")
         flags = replace(flags, **request.sampling)
         found = list[Order]()
         for ids in prompts:
@@ -124,8 +124,8 @@ class ServedModel:
         if room < 1 or (most is not None and most > room):
             raise RefusedRequest(
                 f"the prompt has {prompt_tokens} tokens and the model {room + prompt_tokens} positions, which leaves "
-                f"room for {max(room, 0)} tokens of an answer, and not for {default if most is None else most}; "
-                "shorten the prompt or the answer",
+                f"{max(room, 0)} tokens for the response, not {default if most is None else most}; shorten the "
+                "prompt or lower max_tokens",
                 param="messages" if room < 1 else "max_tokens",
                 code="context_length_exceeded",
             )
@@ -142,7 +142,7 @@ def load_served(path: str, name: str, flags: SamplingArguments, chat: ChatArgume
     assert own is not None, "a loaded model has been asked"
     reason = why_not_in_turns(chat_model.model, own, False)
     if reason is not None:
-        note(f"{path}: answers are drawn one beside the other, not in one batch, and without logprobs: {reason}")
+        note(f"{path}: responses are drawn one at a time instead of in one batch, without logprobs: {reason}")
         return ServedModel(
             name, chat_model, lambda: AloneRows(lambda order: _stream(chat_model, order)), False, threading.Lock()
         )

@@ -54,13 +54,13 @@ class ServedReward:
                 length = len(prompt) + len(response)
                 if self.most_tokens is not None and length > self.most_tokens:
                     raise RefusedRequest(
-                        f"response {place} has {length} tokens with its prompt, and the model reads "
+                        f"response {place} has {length} tokens with its prompt, and the model reads at most "
                         f"{self.most_tokens}; shorten them",
                         code="context_length_exceeded",
                     )
             scores = self.scorer.score_ids([prompt for prompt, _ in pairs], [response for _, response in pairs])
         if not all(map(math.isfinite, scores)):
-            raise RefusedRequest("the model gives scores that are not finite: its weights have diverged", 500)
+            raise RefusedRequest("the model's scores are not finite: its weights have diverged", 500)
         return scores
 
     def _ids(self, request: dict[str, Any]) -> list[tuple[Ids, Ids]]:
@@ -92,9 +92,9 @@ def _checked(given: Any, name: str) -> dict[str, Any]:
         raise RefusedRequest("the body expects an object with 'prompts' and 'responses'")
     for field_name in given:
         if field_name not in _FIELDS:
-            raise RefusedRequest(f"'{field_name:.60}' is not honoured here; leave it out", param=field_name)
+            raise RefusedRequest(f"'{field_name:.60}' is not supported; leave it out", param=field_name)
     if given.get("model") not in (None, name):
-        raise RefusedRequest(f"there is no model '{given['model']!s:.100}' here, but '{name}'", 404)
+        raise RefusedRequest(f"there is no model '{given['model']!s:.100}'; this server has '{name}'", 404)
     texts: dict[str, Callable[[Any], bool]] = dict.fromkeys(
         ("prompts", "responses"), lambda each: isinstance(each, str)
     )
@@ -109,10 +109,10 @@ def _checked(given: Any, name: str) -> dict[str, Any]:
             continue
         if not isinstance(value, list) or len(value) != count or not all(map(is_right, value)):
             raise RefusedRequest(
-                f"'{field_name}' expects a list with an entry for each of the {count} responses", param=field_name
+                f"'{field_name}' expects a list with one entry for each of the {count} responses", param=field_name
             )
     if (given.get("prompt_ids") is None) != (given.get("response_ids") is None):
-        raise RefusedRequest("'prompt_ids' and 'response_ids' are given together; add the other one")
+        raise RefusedRequest("'prompt_ids' and 'response_ids' go together; add the missing one")
     return given
 
 
@@ -145,7 +145,7 @@ class _RewardHandler(KeyedHandler):
     def _refuse(self, path: str, other: str) -> None:
         if path == other:
             self.refuse_method()
-        raise RefusedRequest(f"there is no {path:.100} here, but {SCORES} and {MODELS}", 404)
+        raise RefusedRequest(f"there is no {path:.100}; this server has {SCORES} and {MODELS}", 404)
 
 
 def load_served_reward(path: str, name: str, dtype: str | None, chat: ChatArguments) -> ServedReward:

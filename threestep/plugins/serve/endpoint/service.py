@@ -41,7 +41,7 @@ class Service:
         """The description of a model. RefusedRequest for another one."""
         if name != self.model.name:
             raise RefusedRequest(
-                f"there is no model '{name:.200}' here, but '{self.model.name}'", 404, "model", "model_not_found"
+                f"there is no model '{name:.200}'; this server has '{self.model.name}'", 404, "model", "model_not_found"
             )
         return {"id": name, "object": "model", "created": self.created, "owned_by": "threestep"}
 

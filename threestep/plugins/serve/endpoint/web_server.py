@@ -42,7 +42,7 @@ class _Handler(KeyedHandler):
             self._refuse_path(path)
 
     def _refuse_path(self, path: str) -> None:
-        raise RefusedRequest(f"there is no {path:.100} here, but {CHAT}, {TEXT} and {MODELS}", 404)
+        raise RefusedRequest(f"there is no {path:.100}; this server has {CHAT}, {TEXT} and {MODELS}", 404)
 
     def post(self, path: str) -> None:
         if path == MODELS:

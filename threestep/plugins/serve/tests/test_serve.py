@@ -52,7 +52,7 @@ def test_a_key_that_no_header_can_have_is_refused(tmp_path, monkeypatch):
 
 
 def test_words_that_are_missing_or_wrong_are_sentences(folder, monkeypatch):
-    with pytest.raises(ThreestepError, match="expected a model, got none: MODEL before the flags"):
+    with pytest.raises(ThreestepError, match="expected a model, got none; put MODEL before the flags"):
         serve.main([])
     with pytest.raises(ThreestepError, match="--engine expects one of auto, ours, vllm, got 'hf'"):
         serve.main([folder, "--engine", "hf"])
@@ -92,7 +92,7 @@ def test_an_engine_that_is_not_installed_is_asked_for_in_vain(folder, monkeypatc
     with pytest.raises(ThreestepError, match="^--engine vllm expects vLLM, which is not installed here; run: pip"):
         serve.main([folder, "--engine", "vllm"])
     assert serve.with_own_server(serve.ServeArguments(folder)) is None
-    assert "Threestep's own loop serves: vllm is not installed here" in capsys.readouterr().err
+    assert "Threestep's own loop: vllm is not installed here" in capsys.readouterr().err
 
 
 def test_an_installed_engine_serves_what_it_asks_as_in_training(folder, monkeypatch, capsys):
@@ -108,10 +108,10 @@ def test_an_installed_engine_serves_what_it_asks_as_in_training(folder, monkeypa
     assert f"'m' at http://127.0.0.1:{orders[0].port}/v1" in said.out and f"key: {orders[0].key}" in said.out
     assert orders[0].defaults == {"temperature": 0.5} and orders[0].dtype == "float32" and orders[0].most_rows is None
     monkeypatch.setattr("threestep.plugins.serve.endpoint.own_server.template_of", lambda model: None)
-    with pytest.raises(ThreestepError, match="--engine vllm cannot serve .*no chat template writes prompts of the"):
+    with pytest.raises(ThreestepError, match="--engine vllm cannot serve .*no chat template writes prompts in the"):
         serve.main([folder, "--engine", "vllm"])
     assert serve.with_own_server(serve.ServeArguments(folder)) is None
-    assert "Threestep's own loop serves, not vllm: no chat template writes" in capsys.readouterr().err
+    assert "Threestep's own loop, not vllm: no chat template writes" in capsys.readouterr().err
 
 
 def test_a_child_that_fails_ends_the_program_with_its_code(folder, monkeypatch):
@@ -144,16 +144,20 @@ def test_it_says_where_it_serves_and_shows_a_new_key_alone(reward_folder, monkey
     monkeypatch.setattr(signal, "signal", lambda *given: None)
     serve_reward.main([reward_folder, "--served_name", "rm", "--port", "0", "--host", host])
     said = capsys.readouterr()
-    assert f"'rm' at http://{host}:" in said.out and "/v1/scores (Ctrl-C ends)" in said.out and "key: sk-" in said.out
+    assert (
+        f"'rm' at http://{host}:" in said.out
+        and ("/v1/scores (Ctrl-C stops it)") in said.out
+        and "key: sk-" in said.out
+    )
     assert ("is open to other machines, and HTTP hides neither key nor texts" in said.err) == (host != "127.0.0.1")
     monkeypatch.setenv(serve_reward.KEY_VARIABLE, "of-the-environment")
     serve_reward.main([reward_folder, "--port", "0"])
     said = capsys.readouterr().out
-    assert "key: the given one" in said and "of-the-environment" not in said
+    assert "key: the one you gave" in said and "of-the-environment" not in said
 
 
 def test_mistakes_of_a_reward_model_are_sentences(reward_folder):
-    with pytest.raises(ThreestepError, match="expected a model, got none: MODEL before the flags"):
+    with pytest.raises(ThreestepError, match="expected a model, got none; put MODEL before the flags"):
         serve_reward.main([])
     with pytest.raises(ThreestepError, match="--host 192.0.2.1: this machine has no such address; give one of its own"):
         serve_reward.main([reward_folder, "--host", "192.0.2.1", "--port", "0"])

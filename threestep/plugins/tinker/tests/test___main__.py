@@ -47,11 +47,11 @@ def test_it_says_where_it_serves_and_shows_a_new_key_alone(words, monkeypatch, c
     monkeypatch.setenv(program.KEY_VARIABLE, "tml-of-the-environment")
     program.main(words)
     said = capsys.readouterr().out
-    assert "key: the given one" in said and "of-the-environment" not in said
+    assert "key: the one you gave" in said and "of-the-environment" not in said
 
 
 def test_mistakes_are_sentences(words, monkeypatch, tmp_path):
-    with pytest.raises(ThreestepError, match="expected a model, got none: MODEL before the flags"):
+    with pytest.raises(ThreestepError, match="expected a model, got none; put MODEL before the flags"):
         program.main([])
     (tmp_path / "key").write_text("sk-of-another")
     with pytest.raises(ThreestepError, match="--api_key_file .*key expects a key that begins with tml-, the only ones"):

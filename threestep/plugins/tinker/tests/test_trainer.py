@@ -166,7 +166,7 @@ def test_a_forward_that_fails_fails_alone(server, monkeypatch, capsys):
     monkeypatch.setattr(server.forwards, "run", failing)
     server.run()
     assert server.answer(clients[0], 1)[0] > 0
-    assert server.answer(clients[1], 1) == {"error": "the server failed, and its log says why", "category": "server"}
+    assert server.answer(clients[1], 1) == {"error": "the server failed; see its log", "category": "server"}
     assert "of a forward" in capsys.readouterr().err
 
 

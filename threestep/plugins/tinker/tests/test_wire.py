@@ -74,7 +74,7 @@ def test_requests_for_sequences_are_records():
     [
         (lambda: read(wire.STEP, adam_params={"beta1": 1}), "'beta1' expects a number from 0 to 1, got 1"),
         (lambda: read(wire.STEP, adam_params={"eps": "x"}), "'eps' expects a finite number, got 'x'"),
-        (lambda: read(wire.STEP, adam_params={"speed": 1}), "adam_params: 'speed' is not honoured here; leave it out"),
+        (lambda: read(wire.STEP, adam_params={"speed": 1}), "adam_params: 'speed' is not supported; leave it out"),
         (lambda: read(wire.STEP, optimizer_params={"type": "dimuon"}), "'optimizer_params' is not honoured here"),
         (lambda: read(wire.STEP, adam_params=[1]), "adam_params expects an object, got list"),
         (lambda: read(wire.SAVE), "'path' expects a text, got nothing"),

@@ -113,10 +113,10 @@ def test_mistakes_are_openais_errors(client, server):
         asked(client_of(server, api_key="sk-wrong"))
     with pytest.raises(openai.NotFoundError, match="'model' expects 'tiny', the only one here, got 'gpt-4'"):
         client.chat.completions.create(model="gpt-4", messages=HI)
-    with pytest.raises(openai.BadRequestError, match="'frequency_penalty' is not honoured here") as refusal:
+    with pytest.raises(openai.BadRequestError, match="'frequency_penalty' is not supported;") as refusal:
         asked(client, frequency_penalty=0.5)
     assert refusal.value.param == "frequency_penalty"
-    with pytest.raises(openai.RateLimitError, match="answers wait to be drawn and 128 more are too many"):
+    with pytest.raises(openai.RateLimitError, match="responses are waiting and 128 more are too many"):
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda _: asked(client, n=128), range(8)))
 

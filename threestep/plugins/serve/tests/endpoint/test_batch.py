@@ -55,7 +55,7 @@ def events_of(queue, count: int) -> list:
 def test_lines_wait_for_a_row_and_too_many_are_refused():
     batch = Batch(Rows, most_rows=2, most_waiting=3)
     _, first = batch.submit([ORDER] * 3)
-    with pytest.raises(RefusedRequest, match=r"3 answers wait to be drawn and 1 more are too many .*waiting 3") as none:
+    with pytest.raises(RefusedRequest, match=r"3 responses are waiting and 1 more are too many .*waiting 3") as none:
         batch.submit([ORDER])
     assert none.value.status == 429 and none.value.code == "rate_limit_exceeded"
     batch.start()
@@ -63,7 +63,7 @@ def test_lines_wait_for_a_row_and_too_many_are_refused():
     found = events_of(first, 18)
     assert [event.ended for event in found].count("length") == 3 and Rows.most == 2
     batch.close(5)
-    with pytest.raises(RefusedRequest, match="the server is ending; send the request again when it is back"):
+    with pytest.raises(RefusedRequest, match="the server is shutting down; send the request again when it is back"):
         batch.submit([ORDER])
 
 
@@ -82,8 +82,8 @@ def test_those_who_hung_up_wait_no_more():
 @pytest.mark.parametrize(
     ("problem", "sentence"),
     [
-        (ValueError("a fault"), "the server failed, and its log says why"),
-        (MemoryError(), "out of memory; the server needs a lower --max_rows for such requests"),
+        (ValueError("a fault"), "the server failed; see its log"),
+        (MemoryError(), "out of memory; start the server with a lower --max_rows"),
     ],
 )
 def test_a_failure_ends_what_is_drawn_and_nothing_else(problem, sentence, capsys):
@@ -109,7 +109,7 @@ def test_what_is_not_drawn_in_time_fails_at_the_end():
     threading.Timer(0.5, Rows.gate.set).start()
     closing.join(10)
     failed = [event.failed for event in events_of(events, events.qsize()) if event.failed is not None]
-    assert failed and all("the server is ending" in str(problem) for problem in failed)
+    assert failed and all("the server is shutting down" in str(problem) for problem in failed)
 
 
 reading = threading.Event()

@@ -130,7 +130,7 @@ def test_numbers_that_are_none_fail_their_answer(model):
     broken.lm_head.weight.data.fill_(float("nan"))
     line = Line(orders()[1], 0, SimpleQueue())
     run(TogetherRows(broken), [line], [0])
-    assert "the model computes NaN here" in str(line.events.get_nowait().failed)
+    assert "the model's logits are NaN" in str(line.events.get_nowait().failed)
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "llava"])

@@ -51,7 +51,7 @@ def test_the_models_template_gets_the_variables_that_were_saved_with_it(save_mod
 def test_a_model_that_would_be_asked_otherwise_has_a_reason(save_model, tmp_path, monkeypatch):
     folder = save_model("chat", tokenizer=chat_tokenizer(chat_template("chatml")))
     model = opened(folder)
-    assert why_not_alike(model) == f"its folder does not say that answers end with {model.end_token}"
+    assert why_not_alike(model) == f"its folder does not set the end token to {model.end_token}"
     settings = {"eos_token_id": model.tokenizer.convert_tokens_to_ids(model.end_token)}
     (tmp_path / "chat" / "generation_config.json").write_text(json.dumps(settings))
     assert why_not_alike(opened(folder)) is None
@@ -61,7 +61,7 @@ def test_a_model_that_would_be_asked_otherwise_has_a_reason(save_model, tmp_path
     shutil.copytree(folder, adapter)
     (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": folder, "peft_type": "LORA"}))
     (adapter / "adapter_model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
-    assert why_not_alike(opened(str(adapter))) == "it is an adapter, which is merged into its base here"
+    assert why_not_alike(opened(str(adapter))) == "it is an adapter, which Threestep merges into its base"
 
 
 CHILD = """

@@ -61,11 +61,11 @@ def test_fields_at_the_value_that_changes_nothing_are_read():
 
 
 REFUSED = [
-    ({"frequency_penalty": 0.5}, "'frequency_penalty' is not honoured here, and expects 0, which changes nothing, got"),
-    ({"response_format": {"type": "json_object"}}, "'response_format' is not honoured here, and expects"),
-    ({"tools": [{}]}, "'tools' is not honoured here"),
-    ({"temprature": 1}, "'temprature' is not honoured here; leave it out; did you mean 'temperature'"),
-    ({"echo": True}, "'echo' is not honoured here"),
+    ({"frequency_penalty": 0.5}, "'frequency_penalty' is not supported and may only be 0, got"),
+    ({"response_format": {"type": "json_object"}}, "'response_format' is not supported and may only be"),
+    ({"tools": [{}]}, "'tools' is not supported;"),
+    ({"temprature": 1}, "'temprature' is not supported; leave it out; did you mean 'temperature'"),
+    ({"echo": True}, "'echo' is not supported;"),
     ({"temperature": 2.5}, "'temperature' expects a number from 0 to 2, got 2.5"),
     ({"temperature": True}, "'temperature' expects a number from 0 to 2, got True"),
     ({"temperature": float("nan")}, "'temperature' expects a number from 0 to 2, got nan"),
@@ -73,21 +73,21 @@ REFUSED = [
     ({"n": 0}, "'n' expects a whole number from 1 to 128, got 0"),
     ({"n": 1.0}, "'n' expects a whole number from 1 to 128, got 1.0"),
     ({"seed": "a"}, "'seed' expects a whole number"),
-    ({"stop": [""]}, "'stop' expects a text, or a list of at most 16, none of them empty, got"),
-    ({"stop": ["a"] * 17}, "'stop' expects a text, or a list of at most 16"),
+    ({"stop": [""]}, "'stop' expects a text or a list of at most 16, none of them empty, got"),
+    ({"stop": ["a"] * 17}, "'stop' expects a text or a list of at most 16"),
     ({"stream": 1}, "'stream' expects true or false, got 1"),
     ({"stream_options": {"include_usage": True}}, "'stream_options' expects 'stream': true; leave it out"),
     ({"stream": True, "stream_options": {"a": 1}}, "'stream_options' expects an object with 'include_usage', got"),
-    ({"max_tokens": 4, "max_completion_tokens": 5}, "are two names of one number, got two numbers"),
+    ({"max_tokens": 4, "max_completion_tokens": 5}, "mean the same, got two different numbers"),
     ({"top_logprobs": 2}, "'top_logprobs' expects 'logprobs': true; give both"),
-    ({"messages": []}, "'messages' expects a list of messages, one or more, got"),
+    ({"messages": []}, "'messages' expects a list with at least one message, got"),
     ({"messages": ["Hi"]}, r"'messages\[0\]' expects an object with 'role' and 'content', got 'Hi'"),
     ({"messages": [{"role": "me"}]}, r"'messages\[0\].role' expects one of system, developer, user, assistant, tool"),
-    ({"messages": [{**HI[0], "name": "Ann"}]}, r"'messages\[0\].name' is not honoured here, a message has role"),
-    ({"messages": [*HI, {"role": "assistant", "content": "a"}]}, "expects a user's or a tool's message at its end"),
-    ({"messages": [{"role": "user", "content": 5}]}, r"'messages\[0\].content' expects a text, or a list of parts"),
+    ({"messages": [{**HI[0], "name": "Ann"}]}, r"'messages\[0\].name' is not supported; a message has role"),
+    ({"messages": [*HI, {"role": "assistant", "content": "a"}]}, "expects a user or tool message at the end"),
+    ({"messages": [{"role": "user", "content": 5}]}, r"'messages\[0\].content' expects a text or a list of text parts"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}]},
-     "got a part of the type 'image_url': this server takes text alone"),
+     "got a part of type 'image_url': this server takes only text"),
 ]  # fmt: skip
 
 
@@ -100,9 +100,9 @@ def test_others_are_refused_by_name(fields, sentence):
 
 def test_a_text_is_refused_for_what_is_none():
     for prompt in (5, [], [1.5], ["a", 5]):
-        with pytest.raises(RefusedRequest, match="'prompt' expects a text, ids of tokens, or a list of either, got"):
+        with pytest.raises(RefusedRequest, match="'prompt' expects a text, token ids, or a list of either, got"):
             text(prompt=prompt)
-    with pytest.raises(RefusedRequest, match="'prompt' is required and is not given"):
+    with pytest.raises(RefusedRequest, match="'prompt' is required but missing"):
         read_request({"model": "m"}, False, "m")
 
 

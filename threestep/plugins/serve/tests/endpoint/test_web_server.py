@@ -35,11 +35,11 @@ def test_the_model_is_listed(client):
     assert status == 200 and [model["id"] for model in answer["data"]] == ["tiny"]
     assert client.send(f"{MODELS}/tiny")[1]["object"] == "model"
     status, answer = client.send(f"{MODELS}/other")
-    assert status == 404 and answer["error"]["message"] == "there is no model 'other' here, but 'tiny'"
+    assert status == 404 and answer["error"]["message"] == "there is no model 'other'; this server has 'tiny'"
 
 
 REFUSED = [
-    ("GET", "/v2", None, 404, "there is no /v2 here, but /v1/chat/completions, /v1/completions and /v1/models"),
+    ("GET", "/v2", None, 404, "there is no /v2; this server has /v1/chat/completions, /v1/completions and /v1/models"),
     ("POST", "/v1/embeddings", {}, 404, "there is no /v1/embeddings here"),
     ("GET", CHAT, None, 405, f"{CHAT} takes no GET"),
     ("PUT", CHAT, {}, 405, f"{CHAT} takes no PUT"),
@@ -48,12 +48,12 @@ REFUSED = [
     ("POST", CHAT, b"[" * 100 + b"]" * 100, 400, "the body expects JSON: lists and objects stand inside each other"),
     ("POST", CHAT, b"\xff", 400, "the body expects JSON: "),
     ("POST", CHAT, b"x" * (2**16 + 1), 413, "the body expects at most 65,536 bytes, got 65,537"),
-    ("POST", CHAT, {"model": "tiny", "messages": HI, "nonsense": 1}, 400, "'nonsense' is not honoured here"),
+    ("POST", CHAT, {"model": "tiny", "messages": HI, "nonsense": 1}, 400, "'nonsense' is not supported;"),
     ("POST", TEXT, {"model": "tiny", "prompt": [99999]}, 400, "'prompt' expects ids from 0 to"),
     ("POST", TEXT, {"model": "tiny", "prompt": ""}, 400, "'prompt' expects a text, got an empty one"),
-    ("POST", TEXT, {"model": "tiny", "prompt": "a " * 300}, 400, "128 positions, which leaves room for 0 tokens"),
-    ("POST", TEXT, {"model": "tiny", "prompt": "a", "max_tokens": 128}, 400, "leaves room for 127 tokens of an answer"),
-    ("POST", TEXT, {"model": "tiny", "prompt": "a", "n": 100}, 429, "answers wait to be drawn and 100 more are too"),
+    ("POST", TEXT, {"model": "tiny", "prompt": "a " * 300}, 400, "128 positions, which leaves 0 tokens"),
+    ("POST", TEXT, {"model": "tiny", "prompt": "a", "max_tokens": 128}, 400, "leaves 127 tokens for the response"),
+    ("POST", TEXT, {"model": "tiny", "prompt": "a", "n": 100}, 429, "responses are waiting and 100 more are too"),
 ]
 
 
@@ -186,7 +186,7 @@ def test_a_request_that_is_drawn_when_the_server_ends_is_told(served):
         status, answer = waiting.result(10)
         assert status in (200, 503)
         status, answer = client.send(CHAT, {"model": "tiny", "messages": HI})
-        assert status == 503 and "the server is ending" in answer["error"]["message"]
+        assert status == 503 and "the server is shutting down" in answer["error"]["message"]
 
 
 def test_what_a_fault_of_the_program_leaves_is_a_sentence(client, monkeypatch, capsys):
@@ -195,7 +195,7 @@ def test_what_a_fault_of_the_program_leaves_is_a_sentence(client, monkeypatch, c
 
     monkeypatch.setattr(type(client.server.service.model), "prompts", fault)
     status, answer = client.send(CHAT, {"model": "tiny", "messages": HI})
-    assert status == 500 and answer["error"]["message"] == "the server failed, and its log says why"
+    assert status == 500 and answer["error"]["message"] == "the server failed; see its log"
     assert answer["error"]["type"] == "server_error" and "a fault" in capsys.readouterr().err
 
 
@@ -204,11 +204,11 @@ def test_a_family_that_shares_no_batch_answers_without_logprobs(save_model, tiny
     ids = {"eos_token_id": tiny_tokenizer.eos_token_id, "pad_token_id": tiny_tokenizer.pad_token_id}
     tiny_causal_lm("gemma2", vocab_size=len(tiny_tokenizer), **ids).save_pretrained(folder)
     model = load_served(folder, "tiny", SAMPLING, ChatArguments())
-    assert "answers are drawn one beside the other, not in one batch, and without logprobs: " in capsys.readouterr().err
+    assert "responses are drawn one at a time instead of in one batch, without logprobs: " in capsys.readouterr().err
     with serving(model) as client:
         alone = [client.text(f"Hi {number}", seed=number, max_tokens=8) for number in range(5)]
         with ThreadPoolExecutor(5) as pool:
             asked = pool.map(lambda number: client.text(f"Hi {number}", seed=number, max_tokens=8), range(5))
         assert list(asked) == alone
         status, answer = client.send(CHAT, {"model": "tiny", "messages": HI, "logprobs": True})
-        assert status == 400 and "'logprobs' is not honoured for models of this family" in answer["error"]["message"]
+        assert status == 400 and "'logprobs' is not supported for this model family" in answer["error"]["message"]
