@@ -52,9 +52,9 @@ def folder_of_model(model: Any, tokenizer: Any, folder: Path, name: str, *, resu
         raise ThreestepError(f"--{name} is a loaded model, and tokenizer expects its tokenizer, got None")
     _refuse(model, name, _differences(model))
     if getattr(model, "is_gradient_checkpointing", False):
-        log("model: it was given with gradient checkpointing, which a run turns on by gradient_checkpointing=True")
+        log("model: its gradient checkpointing is ignored; turn it on with gradient_checkpointing=True")
     if "_loss_function" in vars(model):
-        log("warning: the model's own loss_function is not called: each step has its loss")
+        log("warning: the model's own loss_function is not called: each step uses its own loss")
     path, fresh = folder / name, folder / f".{name}.new"
     try:
         _save(model, tokenizer, fresh, name)

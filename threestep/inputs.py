@@ -63,8 +63,8 @@ def _check_addresses(addresses: Sequence[str]) -> None:
     for place, text in enumerate(addresses):
         if " " in text.partition(":")[0] and not os.path.exists(text):
             raise ThreestepError(
-                f"rows expects rows as dicts, or paths and addresses, got the text {text!r:.60} as number {place}; for "
-                "texts give dicts: [{'text': text} for text in texts]"
+                f"rows expects dicts, paths or addresses, got the text {text!r:.60} as number {place}; for texts "
+                f"give dicts: [{{'text': text}} for text in texts]"
             )
 
 
@@ -93,8 +93,8 @@ def _plain_rows(rows: Any) -> Any:
     shown = getattr(rows, "format", None) or {}
     if shown.get("type") == "custom":
         raise ThreestepError(
-            "rows expects a datasets.Dataset as it is stored, got one whose rows a transform makes as they are read "
-            "(set_transform); make them first: rows.map(...)"
+            "rows expects a datasets.Dataset without a transform, got one with set_transform; apply it first: "
+            "rows.map(...)"
         )
     columns = shown.get("columns") or rows.column_names
     return rows if list(columns) == list(rows.column_names) else rows.with_format(None).select_columns(columns)
@@ -109,7 +109,7 @@ def _table(path: Path) -> Any:
 def _other_rows(path: Path, name: str) -> ThreestepError:
     run = path.parent.parent if path.stem == ROWS_FILE else path.parent.parent.parent
     return ThreestepError(
-        f"{name} are others than those that the run in {run} began with ({path}); give these to resume it, or another "
+        f"{name} differ from those that the run in {run} started with ({path}); give those to resume it, or another "
         "output_dir"
     )
 

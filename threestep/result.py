@@ -117,7 +117,7 @@ class Result:
 
     def _check_model(self) -> None:
         if not (self.model_folder / "config.json").is_file():
-            raise ThreestepError(f"the run in {self.folder} left no model: dry_run and val_only train none")
+            raise ThreestepError(f"the run in {self.folder} has no model: dry_run and val_only train none")
 
 
 def result_of(kind: str, folder: Path) -> Result:

@@ -20,9 +20,9 @@ _EXPECTS = (
 _COLUMNS = (("numpy", "ndarray"), ("pandas", "Series"))
 # Objects that hold no rows, and what to give in their place, by the module and name of their class.
 _ADVICE = {
-    ("pandas", "Series"): "give the frame, of which each row is an example",
-    ("polars", "Series"): "give the frame, of which each row is an example",
-    ("torch", "DataLoader"): "it makes batches; give the rows that it reads",
+    ("pandas", "Series"): "give the frame; each of its rows is an example",
+    ("polars", "Series"): "give the frame; each of its rows is an example",
+    ("torch", "DataLoader"): "it makes batches; give the rows it reads",
     ("numpy", "ndarray"): "name its columns: [{'prompt': a, 'completion': b} for a, b in rows]",
 }
 
@@ -141,8 +141,8 @@ def _path_advice(rows: Any, name: str) -> str:
     if not is_path(rows) or name != EVAL_ROWS:
         return ""
     return (
-        f" {os.fspath(rows)!r}; held-out rows in files go into the folder of the others, as train.jsonl and "
-        "test.jsonl: rows='jsonl:FOLDER'"
+        f" {os.fspath(rows)!r}; put held-out rows in the same folder, as train.jsonl and test.jsonl: "
+        "rows='jsonl:FOLDER'"
     )
 
 

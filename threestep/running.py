@@ -100,13 +100,13 @@ def _error_message(lines: Sequence[str], code: int) -> str:
             more = [later for later in lines[place + 1 :] if later.startswith("  - ")]
             return "\n".join([line.removeprefix(_MISTAKE), *more])
     last = "; the last line was: " + lines[-1] if lines else ""
-    return f"the ranks ended with code {code}, and what they printed says why{last}"
+    return f"the ranks ended with code {code}; see their output{last}"
 
 
 def _stopped(code: Any, folder: Path) -> str:
     if code:
-        return f"the run ended with code {code}; what it printed says why"
+        return f"the run ended with code {code}; see its output"
     return (
-        "the run was asked to stop and wrote a checkpoint, without a model; the same call with "
-        f"resume=True, output_dir={str(folder)!r} goes on"
+        "the run was stopped and wrote a checkpoint but no model; to resume, repeat the call with "
+        f"resume=True, output_dir={str(folder)!r}"
     )

@@ -211,7 +211,8 @@ def _models_as_flags(models: Mapping[str, tuple[Any, Any]], given: Path, resumes
         if isinstance(model, (str, os.PathLike)):
             if tokenizer is not None:
                 raise ThreestepError(
-                    f"tokenizer goes with a loaded model, and --{name} is '{model}', whose own is read"
+                    f"tokenizer is only for a loaded model, and --{name} is '{model}', whose tokenizer is read; "
+                    "leave tokenizer out"
                 )
             flags[name] = os.fspath(model)
             continue

@@ -209,7 +209,7 @@ def stopped(place: Path, is_long: bool) -> dict[str, Any]:
             except threestep.ThreestepError as stop:
                 said = str(stop)
             if form == "python":  # what the message says, as it is typed
-                again = eval(f"dict({said.partition('the same call with ')[2].partition(' goes on')[0]})")
+                again = eval(f"dict({said.partition('repeat the call with ')[2]})")
                 call(**again)
             else:
                 config = folder / "again.yaml"

@@ -104,7 +104,7 @@ def test_a_class_of_ones_own_is_trained_from_a_folder_with_its_code(called):
 def test_a_stopped_call_goes_on_in_every_form(called, kind, form):
     place, seen = called
     said = seen["stopped"][f"{kind} {form}"]
-    assert f"the same call with resume=True, output_dir='{place}/{kind} {form}' goes on" in said["said"]
+    assert f"repeat the call with resume=True, output_dir='{place}/{kind} {form}'" in said["said"]
     metrics = (place / f"{kind} unbroken" / "metrics.jsonl").read_text().splitlines()
     assert said["steps"] == [json.loads(line)["step"] for line in metrics] and max(said["steps"]) == 2
     mine, unbroken = (

@@ -76,7 +76,7 @@ def test_rows_of_a_resumed_run_are_those_that_it_began_with(tmp_path):
         address = address_of_rows(rows, folder)
         assert address_of_rows(rows, folder, resumes=True) == address
         written = {path.name: path.read_bytes() for path in folder.iterdir()}
-        with pytest.raises(ThreestepError, match="^rows are others than those that the run in .*run began with"):
+        with pytest.raises(ThreestepError, match="^rows differ from those that the run in .*run started with"):
             address_of_rows(others, folder, resumes=True)
         assert {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")} == written
 
@@ -94,9 +94,7 @@ def test_held_out_rows_are_a_file_of_the_same_folder(tmp_path):
         (address,) = address_of_rows(rows, folder, eval_rows=held_out)
         train, evaluation = stored_rows(address, "data_path", str(tmp_path)).open()
         assert [dict(row) for row in train] == ROWS and [dict(row) for row in evaluation] == ROWS[:1]
-        with pytest.raises(
-            ThreestepError, match=f"^eval_rows are others than those that the run in {tmp_path}/{number} b"
-        ):
+        with pytest.raises(ThreestepError, match=f"^eval_rows differ from those that the run in {tmp_path}/{number} s"):
             others = ROWS[1:] if number != 1 else as_dataset(ROWS[1:])
             address_of_rows(rows, folder, True, eval_rows=others)
 
@@ -122,7 +120,7 @@ def test_values_of_libraries_are_plain(tmp_path):
 def test_a_dataset_is_taken_as_it_shows_itself(tmp_path):
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_list(ROWS)
-    with pytest.raises(ThreestepError, match="got one whose rows a transform makes as they are read"):
+    with pytest.raises(ThreestepError, match="got one with set_transform"):
         address_of_rows(rows.with_transform(lambda batch: batch), tmp_path)
     (address,) = address_of_rows(rows.with_format(columns=["prompt"]), tmp_path)
     read = datasets.Dataset.from_parquet(address.removeprefix("parquet:"), cache_dir=str(tmp_path))
@@ -233,7 +231,7 @@ def test_tables_and_torchs_datasets():
             return ROWS[index]
 
     assert in_both(lambda: pyarrow.Table.from_pylist(ROWS)) == in_both(Mapped) == ROWS
-    with pytest.raises(ThreestepError, match="got a torch DataLoader; it makes batches; give the rows that it reads$"):
+    with pytest.raises(ThreestepError, match="got a torch DataLoader; it makes batches; give the rows it reads$"):
         held_rows(torch.utils.data.DataLoader(Mapped()))
 
 
@@ -292,7 +290,7 @@ def test_an_unknown_frame_names_what_to_write():
 def test_held_out_rows_come_once():
     with pytest.raises(ThreestepError, match=r"^rows has a split test, and eval_rows is given too; give"):
         held_rows({"train": ROWS, "test": ROWS}, ROWS)
-    with pytest.raises(ThreestepError, match="^eval_rows expects dicts .*, got str 'x.jsonl'; held-out rows in files"):
+    with pytest.raises(ThreestepError, match="^eval_rows expects dicts .*, got str 'x.jsonl'; put held-out rows in"):
         held_rows(ROWS, "x.jsonl")
 
 

@@ -71,7 +71,7 @@ def test_a_launchers_ranks_share_paths_alone(monkeypatch):
 
 
 def test_a_tokenizer_goes_with_an_object():
-    with pytest.raises(threestep.ThreestepError, match="^tokenizer goes with a loaded model, and model is 'm'"):
+    with pytest.raises(threestep.ThreestepError, match="^tokenizer is only for a loaded model, and model is 'm'"):
         threestep.sft("m", ROWS, tokenizer=object())
 
 
@@ -94,7 +94,7 @@ def test_an_earlier_run_is_not_written_over(here, monkeypatch):
     assert not (here / "out" / "given").exists()
     for resume in (True, "true", "latest"):
         threestep.sft("m", ROWS, output_dir="out", resume=resume)
-    with pytest.raises(threestep.ThreestepError, match="^rows are others than those that the run in .*out began with"):
+    with pytest.raises(threestep.ThreestepError, match="^rows differ from those that the run in .*out started with"):
         threestep.sft("m", [*ROWS, *ROWS], output_dir="out", resume=True)
 
 
@@ -109,7 +109,7 @@ def test_every_call_has_a_new_folder(here, monkeypatch):
     (program, own), (_, other) = words
     assert program == "training.step2_reward.main"
     assert "--data_split=0,1,0" in own and "--data_split=1,1,1" in other  # all rows, unless the caller shares them
-    with pytest.raises(threestep.ThreestepError, match="left no model: dry_run and val_only train none$"):
+    with pytest.raises(threestep.ThreestepError, match="has no model: dry_run and val_only train none$"):
         _ = first.model
 
 
@@ -160,10 +160,10 @@ def test_settings_as_flags():
     [
         (
             SystemExit(0),
-            "^the run was asked to stop and wrote a checkpoint, without a model; the same call with resume=True, "
-            "output_dir='a/b' goes on$",
+            "^the run was stopped and wrote a checkpoint but no model; to resume, repeat the call with resume=True, "
+            "output_dir='a/b'$",
         ),
-        (SystemExit(1), "^the run ended with code 1; what it printed says why$"),
+        (SystemExit(1), "^the run ended with code 1; see its output$"),
         (MemoryError("no more"), "^out of memory"),
     ],
 )

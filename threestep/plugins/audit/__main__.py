@@ -1,14 +1,14 @@
-"""Audit a training step: which number is wrong, where, and why. Or two runs: where they part.
+"""Audit a training step: which number is wrong, where, and why. Or compare two runs: where they first differ.
 
     threestep audit RUN/records/step_000010 [--as "grpo, token mean, k3"] [--json] [--out FILE]
     threestep audit RUN_A RUN_B [--trust_run] [--work FOLDER] [--python_b PYTHON] [--code_b FOLDER] ...
 
-RECORD is a folder that --record_steps wrote, or a recorder of another trainer. Every quantity is computed again in
+RECORD is a folder written by --record_steps or by a recorder for another trainer. Every quantity is recomputed in
 float64 from those before it, by references that share no code with the trainers. The first that differs is named, by
 how much and on which rows and tokens, and the cause, if a known one gives the recorded numbers. A part that the record
-lacks is not judged, by name. Exit code 1: something differs.
+lacks is listed as not judged. Exit code 1: something differs.
 
-Of two runs, the first step that differs is found from their digests.jsonl, and nothing of them is run. With --trust_run
+For two runs, their digests.jsonl give the first step that differs; none of their code is run. With --trust_run
 both are then resumed from the checkpoint before it, or started again, and recorded at that step, and the records are
 compared: the row, the rank, the token and the layer that differ first.
 """
@@ -94,28 +94,28 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         dest="settings",
         default="",
         metavar="WORDS",
-        help="what the step should be, in place of the recorded settings: 'grpo, token mean, k3', or NAME=VALUE",
+        help="what the step should be, instead of the recorded settings: 'grpo, token mean, k3', or NAME=VALUE",
     )
     parser.add_argument(
-        "--work", default=DEFAULT_WORK, metavar="FOLDER", help="of two runs: where they are run again [%(default)s]"
+        "--work", default=DEFAULT_WORK, metavar="FOLDER", help="two runs: folder for the reruns [%(default)s]"
     )
     parser.add_argument(
         "--trust_run",
         action="store_true",
-        help="of two runs: run both again up to the step that differs, by the settings and code that they name",
+        help="two runs: rerun both up to the step that differs, with the settings and code that they name",
     )
     for side in "ab":
         parser.add_argument(
             f"--python_{side}",
             metavar="PYTHON",
-            help=f"of two runs: the interpreter that run {side.upper()} is run again by, with its threestep and "
-            "libraries; default: this one",
+            help=f"two runs: Python interpreter for the rerun of {side.upper()}, with its threestep and libraries; "
+            "default: this one",
         )
         parser.add_argument(
             f"--code_{side}",
             metavar="FOLDER",
-            help=f"of two runs: the checkout of threestep that run {side.upper()} is run again with, such as one of "
-            "`git worktree add`; default: the interpreter's",
+            help=f"two runs: threestep checkout for the rerun of {side.upper()}, such as a `git worktree add`; "
+            "default: the interpreter's",
         )
     parser.add_argument("--out", metavar="FILE", help="write the findings as one HTML page too")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
@@ -133,12 +133,10 @@ def _refuse_what_has_no_effect(program: str, options: argparse.Namespace) -> Non
     of_reruns = ("python_a", "python_b", "code_a", "code_b")
     given = [name for name in of_reruns if getattr(options, name)] + ["work"] * (options.work != DEFAULT_WORK)
     if options.other and given and not options.trust_run:
-        raise ThreestepError(
-            f"{program}: --{given[0]} is for runs that are run again; give --trust_run, or leave it out"
-        )
+        raise ThreestepError(f"{program}: --{given[0]} is for reruns; add --trust_run, or leave it out")
     given += ["trust_run"] * options.trust_run
     if options.other and options.settings:
-        raise ThreestepError(f"{program}: --as is for a record, and two runs are given; leave it out")
+        raise ThreestepError(f"{program}: --as is for one record, and two runs are given; leave it out")
     if not options.other and given:
         raise ThreestepError(f"{program}: --{given[0]} is for two runs, RUN_A RUN_B, and one folder is given")
 

@@ -1,14 +1,14 @@
-"""Environments outside of training: the list of them, one conversation in the terminal, and a check before a run.
+"""Environments outside training: list them, play one conversation in the terminal, or check one before a run.
 
     threestep inspect env list [FILE.py | FOLDER ...]
     threestep inspect env try examples/environments/guessing.py:Guessing --row '{"ground_truth": "20"}'
     threestep inspect env try my_game.py:Game --data_path jsonl:rows.jsonl --model_name_or_path runs/sft/model
     threestep inspect env check my_game.py:Game --data_path jsonl:rows.jsonl --html game.html
 
-In `try` a person types the model's turns, or a model draws them; with a model folder, also of a person, the tokens are
-shown, with their mask as step 3 trains on them. `check` plays conversations of nonsense and of the right answer: does a
-conversation repeat under its seed and go its own way beside others, which rewards are paid, how long does it take, what
-fails, and does the answer stand in what the model reads. Exit code 1: something is wrong.
+In `try` you type the model's turns, or a model draws them; with a model folder, in both cases, the tokens are
+shown with the mask that step 3 trains on. `check` plays conversations of nonsense and of the right answer: does a
+conversation repeat with its seed, is it independent of conversations beside it, which rewards are paid, how long does
+it take, what fails, and does the model's input contain the answer. Exit code 1: something is wrong.
 """
 
 from __future__ import annotations
@@ -53,26 +53,27 @@ class EnvArguments:
 
     task: str = flag(LIST, "What to do; may come first, without the flag.", choices=TASKS)
     places: list[str] = flag(
-        [], "`list`: files and folders to look in, which may come behind it; default: this folder.", "file"
+        [], "`list`: files and folders to search; may follow `list` directly; default: this folder.", "file"
     )
     model_name_or_path: str = flag_of(
         ModelArguments,
-        "`try`: the model that acts, a folder or a hub name; with --by_hand its tokenizer alone. Default: a person "
-        "acts, and no tokens are shown.",
+        "`try`: the model that acts, a folder or a hub name; with --by_hand only its tokenizer is used. Default: you "
+        "act, and no tokens are shown.",
         aliases=["--model"],
     )
-    by_hand: bool = flag(False, "`try`: a person acts, and the tokens are those of --model_name_or_path.")
+    by_hand: bool = flag(False, "`try`: you act, and tokens are shown with the tokenizer of --model_name_or_path.")
     row: str | None = flag_of(
-        OpeningRowArguments, "Columns of the row that opens the environment, as a JSON object, in place of --data_path."
+        OpeningRowArguments, "Columns of the row that opens the environment, as a JSON object, instead of --data_path."
     )
-    rows: int = flag_of(ShownArguments, "Rows of --data_path: `check` plays all scripts on each; `try` the last.",
+    rows: int = flag_of(ShownArguments,
+        "Number of rows of --data_path: `check` plays all scripts on each; `try` uses the last.",
                         default=4, takes="rows >= 1")  # fmt: skip
     reward_range: list[float] = flag(
-        [], "`check`: the smallest and the largest reward that a conversation should have.", "number"
+        [], "`check`: the smallest and largest reward that a conversation may have.", "number"
     )
     json: bool = flag_of(ShownArguments, "`check`: print one JSON object instead of text.")
-    html: str = flag_of(ShownArguments, "`check`: write the findings as an HTML page to this file too.")
-    seed: int = flag_of(RunArguments, "Seed of the environment, of sampling, and of datasets that are made from one.")
+    html: str = flag_of(ShownArguments, "`check`: also write the findings to this HTML file.")
+    seed: int = flag_of(RunArguments, "Seed of the environment, of sampling, and of generated datasets.")
 
     def validate(self, mistakes: Mistakes) -> None:
         wanted = self.reward_range
@@ -88,7 +89,7 @@ class EnvArguments:
                 )
         mistakes.require(
             not self.by_hand or bool(self.model_name_or_path),
-            "--by_hand needs --model_name_or_path, got none; without both a person acts, and no tokens are shown",
+            "--by_hand needs --model_name_or_path, got none; without either, you act and no tokens are shown",
         )
 
 
@@ -196,7 +197,9 @@ def try_it(flags: EnvFlags, environments: Environments, rows: Sequence[dict[str,
     row, seed = rows[-1], flags.env.seed
     episode = environments.episode(row, seed, warn=note)
     if episode is None:
-        raise ThreestepError("the row's column 'environment' is empty, so that nobody answers it; give another --row")
+        raise ThreestepError(
+            "the row's column 'environment' is empty, so no environment answers it; give another --row"
+        )
     try:
         if not flags.env.model_name_or_path:
             given = flags.environment.tool_parser

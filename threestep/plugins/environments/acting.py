@@ -59,8 +59,8 @@ def acting_engine(
     chat, limits = text_maker(settings.chat, tokenizer), settings.conversation
     if not isinstance(chat, ChatTokenizer):
         raise ThreestepError(
-            "--environment, --tools expect a chat template, which writes the messages of a conversation, got "
-            "--prompt_style human_assistant; give one with --chat_template FILE"
+            "--environment, --tools need a chat template to write the messages of a conversation, got --prompt_style "
+            "human_assistant; give one with --chat_template FILE"
         )
     turns = TurnTokens(chat, limits.max_observation_tokens)
     parser, unknown = _parser(settings.environment, chat)

@@ -25,15 +25,15 @@ class EnvironmentArguments:
 
     environment: str | None = flag(
         None,
-        "Class that answers the model turn by turn, as FILE.py:NAME, or the name of an installed one, or of verifiers "
-        "as verifiers:NAME; several, parted by commas, answer the rows whose column 'environment' has their NAME.",
+        "Class that answers the model turn by turn: FILE.py:NAME, an installed name, or verifiers:NAME; "
+        "comma-separated; each handles the rows whose column 'environment' names it.",
         "names",
     )
     tools: str | None = flag(
         None,
         "Typed Python functions with docstrings that the model may call, as FILE.py:NAME,FILE.py:NAME; "
-        f"{IN_BUBBLEWRAP} runs the model's own Python programs in bubblewrap, {NO_SANDBOX} as far from this machine "
-        "as it allows.",
+        f"{IN_BUBBLEWRAP} runs Python programs written by the model in bubblewrap, {NO_SANDBOX} with the best "
+        "isolation available without it.",
         "names",
     )
     tool_parser: str = flag(
@@ -42,18 +42,16 @@ class EnvironmentArguments:
         "template does.",
         "name",
     )
-    tool_seconds: float = flag(10.0, "Time that a tool may take; a slower one is answered by an error.", "seconds > 0")
+    tool_seconds: float = flag(10.0, "Time limit per tool call; a slower one returns an error.", "seconds > 0")
     environment_seconds: float = flag(
-        60.0, "Time that a step of an environment may take; a slower one ends the conversation.", "seconds > 0"
+        60.0, "Time limit per environment step; a slower one ends the conversation.", "seconds > 0"
     )
     max_observation_characters: int = flag(
         4096,
-        "Length of a tool's answer or an environment's message; the middle of a longer one is left out.",
+        "Maximum length of a tool's answer or an environment's message; longer ones lose their middle.",
         "characters >= 100",
     )
-    max_calls_per_turn: int = flag(
-        8, "Calls of one message that are run; the rest are answered by an error.", "number >= 1"
-    )
+    max_calls_per_turn: int = flag(8, "Maximum tool calls run per message; the rest return an error.", "number >= 1")
 
     @property
     def environment_addresses(self) -> list[str]:
@@ -98,9 +96,7 @@ class OpeningRowArguments:
 
     topic: ClassVar[str] = "environment"
 
-    row: str | None = flag(
-        None, "Columns of the row with which a question opens --environment, as a JSON object.", "json"
-    )
+    row: str | None = flag(None, "Row columns that open --environment, as a JSON object.", "json")
 
 
 def _addresses(given: str | None) -> list[str]:

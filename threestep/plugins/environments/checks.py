@@ -18,8 +18,8 @@ def check_beside_environments(flags: Any, mistakes: Mistakes) -> None:
         return
     mistakes.require(
         flags.data.form is None,
-        "--environment, --tools draw turn by turn, and --parallel_thinking draws paths side by side; leave one of them "
-        "out",
+        "--environment, --tools draw turn by turn, but --parallel_thinking draws paths in parallel; leave one of "
+        "them out",
     )
     turns, seconds = flags.added.of(ConversationArguments).max_turns, environment.environment_seconds
     longest = seconds * (turns + 1)

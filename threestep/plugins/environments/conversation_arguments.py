@@ -17,30 +17,28 @@ class ConversationArguments:
 
     topic: ClassVar[str] = "environment"
 
-    max_turns: int = flag(
-        8, "Turns that the model may take in a conversation; the last is not answered.", "number >= 1"
-    )
+    max_turns: int = flag(8, "Maximum model turns per conversation; the last is not answered.", "number >= 1")
     max_tool_calls: int | None = flag(
         None,
-        "Calls that a conversation may make; the one beyond is not run, and ends it. Default: no limit.",
+        "Maximum tool calls per conversation; one more is not run and ends it. Default: no limit.",
         "number >= 0",
     )
     max_observation_tokens: int | None = flag(
         None,
-        "Length of one message of an environment; the middle of a longer one is left out. Default: no limit but "
+        "Maximum length of one environment message; longer ones lose their middle. Default: only "
         "--max_observation_characters.",
         "tokens >= 8",
     )
     max_conversation_seconds: float | None = flag(
         None,
-        "Time after which a conversation begins no further turn. Runs with it are not repeatable. Default: no limit.",
+        "Time after which a conversation starts no new turn. Makes runs unrepeatable. Default: no limit.",
         "seconds > 0",
     )
     answer_interval: int = flag(
         32,
-        "Answers of environments join the batch every so many drawn tokens, by which time late ones are waited for: a "
-        "rollout repeats to the bit, however long answers take. 0 takes each answer as it comes, sooner where a few "
-        "take much longer than others; such rollouts do not repeat to the bit.",
+        "Environment answers join the batch every N drawn tokens, and late ones are waited for, so rollouts are "
+        "bit-exact however long answers take. 0 takes each answer as it comes: faster if a few take much longer than "
+        "the rest, but not bit-exact.",
         "tokens >= 0",
     )
 
@@ -49,6 +47,6 @@ class ConversationArguments:
         for name in ("max_tool_calls", "max_observation_tokens", "max_conversation_seconds"):
             mistakes.require(
                 acts or getattr(self, name) is None,
-                f"--{name} {getattr(self, name)} limits conversations, and there are none; give --environment or "
+                f"--{name} {getattr(self, name)} limits conversations, but this run has none; give --environment or "
                 "--tools, or leave it out",
             )

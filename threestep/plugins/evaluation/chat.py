@@ -61,7 +61,7 @@ class TalkArguments:
     reward_model: str | None = flag_of(
         EvaluateArguments, "Score each answer with this reward model: a folder or a hub name."
     )
-    image: list[str] = flag([], "Pictures that go with the first message, of models that read images.", "file")
+    image: list[str] = flag([], "Images to send with the first message, for models that read images.", "file")
     system: str = flag("", "A system prompt.", "text")
     prompt_style: str = flag_of(ChatArguments, PROMPT_STYLE_TEXT)
     chat_template_kwargs: str | None = flag_of(ChatArguments, TEMPLATE_KWARGS_TEXT)
@@ -69,14 +69,14 @@ class TalkArguments:
     seed: int = flag_of(RunArguments, "Seed of sampling; the same seed gives the same answers.")
     web: bool = flag(
         False,
-        "Serve a page on 127.0.0.1 instead of the terminal, to whoever has the token of the "
-        "address that is printed (needs the package gradio).",
+        "Serve a web page on 127.0.0.1 instead of the terminal; the printed address holds its access token (needs "
+        "the package gradio).",
     )
     web_port: int = flag(7860, "Port of --web; the default is Gradio's.", "1 <= port <= 65535")
 
     def validate(self, mistakes: Mistakes) -> None:
         got = len(self.model_name_or_path)
-        mistakes.require(got in (1, 2), f"expected one model or two, got {got}: MODEL [MODEL2] before the flags")
+        mistakes.require(got in (1, 2), f"expected one or two models, got {got}; put MODEL [MODEL2] before the flags")
         self.text.validate(mistakes)
 
     @property
@@ -128,7 +128,7 @@ def check_partners(flags: ChatFlags) -> None:
     for name, is_there in ((form and form.flag, form is not None), ("--reward_model", flags.chat.reward_model)):
         mistakes.require(
             not (partners.is_there and is_there),
-            f"{name} reads answers of one turn, and {partners.flag} make conversations; leave one of them out",
+            f"{name} reads only single-turn responses, and {partners.flag} make conversations; leave one of them out",
         )
     for each in all_partners(flags.added):
         each.check(mistakes)
@@ -248,7 +248,9 @@ def answer_once(talk: Talk, question: str) -> None:
     """Print the answer to one question, those of two models each below its name. Notes and scores go to standard
     error."""
     if not question:
-        raise ThreestepError("standard input is not a terminal and expects a question, got none; write one to it")
+        raise ThreestepError(
+            "standard input is not a terminal and holds no question; pipe one in: echo QUESTION | threestep chat MODEL"
+        )
     talk.ask(question)
     for place, model in enumerate(talk.models):
         if len(talk.models) > 1:

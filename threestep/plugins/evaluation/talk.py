@@ -82,13 +82,14 @@ class Talk:
                 )
         if self.acting is not None:
             raise ThreestepError(
-                f"{self.acting.flag.replace(',', ' and')} make conversations of text; chat about pictures without them"
+                f"{self.acting.flag.replace(',', ' and')} make text-only conversations; leave them out to chat about "
+                "images"
             )
         if self.scorer is not None and self.scorer.unread is not None:
-            raise ThreestepError(f"{self.scorer.unread}; chat about pictures without --reward_model")
+            raise ThreestepError(f"{self.scorer.unread}; leave --reward_model out to chat about images")
         picture = media_kind().opened_file(path)
         self.waiting.append(picture)
-        return f"{picture.words}; it goes with your next message"
+        return f"{picture.words}; it will be sent with your next message"
 
     def enter(self, line: str) -> Reply:
         """Run a command, or begin a turn."""
@@ -193,7 +194,7 @@ def _content(turn: Turn) -> Any:
 
 def _image(talk: Talk, argument: str) -> Reply:
     if not argument:
-        raise ThreestepError("/image expects the file of a picture, got none; type /image FILE")
+        raise ThreestepError("/image expects an image file, got none; type /image FILE")
     return Reply(talk.attach(argument))
 
 
@@ -213,7 +214,7 @@ def _seed(talk: Talk, argument: str) -> Reply:
 
 def _row(talk: Talk, argument: str) -> Reply:
     if talk.acting is None:
-        raise ThreestepError("/row expects --environment, which a row opens, got a chat without one")
+        raise ThreestepError("/row needs a chat with --environment")
     if argument:
         talk.columns = json_object(argument, "/row")
     return Reply(f"the next question has the columns {json.dumps(talk.columns, ensure_ascii=False)}")
@@ -285,14 +286,14 @@ def _help(talk: Talk, argument: str) -> Reply:
 COMMANDS: dict[str, tuple[str, Callable[[Talk, str], Reply]]] = {
     "system": ("start a new conversation with this system prompt, or without one", _system),
     "temperature": ("sampling temperature; 0 picks the most likely token", _sets("temperature")),
-    "top_p": ("draw from the most likely tokens with this total probability; 1: all", _sets("top_p")),
+    "top_p": ("draw from the most likely tokens up to this total probability; 1: all", _sets("top_p")),
     "top_k": ("draw from the k most likely tokens; 0: all", _sets("top_k")),
-    "max_new_tokens": ("most tokens of an answer", _sets("max_new_tokens")),
+    "max_new_tokens": ("maximum tokens per answer", _sets("max_new_tokens")),
     "seed": ("the same seed gives the same answers", _seed),
-    "row": ("columns with which a question opens --environment, as a JSON object", _row),
-    "retry": ("answer the last question again with other random draws", _retry),
+    "row": ("row columns that open --environment, as a JSON object", _row),
+    "retry": ("answer the last question again with new random draws", _retry),
     "reset": ("start a new conversation", _reset),
-    "image": ("send this picture with the next message; again for several", _image),
+    "image": ("send this image with the next message; repeat for several", _image),
     "save": ("write the conversation to this file as JSON lines of chat messages", _save),
     "help": ("show this list", _help),
     "quit": ("end the chat", lambda talk, argument: Reply(end=True)),

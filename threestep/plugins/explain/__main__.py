@@ -1,10 +1,10 @@
-"""The account of one optimizer step, token by token: each token's share of the update, and what else was asked of it.
+"""Explains one optimizer step token by token: each token's share of the update, and the same step under other rules.
 
     threestep audit explain RUN --step 10 [--held_out FILE.jsonl] [--last 5] [--with "advantage=rloo"] [--out FOLDER]
     threestep audit explain RUN/records/step_000010
 
-A step whose weights are not on record is run again, with --trust_run, from the checkpoint before it, or from the
-start, in a folder of its own. The run's folder is read and never written, and without the flag none of its code is run.
+A step without recorded weights is rerun, with --trust_run, from the checkpoint before it, or from the
+start, in a separate folder. The run's folder is only read, and without the flag none of its code is run.
 Writes explained.html, a page, and tokens.parquet, a row for each token.
 
 --held_out: responses that the step did not train on, a line each with `prompt` and `response`: what the step did to
@@ -70,11 +70,11 @@ def _write(found: Explanation, out: Path) -> None:
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = ProgramParser("threestep.plugins.explain", "What one optimizer step did, token by token.")
     parser.add_argument("run", metavar="RUN", help="A run's folder, or the folder of a record with --record_values.")
-    parser.add_argument("--step", type=int, default=0, help="The step, as in metrics.jsonl; of a record not needed.")
+    parser.add_argument("--step", type=int, default=0, help="The step, as in metrics.jsonl; not needed for a record.")
     parser.add_argument("--update", type=int, default=1, help="Step 3: the optimizer step of the rollout, from 1.")
     parser.add_argument("--held_out", default="", help="JSON Lines: `prompt` and `response`, or `ids` and `begin`.")
     parser.add_argument(
-        "--last", type=int, default=1, help="With --held_out: the sequences of so many steps are ordered by effect."
+        "--last", type=int, default=1, help="With --held_out: rank the sequences of this many last steps by effect."
     )
     parser.add_argument(
         "--with",
@@ -95,7 +95,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--run_rules",
         action="store_true",
-        help="Each --with by the run's own program, from the checkpoint right before the step: to the bit.",
+        help="Run each --with in the run's own program, from the checkpoint right before the step: bit-exact.",
     )
     parser.add_argument(
         "--trust_run",
@@ -103,7 +103,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         help="Run RUN's own code and open its addresses: to run steps again, and to find rows in such data.",
     )
     parser.add_argument("--tokenizer", default=None, help="A folder; by default the run's.")
-    parser.add_argument("--out", default=DEFAULT_OUT, help=f"The folder that is written; default: {DEFAULT_OUT}.")
+    parser.add_argument("--out", default=DEFAULT_OUT, help=f"Output folder; default: {DEFAULT_OUT}.")
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
     return parser.parse(argv)
 

@@ -4,7 +4,7 @@ from training.utils.plugins.plugin import Command, Plugin
 
 PLUGIN = Plugin(
     "inspect",
-    "what data are taken for, and the rows that come of them",
+    "how data are read, and the rows they become",
     needs=("pretraining_loss", "report"),
     commands={
         "inspect": Command(__name__, "how your data will be read, before training"),

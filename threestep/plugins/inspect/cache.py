@@ -5,8 +5,8 @@
     threestep inspect cache prune  [--data_output_path DIR] --keep_newest 5 | --older_than_days 30 |
                             --max_gigabytes 100 (several may be given)
 
-`verify` reads every byte and exits with 1 where a file is damaged. `prune` does not ask, and prints what it removed;
-ages count from the last use, and folders that a build or a running program holds stay.
+`verify` reads every byte and exits with 1 if a file is damaged. `prune` does not ask, and prints what it removed;
+age is time since last use, and folders in use by a build or a run are kept.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder = os.path.abspath(os.path.expanduser(arguments.data_output_path))
     if not os.path.isdir(folder):
         raise ThreestepError(
-            f"--data_output_path expects a folder, got '{folder}', which does not exist; name the one that runs use"
+            f"--data_output_path expects a folder, got '{folder}', which does not exist; name the one that your runs "
+            "use"
         )
     {"list": _list, "verify": _verify, "prune": _prune}[arguments.command](folder, arguments)
 
@@ -64,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     for name, about in (
-        ("list", "list builds, the last used first"),
+        ("list", "list builds, most recently used first"),
         ("verify", "compare every file with its checksum"),
         ("prune", "remove builds by number, age or size"),
     ):
@@ -72,9 +73,11 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--data_output_path", default=CacheArguments.data_output_path, help="the cache (default: %(default)s)"
         )
-    command.add_argument("--keep_newest", type=int, metavar="N", help="keep the last N used")
+    command.add_argument("--keep_newest", type=int, metavar="N", help="keep the N most recently used")
     command.add_argument("--older_than_days", type=float, metavar="DAYS", help="remove builds not used for DAYS days")
-    command.add_argument("--max_gigabytes", type=float, metavar="GB", help="keep the last used, GB gigabytes at most")
+    command.add_argument(
+        "--max_gigabytes", type=float, metavar="GB", help="keep the most recently used, at most GB gigabytes"
+    )
     return parser
 
 

@@ -1,9 +1,9 @@
-"""Shows the rows of a phase as a model sees them: decoded, with the tokens that carry loss marked.
+"""Shows a step's rows as the model sees them: decoded, with the tokens that carry loss marked.
 
     threestep inspect preview --phase 1 --data_path jsonl:chats.jsonl --tokenizer DIR
 
-The code of training builds and lays out the rows, in the same cache; with the settings and seed of a run, these are
-its rows. `--json` prints one object per row, and nothing else, on standard output; `--html FILE` writes a page.
+Rows are built by the training code, in the same cache; with a run's settings and seed they are the rows of
+that run. `--json` prints only one object per row on standard output; `--html FILE` writes a page.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PreviewArguments:
 
     topic: ClassVar[str] = "task"
 
-    tokenizer: str = flag("", "Tokenizer, or its model: a folder or a hub name (required).", "tokenizer")
+    tokenizer: str = flag("", "Tokenizer or model: a folder or a hub name (required).", "tokenizer")
     phase: str = flag_of(
         ShownArguments,
         "1 (SFT), 2 (reward model or DPO), 3 (PPO's prompts) or unsupervised (PPO's text blocks).",
@@ -53,10 +53,10 @@ class PreviewArguments:
     split: str = flag_of(ShownArguments)
     rows: int = flag_of(ShownArguments, "Rows to show; 0 shows all.")
     first: int = flag(0, "Index of the first row to show in the split, from 0.", "index >= 0")
-    show_layout: bool = flag(False, "Also show segments, positions, and which tokens see which.")
+    show_layout: bool = flag(False, "Also show segments, positions and attention visibility.")
     json: bool = flag_of(ShownArguments, "Print only JSON, one object per row, with the layout.")
     html: str = flag_of(
-        ShownArguments, "Write the rows as an HTML page to this file instead, coloured by what the loss is on."
+        ShownArguments, "Write the rows to this HTML file instead, with the tokens that carry loss highlighted."
     )
     seed: int = flag_of(RunArguments, "The run's seed, which decides the split.")
     pad_token: str | None = flag_of(ModelArguments, "As in training; not needed here.")
@@ -71,7 +71,7 @@ class PreviewArguments:
         mistakes.require(bool(self.tokenizer), "--tokenizer expects a folder or hub name, got nothing")
         mistakes.require(
             not (self.html and (self.json or self.show_layout)),
-            f"--html {self.html} writes a page of texts and masks alone; leave --json and --show_layout out",
+            f"--html {self.html} writes only texts and masks; leave --json and --show_layout out",
         )
         mistakes.require(
             self.phase != UNSUPERVISED or self.split == "train",
@@ -156,7 +156,8 @@ def shown_places(preview: PreviewArguments, rows: int) -> range:
     """The places in the split to show; ThreestepError if --first is past its end."""
     if rows and preview.first >= rows:
         raise ThreestepError(
-            f"--first expects less than {rows}, the rows of the {preview.split} split, got {preview.first}; give less"
+            f"--first expects less than {rows}, the number of rows in the {preview.split} split, got "
+            f"{preview.first}; lower it"
         )
     return range(preview.first, rows if preview.rows == 0 else min(rows, preview.first + preview.rows))
 

@@ -131,7 +131,7 @@ class JudgeReward(AskedRule):
         for reference, prompt in zip(references, prompts, strict=True):
             if reference is None:
                 raise ThreestepError(
-                    f"{self._where} shows the judge each row's ground_truth, and the row with the prompt "
+                    f"{self._where} shows the judge each row's ground_truth, but the row with the prompt "
                     f"{prompt[-60:]!r} has none; name its column with --reference_column"
                 )
 

@@ -40,8 +40,8 @@ class _Budget:
             ):
                 if left is not None and left <= 0:
                     raise FailedRequest(
-                        f"the budget of {most:,} {what} is spent (most_{what} of '{name}', shared by the ranks); raise "
-                        "it, and resume the run: the verdicts so far are in its log",
+                        f"the budget of {most:,} {what} is spent (most_{what} of '{name}', shared by the ranks); "
+                        "raise it and resume the run: verdicts so far are in its log",
                         is_final=True,
                     )
             if self.requests is not None:

@@ -43,7 +43,7 @@ def settings_from(given: Mapping[str, Any], where: str, *kinds: type[Any]) -> li
     unknown = set(given) - set(known)  # one of them may be what seems to be missing
     for name, value in given.items():
         if name not in known:
-            hint = "; a key stands in a file or in the environment: name it by key_file or key_variable"
+            hint = "; keep the key in a file or an environment variable, and name it with key_file or key_variable"
             near = hint if name in ("key", "api_key") else nearest_names(name, known)
             mistakes.add(f"{where}: unknown setting '{name}'{near or '; it may have ' + ', '.join(known)}")
         else:

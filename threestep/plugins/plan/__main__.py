@@ -62,25 +62,28 @@ class PlanArguments:
         aliases=["--model"],
     )
     step: str = flag("sft", "The step to plan.", choices=TASKS, aliases=["--task"])
-    gpus: str = flag("8xh100", f"Number and name of the GPUs: Nx and one of {', '.join(DEVICES)}.", "NxNAME")
+    gpus: str = flag("8xh100", f"Number and type of GPUs: Nx and one of {', '.join(DEVICES)}.", "NxNAME")
     sequences_per_step: int = flag(
         512,
-        "Sequences (step 2: prompts) of an optimizer step on all ranks; step 3 draws as many responses before it.",
+        "Sequences (step 2: prompts) per optimizer step over all ranks; in step 3 also the responses drawn before "
+        "each.",
         "1 <= sequences <= 1e9",
     )
     num_samples_per_prompt: int = flag_of(
-        PromptSamplesArguments, "grpo, rloo: responses to a prompt.", default=8, aliases=()
+        PromptSamplesArguments, "grpo, rloo: responses per prompt.", default=8, aliases=()
     )
-    max_prompt_seq_len: int = flag_of(RowArguments, "The longest prompt; with the response a sequence.", default=1024)
+    max_prompt_seq_len: int = flag_of(
+        RowArguments, "Longest prompt; prompt and response make a sequence.", default=1024
+    )
     max_answer_seq_len: int = flag_of(
-        SamplingArguments, "The longest response.", name="max_new_tokens", default=1024, aliases=()
+        SamplingArguments, "Longest response.", name="max_new_tokens", default=1024, aliases=()
     )
     host_memory_gb: float = flag(
-        250.0, "Host memory of a rank (1e9 bytes each); default: an eighth of a node's 2 TB.", "0 < gigabytes <= 1e9"
+        250.0, "Host memory per rank, in GB (1e9 bytes); default: an eighth of a node's 2 TB.", "0 < gigabytes <= 1e9"
     )
-    price_per_hour: float | None = flag_of(DryRunArguments, "The price of a GPU for an hour, in money.")
+    price_per_hour: float | None = flag_of(DryRunArguments, "Price per GPU-hour, in any currency.")
     max_train_steps: int = flag_of(EngineArguments, "Steps (step 3: rollouts) of the run.", default=1000)
-    data_path: list[str] = flag_of(SourceArguments, "The data that the YAML file names; default: embedded.")
+    data_path: list[str] = flag_of(SourceArguments, "Data to name in the YAML file; default: embedded.")
     output_dir: str = flag_of(RunArguments, f"Folder for {FILE} and the shape's config.json.", default="runs/plan")
     curve: bool = flag(True, "Also plan for 1 to 4,096 GPUs.")
 
@@ -97,9 +100,9 @@ class PlanArguments:
         number, _, name = self.gpus.partition("x")
         mistakes.require(
             re.fullmatch("[0-9]{1,7}", number) is not None and int(number) > 0 and name in DEVICES,
-            f"--gpus expects a number, x and a name, such as 32xh100, got '{self.gpus:.40}'; names are "
-            f"{', '.join(DEVICES)}{nearest_names(name[:40], DEVICES) if name not in DEVICES else ''}, and numbers have "
-            "at most 7 digits",
+            f"--gpus expects NUMBERxNAME, such as 32xh100, got '{self.gpus:.40}'; names are "
+            f"{', '.join(DEVICES)}{nearest_names(name[:40], DEVICES) if name not in DEVICES else ''}, and numbers "
+            "have at most 7 digits",
         )
 
 

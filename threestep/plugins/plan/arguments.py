@@ -24,23 +24,23 @@ class DryRunArguments:
 
     dry_run: bool = flag(
         False,
-        "Check every setting, build the models without weights, print the plan and the memory of a rank, and end."
-        " Nothing is loaded, trained or written.",
+        "Check every setting, build the models without weights, print the plan and the memory per rank, then exit. "
+        "Nothing is loaded, trained or written.",
     )
     device: str | None = flag(
         None,
-        "With --dry_run: the device to plan for; default: this machine's. With a GPU's name, or cpu for this "
-        f"machine's, also seconds and hours. One of {', '.join(DEVICES)}, or a FILE{FILE_SUFFIX} that "
-        "`python -m benchmarks.clock --measure` wrote.",
+        "With --dry_run: the device to plan for; default: this machine's. A GPU name, or cpu for this machine, adds "
+        f"times. One of {', '.join(DEVICES)}, or a FILE{FILE_SUFFIX} that `python -m benchmarks.clock --measure` "
+        "wrote.",
         "name",
     )
     device_memory_gb: float | None = flag(
         None,
-        "With --dry_run: memory of a GPU (1e9 bytes each); default: this machine's, if it has one.",
+        "With --dry_run: GPU memory in GB (1e9 bytes); default: this machine's GPU, if any.",
         "gigabytes > 0",
     )
     price_per_hour: float | None = flag(
-        None, "With --dry_run and a GPU's name as --device: the price of one for an hour, in money.", "money > 0"
+        None, "With --dry_run and a GPU name as --device: price per GPU-hour, in any currency.", "money > 0"
     )
 
     def validate(self, mistakes: Mistakes) -> None:
@@ -49,8 +49,8 @@ class DryRunArguments:
             given = getattr(self, name)
             mistakes.require(
                 given is None or self.dry_run,
-                f"--{name} expects --dry_run, got {given} without it; a run takes the device that it finds "
-                "(CUDA_VISIBLE_DEVICES= for the CPU)",
+                f"--{name} expects --dry_run, got {given} without it; a run uses the devices it sees (set "
+                "CUDA_VISIBLE_DEVICES= for the CPU)",
             )
         mistakes.require(
             self.device is None or self.device in DEVICES or self.device.endswith(FILE_SUFFIX),
@@ -59,10 +59,10 @@ class DryRunArguments:
         )
         mistakes.require(
             self.price_per_hour is None or self.device not in (None, "cuda"),
-            f"--price_per_hour {self.price_per_hour} expects --device with a name whose speed is known, one of "
+            f"--price_per_hour {self.price_per_hour} expects a --device of known speed, one of "
             f"{', '.join(('cpu', *TIMED_DEVICES))}, got {self.device or 'none'}; give one",
         )
         mistakes.require(
             self.device_memory_gb is None or self.device != "cpu",
-            f"--device_memory_gb {self.device_memory_gb} is a GPU's, and --device is cpu; leave one out",
+            f"--device_memory_gb {self.device_memory_gb} is for GPUs, but --device is cpu; leave one out",
         )

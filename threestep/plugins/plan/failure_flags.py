@@ -23,19 +23,22 @@ class FailureArguments:
     topic: ClassVar[str] = "checkpoints"
 
     failures_per_gpu_hour: float = flag(
-        FAILURES_PER_GPU_HOUR, "Failures of one GPU, with its share of all else, in an hour; default: Llama 3's.",
+        FAILURES_PER_GPU_HOUR,
+            "Failures per GPU-hour, including the GPU's share of other causes; default: Llama 3's rate.",
         "rate > 0",
     )  # fmt: skip
     restart_seconds: float = flag(
-        RESTART_SECONDS, "From a failure until a checkpoint is read again; default: MegaScale's.", "seconds >= 0"
+        RESTART_SECONDS,
+        "Time from a failure until the checkpoint is loaded again; default: MegaScale's.",
+        "seconds >= 0",
     )
     saved_gb_per_second: float = flag(
         SAVED_GB_PER_SECOND,
-        "Rate at which each GPU's share of a checkpoint is written (1e9 bytes); default: Llama 3's storage.",
+        "Checkpoint write speed per GPU (1e9 bytes per second); default: Llama 3's storage.",
         "gigabytes > 0",
     )
     slow_nodes: float = flag(
-        SLOW_NODES, f"Share of nodes that are slower than others, by {SLOWER_BY:.0%}; default: MegaScale's.",
+        SLOW_NODES, f"Share of slow nodes, slower by {SLOWER_BY:.0%}; default: MegaScale's.",
         "0 <= share < 1",
     )  # fmt: skip
 

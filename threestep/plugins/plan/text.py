@@ -30,8 +30,8 @@ class Terms(NamedTuple):
     def cost(self, seconds: float, ranks: int) -> str:
         """Hours, GPU-hours and money of a run."""
         hours = self.units * seconds / 3600
-        money = "" if self.price_per_hour is None else f", {hours * ranks * self.price_per_hour:,.2f} in money"
-        return f"{hours:,.2f} hours, {hours * ranks:,.1f} of GPUs{money}"
+        money = "" if self.price_per_hour is None else f", cost {hours * ranks * self.price_per_hour:,.2f}"
+        return f"{hours:,.2f} hours, {hours * ranks:,.1f} GPU-hours{money}"
 
 
 def best_lines(best: Sequence[Tried], tried: Sequence[Tried], ranks: int, terms: Terms) -> list[str]:

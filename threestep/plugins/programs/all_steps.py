@@ -1,11 +1,11 @@
-"""Runs steps one after the other from one YAML file, each on the models that earlier ones left.
+"""Runs several steps in order from one YAML file, each on the models of earlier steps.
 
     threestep all --config examples/gsm8k.yaml
 
-The file has a section for each step, `shared` for settings of every step, and at the top what concerns the whole run
+The file has a section for each step, `shared` for settings of every step, and top-level keys for the whole run
 (`TOP_LEVEL`). The steps are SFT, reward model and PPO; with a section `step2_dpo`, SFT and DPO; with `rounds` and
-`best_of`, DPO again and again on responses that the last round's model drew. Each is a program of its own: this one
-knows what their STEP declares, and nothing of how they train.
+`best_of`, repeated DPO on responses drawn by the previous round's model. Each step is a separate program: this one
+knows only what their STEP declares, not how they train.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ ROUND_STEP = "step2_dpo"  # that rounds train
 LAST_STEP = "step3_ppo"  # unless the file has a section of a step that does not lead to it
 _OWN_TOP_LEVEL = {
     "output_dir": "the run's folder",
-    "ranks": "processes a step (THREESTEP_RANKS overrides; default: one a GPU, or one)",
-    "seed": "one seed for everything",
+    "ranks": "ranks per step (THREESTEP_RANKS overrides; default: one per GPU, or one)",
+    "seed": "seed for all steps",
     "dataset_module": "Python file or files that register datasets",
-    "resume": "true: as --resume",
-    "model_name_or_path": "the model that step 1 starts from, where `new_model` makes none",
+    "resume": "true: like --resume",
+    "model_name_or_path": "the model that step 1 starts from, without `new_model`",
     "new_model": "flags of threestep new-model",
     "shared": "settings of every step",
     "rounds": "rounds of best of n and DPO, with a section best_of (threestep/plugins/evaluation/best_of.md)",
@@ -125,8 +125,7 @@ def _values_of(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     mistakes = Mistakes()
     mistakes.require(
         bool(foreign) != bool(options.config),
-        f"the command line has --config and flags of {foreign[0][0].NAME}, which stand in its place; leave one of them "
-        "out"
+        f"the command line has --config and flags of {foreign[0][0].NAME}, which replace it; leave one of them out"
         if foreign
         else "--config expects a file with a section for each step, in YAML, got none; see --help",
     )
@@ -279,7 +278,7 @@ def show(plan: Plan, finished: Sequence[str] = ()) -> None:
     hosts = os.environ.get(HOSTFILE_VARIABLE)
     ranks = choose_ranks(plan.ranks, os.environ, len(visible_gpus(os.environ)))
     where = f"on the hosts of {hosts}" if hosts else f"on {ranks} rank{'s' if ranks > 1 else ''}"
-    print(f"dry run: nothing is trained or written; this would run {where}")
+    print(f"dry run: nothing is trained or written; a run would start {where}")
     if plan.new_model is not None and not finished and not _goes_on(plan):
         print(
             f"\n== a new model with random weights\n{_command('threestep.plugins.programs.new_model', plan.new_model)}"
@@ -292,7 +291,7 @@ def show(plan: Plan, finished: Sequence[str] = ()) -> None:
         print(f"reads {models}; writes {settings['output_dir']} ({state})")
     for stage, _, _ in stages:
         print(f"\n== {stage.title}\n{_command(' '.join([stage.module, *stage.words]), stage.settings)}")
-    print("\nchecked: the settings of every step, its data, and the models that are there already")
+    print("\nchecked: the settings and data of every step, and the models that already exist")
 
 
 def _check_inputs(plan: Plan, parsed: Mapping[str, tuple[Any, ...]]) -> None:
@@ -325,7 +324,7 @@ def _command(module: str, settings: Mapping[str, Any]) -> str:
 def _state_of(folder: Path) -> str:
     if not folder.exists():
         return "new"
-    return "holds a run, which is replaced" if (folder / "summary.json").exists() else "is there"
+    return "holds a run, which will be replaced" if (folder / "summary.json").exists() else "is there"
 
 
 def finished_steps(plan: Plan) -> tuple[str, ...]:
@@ -430,7 +429,7 @@ def summarize(output_dir: Path, seconds: Mapping[str, float]) -> dict[str, float
         try:
             figures = checked_json(dict[str, Any], read_text(path), path)
         except ThreestepError as problem:
-            raise ThreestepError(f"{step} ended well, but left no figures: {problem}") from problem
+            raise ThreestepError(f"{step} finished, but left no figures: {problem}") from problem
         summary |= {key: figures.get(name) for row in known_steps()[step].figures.closing for key, name in row.keys()}
     return {**summary, **{f"seconds_{known_steps()[step].kind}": round(seconds[step], 1) for step in seconds}}
 
@@ -467,28 +466,30 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     sections = "\n".join(f"  {name:<20} {text}" for name, text in {**TOP_LEVEL, **steps}.items())
     parser = ProgramParser(
         "threestep.plugins.programs.all_steps",
-        "Runs SFT, reward model and PPO, or SFT and DPO, one after the other from one YAML file.",
+        "Runs SFT, reward model and PPO, or SFT and DPO, in order from one YAML file.",
         epilog=f"what the YAML file may hold:\n{sections}",
     )
     parser.add_argument("--config", metavar="FILE", help="a section for each step, in YAML")
     parser.add_argument("--output_dir", "--output-dir", metavar="DIR", help="overrides output_dir of the file")
     parser.add_argument(
-        "--step", nargs="+", metavar="N", help="the steps to run, by number; models of others are read where they are"
+        "--step", nargs="+", metavar="N", help="steps to run, by number; models of the other steps must exist"
     )
     parser.add_argument("--seed", type=int, help="overrides seed of the file")
     parser.add_argument("--num_ranks", type=int, metavar="N", help="overrides ranks of the file")
     parser.add_argument(
-        "--resume", action="store_true", default=None, help="leave out finished steps, resume the one that was stopped"
+        "--resume", action="store_true", default=None, help="skip finished steps and resume the stopped one"
     )
     parser.add_argument(
-        "--overwrite", action="store_true", help="replace finished steps in the folder; without it they are refused"
+        "--overwrite",
+        action="store_true",
+        help="replace finished steps in the folder; without this flag they are refused",
     )
     parser.add_argument(
         "--dry_run",
         action="store_true",
         help="check settings, data and models, and print what would run; writes nothing",
     )
-    parser.add_argument("--work_dir", metavar="DIR", help="where relative paths start (default: here)")
+    parser.add_argument("--work_dir", metavar="DIR", help="base folder of relative paths (default: current folder)")
     for run in foreign_runs():
         run.add_flags(parser)
     return parser.parse(argv)
@@ -659,8 +660,8 @@ def _run(
     seconds = time.monotonic() - started
     if code != 0:
         print(
-            f"error: {title} ({module}) ended with code {code} after {seconds:.0f} seconds; its"
-            " messages are above, and nothing after it was started",
+            f"error: {title} ({module}) ended with code {code} after {seconds:.0f} seconds; see its messages above; "
+            "later steps were not started",
             file=sys.stderr,
             flush=True,
         )
@@ -671,7 +672,7 @@ def _end_where_stopped(title: str, folder: Path, resume_command: str) -> None:
     """End this program if a signal stopped the step: it exits with 0 too, but leaves a checkpoint and no figures."""
     if (folder / "checkpoints" / "latest").exists() and not (folder / "summary.json").exists():
         print(
-            f"{title} was stopped and wrote a checkpoint; nothing after it was started\nto resume: {resume_command}",
+            f"{title} was stopped and wrote a checkpoint; later steps were not started\nto resume: {resume_command}",
             flush=True,
         )
         sys.exit(0)

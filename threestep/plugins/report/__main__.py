@@ -1,11 +1,11 @@
-"""One page about a run, or about several side by side: curves, samples, time, settings.
+"""Writes one page about a run, or several runs side by side: curves, samples, time, settings.
 
     threestep report RUN [RUN ...] [--out report.html] [--png FOLDER]
     threestep report RUN [RUN ...] --live [--port 8900]
 
-RUN is the --output_dir of a step or of all_steps. The page is one HTML file that needs no network. Every run writes
-its own at its end; this program compares runs, and reads old, stopped and unfinished ones too. --live serves a page to
-this machine alone that follows runs while they go on.
+RUN is the --output_dir of a step or of `threestep all`. The page is one HTML file that works offline. Every run writes
+its own page when it ends; this program compares runs, and also reads old, stopped and unfinished ones. --live serves a
+page, on this machine only, that follows runs in progress.
 """
 
 from __future__ import annotations
@@ -40,19 +40,21 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = ProgramParser("threestep.plugins.report", "One page about a run, or about several side by side.")
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="the --output_dir of a step or of all_steps")
+    parser = ProgramParser("threestep.plugins.report", "One page about a run, or several runs side by side.")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="the --output_dir of a step or of `threestep all`")
     parser.add_argument(
         "--out", metavar="FILE", help="the page (default: report.html in the run's folder; for several runs: here)"
     )
     parser.add_argument("--png", metavar="FOLDER", help="write every chart as a PNG too")
-    parser.add_argument("--live", action="store_true", help="serve the page on 127.0.0.1 and follow the runs; no file")
+    parser.add_argument(
+        "--live", action="store_true", help="serve a page on 127.0.0.1 that follows the runs; writes no file"
+    )
     parser.add_argument("--port", type=int, metavar="N", help="port of --live; 0: a free one (default: 8900)")
     options = parser.parse(argv)
     if options.live and (options.out or options.png):
         raise ThreestepError("--live serves the page and writes no file, got --out or --png; leave one of them out")
     if options.port is not None and not options.live:
-        raise ThreestepError(f"--port expects --live, got --port {options.port} alone; add --live or leave it out")
+        raise ThreestepError(f"--port {options.port} needs --live; add --live, or leave --port out")
     options.port = 8900 if options.port is None else options.port
     if not 0 <= options.port <= 65535:
         raise ThreestepError(f"--port expects a number from 0 to 65535, got {options.port}")

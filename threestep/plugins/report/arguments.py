@@ -19,11 +19,11 @@ class ReportArguments:
     may_change: ClassVar[bool] = True
 
     report: bool = flag(True, "Write OUTPUT_DIR/report.html at the end of the run.")
-    push_to_hub: bool = flag(False, "Upload OUTPUT_DIR/model with its card to the hub at the end of the run.")
+    push_to_hub: bool = flag(False, "Upload OUTPUT_DIR/model with its model card to the hub at the end of the run.")
     hub_model_id: str | None = flag(
         None,
-        "With --push_to_hub: the repository, OWNER/NAME; made if there is none. Default: the name of --output_dir, in "
-        "the account that is logged in.",
+        "With --push_to_hub: the repository, OWNER/NAME; created if missing. Default: the name of --output_dir, "
+        "under the logged-in account.",
     )
     hub_private_repo: bool | None = flag(
         None, "With --push_to_hub: make the repository private; default: the organization's."
@@ -33,5 +33,6 @@ class ReportArguments:
         """Collect an upload's name without an upload."""
         mistakes.require(
             self.push_to_hub or not self.hub_model_id,
-            f"--hub_model_id {self.hub_model_id} is for --push_to_hub, which is off; give it too, or leave it out",
+            f"--hub_model_id {self.hub_model_id} needs --push_to_hub, which is off; add it, or leave --hub_model_id "
+            "out",
         )

@@ -25,7 +25,7 @@ def open_repository(settings: Mapping[str, Any], api: Any = None) -> None:
     except Exception as problem:  # (the client's errors have no common class)
         raise ThreestepError(
             f"--push_to_hub cannot open the repository {name} ({type(problem).__name__}: {first_line(problem)}); log "
-            "in by `hf auth login` or HF_TOKEN, check the name, or leave the flag out"
+            "in with `hf auth login` or set HF_TOKEN, check the name, or leave the flag out"
         ) from problem
 
 

@@ -3,9 +3,9 @@
     threestep serve reward runs/reward/model
     THREESTEP_API_KEY=... threestep ppo --reward http:http://127.0.0.1:8001/v1/scores ...
 
-Texts are read in the prompt style that is saved with the model; where the program that asks has the model's tokenizer,
-its tokens are read as they were drawn. The address is this machine's alone unless --host names another. The key is
-printed when the server starts, unless --api_key_file or THREESTEP_API_KEY has one. Ctrl-C ends it.
+Texts are read in the prompt style saved with the model; if the calling program has the model's tokenizer,
+its tokens are read as they were drawn. The server listens on this machine only unless --host is given. The key is
+printed when the server starts, unless --api_key_file or THREESTEP_API_KEY sets one. Ctrl-C stops the server.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ServeRewardArguments(ServedModelFlags):
     )
     served_name: str | None = flag_of(EndpointArguments)
     host: str = flag_of(EndpointArguments)
-    port: int = flag_of(EndpointArguments, "Port on --host; 0 takes a free one.", default=8001)
+    port: int = flag_of(EndpointArguments, "Port on --host; 0 picks a free one.", default=8001)
     api_key_file: str | None = flag_of(EndpointArguments)
     max_body_mb: int = flag_of(EndpointArguments, default=16)
     prompt_style: str = flag_of(ChatArguments, PROMPT_STYLE_TEXT)
@@ -78,11 +78,11 @@ def main(argv: Sequence[str]) -> None:
     def announce() -> None:
         if flags.host != ADDRESS:
             note(
-                f"warning: --host {flags.host} is open to other machines, and HTTP hides neither key nor texts on the "
-                "way"
+                f"warning: --host {flags.host} is reachable from other machines, and HTTP does not encrypt the key "
+                "or the texts"
             )
-        print(f"'{flags.name}' at {address} (Ctrl-C ends)")
-        print(f"key: {key}" if is_new else "key: the given one")
+        print(f"'{flags.name}' at {address} (Ctrl-C stops it)")
+        print(f"key: {key}" if is_new else "key: the one you gave")
         print(f"{KEY_VARIABLE}=... threestep ppo --reward http:{address} ...", flush=True)
 
     serve_until_asked(server, announce, finish=lambda: None)

@@ -149,7 +149,7 @@ class KeyedHandler(BoundedHandler):
             raise
         except Exception as problem:  # the server outlives whatever a tokenizer or a template raises
             traceback.print_exception(problem)
-            raise RefusedRequest("the server failed, and its log says why", 500) from problem
+            raise RefusedRequest("the server failed; see its log", 500) from problem
 
     def send(self, status: int, body: dict[str, Any]) -> None:
         """Send a whole answer in JSON."""

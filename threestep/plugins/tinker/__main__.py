@@ -81,7 +81,7 @@ class ServeTrainingArguments:
     )
 
     def validate(self, mistakes: Mistakes) -> None:
-        mistakes.require(bool(self.model_name_or_path), "expected a model, got none: MODEL before the flags")
+        mistakes.require(bool(self.model_name_or_path), "expected a model, got none; put MODEL before the flags")
 
     @property
     def name(self) -> str:
@@ -126,7 +126,7 @@ def _serve(flags: ServeTrainingArguments, key: str, is_new: bool) -> None:
         if flags.host != ADDRESS:
             note(f"warning: --host {flags.host} is open to other machines, and HTTP hides neither key nor data")
         print(f"'{flags.name}' at http://{flags.host}:{server.port} (Ctrl-C ends)")
-        print(f"key: {key}" if is_new else "key: the given one")
+        print(f"key: {key}" if is_new else "key: the one you gave")
         print(f"TINKER_BASE_URL=http://{flags.host}:{server.port} TINKER_API_KEY=... python your_loop.py", flush=True)
 
     computing.start()

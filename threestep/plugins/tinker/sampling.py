@@ -321,4 +321,4 @@ def _fail(job: SampleJob, problem: Exception) -> None:
         job.fail(str(problem), SERVER)
     else:
         traceback.print_exception(problem)
-        job.fail("the server failed, and its log says why", SERVER)
+        job.fail("the server failed; see its log", SERVER)

@@ -169,4 +169,4 @@ def _failure(problem: Exception) -> str:
             "out of memory; send fewer or shorter datums, or start the server with a lower --max_tokens_per_micro_batch"
         )
     traceback.print_exception(problem)
-    return "the server failed, and its log says why"
+    return "the server failed; see its log"

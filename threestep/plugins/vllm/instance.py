@@ -143,8 +143,8 @@ class VllmInstance:
         parallel = self._flags.vllm_tensor_parallel_size
         if ranks % parallel:
             raise ThreestepError(
-                f"--vllm_tensor_parallel_size {parallel} does not divide the run's {ranks} ranks; lower it or start "
-                "more ranks"
+                f"--vllm_tensor_parallel_size {parallel} does not divide the run's {ranks} ranks; change it or "
+                "--num_ranks"
             )
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
@@ -242,8 +242,8 @@ def vllm_at_work() -> Iterator[None]:
             raise
         except Exception as problem:
             raise ThreestepError(
-                f"vLLM failed while drawing responses: {one_line(problem)}; a training run's last checkpoint is "
-                "intact: continue from it with --resume, or use --rollout_engine hf"
+                f"vLLM failed while drawing responses: {one_line(problem)}; the last checkpoint is intact: resume "
+                "with --resume, or use --rollout_engine hf"
             ) from problem
 
 

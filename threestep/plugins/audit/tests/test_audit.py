@@ -110,9 +110,9 @@ def test_what_a_user_says_replaces_the_recorded_settings(written, capsys):
         ("nowhere", "nowhere expects the record of a step, a folder with record.json, and has none"),
         ("nowhere", "of step 3 to step_000001_update1 and so on"),
         ("RECORD --trust_run", "--trust_run is for two runs, RUN_A RUN_B, and one folder is given"),
-        ("RECORD RECORD --code_b elsewhere", "--code_b is for runs that are run again; give --trust_run, or leave it"),
+        ("RECORD RECORD --code_b elsewhere", "--code_b is for reruns; add --trust_run, or leave it"),
         ("RECORD --work elsewhere", "--work is for two runs"),
-        ("RECORD RECORD --as grpo", "--as is for a record, and two runs are given"),
+        ("RECORD RECORD --as grpo", "--as is for one record, and two runs are given"),
         ("RECORD RECORD", "expects a run with digests.jsonl"),
     ],
 )

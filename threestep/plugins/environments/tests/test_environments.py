@@ -280,9 +280,9 @@ def components(critic: str = "c", **given) -> Components:
     [
         ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not support --environment, got examples/env"),
         ({"rollout_engine": "vllm", "vllm_tensor_parallel_size": 2}, "--vllm_tensor_parallel_size 2 has ranks draw t"),
-        ({"parallel_thinking": True}, "draw turn by turn, and --parallel_thinking draws paths side by side; leave"),
+        ({"parallel_thinking": True}, "draw turn by turn, but --parallel_thinking draws paths in parallel; leave"),
         ({"rank_timeout": 300.0}, "makes 540 seconds, and other ranks wait for --rank_timeout 300; lower the first"),
-        ({"environment": None, "max_tool_calls": 3}, "--max_tool_calls 3 limits conversations, and there are none"),
+        ({"environment": None, "max_tool_calls": 3}, "--max_tool_calls 3 limits conversations, but this run has none"),
         ({"environment": None}, "--reward environment is what an environment gives the turns of a conversation, and"),
         ({"replay_routers": "follow"}, "--environment, --tools draw turn by turn, and turns record no experts"),
     ],

@@ -222,7 +222,7 @@ def test_words_before_the_flags_are_the_task_and_its_environments():
         (["try", "FILE:Sound", "--html", "a.html"], "--html is for `check`, and this is try"),
         (["check", "FILE:Sound", "--reward_range", "1", "0"], "--reward_range expects two numbers"),
         (["check", "FILE:Sound", "--row", '{"environment": ""}'], "no environment answers a row"),
-        (["try", "FILE:Sound", "--row", '{"environment": ""}'], "nobody answers it; give another --row"),
+        (["try", "FILE:Sound", "--row", '{"environment": ""}'], "environment answers it; give another --row"),
     ],
 )
 def test_mistakes(words, sentence, environment_file):

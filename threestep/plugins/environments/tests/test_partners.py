@@ -153,7 +153,7 @@ def test_what_conversations_need():
     tokenizer, flags, _ = looked_up()
     plain = dataclasses.replace(flags.data.chat, prompt_style="human_assistant")
     without = flags._replace(data=dataclasses.replace(flags.data, chat=plain))
-    with pytest.raises(ThreestepError, match="expect a chat template, which writes the messages of a conversation"):
+    with pytest.raises(ThreestepError, match="need a chat template to write the messages of a conversation"):
         engine_of_rows(Draws(tokenizer, {}), without, tokenizer)
     # A template that shows no calls matters once there are tools.
     flags.added.of(EnvironmentArguments).tool_parser = "auto"

@@ -6,10 +6,10 @@
     threestep dpo --model_name_or_path A --data_path jsonl:OUT/rows.jsonl ...    # chosen against rejected
     threestep evaluate best_of --config best_of.yaml
 
-Prompts are those of step 3, from files, registered datasets or the hub; responses are drawn as in its rollouts, and
---reward is its flag. OUTPUT_DIR gets rows.jsonl, answers.jsonl (every response with its scores), best_of.json and
-best_of.html. The same command resumes a run that was stopped, with the same rows to the bit; --num_ranks 8 takes eight
-ranks, with the rows of one.
+Prompts are read as in step 3, from files, registered datasets or the hub; responses are drawn as in its rollouts, and
+--reward works as there. OUTPUT_DIR gets rows.jsonl, answers.jsonl (every response with its scores), best_of.json and
+best_of.html. The same command resumes a stopped run bit-exactly; --num_ranks 8 uses eight ranks and gives the same
+rows as one.
 """
 
 from __future__ import annotations

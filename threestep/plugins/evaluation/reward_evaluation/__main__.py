@@ -1,11 +1,11 @@
-"""Evaluates a reward model, ours or another's, on preference data; or scores the pairs of a file.
+"""Evaluates a reward model, from Threestep or elsewhere, on preference data, or scores the pairs in a file.
 
     threestep evaluate pairs --model_name_or_path MODEL --data_path jsonl:pairs.jsonl --output_dir OUT
     threestep evaluate pairs --model_name_or_path MODEL --score_file pairs.jsonl --output scores.jsonl
 
-The first takes the rows that step 2 evaluates on (--split train: those that it trains on), prints the report and
+The first uses the rows that step 2 evaluates on (--split train: those it trains on), prints the report and
 writes OUT/evaluation.json. For every row of a file: --split train --data_split 0,1,0 --eval_fraction 0. The second
-prints one line a pair. Several ranks: --num_ranks 2.
+prints one line per pair. Several ranks: --num_ranks 2.
 """
 
 from __future__ import annotations
@@ -47,11 +47,10 @@ class RewardEvaluationArguments:
         ModelArguments,
         "Reward model: a folder or a hub name of a sequence-classification model with one label (required).",
     )
-    split: str = flag_of(ShownArguments, "Rows of phase 2: eval, or train.", default="eval", choices=SPLITS)
+    split: str = flag_of(ShownArguments, "Split of step 2's rows: eval or train.", default="eval", choices=SPLITS)
     score_file: str | None = flag(
         None,
-        "Score the pairs of this JSON-lines file (columns as --prompt_column and so on name them) instead of a "
-        "dataset.",
+        "Score the pairs in this JSON Lines file instead of a dataset; --prompt_column and so on name its columns.",
         "file",
     )
     output: str | None = flag(None, "With --score_file: also write one JSON object per pair to this file.", "file")
@@ -62,10 +61,10 @@ class RewardEvaluationArguments:
         topic="task",
     )
     zero_stage: int = flag_of(
-        EngineArguments, "3 shards the model over the ranks; other stages change nothing.", topic="task"
+        EngineArguments, "3 shards the model over the ranks; other stages have no effect.", topic="task"
     )
     per_device_eval_batch_size: int = flag_of(
-        EngineArguments, "Prompts in one forward of a rank.", topic="task", takes="prompts >= 1"
+        EngineArguments, "Prompts per forward pass on each rank.", topic="task", takes="prompts >= 1"
     )
     max_tokens_per_micro_batch: int | None = flag_of(EngineArguments, topic="task")
     padded: bool = flag_of(EngineArguments, "One padded sequence per row instead of packed rows.", topic="task")
@@ -79,7 +78,7 @@ class RewardEvaluationArguments:
             mistakes.add(f"--score_file: there is no file '{self.score_file}'")
         mistakes.require(
             self.output is None or self.score_file is not None,
-            "--output is for the scores of --score_file, and none is given; an evaluation is written to --output_dir",
+            "--output is for --score_file, which is not given; an evaluation is written to --output_dir",
         )
 
 

@@ -162,9 +162,9 @@ def test_what_a_chat_cannot_open(acting_model, asked):
         [*talk.answer(0)]
     with pytest.raises(ThreestepError, match="/row expects a JSON object such as"):
         talk.command("/row [1]")
-    with pytest.raises(ThreestepError, match="/row expects --environment, which a row opens, got a chat without one"):
+    with pytest.raises(ThreestepError, match="/row needs a chat with --environment"):
         Talk([asked], SamplingArguments(), 1).command("/row")
-    with pytest.raises(ThreestepError, match="expect a chat template, which writes the messages of a conversation"):
+    with pytest.raises(ThreestepError, match="need a chat template to write the messages of a conversation"):
         check_acting(talk.acting, [asked])
     short = talk_of(acting_model, [" 1", " 2"], environment=GUESSING)
     short.models[0] = replace(short.models[0], model=acting_model.model)

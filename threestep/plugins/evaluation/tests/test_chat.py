@@ -63,7 +63,7 @@ def test_one_question_from_standard_input(folders, monkeypatch, capsys):
     run(monkeypatch, [folders / "one", folders / "two", *flags[1:3]], "Hi\n")
     said = capsys.readouterr().out.splitlines()
     assert said[0] == f"== A {folders / 'one'}" and f"== B {folders / 'two'}" in said
-    with pytest.raises(ThreestepError, match="expects a question, got none; write one to it"):
+    with pytest.raises(ThreestepError, match="holds no question; pipe one in: echo QUESTION | threestep chat MODEL"):
         run(monkeypatch, flags, " \n")
 
 
@@ -95,14 +95,17 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(folders, monkeypatch, capsys
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ([], r"expected one model or two, got 0: MODEL \[MODEL2\] before the flags"),
-        (["a", "b", "c"], "expected one model or two, got 3"),
+        ([], r"expected one or two models, got 0; put MODEL \[MODEL2\] before the flags"),
+        (["a", "b", "c"], "expected one or two models, got 3"),
         (["a", "--prompt_style", "x"], "--prompt_style expects one of auto, human_assistant, as_stored,"),
         (["a", "--seed", "-1"], "--seed expects 0 or more, got -1"),
         (["a", "--web_port", "0"], "--web_port expects a number from 1 to 65535, got 0"),
-        (["a", "--tools", "python_no_sandbox", "--reward_model", "d"], "--reward_model reads answers of one turn, and"),
+        (
+            ["a", "--tools", "python_no_sandbox", "--reward_model", "d"],
+            "--reward_model reads only single-turn responses, and",
+        ),
         (["a", "--row", "{}"], "--row {} opens an environment, and there is none; give --environment, or leave it"),
-        (["a", "--max_tool_calls", "3"], "--max_tool_calls 3 limits conversations, and there are none; give"),
+        (["a", "--max_tool_calls", "3"], "--max_tool_calls 3 limits conversations, but this run has none; give"),
         (["/nowhere/a"], "the model folder '/nowhere/a' does not exist"),
     ],
 )

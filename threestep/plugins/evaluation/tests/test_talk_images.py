@@ -129,7 +129,9 @@ def answered(talk: Talk, said: str) -> str:
 def test_the_answer_is_transformers_own_also_a_turn_later(sees, place):
     talk = Talk([sees], GREEDY, 1)
     told = talk.enter(f"/image {place / 'red.png'}").text
-    assert told.startswith("red.png: 56 x 28 pixels (PNG, ") and told.endswith("; it goes with your next message")
+    assert told.startswith("red.png: 56 x 28 pixels (PNG, ") and told.endswith(
+        "; it will be sent with your next message"
+    )
     talk.attach(str(place / "blue.png"))
     first = answered(talk, "What?")
     assert first == own_answer(place, ["red", "blue"], ["What?"]) and not talk.waiting
@@ -242,7 +244,7 @@ def test_files_that_are_no_pictures_are_told(sees, place, tmp_path, monkeypatch)
     talk = Talk([sees], GREEDY, 1)
     (tmp_path / "x.png").write_bytes(b"text")
     for line, sentence in [
-        ("/image", "/image expects the file of a picture, got none; type /image FILE"),
+        ("/image", "/image expects an image file, got none; type /image FILE"),
         (f"/image {tmp_path / 'none.png'}", "expected the file of a picture, got '.*none.png': No such file or dir"),
         (f"/image {tmp_path}", "expected the file of a picture, got '.*': Is a directory; give another path"),
         (f"/image {tmp_path / 'x.png'}", "'.*x.png': expected an image .*, got other bytes"),

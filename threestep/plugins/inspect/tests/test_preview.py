@@ -144,7 +144,7 @@ def test_text_marks_loss_by_brackets_where_no_terminal_is_and_counts(text):
         ("--split=test", "--split expects one of train, eval, got 'test'"),
         ("--rows=-1", "--rows expects 0 or more, got -1"),
         ("--first=-1", "--first expects 0 or more, got -1"),
-        ("--first=9", "--first expects less than 1, the rows of the train split, got 9; give less"),
+        ("--first=9", "--first expects less than 1, the number of rows in the train split, got 9; lower it"),
         ("--max_answer_seq_len=0", "--max_answer_seq_len expects 1 or more, got 0"),
         ("--tokenizer=", "--tokenizer expects a folder or hub name, got nothing"),
         ("--tokenizer=./nowhere", "the model folder './nowhere' does not exist"),
@@ -178,5 +178,5 @@ def test_a_page_has_the_rows_with_their_masks(arguments, tmp_path, capsys):
     assert "<mark> So long" in page and "<mark>Hello" not in page and "<script" not in page
     with pytest.raises(ThreestepError, match="^--html expects a file, got '.*', which is a folder; name another$"):
         preview.main([*arguments(rows, "1"), f"--html={tmp_path}"])
-    with pytest.raises(ThreestepError, match="--html .* writes a page of texts and masks alone; leave --json"):
+    with pytest.raises(ThreestepError, match="--html .* writes only texts and masks; leave --json"):
         preview.main([*arguments(rows, "1"), f"--html={file}", "--json"])

@@ -101,7 +101,7 @@ GIVEN = {"judge": {"model": "tiny", "base_url": "http://h/v1", "rubric": "x"}, "
             "the address has a user, a password or a query; a key stands in a fi",
         ),
         ("server", {"url": "http://h/x?key=1"}, "the address has a user, a password or a query"),
-        ("server", {"key": "k"}, "unknown setting 'key'; a key stands in a file or in the environment"),
+        ("server", {"key": "k"}, "unknown setting 'key'; keep the key in a file or an environment"),
         ("server", {"retrys": 1}, "unknown setting 'retrys'; did you mean 'retries'"),
         ("server", {"batch": 0}, "batch expects 1 or more, got 0"),
         ("server", {"seconds": 0}, "seconds expects a number of seconds above 0, got 0"),
@@ -280,7 +280,7 @@ def test_against_the_reference(tmp_path):
     with scoring_server(judged(longer_wins)) as server:
         rule = judge_of(server, tmp_path, form="pairwise", against="ground_truth")
         assert rule(["p", "p"], ["aaa", "a"], ground_truth=["bb", "bb"]) == [1.0, 0.0]
-        with pytest.raises(ThreestepError, match="shows the judge each row's ground_truth, and the row with the"):
+        with pytest.raises(ThreestepError, match="shows the judge each row's ground_truth, but the row with the"):
             rule(["p"], ["a"], ground_truth=[None])
 
 

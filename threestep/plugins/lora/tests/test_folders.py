@@ -137,4 +137,4 @@ def test_files_that_are_damaged(save_folder, tmp_path):
     (folder / "adapter_model.safetensors").write_bytes(b"\x10")
     refused(folder, "adapter_model.safetensors': expected at least 8 bytes .* the file is cut off")
     (folder / "adapter_config.json").write_text("{")
-    refused(folder, r"adapter_config.json' is no JSON object \(.*\); download or copy the adapter again")
+    refused(folder, r"adapter_config.json' is not a JSON object \(.*\); download or copy the adapter again")

@@ -62,7 +62,7 @@ def lora(role: str = "", **given) -> list[Lora]:
         (LoraArguments, {"lora_dropout": 1.0}, "--lora_dropout expects 0 or more and less than 1, got 1.0"),
         (LoraArguments, {"lora_learning_rate": 0.0}, "--lora_learning_rate expects more than 0, got 0.0"),
         (LoraArguments, {"use_rslora": True}, "--use_rslora "),
-        (LoraArguments, {"use_dora": True}, "--use_dora adds magnitudes to LoRA's adapters, and there are none"),
+        (LoraArguments, {"use_dora": True}, "--use_dora adds magnitudes to LoRA's adapters, and this run has none"),
         (LoraArguments, {"use_dora": True, "use_rslora": True, "lora_dim": 4}, None),
         (RolesLoraArguments, {"critic_lora_dim": -2}, "--critic_lora_dim expects 0 or more, got -2"),
         (RolesLoraArguments, {"actor_lora_learning_rate": 0.0}, "--actor_lora_learning_rate expects more than 0"),
@@ -204,11 +204,11 @@ def test_every_field_that_differs_counts():
 @pytest.mark.parametrize(
     ("given", "beside", "sentence"),
     [
-        (config(target_modules=None), {}, r"^peft_config.target_modules expects .* write it out, such as"),
+        (config(target_modules=None), {}, r"^peft_config.target_modules expects .* list them, such as"),
         (config(target_modules=".*q"), {}, r"got the pattern '\.\*q'; write the names as a list, or lora_module_name"),
         (config(inference_mode=True), {}, "^peft_config.inference_mode expects False, got True, which trains nothing$"),
         (config(task_type="SEQ_CLS"), {}, "^peft_config.task_type expects CAUSAL_LM in sft, got SEQ_CLS; write"),
-        ({"r": 3}, {}, "^peft_config expects a peft.LoraConfig, got dict; other adapters are not trained$"),
+        ({"r": 3}, {}, "^peft_config expects a peft.LoraConfig, got dict; other adapter kinds are not supported$"),
         (config(), {"lora_dim": 3}, "^peft_config and lora_dim set the same thing; leave one out$"),
     ],
 )

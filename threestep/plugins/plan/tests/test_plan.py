@@ -143,7 +143,7 @@ def test_what_does_not_fit_is_said(wanted, estimates):
     assert "nothing fits 4 x h100: the closest setting (ZeRO-3, micro-batches of 1, recomputation) needs" in str(
         mistake.value
     )
-    assert "GPU memory where a rank has" in str(mistake.value) and "give more --gpus" in str(mistake.value)
+    assert "GPU memory but a rank has" in str(mistake.value) and "use more --gpus" in str(mistake.value)
     here = wanted(ranks=3)
     with pytest.raises(ThreestepError, match="--sequences_per_step 16 expects a multiple of the 3 ranks"):
         best_of(search(here, estimates), here)
@@ -264,7 +264,7 @@ def test_the_file_is_taken_by_the_steps_dry_run(tmp_path, capsys, task):
 
 
 def test_nothing_that_fits_is_one_sentence(tmp_path):
-    with pytest.raises(ThreestepError, match="nothing fits 1 x rtx4090: the closest .* too few; give more --gpus"):
+    with pytest.raises(ThreestepError, match="nothing fits 1 x rtx4090: the closest .* too few; use more --gpus"):
         main(["--model", "8B", "--gpus", "1xrtx4090", "--output_dir", str(tmp_path), "--curve", "false",
               "--sequences_per_step", "1", "--host_memory_gb", "8"])  # fmt: skip
 
@@ -273,9 +273,9 @@ def test_nothing_that_fits_is_one_sentence(tmp_path):
     ("words", "sentence"),
     [
         ([], "--model_name_or_path expects a folder with a config.json or a size such as 70B, got nothing"),
-        (["--model", "8B", "--gpus", "h100"], "--gpus expects a number, x and a name, such as 32xh100, got 'h100'"),
+        (["--model", "8B", "--gpus", "h100"], "--gpus expects NUMBERxNAME, such as 32xh100, got 'h100'"),
         *(
-            (["--model", "8B", "--gpus", number + "xh100"], "--gpus expects a number, x and a name")
+            (["--model", "8B", "--gpus", number + "xh100"], "--gpus expects NUMBERxNAME")
             for number in ("²", "٣", "0", "1" + 30 * "0", 5000 * "9")
         ),
         (["--model", "8B", "--host_memory_gb", "inf"], "--host_memory_gb expects .*, got inf"),

@@ -235,7 +235,7 @@ def test_finished_steps_are_replaced_if_asked_for(steps, tmp_path, monkeypatch):
     all_steps.main(["--config", "run.yaml", "--overwrite"])
     assert len(calls) == 4 and all("--overwrite" in call[1] for call in calls[1:])
     monkeypatch.setattr(all_steps, "launch", lambda *_: 0)  # an old figure is never taken for one of these
-    with pytest.raises(ThreestepError, match="step1_sft ended well, but left no figures: "):
+    with pytest.raises(ThreestepError, match="step1_sft finished, but left no figures: "):
         all_steps.main(["--config", "run.yaml", "--overwrite"])
 
 
@@ -250,7 +250,7 @@ def test_a_step_that_was_stopped_ends_the_run_and_goes_on_with_the_same_new_mode
             all_steps.main(["--config", "run.yaml"])
     assert end.value.code == 0
     assert calls == [("threestep.plugins.programs.new_model",), ("training.step1_sft.main",)]
-    assert "was stopped and wrote a checkpoint; nothing after it was started" in capsys.readouterr().out
+    assert "was stopped and wrote a checkpoint; later steps were not started" in capsys.readouterr().out
     calls.clear()
     all_steps.main(["--config", "run.yaml", "--resume"])
     assert [call[0].split(".")[1] for call in calls] == ["step1_sft", "step2_reward", "step3_ppo"]
@@ -382,7 +382,7 @@ def test_the_steps_files_are_without_credentials_and_are_compared_so(tmp_path, m
 def test_a_dry_run_prints_commands_and_folders_and_writes_nothing(without_steps, capsys):
     without_steps({"new_model": {"vocab_size": 512}, "step3_ppo": {"max_answer_seq_len": 16}}, "--num_ranks", "2")
     printed = capsys.readouterr().out
-    assert printed.startswith("dry run: nothing is trained or written; this would run on 2 ranks\n")
+    assert printed.startswith("dry run: nothing is trained or written; a run would start on 2 ranks\n")
     made = "--data_path=csv:pairs.csv --vocab_size=512 --out=out/new_model\n"
     assert f"python -m threestep.plugins.programs.new_model {made}" in printed
     assert "== step 3 of 3, PPO\npython -m training.step3_ppo.main --data_path=csv:pairs.csv" in printed
@@ -420,7 +420,7 @@ def test_a_dry_run_names_steps_that_are_finished_or_would_be_replaced(tmp_path, 
     with pytest.raises(ThreestepError, match="step1_sft: .*holds a finished run"):
         without_steps({})
     without_steps({}, "--overwrite")
-    assert "writes out/step1_sft (holds a run, which is replaced)\n" in capsys.readouterr().out
+    assert "writes out/step1_sft (holds a run, which will be replaced)\n" in capsys.readouterr().out
 
 
 ALL = "python -m threestep.plugins.programs.all_steps"

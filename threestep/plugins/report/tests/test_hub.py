@@ -86,7 +86,7 @@ def test_without_a_name_it_is_the_output_folders_in_the_account_that_is_logged_i
     (made,) = [lines[0] for path, lines in Hub.asked if path == "/api/repos/create"]
     assert made["name"] == "Qwen2-0.5B-SFT" and made.get("organization") is None
     assert any(path.startswith("/api/models/me/Qwen2-0.5B-SFT/commit/") for path, _ in Hub.asked)
-    with pytest.raises(ThreestepError, match="the repository Qwen2-0.5B-SFT .AttributeError.*; log in by `hf auth"):
+    with pytest.raises(ThreestepError, match="the repository Qwen2-0.5B-SFT .AttributeError.*; log in with `hf auth"):
         open_repository(settings, object())
 
 

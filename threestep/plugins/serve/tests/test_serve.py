@@ -68,7 +68,7 @@ def test_words_that_are_missing_or_wrong_are_sentences(folder, monkeypatch):
 def test_the_address_comes_with_the_models_id_and_a_line_that_asks(capsys):
     serve.announce("it's/mine", 8001, "sk-secret", True)
     printed = capsys.readouterr().out
-    assert "model id: it's/mine; a question, with the key in THREESTEP_API_KEY:\n" in printed
+    assert "model id: it's/mine; example request, with the key in THREESTEP_API_KEY:\n" in printed
     words = shlex.split(printed[printed.index("curl ") :].replace("\\\n", ""))
     assert words[:2] == ["curl", "http://127.0.0.1:8001/v1/chat/completions"]
     assert words[2:6] == ["-H", "Authorization: Bearer $THREESTEP_API_KEY", "-H", "Content-Type: application/json"]
@@ -92,7 +92,7 @@ def test_an_engine_that_is_not_installed_is_asked_for_in_vain(folder, monkeypatc
     with pytest.raises(ThreestepError, match="^--engine vllm expects vLLM, which is not installed here; run: pip"):
         serve.main([folder, "--engine", "vllm"])
     assert serve.with_own_server(serve.ServeArguments(folder)) is None
-    assert "Threestep's own loop: vllm is not installed here" in capsys.readouterr().err
+    assert "Threestep's own loop: vllm is not installed" in capsys.readouterr().err
 
 
 def test_an_installed_engine_serves_what_it_asks_as_in_training(folder, monkeypatch, capsys):
@@ -149,7 +149,9 @@ def test_it_says_where_it_serves_and_shows_a_new_key_alone(reward_folder, monkey
         and ("/v1/scores (Ctrl-C stops it)") in said.out
         and "key: sk-" in said.out
     )
-    assert ("is open to other machines, and HTTP hides neither key nor texts" in said.err) == (host != "127.0.0.1")
+    assert ("is reachable from other machines, and HTTP does not encrypt the key or" in said.err) == (
+        host != "127.0.0.1"
+    )
     monkeypatch.setenv(serve_reward.KEY_VARIABLE, "of-the-environment")
     serve_reward.main([reward_folder, "--port", "0"])
     said = capsys.readouterr().out

@@ -75,7 +75,7 @@ def test_requests_for_sequences_are_records():
         (lambda: read(wire.STEP, adam_params={"beta1": 1}), "'beta1' expects a number from 0 to 1, got 1"),
         (lambda: read(wire.STEP, adam_params={"eps": "x"}), "'eps' expects a finite number, got 'x'"),
         (lambda: read(wire.STEP, adam_params={"speed": 1}), "adam_params: 'speed' is not supported; leave it out"),
-        (lambda: read(wire.STEP, optimizer_params={"type": "dimuon"}), "'optimizer_params' is not honoured here"),
+        (lambda: read(wire.STEP, optimizer_params={"type": "dimuon"}), "'optimizer_params' is not supported"),
         (lambda: read(wire.STEP, adam_params=[1]), "adam_params expects an object, got list"),
         (lambda: read(wire.SAVE), "'path' expects a text, got nothing"),
         (lambda: read(wire.SAVE, path="a", overwrite=1), "'overwrite' expects true or false, got 1"),
@@ -93,9 +93,9 @@ def test_requests_for_sequences_are_records():
         (lambda: sample(prompt={"chunks": [{"tokens": []}]}), "prompt expects at least one token, got none"),
         (lambda: sample(prompt={"chunks": [{"type": "dmel"}]}),
          "prompt, chunk 0: expected encoded_text, got dmel, and only text is trained on"),
-        (lambda: sample(prompt_alt_tokens_k=3), "'prompt_alt_tokens_k' is not honoured here"),
-        (lambda: sample(record_stability_info=True), "'record_stability_info' is not honoured here"),
-        (lambda: sample(target_prompt_logprobs={"data": []}), "'target_prompt_logprobs' is not honoured here"),
+        (lambda: sample(prompt_alt_tokens_k=3), "'prompt_alt_tokens_k' is not supported"),
+        (lambda: sample(record_stability_info=True), "'record_stability_info' is not supported"),
+        (lambda: sample(target_prompt_logprobs={"data": []}), "'target_prompt_logprobs' is not supported"),
     ],
 )  # fmt: skip
 def test_wrong_requests_are_told_in_a_sentence(work, sentence):
@@ -172,7 +172,7 @@ def test_settings_of_a_loss_are_read(messages):
         ({"ids": range(17)}, "model_input expects 1 to 16 tokens, got 17"),
         ({"weights": [1.0, 2.0]}, r"weights expects the shape of target_tokens, \[3\], got \[2\]"),
         ({"weights": [1.0, math.nan, 1.0]}, "weights expects finite numbers, got some that are not"),
-        ({"mask": [1.0, 1.0, 1.0]}, "cross_entropy takes target_tokens, weights; 'mask' is not honoured"),
+        ({"mask": [1.0, 1.0, 1.0]}, "cross_entropy takes target_tokens, weights; 'mask' is not supported"),
         ({"target_tokens": None}, "cross_entropy takes target_tokens, weights; 'target_tokens' is missing"),
     ],
 )

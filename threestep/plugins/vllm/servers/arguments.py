@@ -24,22 +24,22 @@ class VllmServerArguments:
 
     vllm_servers: str | None = flag(
         None,
-        "Rollout servers started by scripts/serve.sh: http://HOST:PORT,... or @FILE with one a line, which is read "
-        "again before each rollout, so that servers join and leave.",
+        "Rollout servers started by scripts/serve.sh: http://HOST:PORT,... or @FILE with one per line, read again "
+        "before each rollout, so servers can join and leave.",
         "addresses",
         may_change=True,
     )
     rollout_timeout: float = flag(
         1800.0,
-        "Time that a rollout server has for a response, and for each part of taking weights; the run waits for servers "
-        "as long at its start. A later one is left out, and others draw its responses.",
+        "Time limit for a rollout server to draw a response or to take each part of the weights, and to be ready "
+        "when the run starts. A slower server is dropped, and the other servers draw its responses.",
         "seconds > 0",
         may_change=True,
     )
     rollout_weights_folder: str | None = flag(
         None,
-        "A folder that rollout servers see under the same path: weights go to them as a file there, where servers "
-        "cannot connect to the training host; default: over TCP.",
+        "Folder that rollout servers see under the same path, for servers that cannot connect to the training host: "
+        "weights are sent as a file there; default: over TCP.",
         "folder",
         may_change=True,
     )
@@ -63,8 +63,8 @@ class VllmServerArguments:
             mistakes.require_one_of("--rollout_lora", self.rollout_lora, (ADAPTER, MERGED))
         mistakes.require(
             self.rollout_weights_by is None or self.rollout_weights_folder is None,
-            f"--rollout_weights_by {self.rollout_weights_by} and --rollout_weights_folder are two ways of weights; "
-            "leave one of them out",
+            f"--rollout_weights_by {self.rollout_weights_by} and --rollout_weights_folder are two ways to send "
+            "weights; leave one of them out",
         )
         if self.vllm_servers is not None:
             mistakes.note(listed_servers, self.vllm_servers)

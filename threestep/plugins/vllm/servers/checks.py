@@ -16,7 +16,7 @@ _COMPARED_TOKENS = 64
 _FREE = ("transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache", "initializer_range")
 _FREE_ENDS = ("token_id", "dropout", "_pdrop", "_init")
 _FREE_STARTS = ("output_", "return_", "chunk_size_", "summary_")
-_START = "start it by scripts/serve.sh"
+_START = "start it with scripts/serve.sh"
 
 
 @dataclass(frozen=True)

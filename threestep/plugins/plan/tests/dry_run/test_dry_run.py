@@ -76,7 +76,10 @@ def test_what_is_printed_adds_up_and_only_the_first_rank_speaks(capsys, monkeypa
         (["--num_ranks", "8"], "--num_ranks 8 starts ranks behind `threestep` and scripts"),
         (["--dry_run", "true", "--ranks", "0"], "--num_ranks expects 1 or more, got 0"),
         (["--device", "cuda"], "--device expects --dry_run, got cuda without it"),
-        (["--dry_run", "--device_memory_gb", "80", "--device", "cpu"], "--device_memory_gb 80.0 is a GPU's, and --dev"),
+        (
+            ["--dry_run", "--device_memory_gb", "80", "--device", "cpu"],
+            "--device_memory_gb 80.0 is for GPUs, but --dev",
+        ),
         (["--dry_run", "--device", "gpu"], "--device expects one of cpu, cuda, h100, "),
     ],
 )
@@ -230,7 +233,7 @@ def test_pairs_are_two_sequences(dry_run):
 def test_seconds_are_not_known_for_shared_rows_and_a_price_needs_a_device(capsys, said):
     assert clock_device("h100", "bf16", sharing=RowSharing(2, flag="--ranks_of_a_row")) is None
     assert "not known yet for --ranks_of_a_row 2" in capsys.readouterr().out
-    with pytest.raises(ThreestepError, match=r"--price_per_hour 2.5 expects --device with a name .*, got cuda"):
+    with pytest.raises(ThreestepError, match=r"--price_per_hour 2.5 expects a --device of known speed.*, got cuda"):
         said("--device", "cuda", "--price_per_hour", "2.5")
 
 

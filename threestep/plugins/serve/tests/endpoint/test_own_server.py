@@ -56,7 +56,7 @@ def test_a_model_that_would_be_asked_otherwise_has_a_reason(save_model, tmp_path
     (tmp_path / "chat" / "generation_config.json").write_text(json.dumps(settings))
     assert why_not_alike(opened(folder)) is None
     monkeypatch.setattr("threestep.plugins.serve.endpoint.own_server._HUMAN_ASSISTANT", "Human: Assistant:")
-    assert "would write a conversation of user with other tokens" in why_not_alike(opened(save_model("plain")))
+    assert "would write a conversation of user with different tokens" in why_not_alike(opened(save_model("plain")))
     adapter = tmp_path / "adapter"
     shutil.copytree(folder, adapter)
     (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": folder, "peft_type": "LORA"}))

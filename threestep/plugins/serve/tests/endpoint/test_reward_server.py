@@ -99,7 +99,12 @@ REFUSED = [
     (SCORES, {**ONE, "messages": ["p"]}, 400, "'messages' expects a list with one entry for each of the 1 responses"),
     (SCORES, {**ONE, "messages": [[{"role": "x"}]]}, 400, "the conversation"),
     (SCORES, {**ONE, "response_ids": [[1]]}, 400, "'prompt_ids' and 'response_ids' go together"),
-    (SCORES, {**ONE, "responses": ["a " * 300]}, 400, "tokens with its prompt, and the model reads 128; shorten them"),
+    (
+        SCORES,
+        {**ONE, "responses": ["a " * 300]},
+        400,
+        "tokens with its prompt, and the model reads at most 128; shorten them",
+    ),
 ]
 
 

@@ -63,9 +63,9 @@ def test_fields_at_the_value_that_changes_nothing_are_read():
 REFUSED = [
     ({"frequency_penalty": 0.5}, "'frequency_penalty' is not supported and may only be 0, got"),
     ({"response_format": {"type": "json_object"}}, "'response_format' is not supported and may only be"),
-    ({"tools": [{}]}, "'tools' is not supported;"),
+    ({"tools": [{}]}, "'tools' is not supported"),
     ({"temprature": 1}, "'temprature' is not supported; leave it out; did you mean 'temperature'"),
-    ({"echo": True}, "'echo' is not supported;"),
+    ({"echo": True}, "'echo' is not supported"),
     ({"temperature": 2.5}, "'temperature' expects a number from 0 to 2, got 2.5"),
     ({"temperature": True}, "'temperature' expects a number from 0 to 2, got True"),
     ({"temperature": float("nan")}, "'temperature' expects a number from 0 to 2, got nan"),

@@ -142,7 +142,7 @@ def test_what_a_failing_server_had_is_drawn_elsewhere(servers, capsys, fault, re
     servers[0].faults |= fault
     assert responses(drawn(engine, actor, how)) == expected(actor, how)
     said = capsys.readouterr().out
-    assert said.count("is left out") == 1 and reason in said and KEY not in said
+    assert said.count(" dropped (") == 1 and reason in said and KEY not in said
     shares = engine.shares()
     failed, other = (shares[each.address] for each in servers)
     assert failed.responses + other.responses == 6 and failed.slowest > fault.get("slow", 0) / 2
@@ -164,7 +164,7 @@ def test_experts_come_with_each_response(servers, stop, capsys):
             ids = sequence.input_ids.tolist()
             assert torch.equal(sequence.experts[: len(ids) - 1], experts_of(ids))
             assert (sequence.experts[-1] == UNKNOWN).all()
-    assert "is left out (it answered experts of" in capsys.readouterr().out
+    assert "dropped (it answered experts of" in capsys.readouterr().out
     assert not any(server.experts for server in servers[1:]), "they are taken once"
     servers[1].faults = {"experts": "none"}
     with pytest.raises(ThreestepError, match="it has no experts of a response that it drew"):
@@ -222,7 +222,7 @@ def test_a_server_that_was_started_again_gets_the_weights(servers, capsys):
     servers[0] = FakeServer(port=servers[0].port)
     assert responses(drawn(engine, actor)) == expected(actor)
     assert servers[0].transfers == 1 and servers[0].drawn
-    assert "is back, and gets the weights" in capsys.readouterr().out
+    assert "is back; sending the weights" in capsys.readouterr().out
 
 
 def test_a_server_that_was_started_again_in_a_rollout(servers, capsys):
@@ -233,7 +233,7 @@ def test_a_server_that_was_started_again_in_a_rollout(servers, capsys):
         servers[0].version, servers[0].weights = "default", 0
         got = engine.roll_out(model, RolloutRequest(ids_BP, mask_BP, PLAIN, range(6), 2))
     assert responses(got) == expected(actor)
-    assert "is left out (it was started again, and has not the weights)" in capsys.readouterr().out
+    assert "dropped (it was started again, and has not the weights)" in capsys.readouterr().out
     assert responses(drawn(engine, actor)) == expected(actor) and servers[0].transfers == 2
     assert engine.figures()["rollout/servers"] == 2
 
@@ -277,7 +277,7 @@ def test_a_server_that_is_not_the_right_one(servers, says, reason):
 def test_servers_that_do_not_come_and_another_key(servers, monkeypatch):
     gone = FakeServer()
     gone.stop()
-    with pytest.raises(ThreestepError, match=r"no answer \(.*for 0.2 seconds \(--rollout_timeout\); start them by"):
+    with pytest.raises(ThreestepError, match=r"no answer \(.*for 0.2 seconds \(--rollout_timeout\); start them with"):
         drawn(engine_of([*servers, gone], seconds=0.2), Lent())
     monkeypatch.setenv("VLLM_API_KEY", "wrong")
     with pytest.raises(ThreestepError, match="it refuses the key"):
@@ -332,7 +332,7 @@ def test_flags_and_no_servers():
     VllmServerArguments("a:1").validate(mistakes)
     assert [sentence.partition(",")[0] for sentence in mistakes.sentences] == [
         "--rollout_lora expects one of adapter",
-        "--rollout_weights_by tcp and --rollout_weights_folder are two ways of weights; leave one of them out",
+        "--rollout_weights_by tcp and --rollout_weights_folder are two ways to send weights; leave one of them out",
         "--vllm_servers a:1 expects http://HOST:PORT for each server",
     ]
 

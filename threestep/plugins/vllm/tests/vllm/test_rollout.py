@@ -241,8 +241,8 @@ def test_an_engine_that_dies_is_told():
     with pytest.raises(ThreestepError) as told:
         draw(engine, model, PLAIN)
     assert str(told.value) == (
-        "vLLM failed while drawing responses: RuntimeError: kernel launch failed; a training run's last checkpoint is "
-        "intact: continue from it with --resume, or use --rollout_engine hf"
+        "vLLM failed while drawing responses: RuntimeError: kernel launch failed; the last checkpoint is intact: "
+        "resume with --resume, or use --rollout_engine hf"
     )
 
 
