@@ -217,7 +217,7 @@ def test_a_call_gives_back_the_callers_state(failure, monkeypatch):
 def test_what_ranks_say_against_a_run():
     lines = ["+ deepspeed", "error: 2 mistakes in the configuration:", "  - one", "  - two", "more"]
     assert running._error_message(lines, 2) == "2 mistakes in the configuration:\n  - one\n  - two"
-    assert running._error_message(["a", "b"], 1).endswith("says why; the last line was: b")
+    assert running._error_message(["a", "b"], 1).endswith("see their output; the last line was: b")
 
 
 def test_what_the_package_exports():
