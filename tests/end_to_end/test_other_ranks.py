@@ -87,4 +87,4 @@ def test_damage_in_any_file_of_a_checkpoint_is_seen(runs):
 def test_it_says_what_it_does(runs):
     said = (runs() / "sft_1.txt").read_text()
     step = runs() / "sft_moved" / "checkpoints" / "step_000001"
-    assert f"{step} was written on 2 ranks, --zero_stage 2, and is converted for 1 rank, --zero_stage 3" in said
+    assert f"{step} was written on 2 ranks, --zero_stage 2; converting it for 1 rank, --zero_stage 3" in said

@@ -18,7 +18,7 @@ FLAGS = (
     "--max_seq_len 100 --per_device_train_batch_size 2 --dtype fp32 --max_train_steps 1 --report_mfu false "
     "--save_every 1"
 )
-MENDED = "its settings of generation have pad_token_id -1, temperature 0.9, top_p 0.6, which transformers ignores"
+MENDED = "its generation settings have pad_token_id -1, temperature 0.9, top_p 0.6, which transformers ignores"
 
 
 @pytest.fixture(scope="module")

@@ -59,13 +59,13 @@ def test_margins_that_are_asked_for_must_be_there():
     without, without_too = ResponsesRow(0, ids, (ids, ids)), ResponsesRow(1, ids, (ids, ids, ids))
     check_margins([without], RewardModelArguments())
     check_margins([without, ResponsesRow(1, ids, (ids, ids), np.zeros(1))], RewardModelArguments(margin_scale=0.5))
-    with pytest.raises(ThreestepError, match="--margin_scale 0.5 needs margins and no training row.*--margin_col"):
+    with pytest.raises(ThreestepError, match="--margin_scale 0.5 needs margins, but no training row.*--margin_col"):
         check_margins([without, without_too], RewardModelArguments(margin_scale=0.5))
 
 
 @pytest.mark.needs_plugin("embedded")
 def test_a_reward_model_has_no_chunks_of_logits():
-    with pytest.raises(ThreestepError, match="--head_chunk_mb is for a language model's output layer, got 4 for a rew"):
+    with pytest.raises(ThreestepError, match="--head_chunk_mb 4 is for a language model's output layer, which a rew"):
         main(["--model_name_or_path", "m", "--data_path", "embedded", "--head_chunk_mb", "4"])
 
 

@@ -47,7 +47,7 @@ STEP = Step(
         ),
         samples=SampleWords(
             note="Held-out pairs with their implicit rewards before and after training. margin: chosen minus rejected "
-            "(of more than two responses the least of all pairs); below 0 the order is wrong.",
+            "(with more than two responses, the smallest of all pairs); below 0, the order is wrong.",
             score="implicit reward",
         ),
     ),

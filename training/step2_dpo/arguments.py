@@ -78,17 +78,17 @@ class DpoArguments(flags_of_entries(LOSSES), _LossArguments):  # type: ignore[mi
         refuse_flags_of_others(LOSSES, weights, self, "loss_type", mistakes=mistakes)
         mistakes.require(
             not any(loss.is_token_mean for loss in chosen) or self.ld_alpha == 1.0,
-            f"--ld_alpha {self.ld_alpha} weighs the tokens of a sum, and --loss_type {self.loss_type} takes means over "
+            f"--ld_alpha {self.ld_alpha} needs a sum over tokens, but --loss_type {self.loss_type} takes means over "
             "tokens; leave it out",
         )
         mistakes.require(
             chosen[0].rows == "ranked" or (self.ld_alpha == 1.0 and not self.sft_coef),
-            f"--ld_alpha and --sft_coef are of several responses to a prompt, and --loss_type {self.loss_type} reads "
-            "one at a time; leave them out",
+            f"--ld_alpha and --sft_coef need several responses per prompt, but --loss_type {self.loss_type} reads one "
+            "at a time; leave them out",
         )
         mistakes.require(
             any(loss.needs_reference for loss in chosen) or self.reference == "cached",
-            f"--reference {self.reference} is for losses with a reference, and --loss_type {self.loss_type} has none; "
+            f"--reference {self.reference} is for losses with a reference, but --loss_type {self.loss_type} has none; "
             "leave it out",
         )
 
@@ -104,7 +104,7 @@ def weighted_names(text: str) -> dict[str, float]:
         if name in found:
             raise ThreestepError(f"--loss_type expects each loss once, got '{name}' twice in '{text}'; add the weights")
         if colon and not (_WEIGHT.fullmatch(written) and float(written) > 0):
-            raise ThreestepError(f"--loss_type expects a weight above 0 behind '{name}:', got '{written}' in '{text}'")
+            raise ThreestepError(f"--loss_type expects a weight above 0 after '{name}:', got '{written}' in '{text}'")
         found[name] = float(written) if colon else 1.0
     if len({LOSSES[name].rows for name in found}) > 1:
         kinds = ", ".join(f"'{name}' {LOSSES[name].rows}" for name in found)
@@ -148,8 +148,8 @@ def check_marks(rows: Sequence[Any], dpo: DpoArguments) -> None:
     good, bad = sum(marks), len(marks) - sum(marks)
     if not good or not bad:
         raise ThreestepError(
-            f"--loss_type {dpo.loss_type} expects good and bad responses, got {good:,} good and {bad:,} bad ones; see "
-            "the column of marks (--label_column), or train on good ones alone by step 1"
+            f"--loss_type {dpo.loss_type} expects good and bad responses, got {good:,} good and {bad:,} bad; check the "
+            "label column (--label_column), or train on good responses alone with step 1"
         )
     for one in objectives_of(dpo):
         line = one.loss.mark_advice and one.loss.mark_advice(good, bad, one.options)
@@ -162,6 +162,6 @@ def check_reference(flags: OneModelFlags) -> None:
     if flags.of_step.reference == "adapter_off" and not flags.start.is_own_reference:
         ways = " or ".join(advice("own_reference")) or "a plugin that adds adapters"
         raise ThreestepError(
-            f"--reference adapter_off needs {ways}: without its adapters a model is its own reference only if nothing "
-            "but they train; use --reference cached"
+            f"--reference adapter_off needs {ways}: a model without its adapters is its own reference only if nothing "
+            "else trains; use --reference cached"
         )

@@ -33,8 +33,8 @@ STEP = Step(
         headlines=(Headline("Pair accuracy", "eval/accuracy"), Headline("Score gap", "eval/score_gap")),
         closing=(ClosingRow("reward model's pair accuracy", after=("reward_pair_accuracy", "eval_accuracy")),),
         samples=SampleWords(
-            note="Held-out pairs with their scores before and after training. margin: chosen minus rejected (of more "
-            "than two responses the least of all pairs); below 0 the order is wrong."
+            note="Held-out pairs with their scores before and after training. margin: chosen minus rejected "
+            "(with more than two responses, the smallest of all pairs); below 0, the order is wrong."
         ),
     ),
 )

@@ -65,8 +65,8 @@ def check_margins(rows: Sequence[ResponsesRow], reward: RewardModelArguments) ->
     """Raise ThreestepError if margins are to be trained with and no row has any."""
     if reward.margin_scale > 0 and all(row.margins is None for row in rows):
         raise ThreestepError(
-            f"--margin_scale {reward.margin_scale:g} needs margins and no training row has one: name their column with "
-            "--margin_column, or give the dataset class a get_margin"
+            f"--margin_scale {reward.margin_scale:g} needs margins, but no training row has one; name their column "
+            "with --margin_column, or give the dataset class a get_margin"
         )
 
 
@@ -74,6 +74,6 @@ def check_sharing(flags: OneModelFlags) -> None:
     """Raise ThreestepError if responses whose tokens are compared one by one may share tokens."""
     if flags.engine.share_beginnings and flags.of_step.loss_from == "first_difference":
         raise ThreestepError(
-            f"--loss_from first_difference reads each response in one piece, and --share_beginnings "
-            f"{flags.engine.share_beginnings} may cut it where others begin alike; leave one of them out"
+            "--loss_from first_difference reads each response in one piece, but --share_beginnings "
+            f"{flags.engine.share_beginnings} may cut it at a shared beginning; leave one of them out"
         )

@@ -81,7 +81,7 @@ def test_flags_that_leave_nothing_to_train_or_to_evaluate(monkeypatch):
         ppo = {"per_device_training_batch_size": 8, "num_train_epochs": 1.0, "ppo_epochs": 3}  # five rollouts of 16
         return load_inputs(ppo_flags(critic_warmup=critic_warmup, **ppo), components(), tokenizer, ranks)
 
-    with pytest.raises(ThreestepError, match="--val_only evaluates held-out prompts, and there are none; raise"):
+    with pytest.raises(ThreestepError, match="--val_only evaluates held-out prompts, but there are none; raise"):
         phase.eval = []
         load_inputs(ppo_flags(val_only=True), components(), tokenizer, ranks)
     inputs = load(2)
@@ -112,10 +112,8 @@ def test_responses_end_at_each_end_token_of_the_model(tmp_path, monkeypatch):
         return load_inputs(flags, components(), tokenizer, SimpleNamespace(world_size=1, is_main=True))
 
     assert load().end_token_ids == tuple(ids(["<|im_end|>", "<|eot_id|>", "<|endoftext|>"]))
-    assert said[0].startswith(
-        "warning: the model's configuration names as its end tokens 76 ('a'), which the tokenizer"
-    )
-    assert said[1:] == ["responses end at each of the model's end tokens: <|im_end|>, <|eot_id|>, <|endoftext|>"]
+    assert said[0].startswith("warning: the model's configuration names the end tokens 76 ('a'), which the tokenizer")
+    assert said[1:] == ["responses end at any of the model's end tokens: <|im_end|>, <|eot_id|>, <|endoftext|>"]
     (tmp_path / "generation_config.json").unlink()  # the configuration's then
     assert tokenizer.added_tokens_decoder[2].special
     assert load().end_token_ids == (ids("<|im_end|>"), 2, ids("<|endoftext|>"))
@@ -130,9 +128,7 @@ def test_a_reward_model_trained_in_another_style_is_named(capsys, style, warns):
     ranks = SimpleNamespace(is_main=True)
     assert share_style(tokenizers, ChatArguments(), ranks) == "chat_template"
     others = capsys.readouterr().out.splitlines()
-    assert len(others) == warns and all(
-        "was trained on prompts in another style (human_assistant)" in o for o in others
-    )
+    assert len(others) == warns and all("was trained with another prompt style (human_assistant)" in o for o in others)
     assert saved_style(tokenizers.critic) == SavedStyle("chat_template")  # what it learns in this run
 
 

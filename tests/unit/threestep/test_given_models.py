@@ -165,7 +165,7 @@ def test_settings_that_transformers_refuses_to_save_are_mended_in_the_folder(tok
     assert_as_it_was(model, before[0])
     assert model.generation_config.to_dict() == before[1]
     assert len(notes) == 2 and all(note.startswith("warning: 'LlamaForCausalLM': ") for note in notes)
-    assert "its settings of generation have temperature 0.9, top_p 0.6" in notes[0]
+    assert "its generation settings have temperature 0.9, top_p 0.6" in notes[0]
     read = LlamaForCausalLM.from_pretrained(tmp_path / NAME)
     assert (read.generation_config.temperature, read.generation_config.top_p) == (None, None)
 

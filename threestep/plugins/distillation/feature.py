@@ -37,7 +37,7 @@ class TeacherFeature(GuestFeature):
         """See `GuestFeature.check_media`."""
         why = "names a teacher that reads texts alone, and rows of the data have media"
         if self._in_rollouts:
-            why = "does not go with prompts that have images: it is read on texts alone"
+            why = "does not work with prompts that have images: it is read on texts alone"
         mistakes.require(not self.settings.is_there, f"{self.settings.flag} {why}; leave it out")
 
     def open(self, models: Sequence[tuple[Any, Any]], path: str, total_steps: int, seed: int) -> Sequence[Guest | None]:

@@ -134,17 +134,17 @@ def selected_algorithm(
     alone = [name for name, entry in ESTIMATORS.items() if not entry.needs_groups and name != NO_ADVANTAGE]
     mistakes.require(
         not estimator.needs_groups or samples > 1,
-        f"--advantage {flags.advantage} compares the samples of a prompt and --num_samples_per_prompt is {samples}; "
+        f"--advantage {flags.advantage} compares the samples of a prompt, but --num_samples_per_prompt is {samples}; "
         f"give 2 or more, or use {either(alone)}",
     )
     mistakes.require(
         flags.dynamic_sampling_tries == 0 or samples > 1,
-        f"--dynamic_sampling_tries compares the samples of a prompt and --num_samples_per_prompt is {samples}; give 2 "
+        f"--dynamic_sampling_tries compares the samples of a prompt, but --num_samples_per_prompt is {samples}; give 2 "
         "or more",
     )
     mistakes.require(
         flags.critic_warmup == 0 or estimator.needs_critic,
-        f"--critic_warmup {flags.critic_warmup} trains a critic, and --advantage {flags.advantage} has none; leave it "
+        f"--critic_warmup {flags.critic_warmup} trains a critic, but --advantage {flags.advantage} has none; leave it "
         f"out or use {WITH_CRITIC}",
     )
     mistakes.require(

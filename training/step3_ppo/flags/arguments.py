@@ -149,12 +149,12 @@ class PpoArguments:
         for name in ("reuse_forwards", "reuse_values"):
             mistakes.require(
                 not getattr(self, name) or (steps == 1 and self.generation_batches == 1),
-                f"--{name} learns once from each rollout's forwards, and --ppo_epochs, --generation_batches and "
-                f"--per_device_training_batch_size make {steps} optimizer steps of {self.generation_batches} rollouts; "
-                "make it one of one, or leave it out",
+                f"--{name} needs one optimizer step per rollout, but --ppo_epochs, --generation_batches and "
+                f"--per_device_training_batch_size make {steps} steps of {self.generation_batches} rollouts; change "
+                "these, or leave it out",
             )
         for name in ("stop", "bad_words"):
-            mistakes.require("" not in getattr(self, name), f"--{name} expects texts of a character or more, got ''")
+            mistakes.require("" not in getattr(self, name), f"--{name} expects non-empty text, got ''")
 
     @property
     def sequences_per_rollout(self) -> int:
@@ -313,19 +313,19 @@ class AlgorithmArguments(flags_of_entries(ESTIMATORS), flags_of_entries(POLICY_L
         """Note what is wrong with these settings."""
         mistakes.require(
             self.stop_kl is None or self.kl_coef > 0,
-            f"--stop_kl {self.stop_kl} needs the KL to the reference, and --kl_coef 0 loads none; give a --kl_coef "
-            "above 0, however small, or leave --stop_kl out",
+            f"--stop_kl {self.stop_kl} needs the KL to the reference, but --kl_coef 0 loads no reference; give a "
+            "--kl_coef above 0, however small, or leave --stop_kl out",
         )
         estimator = ESTIMATORS.get(self.advantage)
         mistakes.require(
             self.norm_adv_over is None or estimator is None or estimator.norms,
-            f"--norm_adv_over {self.norm_adv_over} is for --advantage {_estimators('norms')}, and it is "
-            f"{self.advantage}; leave it out",
+            f"--norm_adv_over {self.norm_adv_over} needs --advantage {_estimators('norms')}, got {self.advantage}; "
+            "leave it out",
         )
         mistakes.require(
             self.norm_adv_over is None or self.norm_adv_by_std,
-            f"--norm_adv_over {self.norm_adv_over} divides by a standard deviation, and --norm_adv_by_std false by "
-            "none; leave one of them out",
+            f"--norm_adv_over {self.norm_adv_over} divides by a standard deviation, but --norm_adv_by_std is false; "
+            "leave one of them out",
         )
         refuse_flags_of_others(ESTIMATORS, (self.advantage,), self, "advantage", mistakes=mistakes)
         refuse_flags_of_others(POLICY_LOSSES, (self.policy_loss,), self, "policy_loss", mistakes=mistakes)
@@ -337,10 +337,10 @@ class AlgorithmArguments(flags_of_entries(ESTIMATORS), flags_of_entries(POLICY_L
             )
         mistakes.require(
             not (self.kl_estimator or "").endswith("+") or self.kl_in == "loss",
-            f"--kl_estimator {self.kl_estimator} is {(self.kl_estimator or '')[:-1]} with the gradient of k2, and "
+            f"--kl_estimator {self.kl_estimator} is {(self.kl_estimator or '')[:-1]} with the gradient of k2, but "
             f"--kl_in reward has no gradient; give {(self.kl_estimator or '')[:-1]}, or --kl_in loss",
         )
         mistakes.require(
             self.kl_control == "fixed" or self.kl_coef > 0,
-            "--kl_control adaptive multiplies --kl_coef, which is 0 and would stay so; give one to start from",
+            "--kl_control adaptive multiplies --kl_coef, which is 0 and would stay 0; give a --kl_coef above 0",
         )

@@ -92,9 +92,9 @@ def checked_components(flags: PpoFlags) -> Components:
     assert algorithm is not None and engine is not None  # an unknown name was noted as a mistake
     if flags.reward.reward_timeout >= flags.faults.rank_timeout:
         raise ThreestepError(
-            f"--reward_timeout {flags.reward.reward_timeout:g} expects less than --rank_timeout "
-            f"{flags.faults.rank_timeout:g}, the seconds that ranks wait for one whose reward function is running; "
-            "lower the first or raise the second"
+            f"--reward_timeout {flags.reward.reward_timeout:g} must be less than --rank_timeout "
+            f"{flags.faults.rank_timeout:g}, the time that ranks wait for a running reward function; lower the first "
+            "or raise the second"
         )
     shares_trunk = bool(critic_on_trunk(flags.added))
     return Components(engine, checker, algorithm, rewards, shares_trunk, loop, partners, scheduler)
@@ -122,7 +122,7 @@ def _check_no_advantage(flags: PpoFlags, mistakes: Mistakes) -> None:
     ways = "".join(f"{each}, or " for each in advice("no_own_loss"))
     mistakes.require(
         flags.guests.trains_alone,
-        f"--advantage {NO_ADVANTAGE} leaves the actor to a teacher, and there is none; "
+        f"--advantage {NO_ADVANTAGE} trains the actor by a teacher alone, but there is no teacher; "
         f"{ways or 'give '}another --advantage",
     )
     mistakes.require(
@@ -165,18 +165,17 @@ def _check_critic(flags: PpoFlags, algorithm: Algorithm, rewards: tuple[Reward, 
     if not roles.critic_model_name_or_path and reads_model(rewards):
         also = f"; the critic of --advantage {advantage} starts from the latter" if has_critic else ""
         mistakes.add(
-            f"a reward is missing; give --reward, a function of yours (FILE.py:NAME) or a name "
-            f"({', '.join(RULES)}), or a reward model, step 2's folder or a hub name, as --critic_model_name_or_path"
-            f"{also}"
+            f"no reward is given; set --reward to your function (FILE.py:NAME) or a name ({', '.join(RULES)}), or give "
+            f"a reward model (step 2's folder or a hub name) as --critic_model_name_or_path{also}"
         )
     mistakes.require(
         bool(roles.critic_model_name_or_path) or reads_model(rewards) or not has_critic,
         f"--critic_model_name_or_path expects a model folder or hub name for the critic of --advantage {advantage}, "
-        "got nothing; give step 2's model, or take an --advantage without critic, such as grpo",
+        "got nothing; give step 2's model, or use an --advantage without a critic, such as grpo",
     )
     mistakes.require(
         reads_model(rewards) or not ppo.normalize_reward_scores,
-        "--normalize_reward_scores needs the reward model's scores, and --reward has no model; leave it out",
+        "--normalize_reward_scores needs the reward model's scores, but --reward has no model; leave it out",
     )
 
 
@@ -188,7 +187,7 @@ def check_beside_media(flags: PpoFlags, components: Components, images: RunMedia
     loop = components.loop
     mistakes.require(
         engine.supports_media or not source_of(flags).draws,
-        f"--rollout_engine {ppo.rollout_engine} does not read images, and prompts of the data have some; give "
+        f"--rollout_engine {ppo.rollout_engine} does not read images, but some prompts have them; use "
         f"{either(supporting('media'))}",
     )
     others = {
@@ -200,7 +199,7 @@ def check_beside_media(flags: PpoFlags, components: Components, images: RunMedia
         ),
     }
     for name, (given, why) in others.items():
-        mistakes.require(not given, f"{name} does not go with prompts that have images: it {why}; leave it out")
+        mistakes.require(not given, f"{name} does not work with prompts that have images: it {why}; leave it out")
     flags.guests.check_media(mistakes)
     mistakes.raise_if_any()
 
@@ -236,9 +235,12 @@ def _obstacles(name: str, flags: PpoFlags, algorithm: Algorithm) -> Iterator[tup
             yield why, "leave one of them out, or give --kl_in reward"
         yield from flags.guests.reuse_obstacles()
     elif not algorithm.estimator.needs_critic:
-        yield f"is about the critic, and --advantage {advantage} has none", "leave it out"
+        yield f"needs a critic, but --advantage {advantage} has none", "leave it out"
     elif not algorithm.estimator.returns_alone:
-        why = f"learns a response's returns before others are read, and --advantage {advantage} does not say that these"
+        why = (
+            f"learns a response's returns before other responses are read, but --advantage {advantage} does not say "
+            "that these"
+        )
         yield f"{why} follow from its own rewards and values (returns_alone)", "give gae, or leave --reuse_values out"
 
 

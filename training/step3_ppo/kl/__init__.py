@@ -58,8 +58,8 @@ class KlControl:
             return None
         return (
             f"warning: --kl_control adaptive can raise --kl_coef by {most - 1.0:.1%} at most over the {sequences:,} "
-            f"responses of this run: --kl_horizon {self.horizon:g} is long beside them, and the KL may stay off its "
-            "target; a horizon of a tenth of the run's responses follows it"
+            f"responses of this run: --kl_horizon {self.horizon:g} is too long for that, and the KL may miss its "
+            "target; try a tenth of the run's responses"
         )
 
     def update(self, kl: float, sequences: int) -> None:

@@ -58,7 +58,7 @@ def load_tokenizers(flags: PpoFlags, with_critic: bool = True) -> Tokenizers:
         raise ThreestepError(
             f"the tokenizers of --actor_model_name_or_path '{roles.actor_model_name_or_path}' ({len(actor)} tokens) "
             f"and --critic_model_name_or_path '{roles.critic_model_name_or_path}' ({len(critic)} tokens) differ: the "
-            "reward model would read other words than the actor wrote; train step 2 from a model with the actor's "
+            "reward model would not read the text that the actor wrote; train step 2 from a model with the actor's "
             "tokenizer"
         )
     return Tokenizers(actor, critic)
@@ -73,8 +73,8 @@ def share_style(tokenizers: Tokenizers, chat: ChatArguments, ranks: Ranks) -> st
         read = saved_style(tokenizers.critic)
         if read is not None and read != style:
             log(
-                f"warning: the reward model '{tokenizers.critic.name_or_path}' was trained on prompts in another style "
-                f"({read}); train step 2 in the actor's, or give its flags here",
+                f"warning: the reward model '{tokenizers.critic.name_or_path}' was trained with another prompt style "
+                f"({read}); train step 2 with the actor's style, or give the reward model's flags here",
                 ranks.is_main,
             )
         if chat.chat_template is not None:
@@ -143,7 +143,7 @@ def load_inputs(
         components.partners.check_rows(part)
     if ppo.val_only and not len(phase.eval):
         raise ThreestepError(
-            "--val_only evaluates held-out prompts, and there are none; raise --eval_fraction (now "
+            "--val_only evaluates held-out prompts, but there are none; raise --eval_fraction (now "
             f"{data.split.eval_fraction:g}), name data with evaluation rows, or leave --val_only out"
         )
     columns = sorted({**phase.report.train.columns, **phase.report.eval.columns})
@@ -197,7 +197,7 @@ def _end_tokens(flags: PpoFlags, tokenizer: PreTrainedTokenizerBase, ranks: Rank
         log(unused, ranks.is_main)
     if len(ends) > 1:
         words = ", ".join(str(word) for word in tokenizer.convert_ids_to_tokens(list(ends)))
-        log(f"responses end at each of the model's end tokens: {words}", ranks.is_main)
+        log(f"responses end at any of the model's end tokens: {words}", ranks.is_main)
     return ends
 
 
@@ -210,7 +210,7 @@ def _count_rollouts(flags: PpoFlags, prompts: int, world_size: int) -> int:
     elif rollouts == 0:
         raise ThreestepError(
             f"one rollout takes {prompts_per_rollout} prompts (--per_device_generation_batch_size x "
-            f"--generation_batches x {world_size} ranks) and {ppo.num_train_epochs:g} epochs of {prompts} prompts do "
+            f"--generation_batches x {world_size} ranks), but {ppo.num_train_epochs:g} epochs of {prompts} prompts do "
             "not fill one; lower the batch or add prompts or epochs"
         )
     if ppo.max_train_steps is not None:

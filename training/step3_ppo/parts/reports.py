@@ -84,8 +84,8 @@ class Reports:
             limit = "the limits of conversations (conversation/cut_by_... in metrics.jsonl tells which)"
         log(
             f"warning: {cut_share:.0%} of the responses of rollout {iteration:,} were cut at {limit} before they "
-            "ended; rollout/ended_share in metrics.jsonl follows it (raise the limit, or see --missing_eos_penalty and "
-            "--mask_truncated_responses)",
+            "ended; rollout/ended_share in metrics.jsonl tracks this (raise the limit, or see --missing_eos_penalty "
+            "and --mask_truncated_responses)",
             self._roles.actor.ranks.is_main,
         )
 

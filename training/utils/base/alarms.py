@@ -84,9 +84,9 @@ def _note(noted: AlarmsNoted | None) -> None:
     elif not _warned.is_set():
         _warned.set()
         note(
-            f"warning: a time limit by signals (signal.signal) was refused in the thread "
+            "warning: a time limit by signals (signal.signal) was refused in the thread "
             f"'{threading.current_thread().name}', which a function started: only the main thread has signals, and "
-            "Math-Verify finds no answer right without; use processes, or turn that limit off"
+            "without them Math-Verify finds no answer correct; use processes, or turn the limit off"
         )
 
 

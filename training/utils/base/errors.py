@@ -135,6 +135,6 @@ def in_words(error: OSError) -> str:
 def disk_sentence(error: OSError) -> str:
     """The error message of a program that cannot continue without the disk."""
     return (
-        f"the disk refuses {in_words(error)}; free space, or mend the disk or its permissions, and start again "
+        f"cannot write to disk: {in_words(error)}; free space, or fix the disk or its permissions, and start again "
         "(--resume continues a run that has checkpoints)"
     )

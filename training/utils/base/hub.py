@@ -39,13 +39,11 @@ def check_hub(what: str, kind: str, name: str) -> None:
         return
     if not is_cached:
         raise ThreestepError(
-            f"{what} is not here, and the hub could not be reached ({problem}); check the network and the proxy "
-            "(HTTPS_PROXY, HF_ENDPOINT), or give a local path"
+            f"{what} is not on this machine, and the hub could not be reached ({problem}); check the network and the "
+            "proxy (HTTPS_PROXY, HF_ENDPOINT), or give a local path"
         )
     os.environ[_OFFLINE] = "1"
-    log_on_main(
-        f"{what}: the hub could not be reached ({problem}), the copy in its cache is used, as with {_OFFLINE}=1"
-    )
+    log_on_main(f"{what}: the hub could not be reached ({problem}); using the cached copy, as with {_OFFLINE}=1")
 
 
 def _is_cached(kind: str, name: str) -> bool:

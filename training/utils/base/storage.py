@@ -130,7 +130,7 @@ def json_object(given: str, flag: str) -> dict[str, Any]:
 def parse_json(text: str | bytes, most_levels: int | None = None) -> Any:
     """json.loads, whose JSONDecodeError is also raised for values inside each other on more levels than Python reads,
     or than `most_levels`."""
-    too_deep = json.JSONDecodeError("lists and objects stand inside each other on too many levels", "", 0)
+    too_deep = json.JSONDecodeError("lists and objects are nested too deeply", "", 0)
     try:
         value = json.loads(text)
     except RecursionError:
@@ -173,10 +173,10 @@ def parse_yaml(text: str) -> Any:
         node = loader.get_single_node()
         # Before values are made of it: merged mappings (`<<`) are written out then.
         if size_of(node) > MOST_YAML_VALUES:
-            raise WrittenOutTooLong(f"its aliases stand for more than {MOST_YAML_VALUES:,} values")
+            raise WrittenOutTooLong(f"its aliases expand to more than {MOST_YAML_VALUES:,} values")
         return None if node is None else loader.construct_document(node)
     except RecursionError:
-        raise ValueError("lists and mappings stand inside each other on too many levels") from None
+        raise ValueError("lists and mappings are nested too deeply") from None
 
 
 def read_json_object(path: str) -> dict[str, Any] | None:

@@ -145,9 +145,9 @@ def damage(checkpoint: Path) -> str | None:
     for name, entry in files.items():
         try:
             if (checkpoint / name).stat().st_size != entry["size_bytes"]:
-                return f"{name} does not have the size that was written"
+                return f"{name} does not have the size it was written with"
             if sha256_of(checkpoint / name) != entry["sha256"]:
-                return f"{name} does not have the content that was written"
+                return f"{name} does not have the content it was written with"
         except OSError as problem:
             return f"{name} cannot be read ({problem.strerror})"
     return None
@@ -161,9 +161,9 @@ def stranger(checkpoint: Path) -> str | None:
         for path in (Path(folder, name) for name in sorted([*folders, *files])):
             name = path.relative_to(checkpoint).as_posix()
             if path.is_symlink():
-                return f"{name} is a link, and a checkpoint holds files alone; put its content there, or remove it"
+                return f"{name} is a link, but a checkpoint holds only files; replace it with its content, or remove it"
             if not path.is_dir() and name not in listed:
-                return f"{name} is not in its {MANIFEST}, so somebody put it there later; remove it"
+                return f"{name} is not in its {MANIFEST}, so it was added later; remove it"
     return None
 
 
@@ -178,7 +178,7 @@ def _check_format(checkpoint: Path, manifest: dict[str, Any]) -> None:
     if not isinstance(written, int) or written > FORMAT or unknown:
         what = f"with {', '.join(unknown)} in its {MANIFEST}" if unknown else f"in format {written!r}"
         raise ThreestepError(
-            f"{checkpoint} was written {what} by a later version of Threestep, and this one knows format {FORMAT}; "
+            f"{checkpoint} was written {what} by a later version of Threestep, but this one knows format {FORMAT}; "
             "resume or export it with that version"
         )
 
@@ -205,7 +205,7 @@ def check_keys(saved: Any, known: Collection[str], what: str, optional: Collecti
     """ThreestepError that names the keys of `saved` that are neither `known` nor `optional`, or the known ones that it
     lacks. what: the part of a checkpoint that it is"""
     if not isinstance(saved, Mapping):
-        raise ThreestepError(f"--resume: {what} is no table of {', '.join(sorted(known))}; {_REMEDY}")
+        raise ThreestepError(f"--resume: {what} is not a table of {', '.join(sorted(known))}; {_REMEDY}")
     if unknown := sorted(saved.keys() - {*known, *optional}):
         raise ThreestepError(
             f"--resume: {what} holds {', '.join(unknown)}, which this version does not know; {_REMEDY}"

@@ -13,7 +13,7 @@ from training.utils.run.program import is_lost_rank, outlast_the_launcher
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _NEXT = "finishing this step, then writing a checkpoint"
-_SECOND = "; Ctrl-C again stops at once, without one"
+_SECOND = "; press Ctrl-C again to stop at once, without one"
 # One Ctrl-C may arrive twice: from the terminal and from the launcher, or from `timeout`, which signals its child and
 # then its whole group.
 _SAME_SECONDS = 1.0

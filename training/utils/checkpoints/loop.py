@@ -154,7 +154,7 @@ class RunCheckpoints(Checkpoints):
             return self.parts.load(path)
         load_converted = conversion(path, saved, self.plan.settings)
         before, now = (describe_placement(settings) for settings in (saved, self.plan.settings))
-        log(f"{path} was written on {before}, and is converted for {now}", self._ranks.is_main)
+        log(f"{path} was written on {before}; converting it for {now}", self._ranks.is_main)
         # With another number of ranks the generators start anew: not as at the run's beginning, but always the same.
         seed = derived_seed(self.plan.settings.get("seed", 0), "resumed", step, self._ranks.world_size)
         load_converted(self.parts, path, self.plan.folder.universal(step), saved_ranks=saved["ranks"], seed=seed)
@@ -175,7 +175,7 @@ class RunCheckpoints(Checkpoints):
         problem = on_main(lambda: damage(path) or stranger(path), self._ranks.is_main, patient=True)
         if problem is not None:
             log(
-                f"warning: the model is that after step {step:,}, not {final.why}: {path}: {problem}",
+                f"warning: the model is from step {step:,}, not {final.why}: {path}: {problem}",
                 self._ranks.is_main,
             )
             return None
@@ -246,7 +246,7 @@ class RunCheckpoints(Checkpoints):
             folder = CheckpointFolder(found[0])
             error = self._write(step, state, folder)
         if error is not None:
-            log(f"warning: no other folder takes the checkpoint either ({error})", is_main)
+            log(f"warning: the checkpoint cannot be written to another folder either ({error})", is_main)
             return None
         return folder.of(step)
 
@@ -292,7 +292,7 @@ class RunCheckpoints(Checkpoints):
 
     def _save_failed_message(self, step: int, error: str) -> str:
         last = next(iter(self.plan.folder.latest_first()), None)
-        again = "" if self._stop else f", the next try is after step {self._retry_at:,} at the latest"
+        again = "" if self._stop else f", the next attempt is after step {self._retry_at:,} at the latest"
         return (
             f"warning: NO CHECKPOINT was written after step {step} ({error}); training continues{again}, and "
             f"{'there is no earlier checkpoint' if last is None else f'the last good one is {last}'}; free disk space, "

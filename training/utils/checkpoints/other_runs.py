@@ -128,6 +128,6 @@ def _refusal(path: Path) -> str:
     owner = read_json_object(str(path)) or {}
     pid, host, since = (owner.get(name, "unknown") for name in ("pid", "host", "since"))
     return (
-        f"--output_dir {path.parent} is in use by a run: process {pid} on {host}, since {since}; wait for its end or "
-        "give another --output_dir"
+        f"--output_dir {path.parent} is in use by a run: process {pid} on {host}, since {since}; wait until it ends, "
+        "or give another --output_dir"
     )

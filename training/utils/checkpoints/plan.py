@@ -132,7 +132,7 @@ def _find(flags: CheckpointArguments, folder: CheckpointFolder) -> Path | None:
     if flags.resume is None:
         return None
     if not folder.steps():
-        log(f"--resume: no checkpoint in {folder.path} yet, the run starts from the beginning")
+        log(f"--resume: no checkpoint in {folder.path} yet; starting from the beginning")
         return None
     found, problems = folder.latest_undamaged()
     for problem in problems:
@@ -196,7 +196,7 @@ def check_settings(
     ]
     only_mine = mine.keys() & defaults.keys() - saved.keys() - free - KEPT_AS_BEGUN.keys()
     differ += [
-        f"{_displayed(name)} was not there yet, which is {defaults[name]}, and is {mine[name]}"
+        f"{_displayed(name)} did not exist yet (the same as {defaults[name]}), and is {mine[name]}"
         for name in sorted(only_mine)
         if mine[name] != defaults[name]
     ]
@@ -234,7 +234,7 @@ def conversion(found: Path, saved: Mapping[str, Any], mine: Mapping[str, Any]) -
     place = added("conversions", ()).get(UNIVERSAL)
     if place is None:
         raise ThreestepError(
-            f"--resume: {found} has states of {describe_placement(saved)}, and this run is on "
+            f"--resume: {found} has states of {describe_placement(saved)}, but this run is on "
             f"{describe_placement(mine)}: {missing_plugin('conversions', UNIVERSAL)}; resume as it was written"
         )
     return named_object(place)

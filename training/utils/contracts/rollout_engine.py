@@ -406,11 +406,11 @@ def _check_columns(rollout: Rollout, request: RolloutRequest, kind: str) -> None
         if got != expected:
             raise ThreestepError(
                 f"--rollout_engine: {kind} expects to return {name} as {expected}, one row for each of {count} "
-                f"sequences, got {got}; mend its roll_out"
+                f"sequences, got {got}; fix its roll_out"
             )
     for row, length in enumerate(rollout.response_lengths_B.tolist()):
         if not 1 <= length <= int(width):
             raise ThreestepError(
                 f"--rollout_engine: {kind} expects to return response_lengths_B from 1 to the {width} columns of "
-                f"response_ids_BR, got {length} for sequence {row}; mend its roll_out"
+                f"response_ids_BR, got {length} for sequence {row}; fix its roll_out"
             )

@@ -187,7 +187,7 @@ class TokenRows:
             raise ThreestepError(
                 f"a mask of {width:,} x {width:,} tokens for {count} row{'s' if count > 1 else ''} takes "
                 f"{count * width**2 / 1e9:.0f} GB, at most {MOST_MASK_BYTES / 1e9:.0f} are made; use an "
-                "--attn_implementation that makes none (on CUDA), or a smaller --max_tokens_per_micro_batch"
+                "--attn_implementation without masks (on CUDA), or a smaller --max_tokens_per_micro_batch"
             )
         causal_TT = torch.ones(width, width, dtype=torch.bool, device=self.segment_ids_NT.device).tril()
         mask_NTT = causal_TT if self.segments is None else self._seen(self.segments.visible_NSS) & causal_TT

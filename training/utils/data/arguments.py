@@ -40,8 +40,8 @@ PROMPT_FLAGS = (
 )
 NO_DATA = (
     "--data_path expects at least one dataset, got none; name files (jsonl:PATH, json:PATH, csv:PATH, parquet:PATH, "
-    "arrow:PATH), a dataset on the hub (hub:OWNER/NAME, or a registered name such as Dahoas/rm-static), a class of "
-    "yours (--dataset_module), or embedded, a generated task"
+    "arrow:PATH), a dataset on the hub (hub:OWNER/NAME, or a registered name such as Dahoas/rm-static), your own "
+    "class (--dataset_module), or embedded, a generated task"
 )
 
 
@@ -155,12 +155,12 @@ def parse_data_split(data_split: str) -> tuple[Fraction, Fraction, Fraction]:
         weights = ()
     if len(parts) != 3 or len(weights) != 3 or min(weights) < 0:
         raise ThreestepError(
-            "--data_split expects three numbers of 0 or more, the shares of phases 1, 2 and 3, such as 2,4,4; got "
+            "--data_split expects three numbers of 0 or more, the shares of steps 1, 2 and 3, such as 2,4,4; got "
             f"'{data_split}'"
         )
     if sum(weights) == 0:
         raise ThreestepError(
-            f"--data_split expects at least one share above 0, got '{data_split}', which gives no phase any row"
+            f"--data_split expects at least one share above 0, got '{data_split}', which gives no step any row"
         )
     return weights  # type: ignore[return-value]
 

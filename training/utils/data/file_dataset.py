@@ -134,10 +134,10 @@ class FileDataset(PromptRawDataset):
                 raise ThreestepError(missing_column(kinds, where, column, role))
         if self.format.name == "text" and phase != 1:
             ways = " or ".join(["as --sft_only_data_path", *advice("plain_text")])
-            raise ThreestepError(f"{where}: phase {phase} needs prompts and this is plain text; give it {ways}")
+            raise ThreestepError(f"{where}: step {phase} needs prompts, but this is plain text; give it {ways}")
         if not self.format.has_responses and phase != 3:
             raise ThreestepError(
-                f"{where}: phase {phase} needs responses and the columns are {column_names(kinds)} (read as "
+                f"{where}: step {phase} needs responses, but the columns are {column_names(kinds)} (read as "
                 f"{self.format.name}); name the column of the responses with --chosen_column"
             )
 

@@ -329,7 +329,7 @@ def memory_explained(doing: str, rank: int, shape: Callable[[], str]) -> Iterato
     except (RuntimeError, MemoryError) as problem:
         if "deterministic implementation" in str(problem):  # torch's words, with --deterministic on CUDA
             raise ThreestepError(
-                f"--deterministic: {doing} of {shape()} needs an operation that CUDA has in no deterministic form "
+                f"--deterministic: {doing} of {shape()} needs an operation that has no deterministic form on CUDA "
                 f"({first_line(problem)}); leave the flag out"
             ) from problem
         if not is_out_of_memory(problem):

@@ -113,7 +113,7 @@ class _GroupsParser(argparse.ArgumentParser):
         if name in self._fields and said.startswith("expected "):  # one argument, or at least one
             values = self._fields[name].metadata.get(VALUES)
             words = f"one of {', '.join(values)}" if values and not isinstance(values, Range) else values or "a value"
-            said = f"--{name} expects {words}{_unit(self._fields[name])}, got nothing; write it behind the flag"
+            said = f"--{name} expects {words}{_unit(self._fields[name])}, got nothing; write it after the flag"
         raise ThreestepError(said if said.startswith("--") else f"in the command line or the configuration: {message}")
 
     def _add_flag(self, field: dataclasses.Field, kind: Any) -> None:
@@ -259,8 +259,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         values = parse_yaml(text)
     except WrittenOutTooLong as problem:
         raise ThreestepError(
-            f"{path}: expected at most {MOST_YAML_VALUES:,} values, got more, its aliases (*name) written out, or one "
-            "that stands for itself; write out what you mean"
+            f"{path}: expected at most {MOST_YAML_VALUES:,} values, got more with its aliases (*name) expanded, or an "
+            "alias of itself; write the values out"
         ) from problem
     except (yaml.YAMLError, ValueError) as problem:  # ValueError: an invalid date, a long number
         raise ThreestepError(f"{path} is not valid YAML: {' '.join(str(problem).split())}") from problem
@@ -365,7 +365,7 @@ def _set_aside(
             else:
                 own.append(word)
     if found:
-        log_on_main(f"set aside, as this step does not read them: {', '.join(found)}")
+        log_on_main(f"ignored, since this step does not read them: {', '.join(found)}")
     return kept
 
 
@@ -422,7 +422,7 @@ def _flags_of(
             flags += words_of(name, value)
     mistakes.raise_if_any()
     if older:
-        log_on_main(f"{path}: set aside, as this version has no such settings: {', '.join(older)}")
+        log_on_main(f"{path}: ignored, since this version has no such settings: {', '.join(older)}")
     return flags
 
 
@@ -454,7 +454,7 @@ def _refuse_unknown_flags(unknown: Sequence[str], parser: argparse.ArgumentParse
             hint = owner_sentence("flags", name) or nearest_flags(name, [*names, *others])
             mistakes.add(f"unknown flag --{name}{hint}")
     if unknown and not mistakes.sentences:
-        mistakes.add(f"the command line has words that belong to no flag: {' '.join(unknown)}")
+        mistakes.add(f"the command line has words without a flag: {' '.join(unknown)}")
     mistakes.raise_if_any()
 
 

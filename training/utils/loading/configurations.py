@@ -118,8 +118,8 @@ def check_positions(settings: ModelSettings, longest_tokens: int, flags: str) ->
     positions = positions_of(config)
     if positions is not None and longest_tokens > positions:
         raise ThreestepError(
-            f"{flags} allow sequences of {longest_tokens} tokens and the model '{settings.name_or_path}' has "
-            f"{positions} positions; lower them or use a model with more positions (steps 1 and 2 give one more by "
+            f"{flags} allow sequences of {longest_tokens} tokens, but the model '{settings.name_or_path}' has "
+            f"{positions} positions; lower them, or use a model with more positions (in steps 1 and 2, also "
             "--rope_scaling)"
         )
     steady = steady_positions(config.get_text_config())
@@ -144,7 +144,7 @@ def errors_explained(what: str, name_or_path: str, *errors: type[Exception]) -> 
             raise
         if "trust_remote_code" in str(problem):
             raise ThreestepError(
-                f"'{name_or_path}' comes with Python code of its own, which is not run by default: read it, then give "
+                f"'{name_or_path}' comes with its own Python code, which is not run by default: read it, then give "
                 "--trust_remote_code true, or use an architecture that transformers has"
             ) from problem
         if "use_safetensors=True" in str(problem):  # transformers' advice where a hub has pickles alone

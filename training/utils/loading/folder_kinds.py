@@ -146,7 +146,7 @@ def _check_levels(folder: Path) -> None:
         try:
             parse_json(path.read_bytes(), _MOST_LEVELS)
         except json.JSONDecodeError as problem:
-            if "levels" in problem.msg:
+            if "too deeply" in problem.msg:
                 raise ThreestepError(f"'{path}': {problem.msg}; download or copy it again") from problem
         except ValueError:
             continue  # the file's reader explains its error
@@ -173,8 +173,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise ThreestepError(f"'{path}' is not JSON ({problem}); download or copy it again") from problem
     if not isinstance(config, dict) or not (config.get("model_type") or config.get("auto_map")):
         raise ThreestepError(
-            f"'{path}' expects a model_type, such as \"llama\", got none; take the configuration of the model that "
-            "these weights are of"
+            f"'{path}' expects a model_type, such as \"llama\", got none; use the config.json of the model that these "
+            "weights belong to"
         )
     check_entries(config, path)
     return config
@@ -183,13 +183,13 @@ def _read_config(folder: Path) -> dict[str, Any]:
 def _of_file(path: Path) -> str:
     if path.suffix == ".gguf":
         return _gguf(path)
-    return f"expected a model folder, got the file '{path}'; give the folder that it is in, '{path.parent}'"
+    return f"expected a model folder, got the file '{path}'; give its folder, '{path.parent}'"
 
 
 def _gguf(path: Path) -> str:
     return (
-        f"'{path}' is a GGUF file, weights for llama.cpp that are mostly quantized; give the model folder with "
-        "safetensors that it was made from"
+        f"'{path}' is a GGUF file, with (usually quantized) weights for llama.cpp; give the model folder with the "
+        "safetensors it was made from"
     )
 
 
@@ -210,14 +210,14 @@ def _without_config(folder: Path) -> str:
     weights = [*sorted(folder.glob("*.safetensors")), *_pickles(folder)]
     if (folder / "params.json").is_file() and weights:
         return (
-            f"'{folder}' holds a model in its maker's own format ({weights[0].name} and params.json); give the version "
-            "of it for transformers, with config.json and safetensors"
+            f"'{folder}' holds a model in its original format ({weights[0].name} and params.json); give its "
+            "transformers version, with config.json and safetensors"
         )
     why = f"the folder '{folder}' holds no config.json, so it is not a model folder"
     if weights:
-        return f"{why}: {weights[0].name} alone does not say of which architecture it is; add the model's config.json"
+        return f"{why}: {weights[0].name} alone does not name its architecture; add the model's config.json"
     if (folder / "tokenizer_config.json").is_file() or (folder / "tokenizer.json").is_file():
-        return f"{why}: it holds a tokenizer alone; add the model's config.json and safetensors"
+        return f"{why}: it holds only a tokenizer; add the model's config.json and safetensors"
     inside = sorted(path.parent for name in _settings_files() for path in folder.glob(f"*/{name}"))
     if inside:
         return f"{why}; did you mean '{inside[0]}'?"
@@ -233,8 +233,8 @@ def _of_other_weights(folder: Path, config: dict[str, Any]) -> str | None:
     """Description of a folder with a configuration and no safetensors; None for the configuration alone."""
     if (folder / "weights.json").is_file() and folder.parent.name == "models":
         return (
-            f"'{folder}' describes a model in a checkpoint and holds no weights; make a model folder: threestep "
-            f"export {folder.parents[1]} OUT" + (" --part critic" if folder.name == "critic" else "")
+            f"'{folder}' describes a model in a checkpoint but holds no weights; make a model folder: threestep export "
+            f"{folder.parents[1]} OUT" + (" --part critic" if folder.name == "critic" else "")
         )
     if pickles := _pickles(folder):
         return (

@@ -85,16 +85,16 @@ def judge(wanted: RequestedModel, report: LoadReport, stored: Mapping[str, Store
     if report.missing:
         names, others = ", ".join(sorted(report.missing)), _other_heads(report, stored)
         has = f"has another head ({counted(others)}), which is left out" if others else "has no scalar head"
-        log(f"model: '{wanted.where}' {has}: {names} is new, drawn at random", is_main)
+        log(f"model: '{wanted.where}' {has}: {names} is new, with random weights", is_main)
     dropped = OUTPUT_HEADS if wanted.is_scalar else ()
     unused = sorted(name for name in report.unexpected if not name.startswith(dropped))
     heads = [name for name in unused if name.startswith(OUTPUT_HEADS) or name in _other_heads(report, stored)]
     others = [name for name in unused if name not in heads]
     if heads:
-        log(f"model: '{wanted.where}': not used here, of another head: {counted(heads)}", is_main)
+        log(f"model: '{wanted.where}': not used here, from another head: {counted(heads)}", is_main)
     if others:
         log(
-            f"warning: '{wanted.where}': not used, and not saved again, as {_classes(wanted)} has no place for it in "
+            f"warning: '{wanted.where}': not used and not saved, because {_classes(wanted)} has no place for it in "
             f"transformers: {counted(others)}",
             is_main,
         )
@@ -167,8 +167,8 @@ def _other_head(wanted: RequestedModel, report: LoadReport, stored: Mapping[str,
         return None
     if f"{HEAD}weight" not in report.missing:
         return (
-            f"--new_head is for a model whose head has another name than {HEAD}weight, and '{wanted.where}' has that; "
-            "leave the flag out to train its head on, or give the language model that it was made of"
+            f"--new_head is for a model whose head has another name than {HEAD}weight, but '{wanted.where}' has that; "
+            "leave the flag out to continue training its head, or give the language model it was made from"
             if wanted.replaces_head
             else None
         )

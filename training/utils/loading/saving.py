@@ -118,8 +118,8 @@ def mend_settings(model: PreTrainedModel) -> list[str]:
             if unset.keys() & _OF_SAMPLING:
                 advice = '; to keep settings of sampling, write "do_sample": true to its generation_config.json'
             sentences.append(
-                f"'{where}': its settings of generation have {_named(unset)}, which transformers ignores beside the "
-                f"others and refuses to save; saved models go without{advice}"
+                f"'{where}': its generation settings have {_named(unset)}, which transformers ignores with the other "
+                f"settings and refuses to save; saved models omit them{advice}"
             )
     config: Any = model.config
     misplaced = config._get_generation_parameters() if hasattr(config, "_get_generation_parameters") else {}
@@ -127,8 +127,8 @@ def mend_settings(model: PreTrainedModel) -> list[str]:
         for name in misplaced:
             delattr(config, name)
         sentences.append(
-            f"'{where}': config.json has {_named(misplaced)}, which transformers reads in generation_config.json alone "
-            "and refuses to save in config.json; saved models go without"
+            f"'{where}': config.json has {_named(misplaced)}, which transformers reads only from "
+            "generation_config.json and refuses to save in config.json; saved models omit them"
         )
     if any(getattr(part, "output_attentions", None) for part in (config, config.get_text_config())):
         config.output_attentions = config.get_text_config().output_attentions = False

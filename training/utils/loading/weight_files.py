@@ -127,15 +127,15 @@ def _shards(index: Path) -> list[Path]:
     absent = [path.name for path in paths if not path.is_file()]
     if absent:
         raise ThreestepError(
-            f"'{index}' names {len(paths)} files of weights and {len(absent)} of them are not there, such as "
-            f"{absent[0]}; download or copy the folder again"
+            f"'{index}' names {len(paths)} weight files, but {len(absent)} of them are missing, such as {absent[0]}; "
+            "download or copy the folder again"
         )
     return paths
 
 
 def _cut_off(path: Path, wanted: int, size: int) -> ThreestepError:
     return ThreestepError(
-        f"'{path}': expected at least {wanted:,} bytes by its header, got {size:,}: the file is cut off; download or "
+        f"'{path}': expected at least {wanted:,} bytes by its header, got {size:,}: the file is truncated; download or "
         "copy it again"
     )
 

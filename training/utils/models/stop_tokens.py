@@ -66,7 +66,7 @@ def unused_stop_tokens(own: Sequence[int], tokenizer: PreTrainedTokenizerBase) -
         f"{token} ({'no token of the tokenizer' if word is None else repr(word)})" for token, word in words.items()
     )
     return (
-        f"warning: the model's configuration names as its end tokens {named}, which the tokenizer takes for text: "
+        f"warning: the model's configuration names the end tokens {named}, which the tokenizer treats as text: "
         "responses do not end there; if they should, make them added tokens of the tokenizer"
     )
 

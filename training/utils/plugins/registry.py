@@ -43,13 +43,13 @@ def plugins() -> Mapping[str, Plugin]:
         try:
             plugin = load()
         except Exception as problem:  # noqa: BLE001 - a foreign package may fail in any way
-            note(f"the plugin '{name}' is left out: {place} does not load: {type(problem).__name__}: {problem}")
+            note(f"the plugin '{name}' is disabled: {place} does not load: {type(problem).__name__}: {problem}")
             continue
         if not isinstance(plugin, Plugin):
-            note(f"the plugin '{name}' is left out: {place} is {plugin!r}, not a Plugin")
+            note(f"the plugin '{name}' is disabled: {place} is {plugin!r}, not a Plugin")
         elif unknown := plugin.tables.keys() - TABLES:
             note(
-                f"the plugin '{name}' is left out: it adds to {', '.join(sorted(unknown))}, and tables are "
+                f"the plugin '{name}' is disabled: it adds to {', '.join(sorted(unknown))}, and tables are "
                 f"{', '.join(sorted(TABLES))}"
             )
         elif plugin.name in found:
@@ -194,7 +194,7 @@ def missing_plugin(kind: str, name: str) -> str:
     """Return the end of a sentence on what a plugin would do that is not there. kind, name: see `owner_of`."""
     plugin = owner_of(kind, name)
     if plugin is None:
-        return f"no plugin that is installed adds '{name}' to {kind}"
+        return f"no installed plugin adds '{name}' to {kind}"
     return f"they need the plugin '{plugin}', which is not installed: {GROUP}.{plugin}"
 
 
@@ -263,6 +263,6 @@ def _with_their_needs(found: Mapping[str, Plugin]) -> dict[str, Plugin]:
     """Return the plugins without those that need one that is not among them."""
     missing = {name: need for name, each in found.items() for need in each.needs if need not in found}
     for name, need in missing.items():
-        note(f"the plugin '{name}' is left out: it needs the plugin '{need}', which is not installed")
+        note(f"the plugin '{name}' is disabled: it needs the plugin '{need}', which is not installed")
     kept = {name: each for name, each in found.items() if name not in missing}
     return _with_their_needs(kept) if missing else kept

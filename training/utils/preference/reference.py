@@ -95,7 +95,7 @@ class ReferenceFile:
     def read(self) -> tuple[dict[str, RowLogprobs], str]:
         """Return the stored splits, or none and the reason."""
         if self.rebuild:
-            return {}, "rebuild_cache was asked for"
+            return {}, "--rebuild_cache is set"
         if not self.path.exists():
             return {}, self._difference()
         content = _open(self.path)

@@ -90,7 +90,7 @@ def check_comparisons(named: Sequence[Reward], drawn: Mapping[str, int], mistake
         for flag, count in drawn.items():
             mistakes.require(
                 count > 1,
-                f"--reward {reward.name} compares the responses to a prompt with each other, and {flag} gives one; "
+                f"--reward {reward.name} compares the responses to a prompt with each other, but {flag} gives one; "
                 "draw several, or let the judge compare with the row's reference (against: ground_truth in its file)",
             )
 
@@ -115,8 +115,8 @@ def named_rewards(flags: ScoringArguments, mistakes: Mistakes, acts: bool = Fals
                 continue
         mistakes.require(
             acts or address != ENVIRONMENT,
-            "--reward environment is what an environment gives the turns of a conversation, and there is none; give "
-            "--environment, in step 3, or leave it out",
+            "--reward environment needs the rewards of an environment, but there is none; give --environment, in step "
+            "3, or leave it out",
         )
         mistakes.require(
             all(name != other.name for other in rewards),

@@ -94,8 +94,8 @@ def signs(history: History, uniform: Uniform | None, at_end: bool = False) -> di
     for name, zeros in history.zeros.items():
         if zeros >= ZERO_STEPS or (at_end and zeros):
             sentences[f"{name} zero"] = (
-                f"{name} has been exactly 0 for the last {zeros} steps: nothing trains; look at the learning rate of "
-                "the steps before, at what is frozen, and at whether the rewards or pairs differ"
+                f"{name} has been exactly 0 for the last {zeros} steps: nothing trains; check the learning rate of the "
+                "steps before, what is frozen, and whether the rewards or pairs differ"
             )
     for name, skipped in history.infinite.items():
         if at_end and skipped >= ZERO_STEPS:  # earlier, each step is logged, and too many end the run (`bad_steps`)
@@ -107,8 +107,8 @@ def signs(history: History, uniform: Uniform | None, at_end: bool = False) -> di
         first, last = statistics.median(history.first_norms[name]), statistics.median(norms)
         if len(norms) == WINDOW and last > GROWN * first > 0:
             sentences[f"{name} grown"] = (
-                f"{name} is {last:.3g}, the median of {WINDOW} steps, and was {first:.3g} at the beginning: it grows "
-                "without end; lower the learning rate, or warm it up for longer"
+                f"{name} is {last:.3g}, the median of {WINDOW} steps, and was {first:.3g} at the beginning: it keeps "
+                "growing; lower the learning rate, or warm it up for longer"
             )
     return sentences
 

@@ -56,7 +56,7 @@ def choose_ranks(wanted: int | None, environment: Mapping[str, str], gpus: int) 
         raise ThreestepError(f"{origin} expects a positive whole number, got {ranks}")
     if 0 < gpus < ranks:
         raise ThreestepError(
-            f"{origin} asks for {ranks} ranks, and {gpus} GPU{'s are' if gpus > 1 else ' is'} visible: each"
+            f"{origin} asks for {ranks} ranks, but {gpus} GPU{'s are' if gpus > 1 else ' is'} visible: each"
             f" needs its own, so set {RANKS_VARIABLE}={gpus}, or CUDA_VISIBLE_DEVICES= (empty) for the CPU"
         )
     return ranks

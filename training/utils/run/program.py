@@ -139,7 +139,7 @@ def _thread_failed(failure: threading.ExceptHookArgs) -> None:
     if refusal is None:
         threading.__excepthook__(failure)
     else:
-        print_to(sys.stderr, f"warning: the disk refuses {in_words(refusal)}")
+        print_to(sys.stderr, f"warning: cannot write to disk: {in_words(refusal)}")
 
 
 def no_telemetry(environment: MutableMapping[str, str]) -> None:
@@ -166,11 +166,11 @@ def _end_among_ranks(problem: Exception) -> NoReturn:
         time.sleep(0.05)
     line = first_line(problem)
     if "timed out" in line.lower() or "timeout" in line.lower():
-        why = "waited for another rank, which hangs or is far slower, until --rank_timeout was over"
+        why = "waited for another rank, which hangs or is far slower, until --rank_timeout expired"
     else:
         why = (
-            "lost another rank, which ended without an error message: killed from outside, or by the system for its "
-            "memory"
+            "lost another rank, which ended without an error message: killed from outside, or by the system for lack "
+            "of memory"
         )
     _exit_with(f"rank {rank} {why} ({line}); with checkpoints, --resume continues from the last one", 1, _FIRST_ERROR)
 

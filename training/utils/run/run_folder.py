@@ -94,7 +94,7 @@ class RunFolder:
             self._write(name, text)
         except OSError as problem:
             self._refused[name] = text
-            log(f"warning: {self.path / name} cannot be written ({problem.strerror}); it is tried again at the end")
+            log(f"warning: {self.path / name} cannot be written ({problem.strerror}); retrying at the end")
 
     def run_log(self, name: str) -> RunLog:
         """One of `log_names`, always the same object."""
@@ -114,7 +114,7 @@ class RunFolder:
             replace_file(self.path / SAMPLE_MEDIA / name, content)
         except OSError as problem:
             if not self._lost_media:
-                log(f"warning: a {kind} of samples cannot be written ({in_words(problem)}); training goes on")
+                log(f"warning: a {kind} of samples cannot be written ({in_words(problem)}); training continues")
             self._lost_media[kind] += 1
 
     def settle(self) -> None:
@@ -182,7 +182,7 @@ class RunLog:
         if lost:
             log(f"warning: {lost:,} lines of {self.path} are lost ({_reason(self._refused)})")
         elif self._refused is not None:
-            log(f"{self.path} is complete: the lines that the disk refused before are written")
+            log(f"{self.path} is complete: the lines that could not be written before are there")
         self._refused, self._given_up = None, 0
 
     def _try_to_write(self) -> None:
@@ -194,8 +194,8 @@ class RunLog:
         except OSError as problem:
             if self._refused is None:
                 log(
-                    f"warning: {self.path} cannot be written ({_reason(problem)}); its lines wait in memory, and "
-                    "training goes on"
+                    f"warning: {self.path} cannot be written ({_reason(problem)}); its lines stay in memory, and "
+                    "training continues"
                 )
             self._refused = problem
             return
@@ -216,7 +216,7 @@ class RunLog:
 
 
 def _reason(problem: OSError | None) -> str:
-    return str(problem.strerror if problem is not None else "they were too many to wait")
+    return str(problem.strerror if problem is not None else "they were too many for memory")
 
 
 _REPLACED_FOLDERS = ("model", "critic")  # by a rename, at the end
@@ -263,7 +263,7 @@ def check_place(name: str, place: str | Path, is_folder: bool = False) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         refused = None if os.access(path.parent, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
     except OSError as problem:
-        refused = "a file is in its way" if isinstance(problem, FileExistsError) else problem.strerror
+        refused = "a file is in the way" if isinstance(problem, FileExistsError) else problem.strerror
     if refused:
         raise ThreestepError(f"{name} '{path}' cannot be written: {path.parent}: {refused}; name another place")
 
@@ -286,7 +286,7 @@ def _unfit(folder: Path, also: Sequence[str]) -> Iterator[str]:
     for path in (folder / name for name in _REPLACED_FOLDERS):
         if os.path.ismount(path):
             yield (
-                f"--output_dir: {path} is a mounted file system, and a run replaces its model by a rename; mount it at "
+                f"--output_dir: {path} is a mounted file system, but a run replaces its model by a rename; mount it at "
                 f"{folder}, or name another folder"
             )
 

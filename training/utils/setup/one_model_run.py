@@ -231,7 +231,7 @@ def _tokenizer(
     if added_pad:
         log_on_main(
             f"the tokenizer of '{path}' has no pad token: {tokenizer.pad_token} is added as token "
-            f"{tokenizer.pad_token_id:,}, and the model's embeddings grow to hold it (--pad_token names another)"
+            f"{tokenizer.pad_token_id:,}, and the model's embeddings grow to hold it (choose another with --pad_token)"
         )
     added = add_tokens(tokenizer, flags.data.tokens_in_need)
     style = adopt_style(tokenizer, chat, began_with)

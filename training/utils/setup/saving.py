@@ -80,8 +80,8 @@ class FinalModels:
         if self.elsewhere:
             moves = "; ".join(f"mv {place} {self.output_dir / name}" for name, place in self.elsewhere.items())
             raise ThreestepError(
-                f"the run is trained, but {self.output_dir} did not take {' and '.join(self.elsewhere)}: free space "
-                f"there, then {moves}"
+                f"the run is trained, but {' and '.join(self.elsewhere)} could not be written to {self.output_dir}: "
+                f"free space there, then {moves}"
             )
 
 

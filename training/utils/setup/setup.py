@@ -43,7 +43,7 @@ def whole_steps(engine: EngineArguments, rows: int, ranks: Ranks) -> tuple[int, 
         raise ThreestepError(
             f"an optimizer step takes {sequences} sequences (--per_device_train_batch_size "
             f"{engine.per_device_train_batch_size} x {dealt} x --gradient_accumulation_steps "
-            f"{engine.gradient_accumulation_steps}) and {engine.num_train_epochs:g} epochs of {rows} training rows do "
+            f"{engine.gradient_accumulation_steps}), but {engine.num_train_epochs:g} epochs of {rows} training rows do "
             "not fill one; lower the batch or add rows or epochs"
         )
     if engine.max_train_steps is not None:
@@ -87,7 +87,7 @@ def may_pack(
     except ThreestepError as problem:
         if (together := engine.ranks.sharing).size == 1:
             raise
-        raise ThreestepError(f"{together.flag} {together.size}: {problem}; one rank a row may do") from problem
+        raise ThreestepError(f"{together.flag} {together.size}: {problem}; try one rank per row") from problem
     finally:
         engine.train(was_training)
     for note in notes_on(model):
@@ -140,7 +140,7 @@ def compute_meter(model: Any, ranks: Ranks) -> ComputeMeter:
     with ranks.backend.held():
         peak = peak_of_all_ranks(model.dtype, ranks.device)
     dtype = str(model.dtype).removeprefix("torch.")
-    log(f"mfu: matmuls in {dtype} reach {peak / 1e12:.3g} TFLOP/s here; train/mfu is the share of it", ranks.is_main)
+    log(f"mfu: matmuls in {dtype} reach {peak / 1e12:.3g} TFLOP/s here; train/mfu is the share reached", ranks.is_main)
     return ComputeMeter(model_shape(model), peak)
 
 

@@ -44,14 +44,14 @@ def test_what_starts_from_the_critics_path(reward, advantage, with_model, with_t
         "^--critic_model_name_or_path expects .* name for the critic of --advantage gae, got nothing; give step 2's"
     )
     if with_model:
-        wanted = r"^a reward is missing; give --reward, .*\(gsm8k, .*, as --critic_model_name_or_path"
+        wanted = r"^no reward is given; set --reward .*\(gsm8k, .*\) as --critic_model_name_or_path"
         wanted += "; the critic of --advantage gae starts from the latter$" if advantage == "gae" else "$"
     with pytest.raises(ThreestepError, match=wanted):
         names_of("", reward, advantage=advantage)
 
 
 def test_a_scale_without_the_reward_model():
-    with pytest.raises(ThreestepError, match="--normalize_reward_scores needs the reward model's scores, and --reward"):
+    with pytest.raises(ThreestepError, match="--normalize_reward_scores needs the reward model's scores, but --reward"):
         names_of(reward="gsm8k", normalize_reward_scores=True)
 
 
@@ -68,7 +68,7 @@ OF_LOGITS = {"kl_in": "loss", "kl_estimator": "full"}
         ),
         ("values", {"roles": {"critic_dropout": 0.3}}, "in one forward, and --critic_dropout 0.3 would change the"),
         ("forwards", {"roles": {"actor_zero_stage": 3}}, "ZeRO-3 has released, and --actor_zero_stage is 3; give"),
-        ("values", {"advantage": "reinforce++"}, "is about the critic, and --advantage .* has none"),
+        ("values", {"advantage": "reinforce++"}, "needs a critic, but --advantage .* has none"),
         ("forwards", {"kl": OF_LOGITS}, "would keep all logits of a rollout for --kl_e"),
     ],
 )
@@ -94,7 +94,7 @@ def test_ranks_wait_longer_than_a_reward_function_may_work():
     names_of()
     names_of(rank_timeout=301)
     with pytest.raises(
-        ThreestepError, match="--reward_timeout 300 expects less than --rank_timeout 300, the seconds that ranks wait"
+        ThreestepError, match="--reward_timeout 300 must be less than --rank_timeout 300, the time that ranks wait"
     ):
         names_of(rank_timeout=300)
 
@@ -107,7 +107,7 @@ def test_positions_are_compared_before_anything_loads(tmp_path, short):
     flags = ppo_flags(**paths, max_prompt_seq_len=60, max_answer_seq_len=5)
     with pytest.raises(
         ThreestepError,
-        match="--max_prompt_seq_len and --max_answer_seq_len together allow sequences of 65 tokens and the model "
+        match="--max_prompt_seq_len and --max_answer_seq_len together allow sequences of 65 tokens, but the model "
         f"'{tmp_path / short}' has 64 positions",
     ):
         check_models(flags, with_critic=True)
@@ -174,7 +174,7 @@ def test_returns_that_may_need_other_responses(tmp_path):
         "alone = Estimator(ESTIMATORS['gae'].estimate, needs_critic=True, returns_alone=True)\n"
     )
     said = why(VALUES, advantage=f"{path}:mine") or ""
-    assert said.startswith("true learns a response's returns before others are read, and --advantage"), said
+    assert said.startswith("true learns a response's returns before other responses are read, but --advantage"), said
     assert why(VALUES, advantage=f"{path}:alone") is None and why(FORWARDS, advantage=f"{path}:mine") is None
 
 

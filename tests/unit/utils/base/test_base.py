@@ -248,7 +248,7 @@ def test_what_is_no_file_is_refused_and_only_what_is_not_there_is_nothing(tmp_pa
                 read(tmp_path / name)
     assert text_if_there(tmp_path / "gone") is None
     (tmp_path / "bytes").write_bytes(b"ab\xff")
-    with pytest.raises(ThreestepError, match="expects a text in UTF-8, and byte 2 is not of one"):
+    with pytest.raises(ThreestepError, match="expects UTF-8 text, but byte 2 is invalid"):
         read_text(tmp_path / "bytes")
 
 

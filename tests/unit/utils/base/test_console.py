@@ -74,7 +74,7 @@ def test_a_program_whose_result_cannot_be_printed_says_so():
     words = "from training.utils.run.program import run_program; run_program(lambda argv: print('x', flush=True))"
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", words], stdout=full, stderr=subprocess.PIPE, text=True)
-    assert done.returncode != 0 and "error: the disk refuses a write: No space left on device" in done.stderr
+    assert done.returncode != 0 and "error: cannot write to disk: a write: No space left on device" in done.stderr
 
 
 _SPEAKS = r"""

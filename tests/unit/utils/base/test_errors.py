@@ -114,4 +114,6 @@ def test_words():
     assert in_words(error) == "run/a: Input/output error"
     assert in_words(OSError(errno.EIO, "Input/output error", b"run/a")) == "run/a: Input/output error"
     assert in_words(OSError("plain")) == "a write: plain"
-    assert disk_sentence(error).startswith("the disk refuses run/a: Input/output error; free space, or mend the disk")
+    assert disk_sentence(error).startswith(
+        "cannot write to disk: run/a: Input/output error; free space, or fix the disk"
+    )

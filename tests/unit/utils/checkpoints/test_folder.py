@@ -114,7 +114,7 @@ def test_a_step_that_is_there_already_is_replaced(tmp_path):
     folder = CheckpointFolder(tmp_path)
     path = write(folder, 1)
     (path / "trainer.json").write_text("of a line that was left")
-    assert damage(path) == "trainer.json does not have the size that was written"
+    assert damage(path) == "trainer.json does not have the size it was written with"
     assert damage(write(folder, 1)) is None
     assert names(folder) == ["latest", "step_000001"]
 
@@ -125,7 +125,7 @@ def test_a_file_that_its_manifest_does_not_list_is_seen(tmp_path, name):
     assert stranger(path) is None
     (path / name).parent.mkdir(exist_ok=True)
     (path / name).touch()
-    assert stranger(path) == f"{name} is not in its manifest.json, so somebody put it there later; remove it"
+    assert stranger(path) == f"{name} is not in its manifest.json, so it was added later; remove it"
     assert damage(path) is None  # what was written is whole
 
 
@@ -135,7 +135,7 @@ def test_links_are_seen(tmp_path):
     (path / "trainer.json").symlink_to(tmp_path / "trainer.json")  # with the right content, for now
     assert damage(path) is None
     assert stranger(path) == (
-        "trainer.json is a link, and a checkpoint holds files alone; put its content there, or remove it"
+        "trainer.json is a link, but a checkpoint holds only files; replace it with its content, or remove it"
     )
     shutil.move(path / "actor", tmp_path)
     (path / "actor").symlink_to(tmp_path / "actor")
@@ -160,7 +160,7 @@ def test_one_of_a_later_version_is_named_and_not_skipped(tmp_path):
         ({"seal": 1}, "with seal in its manifest.json"),
     ]:
         with_manifest(path, **{"format": 2, "seal": None, **changes})
-        expected = f"{path} was written {what} by a later version of Threestep, and this one knows format 2; resume or"
+        expected = f"{path} was written {what} by a later version of Threestep, but this one knows format 2; resume or"
         for look in (lambda: damage(path), folder.latest_undamaged):
             with pytest.raises(ThreestepError, match=re.escape(expected)):
                 look()
@@ -196,7 +196,7 @@ REMEDY = "resume with the version of Threestep that wrote the checkpoint"
             lambda _: check_keys({"before": 1}, ("before", "b", "a"), "the state", optional=("after",)),
             "the state lacks a, b, which this version writes",
         ),
-        (lambda _: check_keys([1], ("b", "a"), "the state"), "the state is no table of a, b"),
+        (lambda _: check_keys([1], ("b", "a"), "the state"), "the state is not a table of a, b"),
         (
             lambda _: record_of(Score, {"loss": 1.5, "f1": 2}, "the score"),
             "the score is not .*got an unexpected keyword argument 'f1'.*",

@@ -93,4 +93,4 @@ def test_the_first_signal_says_what_follows(capfd):
     assert capfd.readouterr().err == ""
     with Interrupts():
         os.kill(os.getpid(), signal.SIGINT)
-    assert "Ctrl-C again stops at once, without one" in capfd.readouterr().err
+    assert "press Ctrl-C again to stop at once, without one" in capfd.readouterr().err

@@ -60,7 +60,7 @@ def saved(place: Path, steps: tuple[int, ...], state: Any = None, **flags: Any) 
 
 def test_a_run_goes_on_after_its_latest_step(tmp_path, capsys):
     assert plan(tmp_path).resume_from is None  # nothing there yet: the run begins
-    said = f"--resume: no checkpoint in {tmp_path}/checkpoints yet, the run starts from the beginning\n"
+    said = f"--resume: no checkpoint in {tmp_path}/checkpoints yet; starting from the beginning\n"
     assert capsys.readouterr().out == said
     saved(tmp_path, (1, 2), {"before": {"loss": 0.1 + 0.2}, "after": None})
     drawn = torch.rand(1)
@@ -145,7 +145,7 @@ CHANGED = [
     ("trainer", with_more(seconds=None), NOT_WRITTEN.format("TypeError")),
     ("trainer", with_more(log_sizes=[1]), NOT_WRITTEN.format("AttributeError")),
     ("trainer", with_more(state=[1]), NOT_WRITTEN.format("TypeError")),
-    ("trainer", lambda its: [its], "trainer.json is no table of log_sizes, seconds, state, step"),
+    ("trainer", lambda its: [its], "trainer.json is not a table of log_sizes, seconds, state, step"),
     ("manifest", with_more(defaults=None), "manifest.json has no table of defaults; give an earlier"),
     ("manifest", with_more(settings=[1]), "manifest.json has no table of settings; give an earlier"),
     ("manifest", lacking("settings"), "manifest.json lacks settings, which this"),
@@ -332,7 +332,9 @@ def test_the_checkpoint_of_a_run_that_must_end_goes_elsewhere(tmp_path, monkeypa
     said = capsys.readouterr().out
     assert end.value.code == 1 and "stopped after step 1 (SIGUSR1, without its checkpoint" in said
     if not takes:
-        refused = "warning: no other folder takes the checkpoint either (/dev/null/a: Not a directory)" in said
+        refused = (
+            "warning: the checkpoint cannot be written to another folder either (/dev/null/a: Not a directory)"
+        ) in said
         assert refused == (takes is False) and "(SIGUSR1, without its checkpoint); to resume" in said
         return
     saved, target = place / "checkpoints/step_000001", run / "checkpoints" / "step_000001"
@@ -357,7 +359,7 @@ def test_whatever_is_refused_leaves_the_last_good_one(tmp_path, monkeypatch, cap
     (told,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: NO CHECKPOINT")]
     assert told.startswith("warning: NO CHECKPOINT was written after step 2 (there: No space left on device); training")
     assert told.endswith(
-        "the next try is after step 3 at the latest, and the last good one is "
+        "the next attempt is after step 3 at the latest, and the last good one is "
         f"{folder.of(1)}; free disk space, or lower --keep_last"
     )
     assert [path.name for path in folder.latest_first()] == ["step_000001"] and damage(folder.of(1)) is None

@@ -94,7 +94,7 @@ def test_others_are_told_who_holds_the_folder_until_it_is_killed(tmp_path):
                 pass
             assert str(told.value) == (
                 f"--output_dir {folder} is in use by a run: process {first.pid} on {about['host']}, since "
-                f"{about['since']}; wait for its end or give another --output_dir"
+                f"{about['since']}; wait until it ends, or give another --output_dir"
             )
     finally:
         os.kill(first.pid, signal.SIGKILL)

@@ -81,7 +81,7 @@ def test_where_a_run_keeps_its_models():
 def test_other_ranks_need_a_plugin(monkeypatch):
     assert callable(conversion(Path("c"), SFT, {**SFT, "ranks": 1}))
     monkeypatch.setattr("training.utils.checkpoints.plan.added", lambda table, known: {})
-    with pytest.raises(ThreestepError, match="c has states of 2 ranks, --zero_stage 2, and this run is on 1 rank, "):
+    with pytest.raises(ThreestepError, match="c has states of 2 ranks, --zero_stage 2, but this run is on 1 rank, "):
         conversion(Path("c"), SFT, {**SFT, "ranks": 1})
 
 
@@ -144,7 +144,8 @@ def test_a_setting_that_the_run_began_without_is_compared_with_its_default():
     mine = {**SFT, "new": 3, "new_list": [], "save_every": 7, "prompt_style": "chat_template", "content": "a"}
     check(SFT, mine, defaults)
     expected = (
-        "--new was not there yet, which is 3, and is 4; --new_list was not there yet, which is .., and is .'a'.; "
+        "--new did not exist yet .the same as 3., and is 4; --new_list did not exist yet .the same as ...., and is "
+        ".'a'.; "
     )
     with pytest.raises(ThreestepError, match=expected):
         check(SFT, {**mine, "new": 4, "new_list": ["a"]}, defaults)

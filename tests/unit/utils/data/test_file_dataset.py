@@ -142,10 +142,10 @@ def test_the_fingerprint_is_the_files_content(write_rows, dataset):
 @pytest.mark.parametrize(
     ("row", "columns", "phase", "fragment"),
     [
-        (VERL, {}, 1, "phase 1 needs responses and the columns are 'ability', 'data_source', .*read as prompt_only"),
-        (VERL, {}, 2, "phase 2 needs responses .*; name the column of the responses with --chosen_column"),
-        ({"text": "a"}, {}, 2, "phase 2 needs prompts and this is plain text; give it as --sft_only_data_path"),
-        ({"text": "a"}, {}, 3, "phase 3 needs prompts and this is plain text; .* --unsupervised_dataset_name"),
+        (VERL, {}, 1, "step 1 needs responses, but the columns are 'ability', 'data_source', .*read as prompt_only"),
+        (VERL, {}, 2, "step 2 needs responses .*; name the column of the responses with --chosen_column"),
+        ({"text": "a"}, {}, 2, "step 2 needs prompts, but this is plain text; give it as --sft_only_data_path"),
+        ({"text": "a"}, {}, 3, "step 3 needs prompts, but this is plain text; .* --unsupervised_dataset_name"),
         (GOOD, {"rejected_column": "worse"}, 2, "no column 'worse'; .*'rejected'; name the .* with --rejected_column"),
         (GOOD, {"chosen_column": "good"}, 1, "no column 'good'; .*name the right one with --chosen_column"),
         (GOOD, {"margin_column": "sure"}, 2, "no column 'sure'; .*name the right one with --margin_column"),
@@ -219,7 +219,7 @@ def test_a_file_that_cannot_serve(tmp_path):
     with pytest.raises(ThreestepError, match=f"no column 'Question'; .*did you mean 'question'.*{POINTER}$"):
         look(str(path), prompt_column="Question", chosen_column="answer")
     path.write_text('{"text": "a"}\n')
-    with pytest.raises(ThreestepError, match="phase 2 needs prompts and this is plain text"):
+    with pytest.raises(ThreestepError, match="step 2 needs prompts, but this is plain text"):
         look(str(path), phase=2)
 
 

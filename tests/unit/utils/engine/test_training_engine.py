@@ -192,16 +192,16 @@ def test_bad_steps_are_told_with_their_rows_and_the_last_ends_the_run(tmp_path: 
         searching.check(2, {"critic/value_loss": float("inf"), "critic/skipped": 1.0}, BATCH)
     counter.check(4, {"train/loss": NAN, "train/skipped": 1.0}, BATCH)
     assert capsys.readouterr().out == (
-        "warning: step 4 was skipped, its loss or gradient is not finite (train/loss nan, train/skipped 1); the "
-        f"row ids of its batch are in {tmp_path}/bad_steps.jsonl; 1 of --max_bad_steps 2\n"
+        "warning: step 4 was skipped: its loss or gradient is not finite (train/loss nan, train/skipped 1); the row "
+        f"ids of its batch are in {tmp_path}/bad_steps.jsonl; 1 of --max_bad_steps 2\n"
     )
     counter.check(5, {"train/loss": 1.0, "train/skipped": 0.0}, BATCH)
     with pytest.raises(ThreestepError) as error:
         counter.check(6, {"train/loss": 1.0, "train/skipped": 1.0}, BATCH[:1])
     assert str(error.value) == (
-        "2 optimizer steps had a loss or gradient that is not finite, the limit of --max_bad_steps 2, the last of them "
-        f"step 6 (train/skipped 1); the row ids of its batch are in {tmp_path}/bad_steps.jsonl; they changed no "
-        "weight: look at those rows, lower the learning rate, or train with --dtype fp32"
+        "2 optimizer steps had a loss or gradient that is not finite, which is the limit of --max_bad_steps 2; the "
+        f"last was step 6 (train/skipped 1); the row ids of its batch are in {tmp_path}/bad_steps.jsonl; they changed "
+        "no weights: check those rows, lower the learning rate, or train with --dtype fp32"
     )
     lines = [json.loads(line) for line in (tmp_path / "bad_steps.jsonl").read_text().splitlines()]
     assert lines == [

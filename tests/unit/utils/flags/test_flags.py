@@ -354,4 +354,4 @@ def test_flags_of_other_steps_are_set_aside(kind, tmp_path, capsys):
     for given in (["--config", str(shared)], [f"--{name}=7" for name in step.unread]):
         assert parsed(*given) == plain
         flags = ", ".join(f"--{name}" for name in step.unread)
-        assert capsys.readouterr().out == f"set aside, as this step does not read them: {flags}\n"
+        assert capsys.readouterr().out == f"ignored, since this step does not read them: {flags}\n"

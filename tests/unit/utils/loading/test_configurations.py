@@ -31,7 +31,7 @@ def test_positions_by_the_configuration_alone(tmp_path):
         check_positions(ModelSettings(str(folder)), 128, "--max_seq_len")
         with pytest.raises(
             ThreestepError,
-            match=f"--max_seq_len allow sequences of 129 tokens and the model '{folder}' has 128 positions; lower them",
+            match=f"--max_seq_len allow sequences of 129 tokens, but the model '{folder}' has 128 positions; lower",
         ):
             check_positions(ModelSettings(str(folder)), 129, "--max_seq_len")
 
@@ -92,7 +92,7 @@ def test_lengths_at_which_one_sequence_changes_another_are_refused(tmp_path):
     check_positions(ModelSettings(str(tmp_path)), 32, "--max_seq_len")
     with pytest.raises(ThreestepError, match=r"--max_seq_len allow sequences of 33 tokens, and .* \(longrope\) .* to"):
         check_positions(ModelSettings(str(tmp_path)), 33, "--max_seq_len")
-    with pytest.raises(ThreestepError, match=r"sequences of 513 tokens and the model .* has 512 positions"):
+    with pytest.raises(ThreestepError, match=r"sequences of 513 tokens, but the model .* has 512 positions"):
         check_positions(ModelSettings(str(tmp_path)), 513, "--max_seq_len")
 
 

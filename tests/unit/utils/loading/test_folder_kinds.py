@@ -57,14 +57,14 @@ def test_folders_that_are_none(load, tmp_path):
     [
         (["README.md"], "so it is not a model folder: it holds README.md; expected config.json and"),
         (["step1/config.json"], "so it is not a model folder; did you mean '.*/given/step1'"),
-        (["tokenizer.json"], "it holds a tokenizer alone; add the model's config.json and safetensors"),
-        (["model.safetensors"], "model.safetensors alone does not say of which architecture it is"),
-        (["pytorch_model.bin"], "pytorch_model.bin alone does not say of which architecture it is"),
+        (["tokenizer.json"], "it holds only a tokenizer; add the model's config.json and safetensors"),
+        (["model.safetensors"], "model.safetensors alone does not name its architecture"),
+        (["pytorch_model.bin"], "pytorch_model.bin alone does not name its architecture"),
         (["model/config.json"], "is the folder of a run; give its model, .*given/model$"),
         (["model/config.json", "critic/config.json"], "give its model, .*given/model or .*given/critic$"),
-        (["params.json", "consolidated.00.pth"], "in its maker's own format .* give the version of it for"),
+        (["params.json", "consolidated.00.pth"], "in its original format .* give its transformers version"),
         (["config.json", "consolidated.safetensors"], "expects model.safetensors, .* got consolidated.safetensors"),
-        (["model.q4.gguf"], "'.*/given/model.q4.gguf' is a GGUF file, .* give the model folder with safetensors"),
+        (["model.q4.gguf"], "'.*/given/model.q4.gguf' is a GGUF file, .* give the model folder with the safetensors"),
         (["config.json", "model.q4.gguf"], "'.*/given/model.q4.gguf' is a GGUF file"),
         (["config.json", "pytorch_model.bin"], "pickled weights .pytorch_model.bin., which may run code .*; expected"),
         (["config.json", "weights.pt", "optimizer.pt"], "pickled weights .weights.pt."),
@@ -87,7 +87,7 @@ PARTS = [f"models/{part}/{file}.json" for part in ("actor", "critic") for file i
     ("given", "words"),
     [
         ("given/model.gguf", "is a GGUF file"),
-        ("given/model.safetensors", "expected a model folder, got the file .* it is in, '.*'"),
+        ("given/model.safetensors", "expected a model folder, got the file .*; give its folder, '.*'"),
         # A checkpoint of ours names the export.
         ("run/checkpoints", "threestep export .*/run "),
         ("run/checkpoints/step_000100", "threestep export .*/run/checkpoints/step_000100 "),
@@ -112,7 +112,7 @@ NO_SETTINGS = "generation_config.json' is not a JSON object; download or copy it
         *(("config.json", each, NO_CONFIG) for each in ("", "{", "[]", '{"architectures": ["Llama"]}', "\N{SNOWMAN}")),
         *(("generation_config.json", each, NO_SETTINGS)  # which transformers leaves out in silence
           for each in (b"", b"[1]", b'{"eos_token_id": 3', b"\xff", b"9" * 6000)),
-        *((each, text, f"{each}'.* inside each other on too many levels") for text in (DEEP, NESTED)
+        *((each, text, f"{each}'.* are nested too deeply") for text in (DEEP, NESTED)
           for each in ("config.json", "generation_config.json", "tokenizer_config.json", "adapter_config.json")),
     ],
     ids=lambda value: str(value)[:20],
@@ -161,7 +161,7 @@ def test_a_path_of_two_words_is_no_hub_name_where_the_first_is_a_folder(tmp_path
         ("./tinny", "did you mean 'tiny' or 'tunny'$"),  # that with a model first
         ("run/tinny", "there is no folder 'run/tinny'; did you mean 'runs/tiny'? If the hub's model is meant: the"),
         ("tinyy", "there is no folder 'tinyy'; did you mean 'tiny' or 'tunny'? If the hub's model is meant: the model"),
-        ("gpt2", "^the model 'gpt2' is not here, and the hub could not be reached"),
+        ("gpt2", "^the model 'gpt2' is not on this machine, and the hub could not be reached"),
         ("/nowhere/near/by", "^the model folder '/nowhere/near/by' does not exist$"),
     ],
 )

@@ -126,7 +126,7 @@ def test_code_of_a_model_runs_where_it_is_asked_for(save_folder, tmp_path, monke
         lambda: load_tokenizer(folder),
         lambda: load_causal_lm(ModelSettings(folder), torch.float32, 1),
     ):
-        with pytest.raises(ThreestepError, match="comes with Python code of its own, .* --trust_remote_code true"):
+        with pytest.raises(ThreestepError, match="comes with its own Python code, .* --trust_remote_code true"):
             load()
     assert not marker.exists()
     assert load_config(folder, trust_remote_code=True).model_type == "own" and marker.exists()

@@ -156,7 +156,7 @@ def test_weights_that_are_not_the_models(changed_folder, change, model, how, wor
     assert "--new_head" not in sentence or not how.get("must_have_head")
 
 
-NEW_HEAD = "model: '{}' has no scalar head: score.weight is new, drawn at random\n"
+NEW_HEAD = "model: '{}' has no scalar head: score.weight is new, with random weights\n"
 # As before, and all that is said.
 LOADED = [
     *((same, {"family": family, **how}, {**how, "must_have_head": bool(how)}, "")
@@ -169,7 +169,7 @@ LOADED = [
     (several, SCALAR, NEW, None),
     (more(lm_head__bias=(8,)), {}, SCALAR, None),  # a scalar model has no output layer to miss it
     (more(v_head__summary__weight=(1, 32)), {}, {},
-     "model: '{}': not used here, of another head: the tensor v_head.summary.weight\n"),
+     "model: '{}': not used here, from another head: the tensor v_head.summary.weight\n"),
     # What transformers itself ignores.
     (more(transformer__h__0__attn__bias=(1, 1, 4, 4)), {"family": "gpt2"}, {}, ""),
     (more(model__layers__0__self_attn__rotary_emb__inv_freq=(8,)), {}, {}, ""),
@@ -194,7 +194,7 @@ def test_tensors_that_nobody_knows_pass_with_a_warning(changed_folder, how, caps
     unknown = {f"model.layers.2.mtp.{part}.weight": torch.zeros(3) for part in "abcd"}
     load(changed_folder(lambda tensors: {**tensors, **unknown}), **how)
     (warned,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
-    assert "not used, and not saved again" in warned and "4 tensors, such as model.layers.2.mtp.a.weight" in warned
+    assert "not used and not saved" in warned and "4 tensors, such as model.layers.2.mtp.a.weight" in warned
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,9 @@ def test_a_head_under_another_name_is_renamed_or_replaced(changed_folder, tmp_pa
         assert torch.equal(load(str(tmp_path / "out"), **JUDGE).score.weight, scores.score.weight)
     capsys.readouterr()
     load(folder, **NEW)
-    said = f"model: '{folder}' has another head (the tensor {name}), which is left out: score.weight is new, drawn at"
+    said = (
+        f"model: '{folder}' has another head (the tensor {name}), which is left out: score.weight is new, with random"
+    )
     assert said in capsys.readouterr().out
 
 

@@ -143,8 +143,8 @@ def test_settings_of_generation_that_have_no_effect_are_not_saved(tmp_path, tiny
         model.generation_config.save_pretrained(tmp_path)
     named = ", ".join(f"{name} {given[name]}" for name in unset)
     assert mend_settings(model) == [
-        f"'START': its settings of generation have {named}, which transformers ignores beside the others and refuses "
-        f"to save; saved models go without{advice}"
+        f"'START': its generation settings have {named}, which transformers ignores with the other settings and "
+        f"refuses to save; saved models omit them{advice}"
     ]
     assert mend_settings(model) == []
     save_model(tmp_path / "model", model, state_of(model), tiny_tokenizer)
@@ -171,8 +171,8 @@ def test_settings_of_generation_in_the_configuration_are_not_saved_there(tmp_pat
     with pytest.raises(ValueError, match="generation parameters are set in the model config"):
         model.config.save_pretrained(tmp_path)
     assert mend_settings(model) == [
-        "'START': config.json has temperature 0.7, which transformers reads in generation_config.json alone and "
-        "refuses to save in config.json; saved models go without"
+        "'START': config.json has temperature 0.7, which transformers reads only from generation_config.json and "
+        "refuses to save in config.json; saved models omit them"
     ]
     save_model(tmp_path / "model", model, state_of(model), tiny_tokenizer)
     assert not hasattr(type(model).from_pretrained(tmp_path / "model").config, "temperature")

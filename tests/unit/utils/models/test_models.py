@@ -152,7 +152,7 @@ def test_an_ordinary_piece_of_text_is_not_taken_over_and_named(tokenizer):
     letter, beyond = tokenizer("a")["input_ids"][0], len(tokenizer) + 3
     model.generation_config.eos_token_id = [letter, beyond, tokenizer.eos_token_id]
     said = unused_stop_tokens(stop_tokens(model), tokenizer)
-    named = rf"names as its end tokens {letter} \('a'\), {beyond} \(no token of the tokenizer\), which"
+    named = rf"names the end tokens {letter} \('a'\), {beyond} \(no token of the tokenizer\), which"
     assert re.search(named, said) and "responses do not end there" in said
     set_stop_tokens(model, tokenizer, [tokenizer.eos_token_id])
     assert stop_tokens(model) == [tokenizer.eos_token_id]

@@ -192,7 +192,7 @@ def test_what_is_written_is_read(tmp_path):
     assert splits["train"].rows_R.tolist() == [1, 4, 6]
     assert splits["train"].logprobs_RK.tolist() == KNOWN.logprobs_RK.tolist()
     assert [path.name for path in tmp_path.iterdir()] == [kept(tmp_path).path.name]  # nothing half-made beside it
-    assert ReferenceFile(str(tmp_path), PARTS, rebuild=True).read() == ({}, "rebuild_cache was asked for")
+    assert ReferenceFile(str(tmp_path), PARTS, rebuild=True).read() == ({}, "--rebuild_cache is set")
 
 
 @pytest.mark.parametrize("part", ["data", "model", "dtype", "layout", "transformers"])

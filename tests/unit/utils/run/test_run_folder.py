@@ -72,8 +72,8 @@ def test_lines_wait_until_the_disk_takes_them(tmp_path, capsys, takes_bytes):
     assert lines.path.read_text().splitlines() == ["first", "line 0", "line 1", "line 2", "last", "ü", "a?"]
     lines.settle()
     assert capsys.readouterr().out.splitlines() == [
-        f"warning: {lines.path} cannot be written (File too large); its lines wait in memory, and training goes on",
-        f"{lines.path} is complete: the lines that the disk refused before are written",
+        f"warning: {lines.path} cannot be written (File too large); its lines stay in memory, and training continues",
+        f"{lines.path} is complete: the lines that could not be written before are there",
     ]
     lines.path.unlink()
     lines.append(["b"])
@@ -187,7 +187,7 @@ def test_a_mounted_model(tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
     monkeypatch.setattr(os.path, "ismount", lambda path: Path(path).name == "model")
     with pytest.raises(
-        ThreestepError, match="/model is a mounted file system, and a run replaces its model by a rename"
+        ThreestepError, match="/model is a mounted file system, but a run replaces its model by a rename"
     ):
         make_output_dir(tmp_path)
 
@@ -197,7 +197,7 @@ def test_a_mounted_model(tmp_path, monkeypatch):
     [
         ("theirs", True, "^--out expects a folder, got '.*theirs', which is a file; name another$"),
         ("here", False, "^--out expects a file, got '.*here', which is a folder; name another$"),
-        ("theirs/a", True, "^--out '.*/a' cannot be written: .*theirs: a file is in its way; name another place$"),
+        ("theirs/a", True, "^--out '.*/a' cannot be written: .*theirs: a file is in the way; name another place$"),
         ("theirs/a/b", False, "^--out '.*/b' cannot be written: .*theirs/a: Not a directory; name another place$"),
     ],
 )

@@ -79,7 +79,7 @@ def test_what_is_mended_is_said(tmp_path, tokenizer, capsys):
     model.generation_config.temperature = 0.9
     check(tmp_path, model, tokenizer)
     said = capsys.readouterr().out
-    assert "warning: 'START': its settings of generation have temperature 0.9, which transformers ignores" in said
+    assert "warning: 'START': its generation settings have temperature 0.9, which transformers ignores" in said
     assert model.generation_config.temperature is None
 
 

@@ -252,7 +252,7 @@ def test_the_meter_knows_the_model_and_the_rate_of_this_machine(capsys):
     rate = loop.meter.peak_flops_per_second
     assert 1e8 < rate < 1e15
     assert capsys.readouterr().out == (
-        f"mfu: matmuls in float32 reach {rate / 1e12:.3g} TFLOP/s here; train/mfu is the share of it\n"
+        f"mfu: matmuls in float32 reach {rate / 1e12:.3g} TFLOP/s here; train/mfu is the share reached\n"
     )
 
 

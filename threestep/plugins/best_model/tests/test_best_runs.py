@@ -102,7 +102,7 @@ def test_a_best_checkpoint_that_is_gone_leaves_the_last_weights(tmp_path, capsys
         kept.save(1, {})
         shutil.rmtree(CheckpointFolder(tmp_path).of(1))
         assert kept.load_final(2) is None
-    assert "warning: the model is that after step 2" in capsys.readouterr().out
+    assert "warning: the model is from step 2" in capsys.readouterr().out
 
 
 def test_a_metric_that_no_evaluation_has(tmp_path):

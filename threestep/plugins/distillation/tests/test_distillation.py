@@ -94,7 +94,13 @@ def test_a_teacher_alone_needs_no_reward():
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        (ALONE, "--advantage none leaves the actor to a teacher, and there is none; give --teacher_model_name_or_path"),
+        (
+            ALONE,
+            (
+                "--advantage none trains the actor by a teacher alone, but there is no teacher; give "
+                "--teacher_model_name_or_path"
+            ),
+        ),
         ({**TAUGHT, "kl_coef": 0.1}, "--kl_coef 0.1 in the reward does nothing with"),
         (
             {**TAUGHT, "mask_truncated_responses": True},
@@ -115,7 +121,7 @@ def test_beside_other_flags_of_step_3(given, why):
     ("in_rollouts", "why"),
     [
         (False, "--distill names a teacher that reads texts alone, and rows of the data have media; leave it out"),
-        (True, "--distill does not go with prompts that have images: it is read on texts alone; leave it out"),
+        (True, "--distill does not work with prompts that have images: it is read on texts alone; leave it out"),
     ],
 )
 def test_a_teacher_reads_texts_alone(in_rollouts, why):

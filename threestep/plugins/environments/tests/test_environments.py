@@ -283,7 +283,7 @@ def components(critic: str = "c", **given) -> Components:
         ({"parallel_thinking": True}, "draw turn by turn, but --parallel_thinking draws paths in parallel; leave"),
         ({"rank_timeout": 300.0}, "makes 540 seconds, and other ranks wait for --rank_timeout 300; lower the first"),
         ({"environment": None, "max_tool_calls": 3}, "--max_tool_calls 3 limits conversations, but this run has none"),
-        ({"environment": None}, "--reward environment is what an environment gives the turns of a conversation, and"),
+        ({"environment": None}, "--reward environment needs the rewards of an environment, but"),
         ({"replay_routers": "follow"}, "--environment, --tools draw turn by turn, and turns record no experts"),
     ],
 )

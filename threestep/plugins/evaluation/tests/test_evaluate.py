@@ -137,7 +137,7 @@ def test_a_place_that_takes_no_figures_is_refused_before_they_are_made(task, tmp
     with pytest.raises(ThreestepError, match=f"^--output_dir expects a file, got '.*{task}.json', which is a folder"):
         evaluate.main([*flags, str(tmp_path)])
     (tmp_path / "file").write_text("theirs")
-    with pytest.raises(ThreestepError, match="^--output_dir '.*' cannot be written: .*file: a file is in its way"):
+    with pytest.raises(ThreestepError, match="^--output_dir '.*' cannot be written: .*file: a file is in the way"):
         evaluate.main([*flags, str(tmp_path / "file")])
 
 

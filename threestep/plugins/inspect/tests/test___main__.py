@@ -75,7 +75,7 @@ def test_the_style_is_the_one_that_training_saves(run, tmp_path, tiny_tokenizer,
     assert f"prompt style: {style}, responses end with <|endoftext|> {why}" in said
     other = "human_assistant" if style == "as_stored" else "as_stored"
     said = " ".join(run([row] * 5, model, "--prompt_style", other).split())
-    assert f"--prompt_style {style} asks as the rows do" in said
+    assert f"--prompt_style {style} matches the rows" in said
     assert f"prompt style: {other}, responses end with <|endoftext|> (--prompt_style)" in said
 
 
@@ -92,8 +92,8 @@ def test_refused_data_are_shown_and_end_it_as_they_would_end_a_run(run, capsys):
         run([{"frage": "Was?"}])
     said = capsys.readouterr().out
     assert "frage   text" in said and "Was?" in said and "threestep.plugins.inspect" not in str(refusal.value)
-    assert "refused: phase 2 needs" not in run([PAIR] * 5)  # one phase that cannot be served is no failure
-    assert "phase 2 needs responses" in run([{"prompt": "Why?"}] * 5)
+    assert "refused: step 2 needs" not in run([PAIR] * 5)  # one phase that cannot be served is no failure
+    assert "step 2 needs responses" in run([{"prompt": "Why?"}] * 5)
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_a_refused_phase_is_told_and_refuses_all_only_where_every_phase_is(look)
     rows = [{"text": "Plain text."}] * 10
     account = look(rows)
     assert [phase.refused is None for phase in account.phases] == [True, False, False] and account.refused is None
-    assert "phase 2 needs prompts and this is plain text" in str(look(rows, [2]).refused)
+    assert "step 2 needs prompts, but this is plain text" in str(look(rows, [2]).refused)
     nothing = look(QUESTIONS, [2], data_split="1,0,0")
     assert nothing.refused == "step 2 gets no rows: --data_split 1,0,0 gives it none"
     unpaired = look([{**row, "rejected": None} for row in QUESTIONS], [2])

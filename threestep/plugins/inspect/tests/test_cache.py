@@ -80,7 +80,7 @@ def test_verify_reads_every_byte(folder, capsys):
         run(capsys, "verify", folder)
     lines = capsys.readouterr().out.splitlines()
     assert ended.value.code == 1 and lines[-1].startswith("1 of 3 damaged: run with --rebuild_cache")
-    assert sum("train.arrow does not have the checksum in its manifest" in line for line in lines) == 1
+    assert sum("train.arrow does not match the checksum in its manifest" in line for line in lines) == 1
     assert sum(line.endswith("  sound") for line in lines) == 2
 
 

@@ -135,6 +135,6 @@ def test_folders_that_hold_adapters_and_are_none(tmp_path):
 def test_files_that_are_damaged(save_folder, tmp_path):
     folder = adapter_at(tmp_path / "adapter", save_folder())
     (folder / "adapter_model.safetensors").write_bytes(b"\x10")
-    refused(folder, "adapter_model.safetensors': expected at least 8 bytes .* the file is cut off")
+    refused(folder, "adapter_model.safetensors': expected at least 8 bytes .* the file is truncated")
     (folder / "adapter_config.json").write_text("{")
     refused(folder, r"adapter_config.json' is not a JSON object \(.*\); download or copy the adapter again")

@@ -360,7 +360,7 @@ def test_the_settings_of_the_examples_are_known(name, tmp_path, monkeypatch):
 
 def test_a_file_in_the_place_of_the_settings_is_refused(tmp_path):
     (tmp_path / "configs").write_text("theirs")
-    with pytest.raises(ThreestepError, match="^output_dir '.*/configs/.*yaml' cannot be written: .*a file is in its"):
+    with pytest.raises(ThreestepError, match="^output_dir '.*/configs/.*yaml' cannot be written: .*a file is in the"):
         all_steps.write_settings(all_steps.read_plan(VALUES, "run.yaml", str(tmp_path)))
     assert (tmp_path / "configs").read_text() == "theirs"
 
@@ -400,7 +400,7 @@ def test_a_dry_run_prints_commands_and_folders_and_writes_nothing(without_steps,
         ),
         (
             {"shared": {"data_path": "csv:prompts.csv"}},
-            "(?s)2 mistakes.*step1_sft: prompts.csv.*step2_reward: prompts.csv: .*phase 2 needs responses",
+            "(?s)2 mistakes.*step1_sft: prompts.csv.*step2_reward: prompts.csv: .*step 2 needs responses",
         ),
         ({"shared": {"data_path": "csv:no.csv"}}, "(?s)'no.csv' names a file that does not exist"),
         ({"step1_sft": {"max_seq_len": 3, "sed": 4}}, "^step1_sft: step1_sft.yaml: unknown setting 'sed'; did you"),

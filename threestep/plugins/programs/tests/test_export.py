@@ -62,7 +62,7 @@ def test_a_finished_run_without_checkpoints_gives_its_model(tmp_path, capsys):
     (run / "summary.json").write_text("{}")
     export.main([str(run), str(tmp_path / "out")])
     assert (tmp_path / "out/config.json").read_text() == "{}"
-    with pytest.raises(ThreestepError, match="^OUT '.*' cannot be written: .*config.json: a file is in its way"):
+    with pytest.raises(ThreestepError, match="^OUT '.*' cannot be written: .*config.json: a file is in the way"):
         export.main([str(run), str(tmp_path / "out/config.json/model")])
     assert "has no checkpoints (--save_every, --save_at_end); copied its finished model " in capsys.readouterr().out
     with pytest.raises(ThreestepError, match="with no checkpoints in"):

@@ -130,7 +130,7 @@ def test_an_earlier_model_is_replaced_and_other_files_are_not(make, tmp_path):
     assert (other / "thesis.txt").read_text() == "years"
     with pytest.raises(ThreestepError, match="^--out expects a folder, got '.*rows.jsonl', which is a file; name"):
         make("rows.jsonl")
-    with pytest.raises(ThreestepError, match="^--out '.*rows.jsonl/model' cannot be written: .*a file is in its way"):
+    with pytest.raises(ThreestepError, match="^--out '.*rows.jsonl/model' cannot be written: .*a file is in the way"):
         make("rows.jsonl/model")
 
 

@@ -191,7 +191,9 @@ def test_what_is_guessed():
     assert named.how == without_head.how == Speculation(2, by="ngram")
     assert named.choices() == []
     assert without_head.choices() == [("speculate_by", "ngram", "there is no head", None)]
-    with pytest.raises(ThreestepError, match="--speculate 2 does not go with prompts that have images: it guesses the"):
+    with pytest.raises(
+        ThreestepError, match=("--speculate 2 does not work with prompts that have images: it guesses the")
+    ):
         beside_images(speculate="2", speculate_by="ngram")
 
 

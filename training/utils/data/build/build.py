@@ -99,7 +99,7 @@ def build_phase(
     phase = kind.phase
     data = replace(data, split=data.split.of_phase(phase))
     if kind.needs_pad:
-        require_pad_token(tokenizer.pad_token_id, f"phase {phase} ({PHASE_NAMES[phase]})", named_tokenizer(tokenizer))
+        require_pad_token(tokenizer.pad_token_id, f"step {phase} ({PHASE_NAMES[phase]})", named_tokenizer(tokenizer))
     form = data.opened_form(tokenizer)
     texts = text_maker(data.chat, tokenizer)
     plain = texts.texts if isinstance(texts, ChatTokenizer) else texts
@@ -157,7 +157,7 @@ def _account(
             for note in source["recognised"].get("notes", ()):  # earlier versions' caches have none
                 yield f"data: {source['name']}: {note}"
     yield rows_sentence(kind.phase, data.split, described, report.train)
-    yield f"data: phase {kind.phase}: {report.sentence}"
+    yield f"data: step {kind.phase}: {report.sentence}"
     for sentence in warnings_of(kind, data.rows, report):
         yield f"warning: {sentence}"
 
@@ -179,7 +179,7 @@ def warnings_of(kind: RowKind, flags: RowArguments, report: BuildReport) -> Iter
             yield (
                 f"{split.truncated:,} of {split.rows:,} {name} rows ({split.truncated / split.rows:.1%}) were cut at "
                 f"--{limit} {getattr(flags, limit):,} tokens (--{how} {getattr(flags, how)}); raise the limit to train "
-                f"on whole rows, or take --{how} drop"
+                f"on whole rows, or use --{how} drop"
             )
     for name, split in splits:
         for note, remedy in UNREAD_REMEDIES.items():
@@ -259,7 +259,7 @@ def _build_splits(
 def _nothing_left(kind: RowKind, data: DataArguments, shared: Portions, *, offered: int, counts: Counts) -> str:
     """Why there are no training rows though the sources offered `offered` of them."""
     names = ", ".join(f"'{source['name']}'" for source in shared.described)
-    start = f"phase {kind.phase} ({PHASE_NAMES[kind.phase]}) has no training rows: "
+    start = f"step {kind.phase} ({PHASE_NAMES[kind.phase]}) has no training rows: "
     if offered == 0:
         return start + (
             f"data_split {data.split.data_split} gives it none of the rows of {names}; raise its share or use more data"
@@ -295,10 +295,10 @@ def settle_style(style: PromptStyle, rows: Sequence[Any], tokenizer: Any, log: L
         log(style.sentence)
     [other] = [form for form in _FORMS if form != name]
     if of_form[other]:
-        advice = "write all rows in one form" if of_form[name] else f"--prompt_style {other} asks as the rows do"
+        advice = "write all rows in one form" if of_form[name] else f"--prompt_style {other} matches the rows"
         log(
-            f"warning: {len(of_form[other]):,} of {len(prompts):,} rows that were looked at {_FORMS[other]}, and the "
-            f"model is saved with the style {name}: it will be asked in another form than these; {advice}"
+            f"warning: {len(of_form[other]):,} of {len(prompts):,} inspected rows {_FORMS[other]}, but the model is "
+            f"saved with the style {name}: its prompts will have another form; {advice}"
         )
     return style
 

@@ -134,7 +134,7 @@ class RowMaker:
                 limit, truncation = self._kind.limit, self._kind.truncation
                 raise ThreestepError(
                     f"dataset '{self._source.name}', row id {sample.row_id}: a {text} of {long.length_tokens} tokens, "
-                    f"and {limit} is {getattr(self._making.flags, limit)} with {truncation} 'error'; raise {limit} or "
+                    f"but {limit} is {getattr(self._making.flags, limit)} with {truncation} 'error'; raise {limit} or "
                     f"choose another {truncation}"
                 ) from None
 

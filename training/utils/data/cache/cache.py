@@ -133,10 +133,10 @@ def open_or_build(
         if opened is not None:
             return opened
         if rebuild:
-            reason = "rebuild_cache was asked for"
+            reason = "--rebuild_cache is set"
         elif reason is None:
             reason = _reason_to_build(cache_dir, name, parts)
-        log(f"data: {name} is tokenized: {reason}")
+        log(f"data: tokenizing {name}: {reason}")
         started = time.perf_counter()
         _build(final, fingerprint, parts, build, reason=reason)
         built = CachedFolder(final, _open(final, fingerprint), resumed=False)
@@ -157,13 +157,13 @@ def _writing_into(cache_dir: str) -> Iterator[None]:
             raise  # a dataset's files, say
         if error.errno in _FULL:
             what = (
-                f"the folder '{cache_dir}' has no room left ({error.strerror}): free some and run again (finished "
-                "shards are kept and used), or name another one"
+                f"the folder '{cache_dir}' is full ({error.strerror}): free some space and run again (finished shards "
+                "are reused), or name another one"
             )
         elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            what = f"the folder '{cache_dir}' may not be written to ({error.strerror}); name one you may write to"
+            what = f"the folder '{cache_dir}' is not writable ({error.strerror}); name one that is"
         else:
-            what = f"the folder '{cache_dir}' cannot be made or written to ({error.strerror}); name another one"
+            what = f"the folder '{cache_dir}' cannot be created or written to ({error.strerror}); name another one"
         raise BuildStopped(f"--data_output_path: {what}") from error
 
 
@@ -231,7 +231,7 @@ def damage_of(folder: str, entry: dict[str, Any], checksum: str | None) -> str |
         return f"{entry['file']} has {size} bytes, expected {entry['bytes']}"
     by_xxh3 = checksum == "xxh3" and "xxh3" in entry
     if checksum and (xxh3_of(path) != entry["xxh3"] if by_xxh3 else sha256_of(path) != entry["sha256"]):
-        return f"{entry['file']} does not have the checksum in its manifest"
+        return f"{entry['file']} does not match the checksum in its manifest"
     return None
 
 
@@ -312,7 +312,7 @@ def _reason_to_build(cache_dir: str, name: str, parts: dict[str, str]) -> str:
             changed = [key for key in {**parts, **old} if old.get(key) != parts.get(key)]
             candidates.append((len(changed), -manifest.get("published_at_seconds", 0.0), changed))
     if not candidates:
-        return "the cache has nothing of these datasets"
+        return "not cached yet"
     return "changed since the last one: " + ", ".join(min(candidates, key=lambda each: each[:2])[2])
 
 

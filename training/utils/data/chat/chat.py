@@ -58,8 +58,8 @@ class ChatTokenizer:
         self._file = chat.given_template
         if self._file is None and not tokenizer.chat_template:
             raise ThreestepError(
-                f"--prompt_style chat_template: {named_tokenizer(tokenizer)} has no chat template of its own; give one "
-                "with --chat_template FILE"
+                f"--prompt_style chat_template: {named_tokenizer(tokenizer)} has no chat template; give one with "
+                "--chat_template FILE"
             )
         self._finders: dict[tuple[str, str], TurnFinder] = {}
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
@@ -243,6 +243,6 @@ def template_text(tokenizer: Any, tools: Any, whose: str) -> str:
     if len(others) == 1:
         return templates[others[0]]
     raise ThreestepError(
-        f"{whose} has the chat templates {', '.join(map(repr, templates))} and none named '{_DEFAULT}'; give one as "
+        f"{whose} has the chat templates {', '.join(map(repr, templates))}, but none named '{_DEFAULT}'; give one as "
         "--chat_template FILE"
     )

@@ -94,8 +94,8 @@ def _learn(template: ChatTemplate, special_tokens: Sequence[str], end_token: str
     except TemplateRefused as refused:
         if end_token is None:
             raise ThreestepError(
-                "the chat template refuses a conversation of user and assistant in turn, so the token that ends "
-                f"a turn cannot be learnt from it ({refused}); name it with --end_of_conversation_token"
+                "the chat template refuses a conversation of user and assistant in turn, so the token that ends a "
+                f"turn cannot be derived from it ({refused}); name it with --end_of_conversation_token"
             ) from refused
         return TemplateHabits(special, (end_token,))
     if [whole.count(letter) for letter in (a, b, c, d)] != [1, 1, 1, 1]:
@@ -198,9 +198,9 @@ def _with_ends(
         ends = dict.fromkeys([*([end_token] if end_token else []), *([follows.group()] if follows else [])])
         if not ends:
             raise _NoEnd(
-                f"the chat template writes {after_d!r} after the assistant's last text, and that holds no special "
-                "token of the tokenizer to end a turn with: a model would never learn to stop; name the token to add "
-                "to the last turn with --end_of_conversation_token, or change the template (--chat_template FILE)"
+                f"the chat template writes {after_d!r} after the assistant's last text, which has no special token to "
+                "end a turn: a model would never learn to stop; name the token to add to the last turn with "
+                "--end_of_conversation_token, or change the template (--chat_template FILE)"
             )
         return replace(habits, ends=tuple(ends), is_open=True)
     if end_token is not None:

@@ -154,7 +154,7 @@ class ChatTemplate:
         if len(text) > MOST_CHARACTERS:
             raise ThreestepError(
                 f"the chat template writes {len(text):,} characters for {conversation}, more than {MOST_CHARACTERS:,}; "
-                "mend its loops, or give another one with --chat_template"
+                "fix its loops, or give another one with --chat_template"
             )
         return Rendering(text, [(begin, end) for begin, end in found[0]] if marks else [])
 
@@ -271,7 +271,7 @@ def limited_rendering(conversation: str) -> Iterator[None]:
         yield
     except _TooSlow:
         raise ThreestepError(
-            f"the chat template takes more than {RENDERING_SECONDS:g} seconds for {conversation}; mend its loops, or "
+            f"the chat template takes more than {RENDERING_SECONDS:g} seconds for {conversation}; fix its loops, or "
             "give another one with --chat_template"
         ) from None
     finally:
@@ -302,10 +302,7 @@ def _end_late_ones() -> None:
 
 
 def _refused(what: str) -> str:
-    return (
-        f"the chat template {what} for three short conversations; it is no template to use: give another one with "
-        "--chat_template"
-    )
+    return f"the chat template {what} for three short conversations; give another one with --chat_template"
 
 
 # Masks.

@@ -198,8 +198,8 @@ class _Reading:
                 self._positions_M, self._texts_M, self._messages_M = origin
                 return
         raise BadConversation(
-            f"{self._where}: the chat template's output depends on the texts so that the author of each part is "
-            "unknown; change the template, or leave such rows out (--bad_conversations drop)"
+            f"{self._where}: the chat template's output depends on the texts, so the author of each part is unknown; "
+            "change the template, or leave such rows out (--bad_conversations drop)"
         )
 
     def conversation_and_form(self) -> tuple[ReadConversation, bool]:
@@ -242,7 +242,7 @@ class _Reading:
             begun.append((place, begin, end))
         if any(place not in self._places for place, _, _ in begun):
             raise BadConversation(
-                f"{self._where}: the chat template's {{% generation %}} marks contain a message of another role than "
+                f"{self._where}: the chat template's {{% generation %}} marks contain a message from a role other than "
                 "the assistant"
             )
         if not begins:

@@ -211,9 +211,8 @@ def _check_variables(chat: ChatArguments, tokenizer: Any) -> None:
     known = {name for text in texts for name in ChatTemplate(text, {}).names}
     if unknown := sorted(set(chat.template_kwargs) - known):
         raise ThreestepError(
-            "--chat_template_kwargs: the chat template of "
-            f"{chat.chat_template or named_tokenizer(tokenizer)} reads no {', '.join(map(repr, unknown))}; correct the "
-            "name, or leave it out"
+            f"--chat_template_kwargs: the chat template of {chat.chat_template or named_tokenizer(tokenizer)} does not "
+            f"read {', '.join(map(repr, unknown))}; correct the name, or leave it out"
         )
 
 

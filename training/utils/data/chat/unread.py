@@ -26,11 +26,11 @@ UNREAD_TOOLS = "whose tools the chat template does not write"
 UNREAD_NAMES = "with a speaker's name that the chat template does not write"
 UNREAD_VARIABLES = "with chat_template_kwargs that the chat template does not read"
 REMEDIES = {
-    "unread_reasoning": "the chat template does not write the reasoning of their answers; take one that reads it "
+    "unread_reasoning": "the chat template does not write the reasoning of their answers; use one that reads it "
     "(--chat_template FILE, --chat_template_kwargs)",
-    OMITTED: "take a template that reads it (--chat_template FILE, --chat_template_kwargs), or write it into the "
+    OMITTED: "use a template that reads it (--chat_template FILE, --chat_template_kwargs), or write it into the "
     "content of the data",
-    UNREAD_TOOLS: "the model does not see what it may call; take a template that writes tools (--chat_template FILE)",
+    UNREAD_TOOLS: "the model does not see what it may call; use a template that writes tools (--chat_template FILE)",
 }
 
 # Around reasoning that models write into their text: Qwen's and DeepSeek's tags, Mistral's, Cohere's, Kimi's, Seed's,

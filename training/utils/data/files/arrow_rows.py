@@ -178,7 +178,7 @@ def _csv_records(file: io.BufferedReader, path: str) -> Iterator[tuple[int, list
                 'a value with a delimiter or a line break needs quotes, "like, this"'
             )
         if not names and len(set(values)) < len(values):
-            raise ThreestepError(f"{path}, line {line}: two columns have one name: {', '.join(values)}; rename one")
+            raise ThreestepError(f"{path}, line {line}: two columns share a name: {', '.join(values)}; rename one")
         names = names or values
         yield line, values
     if not names:

@@ -176,4 +176,4 @@ def check_kind(start: bytes, path: str, expected: str) -> None:
 
 def python_hint(text: str) -> str:
     """The end of a sentence on text that is not JSON: a remedy where it is Python's form of a list or an object."""
-    return "; it is Python's form, write it with json.dumps" if _OF_PYTHON.match(text) else ""
+    return "; it looks like Python, write it with json.dumps" if _OF_PYTHON.match(text) else ""

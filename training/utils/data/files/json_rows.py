@@ -123,8 +123,8 @@ class JsonLines(_JsonRows):
             return
         if isinstance(value, (dict, list)) and end > len(line.decode(errors="replace")):
             raise ThreestepError(
-                f"{where}: expected one JSON object per line, got one over several lines; write each row on a line of "
-                f"its own, as jq -c . {self.path} does"
+                f"{where}: expected one JSON object per line, got one on several lines; write each row on its own "
+                f"line, as jq -c . {self.path} does"
             )
 
     def _parsed(self, begin: int, where: str) -> Any:
@@ -211,8 +211,8 @@ def _parse(line: bytes, where: str) -> Any:
     except json.JSONDecodeError as error:
         if error.msg == "Extra data":
             raise ThreestepError(
-                f"{where}: expected one JSON object per line, got more behind it at column {error.colno}: "
-                f"{text[error.pos :].strip()[:40]!r}; remove it, or write it on a line of its own"
+                f"{where}: expected one JSON object per line, got more after it at column {error.colno}: "
+                f"{text[error.pos :].strip()[:40]!r}; remove it, or write it on its own line"
             ) from error
         raise ThreestepError(
             f"{where}: expected one JSON object, got text that is not JSON ({error.msg} at column {error.colno}): "
@@ -231,8 +231,8 @@ def _check_characters(value: Any, text: str, where: str) -> None:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             raise ThreestepError(
-                f"{where}: expected text, got \\u{ord(error.object[error.start]):x}, half of a pair that stands for "
-                "one character; write both halves, or the character itself"
+                f"{where}: expected text, got \\u{ord(error.object[error.start]):x}, half of a surrogate pair; write "
+                "both halves, or the character itself"
             ) from error
 
 
@@ -302,7 +302,7 @@ def _items(text: str, path: str) -> Iterator[tuple[Any, int, int]]:
             position = _after_blanks(text, position + 1)
         elif text[position : position + 1] != "]":
             at_line = 1 + text.count("\n", 0, position)
-            raise ThreestepError(f"{path}, line {at_line}: the JSON list breaks off or lacks a comma here")
+            raise ThreestepError(f"{path}, line {at_line}: the JSON list is cut off or lacks a comma here")
     rest = _after_blanks(text, position + 1)
     if text[_after_blanks(text, 0)] == "[" and rest < len(text):
         at_line = 1 + text.count("\n", 0, rest)

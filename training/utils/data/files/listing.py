@@ -76,7 +76,7 @@ def _local_matches(address: str, flag: str, passed: PassedOver) -> list[str]:
         matches = sorted(match for match in glob.glob(path) if os.path.isfile(match))
     if not matches:
         what = "pattern that matches no file" if glob.has_magic(path) else "file that does not exist"
-        raise ThreestepError(f"--{flag}: '{address}' names a {what}; the folder read from is '{os.getcwd()}'")
+        raise ThreestepError(f"--{flag}: '{address}' names a {what}; the current folder is '{os.getcwd()}'")
     return matches
 
 
@@ -98,7 +98,7 @@ def _find_remote(address: str, endings: tuple[str, ...], flag: str, passed: Pass
         else:
             paths = [path] if files.exists(path) else []
         if not paths:
-            raise ThreestepError(f"--{flag}: '{address}' names no file")
+            raise ThreestepError(f"--{flag}: '{address}' matches no file")
         return [files.unstrip_protocol(name) for name in paths]
 
 
@@ -211,8 +211,8 @@ def each_once(paths: Sequence[str], folder: str, passed: PassedOver) -> list[str
             state = os.stat(path)
         except OSError as error:
             raise ThreestepError(
-                f"'{path}' is a link to '{os.path.realpath(path)}', which is not there; fetch that file, or remove the "
-                "link"
+                f"'{path}' is a link to '{os.path.realpath(path)}', which does not exist; fetch that file, or remove "
+                "the link"
             ) from error
         if listed.setdefault((state.st_dev, state.st_ino), path) != path:
             passed.repeated.append(os.path.relpath(path, folder))
@@ -224,7 +224,7 @@ def check_versions(folder: str, flag: str) -> None:
     if os.path.isdir(os.path.join(folder, "_delta_log")):
         raise ThreestepError(
             f"--{flag}: the folder '{folder}' is a Delta table, whose files also hold rows that were replaced or "
-            "deleted; write its present rows to Parquet, and give those"
+            "deleted; write its current rows to Parquet, and give those"
         )
     snapshots = os.path.join(folder, "snapshots")  # of huggingface_hub's cache
     if os.path.isdir(os.path.join(folder, "blobs")) and os.path.isdir(snapshots) and len(os.listdir(snapshots)) > 1:

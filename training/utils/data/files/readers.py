@@ -192,8 +192,8 @@ _KINDS = {
     ".pkl": _PICKLE, ".pickle": _PICKLE, ".pt": _PICKLE,
     ".zip": "is an archive; unpack it, and give the folder as jsonl:FOLDER, or csv:, parquet:",
     ".tar": "is an archive; unpack it, and give the folder as jsonl:FOLDER, or csv:, parquet:",
-    ".txt": "is text without a form; with a first line of columns' names give it as csv:PATH, with one JSON object a "
-    'line as jsonl:PATH; of plain text write {"text": "..."} a line',
+    ".txt": "is text of unknown format; give it as csv:PATH if it has a header line, as jsonl:PATH if it has one JSON "
+    'object per line; for plain text, write {"text": "..."} a line',
     ".md": 'is plain text; write {"text": "..."} a line into a .jsonl file',
     ".yaml": "is YAML; write the rows as JSON lines",
     ".yml": "is YAML; write the rows as JSON lines",
@@ -212,15 +212,15 @@ def why_no_dataset(name: str) -> str | None:
     if suffix in _KINDS:
         return f"'{name}' {_KINDS[suffix]}"
     if os.path.isfile(name):
-        return f"'{name}' is a file whose name does not say what it holds; give it as {_forms(name)}"
+        return f"'{name}' is a file without a known extension; give it as {_forms(name)}"
     if name.startswith(("/", ".", "~")):
-        return f"'{name}' does not exist; the folder read from is '{os.getcwd()}'"
+        return f"'{name}' does not exist; the current folder is '{os.getcwd()}'"
     return None
 
 
 def _of_folder(folder: str) -> str:
     if any(os.path.isfile(os.path.join(folder, file)) for file in _MODEL):
-        return f"the folder '{folder}' holds a model, no data; give it as --model_name_or_path, and data here"
+        return f"the folder '{folder}' holds a model, not data; give it as --model_name_or_path"
     endings: Counter[str] = Counter()
     for path in list_folder(folder, lambda path: True, PassedOver()):
         endings[os.path.splitext(without_compression(path))[1].lower()] += 1
@@ -232,9 +232,9 @@ def _of_folder(folder: str) -> str:
     give = (
         f"give it as {' or '.join(f'{name}:{folder}' for name in wanted)}"
         if wanted
-        else (f"and no file that a reader takes; give a folder of such files as {_forms('PATH')}")
+        else f"and no readable file; give a folder of data files as {_forms('PATH')}"
     )
-    return f"the folder '{folder}' is no dataset by its name alone; it holds files: {held}; {give}"
+    return f"the folder '{folder}' needs a format prefix; it holds files: {held}; {give}"
 
 
 def _forms(path: str) -> str:

@@ -293,10 +293,10 @@ def _only_fit(kinds: Kinds, columns: FileColumns, where: str) -> tuple[str, Role
     needs = {name: kind.needs for name, kind in FORMATS.items()}
     known = "; ".join(f"{columns} ({name})" for name, columns in needs.items())
     raise ThreestepError(
-        f"{begin}no format{nearest_format(kinds, needs)}; expected the columns of one of these: {known}; or name "
-        "columns of your own: questions and "
-        "answers with --data_format question_answer --prompt_column Q --chosen_column A, texts as they are stored with "
-        "--prompt_column, --chosen_column and --rejected_column, others with --messages_column or --text_column"
+        f"{begin}no format{nearest_format(kinds, needs)}; expected the columns of one of these: {known}; or name your "
+        "own columns: questions and answers with --data_format question_answer --prompt_column Q --chosen_column A, "
+        "texts as they are stored with --prompt_column, --chosen_column and --rejected_column, other data with "
+        "--messages_column or --text_column"
     )
 
 

@@ -216,7 +216,7 @@ class EngineArguments:
         check_epochs(mistakes, self)
         mistakes.require(
             not (self.padded and self.share_beginnings),
-            f"--share_beginnings {self.share_beginnings} needs packed rows, and --padded has one sequence in each; "
+            f"--share_beginnings {self.share_beginnings} needs packed rows, but --padded has one sequence per row; "
             "leave one of them out",
         )
 
@@ -241,7 +241,7 @@ def check_stage(mistakes: Mistakes, flags: Any, stage_flag: str, stage: int) -> 
     )
     mistakes.require(
         stage == 0 or name not in OPTIMIZERS or not OPTIMIZERS[name].whole_weights,
-        f"--optimizer {name} reads whole weights, and {stage_flag} {stage} hands it flat pieces of them; give "
+        f"--optimizer {name} needs whole weights, but {stage_flag} {stage} gives it flat pieces; give "
         f"{stage_flag} 0, or another optimizer",
     )
     mistakes.require(
@@ -255,8 +255,8 @@ def check_stage(mistakes: Mistakes, flags: Any, stage_flag: str, stage: int) -> 
     mistakes.require(stage > 0, f"--bf16_optimizer_states expects {stage_flag} 1, 2 or 3, got 0, which has none")
     mistakes.require(
         not flags.offload,
-        "--bf16_optimizer_states cannot go with --offload, for which DeepSpeed has a compiled optimizer alone; leave "
-        "one of them out",
+        "--bf16_optimizer_states does not work with --offload, which needs DeepSpeed's compiled optimizer; leave one "
+        "of them out",
     )
 
 
@@ -264,7 +264,7 @@ def check_zero3_limit(mistakes: Mistakes, given: int | None, wanted: str, is_zer
     """Note a limit of ZeRO-3 where no model is trained so. wanted: the flag that would ask for it."""
     mistakes.require(
         given is None or is_zero3,
-        f"--zero3_live_parameters {given} limits what ZeRO-3 gathers, and no model is under it; leave it out or give "
+        f"--zero3_live_parameters {given} limits what ZeRO-3 gathers, but no model uses ZeRO-3; leave it out or give "
         f"{wanted}",
     )
 
@@ -277,13 +277,13 @@ def check_schedule(mistakes: Mistakes, flags: Any) -> None:
         schedules = _reading(setting)
         mistakes.require(
             given == getattr(ScheduleShape, setting) or flags.lr_scheduler_type in schedules,
-            f"--{setting} {given:g} is for the schedules {', '.join(schedules)}, and --lr_scheduler_type is "
-            f"{flags.lr_scheduler_type}; leave it out or take one of those",
+            f"--{setting} {given:g} is for the schedules {', '.join(schedules)}, but --lr_scheduler_type is "
+            f"{flags.lr_scheduler_type}; leave it out or use one of those",
         )
     mistakes.require(
         not (flags.num_warmup_steps and flags.warmup_ratio),
-        f"--num_warmup_steps {flags.num_warmup_steps} and --warmup_ratio {flags.warmup_ratio:g} both say how long the "
-        "warm-up is; leave one of them out",
+        f"--num_warmup_steps {flags.num_warmup_steps} and --warmup_ratio {flags.warmup_ratio:g} both set the length of "
+        "the warm-up; leave one of them out",
     )
 
 
@@ -291,5 +291,5 @@ def check_epochs(mistakes: Mistakes, flags: Any) -> None:
     """Note a run without an end. flags: with num_train_epochs and max_train_steps"""
     mistakes.require(
         not math.isinf(flags.num_train_epochs) or flags.max_train_steps is not None,
-        "--num_train_epochs inf expects --max_train_steps, which ends the run; give the steps",
+        "--num_train_epochs inf needs --max_train_steps to end the run; set it",
     )

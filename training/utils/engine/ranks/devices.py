@@ -50,12 +50,12 @@ def chosen_accelerator(environment: Mapping[str, str], has_cuda: bool) -> str:
     wanted = environment.get(ACCELERATOR, "").strip()
     if wanted not in ("", "cpu", "cuda"):
         raise ThreestepError(
-            f"{ACCELERATOR} expects cpu or cuda, got '{wanted}': Threestep trains on no other; unset it"
+            f"{ACCELERATOR} expects cpu or cuda, got '{wanted}': Threestep supports no other; unset it"
         )
     if wanted == "cuda" and not has_cuda:
         visible = f"{VISIBLE}={environment[VISIBLE]}" if VISIBLE in environment else f"{VISIBLE} is not set"
         raise ThreestepError(
-            f"{ACCELERATOR}=cuda asks for a GPU, and torch {torch.__version__} finds none here ({visible}): unset "
+            f"{ACCELERATOR}=cuda needs a GPU, but torch {torch.__version__} finds none here ({visible}): unset "
             f"{ACCELERATOR} for the CPU, or install a driver and a build of torch that fit the GPU"
         )
     if wanted == "cpu" and has_cuda:

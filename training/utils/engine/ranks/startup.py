@@ -230,8 +230,8 @@ class RankWatch:
             if self._stopped.wait(_GRACE_SECONDS):
                 return
             end_without_waiting(
-                f"rank {self._rank} ends, as {failed} failed while this one waited for it; with checkpoints, --resume "
-                "continues from the last one"
+                f"rank {self._rank} ends because {failed} failed while this one waited for it; with checkpoints, "
+                "--resume continues from the last one"
             )
 
 

@@ -64,9 +64,9 @@ def fitting_way(model: PreTrainedModel, own: OwnForward) -> tuple[DecodeWay, lis
     plain = current_difference(model, own)
     if not plain <= own.tolerance:
         raise ThreestepError(
-            f"{name} cannot draw responses: the weights that rollouts are lent compute other log-probabilities than "
-            f"those that were loaded (they differ by {plain:.2g}, rounding explains {own.tolerance:.2g}); try another "
-            "--dtype or --zero_stage 2"
+            f"{name} cannot generate responses: the weights lent to rollouts give other log-probabilities than the "
+            f"loaded ones (they differ by {plain:.2g}, rounding explains {own.tolerance:.2g}); try another --dtype or "
+            "--zero_stage 2"
         )
     raise ThreestepError(f"{notes[-1]}, nor in a faster way; use another family, --dtype or --rollout_engine")
 

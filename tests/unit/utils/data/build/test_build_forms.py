@@ -184,7 +184,7 @@ MARKS = [
     Form(
         "marks: the label of a plain text is its class, that of a prompt alone goes to step 3",
         [{"text": "Hi", "label": 0}],
-        (["H«i$»"], "! phase 2 needs prompts and this is plain text", "! phase 3 needs prompts and this is plain text"),
+        (["H«i$»"], "! step 2 needs prompts, but this is plain text", "! step 3 needs prompts, but this is plain text"),
     ),
 ]  # fmt: skip
 
@@ -251,7 +251,7 @@ def taught(before: str = "", pair: bool = False, chat_before: str = "") -> tuple
     )
 
 
-NO_RESPONSES = "! needs responses and the columns are"
+NO_RESPONSES = "! needs responses, but the columns are"
 TWO_TURNS_ASKED = ("Human: Hi Assistant: a Human: So Assistant:", "<user>Hi<assistant>a$<user>So<assistant>")
 COLUMNS = [
     Form("a pair of messages", [MESSAGES_PAIR], *taught(pair=True)),
@@ -288,7 +288,7 @@ COLUMNS = [
         ([f"{ASKS}« a$»"], [f"{ASKS}| a$| b$| c$"], [ASKS]),
         flags={"responses_column": "responses"},
     ),
-    Form("plain text", [{"text": "So"}], (["S«o$»"], "! phase 2 needs prompts", "! phase 3 needs prompts")),
+    Form("plain text", [{"text": "So"}], (["S«o$»"], "! step 2 needs prompts", "! step 3 needs prompts")),
     Form("system beside a pair of texts", [{**PAIR, "system": "S"}], *taught("System: S ", True, "<system>S")),
     Form("system beside messages", [{**MESSAGES_PAIR, "system": "S"}], *taught("System: S ", True, "<system>S")),
     Form(

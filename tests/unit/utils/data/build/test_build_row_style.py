@@ -109,8 +109,8 @@ def test_rows_of_both_styles_are_a_warning_with_what_to_do(flags, write_rows):
     paths = [f"jsonl:{write_rows(rows, name)}" for rows, name in ((STORED, "a.jsonl"), (WRITTEN[:5], "b.jsonl"))]
     _, style = settled(flags(data_path=paths), chat_tokenizer(None), 1, said)
     assert style.chat.prompt_style == "as_stored" and said[1:] == [
-        "warning: 5 of 17 rows that were looked at are 'Human: ... Assistant:', and the model is saved with the style "
-        "as_stored: it will be asked in another form than these; write all rows in one form"
+        "warning: 5 of 17 inspected rows are 'Human: ... Assistant:', but the model is saved with the style "
+        "as_stored: its prompts will have another form; write all rows in one form"
     ]
 
 
@@ -118,8 +118,8 @@ def test_a_flag_decides_and_rows_of_another_style_are_a_warning(flags):
     said: list[str] = []
     _, style = settled(flags(STORED, prompt_style="human_assistant"), chat_tokenizer(None), 1, said)
     assert style.chat.prompt_style == "human_assistant" and said == [
-        "warning: 12 of 12 rows that were looked at have prompts as stored, and the model is saved with the style "
-        "human_assistant: it will be asked in another form than these; --prompt_style as_stored asks as the rows do"
+        "warning: 12 of 12 inspected rows have prompts as stored, but the model is saved with the style "
+        "human_assistant: its prompts will have another form; --prompt_style as_stored matches the rows"
     ]
 
 

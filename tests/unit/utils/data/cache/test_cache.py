@@ -62,12 +62,12 @@ def test_the_second_run_resumes_by_a_manifest_in_clear(ask):
 def test_the_log_says_which_part_changed(ask):
     ask()
     _, log = ask({**PARTS, "seed": "2"})
-    assert "is tokenized: changed since the last one: seed" in log[-2] and "length" not in log[-2]
+    assert "tokenizing phase1: changed since the last one: seed" in log[-2] and "length" not in log[-2]
     assert "changed" not in log[-1]  # said once
     _, log = ask({**PARTS, "seed": "2", "length": "3"})
     assert "changed since the last one: length" in log[-2]  # against the nearest, which has seed 2
     _, log = ask({**PARTS, "datasets": "b"})
-    assert "the cache has nothing of these datasets" in log[-2]
+    assert "not cached yet" in log[-2]
     assert ask(build=never)[0].resumed  # going back finds the first one
 
 
@@ -79,7 +79,7 @@ def of_other_data(path):
     ("name", "harm", "fragment"),
     [
         ("train.arrow", cut_short, "bytes, expected"),
-        ("train.arrow", flip_a_byte, "does not have the checksum"),
+        ("train.arrow", flip_a_byte, "does not match the checksum"),
         ("train.arrow", os.remove, "does not open"),
         ("manifest.json", os.remove, "no readable manifest"),
         ("manifest.json", cut_short, "no readable manifest"),
@@ -129,7 +129,7 @@ def test_a_bit_that_flips_in_a_large_file_is_found_and_the_file_built_again(ask,
     flip_a_byte(path)
     os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
     again, log = ask(build=large)
-    assert not again.resumed and "was damaged: train.arrow does not have the checksum in its manifest" in log[-2]
+    assert not again.resumed and "was damaged: train.arrow does not match the checksum in its manifest" in log[-2]
     assert again.splits["train"][2].input_ids.tolist() == [2] * 2**20 and ask(build=never)[0].resumed
 
 
@@ -145,7 +145,7 @@ def test_a_file_without_its_end_does_not_open(ask, monkeypatch):
 def test_rebuild_builds_what_is_there(ask):
     first, _ = ask()
     again, log = ask(build=blocks(5), rebuild=True)
-    assert not again.resumed and "rebuild_cache was asked for" in log[-2] and len(again.splits["train"]) == 5
+    assert not again.resumed and "--rebuild_cache is set" in log[-2] and len(again.splits["train"]) == 5
     assert len(ask(build=never)[0].splits["train"]) == 5
     assert [row.input_ids[0] for row in first.splits["train"]] == [0, 1, 2]  # rows that are read stay readable
 
@@ -163,7 +163,7 @@ def test_a_build_that_fails_leaves_nothing(ask, tmp_path):
 
 def test_a_folder_that_may_not_be_made(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ThreestepError, match="--data_output_path: the folder .* cannot be made or written to"):
+    with pytest.raises(ThreestepError, match="--data_output_path: the folder .* cannot be created or written to"):
         open_or_build(str(tmp_path / "file" / "cache"), "phase1", PARTS, blocks(), rebuild=False, log=print)
 
 
@@ -192,8 +192,7 @@ def test_a_folder_that_may_not_be_written(open_folder, request):
     with pytest.raises(ThreestepError) as mistake:
         open_or_build(str(open_folder), "phase1", PARTS, blocks(), rebuild=False, log=print)
     assert str(mistake.value) == (
-        f"--data_output_path: the folder '{open_folder}' may not be written to (Permission denied); name one you may "
-        "write to"
+        f"--data_output_path: the folder '{open_folder}' is not writable (Permission denied); name one that is"
     )
     assert os.listdir(open_folder) == []
 

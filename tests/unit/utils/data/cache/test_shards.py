@@ -157,7 +157,7 @@ def test_finished_shards_of_a_stopped_build_are_used_again(ask, whole, tmp_path,
     going_on, made = stops_at(-1, None)
     folder, log = ask(going_on)
     assert made == list(range(2048, RAW_ROWS, 512)) and content(folder) == whole
-    assert any("4 of 10 shards were finished by a build that was stopped" in line for line in log)
+    assert any("4 of 10 shards were finished by an interrupted build" in line for line in log)
     assert len(left_in(tmp_path)) == 3  # the folder and its two files
 
 
@@ -251,7 +251,7 @@ def test_builds_killed_at_any_moment_are_gone_on_with(tmp_path, ask, whole):
     if complete:
         assert "text read from the cache in" in output
     elif finished:
-        assert "shards were finished by a build that was stopped" in output
+        assert "shards were finished by an interrupted build" in output
     folder, log = ask()
     assert folder.resumed and content(folder) == whole, log
 
@@ -277,7 +277,7 @@ def test_one_that_waits_goes_on_where_the_killed_one_was(tmp_path, ask, whole):
     first.kill()
     first.communicate()
     output, _ = second.communicate(timeout=60)
-    assert "shards were finished by a build that was stopped" in output and "rows" in output
+    assert "shards were finished by an interrupted build" in output and "rows" in output
     assert content(ask()[0]) == whole
 
 
@@ -305,8 +305,8 @@ def test_a_full_disk_names_the_folder_and_leaves_finished_shards_alone(ask, whol
         with pytest.raises(BuildStopped) as failure:
             ask(num_workers=num_workers)
     assert str(failure.value) == (
-        f"--data_output_path: the folder '{tmp_path}' has no room left (No space left on device): free some and run "
-        "again (finished shards are kept and used), or name another one"
+        f"--data_output_path: the folder '{tmp_path}' is full (No space left on device): free some space and run again "
+        "(finished shards are reused), or name another one"
     )
     left = left_in(tmp_path)
     assert not any(name.endswith(".part") for name in left) and any(name.endswith(".arrow") for name in left)
@@ -316,7 +316,7 @@ def test_a_full_disk_names_the_folder_and_leaves_finished_shards_alone(ask, whol
 
 def test_a_small_disk(ask, whole, tmp_path):
     """The rows need 145 kB, and as much again for their shards."""
-    with small_disk(tmp_path, 200 * 1024), pytest.raises(BuildStopped, match="has no room left .No space left on"):
+    with small_disk(tmp_path, 200 * 1024), pytest.raises(BuildStopped, match="is full .No space left on"):
         ask()
     assert content(ask()[0]) == whole
 
@@ -324,7 +324,7 @@ def test_a_small_disk(ask, whole, tmp_path):
 def test_a_disk_that_is_full_when_the_shards_are_joined(ask, whole, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         fill_after(patch, 200_000)  # the shards need 145 kB, the split as much again
-        with pytest.raises(BuildStopped, match="has no room left"):
+        with pytest.raises(BuildStopped, match="is full"):
             ask()
     assert sum(name.endswith(".json") for name in left_in(tmp_path)) == 10
     assert not any(name.endswith("train.arrow") for name in left_in(tmp_path))
@@ -335,7 +335,7 @@ def test_a_limit_of_the_system_is_a_full_disk(ask, tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8000, before[1]))
     try:
-        with pytest.raises(BuildStopped, match="has no room left .File too large."):
+        with pytest.raises(BuildStopped, match="is full .File too large."):
             ask()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -358,7 +358,7 @@ ENDLESS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 @pytest.mark.parametrize(
     ("template", "flags", "said"),
     [
-        (None, {}, "no chat template of its own.*--chat_template FILE"),
+        (None, {}, "no chat template.*--chat_template FILE"),
         ("{% for message in messages %}", {}, "not valid Jinja: line 1: .*endfor"),
         (ENDLESS, {}, r"writes '\\n' after the assistant's last text.*never learn to stop"),
         (chat_template("chatml"), {"end_of_conversation_token": "<|endoftext|>"},
@@ -418,5 +418,5 @@ def test_the_template_of_several(templates, tools, text):
 
 def test_several_without_a_default():
     tokenizer = SimpleNamespace(chat_template={"rag": "r", "chatml": "c"})
-    with pytest.raises(ThreestepError, match="^tiny has the chat templates 'rag', 'chatml' and none named 'default'"):
+    with pytest.raises(ThreestepError, match="^tiny has the chat templates 'rag', 'chatml', but none named 'default'"):
         template_text(tokenizer, None, "tiny")

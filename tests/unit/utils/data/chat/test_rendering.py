@@ -170,7 +170,7 @@ def test_a_row_for_which_it_loops_ends_in_a_sentence_in_any_thread(little, monke
     render()
     for thread in threads:
         thread.join(20)
-    expected = "the chat template takes more than 0.4 seconds for a conversation of 1 messages; mend its loops"
+    expected = "the chat template takes more than 0.4 seconds for a conversation of 1 messages; fix its loops"
     assert len(problems) == 3 and all(problem.startswith(expected) for problem in problems)
     assert rendering._deadlines == {}
     assert template.render([user("Hi")]).text == "user: Hi\n"

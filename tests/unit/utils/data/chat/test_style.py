@@ -57,9 +57,14 @@ def test_the_template_where_the_tokenizer_has_one(tmp_path):
             "auto",
             "--chat_template_kwargs expects a chat template, got a tokenizer without one",
         ),
-        (None, "enable_thinking", "chat_template", "has no chat template of its own"),
+        (None, "enable_thinking", "chat_template", "has no chat template"),
         # A misspelt name of a flag.
-        ("chatml", "enable_thinkin", "auto", "the tokenizer reads no 'enable_thinkin'; correct the name, or leave it"),
+        (
+            "chatml",
+            "enable_thinkin",
+            "auto",
+            "the tokenizer does not read 'enable_thinkin'; correct the name, or leave it",
+        ),
     ],
 )
 def test_flags_that_no_template_reads(template, kwargs, style, said):

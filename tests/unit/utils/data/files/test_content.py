@@ -102,7 +102,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
         ("parquet", LINE.encode(), "expected a Parquet file, got JSON; give it as jsonl:"),
         ("arrow", of_parquet(), "expected an Arrow file or stream, got a Parquet file; give it as parquet:"),
         ("csv", f"[{LINE}]".encode(), "expected CSV, got JSON; give it as jsonl:"),
-        ("jsonl", b"{'question': 'Hi'}\n", "it is Python's form, write it with json.dumps"),
+        ("jsonl", b"{'question': 'Hi'}\n", "it looks like Python, write it with json.dumps"),
         ("jsonl", LINE.encode("utf-16") + b"\x00\xd8a\x00", "begins as utf-16-le and is not: illegal UTF-16 surrogate"),
     ],
     # An archive holds the time at which it is made, and ids of tests must be the same in every process.

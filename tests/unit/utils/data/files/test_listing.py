@@ -120,7 +120,7 @@ def test_what_is_refused_and_a_pipe_that_is_passed_over(here):
     os.mkfifo(here / "data" / "pipe.jsonl")
     assert found("data")[0] == ["data/rows.jsonl"]
     (here / "data" / "gone.jsonl").symlink_to("nowhere")
-    with pytest.raises(ThreestepError, match="'data/gone.jsonl' is a link to '.*nowhere', which is not there; fetch"):
+    with pytest.raises(ThreestepError, match="'data/gone.jsonl' is a link to '.*nowhere', which does not exist; fetch"):
         found("data")
     with pytest.raises(ThreestepError, match="jsonl_flag: the folder '.*' holds no file that ends in .csv or .tsv"):
         find_files(str(here / "data"), [".csv", ".tsv"], "jsonl_flag")
@@ -154,7 +154,7 @@ def test_what_datasets_writes_beside_rows_is_no_data(tmp_path):
 @pytest.mark.parametrize(
     ("address", "fragment"),
     [
-        ("missing.csv", "data_path: 'missing.csv' names a file that does not exist; the folder read from is '"),
+        ("missing.csv", "data_path: 'missing.csv' names a file that does not exist; the current folder is '"),
         ("missing-*.csv", "data_path: 'missing-*.csv' names a pattern that matches no file"),
     ],
 )
@@ -209,8 +209,8 @@ def test_remote_addresses(memory):
 @pytest.mark.parametrize(
     ("address", "fragment"),
     [
-        ("memory://bucket/none.csv", "data_path: 'memory://bucket/none.csv' names no file"),
-        ("memory://bucket/*.parquet", "names no file"),
+        ("memory://bucket/none.csv", "data_path: 'memory://bucket/none.csv' matches no file"),
+        ("memory://bucket/*.parquet", "matches no file"),
         ("memory://bucket", "the folder 'memory://bucket' holds no file that ends in .parquet"),
         ("teleport://bucket/a", "'teleport://bucket/a' could not be read: ValueError: Protocol not known"),
         ("s3://b/a.csv", "'s3://b/a.csv' could not be read: ImportError"),

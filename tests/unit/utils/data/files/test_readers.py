@@ -48,7 +48,7 @@ def test_blank_lines_a_byte_order_mark_and_null(tmp_path):
     assert [rows[1], rows[0]] == [{**GOOD, "rejected": None}, GOOD] and len(rows) == 2 and set(rows.kinds) == set(GOOD)
 
 
-OVER_LINES = "expected one JSON object per line, got one over several lines; write each row on a line of its own, as jq"
+OVER_LINES = "expected one JSON object per line, got one on several lines; write each row on its own line, as jq"
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ OVER_LINES = "expected one JSON object per line, got one over several lines; wri
         ('{"prompt": "a", "rejected": false}', "column 'rejected': expected text, got a truth value"),
         (b'{"prompt": "\xff"}', "expected UTF-8 text"),
         (json.dumps(GOOD, indent=2), OVER_LINES),
-        ('{"prompt": "a"},', "expected one JSON object per line, got more behind it at column 16: ','"),
-        ('{"prompt": "a"}{"prompt": "b"}', "expected one JSON object per line, got more behind it at column 16: '{"),
+        ('{"prompt": "a"},', "expected one JSON object per line, got more after it at column 16: ','"),
+        ('{"prompt": "a"}{"prompt": "b"}', "expected one JSON object per line, got more after it at column 16: '{"),
     ],
 )
 def test_a_malformed_row_is_named_by_file_and_line(tmp_path, bad, fragment):
@@ -87,8 +87,8 @@ def test_a_malformed_row_is_named_by_file_and_line(tmp_path, bad, fragment):
         ('[\n{"prompt": "a"},\n{"question": "a"}]', 3, "no column 'prompt'"),
         ('[\n{"prompt": "a"},\n{"prompt": 3}]', 3, "column 'prompt': expected text, got a number"),
         ('[\n{"prompt": "a"},\n{"prompt": }]', 3, "not JSON"),
-        ('[\n{"prompt": "a"}\n{"prompt": "b"}]', 3, "breaks off or lacks a comma"),
-        ('[\n{"prompt": "a"}', 2, "breaks off or lacks a comma"),
+        ('[\n{"prompt": "a"}\n{"prompt": "b"}]', 3, "is cut off or lacks a comma"),
+        ('[\n{"prompt": "a"}', 2, "is cut off or lacks a comma"),
         ('[{"prompt": "a"}]\n[]', 2, "expected nothing after the JSON list, got '[]'"),
     ],
 )
@@ -180,7 +180,7 @@ def test_the_first_place_of_every_kind_of_value(tmp_path):
         ("a.csv", b"", " is empty: expected a first line that names the columns"),
         ("a.csv", b"p,q\n1,2\n3\n", "line 3: expected 2 values ('p', 'q'), got 1; a value with a delimiter"),
         ("a.csv", b"p,q\n1,2,3\n", "line 2: expected 2 values ('p', 'q'), got 3"),
-        ("a.csv", b"p,p\n1,2\n", "line 1: two columns have one name: p, p"),
+        ("a.csv", b"p,p\n1,2\n", "line 1:  two columns share a name:p, p"),
         ("a.csv", b'p,q\n1,"2\n', "line 2: expected comma-separated values: unexpected end of data"),
         ("a.csv", b"p,q\n1,\xff\n", "line 1 or after: expected UTF-8 text: invalid start byte"),
         ("a.parquet", b"nothing of the kind", ": expected a Parquet file: "),
@@ -226,7 +226,7 @@ def test_rows_are_read_from_several_threads_at_once(tmp_path):
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        ('"\\ud800"', r"expected text, got .ud800, half of a pair that stands for one character"),
+        ('"\\ud800"', r"expected text, got .ud800, half of a surrogate pair"),
         ("[" * 100_000, "expected (one|a) JSON object, got one that cannot be read: .*recursion"),
         ("9" * 5000, "expected (one|a) JSON object, got one that cannot be read: .*digits"),
     ],
@@ -276,7 +276,7 @@ def test_readers_by_name(name, found):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("/nowhere/rows", "'/nowhere/rows' does not exist; the folder read from is '"),
+        ("/nowhere/rows", "'/nowhere/rows' does not exist; the current folder is '"),
         ("rows.xlsx", "'rows.xlsx' is a spreadsheet; save the sheet as CSV UTF-8"),
         ("rows.pkl.gz", "'rows.pkl.gz' is a pickle, which may run code"),
         ("mine.py", "is Python code; give it as --dataset_module, and the name that it registers as --data_path"),
@@ -292,10 +292,10 @@ def test_a_stranger_by_its_name(name, sentence):
     ("files", "sentence"),
     [
         ([], "is empty; give a folder or a file with rows"),
-        (["config.json"], "holds a model, no data; give it as --model_name_or_path"),
+        (["config.json"], "holds a model, not data; give it as --model_name_or_path"),
         (["a.csv", "b.csv.gz", "c.parquet"], "holds files: 2 .csv, 1 .parquet; give it as parquet:{0} or csv:{0}"),
         (["a.json"], "holds files: 1 .json; give it as json:{0}"),
-        (["a.png"], "holds files: 1 .png; and no file that a reader takes; give a folder of such files as jsonl:PATH"),
+        (["a.png"], "holds files: 1 .png; and no readable file; give a folder of data files as jsonl:PATH"),
     ],
 )
 def test_a_stranger_by_the_content_of_its_folder(tmp_path, files, sentence):

@@ -229,9 +229,9 @@ def test_no_format_fits():
         "prompt, chosen, rejected (preference); prompt, completion (prompt_completion); "
     )
     assert str(caught.value).endswith(
-        "or name columns of your own: questions and answers with --data_format question_answer --prompt_column Q "
+        "or name your own columns: questions and answers with --data_format question_answer --prompt_column Q "
         "--chosen_column A, texts as they are stored with --prompt_column, --chosen_column and --rejected_column, "
-        "others with --messages_column or --text_column"
+        "other data with --messages_column or --text_column"
     )
 
 

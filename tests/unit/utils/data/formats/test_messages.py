@@ -138,7 +138,7 @@ def calling(calls):
         (calling([{"function": "name"}]), NO_CALL),
         (calling("add"), "expected JSON with the name and arguments of a call, got"),
         # pandas and `datasets` write it into CSV
-        (str([says("user", "Hi")]), "it is Python's form, write it with json.dumps"),
+        (str([says("user", "Hi")]), "it looks like Python, write it with json.dumps"),
     ],
 )
 def test_what_is_no_message_is_named(given_messages, fragment):

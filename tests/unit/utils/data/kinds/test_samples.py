@@ -194,7 +194,7 @@ FROM_0 = "get_margin: expected a number from 0 up, "
         (
             {"get_rejected": lambda self, s: None},
             2,
-            r"phase 2 .* has no training rows: all 7 rows of 'own' were dropped",
+            r"step 2 .* has no training rows: all 7 rows of 'own' were dropped",
         ),
         ({"data_split": "1,0,1"}, 2, "data_split 1,0,1 gives it none of the rows of 'own'"),
         ({**ONLY_SENTENCES, "data_split": "0,0,1"}, 3, "dropped .*no_prompt"),

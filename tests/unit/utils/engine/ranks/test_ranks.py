@@ -39,7 +39,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
         ("cpu", False, "cpu"),
         ("", True, "cuda"),
         ("npu", True, "DS_ACCELERATOR expects cpu or cuda, got 'npu'"),
-        ("cuda", False, r"DS_ACCELERATOR=cuda asks for a GPU, and torch .* finds none here \(CUDA_VISIBLE_DEVICES=1\)"),
+        ("cuda", False, r"DS_ACCELERATOR=cuda needs a GPU, but torch .* finds none here \(CUDA_VISIBLE_DEVICES=1\)"),
         ("cpu", True, "DS_ACCELERATOR=cpu, and CUDA has started in this process: set CUDA_VISIBLE_DEVICES="),
     ],
 )

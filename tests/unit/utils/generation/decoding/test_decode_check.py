@@ -135,7 +135,7 @@ def test_a_copy_that_computes_something_else_is_refused():
     model, own = known("llama")
     with torch.no_grad():
         model.model.norm.weight.mul_(1.5)
-    with pytest.raises(ThreestepError, match="the weights that rollouts are lent compute other log-probabilities than"):
+    with pytest.raises(ThreestepError, match="the weights lent to rollouts give other log-probabilities than"):
         TransformersRollout().check(nullcontext(model), own)
 
 

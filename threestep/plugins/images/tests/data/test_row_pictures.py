@@ -288,7 +288,7 @@ def test_shards_of_a_stopped_build_keep_their_pictures(built, monkeypatch):
         return join(self)
 
     monkeypatch.setattr(MediaWriter, "finish", full)
-    with pytest.raises(ThreestepError, match="has no room left"):
+    with pytest.raises(ThreestepError, match="is full"):
         built(rows, num_workers=1)
     monkeypatch.undo()
     monkeypatch.setattr(reading, "decoded", None)

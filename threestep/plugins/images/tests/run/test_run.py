@@ -162,10 +162,14 @@ def test_what_reads_images_goes_with_them():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not read images, and prompts of the data have so"),
-        ({"speculate": "2", "speculate_by": "ngram"}, "--speculate 2 does not go with prompts that have images: it gu"),
-        ({"parallel_thinking": True}, "--parallel_thinking does not go with prompts that have images: it draws paths"),
-        ({"mtp_num_layers": 1}, "--mtp_num_layers 1 does not go with prompts that have images: it reads embeddings"),
+        ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not read images, but some prompts have th"),
+        ({"speculate": "2", "speculate_by": "ngram"}, (
+            "--speculate 2 does not work with prompts that have images: it gu"
+            )),
+        ({"parallel_thinking": True}, (
+            "--parallel_thinking does not work with prompts that have images: it draws paths"
+            )),
+        ({"mtp_num_layers": 1}, "--mtp_num_layers 1 does not work with prompts that have images: it reads embeddings"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_with_images_is_named(given, said):

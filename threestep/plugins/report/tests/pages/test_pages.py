@@ -250,7 +250,7 @@ def test_pairs_are_escaped_and_coloured(pair_run):
     text = section(pair_run("one", PAIRS, "training.step2_dpo.main"))
     assert "good &lt;b&gt;" in text and "good <b>" not in text
     assert "<span>implicit reward <b>0.5 → 0</b></span>" in text
-    assert '<span>margin <b class="bad">0.25 → -8</b></span>' in text and "below 0 the order is wrong" in text
+    assert '<span>margin <b class="bad">0.25 → -8</b></span>' in text and "below 0, the order is wrong" in text
 
 
 @pytest.mark.parametrize("broken", [{"scores": 3}, {"responses": 4}, {"responses": [None, {}]}, {"margin": "x"}])

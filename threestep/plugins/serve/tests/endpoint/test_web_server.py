@@ -45,7 +45,7 @@ REFUSED = [
     ("PUT", CHAT, {}, 405, f"{CHAT} takes no PUT"),
     ("POST", MODELS, {}, 405, f"{MODELS} takes no POST"),
     ("POST", CHAT, b"{", 400, "the body expects JSON: "),
-    ("POST", CHAT, b"[" * 100 + b"]" * 100, 400, "the body expects JSON: lists and objects stand inside each other"),
+    ("POST", CHAT, b"[" * 100 + b"]" * 100, 400, "the body expects JSON: lists and objects are nested"),
     ("POST", CHAT, b"\xff", 400, "the body expects JSON: "),
     ("POST", CHAT, b"x" * (2**16 + 1), 413, "the body expects at most 65,536 bytes, got 65,537"),
     ("POST", CHAT, {"model": "tiny", "messages": HI, "nonsense": 1}, 400, "'nonsense' is not supported"),
