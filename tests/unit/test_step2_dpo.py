@@ -125,7 +125,9 @@ def marked_rows(marks: str) -> list[SimpleNamespace]:
 def test_marks_of_one_kind_are_refused():
     for marks, said in (("++++", "got 4 good and 0 bad"), ("---", "got 0 good and 3 bad")):
         for name in ("kto", "bco"):
-            with pytest.raises(ThreestepError, match=f"--loss_type {name} expects good and bad responses, {said}; check"):
+            with pytest.raises(
+                ThreestepError, match=f"--loss_type {name} expects good and bad responses, {said}; check"
+            ):
                 check_marks(marked_rows(marks), DpoArguments(loss_type=name))
     check_marks([], DpoArguments(loss_type="sigmoid"))
 
