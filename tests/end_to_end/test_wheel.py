@@ -48,7 +48,7 @@ def built(tmp_path_factory):
     ran(place / "checkout", [sys.executable, "-c", build])
     (archive,) = place.glob("threestep-*.tar.gz")
     with tarfile.open(archive) as file:
-        file.extractall(place, filter="data")
+        file.extractall(place, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     source = place / archive.name.removesuffix(".tar.gz")
     ran(place, [*PIP, "wheel", "--no-build-isolation", "--no-deps", "--no-index", "-w", "wheels", str(source)])
     (wheel,) = (place / "wheels").glob("threestep-*.whl")

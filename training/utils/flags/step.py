@@ -145,20 +145,17 @@ class Step:
         return self.name.partition("_")[2]
 
     def label_of(self, settings: Mapping[str, Any]) -> str:
-        """The label of a run with these settings: its method's, e.g. `GRPO`."""
-        return self._variant(settings) or self.label
+        """The label of a run with these settings, its method's: `grpo` as `GRPO`, `FILE.py:NAME` as `NAME`."""
+        flag, label = self.variant or ("", "")
+        default = str(defaults_of(self.groups).get(flag))
+        method = str(settings.get(flag, default))
+        name = method.rpartition(":")[2] if ".py:" in method else method.upper()
+        return self.label if method == default else label.format(name)
 
     def title_of(self, settings: Mapping[str, Any]) -> str:
         """The title of a run with these settings."""
-        return self._variant(settings) or self.title
-
-    def _variant(self, settings: Mapping[str, Any]) -> str | None:
-        """`grpo` as `GRPO`, `FILE.py:NAME` as `NAME`; None for the default."""
-        flag, label = self.variant or ("", "")
-        default = defaults_of(self.groups).get(flag)
-        method = str(settings.get(flag, default))
-        name = method.rpartition(":")[2] if ".py:" in method else method.upper()
-        return None if method == str(default) else label.format(name)
+        label = self.label_of(settings)
+        return self.title if label == self.label else label
 
     @property
     def old_flags(self) -> Mapping[str, Any]:
