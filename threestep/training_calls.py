@@ -139,13 +139,13 @@ def ppo(
 @mistakes_in_python
 def grpo(model: Any, rows: Any, **settings: Any) -> Result:
     """Train the policy by GRPO: `ppo` with advantage="grpo", and its other arguments."""
-    return ppo(model, rows, **{"run_name": "grpo", **settings, "advantage": "grpo"})
+    return ppo(model, rows, advantage="grpo", **{"run_name": "grpo", **settings})
 
 
 @mistakes_in_python
 def rloo(model: Any, rows: Any, **settings: Any) -> Result:
     """Train the policy by RLOO: `ppo` with advantage="rloo", and its other arguments."""
-    return ppo(model, rows, **{"run_name": "rloo", **settings, "advantage": "rloo"})
+    return ppo(model, rows, advantage="rloo", **{"run_name": "rloo", **settings})
 
 
 @mistakes_in_python
