@@ -144,7 +144,7 @@ def test_a_setting_that_the_run_began_without_is_compared_with_its_default():
     mine = {**SFT, "new": 3, "new_list": [], "save_every": 7, "prompt_style": "chat_template", "content": "a"}
     check(SFT, mine, defaults)
     expected = (
-        "--new did not exist yet .the same as 3., and is 4; --new_list did not exist yet .the same as ...., and is "
+        r"--new did not exist yet .the same as 3., and is 4; --new_list did not exist yet .the same as \[\]., and is "
         ".'a'.; "
     )
     with pytest.raises(ThreestepError, match=expected):

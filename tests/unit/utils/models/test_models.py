@@ -241,7 +241,7 @@ def test_positions_of_every_type(name: str):
     config = tiny(max_position_embeddings=given, rope_parameters={"rope_theta": 1e4, **rope})
     assert (scaled_positions(config), steady_positions(config)) == (positions, steady)
     if name != "default":
-        with pytest.raises(ThreestepError, match=rf"scaled already \({rope['rope_type']}, \d+ of them\)"):
+        with pytest.raises(ThreestepError, match=rf"already scaled \({rope['rope_type']}, \d+ of them\)"):
             scaled(config, "yarn:2", "a model")
 
 

@@ -33,8 +33,8 @@ ROOT = Path(launch.__file__).parents[3]
         (None, "two", 0, "THREESTEP_RANKS expects a positive whole number, got 'two'"),
         (None, "0", 0, "THREESTEP_RANKS expects a positive whole number, got 0"),
         (-1, None, 0, "ranks expects a positive whole number, got -1"),
-        (2, None, 1, "asks for 2 ranks, and 1 GPU is visible.*THREESTEP_RANKS=1"),
-        (None, "9", 8, "THREESTEP_RANKS asks for 9 ranks, and 8 GPUs are visible"),
+        (2, None, 1, "asks for 2 ranks, but 1 GPU is visible.*THREESTEP_RANKS=1"),
+        (None, "9", 8, "THREESTEP_RANKS asks for 9 ranks, but 8 GPUs are visible"),
     ],
 )
 def test_ranks(asked, variable, gpus, ranks):
