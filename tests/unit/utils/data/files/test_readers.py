@@ -180,7 +180,7 @@ def test_the_first_place_of_every_kind_of_value(tmp_path):
         ("a.csv", b"", " is empty: expected a first line that names the columns"),
         ("a.csv", b"p,q\n1,2\n3\n", "line 3: expected 2 values ('p', 'q'), got 1; a value with a delimiter"),
         ("a.csv", b"p,q\n1,2,3\n", "line 2: expected 2 values ('p', 'q'), got 3"),
-        ("a.csv", b"p,p\n1,2\n", "line 1:  two columns share a name:p, p"),
+        ("a.csv", b"p,p\n1,2\n", "line 1: two columns share a name: p, p"),
         ("a.csv", b'p,q\n1,"2\n', "line 2: expected comma-separated values: unexpected end of data"),
         ("a.csv", b"p,q\n1,\xff\n", "line 1 or after: expected UTF-8 text: invalid start byte"),
         ("a.parquet", b"nothing of the kind", ": expected a Parquet file: "),
