@@ -45,8 +45,8 @@ class HeadFeature(GuestFeature):
             rows, reader, instead = "prompts", "it", "leave it out"
         mistakes.require(
             not self.settings.layers,
-            f"{self._flag} does not go with {rows} that have images: {reader} reads embeddings of tokens, which images "
-            f"do not have; {instead}",
+            f"{self._flag} does not work with {rows} that have images: {reader} reads embeddings of tokens, which "
+            f"images do not have; {instead}",
         )
 
     def inside(self, path: str, model: Any, zero_stage: int, seed: int, *, ranks: Any) -> Mapping[str, nn.Module]:

@@ -163,12 +163,10 @@ def test_what_reads_images_goes_with_them():
     ("given", "said"),
     [
         ({"rollout_engine": "hybrid"}, "--rollout_engine hybrid does not read images, but some prompts have th"),
-        ({"speculate": "2", "speculate_by": "ngram"}, (
-            "--speculate 2 does not work with prompts that have images: it gu"
-            )),
-        ({"parallel_thinking": True}, (
-            "--parallel_thinking does not work with prompts that have images: it draws paths"
-            )),
+        ({"speculate": "2", "speculate_by": "ngram"},
+         "--speculate 2 does not work with prompts that have images: it gu"),
+        ({"parallel_thinking": True},
+         "--parallel_thinking does not work with prompts that have images: it draws paths"),
         ({"mtp_num_layers": 1}, "--mtp_num_layers 1 does not work with prompts that have images: it reads embeddings"),
     ],
 )  # fmt: skip
