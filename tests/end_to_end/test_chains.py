@@ -131,7 +131,7 @@ def test_only_the_first_rank_speaks(chain_named, name: str, step: int):
     label, unit = {1: ("SFT", "step"), 2: ("reward model", "step"), 3: ("PPO", "rollout")}[step]
     evaluations = f"{label}: evaluation "
     starts = tuple(f"{what}: " for what in ("auto", "data", "prompt style", "model", "mfu", "sample", "report"))
-    starts += ("set aside, ", f"step {step}: ")
+    starts += ("ignored, ", f"step {step}: ")
     launched = lines[0].startswith("+ ")  # where the program is not a fork
     ranks = "2 ranks" if name == "together" else "1 rank"
     told = [line for line in lines[launched:] if not line.startswith((*starts, evaluations, "warning: "))]
