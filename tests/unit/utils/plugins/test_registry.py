@@ -114,13 +114,13 @@ def test_a_plugin_that_cannot_work_is_left_out_with_a_line(found, capsys, code, 
     known = found(broken=code)
     assert not {"broken", "greeting"} & known.keys()
     said = capsys.readouterr().err
-    assert reason in said and said.count("\n") == 1 and "is left out" in said
+    assert reason in said and said.count("\n") == 1 and "is disabled" in said
 
 
 def test_whoever_needs_a_plugin_that_is_left_out_is_left_out_too(found, capsys):
     needs = "from training.utils.plugins.plugin import Plugin\nPLUGIN = Plugin('%s', 'does', needs=('%s',))"
     assert not {"one", "two"} & found(one=needs % ("one", "two"), two=needs % ("two", "three")).keys()
-    assert capsys.readouterr().err.count("is left out") == 2
+    assert capsys.readouterr().err.count("is disabled") == 2
 
 
 def test_two_that_add_the_same_and_one_that_is_not_there(found, monkeypatch):

@@ -236,7 +236,7 @@ def test_a_reward_model_that_sees_no_or_other_pixels_says_so(place, reward, why)
     talk = chatting(place, reward)
     answered(talk, "What?")
     assert talk.score(0) is not None  # of texts
-    with pytest.raises(ThreestepError, match=f"{reward}' {why}.*; chat about pictures without --reward_model"):
+    with pytest.raises(ThreestepError, match=f"{reward}' {why}.*; leave --reward_model out to chat about images"):
         talk.attach(str(place / "red.png"))
 
 

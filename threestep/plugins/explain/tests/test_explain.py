@@ -285,7 +285,7 @@ def test_the_command_writes_a_page_and_a_table(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "along its update the loss" in said
     assert "who taught it" in said
-    assert "<title>Explained: policy, step 4" in (tmp_path / "out" / "explained.html").read_text()
+    assert "<title>Explained: grpo, step 4" in (tmp_path / "out" / "explained.html").read_text()
     assert len(pandas.read_parquet(tmp_path / "out" / "tokens.parquet")) == len(_step("policy").tensor("token_ids"))
     with pytest.raises(ThreestepError, match="of one step; leave them out"):
         main([*own, "--step", "3"])

@@ -115,9 +115,9 @@ def test_long_prompts_are_filtered_in_parallel_and_counted(build):
 
 
 def test_truncation_error_names_the_row(build):
-    with pytest.raises(ThreestepError, match=r"row id 1: a sentence of \d+ tokens, and max_seq_len is 70"):
+    with pytest.raises(ThreestepError, match=r"row id 1: a sentence of \d+ tokens, but max_seq_len is 70"):
         build(1, [PAIR, LONG], max_seq_len=70, truncation="error")
-    with pytest.raises(ThreestepError, match=r"row id 1: a prompt of \d+ tokens, and max_prompt_seq_len is 40"):
+    with pytest.raises(ThreestepError, match=r"row id 1: a prompt of \d+ tokens, but max_prompt_seq_len is 40"):
         build(3, [PAIR, LONG], max_prompt_seq_len=40, prompt_truncation="error")
 
 

@@ -163,7 +163,7 @@ TRIED = {"prompt": TALK[:3], "chosen": TALK[3:], "rejected": THREE}
     ("phase", "row", "template", "given", "said"),
     [
         (1, {"messages": TALK}, "chatml", {"truncation": "error", "max_seq_len": 9},
-         "'own', row id 0: a sentence of .* tokens, and max_seq_len is 9"),
+         "'own', row id 0: a sentence of .* tokens, but max_seq_len is 9"),
         (1, {"messages": [{"role": "narrator", "content": "x"}, *TALK]}, "chatml", {},
          "dataset 'own', row 0, message 1: expected a role among .*'narrator'"),
         (1, {"messages": [*TALK, {"role": "system", "content": "s"}]}, "llama3", {},
