@@ -106,7 +106,7 @@ def test_what_it_has_no_script_for_and_a_file_beside_its_flags():
             continue
         with pytest.raises(ThreestepError, match=f"^--deployment-type {kind} with --actor-model {size} has no script"):
             e2e_flags.settings_of({"deployment_type": kind, "actor_model": size}, HOSTS)
-    with pytest.raises(ThreestepError, match="has --config and flags of e2e_rlhf.py, which stand in its place"):
+    with pytest.raises(ThreestepError, match="has --config and flags of e2e_rlhf.py, which replace it"):
         all_steps.main("--config run.yaml --actor-model 1.3b".split())
     with pytest.raises(ThreestepError, match="^--config expects a file with a section for each step"):
         all_steps.main([])

@@ -122,7 +122,7 @@ EVERY_STEP: dict[str, Any] = {
     "--datasets a/b": "--datasets expects a list in a file of settings, got 'a/b'; name one by --dataset_name",
     "--accelerate_config multi_gpu": SAID,
     "--accelerate_config mine.yaml": "--accelerate_config expects zero1, zero2, zero3, single_gpu or multi_gpu, got",
-    "--hub_model_id me/mine": "is for --push_to_hub, which is off",
+    "--hub_model_id me/mine": "needs --push_to_hub, which is off",
     "--hub_private_repo true --push_to_hub --hub_model_id me/mine": {"hub_private_repo": True},
     "--hub_strategy end": SAID,
     "--hub_strategy every_save": SAID,

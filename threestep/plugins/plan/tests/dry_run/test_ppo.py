@@ -92,9 +92,9 @@ def test_forwards_are_reused_by_default_where_the_memory_holds_them(said):
     read = "true (the forwards that read are learned from; false turns it off)"
     text = said("--device", "cuda", "--device_memory_gb", "80")
     assert f"auto: --reuse_values {read}, --reuse_forwards {read}" in text and "the actor's activations, kept" in text
-    tight = said("--device", "cuda", "--device_memory_gb", "0.01")
+    tight = said("--device", "cuda", "--device_memory_gb", "0.011")
     assert re.search(
-        r"auto: --reuse_values true \(.*, --reuse_forwards false \(true may take 0\.0\d+ GB, and 0\.01 are free\)",
+        r"auto: --reuse_values true \(.*, --reuse_forwards false \(true may take 0\.0\d+ GB, and 0\.011 are free\)",
         tight,
     )
     assert "activations, kept" not in tight
