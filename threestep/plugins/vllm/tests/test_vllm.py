@@ -166,7 +166,7 @@ def test_ranks_that_cannot_share_engines_are_told(monkeypatch):
         request = RolloutRequest(torch.tensor([[3]]), torch.tensor([[True]]), PLAIN, [0])
         engine.roll_out(None, request)  # type: ignore[arg-type]
     assert str(told.value) == (
-        "--vllm_tensor_parallel_size 2 does not divide the run's 1 ranks; lower it or start more ranks"
+        "--vllm_tensor_parallel_size 2 does not divide the run's 1 ranks; change it or --num_ranks"
     )
 
 

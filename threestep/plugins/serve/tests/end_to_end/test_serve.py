@@ -113,7 +113,9 @@ def test_mistakes_are_openais_errors(client, server):
         asked(client_of(server, api_key="sk-wrong"))
     with pytest.raises(openai.NotFoundError, match="'model' expects 'tiny', the only one here, got 'gpt-4'"):
         client.chat.completions.create(model="gpt-4", messages=HI)
-    with pytest.raises(openai.BadRequestError, match="'frequency_penalty' is not supported and may only be 0") as refusal:
+    with pytest.raises(
+        openai.BadRequestError, match="'frequency_penalty' is not supported and may only be 0"
+    ) as refusal:
         asked(client, frequency_penalty=0.5)
     assert refusal.value.param == "frequency_penalty"
     with pytest.raises(openai.RateLimitError, match="responses are waiting and 128 more are too many"):
