@@ -83,7 +83,7 @@ def test_an_unknown_word_gets_the_right_one(capsys):
     with pytest.raises(SystemExit):
         command.main(["train"])
     said = capsys.readouterr().err
-    assert said.startswith("error: there is no command 'train'; commands are sft, reward, dpo, ppo, grpo, rloo, ")
+    assert said.startswith("error: there is no command 'train'; commands are sft, reward, dpo, ppo, grpo, rloo")
 
 
 def test_one_rank_runs_in_this_process(ran, monkeypatch):
