@@ -10,14 +10,12 @@ import numpy as np
 from threestep.plugins.audit.quantities import QUANTITIES, Quantity
 from threestep.plugins.audit.quantities.quantity import FLOAT32
 from threestep.plugins.audit.quantities.step import AuditedStep, LackingError
-from threestep.plugins.audit.recording.schema import CRITIC, FIGURES
+from threestep.plugins.audit.recording.schema import FIGURES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 AGREES, DIFFERS, NOT_JUDGED = "agrees", "differs", "not judged"
-# Quantities of a critic, beside those whose names say so.
-_OF_CRITIC = ("rollout_returns", "returns", "old_values", "new_values", "value_loss")
 
 
 @dataclass(frozen=True)
@@ -48,19 +46,9 @@ class Finding:
 def judge(step: AuditedStep, quantities: Sequence[Quantity] = QUANTITIES) -> list[Finding]:
     """Return a finding for each quantity of records of this objective, in the order in which data flow."""
     with np.errstate(all="ignore"):  # a cause that does not apply may divide by 0, and what is recorded be infinite
-        return [_judged(step, each) for each in quantities if _applies(step, each)]
-
-
-def _applies(step: AuditedStep, quantity: Quantity) -> bool:
-    """False for what a step of these settings does not have: another objective's, a critic's without one, a KL loss
-    where the KL is in the reward."""
-    if step.head.objective not in quantity.objectives:
-        return False
-    if quantity.name == "kl_loss" and step.settings.get("kl_in") == "reward":
-        return quantity.name in step.head.figures
-    if quantity.name in _OF_CRITIC or quantity.name.startswith(CRITIC):
-        return step.settings.get("advantage", "gae") == "gae" or step.has_critic
-    return True
+        return [
+            _judged(step, each) for each in quantities if step.head.objective in each.objectives and each.applies(step)
+        ]
 
 
 def first_wrong(findings: Sequence[Finding]) -> Finding | None:

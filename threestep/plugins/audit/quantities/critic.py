@@ -44,6 +44,7 @@ _NEW_VALUES = Quantity(
     lambda step, right: (0.1 if is_rounded(step.critic()) else 2e-5) * (1.0 + np.abs(right)),
     lambda step: step.tensor("loss_mask"),
     axis="T",
+    applies=lambda step: step.has_critic,
 )
 
 
@@ -79,6 +80,7 @@ def _of_critic(quantity: Quantity) -> Quantity:
         tolerance=lambda step, right: quantity.tolerance(step.critic(), right),
         recorded=moved(recorded),
         axis="CW" if quantity.axis else "",
+        applies=lambda step: step.has_critic,
     )
 
 

@@ -128,8 +128,8 @@ HANDED_ON = (
     ),
     _handed_on("ref_logprobs", "rollout_ref_logprobs"),
     _handed_on("corrections", "rollout_corrections"),
-    _handed_on("old_values", "rollout_values"),
-    _handed_on("returns", "rollout_returns"),
+    replace(_handed_on("old_values", "rollout_values"), applies=lambda step: step.has_critic),
+    replace(_handed_on("returns", "rollout_returns"), applies=lambda step: step.has_critic),
 )
 
 # --- the policy's loss
@@ -434,10 +434,14 @@ def _total_rounding(step: AuditedStep, right: float) -> float:
     return loss_tolerance(_both, step, right) + 0.2 * of_loss(step, 1.0)
 
 
+def _has_kl_loss(step: AuditedStep) -> bool:
+    return step.settings.get("kl_in") != "reward" or "kl_loss" in step.head.figures
+
+
 LOSSES = (
     _loss("policy_loss", _policy, _POLICY_MISTAKES, right_reduction),
-    _loss("kl_loss", _kl_losses, _KL_MISTAKES, right_reduction),
-    _loss("value_loss", value_losses, _VALUE_MISTAKES, _token_mean),
+    replace(_loss("kl_loss", _kl_losses, _KL_MISTAKES, right_reduction), applies=_has_kl_loss),
+    replace(_loss("value_loss", value_losses, _VALUE_MISTAKES, _token_mean), applies=lambda step: step.has_critic),
     Quantity(
         "loss",
         _POLICY,

@@ -31,6 +31,7 @@ class Quantity:
     tolerance: how far it may be from the reference by rounding, from the step and the reference.
     counts: which entries are judged; default: all.
     recorded: reads it; default: the tensor of its name, or the figure.
+    applies: False for steps whose settings have no such quantity; default: every step of its objectives has it.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Quantity:
     counts: Callable[[AuditedStep], np.ndarray] | None = None
     recorded: Callable[[AuditedStep], Numbers] | None = None
     axis: str = ""
+    applies: Callable[[AuditedStep], bool] = lambda step: True
 
 
 def exact(step: AuditedStep, right: Numbers) -> Numbers:

@@ -576,6 +576,7 @@ _RETURNS = Quantity(
     ),
     lambda step, right: 1e-5 * (1.0 + np.abs(right)),
     axis="R",
+    applies=lambda step: step.has_critic,
 )
 
 # --- weights against a mismatch

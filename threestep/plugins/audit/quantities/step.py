@@ -80,7 +80,9 @@ class AuditedStep:
 
     @property
     def has_critic(self) -> bool:
-        """True if the record holds anything of a critic."""
+        """True for GAE, which needs a critic, and if the record holds anything of one."""
+        if self.settings.get("advantage", "gae") == "gae":
+            return True
         names = {*self.head.figures, *self._state, *(name for rank in self._ranks for name in rank)}
         return bool(self.head.critic) or any("value" in name or name.startswith(CRITIC) for name in names)
 
