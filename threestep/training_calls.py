@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -158,19 +158,15 @@ def evaluate(task: str, model: Any, rows: Any, *, tokenizer: Any = None, **setti
     """
     check_plugin("evaluation", "evaluate")
     plain, functions = with_addresses(settings, on_ranks=False)
-    folder, is_new = _folder_of(f"evaluate_{task}", plain.pop("output_dir", None))
-    given = folder / _GIVEN_FOLDER
-    try:
+    with _run_folder(f"evaluate_{task}", plain.pop("output_dir", None)) as folder:
+        given = folder / _GIVEN_FOLDER
         with silent_bars():
-            flags = _models_as_flags({"model_name_or_path": (model, tokenizer)}, given, False)
+            flags = _models_as_flags({"model_name_or_path": (model, tokenizer)}, given, resumes=False)
             flags["data_path"] = address_of_rows(rows, given)
         if is_in_memory(rows):
             flags |= {"split": "train", "eval_fraction": 0.0}
         words = flags_of({**flags, **plain, "output_dir": str(folder)})
         run_here("threestep.plugins.evaluation.evaluate", [task, *words], functions, folder)
-    except BaseException:
-        _clear(folder, is_new)
-        raise
     return dict(json.loads((folder / f"{task}.json").read_text(encoding="utf-8")))
 
 
@@ -182,9 +178,8 @@ def _trained(kind: str, models: Mapping[str, tuple[Any, Any]], call: _Call) -> R
     if call.peft_config is not None:
         check_plugin("lora", "peft_config")
         plain |= plugin_module("lora", "peft_settings").flags_of_adapters(call.peft_config, kind, plain)
-    folder, is_new = _folder_of(plain.get("run_name") or kind, plain.pop("output_dir", None))
-    given = folder / _GIVEN_FOLDER
-    try:
+    with _run_folder(plain.get("run_name") or kind, plain.pop("output_dir", None)) as folder:
+        given = folder / _GIVEN_FOLDER
         resumes = _resumes(folder, plain)
         with silent_bars():
             flags = _models_as_flags(models, given, resumes)
@@ -198,9 +193,6 @@ def _trained(kind: str, models: Mapping[str, tuple[Any, Any]], call: _Call) -> R
             run_on_ranks(kind, words, num_ranks or 1, folder)
         else:
             run_here(step.program, words, functions, folder)
-    except BaseException:
-        _clear(folder, is_new)
-        raise
     return result_of(kind, folder)
 
 
@@ -275,10 +267,16 @@ def _folder_of(name: Any, given: Any) -> tuple[Path, bool]:
             number += 1
 
 
-def _clear(folder: Path, is_new: bool) -> None:
-    """Remove the folder of a call that started no run."""
-    if is_new and folder.is_dir() and {path.name for path in folder.iterdir()} <= {_GIVEN_FOLDER}:
-        shutil.rmtree(folder)
+@contextlib.contextmanager
+def _run_folder(name: Any, given: Any) -> Iterator[Path]:
+    """The folder of a call (see `_folder_of`). It is removed if it is new and the call fails before its run starts."""
+    folder, is_new = _folder_of(name, given)
+    try:
+        yield folder
+    except BaseException:
+        if is_new and folder.is_dir() and {path.name for path in folder.iterdir()} <= {_GIVEN_FOLDER}:
+            shutil.rmtree(folder)
+        raise
 
 
 __all__ = ["Result", "ThreestepError", "dpo", "evaluate", "grpo", "new_model", "ppo", "reward", "rloo", "sft"]
