@@ -5,8 +5,8 @@
 set -euo pipefail
 scripts="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 THREESTEP_VENV="${THREESTEP_VLLM_VENV:-$scripts/../.venv_vllm}"
+export THREESTEP_EXTRA=test
 if nvidia-smi >/dev/null 2>&1; then
-    export THREESTEP_EXTRA=test
     source "$scripts/_setup.sh"
     "$PYTHON" -m pip install --disable-pip-version-check --constraint "$THREESTEP_ROOT/constraints.txt" \
         --editable "$THREESTEP_ROOT[test,vllm]"
@@ -18,7 +18,6 @@ else
         exit 0
     fi
     [ "$code" = 0 ] || exit "$code"
-    export THREESTEP_EXTRA=test
     source "$scripts/_setup.sh"
 fi
 cd "$THREESTEP_ROOT"

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from threestep.command import CORE_COMMANDS
 from threestep.plugins.plan.arguments import DryRunArguments
 from threestep.plugins.plan.clock.devices import DEVICES
 from threestep.plugins.plan.failure_flags import FailureArguments
@@ -44,8 +45,7 @@ if TYPE_CHECKING:
     from threestep.plugins.plan.failures import Losses
     from training.utils.flags.step import Step
 
-# What a step can be planned as: step 3 also by the commands that set its estimator.
-TASKS = ("sft", "reward", "dpo", "ppo", "grpo", "rloo")
+TASKS = tuple(CORE_COMMANDS)  # the steps; step 3 also by the commands that set its estimator
 FILE = "plan.yaml"
 
 
@@ -90,7 +90,8 @@ class PlanArguments:
     @property
     def estimator(self) -> dict[str, str]:
         """The setting that --step grpo or rloo stands for."""
-        return {"advantage": self.step} if self.step in ("grpo", "rloo") else {}
+        flags = CORE_COMMANDS[self.step].flags
+        return {flag.removeprefix("--"): value for flag, value in zip(flags[::2], flags[1::2], strict=True)}
 
     def validate(self, mistakes: Mistakes) -> None:
         mistakes.require(
@@ -119,7 +120,7 @@ def main(argv: Sequence[str]) -> None:
     from threestep.plugins.plan.search import best_of
     from threestep.plugins.plan.text import Terms, as_yaml, best_lines, curve_lines, losses_line
 
-    step = next(step for step in known_steps().values() if step.kind == ("ppo" if flags.estimator else flags.step))
+    step = next(step for step in known_steps().values() if step.program == CORE_COMMANDS[flags.step].module)
     counts = kept_counts()
     wanted = wanted_of(flags, step, counts)
     find = partial(_found, step, counts)

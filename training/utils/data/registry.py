@@ -12,6 +12,7 @@ A `--data_path` entry is one of
 
 from __future__ import annotations
 
+import glob
 import inspect
 import os
 from collections.abc import Callable
@@ -113,9 +114,8 @@ def find_dataset(name: str) -> type[PromptRawDataset] | str:
     plugin = owner_of("data_sources", bare) or owner_of("data_sources", name, by_beginning=":" in name)
     if plugin := plugin or owner_of("row_stores", name.partition(":")[0]):
         raise ThreestepError(f"--data_path: '{name}' belongs to the plugin '{plugin}', which is not installed")
-    folder = os.path.dirname(name)
-    here = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
-    near = nearest_names(name, [*names, *(os.path.join(folder, file) for file in here)]).rstrip("?")
+    beside = glob.glob(os.path.join(glob.escape(os.path.dirname(name)), "*"))
+    near = nearest_names(name, [*names, *beside]).rstrip("?")
     raise ThreestepError(
         f"--data_path: there is no file and no dataset '{name}'{near}; give a file as "
         f"{', '.join(f'{one}:PATH' for one in READERS)}, a dataset on the hub as hub:OWNER/NAME, or your own class's "

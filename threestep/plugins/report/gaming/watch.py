@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 def open_watch(run: EvaluatedRun) -> RewardWatch | None:
     """Return the watch of a step whose responses are rewarded; None for others."""
     reward = run.settings.get("reward")
+    if not reward:
+        return None
     method = step_of(run.settings).label_of(run.settings)
-    return RewardWatch(run.folder, values_of(reward, run.settings["checker"]), method) if reward else None
+    return RewardWatch(run.folder, values_of(reward, run.settings["checker"]), method)
 
 
 @dataclass(frozen=True)
