@@ -74,7 +74,7 @@ def test_a_head_reads_texts_alone(layers, in_rollouts, why):
     mistakes = Mistakes()
     HeadFeature(MtpSettings(layers), in_rollouts).check_media(mistakes)
     assert len(mistakes.sentences) == (why is not None)
-    assert all(re.match(f"--mtp_num_layers 1 does not go {why}", said) for said in mistakes.sentences)
+    assert all(re.match(f"--mtp_num_layers 1 does not work {why}", said) for said in mistakes.sentences)
 
 
 def test_adapters_are_not_trained_by_a_heads_loss():
