@@ -1,4 +1,4 @@
-"""Threestep as one calls it: the console command `threestep`, and what Python imports. The work is done in `training`.
+"""The public interface of Threestep: the console command `threestep` and Python functions. `training` does the work.
 
     result = threestep.sft("Qwen/Qwen3-0.6B-Base", [{"prompt": "2 + 2 =", "completion": " 4"}, ...])
 

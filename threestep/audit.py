@@ -1,4 +1,4 @@
-"""Records of other trainers' steps, which `threestep audit` judges; its plugin is needed:
+"""Record the steps of other trainers for `threestep audit`, whose plugin is needed:
 
 with threestep.audit.recorded(trainer, "record/"):
     trainer.train()

@@ -28,14 +28,16 @@ CORE_COMMANDS = {
     "sft": Command("training.step1_sft.main", "supervised fine-tuning on chosen responses", LAUNCHED),
     "reward": Command("training.step2_reward.main", "a reward model from pairs of responses", LAUNCHED),
     "dpo": Command("training.step2_dpo.main", "direct preference optimization on pairs of responses", LAUNCHED),
-    "ppo": Command("training.step3_ppo.main", "PPO, GRPO and others on prompts; also: grpo, rloo", LAUNCHED),
+    "ppo": Command(
+        "training.step3_ppo.main", "reinforcement learning on prompts: PPO, GRPO and others; also: grpo, rloo", LAUNCHED
+    ),
     "grpo": Command("training.step3_ppo.main", "ppo --advantage grpo", LAUNCHED, flags=("--advantage", "grpo")),
     "rloo": Command("training.step3_ppo.main", "ppo --advantage rloo", LAUNCHED, flags=("--advantage", "rloo")),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the program that the first word or two name, with the flags after it. argv: by default this process's."""
+    """Run the command that the first one or two words name, with the flags after it. argv: default: this process's."""
     words = list(sys.argv[1:] if argv is None else argv)
     with ends_with_its_reader():
         _answer(words)
@@ -58,7 +60,7 @@ def _answer(words: Sequence[str]) -> None:
 
 
 def commands() -> dict[str, Command]:
-    """Return every command by its name: the core's, then those of plugins."""
+    """Return every command by its name: the core's, then the plugins'."""
     return {**CORE_COMMANDS, **added("commands", CORE_COMMANDS)}
 
 
@@ -82,9 +84,9 @@ def overview() -> str:
             "usage: threestep COMMAND [flags]",
             "",
             *lines[:of_core],
-            *(["", "of plugins:", *lines[of_core:]] if lines[of_core:] else []),
+            *(["", "from plugins:", *lines[of_core:]] if lines[of_core:] else []),
             "",
-            "threestep COMMAND --help lists the flags. --num_ranks N trains on N ranks (one for each GPU, or one).",
+            "threestep COMMAND --help lists the flags. --num_ranks N trains on N ranks; default: one per GPU.",
         ]
     )
 

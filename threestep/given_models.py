@@ -22,8 +22,8 @@ _CRITIC = "critic_model_name_or_path"
 _SHOWN = 3  # reasons in a sentence
 # What to give in place of an object that has this attribute.
 _INSTEAD = {
-    "peft_config": "it with its adapters merged (merge_and_unload()), or the adapter's folder",
-    "_orig_mod": "its _orig_mod, and torch_compile=True",
+    "peft_config": "the model with its adapters merged (merge_and_unload()), or the adapter's folder",
+    "_orig_mod": "its _orig_mod with torch_compile=True",
     "pretrained_model": "its pretrained_model",
     "module": "its module",
 }
@@ -49,12 +49,12 @@ def folder_of_model(model: Any, tokenizer: Any, folder: Path, name: str, *, resu
     """
     _check_kind(model, name)
     if tokenizer is None:
-        raise ThreestepError(f"--{name} is a loaded model, and tokenizer expects its tokenizer, got None")
+        raise ThreestepError(f"--{name} is a loaded model, so it needs a tokenizer, got None; pass one as tokenizer")
     _refuse(model, name, _differences(model))
     if getattr(model, "is_gradient_checkpointing", False):
-        log("model: its gradient checkpointing is ignored; turn it on with gradient_checkpointing=True")
+        log("model: its gradient checkpointing setting is ignored; to turn it on, use gradient_checkpointing=True")
     if "_loss_function" in vars(model):
-        log("warning: the model's own loss_function is not called: each step uses its own loss")
+        log("warning: the model's own loss_function is ignored, because Threestep computes the loss itself")
     path, fresh = folder / name, folder / f".{name}.new"
     try:
         _save(model, tokenizer, fresh, name)
@@ -77,17 +77,17 @@ def _check_kind(model: Any, name: str) -> None:
     is_model = isinstance(model, PreTrainedModel)
     for attribute, instead in _INSTEAD.items():
         if hasattr(model, attribute) and (attribute == "peft_config" or not is_model):
-            raise ThreestepError(f"--{name} expects a plain model, got a wrapped {_kind(model)}; give {instead}")
+            raise ThreestepError(f"--{name} expects a plain model, got a wrapped {_kind(model)}; pass {instead}")
     if not is_model:
         raise ThreestepError(f"--{name} expects a path, a hub name or a loaded transformers model, got {_kind(model)}")
     forms = ["quantized"] if getattr(model, "is_quantized", False) else []
     for weight in model.parameters():
         is_sharded = hasattr(weight, "ds_id") or type(weight).__name__ == "DTensor"
-        forms += ["on the meta device"] * weight.is_meta + ["in shards"] * is_sharded
+        forms += ["on the meta device"] * weight.is_meta + ["sharded"] * is_sharded
     if forms:
         raise ThreestepError(
-            f"--{name} expects whole weights in memory, and those of this {_kind(model)} are {forms[0]}; give its "
-            "folder"
+            f"--{name} expects all weights in memory, but the weights of this {_kind(model)} are {forms[0]}; "
+            "pass its folder instead"
         )
 
 
@@ -95,9 +95,9 @@ def _refuse(model: Any, name: str, reasons: list[str]) -> None:
     if reasons:
         more = f", and {len(reasons) - _SHOWN} more" if len(reasons) > _SHOWN else ""
         raise ThreestepError(
-            f"--{name}: a run trains what a folder holds, and none stands for this {_kind(model)}: "
-            f"{'; '.join(reasons[:_SHOWN])}{more}. Undo that, or save it as a class with its code "
-            "(register_for_auto_class, save_pretrained) and give that folder with --trust_remote_code true"
+            f"--{name}: this {_kind(model)} would change if it were saved and loaded again: "
+            f"{'; '.join(reasons[:_SHOWN])}{more}. Undo these changes, or save it together with its code "
+            "(register_for_auto_class, save_pretrained) and pass that folder with --trust_remote_code true"
         )
 
 
@@ -106,7 +106,7 @@ def _differences(model: Any) -> list[str]:
     plain = _plain_model(model)
     if plain is None:
         kind = f"{type(model).__module__}.{_kind(model)}"
-        return [f"its class is {kind}, which is not what transformers loads by its configuration"]
+        return [f"its class is {kind}, but transformers loads another class for its configuration"]
     others = dict(plain.named_modules())
     reasons = []
     for name, module in model.named_modules():
@@ -125,12 +125,12 @@ def _differences(model: Any) -> list[str]:
         if any(getattr(weight, kind, None) for kind in _GRADIENT_HOOKS):
             reasons.append(f"{name} has a gradient hook")
     names, known = model.state_dict().keys(), plain.state_dict().keys()
-    reasons += [f"{name} is no weight of its configuration" for name in sorted(names - known)]
+    reasons += [f"{name} is not a weight of its configuration" for name in sorted(names - known)]
     reasons += [f"it lacks {name}" for name in sorted(others.keys() | (known - names))]
     tied = _tied(model)
     for group in sorted(map(sorted, tied ^ _tied(plain))):
         how = "one tensor" if frozenset(group) in tied else "two tensors"
-        reasons.append(f"{' and '.join(group)} are {how}, unlike in its configuration")
+        reasons.append(f"{' and '.join(group)} are {how}, but not in its configuration")
     return reasons
 
 
@@ -157,7 +157,7 @@ def _attributes(module: Any, other: Any) -> Iterator[str]:
             continue
         now = getattr(module, name, None)
         if _told(now) != _told(value) and not (isinstance(now, _PLAIN) and now == value):
-            yield f"{name} is {_told(now):.60}, and {_told(value):.60} by its configuration"
+            yield f"{name} is {_told(now):.60}, but {_told(value):.60} in its configuration"
 
 
 def _told(value: Any) -> str:
@@ -188,7 +188,7 @@ def _save(model: Any, tokenizer: Any, folder: Path, name: str) -> None:
         tokenizer.save_pretrained(folder)
     except (OSError, ValueError, RuntimeError, NotImplementedError) as problem:
         raise ThreestepError(
-            f"--{name} expects a model that can be saved, and saving this {_kind(model)} fails: {first_line(problem)}"
+            f"--{name} expects a model that can be saved, but saving this {_kind(model)} failed: {first_line(problem)}"
         ) from problem
 
 
@@ -196,7 +196,7 @@ def _write_frozen(model: Any, folder: Path, name: str) -> None:
     """Name the weights that do not train."""
     frozen = [weight for weight, part in model.named_parameters() if not part.requires_grad]
     if name == _CRITIC and len(frozen) == len(list(model.parameters())):
-        log("model: all weights of the reward model were given frozen; the critic that starts from it trains")
+        log("model: all weights of the given reward model are frozen, but the critic that starts from it is trained")
     elif frozen:
         (folder / FROZEN).write_text("\n".join(frozen) + "\n", encoding="utf-8")
 
@@ -228,12 +228,12 @@ def _differences_of_numbers(model: Any, folder: Path) -> list[str]:
         for what in _attributes(module, others.get(name, module))
     ]
     reasons += [
-        f"{name} is in none of its files, or is another there"
+        f"{name} is missing from its saved files or differs there"
         for name, tensor in own.items()
         if name not in theirs or not torch.equal(theirs[name].to(tensor.device), tensor)
     ]
     if not apart <= read.tolerance:
-        reasons.append(f"its files give other numbers (by {apart:.2g}; rounding explains {read.tolerance:.2g})")
+        reasons.append(f"its outputs change by {apart:.2g} (rounding explains at most {read.tolerance:.2g})")
     return reasons
 
 
@@ -246,7 +246,7 @@ def _check_tokenizer(tokenizer: Any, folder: Path) -> None:
     try:
         read, _ = read_tokenizer(folder)
     except (OSError, ValueError) as problem:
-        raise ThreestepError(f"the tokenizer's files cannot be read again: {first_line(problem)}") from problem
+        raise ThreestepError(f"the saved tokenizer cannot be loaded: {first_line(problem)}") from problem
 
     def told(one: Any) -> dict[str, Any]:
         texts = [_PROBE, *one.get_added_vocab()]
@@ -263,8 +263,8 @@ def _check_tokenizer(tokenizer: Any, folder: Path) -> None:
     odd = next((what for what in mine if mine[what] != theirs[what]), None)
     if odd is not None:
         raise ThreestepError(
-            f"tokenizer expects one that its files hold, and this {_kind(given)}, saved and read again, has another "
-            f"{odd}: something of it is in memory alone; change what is saved (its files, add_tokens, chat_template)"
+            f"tokenizer: saving and reloading this {_kind(given)} changes its {odd}, because part of it exists only in "
+            "memory; change what is saved (its files, add_tokens, chat_template)"
         )
 
 
@@ -283,8 +283,8 @@ def _check_origin(given: Any) -> None:
         return
     if type(in_file) is PreTrainedTokenizerFast and text_ids(given) != text_ids(in_file):
         raise ThreestepError(
-            f"tokenizer makes other ids than the tokenizer.json of '{origin}': transformers read it as a "
-            f"{_kind(given)}; give transformers.PreTrainedTokenizerFast.from_pretrained('{origin}')"
+            f"tokenizer produces different ids from the tokenizer.json of '{origin}', because transformers loaded it "
+            f"as a {_kind(given)}; pass transformers.PreTrainedTokenizerFast.from_pretrained('{origin}')"
         )
 
 
@@ -295,8 +295,8 @@ def _check_same(fresh: Path, began: Path, name: str) -> None:
     )
     if odd := sorted({file for file, _ in now ^ then}):
         raise ThreestepError(
-            f"--{name} is another model than the run in {began.parent.parent} began with ({', '.join(odd[:_SHOWN])}); "
-            "give that one to resume it, or another output_dir"
+            f"--{name} is not the model that the run in {began.parent.parent} started with "
+            f"({', '.join(odd[:_SHOWN])}); pass the original model to resume, or use another output_dir"
         )
 
 

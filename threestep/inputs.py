@@ -39,8 +39,8 @@ def address_of_rows(rows: Any, folder: Path, resumes: bool = False, *, eval_rows
     if not is_in_memory(rows):
         if eval_rows is not None:
             raise ThreestepError(
-                "eval_rows goes with rows in memory, and rows is a path or an address; put files named train and test "
-                "into one folder and give that (rows='jsonl:FOLDER'), or load the rows"
+                "eval_rows needs rows in memory, but rows is a path or an address; put files named train and test in "
+                "one folder and pass that folder (rows='jsonl:FOLDER'), or load the rows"
             )
         addresses = [os.fspath(row) for row in ([rows] if is_path(rows) else rows)]
         _check_addresses(addresses)
@@ -63,8 +63,8 @@ def _check_addresses(addresses: Sequence[str]) -> None:
     for place, text in enumerate(addresses):
         if " " in text.partition(":")[0] and not os.path.exists(text):
             raise ThreestepError(
-                f"rows expects dicts, paths or addresses, got the text {text!r:.60} as number {place}; for texts "
-                f"give dicts: [{{'text': text}} for text in texts]"
+                f"rows expects dicts, paths or addresses, got the text {text!r:.60} at index {place}; to train "
+                f"on texts, pass dicts: [{{'text': text}} for text in texts]"
             )
 
 
@@ -93,8 +93,8 @@ def _plain_rows(rows: Any) -> Any:
     shown = getattr(rows, "format", None) or {}
     if shown.get("type") == "custom":
         raise ThreestepError(
-            "rows expects a datasets.Dataset without a transform, got one with set_transform; apply it first: "
-            "rows.map(...)"
+            "rows expects a datasets.Dataset without a transform, got one with set_transform; apply the "
+            "transform first: rows.map(...)"
         )
     columns = shown.get("columns") or rows.column_names
     return rows if list(columns) == list(rows.column_names) else rows.with_format(None).select_columns(columns)
@@ -109,8 +109,8 @@ def _table(path: Path) -> Any:
 def _other_rows(path: Path, name: str) -> ThreestepError:
     run = path.parent.parent if path.stem == ROWS_FILE else path.parent.parent.parent
     return ThreestepError(
-        f"{name} differ from those that the run in {run} started with ({path}); give those to resume it, or another "
-        "output_dir"
+        f"{name} differ from those that the run in {run} started with ({path}); to resume it, pass the original ones, "
+        "or use another output_dir"
     )
 
 
@@ -128,7 +128,7 @@ def with_addresses(settings: Mapping[str, Any], on_ranks: bool) -> tuple[dict[st
             return _file_address(function, setting)
         address = f"{GIVEN}{_name_of(function)}"
         if functions.setdefault(address, function) is not function:
-            raise ThreestepError(f"{setting}: two functions are called '{_name_of(function)}'; rename one of them")
+            raise ThreestepError(f"{setting}: two functions are named '{_name_of(function)}'; rename one of them")
         return address
 
     plain = dict(settings)
@@ -148,11 +148,11 @@ def _reward_text(reward: Any, address_of: Callable[[Callable[..., Any], str], st
         return reward
     weights = reward if isinstance(reward, Mapping) else dict.fromkeys(_listed(reward), 1.0)
     if not weights:
-        raise ThreestepError("reward expects a function, a name, a list of them or a dict of weights, got none")
+        raise ThreestepError("reward expects a function, a name, a list of these or a dict of weights, got none")
     entries = []
     for one, weight in weights.items():
         if not isinstance(one, str) and not callable(one):
-            raise ThreestepError(f"reward expects functions and names, got {_kind(one)}")
+            raise ThreestepError(f"reward expects functions or names, got {_kind(one)}")
         address = one if isinstance(one, str) else address_of(one, REWARD)
         if isinstance(weight, bool) or not isinstance(weight, (int, float)):
             raise ThreestepError(f"reward expects a number as the weight of '{address}', got {weight!r}")
@@ -206,9 +206,9 @@ def _file_address(function: Any, setting: str) -> str:
     nested = getattr(function, "__qualname__", "") != name
     if path is None or nested or function.__module__ == _MAIN or not os.path.isfile(path):
         raise ThreestepError(
-            f"{setting}: with num_ranks other processes call '{name}', which expects a function at the top of a module "
-            f"in a file of its own, got one of {getattr(function, '__module__', 'no module')}; move it there, or give "
-            "'FILE.py:NAME'"
+            f"{setting}: with num_ranks, other processes import '{name}', so it must be a top-level function of an "
+            f"importable file, got one defined in {getattr(function, '__module__', 'no module')}; move it to such a "
+            "file, or pass 'FILE.py:NAME'"
         )
     return f"{path}:{name}"
 

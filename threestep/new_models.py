@@ -1,4 +1,4 @@
-"""A new model as a Python function: random weights, and a tokenizer of the rows' texts (`threestep new-model`)."""
+"""`threestep new-model` as a Python function: random weights, and a tokenizer trained on the rows' texts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _PROGRAM = "threestep.plugins.programs.new_model"
 
 @mistakes_in_python
 def new_model(rows: Any, folder: str | os.PathLike[str], **settings: Any) -> Path:
-    """Make a small model with random weights, and a tokenizer that is trained on the texts of `rows`; return `folder`.
-    Needs the plugin of `threestep new-model`.
+    """Make a small model with random weights and a tokenizer trained on the texts of `rows`; return `folder`. Needs the
+    plugin that provides `threestep new-model`.
 
-    rows: as of `sft`, in memory or a path
-    folder: to write; a model in it is replaced
+    rows: as in `sft`, in memory or a path
+    folder: where to write the model; replaces a model that is already there
     settings: flags of `threestep new-model --help all`, e.g. vocab_size=300, hidden_size=64, num_hidden_layers=2
     """
     check_plugin("programs", "threestep.new_model")

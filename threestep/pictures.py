@@ -57,8 +57,8 @@ class PictureFolder:
             return self._written(path.read_bytes())
         except OSError as problem:
             raise ThreestepError(
-                f"{where} expects a picture: its bytes, a PIL image or the path of a file, got '{path}', which cannot "
-                f"be read ({problem.strerror}); paths begin at the current folder, {Path.cwd()}"
+                f"{where} expects an image (bytes, a PIL image or a file path), got '{path}', which cannot be read "
+                f"({problem.strerror}); relative paths start at the current folder, {Path.cwd()}"
             ) from problem
 
     def _written(self, content: bytes) -> str:

@@ -1,4 +1,4 @@
-"""The result of a training call: the run's folder and figures, and the model, which is loaded on first use."""
+"""The result of a training call: the run's folder and figures, and the model, loaded on first use."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Result:
 
     kind: sft, reward, dpo or ppo
     folder: the run's --output_dir: config.yaml, metrics.jsonl, report.html, model/ and more
-    figures: those of summary.json: evaluations before and after, seconds; None where there were no evaluation rows;
-        empty after a dry run
-    trusts_code: the run had trust_remote_code, and so have its model and tokenizer
+    figures: the content of summary.json: evaluations before and after training, and seconds; None without evaluation
+        rows; empty after a dry run
+    trusts_code: the run used trust_remote_code, so its model and tokenizer are loaded with it
     """
 
     kind: str
@@ -41,19 +41,19 @@ class Result:
 
     @property
     def model_folder(self) -> Path:
-        """Folder of the model, for `from_pretrained` and the next step's `model`."""
+        """The model's folder, for `from_pretrained` and for the next step's `model`."""
         return self.folder / "model"
 
     @property
     def report(self) -> Path | None:
-        """The page about the run, report.html; None without one (report=False)."""
+        """Path of the run's report.html; None if there is none (report=False)."""
         page = self.folder / "report.html"
         return page if page.is_file() else None
 
     @functools.cached_property
     def model(self) -> PreTrainedModel:
-        """The trained model in the precision that it was saved in, on the CPU; loaded at the first use. A reward model
-        is an AutoModelForSequenceClassification. ThreestepError if the run left none."""
+        """The trained model on the CPU, in the precision it was saved in; loaded on first use. A reward model is an
+        AutoModelForSequenceClassification. Raises ThreestepError if the run saved no model."""
         import transformers
 
         self._check_model()
@@ -65,7 +65,7 @@ class Result:
 
     @functools.cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The model's tokenizer, with its chat template; loaded at the first use. ThreestepError as of `model`."""
+        """The model's tokenizer, with its chat template; loaded on first use. Raises ThreestepError without a model."""
         from training.utils.loading.tokenizers import read_tokenizer
 
         self._check_model()
@@ -73,7 +73,7 @@ class Result:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl: one a step, under TensorBoard's names."""
+        """The lines of metrics.jsonl: one per step, with the metric names used in TensorBoard."""
         path = self.folder / "metrics.jsonl"
         if not path.exists():
             return []
@@ -82,11 +82,12 @@ class Result:
     def explain(
         self, step: int, *, update: int = 1, held_out: str = "", last: int = 1, rules: Sequence[str] = ()
     ) -> Any:
-        """Explain an optimizer step, as `threestep audit explain` does, with the plugin `explain`. `.to_pandas()` has a
-        row for each token.
+        """Explain an optimizer step, as `threestep audit explain` does, with the plugin `explain`. `.to_pandas()` has
+        one row per token.
 
-        update: of a rollout of ppo. held_out: a file of responses. last: steps whose rows are ordered by what they
-        taught these. rules: such as "advantage=rloo". A step without a record is run again in FOLDER_explained."""
+        update: the update within a ppo rollout. held_out: a file of responses. last: number of steps whose rows are
+        ranked by their effect on these responses. rules: for example "advantage=rloo". A step that was not recorded is
+        run again in FOLDER_explained."""
         parts = plugin_module("explain", "asked")
         work = self.folder.with_name(f"{self.folder.name}_explained")
         other = parts.AskedRules(tuple(rules))
@@ -98,7 +99,7 @@ class Result:
         return f"<{self.kind}: {known or 'no figures'}; in {self.folder}>"
 
     def _repr_html_(self) -> str:
-        """A notebook's view: the figures, and the first chart of the report."""
+        """The notebook view: the figures and the first chart of the report."""
         figures = [(name, value) for name, value in self.figures.items() if value is not None]
         rows = "".join(f"<tr><td>{html.escape(name)}</td><td>{value:.4g}</td></tr>" for name, value in figures)
         where = html.escape(f"{self.kind}, in {self.report or self.folder}")
@@ -117,7 +118,9 @@ class Result:
 
     def _check_model(self) -> None:
         if not (self.model_folder / "config.json").is_file():
-            raise ThreestepError(f"the run in {self.folder} has no model: dry_run and val_only train none")
+            raise ThreestepError(
+                f"the run in {self.folder} has no model, because dry_run and val_only do not train one"
+            )
 
 
 def result_of(kind: str, folder: Path) -> Result:

@@ -13,23 +13,23 @@ from training.utils.data.files.readers import names_evaluation, names_training
 
 ROWS, EVAL_ROWS = "rows", "eval_rows"
 _EXPECTS = (
-    "expects dicts in a list or an iterable, a dict of columns, a datasets.Dataset, a pandas or polars frame, a path "
-    "or an address"
+    "expects a list or an iterable of dicts, a dict of columns, a datasets.Dataset, a pandas or polars DataFrame, a "
+    "path or an address"
 )
 # A dict's values that are columns, besides lists and tuples.
 _COLUMNS = (("numpy", "ndarray"), ("pandas", "Series"))
 # Objects that hold no rows, and what to give in their place, by the module and name of their class.
 _ADVICE = {
-    ("pandas", "Series"): "give the frame; each of its rows is an example",
-    ("polars", "Series"): "give the frame; each of its rows is an example",
-    ("torch", "DataLoader"): "it makes batches; give the rows it reads",
+    ("pandas", "Series"): "pass the DataFrame, whose rows are the examples",
+    ("polars", "Series"): "pass the DataFrame, whose rows are the examples",
+    ("torch", "DataLoader"): "it yields batches; pass the rows it reads",
     ("numpy", "ndarray"): "name its columns: [{'prompt': a, 'completion': b} for a, b in rows]",
 }
 
 
 @dataclass(frozen=True)
 class HeldRows:
-    """train, held_out: a list of dicts or a datasets.Dataset; the latter None where the run holds rows out itself."""
+    """train, held_out: a list of dicts or a datasets.Dataset; held_out is None if the run holds out rows itself."""
 
     train: Any
     held_out: Any = None
@@ -65,11 +65,13 @@ def held_rows(rows: Any, eval_rows: Any = None) -> HeldRows:
     if len(trains) != 1 or len(others) > 1 or not all(names_evaluation(str(name)) for name in others):
         named = ", ".join(map(str, rows)) or "none"
         raise ThreestepError(
-            f"rows expects the splits train and test (or validation), got {type(rows).__name__} with {named}; name "
-            "two of them: rows[NAME], eval_rows=rows[NAME]"
+            f"rows expects the splits train and test (or validation), got {type(rows).__name__} with {named}; pass "
+            "two of them separately: rows[NAME], eval_rows=rows[NAME]"
         )
     if others and eval_rows is not None:
-        raise ThreestepError(f"rows has a split {others[0]}, and eval_rows is given too; give rows['{trains[0]}']")
+        raise ThreestepError(
+            f"rows already has a split {others[0]}, but eval_rows is given too; pass rows['{trains[0]}']"
+        )
     held_out = rows[others[0]] if others else eval_rows
     return HeldRows(
         _read(rows[trains[0]], f"{ROWS}['{trains[0]}']"), None if held_out is None else _read(held_out, EVAL_ROWS)
@@ -100,13 +102,13 @@ def _of_columns(columns: Mapping[Any, Any], name: str) -> list[dict[Any, Any]]:
     """The rows of a dict of columns. ThreestepError unless each is a list, and all have one length."""
     others = [f"'{column}' is {type(held).__name__}" for column, held in columns.items() if not _is_column(held)]
     if len(others) == len(columns):
-        raise ThreestepError(f"{name} {_EXPECTS}, got one row; give a list of rows: [{name}]")
+        raise ThreestepError(f"{name} {_EXPECTS}, got one row; pass a list of rows: [{name}]")
     if others:
-        raise ThreestepError(f"{name} as a dict of columns expects a list for each, and {', '.join(others)}")
+        raise ThreestepError(f"{name} as a dict of columns expects a list for each column, but {', '.join(others)}")
     lengths = {column: len(held) for column, held in columns.items()}
     if len(set(lengths.values())) > 1:
-        each = ", ".join(f"{length:,} of '{column}'" for column, length in lengths.items())
-        raise ThreestepError(f"{name} as a dict of columns expects lists of one length, got {each}")
+        each = ", ".join(f"{length:,} for '{column}'" for column, length in lengths.items())
+        raise ThreestepError(f"{name} as a dict of columns expects lists of equal length, got {each}")
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
@@ -127,7 +129,7 @@ def _read(rows: Any, name: str) -> Any:
         plain = rows.to_pylist()
     elif library != "datasets" and (hasattr(rows, "to_dict") or hasattr(rows, "to_pandas")):
         made = "rows.to_pandas()" if hasattr(rows, "to_pandas") else 'rows.to_dict("records")'
-        raise ThreestepError(f"{name} {_EXPECTS}, got a {library} {kind}; give {made}")
+        raise ThreestepError(f"{name} {_EXPECTS}, got a {library} {kind}; pass {made}")
     elif hasattr(rows, "__getitem__") and hasattr(rows, "__len__") and not hasattr(rows, "__iter__"):
         plain = [rows[index] for index in range(len(rows))]  # torch's datasets
     elif isinstance(rows, Iterable) and not isinstance(rows, (str, bytes, Mapping, os.PathLike)):
@@ -141,8 +143,8 @@ def _path_advice(rows: Any, name: str) -> str:
     if not is_path(rows) or name != EVAL_ROWS:
         return ""
     return (
-        f" {os.fspath(rows)!r}; put held-out rows in the same folder, as train.jsonl and test.jsonl: "
-        "rows='jsonl:FOLDER'"
+        f" {os.fspath(rows)!r}; put held-out rows in the same folder as the training rows, as test.jsonl and "
+        "train.jsonl: rows='jsonl:FOLDER'"
     )
 
 
@@ -150,7 +152,7 @@ def _of_pandas(frame: Any, name: str) -> list[dict[Any, Any]]:
     """The records of a frame, with None for what it has as missing."""
     if not frame.columns.is_unique:
         twice = sorted({str(column) for column in frame.columns[frame.columns.duplicated()]})
-        raise ThreestepError(f"{name} expects columns of different names, got {', '.join(twice)} twice; rename one")
+        raise ThreestepError(f"{name} expects distinct column names, got {', '.join(twice)} twice; rename one")
     return [
         {column: None if _is_missing(value) else value for column, value in record.items()}
         for record in frame.to_dict("records")
@@ -178,11 +180,11 @@ def _checked(rows: Any, name: str) -> Any:
     row = rows[odd]
     advice = ""
     if isinstance(row, str):
-        advice = "; give {'text': row} for each text to train on as it is, or name prompt and completion"
+        advice = "; pass {'text': row} for each text to train on unchanged, or dicts with prompt and completion"
     elif hasattr(row, "_asdict"):
-        advice = "; give [row._asdict() for row in rows]"
+        advice = "; pass [row._asdict() for row in rows]"
     elif hasattr(row, "__dataclass_fields__"):
-        advice = "; give [dataclasses.asdict(row) for row in rows]"
+        advice = "; pass [dataclasses.asdict(row) for row in rows]"
     elif hasattr(row, "model_dump"):
-        advice = "; give [row.model_dump() for row in rows]"
-    raise ThreestepError(f"{name} {_EXPECTS}, got {type(row).__name__} as {name}[{odd}]{advice}")
+        advice = "; pass [row.model_dump() for row in rows]"
+    raise ThreestepError(f"{name} {_EXPECTS}, got {type(row).__name__} at {name}[{odd}]{advice}")

@@ -100,12 +100,12 @@ def _error_message(lines: Sequence[str], code: int) -> str:
             more = [later for later in lines[place + 1 :] if later.startswith("  - ")]
             return "\n".join([line.removeprefix(_MISTAKE), *more])
     last = "; the last line was: " + lines[-1] if lines else ""
-    return f"the ranks ended with code {code}; see their output{last}"
+    return f"the ranks exited with code {code}; see their output{last}"
 
 
 def _stopped(code: Any, folder: Path) -> str:
     if code:
-        return f"the run ended with code {code}; see its output"
+        return f"the run exited with code {code}; see its output"
     return (
         "the run was stopped and wrote a checkpoint but no model; to resume, repeat the call with "
         f"resume=True, output_dir={str(folder)!r}"

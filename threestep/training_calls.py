@@ -1,9 +1,9 @@
-"""The training steps as Python functions: a model, rows and settings in, a result out.
+"""The training steps as Python functions: they take a model, rows and settings, and return a result.
 
     result = threestep.sft("Qwen/Qwen3-0.6B-Base", [{"prompt": "2 + 2 =", "completion": " 4"}, ...])
 
-Settings are the flags of `threestep sft --help`, by the same names, with the same defaults and mistakes. A call may be
-repeated in one process, and in a notebook.
+Settings are the flags of `threestep sft --help`, with the same names, defaults and errors. Calls can be repeated in one
+process or notebook.
 """
 
 from __future__ import annotations
@@ -57,17 +57,18 @@ def sft(
 ) -> Result:
     """Fine-tune on the chosen responses of `rows`.
 
-    model: a folder, a hub name, or a loaded transformers model, which is written to a folder that is trained; weights
-        that are frozen stay as they are. The object itself is not changed
-    rows: dicts in a list or an iterable, a datasets.Dataset or DatasetDict, a pandas or polars frame, of which all are
-        this step's; or a path or an address as --data_path takes it, which --data_split shares. Columns: docs/data.md
-    eval_rows: held-out rows in such a form, for the evaluations; by default a share of `rows` (eval_fraction)
-    tokenizer: of a loaded model
-    peft_config: a peft.LoraConfig, in place of lora_dim and its relatives
+    model: a folder, a hub name, or a loaded transformers model, which is saved to a folder and trained from there.
+        Frozen weights stay frozen. The object itself is not changed
+    rows: a list or an iterable of dicts, a datasets.Dataset or DatasetDict, or a pandas or polars DataFrame, all of
+        whose rows train in this step; or a path or an address, as in --data_path, whose rows --data_split divides.
+        Columns: docs/data.md
+    eval_rows: held-out rows in one of these forms, for evaluation; default: a share of `rows` (eval_fraction)
+    tokenizer: the tokenizer of a loaded model
+    peft_config: a peft.LoraConfig, instead of lora_dim and related settings
     num_ranks: processes to launch on this machine; None and 1 train in this process
-    settings: flags, e.g. learning_rate=1e-5, max_train_steps=100; run_name names the run, and its folder: by default a
-        new one in runs/. callback: a function (step, figures) that is called with each step's figures; if it returns
-        "stop", training ends after that step, with its model; figures that it returns as a dict are recorded too
+    settings: flags, e.g. learning_rate=1e-5, max_train_steps=100. run_name names the run and its folder; default: a new
+        folder in runs/. callback: a function (step, figures), called with each step's figures; if it returns "stop",
+        training ends after that step and the model is saved; if it returns a dict, those figures are recorded too
 
     Raises ThreestepError for a mistake in the settings or the data, and if the run is stopped.
     """
@@ -86,7 +87,7 @@ def reward(
     num_ranks: int | None = None,
     **settings: Any,
 ) -> Result:
-    """Train a reward model on pairs of responses. Arguments as of `sft`."""
+    """Train a reward model on pairs of responses. Takes the arguments of `sft`."""
     call = _Call(rows, eval_rows, num_ranks, peft_config, settings)
     return _trained("reward", {"model_name_or_path": (model, tokenizer)}, call)
 
@@ -102,7 +103,7 @@ def dpo(
     num_ranks: int | None = None,
     **settings: Any,
 ) -> Result:
-    """Train the policy itself on pairs of responses. Arguments as of `sft`."""
+    """Train the policy itself on pairs of responses. Takes the arguments of `sft`."""
     call = _Call(rows, eval_rows, num_ranks, peft_config, settings)
     return _trained("dpo", {"model_name_or_path": (model, tokenizer)}, call)
 
@@ -119,15 +120,16 @@ def ppo(
     num_ranks: int | None = None,
     **settings: Any,
 ) -> Result:
-    """Train the policy on prompts, by PPO, GRPO or another estimator (`advantage`).
+    """Train the policy on prompts with PPO, GRPO or another estimator (`advantage`).
 
-    reward_model: the model of `reward`, as a path or loaded; also the critic's start (--critic_model_name_or_path)
-    peft_config: of the actor
-    settings: as of `sft`; reward: a function fn(prompts, responses, **columns) -> one number a response, or TRL's
-        fn(completions, **columns); a name or text as of --reward, a list of them, or a dict of weights. Other settings
-        that name a function (checker, advantage, policy_loss, ...) take it too.
+    reward_model: the model that `reward` uses, loaded or as a path; the critic also starts from it
+        (--critic_model_name_or_path)
+    peft_config: for the actor
+    settings: those of `sft`. reward: a function fn(prompts, responses, **columns) that returns one number per response,
+        or TRL's fn(completions, **columns); a value of --reward; a list of these; or a dict of weights. Other settings
+        that name a function (checker, advantage, policy_loss, ...) also accept the function itself.
 
-    Other arguments as of `sft`; the tokenizer is also the one of a loaded reward model.
+    Other arguments are those of `sft`; a loaded reward model uses the same tokenizer.
     """
     models = {"actor_model_name_or_path": (model, tokenizer)}
     if reward_model is not None:
@@ -138,23 +140,23 @@ def ppo(
 
 @mistakes_in_python
 def grpo(model: Any, rows: Any, **settings: Any) -> Result:
-    """Train the policy by GRPO: `ppo` with advantage="grpo", and its other arguments."""
+    """Train the policy with GRPO: `ppo` with advantage="grpo". Takes the other arguments of `ppo`."""
     return ppo(model, rows, advantage="grpo", **{"run_name": "grpo", **settings})
 
 
 @mistakes_in_python
 def rloo(model: Any, rows: Any, **settings: Any) -> Result:
-    """Train the policy by RLOO: `ppo` with advantage="rloo", and its other arguments."""
+    """Train the policy with RLOO: `ppo` with advantage="rloo". Takes the other arguments of `ppo`."""
     return ppo(model, rows, advantage="rloo", **{"run_name": "rloo", **settings})
 
 
 @mistakes_in_python
 def evaluate(task: str, model: Any, rows: Any, *, tokenizer: Any = None, **settings: Any) -> dict[str, Any]:
-    """Evaluate a model as `threestep evaluate TASK` does, with the plugin `evaluation`. Return its figures, by name.
+    """Evaluate a model as `threestep evaluate TASK` does; needs the plugin `evaluation`. Return the figures by name.
 
     task: win_rate, reward, gsm8k or perplexity
-    model, rows, tokenizer: as of `sft`; all rows in memory are evaluated
-    settings: flags of `threestep evaluate --help all`, e.g. baseline, reward_model, max_new_tokens; reward: as of `ppo`
+    model, rows, tokenizer: as in `sft`; all rows in memory are evaluated
+    settings: flags of `threestep evaluate --help all`, e.g. baseline, reward_model, max_new_tokens; reward: as in `ppo`
     """
     check_plugin("evaluation", "evaluate")
     plain, functions = with_addresses(settings, on_ranks=False)
@@ -203,7 +205,7 @@ def _models_as_flags(models: Mapping[str, tuple[Any, Any]], given: Path, resumes
         if isinstance(model, (str, os.PathLike)):
             if tokenizer is not None:
                 raise ThreestepError(
-                    f"tokenizer is only for a loaded model, and --{name} is '{model}', whose tokenizer is read; "
+                    f"tokenizer is only for a loaded model, but --{name} is '{model}', which has its own tokenizer; "
                     "leave tokenizer out"
                 )
             flags[name] = os.fspath(model)
@@ -233,15 +235,17 @@ def _check(
     """Raise ThreestepError for mistakes in the call itself; return whether ranks are launched."""
     mistakes = Mistakes()
     for name, argument in (("data_path", "rows"), *((flag, "model or reward_model") for flag in models)):
-        mistakes.require(name not in settings, f"{name} is the argument {argument} of this call; leave one out")
+        mistakes.require(
+            name not in settings, f"{name} is set by the argument {argument} of this call; leave {name} out"
+        )
     is_count = num_ranks is None or (isinstance(num_ranks, int) and not isinstance(num_ranks, bool) and num_ranks > 0)
     mistakes.require(is_count, f"num_ranks expects a positive whole number, got {num_ranks!r}")
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:  # torchrun, ...: this process is one of its ranks
         loaded = in_memory or any(not isinstance(model, (str, os.PathLike)) for model, _ in models.values())
         mistakes.require(
             num_ranks is None and not loaded and "output_dir" in settings,
-            "a call on a launcher's ranks expects paths of model and rows, an output_dir, and no num_ranks: the ranks "
-            "share nothing else; start one process and give num_ranks, or give those",
+            "a call under a launcher such as torchrun expects an output_dir, paths for the model and rows, and no "
+            "num_ranks; pass these, or start a single process with num_ranks",
         )
     mistakes.raise_if_any()
     return num_ranks is not None and num_ranks > 1
@@ -254,9 +258,7 @@ def _folder_of(name: Any, given: Any) -> tuple[Path, bool]:
         return folder, not folder.exists()
     name = str(name)
     if name.strip() in ("", ".", "..") or {"/", "\\", "\0"} & set(name):
-        raise ThreestepError(
-            f"run_name expects a name that a folder can have, got '{name}'; give another, or output_dir"
-        )
+        raise ThreestepError(f"run_name expects a valid folder name, got '{name}'; use another, or set output_dir")
     number = 1
     while True:
         folder = Path(_RUNS, name if number == 1 else f"{name}_{number}").absolute()

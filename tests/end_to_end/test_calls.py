@@ -89,7 +89,7 @@ def test_what_was_given_stays_and_what_was_frozen_stays_frozen(called):
 def test_a_class_of_ones_own_is_trained_from_a_folder_with_its_code(called):
     found = called[1]["with code"]
     assert "its class is halved.Halved" in found["said"]
-    assert "give that folder with trust_remote_code=True" in found["said"]
+    assert "pass that folder with trust_remote_code=True" in found["said"]
     assert (found["kind"], found["half"]) == ("Halved", True)
 
 

@@ -49,7 +49,7 @@ def test_paths_and_addresses_stay(tmp_path):
     ("rows", "sentence"),
     [
         ([], r"^rows expects at least one row, got none$"),
-        (3, r"^rows expects dicts in a list or an iterable, a dict of columns, .*, a path or an address, got int$"),
+        (3, r"^rows expects a list or an iterable of dicts, a dict of columns, .*, a path or an address, got int$"),
         ([{"prompt": "a"}, {"prompt": object()}], r"^rows\[1\]\['prompt'\] expects text, numbers, lists or dicts, got"),
     ],
 )
@@ -61,7 +61,7 @@ def test_other_rows(rows, sentence, tmp_path):
 
 def test_texts_are_no_addresses(tmp_path):
     with pytest.raises(
-        ThreestepError, match=r"got the text '2 \+ 3 = 5' as number 1; for texts give dicts: \[\{'text'"
+        ThreestepError, match=r"got the text '2 \+ 3 = 5' at index 1; to train on texts, pass dicts: \[\{'text'"
     ):
         address_of_rows(["embedded", "2 + 3 = 5"], tmp_path)
     (tmp_path / "my rows.jsonl").touch()
@@ -100,9 +100,7 @@ def test_held_out_rows_are_a_file_of_the_same_folder(tmp_path):
 
 
 def test_held_out_rows_beside_a_path(tmp_path):
-    with pytest.raises(
-        ThreestepError, match="^eval_rows goes with rows in memory, and rows is a path or an address; put"
-    ):
+    with pytest.raises(ThreestepError, match="^eval_rows needs rows in memory, but rows is a path or an address; put"):
         address_of_rows("rows.jsonl", tmp_path, eval_rows=ROWS)
 
 
@@ -147,7 +145,7 @@ def test_on_ranks_a_function_is_one_of_a_file():
     plain, functions = with_addresses({"reward": own_reward}, True)
     assert plain["reward"] == f"{__file__}:own_reward:1.0" and functions == {}
     with pytest.raises(
-        ThreestepError, match="^reward: with num_ranks other processes call 'function', which expects a"
+        ThreestepError, match="^reward: with num_ranks, other processes import 'function', so it must be"
     ):
         with_addresses({"reward": lambda prompts, responses: []}, True)
 
@@ -155,10 +153,10 @@ def test_on_ranks_a_function_is_one_of_a_file():
 @pytest.mark.parametrize(
     ("reward", "sentence"),
     [
-        ([], "^reward expects a function, a name, a list of them or a dict of weights, got none$"),
-        ([3], "^reward expects functions and names, got int$"),
+        ([], "^reward expects a function, a name, a list of these or a dict of weights, got none$"),
+        ([3], "^reward expects functions or names, got int$"),
         ({"gsm8k": "much"}, "^reward expects a number as the weight of 'gsm8k', got 'much'$"),
-        ([lambda a: 1, lambda a: 2], "^reward: two functions are called 'function'; rename one of them$"),
+        ([lambda a: 1, lambda a: 2], "^reward: two functions are named 'function'; rename one of them$"),
     ],
 )
 def test_other_rewards(reward, sentence):
@@ -196,7 +194,7 @@ def test_frames():
     missing = pandas.DataFrame({"n": [1.5, float("nan")], "t": [pandas.NaT, pandas.NaT], "l": [[1], []]})
     assert held_rows(missing).train == [{"n": 1.5, "t": None, "l": [1]}, {"n": None, "t": None, "l": []}]
     twice = pandas.DataFrame([[1, 2]], columns=["x", "x"])
-    with pytest.raises(ThreestepError, match="^rows expects columns of different names, got x twice; rename one$"):
+    with pytest.raises(ThreestepError, match="^rows expects distinct column names, got x twice; rename one$"):
         held_rows(twice)
 
 
@@ -216,7 +214,7 @@ def test_a_dict_of_columns():
 def test_frames_of_polars():
     polars = pytest.importorskip("polars")
     assert in_both(lambda: polars.DataFrame(ROWS)) == in_both(lambda: polars.DataFrame(ROWS).lazy()) == ROWS
-    with pytest.raises(ThreestepError, match="got a polars Series; give the frame"):
+    with pytest.raises(ThreestepError, match="got a polars Series; pass the DataFrame"):
         held_rows(polars.DataFrame(ROWS)["prompt"])
 
 
@@ -231,7 +229,7 @@ def test_tables_and_torchs_datasets():
             return ROWS[index]
 
     assert in_both(lambda: pyarrow.Table.from_pylist(ROWS)) == in_both(Mapped) == ROWS
-    with pytest.raises(ThreestepError, match="got a torch DataLoader; it makes batches; give the rows it reads$"):
+    with pytest.raises(ThreestepError, match="got a torch DataLoader; it yields batches; pass the rows it reads$"):
         held_rows(torch.utils.data.DataLoader(Mapped()))
 
 
@@ -258,18 +256,21 @@ Named = collections.namedtuple("Named", "prompt")
 @pytest.mark.parametrize(
     ("rows", "sentence"),
     [
-        ({"train": ROWS, "test": ROWS, "validation": ROWS}, "got dict with train, test, validation; name two of"),
-        ({"train_sft": ROWS, "train_prefs": ROWS}, r"got dict with train_sft, train_prefs; name two of them: rows\["),
+        ({"train": ROWS, "test": ROWS, "validation": ROWS}, "got dict with train, test, validation; pass two of"),
+        (
+            {"train_sft": ROWS, "train_prefs": ROWS},
+            r"got dict with train_sft, train_prefs; pass two of them separately: rows\[",
+        ),
         ({}, "got dict with none"),
-        ({"prompt": ["a", "b"], "completion": ["b"]}, "lists of one length, got 2 of 'prompt', 1 of 'completion'$"),
-        ({"prompt": ["a"], "completion": "b"}, "^rows as a dict of columns expects a list for each, and 'completion'"),
-        ({"prompt": "a", "completion": "b"}, r"got one row; give a list of rows: \[rows\]$"),
+        ({"prompt": ["a", "b"], "completion": ["b"]}, "lists of equal length, got 2 for 'prompt', 1 for 'completion'$"),
+        ({"prompt": ["a"], "completion": "b"}, "^rows as a dict of columns expects a list for each column, but 'comp"),
+        ({"prompt": "a", "completion": "b"}, r"got one row; pass a list of rows: \[rows\]$"),
         ({"train": {"prompt": ["a", "b"], "completion": ["b"]}}, r"^rows\['train'\] as a dict of columns expects"),
-        ({"prompt": [], "completion": []}, "got dict with prompt, completion; name two of them"),
+        ({"prompt": [], "completion": []}, "got dict with prompt, completion; pass two of them"),
         (iter([]), "^rows expects at least one row, got none$"),
-        ((text for text in "ab"), r"got str as rows\[0\]; give \{'text': row\} for each text to train on as it is"),
-        ([ROWS[0], Example("a")], r"got Example as rows\[1\]; give \[dataclasses.asdict\(row\) for row in rows\]$"),
-        ([Named("a")], r"got Named as rows\[0\]; give \[row._asdict\(\) for row in rows\]$"),
+        ((text for text in "ab"), r"got str at rows\[0\]; pass \{'text': row\} for each text to train on unch"),
+        ([ROWS[0], Example("a")], r"got Example at rows\[1\]; pass \[dataclasses.asdict\(row\) for row in rows\]$"),
+        ([Named("a")], r"got Named at rows\[0\]; pass \[row._asdict\(\) for row in rows\]$"),
         (len, "got builtin_function_or_method$"),
     ],
 )
@@ -283,14 +284,14 @@ def test_an_unknown_frame_names_what_to_write():
         def to_dict(self, orient):
             return ROWS
 
-    with pytest.raises(ThreestepError, match=r'Frame; give rows.to_dict\("records"\)$'):
+    with pytest.raises(ThreestepError, match=r'Frame; pass rows.to_dict\("records"\)$'):
         held_rows(Frame())
 
 
 def test_held_out_rows_come_once():
-    with pytest.raises(ThreestepError, match=r"^rows has a split test, and eval_rows is given too; give"):
+    with pytest.raises(ThreestepError, match=r"^rows already has a split test, but eval_rows is given too; pass"):
         held_rows({"train": ROWS, "test": ROWS}, ROWS)
-    with pytest.raises(ThreestepError, match="^eval_rows expects dicts .*, got str 'x.jsonl'; put held-out rows in"):
+    with pytest.raises(ThreestepError, match="^eval_rows expects a list .*, got str 'x.jsonl'; put held-out rows in"):
         held_rows(ROWS, "x.jsonl")
 
 

@@ -41,8 +41,8 @@ def here(tmp_path, monkeypatch):
     [
         ({"lerning_rate": 1}, "^unknown argument lerning_rate; did you mean 'learning_rate'"),
         ({"learning_rate": -1}, "^learning_rate expects more than 0, got -1.0$"),
-        ({"data_path": "x"}, "^data_path is the argument rows of this call; leave one out$"),
-        ({"model_name_or_path": "x"}, "^model_name_or_path is the argument model or reward_model of this call"),
+        ({"data_path": "x"}, "^data_path is set by the argument rows of this call; leave data_path out$"),
+        ({"model_name_or_path": "x"}, "^model_name_or_path is set by the argument model or reward_model of this"),
         pytest.param(
             {"callback": object()},
             "^callback expects a function .step, figures., .* got an object of object; write",
@@ -66,19 +66,23 @@ def test_mistakes(settings, sentence, here):
 def test_a_launchers_ranks_share_paths_alone(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(threestep.ThreestepError, match="^a call on a launcher's ranks expects paths of model and rows"):
+    with pytest.raises(
+        threestep.ThreestepError, match="^a call under a launcher such as torchrun expects an output_dir"
+    ):
         threestep.sft("some/model", ROWS, output_dir="out")
 
 
 def test_a_tokenizer_goes_with_an_object():
-    with pytest.raises(threestep.ThreestepError, match="^tokenizer is only for a loaded model, and model is 'm'"):
+    with pytest.raises(threestep.ThreestepError, match="^tokenizer is only for a loaded model, but model is 'm'"):
         threestep.sft("m", ROWS, tokenizer=object())
 
 
 def test_a_model_that_no_folder_stands_for_leaves_nothing(here, tiny_tokenizer):
     model = tiny_causal_lm("llama")
     model.lm_head.register_forward_hook(lambda module, inputs, output: output / 2)
-    with pytest.raises(threestep.ThreestepError, match=r"^model: a run trains what .*: lm_head has a hook\. Undo that"):
+    with pytest.raises(
+        threestep.ThreestepError, match=r"^model: this .* would change .*: lm_head has a hook\. Undo these"
+    ):
         threestep.ppo(model, [{"prompt": "a"}], tokenizer=tiny_tokenizer, reward="gsm8k")
     assert not list(here.glob("runs/*"))
 
@@ -109,7 +113,7 @@ def test_every_call_has_a_new_folder(here, monkeypatch):
     (program, own), (_, other) = words
     assert program == "training.step2_reward.main"
     assert "--data_split=0,1,0" in own and "--data_split=1,1,1" in other  # all rows, unless the caller shares them
-    with pytest.raises(threestep.ThreestepError, match="has no model: dry_run and val_only train none$"):
+    with pytest.raises(threestep.ThreestepError, match="has no model, because dry_run and val_only do not train one$"):
         _ = first.model
 
 
@@ -163,7 +167,7 @@ def test_settings_as_flags():
             "^the run was stopped and wrote a checkpoint but no model; to resume, repeat the call with resume=True, "
             "output_dir='a/b'$",
         ),
-        (SystemExit(1), "^the run ended with code 1; see its output$"),
+        (SystemExit(1), "^the run exited with code 1; see its output$"),
         (MemoryError("no more"), "^out of memory"),
     ],
 )

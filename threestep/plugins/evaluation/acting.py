@@ -109,7 +109,7 @@ class _Shown:
 
     def check(self) -> None:
         if self.stopped.is_set():
-            raise ThreestepError("the reader of this answer is gone")
+            raise ThreestepError("the reader of this answer has disconnected")
 
     def turn(self, ids: Sequence[int]) -> None:
         """A turn that is being drawn."""

@@ -62,7 +62,7 @@ def answers_to(
     sampling, batches = chat_model.sampling(flags), batches_of(len(rows), rows_per_batch)
     sharers, name = shared
     mine = sum(len(batches[piece]) for piece in sharers.pieces(len(batches)))
-    with progress_bar(mine, f"answers of {chat_model.name}", sharers.is_main, "prompt", on_terminal_only=True) as bar:
+    with progress_bar(mine, f"answers from {chat_model.name}", sharers.is_main, "prompt", on_terminal_only=True) as bar:
 
         def answered(piece: int) -> list[dict[str, Any]]:
             drawn = drawn_batch(chat_model, rows, batches[piece], sampling, seed=seed, samples=samples)

@@ -1,4 +1,4 @@
-"""Chats with one model, or with two side by side; answers are streamed, and scored on request.
+"""Chats with one model, or with two side by side; answers are streamed and, on request, scored.
 
     threestep chat runs/ppo/model
     threestep chat runs/sft/model runs/ppo/model --reward_model runs/reward/model
@@ -7,7 +7,7 @@
     echo "Sort: owl fox" | threestep chat runs/ppo/model --temperature 0 --rollout_engine vllm
 
 If standard input is not a terminal, it is read as one question, and only the answer goes to standard output. /help
-lists the commands. --web serves a page to this machine only.
+lists the commands. --web serves a page that only this machine can open.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TalkArguments:
 
     model_name_or_path: list[str] = flag_of(
         ModelArguments,
-        "One or two model folders or hub names; may come first, without the flag.",
+        "One or two model folders or hub names; these may come first, without the flag.",
         default=[],
         aliases=["--path"],
     )
@@ -62,17 +62,17 @@ class TalkArguments:
         EvaluateArguments, "Score each answer with this reward model: a folder or a hub name."
     )
     image: list[str] = flag([], "Images to send with the first message, for models that read images.", "file")
-    system: str = flag("", "A system prompt.", "text")
+    system: str = flag("", "System prompt.", "text")
     prompt_style: str = flag_of(ChatArguments, PROMPT_STYLE_TEXT)
     chat_template_kwargs: str | None = flag_of(ChatArguments, TEMPLATE_KWARGS_TEXT)
     end_of_conversation_token: str | None = flag_of(ChatArguments, END_OF_ANSWER_TEXT)
-    seed: int = flag_of(RunArguments, "Seed of sampling; the same seed gives the same answers.")
+    seed: int = flag_of(RunArguments, "Sampling seed; the same seed gives the same answers.")
     web: bool = flag(
         False,
-        "Serve a web page on 127.0.0.1 instead of the terminal; the printed address holds its access token (needs "
+        "Serve a web page on 127.0.0.1 instead of the terminal; the printed address includes its access token (needs "
         "the package gradio).",
     )
-    web_port: int = flag(7860, "Port of --web; the default is Gradio's.", "1 <= port <= 65535")
+    web_port: int = flag(7860, "Port for --web; the default is Gradio's default port.", "1 <= port <= 65535")
 
     def validate(self, mistakes: Mistakes) -> None:
         got = len(self.model_name_or_path)
@@ -128,7 +128,8 @@ def check_partners(flags: ChatFlags) -> None:
     for name, is_there in ((form and form.flag, form is not None), ("--reward_model", flags.chat.reward_model)):
         mistakes.require(
             not (partners.is_there and is_there),
-            f"{name} reads only single-turn responses, and {partners.flag} make conversations; leave one of them out",
+            f"{name} supports only single-turn responses, not conversations with {partners.flag.replace(',', ' or')}; "
+            "leave one out",
         )
     for each in all_partners(flags.added):
         each.check(mistakes)
@@ -249,7 +250,7 @@ def answer_once(talk: Talk, question: str) -> None:
     error."""
     if not question:
         raise ThreestepError(
-            "standard input is not a terminal and holds no question; pipe one in: echo QUESTION | threestep chat MODEL"
+            "standard input is empty and not a terminal; pipe a question in: echo QUESTION | threestep chat MODEL"
         )
     talk.ask(question)
     for place, model in enumerate(talk.models):

@@ -8,13 +8,14 @@
     threestep evaluate reward_model --model_name_or_path RM --benchmark rewardbench2 --data_path parquet:FILE
     threestep evaluate harness    --model_name_or_path A --tasks gsm8k my_task.yaml
 
-Prompts are those of step 3 (perplexity: step 1's sentences, or --unsupervised_dataset_name's text) and answers are
-drawn as in its rollouts. --reward is its flag: rules, your own functions, and `model`, which is --reward_model.
-reward_model draws nothing: it scores the responses of a benchmark's files. harness runs tasks of lm-evaluation-harness,
-which brings their data, and puts the figures into the report of the model's run. OUTPUT_DIR gets TASK.json and, for
-answers, TASK.jsonl and TASK.html. One process answers, on the GPU if there is one; `threestep evaluate win_rate ...
---num_ranks 8` takes eight. Each rank loads the models and answers every n-th batch of prompts; the first one scores all
-answers and writes. The results are those of one rank, in its order.
+Prompts and sampling are the same as in step 3; perplexity instead reads step 1's rows, or the text of
+--unsupervised_dataset_name. --reward works as in step 3: it accepts rules, your own functions, and `model`, which means
+the reward model in --reward_model. reward_model draws no answers: it scores the responses in a benchmark's files.
+harness runs tasks of lm-evaluation-harness, which supplies their data, and adds the figures to the report of the
+model's run. OUTPUT_DIR gets TASK.json and, if there are answers, TASK.jsonl and TASK.html. By default a single process
+runs, on the GPU if there is one; `threestep evaluate win_rate ... --num_ranks 8` uses eight. Each rank loads the models
+and answers every n-th batch of prompts; the first rank scores all answers and writes the files. The results are the
+same as with one rank.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def main(argv: Sequence[str]) -> None:
     names = {"old_flags": flag_names("evaluate"), "refused": flags_of_training("evaluate")}
     *groups, harness = parse_arguments(GROUPS, flags, __doc__ or "", **names, first_flags=FIRST_FLAGS)
     if task != HARNESS and harness.tasks:
-        raise ThreestepError(f"--tasks is only for {HARNESS}, and {task} takes none; leave it out")
+        raise ThreestepError(f"--tasks is only for {HARNESS}, not for {task}; leave it out")
 
     from threestep.plugins.evaluation.harness.task import run_harness
     from threestep.plugins.evaluation.opening import Evaluated

@@ -79,7 +79,7 @@ class Trajectory:
         parts = [f"{self.turns} turn{'s' if self.turns > 1 else ''}"]
         parts += [] if self.reward is None else [f"reward {self.reward:g}"]
         parts += [f"{name} {value:.3g}" for name, value in self.figures.items() if value]
-        parts += [] if self.cut is None else [f"cut by the limit of {self.cut}"]
+        parts += [] if self.cut is None else [f"cut off by the limit on {self.cut}"]
         return ", ".join(parts) if self.turns else ""
 
 
@@ -108,7 +108,7 @@ class Answer:
         if self.trajectory is not None:
             return self.trajectory.sentence
         each = ", ".join(map(str, self.paths))
-        return each and f"paths side by side: {each}; {len(self.token_ids)} tokens in {self.positions} positions"
+        return each and f"parallel paths per block: {each}; {len(self.token_ids)} tokens in {self.positions} positions"
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ def open_chat_folder(name_or_path: str, data: DataArguments, *, with_media: bool
     style = adopt_style(tokenizer, data.chat)
     note(f"{name_or_path}: {style.sentence}")
     if style.chat.prompt_style == AS_STORED:
-        note(f"{name_or_path}: each question is asked alone, without earlier turns, as in the training rows")
+        note(f"{name_or_path}: each question is sent alone, without earlier turns, as in the training rows")
     end_id, reader = end_of_conversation_id(tokenizer, style.end_token), None
     if with_media and style.chat.prompt_style == CHAT_TEMPLATE:
         reader = reader_of_model(name_or_path, False, tokenizer)

@@ -124,6 +124,6 @@ def checked_rows(rows: Any, flags: Evaluated) -> Any:
     if len(rows) == 0:
         raise ThreestepError(
             f"--split {flags.evaluation.split} has no rows; raise --eval_fraction (now "
-            f"{flags.data.split.eval_fraction:g}), or evaluate --split train"
+            f"{flags.data.split.eval_fraction:g}), or use --split train"
         )
     return rows

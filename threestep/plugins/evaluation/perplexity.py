@@ -53,7 +53,7 @@ def row_losses(
     for note in notes_on(model.model):
         log(f"{model.name}: {note}")
     if reason is not None:
-        log(f"warning: {model.name} reads padded rows: {reason}", sharers.is_main)
+        log(f"warning: {model.name} uses padded rows: {reason}", sharers.is_main)
     plan = plan_for(model.model, rows_per_batch, longest_tokens, packed=reason is None, ranks=1)
     pad = model.tokenizer.pad_token_id
 

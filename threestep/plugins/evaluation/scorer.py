@@ -82,8 +82,8 @@ class Scorer:
         if isinstance(self.texts, ChatTokenizer):
             if isinstance(prompt, str):
                 raise ThreestepError(
-                    f"the reward model '{self.name}' reads conversations by its chat template and has a different "
-                    "tokenizer from the answers; use a reward model with their tokenizer, or --prompt_style "
+                    f"the reward model '{self.name}' reads conversations with its chat template, but its tokenizer "
+                    "differs from the answering model's; use a reward model with the same tokenizer, or --prompt_style "
                     "human_assistant"
                 )
             return _ids_of_messages(self.texts, prompt, response)
@@ -102,7 +102,7 @@ def _ids_of_messages(texts: ChatTokenizer, messages: Sequence[Message], response
         Conversation(checked_messages(list(messages), _WHERE), _WHERE), [{"role": "assistant", "content": response}]
     )
     if found is None:
-        raise ThreestepError(f"{_WHERE}: the reward model's chat template renders an answer without its prompt")
+        raise ThreestepError(f"{_WHERE}: the reward model's chat template does not render the answer after its prompt")
     prompt, answers = found
     [encoded] = texts.encode([[*prompt, *answers]], [len(prompt)])
     return [token for piece in encoded.parts[: len(prompt)] for token in piece], encoded.parts[-1]
@@ -148,6 +148,6 @@ def check_scored(name_or_path: str, sides: Sequence[tuple[Any, MediaReader]]) ->
     unread = why_unscored(name_or_path, sides)
     if unread is not None:
         raise ThreestepError(
-            f"--reward includes `model`, but rows have {MEDIA_COLUMN}: {unread}; give another reward model, a rule "
+            f"--reward includes `model`, but rows have {MEDIA_COLUMN}: {unread}; use another reward model, a rule "
             "(--reward exact_match) or a function"
         )

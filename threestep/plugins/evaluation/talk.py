@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from training.utils.generation.partners import Partners
 
 
-SCORES_COMPARE = "Scores are the reward model's: compare them between answers to the same prompt only."
+SCORES_COMPARE = "Scores come from the reward model; compare only those of answers to the same prompt."
 
 
 @dataclass
@@ -77,16 +77,16 @@ class Talk:
         for chat_model in self.models:
             if chat_model.reads is None:
                 raise ThreestepError(
-                    f"'{chat_model.name}' reads no pictures here: it is a model of text, its folder has no image "
-                    "processor, it is asked without a chat template, or the rollout engine reads text alone"
+                    f"'{chat_model.name}' cannot read images here: it is a text-only model, its folder has no image "
+                    "processor, its prompts use no chat template, or the rollout engine supports only text"
                 )
         if self.acting is not None:
             raise ThreestepError(
-                f"{self.acting.flag.replace(',', ' and')} make text-only conversations; leave them out to chat about "
-                "images"
+                f"conversations with {self.acting.flag.replace(',', ' or')} are text-only; to chat about "
+                "images, leave them out"
             )
         if self.scorer is not None and self.scorer.unread is not None:
-            raise ThreestepError(f"{self.scorer.unread}; leave --reward_model out to chat about images")
+            raise ThreestepError(f"{self.scorer.unread}; to chat about images, leave --reward_model out")
         picture = media_kind().opened_file(path)
         self.waiting.append(picture)
         return f"{picture.words}; it will be sent with your next message"
@@ -201,20 +201,20 @@ def _image(talk: Talk, argument: str) -> Reply:
 def _system(talk: Talk, argument: str) -> Reply:
     talk.system = argument
     talk.begin()
-    return Reply(f"new conversation, {'with this' if argument else 'without a'} system prompt")
+    return Reply(f"new conversation {'with this' if argument else 'without a'} system prompt")
 
 
 def _seed(talk: Talk, argument: str) -> Reply:
     if argument:
         if not argument.isdecimal() or len(argument) > 18:
-            raise ThreestepError(f"/seed expects a number from 0 up, got '{argument}'")
+            raise ThreestepError(f"/seed expects a whole number of 0 or more, got '{argument}'")
         talk.seed = int(argument)
     return Reply(f"seed is {talk.seed}")
 
 
 def _row(talk: Talk, argument: str) -> Reply:
     if talk.acting is None:
-        raise ThreestepError("/row needs a chat with --environment")
+        raise ThreestepError("/row works only in a chat with --environment")
     if argument:
         talk.columns = json_object(argument, "/row")
     return Reply(f"the next question has the columns {json.dumps(talk.columns, ensure_ascii=False)}")
@@ -290,11 +290,11 @@ COMMANDS: dict[str, tuple[str, Callable[[Talk, str], Reply]]] = {
     "top_k": ("draw from the k most likely tokens; 0: all", _sets("top_k")),
     "max_new_tokens": ("maximum tokens per answer", _sets("max_new_tokens")),
     "seed": ("the same seed gives the same answers", _seed),
-    "row": ("row columns that open --environment, as a JSON object", _row),
+    "row": ("row columns for opening --environment, as a JSON object", _row),
     "retry": ("answer the last question again with new random draws", _retry),
     "reset": ("start a new conversation", _reset),
     "image": ("send this image with the next message; repeat for several", _image),
-    "save": ("write the conversation to this file as JSON lines of chat messages", _save),
+    "save": ("write the conversation to this file as chat messages in JSON Lines", _save),
     "help": ("show this list", _help),
     "quit": ("end the chat", lambda talk, argument: Reply(end=True)),
 }

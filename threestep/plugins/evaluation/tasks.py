@@ -68,16 +68,17 @@ def checked_rewards(flags: Evaluated) -> tuple[Reward, ...]:
     mistakes = Mistakes()
     mistakes.require(
         flags.evaluation.benchmark is None,
-        f"--benchmark is only for reward_model, and {flags.task} uses prompts; leave it out",
+        f"--benchmark is only for reward_model, not for {flags.task}; leave it out",
     )
     if flags.task == "perplexity":
         mistakes.require(
             flags.sampling.rollout_engine == SamplingArguments.rollout_engine,
-            "--rollout_engine is not used here: perplexity draws no answers; leave it out",
+            "--rollout_engine is not used here, because perplexity draws no answers; leave it out",
         )
         mistakes.require(
             flags.evaluation.val_samples == 1,
-            f"--val_samples {flags.evaluation.val_samples} is not used here: perplexity draws no answers; leave it out",
+            f"--val_samples {flags.evaluation.val_samples} is not used here, because perplexity draws no answers; "
+            "leave it out",
         )
         mistakes.raise_if_any()
         return ()
@@ -86,7 +87,7 @@ def checked_rewards(flags: Evaluated) -> tuple[Reward, ...]:
         (flags.evaluation.baseline is not None) == (flags.task == "win_rate"),
         "win_rate expects --baseline, the model to compare against, got none"
         if flags.task == "win_rate"
-        else f"--baseline is only for win_rate, and {flags.task} compares with nothing; leave it out",
+        else f"--baseline is only for win_rate, not for {flags.task}; leave it out",
     )
     if flags.task != "win_rate":
         check_comparisons(
@@ -172,7 +173,7 @@ def shared_prompts(sides: list[Sequence[PromptRow]]) -> list[Sequence[PromptRow]
     both = [row_id for row_id in by_id[0] if all(row_id in side for side in by_id)]
     left_out = max(len(side) for side in by_id) - len(both)
     if left_out:
-        note(f"{left_out} prompts left out: they exceed --max_prompt_seq_len in one of the tokenizers")
+        note(f"{left_out} prompts left out because they exceed --max_prompt_seq_len with one of the tokenizers")
     if not both:
         raise ThreestepError("no prompt fits both models; raise --max_prompt_seq_len")
     return [[side[row_id] for row_id in both] for side in by_id]

@@ -144,14 +144,14 @@ def _settings(gradio: Any, talk: Talk) -> dict[str, Any]:
     """The controls, by the command that each stands for."""
     system, temperature, top_p, top_k, most, seed = values_of(talk)
     controls = {
-        "system": gradio.Textbox(system, label="system prompt (begins a new conversation)", lines=1, max_lines=6)
+        "system": gradio.Textbox(system, label="system prompt (starts a new conversation)", lines=1, max_lines=6)
     }
     with gradio.Row():
         controls |= {
             "temperature": gradio.Slider(0, 2, temperature, step=0.05, label="temperature (0: most likely token)"),
             "top_p": gradio.Slider(0.05, 1, top_p, step=0.05, label="top_p (1: all)"),
             "top_k": gradio.Number(top_k, precision=0, minimum=0, label="top_k (0: all)"),
-            "max_new_tokens": gradio.Number(most, precision=0, minimum=1, label="most tokens of an answer"),
+            "max_new_tokens": gradio.Number(most, precision=0, minimum=1, label="maximum tokens per answer"),
             _SEED: gradio.Number(seed, precision=0, minimum=0, label="seed"),
         }
     return controls
@@ -207,7 +207,7 @@ def respond(talk: Talk, line: str) -> Iterator[str]:
         if line.startswith(("/save", "/image")):  # a page that another site controls must not write or read files
             raise ThreestepError(f"{line.split()[0]} is available only in the terminal")
         reply = talk.enter(line)
-        yield "to end, close the page and stop the program" if reply.end else reply.text
+        yield "to end the chat, close the page and stop the program" if reply.end else reply.text
         if not reply.answer:
             return
         for place in range(len(talk.models)):

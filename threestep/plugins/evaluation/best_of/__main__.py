@@ -1,4 +1,4 @@
-"""Draws n responses to each prompt, keeps the best as rows for steps 1 and 2, and shows the reward against n.
+"""Draws n responses to each prompt, keeps the best as rows for steps 1 and 2, and plots the reward by n.
 
     threestep evaluate best_of --model_name_or_path A --reward_model RM --data_path jsonl:prompts.jsonl --output_dir OUT
     threestep evaluate best_of --model_name_or_path A --reward gsm8k --min_reward 1 --keep_best 4 ...
@@ -6,8 +6,8 @@
     threestep dpo --model_name_or_path A --data_path jsonl:OUT/rows.jsonl ...    # chosen against rejected
     threestep evaluate best_of --config best_of.yaml
 
-Prompts are read as in step 3, from files, registered datasets or the hub; responses are drawn as in its rollouts, and
---reward works as there. OUTPUT_DIR gets rows.jsonl, answers.jsonl (every response with its scores), best_of.json and
+Prompts are read as in step 3, from files, registered datasets or the hub. Sampling and --reward also work as in step 3.
+OUTPUT_DIR gets rows.jsonl, answers.jsonl (every response with its scores), best_of.json and
 best_of.html. The same command resumes a stopped run bit-exactly; --num_ranks 8 uses eight ranks and gives the same
 rows as one.
 """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class BestOfArguments:
-    """The model, how many responses it draws, and which of them are kept."""
+    """The model, the number of responses it draws, and which of them are kept."""
 
     topic: ClassVar[str] = "task"
 
@@ -29,16 +29,18 @@ class BestOfArguments:
     reward_model: str | None = flag_of(EvaluateArguments)
     split: str = flag_of(ShownArguments, "Split of step 3's rows: train or eval.", default="train", choices=SPLITS)
     per_device_eval_batch_size: int = flag_of(
-        EvaluateArguments, "Prompts per batch on each rank; an interruption loses at most this many.", topic="batch"
+        EvaluateArguments,
+        "Prompts per batch on each rank; an interrupted run loses at most one batch per rank.",
+        topic="batch",
     )
     part: str = flag(
         "1/1",
-        "Use only part k of n of the prompts, written k/n: every n-th prompt, starting at the k-th. Rounds of "
-        "`threestep all` use one part each.",
+        "Use only part k of n of the prompts, written as k/n: every n-th prompt, starting with the k-th. Each round of "
+        "`threestep all` uses one part.",
         "part",
     )
     num_samples_per_prompt: int = flag_of(
-        PromptSamplesArguments, "n: responses drawn per prompt; the best is kept.", default=8
+        PromptSamplesArguments, "n, the number of responses drawn per prompt; the best is kept.", default=8
     )
     keep_best: int = flag(
         1,
@@ -48,23 +50,24 @@ class BestOfArguments:
         may_change=True,
     )
     min_reward: float | None = flag(
-        None, "Keep only responses with at least this reward (rejection sampling); default: any.", "score",
+        None, "Keep only responses with at least this reward (rejection sampling); default: no minimum.", "score",
         may_change=True,
     )  # fmt: skip
     keep_cut: bool = flag(
         False,
-        "Also keep responses cut by --max_new_tokens; steps 1 and 2 append an end token that the model did not write.",
+        "Also keep responses cut off by --max_new_tokens; steps 1 and 2 append an end token, which the model did not "
+        "generate.",
         may_change=True,
     )
     checker: str | None = flag_of(
         CheckerArguments,
-        "A rule that scores every response but never picks one: a name that --reward takes, or your own as "
+        "A rule that scores every response but never picks one: a name that --reward accepts, or your own as "
         "FILE.py:NAME. The curve shows its score for the response that the reward picks.",
     )
     overwrite: bool = flag_of(
         CheckpointArguments,
-        "Remove an earlier run's results from --output_dir; without this flag the same command resumes or rewrites "
-        "them.",
+        "Remove an earlier run's results from --output_dir; without this flag, the same command resumes that run or "
+        "rewrites its results.",
         may_change=True,
     )
 
@@ -80,7 +83,7 @@ class BestOfArguments:
         mistakes.require(
             self.keep_best <= self.num_samples_per_prompt,
             f"--keep_best expects at most --num_samples_per_prompt ({self.num_samples_per_prompt}), got "
-            f"{self.keep_best}; lower it, or draw more",
+            f"{self.keep_best}; lower it, or raise --num_samples_per_prompt",
         )
 
     def places(self, count: int) -> range | None:

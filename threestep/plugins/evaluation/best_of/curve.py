@@ -57,8 +57,8 @@ def over_optimised(drawn: Sequence[Mapping[str, Any]], curve: Sequence[CurvePoin
     if change.high >= 0:
         return ""
     return (
-        f"over-optimised: the checker's score of the response that the reward picks changes by {change} from n = {top} "
-        f"to n = {last}"
+        f"over-optimized: the checker's score for the response that the reward picks changes by {change} from "
+        f"n = {top} to n = {last}"
     )
 
 

@@ -63,7 +63,7 @@ def run_best_of(flags: Evaluated, wanted: BestOfArguments, settings: dict[str, A
         if together.is_main:
             held.enter_context(only_run(flags.run.output_dir))
         folder = replace(folder_of(flags, wanted.model_name_or_path), reader=None)
-        unread = "threestep evaluate best_of keeps rows of text alone"
+        unread = "threestep evaluate best_of supports only text"
         rows = _part(built_rows(flags, "prompts", folder, with_messages=True, unread=unread).rows, wanted)
         _check_prompts(folder, rows)
         check_rewards((*rewards, *checker), rows)
@@ -123,7 +123,9 @@ def _part(rows: Sequence[PromptRow], wanted: BestOfArguments) -> Sequence[Prompt
         return rows
     places = wanted.places(len(rows))
     if not places:
-        raise ThreestepError(f"--part {wanted.part} has no prompts: there are only {len(rows)}; use fewer parts")
+        raise ThreestepError(
+            f"--part {wanted.part} is empty, because there are only {len(rows)} prompts; use fewer parts"
+        )
     return [rows[place] for place in places]
 
 
@@ -135,8 +137,8 @@ def _check_prompts(folder: ChatFolder, rows: Sequence[PromptRow]) -> None:
         read = maker.make(_prompt_of(row), row.reference, row.row_id)
         if read is None or read.flipped_prompt_ids.tolist() != row.flipped_prompt_ids.tolist():
             raise ThreestepError(
-                f"the prompt of row id {row.row_id} would be kept as a row that is read as other tokens, because it "
-                "depends on more than its text or messages (tools, a class of its own); give messages or text alone"
+                f"the prompt of row id {row.row_id} cannot be saved as a row, because it depends on more than its text "
+                "or messages (for example tools or a custom class); use prompts that are only text or messages"
             )
 
 

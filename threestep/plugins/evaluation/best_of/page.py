@@ -37,12 +37,12 @@ def best_of_page(
     if d3:
         figures = "".join(chart_figure(name, chart) for name, chart in charts.items())
     else:
-        figures = f'<p class="warning">The charts need the package {PACKAGE} where the page is written.</p>'
+        figures = f'<p class="warning">Charts are missing because the package {PACKAGE} is not installed.</p>'
     prompts = "".join(_prompt(prompt) for prompt in drawn[:_SHOWN_PROMPTS])
     return document(
         title,
         f"<header><h1>{escape(title)}</h1>{paragraphs}</header><main>"
-        f'<section id="curve"><h2>Against n</h2><div class="charts">{figures}</div>'
+        f'<section id="curve"><h2>Scores by n</h2><div class="charts">{figures}</div>'
         f"{scrolled(table(*cells, numbers=range(len(cells[0]))), 'the curve')}</section>"
         f'<section id="responses"><h2>The first prompts</h2>{prompts}</section></main>'
         "<footer>Written by threestep evaluate best_of.</footer>",
@@ -70,12 +70,12 @@ def charts_of(curve: Sequence[CurvePoint]) -> list[LineChart]:
     bests = [point.best_check for point in curve if point.best_check is not None]
     if checks:
         lines = [
-            line("of the response that the reward picks", [figure.value for figure in checks], 1),
+            line("response that the reward picks", [figure.value for figure in checks], 1),
             line("95 % from", [figure.low for figure in checks], 1, True),
             line("to", [figure.high for figure in checks], 1, True),
-            line("of the checker's own pick", [figure.value for figure in bests], 2),
+            line("response that the checker picks", [figure.value for figure in bests], 2),
         ]
-        charts.append(LineChart("Checker's score", tuple(lines), "falls where the reward is gamed", x_label="n"))
+        charts.append(LineChart("Checker's score", tuple(lines), "falls if the reward is over-optimized", x_label="n"))
     return charts
 
 

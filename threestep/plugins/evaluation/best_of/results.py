@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from training.utils.rewards.figures import Figure
 
 ROWS, PAGE, FIGURES = "rows.jsonl", "best_of.html", "best_of.json"
-HEAD = ("n", "KL at most", "reward (95 %)", "checker, of the pick", "checker, at best")
+HEAD = ("n", "KL at most", "reward (95 %)", "checker, reward's pick", "checker, own pick")
 _REASONS = {
-    "cut_or_empty": "whose responses are all empty or cut by --max_new_tokens",
-    "below_min_reward": "with no response that reaches --min_reward",
+    "cut_or_empty": "because all their responses are empty or cut off by --max_new_tokens",
+    "below_min_reward": "because none of their responses reaches --min_reward",
 }
 
 
@@ -84,9 +84,10 @@ def _as_text(curve: Sequence[CurvePoint]) -> list[str]:
 def _sentences(drawn: Sequence[Drawn], kept: Kept) -> list[str]:
     responses = sum(len(prompt["responses"]) for prompt in drawn)
     sentences = [
-        f"{len(kept.rows):,} rows of {len(drawn):,} prompts with {responses:,} responses; {kept.pairs:,} rows are pairs"
+        f"{len(kept.rows):,} rows from {len(drawn):,} prompts with {responses:,} responses; {kept.pairs:,} rows are "
+        "pairs"
     ]
-    return sentences + [f"{count:,} prompts left out, {_REASONS[reason]}" for reason, count in kept.left_out.items()]
+    return sentences + [f"{count:,} prompts left out {_REASONS[reason]}" for reason, count in kept.left_out.items()]
 
 
 def _remedy(kept: Kept) -> str:

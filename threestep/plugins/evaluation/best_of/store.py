@@ -57,10 +57,10 @@ class AnswerStore:
         earlier = self._earlier_settings(path)
         if earlier is not None and earlier != plain:
             names = [name for name in {**earlier, **plain} if earlier.get(name) != plain.get(name)]
-            differ = "; ".join(f"{name} was {earlier.get(name)} and is {plain.get(name)}" for name in names)
+            differ = "; ".join(f"{name} was {earlier.get(name)} and is now {plain.get(name)}" for name in names)
             raise ThreestepError(
                 f"--output_dir {self.folder} holds responses drawn with other settings: {differ}; restore those "
-                "settings, give another --output_dir, or add --overwrite to draw again"
+                "settings, use another --output_dir, or add --overwrite to draw again"
             )
         _write_whole(path, json.dumps(plain, indent=2) + "\n")
         (self.folder / _BATCHES).mkdir(exist_ok=True)
@@ -74,7 +74,7 @@ class AnswerStore:
             if (self.folder / ANSWERS).exists() or any((self.folder / _BATCHES).glob("*.jsonl")):
                 raise ThreestepError(f"--output_dir {self.folder} holds responses but no {_SETTINGS}")
         except ThreestepError as problem:
-            raise ThreestepError(f"{problem}; give another --output_dir, or add --overwrite to draw again") from problem
+            raise ThreestepError(f"{problem}; use another --output_dir, or add --overwrite to draw again") from problem
         return None
 
     def missing(self, batches: Sequence[range]) -> list[int]:
@@ -115,7 +115,7 @@ def _drawn_in(text: str, places: range, path: Path) -> list[Drawn]:
     lines = [line for line in text.split("\n") if line]
     found = [dict(checked_json(_DrawnLine, line, f"{path}, line {n}")) for n, line in enumerate(lines, start=1)]
     if [prompt["prompt_index"] for prompt in found] != list(places):
-        raise ThreestepError(f"{path} expects prompts {places.start:,} to {places.stop - 1:,}, one per line")
+        raise ThreestepError(f"{path} should hold prompts {places.start:,} to {places.stop - 1:,}, one per line")
     return found
 
 
@@ -127,7 +127,7 @@ def _check_alike(found: Sequence[Drawn], first: Drawn, path: Path) -> None:
         is_finite = all(math.isfinite(value) for each in values for value in each)
         if not (is_alike and is_finite and all(len(each) == len(prompt["responses"]) for each in values)):
             raise ThreestepError(
-                f"{path} expects one finite score per response, and the same number of responses for each prompt"
+                f"{path} should hold one finite score per response and the same number of responses per prompt"
             )
 
 

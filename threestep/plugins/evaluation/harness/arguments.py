@@ -20,9 +20,11 @@ class HarnessArguments:
     topic: ClassVar[str] = "evaluation"
 
     tasks: list[str] = flag([], "harness: lm-evaluation-harness tasks, by name or as task files (FILE.yaml).", "names")
-    tasks_path: str | None = flag(None, "harness: a folder with your own task files, for --tasks to name.", "folder")
+    tasks_path: str | None = flag(
+        None, "harness: a folder of your own task files, which --tasks can then name.", "folder"
+    )
     num_fewshot: int | None = flag(
-        None, "harness: solved examples before each question (few-shot); default: the task's own number.", "rows >= 0"
+        None, "harness: solved examples before each question (few-shot); default: the task's own setting.", "rows >= 0"
     )
     task_rows: int | None = flag(None, "harness: evaluate only the first N rows of each task.", "rows >= 1")
 
@@ -30,7 +32,7 @@ class HarnessArguments:
         if not self.tasks:
             for name in ("tasks_path", "num_fewshot", "task_rows"):
                 given = getattr(self, name)
-                mistakes.require(given is None, f"--{name} {given} is for --tasks, which is not given; leave it out")
+                mistakes.require(given is None, f"--{name} {given} needs --tasks; add --tasks, or leave it out")
 
 
 @dataclass
@@ -52,7 +54,7 @@ class RunTaskArguments:
         """Collect task files that there are not, a bound without tasks, and a package that is missing."""
         tasks, rows = self.harness_tasks, self.harness_rows
         mistakes.require(
-            bool(tasks) or rows is None, f"--harness_rows {rows} is for --harness_tasks; give both or neither"
+            bool(tasks) or rows is None, f"--harness_rows {rows} needs --harness_tasks; use both or neither"
         )
         for name in tasks:
             mistakes.require(
@@ -71,5 +73,5 @@ def check_run_tasks(flags: Any, mistakes: Mistakes) -> None:
     scores = getattr(getattr(flags, "step", None), "kind", "") == "reward"
     mistakes.require(
         not scores or not flags.added.of(RunTaskArguments).harness_tasks,
-        "--harness_tasks needs a language model, and step 2 trains a reward model; leave it out",
+        "--harness_tasks needs a language model, but this step trains a reward model; leave it out",
     )

@@ -123,7 +123,7 @@ def _known_task(flag: str, name: str, manager: Any) -> str:
     if name not in manager.all_tasks:
         raise ThreestepError(
             f"{flag} expects lm-evaluation-harness tasks, task files or tasks in --tasks_path, got '{name}'; "
-            "`lm_eval ls tasks` lists the package's"
+            "run `lm_eval ls tasks` to list the package's tasks"
         )
     return name
 

@@ -46,8 +46,8 @@ def run_harness(flags: Evaluated, harness: HarnessArguments) -> list[str]:
     style = chat.data.chat.prompt_style
     if style == HUMAN_ASSISTANT:
         note(
-            f"{path} was trained on 'Human: ... Assistant:', but lm_eval prompts as the task file says; for this "
-            f'model set doc_to_text: "Human: {{{{question}}}} Assistant:"'
+            f"{path} was trained on 'Human: ... Assistant:' prompts, but lm_eval uses the task file's prompt; for "
+            f'this model, set doc_to_text: "Human: {{{{question}}}} Assistant:"'
         )
     templated = style == CHAT_TEMPLATE
     template = chat.data.chat.template_kwargs if templated else None
@@ -64,11 +64,11 @@ def _check(flags: Evaluated, harness: HarnessArguments) -> None:
         bool(harness.tasks), "harness expects --tasks (lm-evaluation-harness task names or task files), got none"
     )
     mistakes.require(
-        not flags.data.source.data_path, "--data_path is not used here: a task names its data; leave it out"
+        not flags.data.source.data_path, "--data_path is not used here, because each task names its data; leave it out"
     )
     mistakes.require(
         flags.sampling.rollout_engine == SamplingArguments.rollout_engine,
-        "--rollout_engine is not used here: lm_eval generates with transformers; leave it out",
+        "--rollout_engine is not used here, because lm_eval generates with transformers; leave it out",
     )
     for group in (flags.data.split, flags.reward):
         for each in fields(group):
@@ -112,6 +112,6 @@ def _in_report(model: Path, tasks: dict[str, Any]) -> list[str]:
         known = parse_json(place.read_text(encoding="utf-8")) if place.is_file() else {}
         together = {**(known if isinstance(known, dict) else {}), **tasks}
         replace_file(place, (json.dumps(together, indent=2) + "\n").encode())
-        return [f"in the run's report: {write_report([run], run / REPORT_NAME)}"]
+        return [f"added to the run's report: {write_report([run], run / REPORT_NAME)}"]
     except (OSError, ValueError, ThreestepError) as problem:
-        return [f"warning: could not add them to the run's report ({problem})"]
+        return [f"warning: could not add the results to the run's report ({problem})"]

@@ -45,13 +45,13 @@ def read_questions(benchmark: str, data_path: Sequence[str]) -> list[Question]:
 
 
 def counts_that_differ(benchmark: str, questions: Sequence[Question]) -> list[str]:
-    """A sentence for each subset of RewardBench with another number of rows than the published one."""
+    """A sentence for each subset of RewardBench whose number of rows differs from the published one."""
     if benchmark != "rewardbench":
         return []
     published = {**WEIGHTS, "math-prm": MATH_PRM_ROWS}
     found = Counter(question.subset for question in questions)
     return [
-        f"subset {name} has {found[name]:,} rows, and the published one (split `filtered`) has {count:,}"
+        f"subset {name} has {found[name]:,} rows, but the published one (split `filtered`) has {count:,}"
         for name, count in published.items()
         if name in found and found[name] != count
     ]
@@ -67,15 +67,17 @@ def _best_of(row: Mapping[str, Any], where: str) -> Question:
     right, wrong = (_texts(row, name, where) for name in ("chosen", "rejected"))
     for name, expected in (("num_correct", len(right)), ("total_completions", len(right) + len(wrong))):
         if row.get(name, expected) != expected:
-            raise ThreestepError(f"{where}: {name} is {row[name]}, and its lists have {expected} responses")
+            raise ThreestepError(f"{where}: {name} is {row[name]}, but the row lists {expected} such responses")
     row_id = str(row.get("id", ""))
     if subset.lower() == TIES:
         if not _TIES_ID.fullmatch(row_id):
-            raise ThreestepError(f"{where}: expected an id ref:N or tied:N in the subset {subset}, got '{row_id}'")
+            raise ThreestepError(
+                f"{where}: expected an id of the form ref:N or tied:N in the subset {subset}, got '{row_id}'"
+            )
         if row_id.startswith(TIED) and len(right) < 2:
-            raise ThreestepError(f"{where}: expected two right responses or more to {row_id}, got {len(right)}")
+            raise ThreestepError(f"{where}: expected at least two correct responses to {row_id}, got {len(right)}")
     elif len(right) != 1:
-        raise ThreestepError(f"{where}: expected one right response in the subset {subset}, got {len(right)}")
+        raise ThreestepError(f"{where}: expected one correct response in the subset {subset}, got {len(right)}")
     return Question(row_id, subset, prompt, (*right, *wrong), len(right))
 
 

@@ -65,21 +65,23 @@ def _check(flags: Evaluated) -> None:
     mistakes = Mistakes()
     mistakes.require(
         flags.evaluation.benchmark is not None,
-        f"reward_model expects --benchmark, one of {', '.join(BENCHMARKS)}, got none; for pairs of your own take "
+        f"reward_model expects --benchmark with one of {', '.join(BENCHMARKS)}, got none; for your own pairs, use "
         "threestep evaluate pairs",
     )
     for group, why in (
-        (flags.data.split, "a benchmark takes all rows of its files"),
-        (flags.reward, "the model that is judged is --model_name_or_path"),
+        (flags.data.split, "a benchmark uses all rows of its files"),
+        (flags.reward, "the model to evaluate is --model_name_or_path"),
     ):
         for each in fields(group):
             given = getattr(group, each.name)
             if each.name == "reward_replay" and asks(flags.evaluation.model_name_or_path):
                 continue
-            mistakes.require(given == each.default, f"--{each.name} {given} has no use here: {why}; leave it out")
+            mistakes.require(given == each.default, f"--{each.name} {given} is not used here: {why}; leave it out")
     for name in ("baseline", "reward_model", "val_samples"):
         given, default = getattr(flags.evaluation, name), EvaluateArguments.__dataclass_fields__[name].default
-        mistakes.require(given == default, f"--{name} {given} has no use here: nothing is drawn; leave it out")
+        mistakes.require(
+            given == default, f"--{name} {given} is not used here: a benchmark draws no responses; leave it out"
+        )
     mistakes.raise_if_any()
 
 
@@ -171,5 +173,5 @@ def _write(
     replace_file(folder / f"{TASK}.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     said = [f"{name:<24} {figure}" for name, figure in figures.items()]
     if cut:
-        said.append(f"{cut:,} responses were cut at {most:,} tokens, with their prompts")
+        said.append(f"{cut:,} responses were cut so that prompt and response fit in {most:,} tokens")
     return [*said, f"written to {folder}: {TASK}.json, {TASK}.jsonl"]

@@ -3,9 +3,9 @@
     threestep evaluate pairs --model_name_or_path MODEL --data_path jsonl:pairs.jsonl --output_dir OUT
     threestep evaluate pairs --model_name_or_path MODEL --score_file pairs.jsonl --output scores.jsonl
 
-The first uses the rows that step 2 evaluates on (--split train: those it trains on), prints the report and
-writes OUT/evaluation.json. For every row of a file: --split train --data_split 0,1,0 --eval_fraction 0. The second
-prints one line per pair. Several ranks: --num_ranks 2.
+The first command evaluates on the held-out rows of step 2 (with --split train, on its training rows), prints the report
+and writes OUT/evaluation.json. To use every row of a file, add --split train --data_split 0,1,0 --eval_fraction 0. The
+second command prints one line per pair. To use several ranks, add for example --num_ranks 2.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class RewardEvaluationArguments:
     split: str = flag_of(ShownArguments, "Split of step 2's rows: eval or train.", default="eval", choices=SPLITS)
     score_file: str | None = flag(
         None,
-        "Score the pairs in this JSON Lines file instead of a dataset; --prompt_column and so on name its columns.",
+        "Score the pairs in this JSON Lines file instead of a dataset; name its columns with --prompt_column, "
+        "--chosen_column and --rejected_column.",
         "file",
     )
     output: str | None = flag(None, "With --score_file: also write one JSON object per pair to this file.", "file")
@@ -61,13 +62,15 @@ class RewardEvaluationArguments:
         topic="task",
     )
     zero_stage: int = flag_of(
-        EngineArguments, "3 shards the model over the ranks; other stages have no effect.", topic="task"
+        EngineArguments, "3 shards the model across the ranks; other stages have no effect.", topic="task"
     )
     per_device_eval_batch_size: int = flag_of(
         EngineArguments, "Prompts per forward pass on each rank.", topic="task", takes="prompts >= 1"
     )
     max_tokens_per_micro_batch: int | None = flag_of(EngineArguments, topic="task")
-    padded: bool = flag_of(EngineArguments, "One padded sequence per row instead of packed rows.", topic="task")
+    padded: bool = flag_of(
+        EngineArguments, "Put one padded sequence in each row instead of packing rows.", topic="task"
+    )
 
     def validate(self, mistakes: Mistakes) -> None:
         """Note what is wrong with these settings."""
@@ -78,7 +81,7 @@ class RewardEvaluationArguments:
             mistakes.add(f"--score_file: there is no file '{self.score_file}'")
         mistakes.require(
             self.output is None or self.score_file is not None,
-            "--output is for --score_file, which is not given; an evaluation is written to --output_dir",
+            "--output needs --score_file; without it, the evaluation is written to --output_dir",
         )
 
 
@@ -135,8 +138,8 @@ def main(argv: Sequence[str]) -> None:
         rows = getattr(phase, flags.split)
         if len(rows) == 0:
             raise ThreestepError(
-                f"--split {flags.split} has no rows: raise --eval_fraction (now {data.split.eval_fraction:g}), or "
-                "evaluate --split train"
+                f"--split {flags.split} has no rows; raise --eval_fraction (now {data.split.eval_fraction:g}), or "
+                "use --split train"
             )
         evaluation = evaluate(scored(rows, phase.seen))
         log(report_text(evaluation), ranks.is_main)

@@ -85,8 +85,8 @@ def read_pairs(path: str, data: DataArguments, tokenizer: Any, reader: MediaRead
             left_out[place] = str(reason)
         except TooLong as long:
             raise ThreestepError(
-                f"{path}, pair {place}: a text has {long.length_tokens} tokens, more than --max_seq_len {most}, and "
-                "--truncation is error; raise --max_seq_len or change --truncation"
+                f"{path}, pair {place}: a text has {long.length_tokens} tokens, more than --max_seq_len {most}, with "
+                "--truncation error; raise --max_seq_len or change --truncation"
             ) from None
     return PairFile(rows, left_out, None if media is None else media.seen)
 

@@ -19,7 +19,7 @@ def report_text(evaluation: RewardEvaluation) -> str:
 
 def _figures(evaluation: RewardEvaluation) -> str:
     return (
-        f"{evaluation.pairs:,} pairs of {evaluation.prompts:,} prompts: accuracy {decimals(evaluation.accuracy)} "
+        f"{evaluation.pairs:,} pairs from {evaluation.prompts:,} prompts: accuracy {decimals(evaluation.accuracy)} "
         f"({evaluation.ties:,} ties), mean score gap {decimals(evaluation.score_gap)}, loss "
         f"{decimals(evaluation.loss)}"
     )
@@ -36,7 +36,7 @@ def _spreads(evaluation: RewardEvaluation) -> str:
 
 def _lengths(evaluation: RewardEvaluation) -> str:
     rows = [[_bounds(one), f"{one.pairs:,}", decimals(one.accuracy)] for one in evaluation.by_length]
-    return _table(["better is longer by, in tokens", "pairs", "accuracy"], rows)
+    return _table(["extra tokens in the better response", "pairs", "accuracy"], rows)
 
 
 def _bounds(bucket: LengthBucket) -> str:
@@ -52,7 +52,7 @@ def _calibration(evaluation: RewardEvaluation) -> str:
         [f"{one.least:.2f} to {one.most:.2f}", f"{one.pairs:,}", decimals(one.predicted), decimals(one.right)]
         for one in evaluation.calibration
     ]
-    table = _table(["predicted probability of the order", "pairs", "mean", "right"], rows)
+    table = _table(["predicted probability of the order", "pairs", "mean", "correct"], rows)
     return f"{table}\nexpected calibration error {decimals(evaluation.calibration_error)}"
 
 

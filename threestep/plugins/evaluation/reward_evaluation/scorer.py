@@ -83,7 +83,7 @@ def load_scorer(
         log(f"{type(model).__name__}: {note}", ranks.is_main)
     check_segments(reason, needed, type(model).__name__)
     if reason is not None:
-        log(f"warning: {type(model).__name__} reads padded rows: {reason}", ranks.is_main)
+        log(f"warning: {type(model).__name__} uses padded rows: {reason}", ranks.is_main)
     plan = plan_for(
         model,
         sequences=settings.per_device_eval_batch_size,

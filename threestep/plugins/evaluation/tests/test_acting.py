@@ -123,7 +123,7 @@ def test_the_turns_are_those_of_a_rollout(acting_model):
         assert (last.trajectory.turns, last.trajectory.cut) == (record.turns, record.cut) and last.trajectory.turns > 1
         assert last.text.count("\n  user> Say a number from 1 to 32.") == record.figures["guesses"]
         cuts.add(record.cut)
-    assert "turns" in cuts and "cut by the limit of turns" in Trajectory((), 4, -0.5, "turns").sentence
+    assert "turns" in cuts and "cut off by the limit on turns" in Trajectory((), 4, -0.5, "turns").sentence
 
 
 def test_a_tool_that_hangs_holds_up_nobody(acting_model, tmp_path):
@@ -162,7 +162,7 @@ def test_what_a_chat_cannot_open(acting_model, asked):
         [*talk.answer(0)]
     with pytest.raises(ThreestepError, match="/row expects a JSON object such as"):
         talk.command("/row [1]")
-    with pytest.raises(ThreestepError, match="/row needs a chat with --environment"):
+    with pytest.raises(ThreestepError, match="/row works only in a chat with --environment"):
         Talk([asked], SamplingArguments(), 1).command("/row")
     with pytest.raises(ThreestepError, match="need a chat template to write the messages of a conversation"):
         check_acting(talk.acting, [asked])

@@ -63,7 +63,10 @@ def test_one_question_from_standard_input(folders, monkeypatch, capsys):
     run(monkeypatch, [folders / "one", folders / "two", *flags[1:3]], "Hi\n")
     said = capsys.readouterr().out.splitlines()
     assert said[0] == f"== A {folders / 'one'}" and f"== B {folders / 'two'}" in said
-    with pytest.raises(ThreestepError, match="holds no question; pipe one in: echo QUESTION | threestep chat MODEL"):
+    with pytest.raises(
+        ThreestepError,
+        match="standard input is empty and not a terminal; pipe a question in: echo QUESTION | threestep chat MODEL",
+    ):
         run(monkeypatch, flags, " \n")
 
 
@@ -102,7 +105,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(folders, monkeypatch, capsys
         (["a", "--web_port", "0"], "--web_port expects a number from 1 to 65535, got 0"),
         (
             ["a", "--tools", "python_no_sandbox", "--reward_model", "d"],
-            "--reward_model reads only single-turn responses, and",
+            "--reward_model supports only single-turn responses, not",
         ),
         (["a", "--row", "{}"], "--row {} opens an environment, and there is none; give --environment, or leave it"),
         (["a", "--max_tool_calls", "3"], "--max_tool_calls 3 limits conversations, but this run has none; give"),
@@ -134,7 +137,7 @@ def test_a_question_of_standard_input_keeps_its_last_blank(folders, monkeypatch,
         run(monkeypatch, [folders / "one", "--prompt_style", style], "2 + 3 = \n")
     assert [messages[-1]["content"] for messages in asked] == ["2 + 3 = ", "2 + 3 ="]
     said = capsys.readouterr().err
-    assert said.count("each question is asked alone, without earlier turns, as in the training rows") == 1
+    assert said.count("each question is sent alone, without earlier turns, as in the training rows") == 1
 
 
 def test_a_secret_in_any_flag_of_text(tmp_path, monkeypatch, capsys):
@@ -197,8 +200,8 @@ def test_sampling_is_set_and_told(talk):
     for line, sentence in [
         ("/top_p 2", "--top_p expects more than 0 and at most 1, got 2.0"),
         ("/temperature warm", "/temperature expects a number, got 'warm'"),
-        ("/seed x", "/seed expects a number from 0 up, got 'x'"),
-        ("/seed ²", "/seed expects a number from 0 up, got '²'"),
+        ("/seed x", "/seed expects a whole number of 0 or more, got 'x'"),
+        ("/seed ²", "/seed expects a whole number of 0 or more, got '²'"),
         ("/temprature 1", "unknown command /temprature; /help lists the commands; did you mean 'temperature'"),
         ("/retry", "/retry expects an earlier question, got none; ask one first"),
         ("/save", "/save expects a file name, got none; type /save FILE"),
@@ -210,10 +213,10 @@ def test_sampling_is_set_and_told(talk):
 
 def test_a_system_prompt_begins_anew(talk):
     answered(talk, "Hi")
-    assert talk.command("/system Be brief.").text == "new conversation, with this system prompt"
+    assert talk.command("/system Be brief.").text == "new conversation with this system prompt"
     talk.ask("Hi")
     assert talk.messages(0)[0] == {"role": "system", "content": "Be brief."} and len(talk.messages(0)) == 2
-    assert talk.command("/system").text == "new conversation, without a system prompt"
+    assert talk.command("/system").text == "new conversation without a system prompt"
     assert talk.messages(0) == []
 
 

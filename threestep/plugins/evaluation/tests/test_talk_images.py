@@ -167,7 +167,7 @@ def test_what_is_saved_is_read_as_rows_with_images(sees, place, tmp_path):
 
 
 def test_what_reads_no_pictures_says_so(sees, asked, place):
-    with pytest.raises(ThreestepError, match="'.*model' reads no pictures here: it is a model of text, its folder"):
+    with pytest.raises(ThreestepError, match="'.*model' cannot read images here: it is a text-only model, its folder"):
         Talk([sees, asked], GREEDY, 1).attach(str(place / "red.png"))
     with pytest.raises(ThreestepError, match="expected a causal language model of text, got a model of images and t"):
         load_chat_model(str(place / "model"), None, DataArguments(), CPU, with_media=False)
@@ -236,7 +236,7 @@ def test_a_reward_model_that_sees_no_or_other_pixels_says_so(place, reward, why)
     talk = chatting(place, reward)
     answered(talk, "What?")
     assert talk.score(0) is not None  # of texts
-    with pytest.raises(ThreestepError, match=f"{reward}' {why}.*; leave --reward_model out to chat about images"):
+    with pytest.raises(ThreestepError, match=f"{reward}' {why}.*; to chat about images, leave --reward_model out"):
         talk.attach(str(place / "red.png"))
 
 

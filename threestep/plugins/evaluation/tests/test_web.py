@@ -51,7 +51,7 @@ def test_lines_become_answers_and_notes(asked):
     assert list(web.respond(talk, "/nothing"))[0].startswith("unknown command /nothing")
     assert list(web.respond(talk, "  ")) == []
     assert list(web.respond(talk, "/save x")) == ["/save is available only in the terminal"]
-    assert list(web.respond(talk, "/quit")) == ["to end, close the page and stop the program"]
+    assert list(web.respond(talk, "/quit")) == ["to end the chat, close the page and stop the program"]
 
 
 def test_controls_set_what_they_stand_for(asked):

@@ -393,7 +393,7 @@ def test_a_chat_draws_and_names_them(thinking):
             break
     assert answer.text.count("<Path>") >= 3 and answer.note == talk.note(0)
     assert talk.note(0) == (
-        f"paths side by side: {', '.join('3' * len(answer.paths))}; {len(answer.token_ids)} tokens in "
+        f"parallel paths per block: {', '.join('3' * len(answer.paths))}; {len(answer.token_ids)} tokens in "
         f"{answer.positions} positions"
     )
     assert isinstance(talk.score(0), float)

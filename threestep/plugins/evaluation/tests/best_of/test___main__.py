@@ -64,7 +64,7 @@ def test_the_best_are_kept_as_rows_that_steps_read(flags, tmp_path, tiny_tokeniz
     assert [point["k"] for point in figures["curve"]] == [1, 2, 4]
     assert figures["curve"][-1]["check"]["value"] == -figures["curve"][-1]["reward"]["value"]
     said = capsys.readouterr().out
-    assert "over-optimised" in said and "8 rows of 8 prompts with 32 responses; 8 rows are pairs" in said
+    assert "over-optimized" in said and "8 rows from 8 prompts with 32 responses; 8 rows are pairs" in said
     page = (out / "best_of.html").read_text()
     assert page.count('class="card sample"') == 8 and 'data-chart="curve-1"' in page
     # Steps 1 and 2 read the file without a flag; prompts have the ids that were answered.
@@ -146,13 +146,13 @@ def test_other_settings_data_or_weights_are_refused_or_drawn_again_on_request(fl
         ("--temperature 0", "--num_samples_per_prompt 4 draws several responses, but --temperature 0 gives the same"),
         ("--keep_best 5", r"--keep_best expects at most --num_samples_per_prompt \(4\), got 5; lower it"),
         ("--checker exact_mach", "--checker expects .* got 'exact_mach'; did you mean 'exact_match'"),
-        ("--dry_run", "--dry_run plans training memory, and evaluate best_of does not train; leave it out"),
+        ("--dry_run", "--dry_run plans training memory, but evaluate best_of does not train; leave it out"),
         ("--split eval", "--split eval has no rows; raise --eval_fraction"),
-        ("--min_reward 99", "no response was kept: 8 prompts left out, with no response that reaches --min_reward;"),
+        ("--min_reward 99", "no response was kept: 8 prompts left out because none of their responses reaches --min"),
         ("--reward PLACE/rule.py:infinite", "expected a number that is finite in float32, got inf"),
         (
             "--keep_cut false",
-            "no response was kept: 8 prompts left out, whose responses are all empty or cut by --max_new",
+            "no response was kept: 8 prompts left out because all their responses are empty or cut off by --max_new",
         ),
     ],
 )

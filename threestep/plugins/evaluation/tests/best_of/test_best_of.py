@@ -54,7 +54,7 @@ def test_a_checker_that_falls_is_said():
     honest = [{"reward": row["reward"], "check": row["reward"]} for row in gamed]
     unchecked = [{"reward": row["reward"]} for row in gamed]
     said = over_optimised(gamed, curve_of(gamed, 1), seed=1)
-    assert said.startswith("over-optimised: the checker's score of the response that the reward picks changes by -1.")
+    assert said.startswith("over-optimized: the checker's score for the response that the reward picks changes by -1.")
     assert said.endswith("from n = 1 to n = 8")
     for drawn in (honest, unchecked):
         assert over_optimised(drawn, curve_of(drawn, 1), seed=1) == ""
@@ -179,7 +179,7 @@ def test_other_settings_are_refused_or_drawn_again(tmp_path):
     store = AnswerStore(tmp_path)
     store.begin({"--seed": 1, "--reward": "length"}, overwrite=False)
     store.add(0, ONE)
-    expected = "holds responses drawn with other settings: --seed was 1 and is 2; restore those settings, give another"
+    expected = "holds responses drawn with other settings: --seed was 1 and is now 2; restore those settings, use"
     with pytest.raises(ThreestepError, match=expected):
         store.begin({"--seed": 2, "--reward": "length"}, overwrite=False)
     assert store.missing(BATCHES) == [1]
@@ -193,14 +193,14 @@ def test_other_settings_are_refused_or_drawn_again(tmp_path):
         (b"\xff", "expects UTF-8 text"),
         (b"[" * 100_000, "line 1: .*JSON"),
         (b"{}\n", "prompt_index is missing"),
-        (b"", "expects prompts 2 to 2, one per line"),
-        (json.dumps(ONE[0]).encode(), "expects prompts 2 to 2"),
+        (b"", "should hold prompts 2 to 2, one per line"),
+        (json.dumps(ONE[0]).encode(), "should hold prompts 2 to 2"),
         (json.dumps(drawn(2, "d", reward=[1.0, None])).encode(), "reward.1 expects"),
         (json.dumps(drawn(2, "d", reward=[1.0, math.inf])).encode(), "finite score"),
         (json.dumps(drawn(2, "d", responses=["x"])).encode(), "one finite score per response"),
         (
             json.dumps(drawn(2, "d", responses=[], ended=[], reward=[], check=[])).encode(),
-            "the same number of responses for each prompt",
+            "the same number of responses per prompt",
         ),
     ],
 )
@@ -217,7 +217,7 @@ def test_a_damaged_file_of_responses_is_named_with_its_remedy(tmp_path, content,
     store.add(1, TWO)
     assert store.close(BATCHES) == ONE + TWO
     (tmp_path / ANSWERS).write_text(json.dumps(ONE[0]) + "\n")
-    with pytest.raises(ThreestepError, match=rf"{ANSWERS} expects prompts 0 to 2, one per line; remove this file"):
+    with pytest.raises(ThreestepError, match=rf"{ANSWERS} should hold prompts 0 to 2, one per line; remove this file"):
         store.close(BATCHES)
 
 
@@ -227,7 +227,7 @@ def test_responses_without_their_settings_are_not_taken_for_those_of_any(tmp_pat
     store.begin({"--seed": 1}, overwrite=False)
     store.add(0, ONE)
     path.unlink() if content is None else path.write_text(content)
-    with pytest.raises(ThreestepError, match="settings.json.*; give another --output_dir, or add --overwrite to draw"):
+    with pytest.raises(ThreestepError, match="settings.json.*; use another --output_dir, or add --overwrite to draw"):
         store.begin({"--seed": 2}, overwrite=False)
     store.begin({"--seed": 2}, overwrite=True)
     assert store.missing(BATCHES) == [0, 1]

@@ -46,9 +46,9 @@ def test_flags_without_use_are_refused():
     found = refused("--data_path", "embedded", "--val_samples", "2", "--reward", "length")
     assert "harness expects --tasks" in found and "--data_path is not used here" in found
     assert "--val_samples 2 is" in found and "--reward length is" in found
-    assert "--num_fewshot 2 is for --tasks" in refused("--num_fewshot", "2")
+    assert "--num_fewshot 2 needs --tasks" in refused("--num_fewshot", "2")
     assert "--rollout_engine is not used here" in refused("--tasks", "a", "--rollout_engine", "vllm")
-    with pytest.raises(ThreestepError, match="--tasks is only for harness, and reward takes none"):
+    with pytest.raises(ThreestepError, match="--tasks is only for harness, not for reward; leave"):
         evaluate.main(["reward", "--model_name_or_path", "nowhere", "--tasks", "a"])
 
 
@@ -96,7 +96,7 @@ def test_figures_stand_in_the_run_and_in_its_report(tmp_path):
             groups = evaluate.parse_arguments(evaluate.GROUPS, line, "", {})
             flags = Evaluated("harness", *groups[:-1])
             lines = task._write(flags, HarnessArguments(tasks=[name]), result, templated=True)
-            assert (lines[-1] == f"in the run's report: {run / 'report.html'}") == (path != tmp_path)
+            assert (lines[-1] == f"added to the run's report: {run / 'report.html'}") == (path != tmp_path)
     assert json.loads((tmp_path / "out" / "harness.jsonl").read_text()) == {"task": "<b>", "doc_id": 0}
     assert list(json.loads((run / "harness.json").read_text())) == ["first", "<b>"]
     html = parts_of(read_runs([run])).html["benchmarks"]
@@ -177,7 +177,7 @@ def test_mistakes(tmp_path, monkeypatch):
             mistakes.raise_if_any()
         return str(error.value)
 
-    assert "--harness_rows 3 is for --harness_tasks; give both or neither" in said(harness_rows=3)
+    assert "--harness_rows 3 needs --harness_tasks; use both or neither" in said(harness_rows=3)
     assert "--harness_tasks expects local task files (FILE.yaml), got 'gsm8k'" in said(harness_tasks=["gsm8k"])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (tmp_path / "t.yaml").touch()
@@ -190,7 +190,7 @@ def test_a_reward_model_answers_no_tasks(kind, tasks, is_wrong):
     flags = SimpleNamespace(step=SimpleNamespace(kind=kind), added=SimpleNamespace(of=lambda _: given))
     mistakes = Mistakes()
     check_run_tasks(flags, mistakes)
-    sentence = "--harness_tasks needs a language model, and step 2 trains a reward model; leave it out"
+    sentence = "--harness_tasks needs a language model, but this step trains a reward model; leave it out"
     assert mistakes.sentences == ([sentence] if is_wrong else [])
 
 

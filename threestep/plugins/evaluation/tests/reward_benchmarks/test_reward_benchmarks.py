@@ -49,7 +49,7 @@ def test_the_published_forms(tmp_path):
     found = read_questions("rewardbench", [str(tmp_path / "filtered.parquet")])
     assert found == [Question("30", "donotanswer", "How?", ("No.", "So."))]
     assert counts_that_differ("rewardbench", found) == [
-        "subset donotanswer has 1 rows, and the published one (split `filtered`) has 136"
+        "subset donotanswer has 1 rows, but the published one (split `filtered`) has 136"
     ]
     assert counts_that_differ("rewardbench2", found) == []
 
@@ -60,11 +60,11 @@ def test_the_published_forms(tmp_path):
         ("rewardbench2", PAIR, "row 1: expected 'chosen' to be a list of texts, as in RewardBench 2, got 'No.'; for"),
         ("rewardbench", BEST, "row 1: expected 'chosen' to be text, got "),
         ("rewardbench", {"prompt": "x"}, "row 1: expected a column 'chosen', got .*prompt"),
-        ("rewardbench2", {**BEST, "num_correct": 2}, "row 1: num_correct is 2, and its lists have 1 responses"),
-        ("rewardbench2", {**BEST, "total_completions": 5}, "total_completions is 5, and its lists have 4 responses"),
-        ("rewardbench2", {**BEST, **TWO}, "expected one right"),
-        ("rewardbench2", {**TIED, "id": "4"}, "expected an id ref:N or tied:N in the subset Ties, got '4'"),
-        ("rewardbench2", {**TIED, **ONE}, "expected two right resp"),
+        ("rewardbench2", {**BEST, "num_correct": 2}, "row 1: num_correct is 2, but the row lists 1 such resp"),
+        ("rewardbench2", {**BEST, "total_completions": 5}, "total_completions is 5, but the row lists 4 such"),
+        ("rewardbench2", {**BEST, **TWO}, "expected one correct"),
+        ("rewardbench2", {**TIED, "id": "4"}, "expected an id of the form ref:N or tied:N in the subset Ties, got '4'"),
+        ("rewardbench2", {**TIED, **ONE}, "expected at least two correct resp"),
         ("rewardbench2", {**BEST, "rejected": []}, "expected 'rejected' to be a list of texts"),
     ],
 )
@@ -135,16 +135,16 @@ def test_long_texts_are_cut_from_the_right(flags, tmp_path, monkeypatch, capsys)
     # All that is left is the beginning of the prompt, the same for each response.
     assert found["responses_cut"] == 21 and all(len(set(line["scores"])) == 1 for line in cut)
     assert cut[0]["result"] == 0.25 and whole[0]["scores"] != cut[0]["scores"]
-    assert "21 responses were cut at 3 tokens" in capsys.readouterr().out
+    assert "21 responses were cut so that prompt and response fit in 3 tokens" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["--benchmark", "rewardbench3"], "--benchmark expects one of rewardbench2, rewardbench, got 'rewardbench3'"),
-        (["--eval_fraction", "0.5"], "--eval_fraction 0.5 has no use here: a benchmark takes all rows of its files"),
-        (["--reward", "length"], "--reward length has no use here: the model that is judged is --model_name_or_path"),
-        (["--val_samples", "2"], "--val_samples 2 has no use here: nothing is drawn; leave it out"),
+        (["--eval_fraction", "0.5"], "--eval_fraction 0.5 is not used here: a benchmark uses all rows of its files"),
+        (["--reward", "length"], "--reward length is not used here: the model to evaluate is --model_name_or_path"),
+        (["--val_samples", "2"], "--val_samples 2 is not used here: a benchmark draws no responses; leave it out"),
     ],
 )
 def test_mistakes(flags, words, sentence):
@@ -154,9 +154,11 @@ def test_mistakes(flags, words, sentence):
 
 def test_a_benchmark_is_named_for_reward_models_alone(flags):
     without = [word for word in flags if word not in ("--benchmark", "rewardbench2")]
-    with pytest.raises(ThreestepError, match="^reward_model expects --benchmark, one of rewardbench2, rewardbench,"):
+    with pytest.raises(
+        ThreestepError, match="^reward_model expects --benchmark with one of rewardbench2, rewardbench,"
+    ):
         evaluate.main(without)
-    with pytest.raises(ThreestepError, match="--benchmark is only for reward_model, and gsm8k uses prompts; leave it"):
+    with pytest.raises(ThreestepError, match="--benchmark is only for reward_model, not for gsm8k; leave it"):
         evaluate.main(["gsm8k", *flags[1:]])
 
 

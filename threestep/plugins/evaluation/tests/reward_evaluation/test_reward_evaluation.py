@@ -36,7 +36,7 @@ def sentences(**given) -> list[str]:
         ({"model_name_or_path": ""}, "--model_name_or_path expects a model folder or hub name, got nothing"),
         ({"split": "test"}, "--split expects one of eval, train, got 'test'"),
         ({"score_file": "no_such.jsonl"}, "--score_file: there is no file 'no_such.jsonl'"),
-        ({"output": "scores.jsonl"}, "--output is for --score_file, which is not given; an evaluation is"),
+        ({"output": "scores.jsonl"}, "--output needs --score_file; without it, the evaluation is"),
         ({"dtype": "fp8"}, "--dtype expects one of fp32, bf16, fp16, got 'fp8'"),
         ({"zero_stage": 5}, "--zero_stage expects a number from 0 to 3, got 5"),
         ({"per_device_eval_batch_size": 0}, "--per_device_eval_batch_size expects 1 or more, got 0"),
@@ -230,7 +230,7 @@ def test_a_model_that_cannot_pack_is_read_padded_and_says_so(tmp_path, tiny_toke
     tiny_scalar_model("bloom", vocab_size=len(tiny_tokenizer)).save_pretrained(tmp_path / "model")
     tiny_tokenizer.save_pretrained(tmp_path / "model")
     load_scorer(ScorerSettings(str(tmp_path / "model")), DATA, tiny_tokenizer, ALONE)
-    assert capsys.readouterr().out.startswith("warning: BloomForSequenceClassification reads padded rows: ")
+    assert capsys.readouterr().out.startswith("warning: BloomForSequenceClassification uses padded rows: ")
 
 
 def test_the_end_token_is_left_out():
