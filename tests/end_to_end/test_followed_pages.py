@@ -28,7 +28,7 @@ def chat_line(text: str) -> list[str]:
 
 
 def question_and_answer(text: str) -> tuple[str, str]:
-    found = re.search(r"^Type `(.+)`: both answer `(.+)`\.$", text, re.MULTILINE)
+    found = re.search(r"^Type `(.+)`\. Both models answer `(.+)`\.$", text, re.MULTILINE)
     assert found is not None, "README says what to ask, and what is answered"
     return found[1], found[2]
 
