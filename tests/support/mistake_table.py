@@ -52,45 +52,46 @@ def _sft(rows: str = "rows.csv", more: str = "", model: str = "model") -> str:
 _PPO = "ppo --actor_model_name_or_path model --critic_model_name_or_path model --data_path rows.csv --output_dir new"
 MISTAKES = [
     UserMistake(
-        "a flag names a column in other capitals", _sft(more="--prompt_column Question --chosen_column answer")
+        "a flag names a column with the wrong capitalization",
+        _sft(more="--prompt_column Question --chosen_column answer"),
     ),
-    UserMistake("a flag names a column that is not there", _sft(more="--prompt_column query --chosen_column answer")),
-    UserMistake("a column of the file is misspelt", _sft("misspelt.csv")),
+    UserMistake("a flag names a column that does not exist", _sft(more="--prompt_column query --chosen_column answer")),
+    UserMistake("a column name in the file is misspelled", _sft("misspelt.csv")),
     UserMistake("the columns fit no format", _sft("strange.csv")),
     UserMistake("the file does not exist", _sft("jsonl:rws.jsonl")),
-    UserMistake("a folder of data without a reader", _sft("data")),
+    UserMistake("a data folder without a format prefix", _sft("data")),
     UserMistake("a spreadsheet", _sft("rows.xlsx")),
     UserMistake("an empty file", _sft("empty.jsonl")),
     UserMistake("a line that is not JSON", _sft("broken.jsonl")),
     UserMistake("a CSV in Latin-1", _sft("latin.csv")),
-    UserMistake("truth values as answers", _sft("truths.jsonl")),
-    UserMistake("prompts without answers, for SFT", _sft("prompts.jsonl")),
+    UserMistake("answers that are true or false", _sft("truths.jsonl")),
+    UserMistake("prompts without responses, for SFT", _sft("prompts.jsonl")),
     UserMistake("plain text, for a reward model", _sft("texts.jsonl").replace("sft", "reward", 1)),
-    UserMistake("the name of a dataset is misspelt", _sft("enbedded")),
-    UserMistake("a dataset of the hub, which does not answer", _sft("hub:openai/gsm8k,config=main"), _SILENT),
-    UserMistake("a known dataset, and no network", _sft("Dahoas/rm-static"), _CLOSED),
-    UserMistake("a model of the hub, which does not answer", _sft(model="Qwen/Qwen3-0.6B"), _SILENT),
-    UserMistake("a model of the hub, and no network", _sft(model="Qwen/Qwen3-0.6B"), _CLOSED),
+    UserMistake("the name of a dataset is misspelled", _sft("enbedded")),
+    UserMistake("a hub dataset, when the hub does not respond", _sft("hub:openai/gsm8k,config=main"), _SILENT),
+    UserMistake("a known dataset, without a network", _sft("Dahoas/rm-static"), _CLOSED),
+    UserMistake("a hub model, when the hub does not respond", _sft(model="Qwen/Qwen3-0.6B"), _SILENT),
+    UserMistake("a hub model, without a network", _sft(model="Qwen/Qwen3-0.6B"), _CLOSED),
     UserMistake("the model folder does not exist", _sft(model="./modle")),
-    UserMistake("a folder of data as the model", _sft(model="data")),
-    UserMistake("a tokenizer alone as the model", _sft(model="tokenizer")),
+    UserMistake("a data folder as the model", _sft(model="data")),
+    UserMistake("a folder with only a tokenizer as the model", _sft(model="tokenizer")),
     UserMistake("a run's folder as the model", _sft(model="finished")),
-    UserMistake("weights that are cut off", _sft(model="cut")),
+    UserMistake("truncated weights", _sft(model="cut")),
     UserMistake("pickled weights", _sft(model="pickled")),
     UserMistake("a GGUF file as the model", _sft(model="model.gguf")),
     UserMistake("a finished run in the output folder", _sft().replace("new", "finished")),
     UserMistake("checkpoints in the output folder", _sft().replace("new", "stopped")),
-    UserMistake("the same, with all steps", "all --config all.yaml"),
-    UserMistake("a flag is misspelt", _sft(more="--learning_rat 1e-5")),
-    UserMistake("a number that is none", _sft(more="--learning_rate fast")),
-    UserMistake("a split of no rows", _sft(more="--data_split 0,0,0")),
-    UserMistake("a loss that there is not", _sft(more="--loss_type sigmod").replace("sft", "dpo", 1)),
-    UserMistake("a reward function in no file", f"{_PPO} --reward my_rewards.py:score"),
-    UserMistake("a judge's file that is not there", f"{_PPO} --reward judge:helpfull.yaml"),
-    UserMistake("a setting of a judge is misspelt", f"{_PPO} --reward judge:judge.yaml"),
-    UserMistake("a key in a judge's file", f"{_PPO} --reward judge:key.yaml"),
-    UserMistake("a command is misspelt", "rlo --data_path rows.csv"),
-    UserMistake("a section of all steps is misspelt", "all --config misspelt.yaml"),
+    UserMistake("the same, with threestep all", "all --config all.yaml"),
+    UserMistake("a flag is misspelled", _sft(more="--learning_rat 1e-5")),
+    UserMistake("a value that is not a number", _sft(more="--learning_rate fast")),
+    UserMistake("a split that gives no rows", _sft(more="--data_split 0,0,0")),
+    UserMistake("a loss that does not exist", _sft(more="--loss_type sigmod").replace("sft", "dpo", 1)),
+    UserMistake("a reward function in a missing file", f"{_PPO} --reward my_rewards.py:score"),
+    UserMistake("a judge file that does not exist", f"{_PPO} --reward judge:helpfull.yaml"),
+    UserMistake("a judge setting is misspelled", f"{_PPO} --reward judge:judge.yaml"),
+    UserMistake("an API key in a judge file", f"{_PPO} --reward judge:key.yaml"),
+    UserMistake("a command is misspelled", "rlo --data_path rows.csv"),
+    UserMistake("a section of a threestep all file is misspelled", "all --config misspelt.yaml"),
 ]
 
 
@@ -178,7 +179,7 @@ def _answer(mistake: UserMistake, place: Path, hubs: dict[str, str]) -> Answered
 
 def as_markdown(found: dict[str, Answered]) -> str:
     rows = [f"| {name} | {max(0.1, end.seconds):.1f} | {shown(end.sentence)} |" for name, end in found.items()]
-    return "\n".join(["| mistake | seconds | sentence |", "| --- | ---: | --- |", *rows, ""])
+    return "\n".join(["| mistake | seconds | message |", "| --- | ---: | --- |", *rows, ""])
 
 
 def shown(sentence: str) -> str:
