@@ -119,7 +119,7 @@ FORMS = [
     DataForm("a JSON list, named .jsonl", "rows.jsonl", _bytes(json.dumps([QA]))),
     DataForm("a JSON object with one list", "rows.json", _bytes(json.dumps({"version": 1, "data": [QA]}))),
     DataForm("a single JSON object", "rows.json", _bytes(json.dumps(QA))),
-    DataForm("output of pandas' to_json without arguments", "rows.json", _bytes('{"question":{"0":"Hi"},"answer":{"0":"Ho"}}')),
+    DataForm("pandas' to_json without arguments", "rows.json", _bytes('{"question":{"0":"Hi"},"answer":{"0":"Ho"}}')),
     DataForm("a JSON object with one list per column", "rows.json", _bytes('{"question":["Hi"],"answer":["Ho"]}')),
     DataForm("a JSON list of strings", "rows.json", _bytes('["Hi", "Ho"]')),
     DataForm("Parquet, named .jsonl", "rows.jsonl", _table("parquet", question=["Hi"], answer=["Ho"])),
