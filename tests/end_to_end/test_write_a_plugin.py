@@ -67,7 +67,7 @@ def test_all_that_the_page_adds_is_used(installed, place):
     assert [step[:2] for step in steps] == [[1, 1]] and len(set(steps[0][2:])) == 8  # the data's prompts make one step
     told = threestep(installed, place, "terse", "runs/grpo")
     count = f"{ended[-1]:.0f} of {drawn[-1]:.0f}"
-    assert told.stdout == f"runs/grpo: {count} responses ended by themselves in the last step\n", told.stderr
+    assert told.stdout == f"runs/grpo: {count} responses finished in the last step\n", told.stderr
 
 
 def test_they_stand_in_the_help_and_are_refused_without_the_package(installed, place):
