@@ -192,7 +192,7 @@ def outcome(form: DataForm, tokenizer: Any) -> tuple[str, list[str]]:
         return f"refused: {cut}", lines
     source = data_flags(data_path=[name], **form.flags).source
     with contextlib.suppress(ThreestepError):
-        return f"read as {create_raw_dataset(name, source, 'cache', 1).get_recognition().format}", lines
+        return create_raw_dataset(name, source, "cache", 1).get_recognition().format, lines
     return "read", lines
 
 
@@ -212,7 +212,7 @@ def outcomes() -> dict[str, tuple[str, list[str]]]:
 
 def as_markdown(found: dict[str, tuple[str, list[str]]]) -> str:
     rows = [f"| {_plain(name)} | {_plain(text)} |" for name, (text, _) in found.items()]
-    return "\n".join(["| data | result |", "| --- | --- |", *rows, ""])
+    return "\n".join(["| data | read as |", "| --- | --- |", *rows, ""])
 
 
 def _plain(text: str) -> str:

@@ -22,6 +22,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.utils.data.file_dataset import POINTER
+
 ROOT = Path(__file__).parents[2]
 _MOST_CHARACTERS = 260  # of a sentence in the table
 _SILENT, _CLOSED = "{silent}", "{closed}"  # addresses: of a host that never answers, and of one that refuses
@@ -183,8 +185,10 @@ def as_markdown(found: dict[str, Answered]) -> str:
 
 
 def shown(sentence: str) -> str:
-    """A sentence as the table has it: without `error: `, and cut where it is long."""
+    """The sentence as the table shows it: without `error: ` and the pointer to `threestep inspect`, and cut if long."""
     text = " ".join(sentence.removeprefix("error: ").split())
+    if POINTER in text:
+        text = text.partition(POINTER)[0].rstrip("; ")
     text = text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS].rstrip()} ..."
     return text.replace("|", "\\|").replace("<", "\\<")
 
