@@ -4,7 +4,7 @@ from training.utils.plugins.plugin import Hooks, Plugin
 
 PLUGIN = Plugin(
     "ahead",
-    "responses of later steps drawn while one trains",
+    "responses of later steps, drawn while the current step trains",
     needs=("replay",),
     flags={"step3_ppo": (f"{__name__}.arguments:AheadArguments",)},
     tables={
@@ -13,7 +13,7 @@ PLUGIN = Plugin(
             "waiting": (
                 "step3_ppo",
                 "Waiting",
-                "seconds of a step, with --rollouts_ahead",
+                "seconds per step, with --rollouts_ahead",
                 {"training for its rollouts": "waiting/training", "drawing for weights": "waiting/drawing"},
             ),
         },

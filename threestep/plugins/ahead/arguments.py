@@ -22,21 +22,22 @@ class AheadArguments:
 
     rollouts_ahead: str = flag(
         "0",
-        "Draw the responses of so many later steps while one trains, each by the weights of so many steps before it, "
-        "exactly; losses are corrected for the older weights (--mismatch_correction). 0 draws them by the newest. "
-        "free: learn from prompts as their responses end, in an order that depends on time and is recorded.",
+        "Draw responses this many steps ahead, while earlier steps train: each step then learns from responses drawn "
+        "with weights exactly this many steps older, and its losses correct for that (--mismatch_correction). 0 "
+        "draws with the newest weights. free: learn from prompts as their responses finish, in an order that depends "
+        "on timing and is recorded.",
         "steps",
     )
     max_rollout_age: int | None = flag(
         None,
-        "With --rollouts_ahead free: the most steps that weights may be old whose responses are learned from; a step "
-        f"waits for those that would be older in the next. Default: {DEFAULT_ROLLOUT_AGE}.",
+        "With --rollouts_ahead free: the maximum age, in steps, of the weights that drew the responses a step learns "
+        f"from; a step waits for responses that would be too old for the next one. Default: {DEFAULT_ROLLOUT_AGE}.",
         "steps >= 1",
     )
     replay_schedule: str | None = flag(
         None,
-        "With --rollouts_ahead free: the rollouts.jsonl of a run, whose order is repeated, and with it the run, to the "
-        "bit.",
+        "With --rollouts_ahead free: the rollouts.jsonl of an earlier run. This run repeats the order recorded "
+        "there, and so reproduces that run bit for bit.",
         "file",
     )
 
@@ -50,8 +51,8 @@ class AheadArguments:
         for name in ("max_rollout_age", "replay_schedule"):
             mistakes.require(
                 self.takes_as_they_end or getattr(self, name) is None,
-                f"--{name} {getattr(self, name)} is for --rollouts_ahead {FREE}, got --rollouts_ahead {given}; leave "
-                "one of them out",
+                f"--{name} {getattr(self, name)} needs --rollouts_ahead {FREE}, but --rollouts_ahead is {given}; "
+                "leave one of them out",
             )
 
     @property

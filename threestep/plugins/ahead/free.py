@@ -304,9 +304,9 @@ class FreeRollouts(RolloutQueue):
         for position, row_id in zip(positions, row_ids, strict=True):
             if self._schedule.rows[position] != row_id:
                 raise ThreestepError(
-                    "--replay_schedule expects the data and the seed of the run that wrote it, which had row "
-                    f"{self._schedule.rows[position]:,} at position {position:,}, got row {row_id:,}; give both as "
-                    "that run had them"
+                    "--replay_schedule needs the data and the seed of the run that wrote it, which had row "
+                    f"{self._schedule.rows[position]:,} at position {position:,}, but this run has row {row_id:,} "
+                    "there; use the data and the --seed of that run"
                 )
 
     def _pending(self) -> list[int]:

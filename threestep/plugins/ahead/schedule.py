@@ -38,29 +38,29 @@ def read_schedule(path: str | Path, admission: Admission) -> GroupSchedule:
     """Return the schedule in a rollouts.jsonl, up to the last step of the run. ThreestepError if it is none of such a
     run. admission: of all ranks."""
     flag, path = "--replay_schedule", Path(path)
-    remedy = "name the rollouts.jsonl of a run of --rollouts_ahead free with these settings"
+    remedy = "give the rollouts.jsonl of a run with --rollouts_ahead free and these settings"
     lines = [line for line in read_rollouts(path) if "rows" in line]
     if not lines or not all({"positions", "versions"} <= line.keys() for line in lines):
-        raise ThreestepError(f"{flag} expects the schedule of a run of --rollouts_ahead free, got {path}; {remedy}")
+        raise ThreestepError(f"{flag}: {path} is not the schedule of a run with --rollouts_ahead free; {remedy}")
     steps = [line["step"] for line in lines]
     if steps[: admission.steps] != list(range(1, admission.steps + 1)):
         raise ThreestepError(
-            f"{flag} expects the steps 1 to {admission.steps:,} of this run in {path}, got {len(steps):,} steps up to "
-            f"{max(steps):,}; give --max_train_steps, or {remedy}"
+            f"{flag} needs steps 1 to {admission.steps:,} of this run, but {path} has {len(steps):,} steps, up to "
+            f"step {max(steps):,}; lower --max_train_steps, or {remedy}"
         )
     batches, versions, rows = list[list[int]](), dict[int, int](), dict[int, int]()
     for line in lines[: admission.steps]:
         positions, drew = line["positions"], line["versions"]
         if len(positions) != admission.groups or set(positions) & versions.keys():
             raise ThreestepError(
-                f"{flag} expects {admission.groups:,} prompts in each step of {path}, each once, got "
-                f"{len(positions):,} in step {line['step']:,}; {remedy}"
+                f"{flag} needs {admission.groups:,} new prompts in each step, but step {line['step']:,} of {path} "
+                f"has {len(positions):,}, or repeats earlier ones; {remedy}"
             )
         ages = [line["step"] - 1 - version for version in drew]
         if not 0 <= min(ages) <= max(ages) <= admission.oldest:
             raise ThreestepError(
-                f"{flag} expects weights of at most --max_rollout_age {admission.oldest} steps in {path}, got ages "
-                f"from {min(ages)} to {max(ages)} in step {line['step']:,}; give the age of the run that wrote it"
+                f"{flag}: --max_rollout_age is {admission.oldest}, but the weights in step {line['step']:,} of "
+                f"{path} are {min(ages)} to {max(ages)} steps old; use the --max_rollout_age of the run that wrote it"
             )
         batches.append(positions)
         versions |= zip(positions, drew, strict=True)

@@ -54,35 +54,43 @@ class AheadScheduler(RolloutScheduler):
         ppo = self.ppo
         tries, advantage = algorithm.flags.dynamic_sampling_tries, algorithm.flags.advantage
         for name, given, why in (
-            (f"dynamic_sampling_tries {tries}", tries, "draws other prompts once a step sees the scores of its own"),
-            *((name, True, "chooses prompts by the scores of the step before") for name in self.choosers),
+            (
+                f"dynamic_sampling_tries {tries}",
+                tries,
+                "draws more prompts after a step has seen the scores of its first ones",
+            ),
+            *((name, True, "chooses prompts by the scores of the previous step") for name in self.choosers),
             (
                 f"advantage {advantage}",
                 algorithm.estimator.needs_greedy,
-                "draws greedy responses by the newest weights",
+                "draws greedy responses with the newest weights",
             ),
             (
                 f"advantage {advantage}",
                 algorithm.estimator.needs_policy,
-                "reads the distributions of the policy that drew, whose weights are gone by then",
+                "needs the distributions of the policy that drew the responses, whose weights are gone by then",
             ),
             (
                 "report_variance",
                 ppo.report_variance,
-                "reads the distributions of the policy that drew, whose weights are gone by then",
+                "needs the distributions of the policy that drew the responses, whose weights are gone by then",
             ),
-            (f"speculate {self.speculate}", self.speculate != "0", "guesses by what is trained meanwhile"),
-            ("val_only", ppo.val_only, "trains nothing to be ahead of"),
+            (
+                f"speculate {self.speculate}",
+                self.speculate != "0",
+                "drafts tokens with weights that are trained in the meantime",
+            ),
+            ("val_only", ppo.val_only, "does not train, so there are no steps to run ahead of"),
         ):
             mistakes.require(
                 not given,
-                f"--rollouts_ahead {self.flags.rollouts_ahead} draws responses before the step that takes them, and "
-                f"--{name} {why}; leave one of them out",
+                f"--rollouts_ahead {self.flags.rollouts_ahead} draws responses before the step that trains on them, "
+                f"but --{name} {why}; leave one of them out",
             )
         mistakes.require(
             not self.flags.takes_as_they_end or not self.source,
-            f"--{self.source} numbers rollouts in the order in which they are drawn, and with --rollouts_ahead free "
-            "that depends on time; leave it out, and repeat a run by --replay_schedule",
+            f"--{self.source} numbers rollouts in the order they are drawn, which depends on timing with "
+            "--rollouts_ahead free; leave it out, and repeat a run with --replay_schedule",
         )
 
     def check_run(
@@ -91,19 +99,19 @@ class AheadScheduler(RolloutScheduler):
         ahead = self.flags.rollouts_ahead
         if rollouts <= self.flags.steps_ahead and not self.flags.takes_as_they_end:
             raise ThreestepError(
-                f"--rollouts_ahead {ahead} expects a run of more rollouts than that, got {rollouts}: all of them would "
-                "be drawn by the first weights; give less, or more data or epochs"
+                f"--rollouts_ahead {ahead} needs a run of more than {ahead} rollouts, but this run has {rollouts}, "
+                "so the initial weights would draw them all; lower --rollouts_ahead, or give more data or epochs"
             )
         if media is not None:
             raise ThreestepError(
-                f"--rollouts_ahead {ahead} does not go with prompts that have {media.name}: their features are read by "
-                "the model in training; leave it out"
+                f"--rollouts_ahead {ahead} does not work with prompts that have {media.name}, because the model in "
+                "training computes their features; leave it out"
             )
         if engine.takes_weights and ranks > 1 and not engine.meets_other_ranks:
             raise ThreestepError(
-                f"--rollouts_ahead {ahead} sends kept weights to --rollout_engine {self.ppo.rollout_engine} from the "
-                f"first rank while the others train, got {ranks} ranks, which do not wait for them; use one rank, or "
-                "leave it out"
+                f"--rollouts_ahead {ahead} with --rollout_engine {self.ppo.rollout_engine} works on one rank only, "
+                f"because the first rank sends weights while the other ranks train, but this run has {ranks} ranks; "
+                "use one rank, or leave it out"
             )
         if self.flags.replay_schedule is not None:
             self._schedule(prompts_of_step, rollouts)

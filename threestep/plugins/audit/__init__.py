@@ -11,7 +11,7 @@ PLUGIN = Plugin(
     "every number of a training step, recorded and recomputed",
     needs=("mismatch", "report"),
     commands={
-        "audit": Command(__name__, "which number of a training step is wrong, and why; where two runs differ"),
+        "audit": Command(__name__, "find which number of a training step is wrong, and why, or where two runs differ"),
     },
     flags={EVERY_STEP: (f"{__name__}.flags:RecordingArguments",)},
     tables={"logs": {"digests.jsonl": "sums and hashes of every step"}},

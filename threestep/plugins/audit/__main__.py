@@ -84,9 +84,12 @@ def _compare_runs(options: argparse.Namespace) -> None:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = ProgramParser("threestep.plugins.audit", "Which number of a training step is wrong, where, and why.")
+    parser = ProgramParser("threestep.plugins.audit", "Find which number of a training step is wrong, where, and why.")
     parser.add_argument(
-        "record", nargs="?", metavar="RECORD", help="the record of a step: a folder with record.json; or the first run"
+        "record",
+        nargs="?",
+        metavar="RECORD",
+        help="the record of a step (a folder with record.json), or the first of two runs",
     )
     parser.add_argument("other", nargs="?", metavar="RUN_B", help="the second run, a folder with digests.jsonl")
     parser.add_argument(
@@ -102,7 +105,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--trust_run",
         action="store_true",
-        help="two runs: rerun both up to the step that differs, with the settings and code that they name",
+        help="two runs: rerun both up to the step that differs, with their own settings and code",
     )
     for side in "ab":
         parser.add_argument(
@@ -117,7 +120,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
             help=f"two runs: threestep checkout for the rerun of {side.upper()}, such as a `git worktree add`; "
             "default: the interpreter's",
         )
-    parser.add_argument("--out", metavar="FILE", help="write the findings as one HTML page too")
+    parser.add_argument("--out", metavar="FILE", help="also write the findings to this HTML file")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     options = parser.parse(argv)
     if not options.record:
@@ -136,9 +139,11 @@ def _refuse_what_has_no_effect(program: str, options: argparse.Namespace) -> Non
         raise ThreestepError(f"{program}: --{given[0]} is for reruns; add --trust_run, or leave it out")
     given += ["trust_run"] * options.trust_run
     if options.other and options.settings:
-        raise ThreestepError(f"{program}: --as is for one record, and two runs are given; leave it out")
+        raise ThreestepError(f"{program}: --as is for one record, but two runs were given; leave it out")
     if not options.other and given:
-        raise ThreestepError(f"{program}: --{given[0]} is for two runs, RUN_A RUN_B, and one folder is given")
+        raise ThreestepError(
+            f"{program}: --{given[0]} is for two runs (RUN_A RUN_B), but only one folder was given; leave it out"
+        )
 
 
 if __name__ == "__main__":

@@ -22,25 +22,27 @@ class RecordingArguments:
 
     record_steps: list[int] = flag(
         [],
-        "Write a record of these steps (step 3: rollouts) to OUTPUT_DIR/records, for `threestep audit`.",
+        "Write a record of these steps (in step 3, of these rollouts) to OUTPUT_DIR/records, for `threestep audit`.",
         "steps >= 1",
     )
     digests: bool | None = flag(
         None,
-        "Write sums and hashes of every step to OUTPUT_DIR/digests.jsonl, by which `threestep audit RUN_A RUN_B` finds "
-        "the first step that differs; default: on a CPU. On a GPU each step then waits for the device.",
+        "Write sums and hashes of every step to OUTPUT_DIR/digests.jsonl, which `threestep audit RUN_A RUN_B` reads "
+        "to find the first step that differs. Default: true on a CPU, false on a GPU, where each step then waits for "
+        "the device.",
     )
     record_values: bool = flag(
         False,
-        "With --record_steps, of models up to 20 million weights: gradients, weights and Adam's moments in the record, "
-        "so that log-probabilities, gradient and update are judged too.",
+        "With --record_steps, for models up to 20 million weights: also record gradients, weights and Adam's "
+        "moments, so that log-probabilities, gradients and the update are checked too.",
     )
 
     def validate(self, mistakes: Mistakes) -> None:
         """Collect mistakes in these settings."""
         mistakes.require(
             bool(self.record_steps) or not self.record_values,
-            "--record_values expects --record_steps, whose records hold the values, and none is given; give steps",
+            "--record_values needs --record_steps, but no steps are given; add --record_steps, or leave "
+            "--record_values out",
         )
 
 
@@ -58,13 +60,13 @@ def check_rows(flags: Any, mistakes: Mistakes, name: str, asks: bool) -> None:
     """Note rows and optimizers that a record cannot hold. name: of a flag that records steps, and asks: for some."""
     mistakes.require(
         not (asks and flags.data.form is not None),
-        f"{name} expects sequences that are one run of tokens each, and --parallel_thinking lays paths side "
-        "by side; leave one of them out",
+        f"{name} needs sequences that are one run of tokens each, but --parallel_thinking lays out paths side by "
+        "side; leave one of them out",
     )
     optimizer = flags.settings["optimizer"] if asks else ADAMW
     mistakes.require(
         optimizer == ADAMW,
-        f"{name} writes down and judges AdamW's steps, and --optimizer is {optimizer}; leave one of them out",
+        f"{name} records and checks AdamW's steps, but --optimizer is {optimizer}; leave one of them out",
     )
 
 

@@ -39,5 +39,5 @@ def read_tensors(path: Path, what: str = "tensors") -> dict[str, np.ndarray]:
         return dict(load_file(str(path)))
     except (SafetensorError, OSError, KeyError, ValueError, TypeError) as problem:
         raise ThreestepError(
-            f"{path} expects safetensors of integers, booleans or floats up to 64 bits: {first_line(problem)}"
+            f"{path} is not a safetensors file of integers, booleans or floats up to 64 bits: {first_line(problem)}"
         ) from problem

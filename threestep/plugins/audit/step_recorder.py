@@ -88,7 +88,7 @@ class WatchedStep(ObservedStep):
         for hook in self._hooks:
             hook.remove()
         kind = kind_of(step.kind)
-        refused = self._refused or ("" if kind else f"records know no training of the kind '{step.kind}'")
+        refused = self._refused or ("" if kind else f"records do not support training of the kind '{step.kind}'")
         if kind is None or refused:
             log(f"warning: no record of this step: {refused}")
             return
@@ -103,9 +103,9 @@ class WatchedStep(ObservedStep):
                 if self.ranks.is_main:
                     write_head(self.folder, head, values)
         except OSError as problem:
-            log(f"warning: no record of this step: the disk refuses {in_words(problem)}")
+            log(f"warning: no record of this step, because it cannot be written: {in_words(problem)}")
             return
-        log(f"record of the step: {self.folder}", self.ranks.is_main)
+        log(f"recorded this step in {self.folder}", self.ranks.is_main)
 
     def _head(self, content: RecordContent, notes: Mapping[str, Any]) -> tuple[RecordHead, dict[str, np.ndarray]]:
         """The head of the record, and the values of the models' states."""

@@ -43,8 +43,9 @@ def settings_of_words(said: str) -> dict[str, Any]:
         else:
             known = [*_WORDS, *(f"{name}=" for name in SETTINGS)]
             raise ThreestepError(
-                f"--as expects words such as 'grpo, token mean, k3' or NAME=VALUE, got '{part}'"
-                f"{nearest_names(part if not equals else f'{name}=', known)}; the README of the plugin lists them"
+                "--as expects words such as 'grpo, token mean, k3' or NAME=VALUE, got "
+                f"'{part}'{nearest_names(part if not equals else f'{name}=', known)}; "
+                "threestep/plugins/audit/README.md lists them"
             )
     return found
 

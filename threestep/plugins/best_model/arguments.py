@@ -20,26 +20,30 @@ class BestModelArguments:
 
     load_best_model_at_end: bool = flag(
         False,
-        "Write a checkpoint after each evaluation that is the best so far, keep it beside --keep_last, and end with "
-        "its weights: OUTPUT_DIR/model is the best, not the last.",
+        "Write a checkpoint after each evaluation that is the best so far, keep it in addition to those of "
+        "--keep_last, and end with its weights: OUTPUT_DIR/model is the best model, not the last.",
     )
     early_stopping: int = flag(
         0,
-        "End training, with its model, after this many evaluations in a row of which none is better than the best "
-        "before them; 0: never. --load_best_model_at_end then takes the best.",
+        "End training early, and save the model, after this many evaluations in a row without a new best; 0: never. "
+        "With --load_best_model_at_end, the best model is saved.",
         "evaluations >= 0",
         aliases=["--early_stopping_patience"],
     )
     metric_for_best_model: str | None = flag(
-        None, "What is best: a figure of evaluations, such as accuracy; default: in step 3 reward, else loss."
+        None,
+        "The evaluation metric that decides which model is best, such as accuracy. Default: reward in step 3, "
+        "else loss.",
     )
-    greater_is_better: bool | None = flag(None, "Whether more of it is better; default: unless it is a loss.")
+    greater_is_better: bool | None = flag(
+        None, "Whether a greater value of the metric is better. Default: true, except for losses."
+    )
 
     def validate(self, mistakes: Mistakes) -> None:
         """Collect mistakes in these settings."""
         for name in ("metric_for_best_model", "greater_is_better"):
             mistakes.require(
                 self.load_best_model_at_end or self.early_stopping > 0 or getattr(self, name) is None,
-                f"--{name} {getattr(self, name)} is for --load_best_model_at_end, which is off; give it too (or "
-                f"--early_stopping), or leave --{name} out",
+                f"--{name} {getattr(self, name)} needs --load_best_model_at_end or --early_stopping; give one of "
+                f"them, or leave --{name} out",
             )

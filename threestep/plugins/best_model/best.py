@@ -32,8 +32,8 @@ def metric_in(figures: Mapping[str, float], given: str | None, flag: str = "--lo
     flag: what needs it. ThreestepError if there is none."""
     if not figures:
         raise ThreestepError(
-            f"{flag} goes by evaluations, and there are no evaluation rows; raise "
-            "--eval_fraction, name data with evaluation rows, or leave it out"
+            f"{flag} needs evaluations, but there are no evaluation rows; raise --eval_fraction, give data with "
+            "evaluation rows, or leave it out"
         )
     metric = judged_metric(figures, given)
     if metric is not None:
@@ -123,8 +123,8 @@ class JudgedCourse(RunCourse):
             return None
         if self._evaluations == 1 and not self._is_resumed:
             log(
-                "warning: --load_best_model_at_end had one evaluation to choose from, at the end; --eval_interval or "
-                "--eval_epochs makes more"
+                "warning: --load_best_model_at_end had only one evaluation to choose from, at the end of the run; "
+                "evaluate more often with --eval_interval or --eval_epochs"
             )
         best = self._better or self._kept
         return (

@@ -29,8 +29,8 @@ def check(flags: Any, mistakes: Mistakes) -> None:
         return
     named = [name.replace("*", "NAME") for name in figures if "*" not in name.removesuffix("/*")]
     mistakes.add(
-        f"--metric_for_best_model expects a figure of evaluations, one of {', '.join(named)}, got '{metric}'"
-        f"{nearest_names(metric.removeprefix('eval_'), named)}"
+        f"--metric_for_best_model expects an evaluation metric, one of {', '.join(named)}, got "
+        f"'{metric}'{nearest_names(metric.removeprefix('eval_'), named)}"
     )
 
 

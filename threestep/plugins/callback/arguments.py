@@ -20,8 +20,8 @@ class CallbackArguments:
 
     callback: str | None = flag(
         None,
-        "Function that is called as fn(step, figures) with the figures of each step and evaluation, on the main rank: "
-        'returns None, "stop" (training ends after this step, with its model) or further figures as a dict.',
+        "Function called on the main rank as fn(step, figures) with the metrics of each step and evaluation. It "
+        'returns None, "stop" (end training after this step and save the model) or a dict of further metrics.',
         "file.py:name",
         may_change=True,
     )

@@ -42,13 +42,13 @@ def check_callback(function: Any) -> None:
         try:
             inspect.signature(function).bind(0, {})
         except TypeError as other:
-            problem = f"{kind}, which takes other arguments ({other})"
+            problem = f"{kind}, which has a different signature ({other})"
         except ValueError:  # a built-in function without a signature
             pass
     if problem is not None:
         raise ThreestepError(
-            f"{CALLBACK_FLAG} expects a function (step, figures), called with each step's figures, got {problem}; "
-            f'write `def follow(step, figures): ...`, which returns "{STOP}" to end training'
+            f"{CALLBACK_FLAG} expects a function (step, figures), got {problem}; write `def follow(step, figures): "
+            f'...`, which is called with each step\'s metrics and returns "{STOP}" to end training'
         )
 
 
@@ -96,12 +96,12 @@ class Called(RunCourse):
             return {}
         if not isinstance(answer, Mapping):
             raise ThreestepError(
-                f'the function expects to return None, "{STOP}" or figures as a dict, got {answer!r:.60}; leave out '
-                "other returns"
+                f'the function must return None, "{STOP}" or a dict of metrics, got {answer!r:.60}; leave out other '
+                "returns"
             )
         for name, value in answer.items():
             if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, Real):
-                raise ThreestepError(f"figures expect numbers by name, got {name!r}: {value!r:.60}")
+                raise ThreestepError(f"returned metrics must map names to numbers, got {name!r}: {value!r:.60}")
             if name in figures or name in _NAMED_HERE:
-                raise ThreestepError(f"figures expect names of their own, got '{name}', which the step has; rename it")
+                raise ThreestepError(f"the step already has a metric '{name}'; return yours under another name")
         return {name: float(value) if math.isfinite(value) else math.nan for name, value in answer.items()}

@@ -4,7 +4,7 @@ from training.utils.plugins.plugin import Plugin
 
 PLUGIN = Plugin(
     "curriculum",
-    "prompts of step 3 chosen, or made, by the scores of earlier rollouts",
+    "choosing or generating the prompts of step 3 by the scores of earlier rollouts",
     flags={"step3_ppo": (f"{__name__}.arguments:CurriculumArguments",)},
     tables={"prompt_sources": dict.fromkeys(("prompt_sampler", "prompt_dataset"), f"{__name__}.opening:open_prompts")},
 )

@@ -20,12 +20,12 @@ class CurriculumArguments:
 
     prompt_sampler: str | None = flag(
         None,
-        "A PromptSampler of yours, which picks the prompts of each rollout and sees its scores; default: shuffled"
-        " epochs.",
+        "Your PromptSampler class, which picks the prompts of each rollout and sees its scores; default: shuffled "
+        "epochs.",
         "file.py:name",
     )
     prompt_dataset: str | None = flag(
-        None, "A PromptDataset of yours: prompts that may change after each rollout.", "file.py:name"
+        None, "Your PromptDataset class, whose prompts may change after each rollout.", "file.py:name"
     )
 
     def validate(self, mistakes: Mistakes) -> None:

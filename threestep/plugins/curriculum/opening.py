@@ -29,8 +29,8 @@ def open_prompts(
     """Return the source of a run's flags."""
     if not flags.run.shuffle:
         raise ThreestepError(
-            "--shuffle false takes the prompts in the data's order, and --prompt_sampler and --prompt_dataset choose "
-            "theirs themselves; leave one of them out"
+            "--shuffle false uses the prompts in the order of the data, but --prompt_sampler and --prompt_dataset "
+            "choose prompts in their own order; leave one of them out"
         )
     return chosen_prompts(
         prompts,
@@ -64,8 +64,8 @@ def chosen_prompts(
 def _class_of(address: str, flag: str, kind: type) -> Any:
     loaded = load_named(address, flag)
     if not isinstance(loaded, type) or not issubclass(loaded, kind):
-        raise ThreestepError(f"{flag}: '{address}' is no class that builds on {kind.__module__}.{kind.__name__}")
+        raise ThreestepError(f"{flag}: '{address}' is not a subclass of {kind.__module__}.{kind.__name__}")
     missing = getattr(loaded, "__abstractmethods__", ())
     if missing:
-        raise ThreestepError(f"{flag}: '{address}' has to define {', '.join(sorted(missing))}")
+        raise ThreestepError(f"{flag}: '{address}' must define {', '.join(sorted(missing))}")
     return loaded

@@ -238,8 +238,8 @@ def _state_of(part: Any) -> State:
         copy = None
     if copy is None or copy != state:
         raise ThreestepError(
-            f"{type(part).__name__}.state_dict: expected a dict that comes back from JSON as it was (keys of text, "
-            "lists for tuples, finite numbers)"
+            f"{type(part).__name__}.state_dict must return a dict that JSON restores unchanged (string keys, lists "
+            "instead of tuples, finite numbers)"
         )
     return copy  # the part may change its object later
 
@@ -249,5 +249,5 @@ def _check_parts(state: State, parts: dict[str, Any]) -> None:
         neither = "neither --prompt_sampler nor --prompt_dataset"
         saved, mine = (" and ".join(f"a {name}" for name in sorted(names)) or neither for names in (state, parts))
         raise ThreestepError(
-            f"the saved run took its prompts by {saved}, this run by {mine}; give the flags that the saved run had"
+            f"the saved run chose its prompts with {saved}, but this run uses {mine}; give the flags of the saved run"
         )

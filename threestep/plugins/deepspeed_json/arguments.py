@@ -15,5 +15,5 @@ class DeepSpeedJsonArguments:
     topic: ClassVar[str] = "memory"
 
     deepspeed_config: str | None = flag(
-        None, "DeepSpeed JSON of your own; keys that it lacks are filled in and named.", "file"
+        None, "Your own DeepSpeed JSON. Keys that it lacks are filled in and logged.", "file"
     )

@@ -104,43 +104,44 @@ OWNED = (
     "zero_force_ds_cpu_optimizer",
 )  # fmt: skip
 
-_TRACKERS = "writes figures that Threestep's own trackers write; remove it and see --report_to"
-_DATA = "shapes batches that DeepSpeed makes, and Threestep plans its own; remove it"
-_REMOVED = "DeepSpeed no longer has; remove it"
-_QUANTIZED = "wants a compiled operator of DeepSpeed, and rounds what Threestep holds exact; remove it"
-_NO_EFFECT = "changes nothing in a run of Threestep; remove it"
-_DIVISION = "moves the division by the ranks, and ends in an assertion from ZeRO stage 2 on; remove it"
-_NVME = "serves NVMe alone, which wants a compiled operator of DeepSpeed; remove it and use --offload"
-_CPU_ADAM = "wants DeepSpeed's own Adam for the CPU, and Threestep trains with torch's; remove it"
-_PARALLEL = "splits models in ways that Threestep does not train them; remove it and use --zero_stage 3"
-_OF_DTYPE = "is decided by --dtype; remove it"
+_TRACKERS = "writes the metrics that Threestep's trackers already write; remove it and see --report_to"
+_DATA = "configures batches made by DeepSpeed, but Threestep makes its own; remove it"
+_REMOVED = "no longer exists in DeepSpeed; remove it"
+_QUANTIZED = "needs a compiled DeepSpeed operator, and rounds values that Threestep keeps exact; remove it"
+_NO_EFFECT = "has no effect in Threestep; remove it"
+_DIVISION = "moves the division by the number of ranks, and fails an assertion at ZeRO stages 2 and 3; remove it"
+_NVME = "is for NVMe alone, which needs a compiled DeepSpeed operator; remove it and use --offload"
+_CPU_ADAM = "needs DeepSpeed's own Adam for the CPU, but Threestep trains with torch's; remove it"
+_PARALLEL = "splits models in ways that Threestep does not support; remove it and use --zero_stage 3"
+_OF_DTYPE = "is set by --dtype; remove it"
 
 # The sentence after the key's name.
 REFUSED = {
-    "tensor_parallel": "(AutoTP) waits for ever in a collective here; remove it and use --zero_stage 3",
+    "tensor_parallel": "(AutoTP) hangs in a collective here; remove it and use --zero_stage 3",
     "pipeline": _PARALLEL,
     "expert_parallel": _PARALLEL,
     "sequence_parallel_size": _PARALLEL,
     "seq_parallel_communication_data_type": _NO_EFFECT,
     "use_data_before_expert_parallelism": _NO_EFFECT,
-    "compile": f"(DeepCompile) ends in an assertion under Threestep's loop; remove it{''.join(advice('compile'))}",
+    "compile": f"(DeepCompile) fails an assertion in Threestep's loop; remove it{''.join(advice('compile'))}",
     "activation_checkpointing": (
-        "is read by models that call DeepSpeed's own checkpointing, and these do not; use --gradient_checkpointing"
+        "is for models that call DeepSpeed's own checkpointing, which these do not; remove it and use "
+        "--gradient_checkpointing"
     ),
     "aio": _NVME,
-    "hybrid_engine": "is DeepSpeed-Chat's, and does nothing on transformers 5; remove it",
+    "hybrid_engine": "belongs to DeepSpeed-Chat and has no effect with transformers 5; remove it",
     "torch_autocast": "would change the precision that --dtype sets; remove it",
     "bfloat16": "is the old name of 'bf16'; remove it and use --dtype bf16",
     "weight_quantization": _QUANTIZED,
-    "gradient_allreduce_op": "would leave gradients unaveraged, and Threestep's scale undoes the average; remove it",
+    "gradient_allreduce_op": "would skip the gradient averaging that Threestep's loss scale relies on; remove it",
     "prescale_gradients": _DIVISION,
     "gradient_predivide_factor": _DIVISION,
     "data_efficiency": _DATA,
     "dataloader_drop_last": _DATA,
     "autotuning": f"starts runs of its own; remove it{''.join(advice('autotuning'))}",
-    "flops_profiler": "puts itself in the place of torch's functions while it counts; remove it and read train/mfu",
+    "flops_profiler": "replaces torch's functions while it counts; remove it and read train/mfu",
     "checkpoint": "changes files that --resume checks and reads; remove it",
-    "datastates_ckpt": "writes checkpoints that --resume does not read; remove it",
+    "datastates_ckpt": "writes checkpoints that --resume cannot read; remove it",
     "tensorboard": _TRACKERS,
     "wandb": _TRACKERS,
     "csv_monitor": _TRACKERS,
@@ -164,22 +165,22 @@ REFUSED = {
         _REMOVED,
     ),
     "data_types.param_dtype": _OF_DTYPE,
-    "data_types.keep_in_fp32_modules": "has nothing to keep: buffers stay as the model computes them; remove it",
+    "data_types.keep_in_fp32_modules": "has no effect: buffers stay as the model computes them; remove it",
     "data_types.buffer_dtype": "would round what the model computes in float32, such as rotary frequencies; remove it",
     "bf16.check_grad_overflow": "is off, so a NaN gradient would reach the weights; remove it",
-    "fp16.auto_cast": "would round what the model gets in float32; remove it",
+    "fp16.auto_cast": "would round the model's float32 inputs; remove it",
     "fp16.fp16_master_weights_and_grads": _CPU_ADAM,
 } | {
     _PREFIX + key: reason
     for key, reason in {
         "allgather_partitions": _NO_EFFECT,
         "compute_grad_norm": "is off, so a NaN gradient would reach the weights; remove it",
-        "load_from_fp32_weights": "is off, so a resumed run would begin with rounded weights; remove it",
-        "override_module_apply": "is off, so new weights would stay as memory held them; remove it",
-        "ignore_unused_parameters": "is off, which asserts where a weight gets no gradient; remove it",
+        "load_from_fp32_weights": "is off, so a resumed run would start with rounded weights; remove it",
+        "override_module_apply": "is off, so new weights would stay uninitialized; remove it",
+        "ignore_unused_parameters": "is off, which fails an assertion when a weight gets no gradient; remove it",
         "elastic_checkpoint": _NO_EFFECT,
         "legacy_stage1": _REMOVED,
-        "zenflow": "is an optimizer of its own beside Threestep's; remove it and use --offload",
+        "zenflow": "is a separate optimizer, but Threestep sets the optimizer; remove it and use --offload",
         "cpu_offload": "is the old name of 'offload_optimizer'; remove it and use --offload",
         "cpu_offload_param": "is the old name of 'offload_param'; remove it and use --offload",
         "cpu_offload_use_pin_memory": "is the old name of 'pin_memory'; remove it and use --offload",
@@ -196,7 +197,7 @@ REFUSED = {
         "offload_param.buffer_size": _NVME,
         "offload_param.max_in_cpu": _NVME,
         "stage3_module_granularity_threshold": (
-            "ends in an error where it takes the whole model for one; remove it and name modules in 'leaf_module'"
+            "fails if it treats the whole model as one module; remove it and name modules in 'leaf_module'"
         ),
         "zero_quantized_weights": _QUANTIZED,
         "zero_quantized_nontrainable_weights": _QUANTIZED,

@@ -34,7 +34,7 @@ class UsersJson:
     def notes(self, final: dict[str, Any]) -> list[str]:
         """See `OwnConfig.notes`: the keys that were filled in, and those that change nothing."""
         theirs = users_config(self.path)
-        filled_in = f"filled in the keys that {self.path} lacks: {', '.join(filled_in_keys(theirs, final))}"
+        filled_in = f"filled in keys missing from {self.path}: {', '.join(filled_in_keys(theirs, final))}"
         return [filled_in, *(f"warning: {self.path}: {sentence}" for sentence in without_effect(theirs, final))]
 
 
@@ -99,7 +99,9 @@ def without_effect(theirs: dict[str, Any], final: dict[str, Any]) -> list[str]:
             lines.append(f"'{dotted}' changes nothing: {keys.LEFT_OUT[dotted]}")
         elif is_given and runs not in where:
             stages = ", ".join(stage.replace("bf16", " in bf16") for stage in where)
-            lines.append(f"'{dotted}' changes nothing at ZeRO stage {runs.replace('bf16', ' in bf16')}; of {stages}")
+            lines.append(
+                f"'{dotted}' changes nothing at ZeRO stage {runs.replace('bf16', ' in bf16')}; it is for stage {stages}"
+            )
     return lines
 
 
@@ -125,12 +127,12 @@ def _check_names(theirs: dict[str, Any], where: str, mistakes: Mistakes) -> None
 def _check_against_flags(theirs: dict[str, Any], where: str, settings: EngineSettings, mistakes: Mistakes) -> None:
     stage = _at(theirs, "zero_optimization.stage", "auto")
     if stage not in ("auto", settings.zero_stage):
-        mistakes.add(f"{where} sets ZeRO stage {stage} and --zero_stage is {settings.zero_stage}; make them agree")
+        mistakes.add(f"{where} sets ZeRO stage {stage}, but --zero_stage is {settings.zero_stage}; make them agree")
     for dtype in ("bf16", "fp16"):
         enabled = _at(theirs, f"{dtype}.enabled", "auto")
         if enabled not in ("auto", settings.dtype == dtype):
             does = "enables" if enabled else "disables"
-            mistakes.add(f"{where} {does} {dtype} and --dtype is {settings.dtype}; make them agree")
+            mistakes.add(f"{where} {does} {dtype}, but --dtype is {settings.dtype}; make them agree")
 
 
 def _check_values(final: dict[str, Any], where: str, mistakes: Mistakes) -> None:
@@ -158,7 +160,7 @@ def _check_values(final: dict[str, Any], where: str, mistakes: Mistakes) -> None
     is_number = type(clip) in (int, float) and clip >= 0
     mistakes.require(is_number, f"{where}: 'gradient_clipping' expects 0 or more, got {clip!r}")
     is_count = type(each) is int and each > 0
-    mistakes.require(is_count, f"{where}: 'steps_per_print' expects a whole number from 1 on, got {each!r}")
+    mistakes.require(is_count, f"{where}: 'steps_per_print' expects a whole number, 1 or more, got {each!r}")
     for dotted, names in (
         ("communication_data_type", DTYPE_NAMES),
         ("data_types.grad_accum_dtype", DTYPE_NAMES),
@@ -181,7 +183,7 @@ def _check_together(final: dict[str, Any], where: str, ranks: int, mistakes: Mis
     )
     mistakes.require(
         sums == dtype or (sums == "fp32" and stage > 0),
-        f"{where}: 'data_types.grad_accum_dtype' expects {dtype}{', or fp32' if stage > 0 else ''} under --dtype "
+        f"{where}: 'data_types.grad_accum_dtype' expects {dtype}{', or fp32' if stage > 0 else ''} with --dtype "
         f"{dtype} and ZeRO stage {stage}, got {sums}; remove it",
     )
     mistakes.require(
@@ -196,8 +198,8 @@ def _check_together(final: dict[str, Any], where: str, ranks: int, mistakes: Mis
     for section in ("offload_optimizer", "offload_param"):
         mistakes.require(
             _at(zero, f"{section}.device") != "nvme",
-            f"{where}: 'zero_optimization.{section}.device' is nvme, which wants a compiled operator of DeepSpeed; "
-            "write cpu",
+            f"{where}: 'zero_optimization.{section}.device' is nvme, which needs a compiled DeepSpeed operator; use "
+            "cpu",
         )
     _check_masters(final, where, mistakes)
 
@@ -208,8 +210,8 @@ def _check_masters(final: dict[str, Any], where: str, mistakes: Mistakes) -> Non
     states = _at(final, "bf16.bf16_optimizer_states")
     mistakes.require(
         bool(masters) == bool(states),
-        f"{where}: 'bf16.bf16_master_weights_and_grads' and 'bf16.bf16_optimizer_states' are honoured together alone; "
-        "set both, or remove both",
+        f"{where}: 'bf16.bf16_master_weights_and_grads' and 'bf16.bf16_optimizer_states' work only together; set "
+        "both, or remove both",
     )
     mistakes.require(
         not masters or _mode(final) in ("1", "2", "3"),

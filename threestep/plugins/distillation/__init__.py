@@ -4,7 +4,7 @@ from training.utils.plugins.plugin import Hooks, Plugin
 
 PLUGIN = Plugin(
     "distillation",
-    "a teacher whose distribution of each token a model is drawn to",
+    "distillation: training a model toward a teacher's distribution of each token",
     needs=("serving",),
     flags={
         "step1_sft": (f"{__name__}.arguments:SftTeacherArguments",),

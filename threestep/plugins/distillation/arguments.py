@@ -20,31 +20,31 @@ class TeacherArguments:
 
     teacher_model_name_or_path: str | None = flag(
         None,
-        "Distil from this model, a folder or a hub name with the student's tokenizer: its distribution of each token "
-        "of a response is compared with the student's (GKD, Agarwal et al. 2024).",
+        "Distill from this model (a folder or hub name), which has the student's tokenizer: compare its distribution "
+        "of each response token with the student's (GKD, Agarwal et al. 2024).",
         "model",
     )
     teacher_url: str | None = flag(
         None,
-        "Distil from the model behind this address in OpenAI's form, such as http://127.0.0.1:8000/v1, which answers "
-        "with prompt_logprobs as vLLM does; a key is read from THREESTEP_API_KEY.",
+        "Distill from the model served at this OpenAI-style address, such as http://127.0.0.1:8000/v1, which must "
+        "return prompt_logprobs as vLLM does; the API key is read from THREESTEP_API_KEY.",
         "address",
     )
     teacher_divergence: str = flag(
         DivergenceSettings.kind,
-        "What is minimised: reverse, KL(student, teacher); forward, KL(teacher, student); js, the generalised "
-        "Jensen-Shannon divergence of --teacher_beta.",
+        "Divergence to minimize: reverse, KL(student, teacher); forward, KL(teacher, student); js, the generalized "
+        "Jensen-Shannon divergence with --teacher_beta.",
         choices=DIVERGENCES,
     )
     teacher_beta: float = flag(
         DivergenceSettings.beta,
-        "With js: weight of the teacher in the mixture that both are compared with (GKD's beta).",
+        "With js: the teacher's weight in the mixture that teacher and student are compared with (GKD's beta).",
         "0 < share < 1",
     )
     teacher_top_k: int = flag(
         DivergenceSettings.top_k,
-        "Compare the teacher's most likely tokens one by one and all others as one outcome: a lower bound; 0 compares "
-        "the whole vocabulary.",
+        "Compare this many of the teacher's most likely tokens one by one, and all other tokens as one outcome, "
+        "which gives a lower bound; 0 compares the whole vocabulary.",
         "tokens >= 0",
     )
     teacher_coef: float = flag(
@@ -52,12 +52,12 @@ class TeacherArguments:
     )
     teacher_zero_stage: int | None = flag(
         TeacherSettings.zero_stage,
-        "ZeRO stage of the teacher: 3 shards its weights over the ranks, below it is whole on each; default: the "
-        "student's.",
+        "ZeRO stage of the teacher: 3 shards its weights over the ranks, and lower stages keep them whole on each "
+        "rank. Default: the student's stage.",
         "0 <= stage <= 3",
     )
     teacher_offload: bool = flag(
-        TeacherSettings.offload, "ZeRO-3: keep the teacher's weights in CPU memory.", topic="memory"
+        TeacherSettings.offload, "With ZeRO-3: keep the teacher's weights in CPU memory.", topic="memory"
     )
 
     def validate(self, mistakes: Mistakes) -> None:
@@ -78,13 +78,13 @@ class SftTeacherArguments:
     teacher_url: str | None = flag_of(TeacherArguments)
     distill: str | None = flag(
         None,
-        "Distil from a file (JSON lines, or .parquet) of a teacher's likeliest tokens; with "
-        "--teacher_model_name_or_path that model writes it first, if there is none yet.",
+        "Distill from a file (JSON lines or .parquet) of a teacher's most likely tokens. With "
+        "--teacher_model_name_or_path, that model writes the file first if it does not exist.",
         "file",
     )
     likelihood_coef: float = flag(
         1.0,
-        "Weight of the negative log-likelihood of the data's tokens; 0 trains by a teacher alone.",
+        "Weight of the negative log-likelihood of the data's tokens; 0 trains from the teacher alone.",
         "factor >= 0",
         topic="loss",
     )

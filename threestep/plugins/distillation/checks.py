@@ -20,7 +20,8 @@ def check_beside_teacher(flags: Any, mistakes: Mistakes) -> None:
     if not teacher.is_there:
         mistakes.require(
             flags.added.of(SftTeacherArguments).likelihood_coef > 0,
-            f"--likelihood_coef 0 leaves the model to a teacher, and there is none; give {MODEL_FLAG}, or leave it out",
+            f"--likelihood_coef 0 trains from a teacher alone, but no teacher is given; give {MODEL_FLAG}, or leave "
+            "it out",
         )
         return
     if not isinstance(flags, OneModelFlags):
@@ -28,7 +29,7 @@ def check_beside_teacher(flags: Any, mistakes: Mistakes) -> None:
         return
     mistakes.require(
         flags.data.form is None,
-        f"--parallel_thinking lays out paths side by side, and {teacher.flag} names a teacher that was not trained on "
+        f"--parallel_thinking lays out paths side by side, but the teacher of {teacher.flag} was not trained on "
         "them; leave one of them out",
     )
 
@@ -46,13 +47,13 @@ def _check_rollouts(flags: Any, mistakes: Mistakes) -> None:
     teacher, algorithm = teacher_of(flags).settings, flags.algorithm
     mistakes.require(
         teacher.url is None or flags.ppo.temperature == 1.0,
-        f"{URL_FLAG} gives probabilities at temperature 1, and --temperature is {flags.ppo.temperature:g}; give 1, or "
+        f"{URL_FLAG} gives probabilities at temperature 1, but --temperature is {flags.ppo.temperature:g}; use 1, or "
         f"{MODEL_FLAG}",
     )
     others = {
         "--mask_truncated_responses": (
             algorithm.mask_truncated_responses,
-            "leaves responses out of the loss, and a teacher is compared on every token that was drawn",
+            "leaves responses out of the loss, but a teacher is compared on every drawn token",
         ),
         "--parallel_thinking": (flags.data.form is not None, "inserts tags that the teacher was not trained on"),
     }

@@ -35,9 +35,9 @@ class TeacherFeature(GuestFeature):
 
     def check_media(self, mistakes: Mistakes) -> None:
         """See `GuestFeature.check_media`."""
-        why = "names a teacher that reads texts alone, and rows of the data have media"
+        why = "names a teacher that reads only text, but rows of the data have media"
         if self._in_rollouts:
-            why = "does not work with prompts that have images: it is read on texts alone"
+            why = "does not work with prompts that have images, because the teacher reads only text"
         mistakes.require(not self.settings.is_there, f"{self.settings.flag} {why}; leave it out")
 
     def open(self, models: Sequence[tuple[Any, Any]], path: str, total_steps: int, seed: int) -> Sequence[Guest | None]:

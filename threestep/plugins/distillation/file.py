@@ -62,7 +62,7 @@ def _rows_of(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                     yield f"{path}, line {number}", parse_json(line)
     except (OSError, ValueError) as problem:  # pyarrow's are of both
         raise ThreestepError(
-            f"{FILE_FLAG} expects JSON lines or Parquet (.parquet), and {path} cannot be read: {first_line(problem)}"
+            f"{FILE_FLAG} expects JSON lines or Parquet (.parquet), but {path} cannot be read: {first_line(problem)}"
         ) from problem
 
 
@@ -70,8 +70,8 @@ def _checked(where: str, row: Any, top: int | None) -> tuple[list[int], np.ndarr
     """The places of a row, and what the teacher says of them. top: k of the rows before."""
     if not isinstance(row, Mapping) or any(not isinstance(row.get(name), list) for name in _COLUMNS):
         raise ThreestepError(
-            f"{FILE_FLAG}: {where}: expected lists {', '.join(_COLUMNS)}; threestep/plugins/distillation/README.md has "
-            "the form"
+            f"{FILE_FLAG}: {where}: expected lists {', '.join(_COLUMNS)}; threestep/plugins/distillation/README.md "
+            "describes the format"
         )
     places = row["places"]
     if any(type(each) is not int or not 0 <= each < 2**31 for name in ("input_ids", "places") for each in row[name]):
@@ -80,17 +80,19 @@ def _checked(where: str, row: Any, top: int | None) -> tuple[list[int], np.ndarr
         ids_nk, logprobs_nk = np.array(row["top_ids"], np.int32), np.array(row["top_logprobs"], np.float32)
         rest_n = np.array(row[_REST], np.float32) if row.get(_REST) is not None else rest_of(logprobs_nk)
     except (ValueError, TypeError, OverflowError) as problem:
-        raise ThreestepError(f"{FILE_FLAG}: {where}: expected as many numbers at each place ({problem})") from problem
+        raise ThreestepError(
+            f"{FILE_FLAG}: {where}: expected equally many numbers at each place ({problem})"
+        ) from problem
     shape = (len(places), ids_nk.shape[1] if ids_nk.ndim == 2 else 0)
     mistakes = {
-        "places within input_ids, from 1 on, ascending": sorted(set(places)) == places
+        "ascending places within input_ids, from 1": sorted(set(places)) == places
         and all(isinstance(place, int) and 0 < place < len(row["input_ids"]) for place in places),
-        f"lists of {top or 'as many'} tokens at each place": ids_nk.shape == logprobs_nk.shape == shape
+        f"lists of {top or 'equally many'} tokens at each place": ids_nk.shape == logprobs_nk.shape == shape
         and shape[1] > 0
         and top in (None, shape[1]),
-        "a number of rest_logprobs for each place": rest_n.shape == shape[:1],
-        "log-probabilities of at most 0 and no NaN": bool((logprobs_nk <= 1e-4).all() and (rest_n <= 1e-4).all()),
-        "no token twice at a place": all(len(set(each)) == len(each) for each in ids_nk.tolist()),
+        "one number in rest_logprobs for each place": rest_n.shape == shape[:1],
+        "log-probabilities of at most 0, without NaN": bool((logprobs_nk <= 1e-4).all() and (rest_n <= 1e-4).all()),
+        "no repeated token at a place": all(len(set(each)) == len(each) for each in ids_nk.tolist()),
     }
     for expected, holds in mistakes.items():
         if not holds:

@@ -50,8 +50,8 @@ def check_same_words(settings: TeacherSettings, student: PreTrainedTokenizerBase
     if not same_tokenizer(student, teacher):
         raise ThreestepError(
             f"the tokenizers of --teacher_model_name_or_path '{name}' ({len(teacher)} tokens) and of the model in "
-            f"training '{student.name_or_path}' ({len(student)} tokens) differ, and their distributions cannot be "
-            "compared token by token; take a teacher of the same family"
+            f"training '{student.name_or_path}' ({len(student)} tokens) differ, so their distributions cannot be "
+            "compared token by token; use a teacher of the same family"
         )
     check_positions(model_settings(settings), settings.longest_tokens, "the flags of lengths")
 
@@ -97,7 +97,7 @@ def _loaded(settings: TeacherSettings, policy: TrainingEngine, load_under: LoadU
     vocabulary = min(width, whole_shape(head.weight)[0])
     if compared.top_k >= vocabulary:
         raise ThreestepError(
-            f"--teacher_top_k {compared.top_k} expects less than the vocabulary of {vocabulary:,} tokens; 0 compares "
+            f"--teacher_top_k {compared.top_k} must be less than the vocabulary of {vocabulary:,} tokens; 0 compares "
             "all of them"
         )
     of_what = f"its {compared.top_k} likeliest tokens and the rest" if compared.top_k else f"{vocabulary:,} tokens"
@@ -120,8 +120,9 @@ def model_settings(settings: TeacherSettings) -> ModelSettings:
 def _linear_head(policy: PolicyModel, name: str) -> TargetHead:
     if policy.target_head is None:
         raise ThreestepError(
-            f"distillation compares output layers chunk by chunk, and the logits of {name} "
-            f"({type(policy.model).__name__}) are not one linear layer on its last states; take another family"
+            f"distillation compares output layers chunk by chunk, but the logits of {name} "
+            f"({type(policy.model).__name__}) do not come from one linear layer on its last hidden states; use "
+            "another model family"
         )
     return policy.target_head
 
@@ -137,4 +138,4 @@ def _check_layout(settings: TeacherSettings, frozen: FrozenModel, device: torch.
         return
     reason = why_not_packed(frozen.model, read, settings.longest_tokens, device)
     if reason is not None:
-        raise ThreestepError(f"the teacher '{settings.name_or_path}' cannot read packed rows: {reason}; give --padded")
+        raise ThreestepError(f"the teacher '{settings.name_or_path}' cannot read packed rows: {reason}; add --padded")

@@ -42,7 +42,7 @@ def plan_teacher(
         gathered = counted.ELEMENT_BYTES[engine.dtype] * counted.gathered_elements(
             sum(sizes), whole.module, zero, trains=False
         )
-        moments = [Moment("in a forward of the teacher", (MemoryLine("teacher: gathered weights", gathered),))]
+        moments = [Moment("in a forward pass of the teacher", (MemoryLine("teacher: gathered weights", gathered),))]
     lines = (
         counted.weights_memory(sum(sizes), engine.dtype, zero, ranks),
         counted.pinned_shards(sizes, engine.dtype, zero, ranks),

@@ -53,8 +53,9 @@ class ServerTeacher:
             theirs = answer.get("tokens") if isinstance(answer, dict) else None
             if theirs != (own := encode(probe)):
                 raise ThreestepError(
-                    f"{URL_FLAG} {self.url}: the tokenizer of '{self.model}' makes {str(theirs):.60} of '{probe:.20}', "
-                    f"and that of the model in training {str(own):.60}; take a teacher of the same family"
+                    f"{URL_FLAG} {self.url}: the tokenizer of '{self.model}' turns '{probe:.20}' into "
+                    f"{str(theirs):.60}, but the tokenizer of the model in training turns it into {str(own):.60}; "
+                    "use a teacher of the same family"
                 )
 
     @cached_property
@@ -104,7 +105,7 @@ class ServerTeacher:
             except FailedRequest as failure:
                 if failure.is_final or attempt == self._asking.retries:
                     raise ThreestepError(
-                        f"{URL_FLAG} {self.url}: no answer of the teacher after {attempt + 1} requests: {failure}"
+                        f"{URL_FLAG} {self.url}: no answer from the teacher after {attempt + 1} requests: {failure}"
                     ) from failure
                 time.sleep(max(pause, min(failure.after or 0.0, 60.0)))
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
@@ -117,17 +118,17 @@ def places_of(answer: Any, ids: Sequence[int], top_k: int) -> list[Place]:
         found = answer["choices"][0].get("prompt_logprobs", answer.get("prompt_logprobs"))
         if not isinstance(found, list) or len(found) != len(ids):
             got = len(found) if isinstance(found, list) else "none"
-            raise FailedRequest(f"expected prompt_logprobs of {len(ids)} tokens, got {got}", is_final=found is None)
+            raise FailedRequest(f"expected prompt_logprobs for {len(ids)} tokens, got {got}", is_final=found is None)
         return [_place(each, ids[number], top_k) for number, each in enumerate(found) if number]
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as problem:
-        raise FailedRequest(f"the answer has another form: {type(problem).__name__} {problem}") from problem
+        raise FailedRequest(f"the answer has an unexpected format: {type(problem).__name__} {problem}") from problem
 
 
 def _place(found: dict[str, Any], token: int, top_k: int) -> Place:
     numbers = {int(each): float(entry["logprob"]) for each, entry in found.items()}
     if token not in numbers:
         raise FailedRequest(
-            f"the server read other tokens than it was sent: {token} is not among {str(list(numbers)):.60}"
+            f"the server did not read the tokens it was sent: {token} is not among {str(list(numbers)):.60}"
         )
     best = sorted(numbers.items(), key=lambda entry: -entry[1])[:top_k]
     if len(best) < top_k or not all(math.isfinite(value) and value <= 1e-4 for _, value in best):

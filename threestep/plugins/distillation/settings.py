@@ -62,29 +62,29 @@ def check_teacher(mistakes: Mistakes, settings: TeacherSettings) -> None:
     ):
         mistakes.require(
             settings.is_there or value == default,
-            f"--teacher_{name} {value} is for a teacher, and there is none; give {MODEL_FLAG} or leave it out",
+            f"--teacher_{name} {value} needs a teacher, but none is given; give {MODEL_FLAG} or leave it out",
         )
     mistakes.require(
         compared.kind == JENSEN_SHANNON or compared.beta == DivergenceSettings.beta,
-        f"--teacher_beta {compared.beta:g} is for --teacher_divergence {JENSEN_SHANNON}, and that is {compared.kind}; "
-        "leave one of them out",
+        f"--teacher_beta {compared.beta:g} is for --teacher_divergence {JENSEN_SHANNON}, but the divergence is "
+        f"{compared.kind}; leave one of them out",
     )
     mistakes.require(
         settings.url is None or (settings.name_or_path is None and settings.file is None),
-        f"{URL_FLAG} {settings.url} asks a server, and {MODEL_FLAG} or {FILE_FLAG} gives another teacher; leave one of "
-        "them out",
+        f"{URL_FLAG} {settings.url} names a server, but {MODEL_FLAG} or {FILE_FLAG} gives another teacher; leave one "
+        "of them out",
     )
     mistakes.require(
         settings.url is None or compared.top_k > 0,
-        f"{URL_FLAG} gives a teacher's likeliest tokens alone; give --teacher_top_k, at most what the server allows "
-        "(often 20)",
+        f"{URL_FLAG} gives only a teacher's most likely tokens; set --teacher_top_k, to at most what the server "
+        "allows (often 20)",
     )
     mistakes.require(
         settings.file is None or settings.name_or_path is None or compared.top_k > 0,
-        f"{FILE_FLAG} {settings.file} takes a teacher's likeliest tokens; give --teacher_top_k, such as 20",
+        f"{FILE_FLAG} {settings.file} stores a teacher's most likely tokens; set --teacher_top_k, for example to 20",
     )
     mistakes.require(
         settings.file is None or settings.name_or_path is not None or compared.top_k == 0,
-        f"--teacher_top_k {compared.top_k} is for a teacher that is read, and {FILE_FLAG} {settings.file} has as many "
-        "tokens as it has; leave it out",
+        f"--teacher_top_k {compared.top_k} is for a teacher that is loaded or served, but {FILE_FLAG} "
+        f"{settings.file} already fixes the number of tokens; leave it out",
     )

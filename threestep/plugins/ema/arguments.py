@@ -15,6 +15,8 @@ class AverageArguments:
     topic: ClassVar[str] = "policy"
 
     enable_ema: bool = flag(
-        False, "Also keep a moving average of the actor's weights; it is saved as OUTPUT_DIR/model_ema."
+        False, "Also keep a moving average of the actor's weights, and save it as OUTPUT_DIR/model_ema."
     )
-    ema_decay: float = flag(0.992, "Decay of the moving average per step (DeepSpeed-Chat's value).", "0 < rate < 1")
+    ema_decay: float = flag(
+        0.992, "Decay of the moving average per step (the default is DeepSpeed-Chat's).", "0 < rate < 1"
+    )

@@ -4,7 +4,7 @@ from training.utils.plugins.plugin import Plugin, RewardEntry
 
 PLUGIN = Plugin(
     "embedded",
-    "a task made by code, with a checker, on which random weights learn in minutes",
+    "a generated task with a checker, on which a model with random weights learns in minutes",
     tables={
         "data_sources": {"embedded": f"{__name__}.task:EmbeddedDataset"},
         "rewards": {

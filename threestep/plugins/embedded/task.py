@@ -148,8 +148,8 @@ def solve(prompt: str) -> str:
             if operand is not None:
                 return " ".join(kind.answer(operand, question[2].split()))
     raise ThreestepError(
-        f"expected a prompt of the embedded task ('Human: Sort: owl fox Assistant:', for instance), got {prompt!r}; "
-        "the checker 'embedded' scores only answers to --data_path embedded"
+        f"expected a prompt of the embedded task (such as 'Human: Sort: owl fox Assistant:'), got {prompt!r}; the "
+        "checker 'embedded' scores only answers to --data_path embedded"
     )
 
 

@@ -10,7 +10,7 @@ PLUGIN = Plugin(
     "environments and tools that answer the model",
     needs=("ragged", "report", "serving"),
     commands={
-        "inspect env": Command(__name__, "environments: list, try and check them before a run", earlier="env"),
+        "inspect env": Command(__name__, "list, try and check environments before a run", earlier="env"),
     },
     flags={"step3_ppo": _FLAGS, "chat": (*_FLAGS, f"{__name__}.arguments:OpeningRowArguments")},
     topics={"environment": "Conversations with environments and tools"},

@@ -5,10 +5,10 @@
     threestep inspect env try my_game.py:Game --data_path jsonl:rows.jsonl --model_name_or_path runs/sft/model
     threestep inspect env check my_game.py:Game --data_path jsonl:rows.jsonl --html game.html
 
-In `try` you type the model's turns, or a model draws them; with a model folder, in both cases, the tokens are
-shown with the mask that step 3 trains on. `check` plays conversations of nonsense and of the right answer: does a
-conversation repeat with its seed, is it independent of conversations beside it, which rewards are paid, how long does
-it take, what fails, and does the model's input contain the answer. Exit code 1: something is wrong.
+In `try`, you type the model's turns, or a model draws them; with a model folder, both show the tokens with the mask
+that step 3 trains on. `check` plays conversations of nonsense and of the right answer. It tests whether a conversation
+repeats with its seed and is independent of the conversations beside it, which rewards are paid, how long everything
+takes, what fails, and whether the model's input contains the answer. Exit code 1: something is wrong.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class EnvArguments:
 
     topic: ClassVar[str] = "task"
 
-    task: str = flag(LIST, "What to do; may come first, without the flag.", choices=TASKS)
+    task: str = flag(LIST, "Task to run; it may come first, without the flag.", choices=TASKS)
     places: list[str] = flag(
-        [], "`list`: files and folders to search; may follow `list` directly; default: this folder.", "file"
+        [], "`list`: files and folders to search, which may follow `list` directly; default: this folder.", "file"
     )
     model_name_or_path: str = flag_of(
         ModelArguments,
-        "`try`: the model that acts, a folder or a hub name; with --by_hand only its tokenizer is used. Default: you "
-        "act, and no tokens are shown.",
+        "`try`: the model that acts (a folder or a hub name); with --by_hand, only its tokenizer is used. Default: "
+        "you act, and no tokens are shown.",
         aliases=["--model"],
     )
     by_hand: bool = flag(False, "`try`: you act, and tokens are shown with the tokenizer of --model_name_or_path.")
@@ -66,7 +66,7 @@ class EnvArguments:
         OpeningRowArguments, "Columns of the row that opens the environment, as a JSON object, instead of --data_path."
     )
     rows: int = flag_of(ShownArguments,
-        "Number of rows of --data_path: `check` plays all scripts on each; `try` uses the last.",
+        "Number of rows from --data_path: `check` plays all scripts on each; `try` uses the last.",
                         default=4, takes="rows >= 1")  # fmt: skip
     reward_range: list[float] = flag(
         [], "`check`: the smallest and largest reward that a conversation may have.", "number"
@@ -85,11 +85,12 @@ class EnvArguments:
         for task, names in of_task.items():
             for name in names:
                 mistakes.require(
-                    task == self.task or not getattr(self, name), f"--{name} is for `{task}`, and this is {self.task}"
+                    task == self.task or not getattr(self, name),
+                    f"--{name} is for `{task}`, but the task is `{self.task}`; leave it out",
                 )
         mistakes.require(
             not self.by_hand or bool(self.model_name_or_path),
-            "--by_hand needs --model_name_or_path, got none; without either, you act and no tokens are shown",
+            "--by_hand needs --model_name_or_path; without both flags, you act and no tokens are shown",
         )
 
 
@@ -125,8 +126,8 @@ def main(argv: Sequence[str]) -> None:
 
     if not flags.environment.is_on:
         raise ThreestepError(
-            f"threestep inspect env {flags.env.task} expects an environment, FILE.py:NAME or the name of an installed "
-            "one, got none; `threestep inspect env list` shows them"
+            f"threestep inspect env {flags.env.task} needs an environment: FILE.py:NAME, or the name of an installed "
+            "one; `threestep inspect env list` shows them"
         )
     if flags.env.html:
         check_place("--html", flags.env.html)
@@ -162,7 +163,9 @@ def show_list(places: Sequence[str]) -> None:
     for each in found:
         print(f"{each.address}  {each.about}".rstrip())
     if not found:
-        note(f"no class with reset, step and close in {', '.join(places)}, and no package offers environments")
+        note(
+            f"no class with reset, step and close in {', '.join(places)}, and no installed package offers environments"
+        )
 
 
 def check_it(flags: EnvFlags, environments: Environments, rows: Sequence[dict[str, Any]]) -> None:
@@ -198,7 +201,7 @@ def try_it(flags: EnvFlags, environments: Environments, rows: Sequence[dict[str,
     episode = environments.episode(row, seed, warn=note)
     if episode is None:
         raise ThreestepError(
-            "the row's column 'environment' is empty, so no environment answers it; give another --row"
+            "the row's column 'environment' is empty, so the row has no environment; give another --row"
         )
     try:
         if not flags.env.model_name_or_path:
@@ -208,7 +211,7 @@ def try_it(flags: EnvFlags, environments: Environments, rows: Sequence[dict[str,
             return
         rollout, tokenizer = _played(flags, episode, row)
     except EOFError:
-        note("left before the conversation was over")
+        note("left before the end of the conversation")
         return
     finally:
         environments.close()

@@ -59,8 +59,8 @@ def acting_engine(
     chat, limits = text_maker(settings.chat, tokenizer), settings.conversation
     if not isinstance(chat, ChatTokenizer):
         raise ThreestepError(
-            "--environment, --tools need a chat template to write the messages of a conversation, got --prompt_style "
-            "human_assistant; give one with --chat_template FILE"
+            "--environment and --tools need a chat template to write a conversation's messages, but --prompt_style "
+            "is human_assistant; give one with --chat_template FILE"
         )
     turns = TurnTokens(chat, limits.max_observation_tokens)
     parser, unknown = _parser(settings.environment, chat)
@@ -101,12 +101,12 @@ def history_habit(turns: TurnTokens, acts: bool) -> str:
             refused.append((role, problem))
             continue
         kept += [role] if what is None else []
-        forks += [] if what is None else [f"{what} of earlier turns otherwise once a message of role '{role}' follows"]
+        forks += [] if what is None else [f"changes {what} of earlier turns when a message of role '{role}' follows"]
     if len(refused) == len(roles):
         raise refused[0][1]
-    parts = [f"writes {each}, so that a conversation forks there: it goes on in another sequence" for each in forks]
-    parts += [f"keeps earlier turns as they were drawn before messages of role {_named(kept)}"] if kept else []
-    parts += [f"takes none of role '{role}'" for role, _ in refused]
+    parts = [f"{each}, so a conversation forks there and continues in a new sequence" for each in forks]
+    parts += [f"keeps earlier turns as they were drawn when messages of role {_named(kept)} follow"] if kept else []
+    parts += [f"accepts no message of role '{role}'" for role, _ in refused]
     return f"conversations: the chat template {'; it '.join(parts)}"
 
 

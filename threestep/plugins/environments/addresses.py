@@ -50,8 +50,8 @@ def check_environment(address: str) -> None:
     known = installed_environments()
     if address not in known:
         raise ThreestepError(
-            f"{FLAG} expects FILE.py:NAME, a Python file and a name in it, or the name of an installed environment, "
-            f"which are {', '.join(known) or 'none'}, got '{address}'{nearest_names(address, known) if known else ''}"
+            f"{FLAG} expects FILE.py:NAME or the name of an installed environment ({', '.join(known) or 'none'}), "
+            f"got '{address}'{nearest_names(address, known) if known else ''}"
         )
 
 

@@ -25,33 +25,35 @@ class EnvironmentArguments:
 
     environment: str | None = flag(
         None,
-        "Class that answers the model turn by turn: FILE.py:NAME, an installed name, or verifiers:NAME; "
-        "comma-separated; each handles the rows whose column 'environment' names it.",
+        "Class that answers the model turn by turn: FILE.py:NAME, an installed name or verifiers:NAME. Separate "
+        "several with commas; each handles the rows whose column 'environment' names it.",
         "names",
     )
     tools: str | None = flag(
         None,
-        "Typed Python functions with docstrings that the model may call, as FILE.py:NAME,FILE.py:NAME; "
-        f"{IN_BUBBLEWRAP} runs Python programs written by the model in bubblewrap, {NO_SANDBOX} with the best "
+        "Typed Python functions with docstrings that the model may call, as FILE.py:NAME,FILE.py:NAME. "
+        f"{IN_BUBBLEWRAP} runs the model's Python programs in bubblewrap; {NO_SANDBOX} runs them with the best "
         "isolation available without it.",
         "names",
     )
     tool_parser: str = flag(
         AUTO,
-        f"How the model writes calls: {', '.join(PARSERS)}, your own function as FILE.py:NAME, or 'auto': as the chat "
-        "template does.",
+        f"Format of the model's tool calls: {', '.join(PARSERS)}, your own function as FILE.py:NAME, or 'auto', "
+        "which follows the chat template.",
         "name",
     )
-    tool_seconds: float = flag(10.0, "Time limit per tool call; a slower one returns an error.", "seconds > 0")
+    tool_seconds: float = flag(10.0, "Time limit per tool call; a slower call returns an error.", "seconds > 0")
     environment_seconds: float = flag(
-        60.0, "Time limit per environment step; a slower one ends the conversation.", "seconds > 0"
+        60.0, "Time limit per environment step; a slower step ends the conversation.", "seconds > 0"
     )
     max_observation_characters: int = flag(
         4096,
-        "Maximum length of a tool's answer or an environment's message; longer ones lose their middle.",
+        "Maximum length of a tool's answer or an environment's message; the middle of a longer one is cut out.",
         "characters >= 100",
     )
-    max_calls_per_turn: int = flag(8, "Maximum tool calls run per message; the rest return an error.", "number >= 1")
+    max_calls_per_turn: int = flag(
+        8, "Maximum tool calls run per message; further calls return an error.", "number >= 1"
+    )
 
     @property
     def environment_addresses(self) -> list[str]:
@@ -82,7 +84,7 @@ class EnvironmentArguments:
             )
         mistakes.require(
             TOOLS not in map(name_of, self.environment_addresses),
-            f"--environment expects a class of another name than {TOOLS}, which is that of --tools; rename it",
+            f"--environment expects a class with a name other than {TOOLS}, which is reserved for --tools; rename it",
         )
         if is_address(self.tool_parser):
             mistakes.note(check_address, self.tool_parser, "--tool_parser")
@@ -96,7 +98,7 @@ class OpeningRowArguments:
 
     topic: ClassVar[str] = "environment"
 
-    row: str | None = flag(None, "Row columns that open --environment, as a JSON object.", "json")
+    row: str | None = flag(None, "Columns of the row that opens --environment, as a JSON object.", "json")
 
 
 def _addresses(given: str | None) -> list[str]:

@@ -18,14 +18,14 @@ def check_beside_environments(flags: Any, mistakes: Mistakes) -> None:
         return
     mistakes.require(
         flags.data.form is None,
-        "--environment, --tools draw turn by turn, but --parallel_thinking draws paths in parallel; leave one of "
+        "--environment and --tools draw turn by turn, but --parallel_thinking draws paths in parallel; leave one of "
         "them out",
     )
     turns, seconds = flags.added.of(ConversationArguments).max_turns, environment.environment_seconds
     longest = seconds * (turns + 1)
     mistakes.require(
         longest < flags.faults.rank_timeout,
-        f"--environment_seconds {seconds:g} for the opening and each of --max_turns {turns} turns makes "
-        f"{longest:g} seconds, and other ranks wait for --rank_timeout {flags.faults.rank_timeout:g}; lower the first "
-        "two or raise the last",
+        f"--environment_seconds {seconds:g} for the opening and each of --max_turns {turns} turns adds up to "
+        f"{longest:g} seconds, but other ranks wait only for --rank_timeout {flags.faults.rank_timeout:g}; lower the "
+        "first two or raise the last",
     )

@@ -17,28 +17,29 @@ class ConversationArguments:
 
     topic: ClassVar[str] = "environment"
 
-    max_turns: int = flag(8, "Maximum model turns per conversation; the last is not answered.", "number >= 1")
+    max_turns: int = flag(8, "Maximum model turns per conversation; the last one is not answered.", "number >= 1")
     max_tool_calls: int | None = flag(
         None,
-        "Maximum tool calls per conversation; one more is not run and ends it. Default: no limit.",
+        "Maximum tool calls per conversation; a further call is not run, and ends the conversation. Default: no limit.",
         "number >= 0",
     )
     max_observation_tokens: int | None = flag(
         None,
-        "Maximum length of one environment message; longer ones lose their middle. Default: only "
+        "Maximum length of one environment message; the middle of a longer one is cut out. Default: only "
         "--max_observation_characters.",
         "tokens >= 8",
     )
     max_conversation_seconds: float | None = flag(
         None,
-        "Time after which a conversation starts no new turn. Makes runs unrepeatable. Default: no limit.",
+        "Time after which a conversation starts no new turn. Runs with this limit are not reproducible. Default: no "
+        "limit.",
         "seconds > 0",
     )
     answer_interval: int = flag(
         32,
-        "Environment answers join the batch every N drawn tokens, and late ones are waited for, so rollouts are "
-        "bit-exact however long answers take. 0 takes each answer as it comes: faster if a few take much longer than "
-        "the rest, but not bit-exact.",
+        "Environment answers join the batch every N drawn tokens, and the batch waits for late ones, so rollouts are "
+        "bit-exact however long answers take. 0 takes each answer when it arrives: faster if a few take much longer "
+        "than the rest, but not bit-exact.",
         "tokens >= 0",
     )
 

@@ -95,7 +95,7 @@ def _begin(environments: Environments, row: Mapping[str, Any], script: str, seed
     conversation = PlayedConversation(script)
     episode = environments.episode(row, seed, warn=conversation.problems.append)
     if episode is None:
-        raise ThreestepError("no environment answers a row whose column 'environment' is empty; leave the column out")
+        raise ThreestepError("a row whose column 'environment' is empty has no environment; leave the column out")
     begin = time.perf_counter()
     try:
         conversation.opening = episode.reset().result()
@@ -132,7 +132,7 @@ def _calls(calls: Sequence[Call]) -> AssistantMessage:
 
 def _broken_call(row: Mapping[str, Any], opening: Opening) -> AssistantMessage:
     text = '<tool_call>\n{"name": "look", "argu'
-    return AssistantMessage(text, "", problems=("the call was cut: it has no end",))
+    return AssistantMessage(text, "", problems=("the call was cut off: it has no end",))
 
 
 def _first_tool(opening: Opening) -> str | None:
@@ -164,7 +164,7 @@ SCRIPTS: dict[str, Turn] = {
     "a very long text": lambda row, opening: _text("la " * (_LONG_CHARACTERS // 3)),
     "odd characters": lambda row, opening: _text("\x00\x1b[2J\u202e\ufffd<|im_end|></s>{{ x }}\U0001f9ff"),
     "the prompt again": lambda row, opening: _text(str(opening.messages[-1].get("content") or "")),
-    "a call that is cut": _broken_call,
+    "a truncated call": _broken_call,
     "a call of an unknown tool": lambda row, opening: _calls([Call("no_such_tool", {"key": "x"})]),
     "a call with odd arguments": _odd_arguments,
     f"{_MANY_CALLS} calls at once": _many_calls,

@@ -89,7 +89,7 @@ class Episode:
         problem = _failure(outcome, self._settings.seconds)
         opening, problem = (None, problem) if problem else _checked_opening(outcome.value)
         if opening is None:
-            raise ThreestepError(f"environment '{self._settings.name}': reset {problem}; mend it")
+            raise ThreestepError(f"environment '{self._settings.name}': reset {problem}; fix it")
         return deepcopy(opening)
 
     def _step(self, message: AssistantMessage) -> EnvironmentReply:
@@ -97,7 +97,7 @@ class Episode:
         problem = _failure(outcome, self._settings.seconds)
         reply, problem = (None, problem) if problem else _checked_reply(outcome.value)
         if reply is not None and not _is_number(sum(self.rewards) + reply.reward):
-            problem = f"expects rewards whose sum is finite in float32, got {reply.reward!r:.60} more"
+            problem = f"must return rewards whose sum is finite in float32, got another {reply.reward!r:.60}"
             reply = None
         if reply is None:
             self._settings.warn(f"environment '{self._settings.name}': step {problem}; the conversation ends there")
@@ -153,36 +153,36 @@ def _failure(outcome: Outcome, seconds: float | None) -> str | None:
 def _checked_opening(value: Any) -> tuple[Opening | None, str]:
     """The opening that `reset` returned; or None and its mistake."""
     if not isinstance(value, tuple) or len(value) not in (1, 2):
-        return None, f"expects to return (messages, tools), got {type(value).__name__}"
+        return None, f"must return (messages, tools), got {type(value).__name__}"
     opening = Opening(*value)
     problem = _messages_problem(opening.messages, OPENING_ROLES)
     if problem is None and (not opening.messages or opening.messages[-1]["role"] == "assistant"):
-        problem = "expects messages whose last one is for the model, got none or the assistant's"
+        problem = "must return messages that end with one for the model, got none or the assistant's"
     tools = opening.tools
     if problem is None and tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
-        problem = f"expects tools as a list of JSON schemas, got {tools!r:.60}"
+        problem = f"must return tools as a list of JSON schemas, got {tools!r:.60}"
     return (opening._replace(tools=tools or None), "") if problem is None else (None, problem)
 
 
 def _checked_reply(value: Any) -> tuple[EnvironmentReply | None, str]:
     """The reply that `step` returned; or None and its mistake."""
     if not isinstance(value, tuple) or not 1 <= len(value) <= 4:
-        return None, f"expects to return (messages, reward, done), got {type(value).__name__}"
+        return None, f"must return (messages, reward, done), got {type(value).__name__}"
     reply = EnvironmentReply(*value)
     problem = _messages_problem(reply.messages, REPLY_ROLES)
     if problem is None and not _is_number(reply.reward):
-        problem = f"expects a number that is finite in float32 as reward, got {reply.reward!r:.60}"
+        problem = f"must return a reward that is finite in float32, got {reply.reward!r:.60}"
     if problem is None and not isinstance(reply.done, bool):
-        problem = f"expects True or False as done, got {reply.done!r:.60}"
+        problem = f"must return True or False as done, got {reply.done!r:.60}"
     if problem is None and not reply.done and not reply.messages:
-        problem = "expects messages where the conversation is not done, got none"
+        problem = "must return messages unless the conversation is done, got none"
     figures = reply.figures
     if problem is None and not (
         isinstance(figures, Mapping)
         and all(isinstance(name, str) for name in figures)
         and all(map(_is_number, figures.values()))
     ):
-        problem = f"expects finite numbers by name, which is text, as figures, got {figures!r:.60}"
+        problem = f"must return figures as finite numbers by name, got {figures!r:.60}"
     return (reply, "") if problem is None else (None, problem)
 
 
@@ -196,14 +196,14 @@ def _is_number(value: Any) -> bool:
 
 def _messages_problem(messages: Any, roles: tuple[str, ...]) -> str | None:
     if not isinstance(messages, list):
-        return f"expects a list of messages, got {type(messages).__name__}"
+        return f"must return a list of messages, got {type(messages).__name__}"
     for message in messages:
         if not isinstance(message, dict) or message.get("role") not in roles:
-            return f"expects messages with a role among {', '.join(roles)}, got {message!r:.60}"
+            return f"must return messages with a role among {', '.join(roles)}, got {message!r:.60}"
         if not isinstance(message.get("content"), str) and message["role"] != "assistant":
-            return f"expects messages whose content is text, got {message!r:.60}"
+            return f"must return messages whose content is text, got {message!r:.60}"
         try:
             json.dumps(message)
         except (TypeError, ValueError) as problem:
-            return f"expects messages of JSON's values, got {first_line(problem)}"
+            return f"must return messages that JSON can hold, got {first_line(problem)}"
     return None

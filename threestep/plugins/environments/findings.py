@@ -122,8 +122,8 @@ def _begins_alike(others: Sequence[tuple[PlayedConversation, PlayedConversation]
         if first.opening != other.opening:
             return EnvironmentFinding(
                 name, WRONG,
-                f"row {place} begins otherwise under another seed: the samples of a prompt, which are compared, would "
-                "not begin alike; let the row decide the beginning, and the seed what follows",
+                f"row {place} begins differently with another seed: the samples of a prompt are compared, so they "
+                "must begin alike; let the row decide the beginning, and the seed what follows",
             )  # fmt: skip
     return EnvironmentFinding(name, GOOD, "does not depend on the seed")
 
@@ -133,12 +133,12 @@ def _repeats(played: Sequence[tuple[Row, PlayedConversation, PlayedConversation]
         if first.told != again.told:
             return EnvironmentFinding(
                 "repeats", WRONG,
-                f"a conversation by '{first.script}' went otherwise the second time, under the same row and seed"
-                f"{_difference(first, again)}; draw what is random from the seed of reset(row, seed), or a resumed run "
-                "trains on other conversations",
+                f"a conversation by '{first.script}' went differently the second time, with the same row and "
+                f"seed{_difference(first, again)}; draw what is random from the seed of reset(row, seed), or a "
+                "resumed run trains on other conversations",
             )  # fmt: skip
     return EnvironmentFinding(
-        "repeats", GOOD, f"{len(played)} conversations went the same way twice, under the same row and seed"
+        "repeats", GOOD, f"{len(played)} conversations repeated exactly with the same row and seed"
     )
 
 
@@ -147,21 +147,21 @@ def _keeps_apart(together: Sequence[tuple[PlayedConversation, PlayedConversation
         if alone.told != beside.told:
             return EnvironmentFinding(
                 "apart", WRONG,
-                f"a conversation by '{alone.script}' went otherwise beside others{_difference(alone, beside)}; keep "
-                "what a conversation remembers in its own instance, not in the class or the module",
+                f"a conversation by '{alone.script}' went differently beside others{_difference(alone, beside)}; "
+                "keep what a conversation remembers in its own instance, not in the class or the module",
             )  # fmt: skip
-    return EnvironmentFinding("apart", GOOD, "conversations side by side go as each does alone")
+    return EnvironmentFinding("apart", GOOD, "conversations side by side run as each does alone")
 
 
 def _difference(first: PlayedConversation, other: PlayedConversation) -> str:
     if first.opening != other.opening:
-        return " (it began otherwise)"
+        return " (it began differently)"
     for place, (one, two) in enumerate(zip(first.replies, other.replies, strict=False), start=1):
         if one.messages != two.messages:
-            return f" (step {place} said something else)"
+            return f" (step {place} returned other messages)"
         if one.reward != two.reward:
             return f" (step {place} paid {one.reward:g} and then {two.reward:g})"
-    return " (it took another number of steps)" if len(first.replies) != len(other.replies) else ""
+    return " (it took a different number of steps)" if len(first.replies) != len(other.replies) else ""
 
 
 def _rewards(had: Sequence[tuple[Row, PlayedConversation]], wanted: tuple[float, float] | None) -> EnvironmentFinding:
@@ -170,20 +170,20 @@ def _rewards(had: Sequence[tuple[Row, PlayedConversation]], wanted: tuple[float,
     if not values:
         return EnvironmentFinding(name, UNDECIDED, "no conversation had a turn")
     low, high = min(values), max(values)
-    seen = f"of a conversation from {low:g} to {high:g}, {len(set(values))} different values"
+    seen = f"from {low:g} to {high:g} per conversation, {len(set(values))} different values"
     if wanted is not None and not (wanted[0] <= low and high <= wanted[1]):
         return EnvironmentFinding(name, WRONG, f"{seen}; expected from {wanted[0]:g} to {wanted[1]:g}")
     if low == high:
         return EnvironmentFinding(
             name,
             UNDECIDED,
-            f"{seen}: the scripts do not find out what is paid for; try it with `threestep inspect env try`",
+            f"{seen}: the scripts cannot tell what earns a reward; try it with `threestep inspect env try`",
         )
     return EnvironmentFinding(name, GOOD if wanted is not None else UNDECIDED, seen + _unasked(wanted))
 
 
 def _unasked(wanted: tuple[float, float] | None) -> str:
-    return "" if wanted is not None else "; --reward_range says what is expected"
+    return "" if wanted is not None else "; give the expected range with --reward_range"
 
 
 def _nonsense(had: Sequence[tuple[Row, PlayedConversation]]) -> EnvironmentFinding:
@@ -191,7 +191,7 @@ def _nonsense(had: Sequence[tuple[Row, PlayedConversation]]) -> EnvironmentFindi
     if failed:
         names = ", ".join(f"'{script}'" for script in dict.fromkeys(each.script for each in failed))
         return EnvironmentFinding("nonsense", WRONG, f"fails at {names}: {failed[0].problems[0]}")
-    return EnvironmentFinding("nonsense", GOOD, f"answers all of {len(SCRIPTS) - 1} kinds of it without a failure")
+    return EnvironmentFinding("nonsense", GOOD, f"handles all {len(SCRIPTS) - 1} kinds of it without a failure")
 
 
 def _pays(had: Sequence[tuple[Row, PlayedConversation]]) -> EnvironmentFinding:
@@ -202,15 +202,15 @@ def _pays(had: Sequence[tuple[Row, PlayedConversation]]) -> EnvironmentFinding:
     if not others:
         return EnvironmentFinding(name, UNDECIDED, "no conversation had a turn")
     best = max(others, key=lambda each: each.reward)
-    paid = f"the most that nonsense was paid is {best.reward:g}, for '{best.script}'"
+    paid = f"the highest reward for nonsense is {best.reward:g}, for '{best.script}'"
     if not right:
         return EnvironmentFinding(name, UNDECIDED, f"{paid}; no row has a ground truth to compare with")
     if max(right) <= min(each.reward for each in others):
         return EnvironmentFinding(
-            name, UNDECIDED, f"{paid}; the ground truth as a plain message was paid {max(right):g}, no more"
+            name, UNDECIDED, f"{paid}; the reward for the ground truth as a plain message is {max(right):g}, no more"
         )
     state = WRONG if best.reward >= max(right) else GOOD
-    return EnvironmentFinding(name, state, f"{paid}; the ground truth was paid {max(right):g}")
+    return EnvironmentFinding(name, state, f"{paid}; the reward for the ground truth is {max(right):g}")
 
 
 def _leaks(had: Sequence[tuple[Row, PlayedConversation]]) -> EnvironmentFinding:
@@ -227,10 +227,10 @@ def _leaks(had: Sequence[tuple[Row, PlayedConversation]]) -> EnvironmentFinding:
     if places:
         place, count = places.most_common(1)[0]
         return EnvironmentFinding(
-            name, WRONG, f"the ground truth stands in {place}, in {count} of {len(known)} conversations"
+            name, WRONG, f"the ground truth appears in {place}, in {count} of {len(known)} conversations"
         )
     return EnvironmentFinding(
-        name, GOOD, f"the ground truth stands in nothing that was said in {len(known)} conversations"
+        name, GOOD, f"the ground truth appears in nothing that was said in {len(known)} conversations"
     )
 
 
@@ -262,9 +262,9 @@ def _lengths(had: Sequence[tuple[Row, PlayedConversation]], most: int) -> Enviro
     over = sum(each.is_done for _, each in had)
     return EnvironmentFinding(
         "length", GOOD,
-        f"{min(turns)} to {max(turns)} turns (median {statistics.median(turns):g}), {over} of {len(had)} over within "
-        f"{most}; reset {in_seconds(max(resets))} and a step {in_seconds(statistics.median(steps))}, "
-        f"{in_seconds(max(steps))} at most",
+        f"{min(turns)} to {max(turns)} turns (median {statistics.median(turns):g}), {over} of {len(had)} finished "
+        f"within {most}; reset takes up to {in_seconds(max(resets))}, a step {in_seconds(statistics.median(steps))} "
+        f"(median) and up to {in_seconds(max(steps))}",
     )  # fmt: skip
 
 

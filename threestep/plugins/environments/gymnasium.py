@@ -29,7 +29,7 @@ from threestep.plugins.environments.interface import AssistantMessage, Environme
 class GymnasiumEnvironment:
     """An environment for `--environment`: a subclass has `make`, and overrides what differs."""
 
-    expected: ClassVar[str] = "This is no action."
+    expected: ClassVar[str] = "This is not an action."
     penalty: ClassVar[float] = 0.0  # of a message without an action: where moves cost, nonsense must not be free
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class GymnasiumEnvironment:
 
     def make(self) -> Any:
         """The environment of one conversation, as `gymnasium.make` returns it."""
-        raise NotImplementedError("a GymnasiumEnvironment expects a method make(self), which returns the environment")
+        raise NotImplementedError("a GymnasiumEnvironment needs a method make(self) that returns the environment")
 
     def seed(self, row: Mapping[str, Any]) -> int:
         """The seed of `reset`: by default one that follows from the row, as all samples of a prompt must begin
@@ -71,7 +71,7 @@ class GymnasiumEnvironment:
         self._game = self.make()
         begun = self._game.reset(seed=self.seed(row), options=self.options(row))
         if not isinstance(begun, tuple) or len(begun) != 2:
-            raise TypeError(f"expected reset to return (observation, info), as Gymnasium has it, got {begun!r:.60}")
+            raise TypeError(f"reset must return (observation, info), as in Gymnasium, got {begun!r:.60}")
         return Opening(self.opening(row, self.text(begun[0])))
 
     def step(self, message: AssistantMessage) -> EnvironmentReply:
@@ -82,9 +82,7 @@ class GymnasiumEnvironment:
             return EnvironmentReply(told, -self.penalty, figures={"no_actions": 1.0})
         taken = self._game.step(action)
         if not isinstance(taken, tuple) or len(taken) != 5:
-            raise TypeError(
-                f"expected step to return (observation, reward, terminated, truncated, info), got {taken!r:.60}"
-            )
+            raise TypeError(f"step must return (observation, reward, terminated, truncated, info), got {taken!r:.60}")
         observation, reward, terminated, truncated, _ = taken
         done = bool(terminated or truncated)
         following = [] if done else [{"role": "user", "content": self.text(observation)}]

@@ -63,8 +63,8 @@ class Environments:
         if name not in self.names:
             got = f"got '{name}'{nearest_names(str(name), self.names)}" if COLUMN in row else "got a row without it"
             raise ThreestepError(
-                f"the column '{COLUMN}' expects one of {', '.join(self.names)}, or nothing for a row of one turn, "
-                f"{got}; mend the row with the prompt {str(row.get('prompt'))[:60]!r}"
+                f"the column '{COLUMN}' expects one of {', '.join(self.names)}, or nothing for a single-turn row, "
+                f"{got}; fix the row with the prompt {str(row.get('prompt'))[:60]!r}"
             )
         return str(name)
 
@@ -85,7 +85,7 @@ class Environments:
     def _warn(self, sentence: str) -> None:
         if not self._warned:
             self._warned = True
-            log(f"warning: {sentence}. Further failures are counted as environment_failures, without a line.")
+            log(f"warning: {sentence}. Further failures are counted as environment_failures, but not logged.")
 
 
 def load_environments(flags: EnvironmentArguments, mistakes: Mistakes) -> Environments | None:
@@ -113,7 +113,7 @@ def load_environments(flags: EnvironmentArguments, mistakes: Mistakes) -> Enviro
 def _tool(address: str, seconds: float) -> Tool:
     if address in (NO_SANDBOX, IN_BUBBLEWRAP):
         isolation = isolation_of(address)
-        note(f"--tools {address}: a program of the model runs in {isolation.name}: {isolation.sentence}")
+        note(f"--tools {address} runs the model's programs in {isolation.name}: {isolation.sentence}")
         function = python_tool(seconds, isolation)
     else:
         function = load_function(address, "--tools")
@@ -126,11 +126,11 @@ def _checked_maker(address: str, seconds: float, caller: Caller) -> Callable[[],
     outcome = caller.wait(caller.start(maker), seconds)
     if outcome.problem is not None:
         raise ThreestepError(
-            f"--environment expects a class that is made without arguments, got '{address}': "
+            f"--environment expects a class that can be created without arguments, got '{address}': "
             f"{type(outcome.problem).__name__}: {first_line(outcome.problem)}"
         )
     if outcome.is_slow:
-        raise ThreestepError(f"--environment {address}: not made within --environment_seconds {seconds:g}")
+        raise ThreestepError(f"--environment {address}: it was not created within --environment_seconds {seconds:g}")
     made = outcome.value
     arguments: dict[str, tuple[Any, ...]] = {"reset": ({},), "step": (AssistantMessage("", ""),), "close": ()}
     for name, given in arguments.items():

@@ -71,7 +71,7 @@ class OpenEnvironment:
     url: ClassVar[str] = ""
     container: ClassVar[str] = ""  # of which a container is started that serves it, as "maze-env:latest"
     client: ClassVar[type | None] = None  # the environment's own, whose actions and observations are typed
-    expected: ClassVar[str] = "This is no action."
+    expected: ClassVar[str] = "This is not an action."
     penalty: ClassVar[float] = 0.0  # of a message without a valid action: where moves cost, nonsense must not be free
     _running: ClassVar[_Container]
 
@@ -87,7 +87,7 @@ class OpenEnvironment:
             raise ThreestepError("an OpenEnvironment needs the package openenv: pip install openenv") from problem
         if bool(self.url) == bool(self.container):
             raise ThreestepError(
-                f"{type(self).__name__} expects the address of a server as its url, or a container, got "
+                f"{type(self).__name__} needs either the address of a server as its url, or a container, got "
                 f"{'both' if self.url else 'neither'}"
             )
         self._make: type = self.client or generic
@@ -132,8 +132,8 @@ class OpenEnvironment:
             if _code_of(problem) != "CAPACITY_REACHED" and type(problem).__name__ != "ConnectionClosedOK":
                 raise
             raise ThreestepError(
-                f"the server at {url} has no session left for another conversation: it has to allow as many as a "
-                "rollout or an evaluation has (max_concurrent_envs of its create_app)"
+                f"the server at {url} has no session left for another conversation: it must allow as many as a "
+                "rollout or an evaluation needs (max_concurrent_envs of its create_app)"
             ) from problem
         tools = None
         if self._calls_tools:

@@ -106,7 +106,9 @@ class EnvironmentPartners(Partners):
 
     def partner(self, row: Mapping[str, Any], seed: int) -> Partner | None:
         if self._environments is None:
-            raise ThreestepError(f"{self.flag}: a conversation was opened before they were loaded; load them first")
+            raise ThreestepError(
+                f"{self.flag}: a conversation was opened before the environments were loaded; load them first"
+            )
         return self._environments.episode(row, seed)
 
     def remembered(self, message: Mapping[str, Any]) -> dict[str, Any]:

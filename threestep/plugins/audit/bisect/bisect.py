@@ -69,8 +69,8 @@ def _located(runs: Sequence[tuple[RunDigests, Path, Start]], key: StepKey, bound
     """Run both again up to a step, and compare their records of it."""
     again = [rerun(run, key, folder, start) for run, folder, start in runs]
     notes = [
-        f"{run.folder}, run again from {_from(each.began)}, is not the same in step {key[0]:,} as before ({differing}):"
-        f" {_why(run, each, side)}"
+        f"{run.folder}, rerun from {_from(each.began)}, does not reproduce step {key[0]:,} ({differing}): "
+        f"{_why(run, each, side)}"
         for (run, _, _), each, side in zip(runs, again, "ab", strict=True)
         if (differing := _not_repeated(run.steps[key], each.line))
     ]
@@ -82,8 +82,8 @@ def _located(runs: Sequence[tuple[RunDigests, Path, Start]], key: StepKey, bound
 def _read(found: Rerun) -> TracedRecord:
     if not (found.folder / "record.json").is_file():
         raise ThreestepError(
-            f"{found.folder} expects the record of the step, and has none: rows that a record cannot hold (parallel "
-            "paths, conversations with forks); without --trust_run the digests alone are compared"
+            f"{found.folder} has no record of the step, because a record cannot hold its rows (parallel paths, or "
+            "conversations with forks); leave out --trust_run to compare the digests alone"
         )
     record = read_record(found.folder)
     return TracedRecord(record, read_layers(found.folder, record.head.ranks))
@@ -106,11 +106,11 @@ def _why(run: RunDigests, again: Rerun, side: str) -> str:
     """Why a run may not repeat itself. side: a or b."""
     differing = environments_that_differ(run.environment, again.environment)
     if not differing:
-        code = f"its code (--code_{side} takes a checkout) or " if "commit" not in run.environment else ""
-        return f"{code}its machine differs, or its operations have no fixed order"
+        code = f"its code (give a checkout with --code_{side}) or " if "commit" not in run.environment else ""
+        return f"{code}its machine differs, or some of its operations are not deterministic"
     words = ", ".join(f"{name} {before}, now {now}".strip() for name, (before, now) in differing.items())
     flags = [
-        *([f"--code_{side} takes a checkout"] if {"commit", "threestep"} & differing.keys() else []),
-        *([f"--python_{side} takes an interpreter"] if differing.keys() - {"commit", "threestep", ""} else []),
+        *([f"give a checkout with --code_{side}"] if {"commit", "threestep"} & differing.keys() else []),
+        *([f"give an interpreter with --python_{side}"] if differing.keys() - {"commit", "threestep", ""} else []),
     ]
     return f"it ran with {words}" + (f"; {', '.join(flags)}" if flags else "")

@@ -54,13 +54,13 @@ def read_digests(folder: Path) -> RunDigests:
     text = text_if_there(path)
     if text is None:
         raise ThreestepError(
-            f"{folder} expects a run with {DIGESTS}, and has none; runs on a CPU write it, unless --digests is false, "
-            "and those on a GPU with --digests true"
+            f"{folder} has no {DIGESTS}; runs on a CPU write it unless --digests is false, and runs on a GPU write "
+            "it with --digests true"
         )
     lines = [(f"{path}, line {number}", line) for number, line in enumerate(text.splitlines(), start=1)]
     versions = [checked_json(_Version, line, where).digests for where, line in lines]
     if not versions or versions[0] is None:
-        raise ThreestepError(f"{path} expects a first line with `digests`, got none: the file is not whole")
+        raise ThreestepError(f"{path} has no first line with `digests`: the file is incomplete")
     begins, steps = list[dict[str, Any]](), dict[StepKey, dict[str, Any]]()
     for version, (where, line) in zip(versions, lines, strict=True):
         if version is None:
@@ -70,8 +70,8 @@ def read_digests(folder: Path) -> RunDigests:
             begins.append(_known(checked_json(_BeginLine, line, where)))
         else:
             raise ThreestepError(
-                f"{path} expects digests of version {DIGESTS_VERSION}, got version {version}; compare with the version "
-                "of threestep that wrote it"
+                f"{path} has digests of version {version}, but this threestep reads version {DIGESTS_VERSION}; "
+                "compare the runs with the version of threestep that wrote it"
             )
     about = text_if_there(folder / "environment.json")
     environment = {} if about is None else _known(checked_json(_Environment, about, folder / "environment.json"))

@@ -63,7 +63,7 @@ def _drift(found: Bisection) -> str:
     if not found.comparison.of_rounding or not rows:
         return ""
     why = escape("; ".join(found.comparison.of_rounding))
-    return f"<h2>Drift</h2><p>May be rounded differently: {why}.</p>" + scrolled(
+    return f"<h2>Drift</h2><p>Rounding may differ: {why}.</p>" + scrolled(
         table(["step", "largest difference so far"], rows[-50:]), "drift"
     )
 

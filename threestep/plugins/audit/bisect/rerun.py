@@ -96,8 +96,8 @@ def rerun(
     if line is None:
         last = output.read_text("utf-8", "replace").strip().splitlines()[-1:] or ["nothing"]
         raise ThreestepError(
-            f"{run.folder} expects to be run again up to step {key[0]:,}, and the program ended before it; its last "
-            f"words: {last[0]}; all of them are in {output}"
+            f"the rerun of {run.folder} ended before step {key[0]:,}; the last line it printed was: {last[0]}; its "
+            f"full output is in {output}"
         )
     part = f"_update{key[1]}" if key[1] else ""
     environment = read_json_object(str(folder / "environment.json")) or {}
@@ -203,8 +203,8 @@ def _package_in(code: str) -> str:
     package = Path(code).resolve() / "training"
     if not (package / "__main__.py").is_file():
         raise ThreestepError(
-            f"--code_a and --code_b expect a checkout of threestep, got {code}, which has no training/__main__.py; "
-            "`git worktree add FOLDER COMMIT` makes one"
+            f"--code_a and --code_b expect a threestep checkout, but {code} has no training/__main__.py; make a "
+            "checkout with `git worktree add FOLDER COMMIT`"
         )
     return str(package)
 
@@ -218,6 +218,6 @@ def _package_of(python: str) -> str:
     if found.returncode:
         last = (found.stderr.strip().splitlines() or ["nothing"])[-1]
         raise ThreestepError(
-            f"--python_a and --python_b expect an interpreter that has threestep installed, got {python}: {last}"
+            f"--python_a and --python_b expect an interpreter with threestep installed, got {python}: {last}"
         )
     return found.stdout.strip().splitlines()[-1]

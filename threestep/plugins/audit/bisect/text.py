@@ -36,8 +36,8 @@ def verdict(found: Bisection) -> str:
         if not any(steps):
             return "no difference: every number of every step is equal"
         return (
-            f"no fault: numbers drift from {_size(steps[0])} in the first step to {_size(steps[-1])} in the last, and "
-            "no step has a jump"
+            f"no fault: numbers drift from {_size(steps[0])} in the first step to {_size(steps[-1])} in the last, "
+            "and no step has a jump"
         )
     if found.located and not _is_earlier(first, found):
         place = found.located[0]
@@ -85,10 +85,12 @@ def _value(value: Any) -> str:
 def _size_of(first: FirstDifference) -> str:
     apart = first.compared.apart
     if not first.bound:
-        return "" if math.isnan(apart) or not apart else f", {_size(apart)} of its size apart"
+        return "" if math.isnan(apart) or not apart else f", a relative difference of {_size(apart)}"
     if math.isnan(apart):
-        return ", which rounding does not change"
-    return f", {_size(apart)} apart: a jump, from {_size(first.before)} before it; drift is below {_size(first.bound)}"
+        return ", which rounding cannot explain"
+    return (
+        f", {_size(apart)} apart: a jump, after {_size(first.before)} before it; drift stays below {_size(first.bound)}"
+    )
 
 
 def _size(value: float) -> str:
@@ -107,31 +109,37 @@ def as_lines(a: RunDigests, b: RunDigests, found: Bisection) -> list[str]:
     """The whole of it; the verdict is last, before what to do next."""
     comparison, lines = found.comparison, [headline(a, b, found)]
     if comparison.of_rounding:
-        lines.append(f"  may be rounded differently: {'; '.join(comparison.of_rounding)}")
+        lines.append(f"  rounding may differ: {'; '.join(comparison.of_rounding)}")
     if comparison.first is not None:
         first = comparison.first
         lines.append(f"  by their digests {_where(first)}: {_compared(first.compared)}{_size_of(first)}")
     for place in (found.located or ())[:_MOST_LISTED]:
         lines.append(f"  {_place(place)}")
     if len(found.located or ()) > _MOST_LISTED:
-        lines.append(f"  and {len(found.located or ()) - _MOST_LISTED} quantities after these")
+        lines.append(f"  and {len(found.located or ()) - _MOST_LISTED} more quantities")
     if found.located is not None and not found.located:
-        lines.append("  run again, the two records of this step are the same")
+        lines.append("  in the reruns, the two records of this step are equal")
     lines += [f"  note: {note}" for note in notes(a, b, found)]
     return [*lines, verdict(found), *(f"next: {each}" for each in advice(found))]
 
 
 # What remains to be looked at where all before a part is equal.
 _ADVICE = {
-    WEIGHTS: "the weights differ before the step, and nothing before them: compare the models or checkpoints that the "
-    "runs begin with",
-    DATA: "the data differ, not the model: compare the files, the tokenizer and the chat template; `threestep inspect` "
-    "shows rows, dropped ones and tokens",
+    WEIGHTS: (
+        "the weights already differ before the step, and nothing differs earlier: compare the models or checkpoints "
+        "that the runs start from"
+    ),
+    DATA: (
+        "the data differ, not the model: compare the files, the tokenizer and the chat template; `threestep inspect` "
+        "shows rows, dropped rows and tokens"
+    ),
     ROLLOUT: "weights and prompts are equal: compare how responses are drawn and rewarded",
-    FORWARD: "data and weights are equal: compare the code that computes it and the libraries below",
-    BACKWARD: "the forward is equal: compare what changes a gradient, such as clipping, hooks, accumulation and the "
-    "exchange between ranks",
-    OPTIMIZER: "the gradients are equal: compare the learning rate's schedule and the optimizer's settings and version",
+    FORWARD: "data and weights are equal: compare the code of the forward pass and the libraries it uses",
+    BACKWARD: (
+        "the forward pass is equal: compare what changes gradients, such as clipping, hooks, accumulation and the "
+        "exchange between ranks"
+    ),
+    OPTIMIZER: "the gradients are equal: compare the learning rate schedule and the optimizer's settings and version",
 }
 
 
@@ -142,19 +150,22 @@ def advice(found: Bisection) -> list[str]:
         return []
     part = _part_of(first, found)
     if found.located is not None and found.notes:
-        parts = ["have both runs repeat themselves first, as the notes say: what ran again is not what had run"]
+        parts = ["first make both runs reproducible, as the notes say: their reruns do not match the original runs"]
     elif found.settings:
         parts = ["give one run the other's flags, one at a time, until they agree"]
     elif first.compared.name == "random" and part == DATA:
-        parts = ["the random generators differ before the step: compare seeds and what drew from them earlier"]
+        parts = [
+            "the states of the random generators differ before the step: compare the seeds, and what drew random "
+            "numbers earlier"
+        ]
     else:
         parts = [_ADVICE[part]]
     if found.records:
         places = " and ".join(f"`threestep audit {place}`" for place in found.records)
-        parts.append(f"{places} judge each of the two steps by itself")
+        parts.append(f"{places} check each of the two steps on its own")
     elif found.located is None and found.comparison.steps:
         parts.append(
-            "--trust_run runs both again up to this step, by their own settings and code, and compares all numbers"
+            "--trust_run reruns both up to this step, with their own settings and code, and compares all numbers"
         )
     return parts
 
@@ -169,7 +180,7 @@ def _part_of(first: FirstDifference, found: Bisection) -> str:
 def notes(a: RunDigests, b: RunDigests, found: Bisection) -> list[str]:
     """Return what a reader must know of the findings, in sentences."""
     commits = environments_that_differ(a.environment, b.environment).get("commit")
-    code = [] if commits is None else [f"the code of threestep differs: commit {commits[0]} and {commits[1]}"]
+    code = [] if commits is None else [f"the code of threestep differs: commits {commits[0]} and {commits[1]}"]
     return [*code, *_of_generators(found.comparison), *found.notes]
 
 
@@ -183,8 +194,8 @@ def _of_generators(comparison: Comparison) -> list[str]:
     if first.key not in steps or key != steps[steps.index(first.key) + 1]:
         return []
     return [
-        f"the states of the random generators are the same before {_step(first.key)} and differ after it: it draws "
-        "more or fewer random numbers, as dropout does"
+        f"the states of the random generators are equal before {_step(first.key)} and differ after it: one run draws "
+        "more random numbers in this step, for example for dropout"
     ]
 
 

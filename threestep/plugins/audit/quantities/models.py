@@ -61,7 +61,7 @@ def _fitting() -> Iterator[None]:
         if is_out_of_memory(problem):
             raise
         raise ThreestepError(
-            "the record expects weights and token ids that fit its model's configuration, and they do not: "
+            "the weights and token ids in the record do not fit its model's configuration: "
             f"{type(problem).__name__}: {first_line(problem)}"
         ) from problem
 

@@ -32,7 +32,7 @@ def prime_rl_record(
     place = Path(folder)
     ranks = [_rank(place / f"rank_{rank}.jsonl") for rank in range(len(list(place.glob("rank_*.jsonl"))))]
     if not ranks:
-        raise ThreestepError(f"{place} expects token exports of prime-rl, rank_0.jsonl and so on, and has none")
+        raise ThreestepError(f"{place} has no token exports of prime-rl (rank_0.jsonl and so on)")
     step = place.name.removeprefix("step_")
     own = checked_settings(settings, "settings of prime_rl_record")
     number = int(step) if step.isdigit() else 1
@@ -42,13 +42,13 @@ def prime_rl_record(
 
 def _rank(path: Path) -> Arrays:
     if not path.is_file():
-        raise ThreestepError(f"{path} expects a rank's token exports, and is missing: the export is incomplete")
+        raise ThreestepError(f"{path} is missing: the token export is incomplete")
     lines = [line for line in read_text(path).split("\n") if line.strip()]
     rows = [checked_json(dict[str, Any], line, f"{path}, row {number}") for number, line in enumerate(lines, 1)]
     for number, row in enumerate(rows, 1):
         for name in ("token_ids", "loss_mask"):
             if not isinstance(row.get(name), list):
-                raise ThreestepError(f"{path}, row {number} expects the list {name}, got {sorted(row)}")
+                raise ThreestepError(f"{path}, row {number} has no list {name}, only {sorted(row)}")
     lengths = [length for row in rows for length in _documents(row)]
     found: Arrays = {
         "lengths": np.array(lengths, dtype=np.int64),

@@ -32,8 +32,8 @@ def sft_tensors(batch: WatchedMicroBatch) -> Tensors:
     inputs, own = batch.inputs, batch.own
     if "input_ids" not in inputs or "labels" not in inputs:
         raise ThreestepError(
-            f"a record of sft expects input_ids and labels among the inputs of compute_loss, got {', '.join(inputs)}; "
-            "other models are not recorded"
+            f"a record of sft needs input_ids and labels among the inputs of compute_loss, got {', '.join(inputs)}; "
+            "other models cannot be recorded"
         )
     ids_NT, labels_NT = inputs["input_ids"], inputs["labels"]
     real_NT = inputs.get("attention_mask", torch.ones_like(ids_NT))
@@ -121,7 +121,9 @@ def _place(own: WatchedForward, ids_NT: torch.Tensor, real_NT: torch.Tensor) -> 
         real_Nt = real_NT[:, begin : begin + width]
         if torch.equal(own.ids_NT[:, :width][real_Nt], ids_NT[:, begin : begin + width][real_Nt]):
             return begin, width
-    raise ThreestepError("the forward of a DPO step expects the rows of compute_loss, whole or cut, and has others")
+    raise ThreestepError(
+        "the forward pass of a DPO step must read the rows of compute_loss, whole or cut, but it read other rows"
+    )
 
 
 def marked_tensors(batch: WatchedMicroBatch) -> Tensors:
@@ -131,8 +133,8 @@ def marked_tensors(batch: WatchedMicroBatch) -> Tensors:
     wanted = ("input_ids", "attention_mask", "completion_mask", "label")
     if any(name not in inputs for name in wanted):
         raise ThreestepError(
-            f"a record of KTO expects {', '.join(wanted)} among the inputs of compute_loss, got {', '.join(inputs)}; "
-            "TRL before 1.0 has other rows, and its KTO is not recorded"
+            f"a record of KTO needs {', '.join(wanted)} among the inputs of compute_loss, got {', '.join(inputs)}; "
+            "KTO in TRL before 1.0 has other inputs and cannot be recorded"
         )
     found = _read_rows(batch) | {"is_good": torch.as_tensor(inputs["label"]).bool()}
     if "ref_logps" in inputs:

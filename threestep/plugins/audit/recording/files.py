@@ -90,8 +90,8 @@ def read_record(folder: Path) -> StepRecord:
     text = text_if_there(path)
     if text is None:
         raise ThreestepError(
-            f"{folder} expects the record of a step, a folder with {DESCRIPTION}, and has none; --record_steps 1,10 "
-            "writes records to OUTPUT_DIR/records/step_000001 and so on, of step 3 to step_000001_update1 and so on"
+            f"{folder} is not the record of a step: it has no {DESCRIPTION}; --record_steps 1,10 writes records to "
+            "OUTPUT_DIR/records/step_000001 and so on (in step 3, to step_000001_update1 and so on)"
         )
     head = _head(text, str(path))
     ranks = [read_tensors(folder / rank_file(rank), "the tensors of one rank") for rank in range(head.ranks)]
@@ -123,8 +123,8 @@ def _head(text: str, path: str) -> RecordHead:
     kind = checked_json(_SaidSchema, text, path)
     if kind.schema != SCHEMA or kind.version != VERSION:
         raise ThreestepError(
-            f"{path} expects schema {SCHEMA}, version {VERSION}, got schema {kind.schema}, version {kind.version}; a "
-            "record of a newer version needs a newer threestep"
+            f"{path} has schema {kind.schema}, version {kind.version}, but this threestep reads schema {SCHEMA}, "
+            f"version {VERSION}; a newer record needs a newer threestep"
         )
     head: RecordHead = checked_json(RecordHead, text, path)
     if head.objective not in OBJECTIVES:

@@ -33,7 +33,7 @@ def check_tensors(tensors: Mapping[str, np.ndarray], where: str) -> None:
             )
         size, other = sizes.setdefault(known.axis[0], (len(values), name))
         if size != len(values):
-            raise ThreestepError(f"{where}: {name} expects {size:,} entries, as {other} has, got {len(values):,}")
+            raise ThreestepError(f"{where}: {name} expects {size:,} entries, as in {other}, got {len(values):,}")
     _check_numbers(tensors, sizes, where)
     for axis, lengths in (("T", "lengths"), ("R", "rollout_lengths")):
         if axis not in sizes:
@@ -41,7 +41,7 @@ def check_tensors(tensors: Mapping[str, np.ndarray], where: str) -> None:
         total = int(tensors[lengths].sum()) if lengths in tensors else None
         if total != sizes[axis][0]:
             raise ThreestepError(
-                f"{where}: {sizes[axis][1]} expects {lengths} to add up to its {sizes[axis][0]:,} entries, got "
+                f"{where}: {lengths} must add up to the {sizes[axis][0]:,} entries of {sizes[axis][1]}, got "
                 f"{'no such tensor' if total is None else f'{total:,}'}"
             )
 
@@ -87,5 +87,6 @@ def _check_alike(
         shapes = [list(side[name].shape) if name in side else "none" for side in (first, other)]
         if shapes[0] != shapes[1]:
             raise ThreestepError(
-                f"{where}{name} expects the shape {shapes[0]}, as others of the parameter, got {shapes[1]}"
+                f"{where}{name} expects the shape {shapes[0]}, as in the other tensors of this parameter, got "
+                f"{shapes[1]}"
             )

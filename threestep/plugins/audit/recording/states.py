@@ -53,7 +53,10 @@ class StateWatch:
         """Watch the next step."""
         count = sum(getattr(weight, "ds_numel", weight.numel()) for weight in self.engine.module.parameters())
         if self.keeps and count > MOST_WEIGHTS:
-            log(f"warning: --record_values expects at most {MOST_WEIGHTS:,} weights, got {count:,}: digests alone")
+            log(
+                f"warning: --record_values is for models up to {MOST_WEIGHTS:,} weights, but this model has "
+                f"{count:,}; recording digests alone"
+            )
             self.keeps = False
         at_next_step(self.engine, self._before, self._after)
 
@@ -83,7 +86,7 @@ class StateWatch:
                     self._keep(prefix + name, value, with_digest=kind not in _MOMENTS)
         except ThreestepError as problem:
             self._problem = str(problem)
-            log(f"warning: no state in the record of this step: {problem}", self.engine.ranks.is_main)
+            log(f"warning: the record of this step has no state: {problem}", self.engine.ranks.is_main)
 
     def _keep(self, name: str, value: torch.Tensor, with_digest: bool = False) -> None:
         if not self.engine.ranks.is_main:

@@ -70,7 +70,7 @@ def _reader(engine: TrainingEngine) -> Callable[[Any, str], torch.Tensor]:
 
 
 def _unknown(wrapper: Any) -> ThreestepError:
-    return ThreestepError(f"values expects an optimizer of DeepSpeed's that is known, got {type(wrapper).__name__}")
+    return ThreestepError(f"cannot read the optimizer's state: unknown DeepSpeed optimizer {type(wrapper).__name__}")
 
 
 def _plain(optimizer: Any, weight: Any, master: Any, *, kind: str) -> torch.Tensor:

@@ -198,9 +198,10 @@ class Caller:
         outcome = running.wait(seconds)
         if running.was_refused_alarm:
             raise ThreestepError(
-                "a function of an environment limits time by signals (signal.signal), which only the main thread has, "
-                "and conversations run in several; turn that limit off (Math-Verify: parsing_timeout=None, "
-                "timeout_seconds=None), --environment_seconds limits each call, or let a process do that work"
+                "a function of an environment sets a time limit with signals (signal.signal), which works only in "
+                "the main thread, but conversations run in other threads; turn that limit off (Math-Verify: "
+                "parsing_timeout=None, timeout_seconds=None) and let --environment_seconds limit each call, or run "
+                "the function in a process"
             )
         if outcome.is_slow:
             with self._lock:

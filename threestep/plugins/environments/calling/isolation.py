@@ -75,18 +75,19 @@ def _program(name: str) -> str:
 
 BUBBLEWRAP = Isolation(
     "bubblewrap", _bubblewrap, True,
-    "it sees no file but Python's, no process but its own and no network; it shares the kernel and the processor",
+    "a program sees no files but Python's, no processes but its own and no network; it shares the kernel and the "
+    "processor",
 )  # fmt: skip
 NAMESPACES = Isolation(
     "namespaces", _namespaces, True,
-    "it has no network, sees no process but its own and ends with all that it started; but it reads and writes files "
-    "as the run's user may: install bubblewrap",
+    "a program has no network, sees no processes but its own, and ends with everything it started; but it can read "
+    "and write files as the run's user: install bubblewrap",
 )  # fmt: skip
 PROCESSES = Isolation(
     "processes", lambda folder: (), False,
-    "it ends with what it started, unless it ends its supervisor first; but it reads and writes files as the run's "
-    "user may, fills the disk, sees the run's processes with their environment variables (tokens) and reaches the "
-    "network: install bubblewrap, or use a container that may make namespaces",
+    "a program ends with everything it started, unless it kills its supervisor first; but it can read and write "
+    "files as the run's user, fill the disk, see the run's processes with their environment variables (tokens) and "
+    "reach the network: install bubblewrap, or use a container that allows namespaces",
 )  # fmt: skip
 
 

@@ -66,7 +66,7 @@ def parse_hermes(text: str) -> Parsed:
         try:
             value, end = _json_at(text, begin)
             if not text.startswith(_CLOSE, _behind_blanks(text, end)):
-                raise ValueError(f"expected {_CLOSE} behind the JSON of a call")
+                raise ValueError(f"expected {_CLOSE} after the JSON of a call")
             calls.append(_call_of(value))
         except _UNREADABLE as problem:
             problems.append(_sentence(problem))
@@ -104,7 +104,7 @@ def parse_pythonic(text: str) -> Parsed:
         if has_tag:
             written, end, after = behind.partition(end_tag)
             if not end:
-                return Parsed(before.strip(), problems=(_sentence(ValueError(f"expected {end_tag} behind the calls")),))
+                return Parsed(before.strip(), problems=(_sentence(ValueError(f"expected {end_tag} after the calls")),))
             content, written = (before + after).strip(), written.strip()
             break
     else:
@@ -147,10 +147,10 @@ def parser_of(name: str, template: str | None) -> Parser:
         return PARSERS[name]
     forms = [form for form, (sign, other) in _SIGNS.items() if _shows(template or "", sign, other)]
     if len(forms) != 1:
-        got = f"signs of {' and '.join(forms)}" if forms else "signs of none of them"
+        got = f"signs of {' and '.join(forms)}" if forms else "no signs of any of them"
         raise ThreestepError(
-            f"--tool_parser {AUTO} expects a chat template that writes calls as {', '.join(PARSERS)}, got {got}; name "
-            "the parser, or give your own as FILE.py:NAME"
+            f"--tool_parser {AUTO} expects a chat template that writes calls in the form of {', '.join(PARSERS)}, "
+            f"but found {got}; name the parser, or give your own as FILE.py:NAME"
         )
     return PARSERS[forms[0]]
 
@@ -213,7 +213,7 @@ def _call_of_node(node: ast.expr) -> Call:
     if not all(part.isidentifier() for part in name.split(".")):
         raise ValueError("expected the name of a tool before the arguments")
     if node.args or any(keyword.arg is None for keyword in node.keywords):
-        raise ValueError(f"expected arguments by name in the call of {name}")
+        raise ValueError(f"expected keyword arguments in the call of {name}")
     return Call(
         name,
         {

@@ -64,8 +64,8 @@ def isolation_of(name: str) -> Isolation:
     best = strongest(_works)
     if name == IN_BUBBLEWRAP and best is not BUBBLEWRAP:
         raise ThreestepError(
-            f"--tools {IN_BUBBLEWRAP} expects bubblewrap, and {_why_not()}; install it and allow user namespaces, or "
-            f"run in a container with --tools {NO_SANDBOX}, which takes here: {best.name} ({best.sentence})"
+            f"--tools {IN_BUBBLEWRAP} needs bubblewrap, but {_why_not()}; install it and allow user namespaces, or "
+            f"run in a container with --tools {NO_SANDBOX}, which would use {best.name} here ({best.sentence})"
         )
     return best
 
@@ -81,7 +81,7 @@ def _why_not() -> str:
     try:
         output = python_tool(_PROBE_SECONDS, BUBBLEWRAP)("print('works')")
     except FileNotFoundError:
-        return "there is no program bwrap"
+        return "bwrap is not installed"
     except (OSError, RuntimeError) as problem:
         output = str(problem)
     return f"bwrap says: {' '.join(output.split())[:200]}"
@@ -123,7 +123,7 @@ def _run(code: str, folder: Path, seconds: float, isolation: Isolation) -> str:
         raise RuntimeError(_WENT_TOO_FAR[ended])
     if ended < 0 or ended > supervised.SIGNALLED:
         number = -ended if ended < 0 else ended - supervised.SIGNALLED
-        raise RuntimeError(f"the program was ended by {signal.Signals(number).name}")
+        raise RuntimeError(f"the program was killed by {signal.Signals(number).name}")
     if ended:
         raise RuntimeError(f"the program could not be started: {text.strip()[:200]}")
     return text

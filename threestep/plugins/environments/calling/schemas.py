@@ -39,17 +39,17 @@ def schema_of(function: Callable[..., Any], flag: str) -> dict[str, Any]:
         hints = get_type_hints(function)
     except refusals as problem:
         raise ThreestepError(
-            f"{flag}: the tool '{name}' expects a docstring with a line for each argument under 'Args:', and a type "
-            f"for each argument, got: {first_line(problem)}"
+            f"{flag}: the tool '{name}' needs a docstring with a line for each argument under 'Args:', and a type "
+            f"for each argument: {first_line(problem)}"
         ) from problem
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise ThreestepError(f"{flag}: the tool '{name}' expects arguments by name, got '{parameter}'")
+            raise ThreestepError(f"{flag}: the tool '{name}' may only have named arguments, got '{parameter}'")
         odd = _odd_type(hints.get(parameter.name, Any))
         if odd is not None:
             raise ThreestepError(
-                f"{flag}: the tool '{name}' expects arguments of JSON's types (str, int, float, bool, list, dict, "
-                f"Literal), got '{parameter.name}: {odd}'"
+                f"{flag}: the tool '{name}' may only have arguments of JSON types (str, int, float, bool, list, "
+                f"dict, Literal), got '{parameter.name}: {odd}'"
             )
     return schema
 

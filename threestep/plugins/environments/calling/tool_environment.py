@@ -65,7 +65,7 @@ class ToolEnvironment:
         begin, room = time.monotonic(), self._limits.calls
         running = [self._start(call) for call in message.calls[:room]]
         answers = [self._answer(one) for one in running]
-        refused = _Answer(f"Error: not called: a message may have {room} calls at most", "refused_calls")
+        refused = _Answer(f"Error: not called: a message may have at most {room} calls", "refused_calls")
         answers += [refused] * len(message.calls[room:])
         # A model that begins a call a thousand times need not read of each.
         answers += [_Answer(f"Error: {problem}") for problem in message.problems[:room]]

@@ -106,8 +106,8 @@ def added_messages(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[st
     for place, known in enumerate(before):
         if place >= len(now) or not _same(known, now[place]):
             raise ValueError(
-                f"the next request has another message {place + 1} ({str(known.get('role'))}) than the conversation so "
-                "far: a conversation that is rewritten, compacted or begun anew is not trained"
+                f"message {place + 1} ({str(known.get('role'))}) of the next request differs from the conversation "
+                "so far: a conversation that is rewritten, compacted or restarted cannot be trained on"
             )
     return [as_message(message) for message in now[len(before) :]]
 
@@ -134,5 +134,5 @@ def text_of(message: Mapping[str, Any]) -> str:
         return "" if content is None else str(content)
     odd = [part.get("type") for part in content if part.get("type") != "text"]
     if odd:
-        raise ValueError(f"expected messages of text, got a part of type {odd[0]}")
+        raise ValueError(f"expected text messages, got a part of type {odd[0]}")
     return "\n".join(str(part["text"]) for part in content)

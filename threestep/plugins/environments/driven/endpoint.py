@@ -128,15 +128,15 @@ class _LineHandler(KeyedHandler):
         return self.path.strip("/").partition("/")[0]
 
     def stranger(self) -> RefusedRequest:
-        return RefusedRequest("no such conversation; it is over, or never was", 404)
+        return RefusedRequest("no such conversation: it is over, or never existed", 404)
 
     def post(self, path: str) -> None:
         if not path.endswith(_ROUTE):
-            raise RefusedRequest(f"expected POST {_ROUTE}, which is all that answers here", 404)
+            raise RefusedRequest(f"expected POST {_ROUTE}, the only route here", 404)
         try:
             asked, streams = asked_of(parsed(self.body()))
         except (ValueError, TypeError, KeyError) as problem:
-            raise RefusedRequest(f"expected a request of chat completions in JSON: {problem}") from problem
+            raise RefusedRequest(f"expected a chat completions request in JSON: {problem}") from problem
         self.server.allow(self.connection, _ANSWER_SECONDS)
         line = self.server.lines.get(self.given_key())
         message = None if line is None else line.ask(asked)
@@ -153,7 +153,7 @@ def asked_of(body: Any) -> tuple[AskedTurn, bool]:
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list) or not body["messages"]:
         raise ValueError("messages are missing")
     if body.get("n") not in (None, 1):
-        raise ValueError(f"n is {body['n']}, and a conversation has one answer")
+        raise ValueError(f"n is {body['n']}, but a conversation has one answer")
     messages = [dict(message) for message in body["messages"]]
     return AskedTurn(messages, list(body["tools"]) if body.get("tools") else None), bool(body.get("stream"))
 

@@ -77,8 +77,8 @@ class VerifiersEnvironment(DrivenEnvironment):
         place, tasks = row.get(TASK_COLUMN), self._served.tasks
         if not isinstance(place, int) or not 0 <= place < len(tasks):
             raise ThreestepError(
-                f"a row of a verifiers environment expects a task from 0 to {len(tasks) - 1} in its column "
-                f"'{TASK_COLUMN}', got {place!r}; take its rows as --data_path verifiers:NAME"
+                f"a row of a verifiers environment needs a task from 0 to {len(tasks) - 1} in its column "
+                f"'{TASK_COLUMN}', got {place!r}; take its rows from --data_path verifiers:NAME"
             )
         return tasks[place]
 

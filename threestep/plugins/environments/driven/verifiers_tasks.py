@@ -65,8 +65,8 @@ def open_verifiers(name: str, flag: str) -> Any:
         roles = list(seats)
         if len(roles) != 1:
             raise ThreestepError(
-                f"{flag} {PREFIX}{name} expects an environment of one agent, got {', '.join(roles) or 'none'}: others "
-                "would be trained as if they were one model; give another"
+                f"{flag} {PREFIX}{name} must have one agent, got {', '.join(roles) or 'none'}: several would be "
+                "trained as one model; give another environment"
             )
         role = dict(given.get(roles[0]) or {})
         if loaders.default_harness_id(taskset) == "bash":
@@ -96,7 +96,7 @@ def _settings_of(name: str, flag: str) -> dict[str, Any]:
         values = tomllib.loads(Path(name).expanduser().read_text(encoding="utf-8"))
         env = values.get("env", values)
         if not isinstance(env, dict) or not env.get("taskset", {}).get("id"):
-            raise ThreestepError(f"{flag} expects a TOML file with [env.taskset] and its id, got '{name}' without")
+            raise ThreestepError(f"{flag} expects a TOML file with [env.taskset] and its id, but '{name}' has none")
         return env
     if not name.endswith(".py"):
         return {"taskset": {"id": name}}
@@ -116,8 +116,8 @@ def _import_by_stem(path: Path, flag: str) -> str:
     found = getattr(importlib.import_module(module.stem), "__file__", None)
     if found is None or Path(found).resolve() != path:
         raise ThreestepError(
-            f"{flag} expects a file whose name no other module has, as verifiers imports it by that, got '{path}' "
-            f"beside {found or 'a module of Python'}; give it another name"
+            f"{flag} needs a file whose name no other module has, because verifiers imports it by that name, but "
+            f"'{path}' has the name of {found or 'a Python module'}; rename it"
         )
     return module.stem
 

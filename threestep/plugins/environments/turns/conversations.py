@@ -198,13 +198,14 @@ class ActingRollout(EngineWrapper):
         most = self._limits.prompt_tokens
         if len(each.prompt) > most:
             raise ThreestepError(
-                f"--environment, --tools: a conversation begins with {len(each.prompt)} tokens, its tools among them, "
-                f"and --max_prompt_seq_len is {most}; raise it, or shorten what an environment opens with"
+                f"--environment, --tools: a conversation begins with {len(each.prompt)} tokens, including its tools, "
+                f"but --max_prompt_seq_len is {most}; raise it, or shorten what an environment opens with"
             )
         if each.prompt != first.prompt:
             raise ThreestepError(
-                "--environment expects reset to begin all samples of a prompt alike, since they are compared with each "
-                "other, got different messages for two of them; let the row decide them, and the seed what follows"
+                "--environment needs a reset that begins all samples of a prompt alike, since they are compared with "
+                "each other, but two samples got different messages; let the row decide them, and the seed what "
+                "follows"
             )
 
     def _turns(self, model: PreTrainedModel, request: RolloutRequest, every: Sequence[_Conversation]) -> Turns:

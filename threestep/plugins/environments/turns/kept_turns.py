@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from training.utils.generation.decoding.drawn import StopStrings
     from training.utils.models.own_forward import OwnForward
 
-_IN_ROUNDS = "reads each conversation so far again in every turn, and all wait for the slowest answer"
+_IN_ROUNDS = "rereads each whole conversation in every turn, and all conversations wait for the slowest answer"
 
 
 class TurnsKept(TurnDrawing):
@@ -44,7 +44,7 @@ class TurnsKept(TurnDrawing):
         """See `TurnDrawing`."""
         reason = obstacle
         if reason is None and not way.masks_are_ours:
-            reason = "the family makes its masks itself"
+            reason = "the model family makes its own masks"
         reason = reason or why_not_in_turns(model, own, way.fixed)
         self._fixed = way.fixed if reason is None else None
         return [] if reason is None else [f"warning: {type(model).__name__} {_IN_ROUNDS}: {reason}"]

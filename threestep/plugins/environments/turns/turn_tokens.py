@@ -114,8 +114,8 @@ class TurnTokens:
         ids = rest_ids if end_ids[-1:] == (last_token,) else end_ids + rest_ids
         if not ids:
             raise ThreestepError(
-                "the chat template writes nothing between two turns of the assistant, so that a model cannot tell "
-                "them apart; give another template with --chat_template FILE"
+                "the chat template writes nothing between two assistant turns, so a model cannot tell them apart; "
+                "give another template with --chat_template FILE"
             )
         return ReplyTokens(list(ids), cut_messages)
 
@@ -129,8 +129,8 @@ class TurnTokens:
                 self._habits[key] = _rewritten(self._chat.finder(tools, {}), role, tools)
             except BadConversation as refused:
                 raise ThreestepError(
-                    f"--environment, --tools: the chat template takes no message of role '{role}' behind an "
-                    f"answer ({refused}); give another with --chat_template FILE"
+                    f"--environment, --tools: the chat template accepts no message of role '{role}' after an answer "
+                    f"({refused}); give another with --chat_template FILE"
                 ) from None
         return self._habits[key]
 
@@ -180,8 +180,8 @@ class TurnTokens:
             text = finder.prompt(_replies(finder, parted, tools))
         if not text.startswith(before):
             raise ThreestepError(
-                "--environment, --tools: what the chat template writes before an environment's messages depends on "
-                "their text; give another template with --chat_template FILE"
+                "--environment, --tools: the text that the chat template writes before an environment's messages "
+                "depends on those messages; give another template with --chat_template FILE"
             )
         end_ids, rest_ids = _encode_behind(self._chat.texts, end, text[len(before) :].split(_SEAM))
         cut_messages = sum(was_cut for _, was_cut in shortened)
