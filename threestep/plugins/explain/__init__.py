@@ -9,7 +9,7 @@ PLUGIN = Plugin(
     commands={
         "audit explain": Command(
             "threestep.plugins.explain",
-            "what one optimizer step did, token by token, and under other rules",
+            "see what one optimizer step did, token by token, also under other rules",
             earlier="explain",
         )
     },

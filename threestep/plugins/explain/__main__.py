@@ -3,13 +3,13 @@
     threestep audit explain RUN --step 10 [--held_out FILE.jsonl] [--last 5] [--with "advantage=rloo"] [--out FOLDER]
     threestep audit explain RUN/records/step_000010
 
-A step without recorded weights is rerun, with --trust_run, from the checkpoint before it, or from the
-start, in a separate folder. The run's folder is only read, and without the flag none of its code is run.
-Writes explained.html, a page, and tokens.parquet, a row for each token.
+A step without recorded weights is rerun, with --trust_run, from the checkpoint before it or from the start, in a
+separate folder. The run's folder is only read, and without the flag none of its code is run. Writes explained.html, a
+page, and tokens.parquet, with a row for each token.
 
---held_out: responses that the step did not train on, a line each with `prompt` and `response`: what the step did to
-them, to first order and in truth; with --last, which sequences of the last steps taught them. --with, --without_row,
---with_mask: the same step, with the same samples, under another rule.
+--held_out: responses that the step did not train on, one per line with `prompt` and `response`. The page shows what the
+step did to them, to first order and actually; with --last, it also shows which sequences of the last steps taught them.
+--with, --without_row, --with_mask: the same step, with the same samples, under another rule.
 """
 
 from __future__ import annotations
@@ -68,43 +68,57 @@ def _write(found: Explanation, out: Path) -> None:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = ProgramParser("threestep.plugins.explain", "What one optimizer step did, token by token.")
+    parser = ProgramParser("threestep.plugins.explain", "Explain what one optimizer step did, token by token.")
     parser.add_argument("run", metavar="RUN", help="A run's folder, or the folder of a record with --record_values.")
     parser.add_argument("--step", type=int, default=0, help="The step, as in metrics.jsonl; not needed for a record.")
-    parser.add_argument("--update", type=int, default=1, help="Step 3: the optimizer step of the rollout, from 1.")
-    parser.add_argument("--held_out", default="", help="JSON Lines: `prompt` and `response`, or `ids` and `begin`.")
     parser.add_argument(
-        "--last", type=int, default=1, help="With --held_out: rank the sequences of this many last steps by effect."
+        "--update", type=int, default=1, help="In step 3: the optimizer step within the rollout, from 1."
+    )
+    parser.add_argument(
+        "--held_out", default="", help="JSON Lines file with `prompt` and `response`, or `ids` and `begin`."
+    )
+    parser.add_argument(
+        "--last",
+        type=int,
+        default=1,
+        help="With --held_out: rank the sequences of this many last steps by their effect.",
     )
     parser.add_argument(
         "--with",
         dest="rules",
         action="append",
         default=[],
-        help="The step under other settings, NAME=VALUE; repeatable.",
+        help="Explain the step under other settings, NAME=VALUE; repeatable.",
     )
     parser.add_argument(
-        "--without_row", type=int, action="append", default=[], help="The step without a row or response; repeatable."
+        "--without_row",
+        type=int,
+        action="append",
+        default=[],
+        help="Explain the step without this row or response; repeatable.",
     )
     parser.add_argument(
-        "--with_mask", action="append", default=[], help="FILE.py:NAME, columns in, a boolean a token out; repeatable."
+        "--with_mask",
+        action="append",
+        default=[],
+        help="FILE.py:NAME of a function from columns to one boolean per token; repeatable.",
     )
     parser.add_argument(
-        "--plain", action="store_true", help="Shares along plain gradient descent too, for one more pass."
+        "--plain", action="store_true", help="Also give shares along plain gradient descent, which takes one more pass."
     )
     parser.add_argument(
         "--run_rules",
         action="store_true",
-        help="Run each --with in the run's own program, from the checkpoint right before the step: bit-exact.",
+        help="Run each --with in the run's own program, bit-exactly, from the checkpoint right before the step.",
     )
     parser.add_argument(
         "--trust_run",
         action="store_true",
-        help="Run RUN's own code and open its addresses: to run steps again, and to find rows in such data.",
+        help="Run RUN's own code and open its addresses, to rerun steps and to find rows in its data.",
     )
-    parser.add_argument("--tokenizer", default=None, help="A folder; by default the run's.")
+    parser.add_argument("--tokenizer", default=None, help="Tokenizer folder; default: the run's.")
     parser.add_argument("--out", default=DEFAULT_OUT, help=f"Output folder; default: {DEFAULT_OUT}.")
-    parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+    parser.add_argument("--json", action="store_true", help="Print one JSON object instead of text.")
     return parser.parse(argv)
 
 

@@ -75,26 +75,35 @@ def explanation_of(asked: AskedStep) -> Explanation:
     except LackingError as lacking:
         raise ThreestepError(f"{asked.run} cannot be explained: the record lacks {lacking.args[0]}") from lacking
     except ArithmeticError as problem:  # numbers and settings that no optimizer has
-        raise ThreestepError(f"{asked.run} cannot be explained: its numbers lead to none ({problem})") from problem
+        raise ThreestepError(
+            f"{asked.run} cannot be explained: computing with its numbers fails ({problem})"
+        ) from problem
 
 
 def _check(asked: AskedStep) -> None:
     """ThreestepError for a folder that is neither, and for numbers that do not fit."""
     run, record = asked.run, is_record(asked.run)
     if not run.is_dir():
-        raise ThreestepError(f"{run} expects the folder of a run, or of a record in it, and is no folder")
+        raise ThreestepError(f"{run} is not a folder; give the folder of a run, or of a record in it")
     if record and (asked.step or asked.last > 1):
-        raise ThreestepError(f"--step and --last are of a run, and {run} is the record of one step; leave them out")
+        raise ThreestepError(f"--step and --last are for a run, but {run} is the record of one step; leave them out")
     if not record and asked.step < 1:
         raise ThreestepError(f"--step expects a step of {run}, from 1, got {asked.step}")
     if not 1 <= asked.last <= max(1, asked.step):
-        raise ThreestepError(f"--last expects 1 to {max(1, asked.step)}, the steps that there are, got {asked.last}")
+        raise ThreestepError(
+            f"--last expects 1 to {max(1, asked.step)}, since there are no earlier steps, got {asked.last}"
+        )
     if asked.rules.are_run and not (asked.rules.settings and asked.update == 1):
-        raise ThreestepError("--run_rules expects --with, and the first optimizer step of a rollout (--update 1)")
+        raise ThreestepError("--run_rules needs --with, and the first optimizer step of a rollout (--update 1)")
     if asked.rules.are_run and not asked.trust_run:
-        raise ThreestepError(f"--run_rules runs {run} again, by its own settings and code: give --trust_run too")
+        raise ThreestepError(
+            f"--run_rules reruns {run} with its own settings and code; add --trust_run if you trust the run"
+        )
     if asked.last > 1 and not asked.held_out:
-        raise ThreestepError("--last orders sequences by what they taught --held_out, and no file is given")
+        raise ThreestepError(
+            "--last ranks sequences by their effect on --held_out, but no file is given; add --held_out, or leave "
+            "--last out"
+        )
 
 
 def _questions(asked: AskedStep, step: AuditedStep, tokenizer: Any) -> Questions:
@@ -106,7 +115,7 @@ def _questions(asked: AskedStep, step: AuditedStep, tokenizer: Any) -> Questions
 
     def tokenize(text: str) -> list[int]:
         if tokenizer is None:
-            raise ThreestepError("--held_out with texts expects a tokenizer: give --tokenizer, or lines with `ids`")
+            raise ThreestepError("--held_out with text needs a tokenizer; give --tokenizer, or lines with `ids`")
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     held = read_held_out(Path(asked.held_out), tokenize, getattr(tokenizer, "eos_token_id", None))
@@ -142,8 +151,8 @@ def _read_tokenizer(place: Path, trust_remote_code: bool) -> Any:
     about: dict[str, Any] = checked_json(dict[str, Any], read_text(place / _TOKENIZER), place / _TOKENIZER)
     if about.get("auto_map") and not trust_remote_code:
         raise ThreestepError(
-            f"{place} has a tokenizer with Python code of its own, which is not run: name another with --tokenizer, or "
-            "give --trust_run if you trust the run, which ran it (trust_remote_code)"
+            f"the tokenizer in {place} has its own Python code, which is not run; give another with --tokenizer, or "
+            "give --trust_run if you trust the run, which ran this code (trust_remote_code)"
         )
     with errors_explained("tokenizer", str(place), Exception):  # transformers raises many kinds
         tokenizer = read_tokenizer(place, trust_remote_code)[0]

@@ -55,4 +55,4 @@ def _explain(record: Path, out: Path) -> str:
         )
     except OSError as problem:
         return str(problem)
-    return (found.stderr.strip().splitlines() or ["it ended without a word"])[-1] if found.returncode else ""
+    return (found.stderr.strip().splitlines() or ["it ended without a message"])[-1] if found.returncode else ""

@@ -122,8 +122,8 @@ def _check_finite(shares: Shares) -> None:
     for numbers in (shares.whole, *shares.parts.values(), *reads):
         if numbers is not None and not np.isfinite(numbers).all():
             raise ThreestepError(
-                "an explanation expects finite numbers, and the step's weights, moments or losses are not: the run has "
-                "diverged before or in it, or the record is damaged"
+                "an explanation needs finite numbers, but the step's weights, moments or losses are not finite: the "
+                "run diverged in or before this step, or the record is damaged"
             )
 
 
@@ -146,7 +146,7 @@ def _places(step: AuditedStep, known: KnownOfRun) -> list[str]:
     return [known.places.get(int(row), "") for row in rows]
 
 
-_NO_CRITIC = "the critic's step is not explained: shares, rules and held-out responses are of the actor alone"
+_NO_CRITIC = "the critic's step is not explained: shares, rules and held-out responses cover the actor alone"
 
 
 def _with_places(table: Explained, step: AuditedStep, known: KnownOfRun) -> Explained:
@@ -178,7 +178,7 @@ def _with_masks(step: AuditedStep, questions: Questions, table: Explained) -> li
         given = np.asarray(mask(dict(table.tokens)))
         if given.shape != (len(table.tokens["sequence"]),) or given.dtype != np.bool_:
             raise ThreestepError(
-                f"--with_mask {name} expects a function that returns a boolean for each of "
+                f"--with_mask {name}: the function must return a boolean for each of "
                 f"{len(table.tokens['sequence']):,} tokens, got {given.dtype} {list(given.shape)}"
             )
         whole_T = np.zeros(len(step.place_T), dtype=bool)

@@ -22,8 +22,8 @@ class ExplainArguments:
 
     explain_steps: list[int] = flag(
         [],
-        "Explain what each token did in these steps (step 3: rollouts), as `threestep audit explain` does: keep their "
-        "records with values, and write OUTPUT_DIR/explained at the end of the run.",
+        "Explain what each token did in these steps (in step 3, in these rollouts), as `threestep audit explain` "
+        "does: keep their records with values, and write OUTPUT_DIR/explained at the end of the run.",
         "steps >= 1",
     )
 

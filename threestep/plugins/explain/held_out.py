@@ -54,7 +54,7 @@ def read_held_out(path: Path, tokenize: Callable[[str], list[int]], end: int | N
         if row.ids is not None:
             ids, begin = row.ids, row.begin
         elif row.prompt is None or row.response is None:
-            raise ThreestepError(f"{where}: expects `prompt` and `response`, or `ids` and `begin`")
+            raise ThreestepError(f"{where}: expected `prompt` and `response`, or `ids` and `begin`")
         else:
             prompt = tokenize(row.prompt)
             ids = [*prompt, *tokenize(row.response)]
@@ -62,13 +62,14 @@ def read_held_out(path: Path, tokenize: Callable[[str], list[int]], end: int | N
             begin = len(prompt)
         if not 1 <= begin < len(ids):
             raise ThreestepError(
-                f"{where}: expects a prompt and a response of at least one token each, got {begin:,} of {len(ids):,}"
+                f"{where}: expected a prompt and a response of at least one token each, but the response begins at "
+                f"token {begin:,} of {len(ids):,}"
             )
         names.append(f"line {number}" if row.name is None else str(row.name))
         sequences.append(np.array(ids))
         begins.append(begin)
     if not names:
-        raise ThreestepError(f"--held_out expects a file with at least one line, and {path} has none")
+        raise ThreestepError(f"--held_out expects a file with at least one line, but {path} has none")
     return HeldOutResponses(names, sequences, begins)
 
 

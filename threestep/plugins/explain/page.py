@@ -68,15 +68,13 @@ def page(found: Explanation) -> str:
     lines = "".join(f"<li>{escape(line)}</li>" for line in summary(found))
     notes = "".join(f'<p class="warning">{escape(note)}</p>' for note in found.table.notes)
     body = (
-        f"<header><h1>{escape(title)}</h1><p>Along its update the loss {change(found)}.</p>{notes}</header>"
-        f"<main><ul>{lines}</ul>"
-        f"{_rules(found)}{_held_out(found)}{_lessons(found)}"
-        "<h2>Every token</h2><p>A share is a token's part of the change of the loss along the update, to first order: "
-        "below 0 the token made the loss fall. The shares sum to the whole. Under the pointer, or with the arrow keys "
-        "in a sequence, stand a token's numbers.</p>"
-        '<div class="controls" id="controls"></div><div id="sequences"></div>'
-        f"<h2>Columns</h2>{_legend(found)}</main>"
-        "<footer>Written by threestep audit explain.</footer>"
+        f"<header><h1>{escape(title)}</h1><p>Along its update the loss "
+        f"{change(found)}.</p>{notes}</header><main><ul>{lines}</ul>{_rules(found)}{_held_out(found)}{_lessons(found)}<h2>Every "
+        "token</h2><p>A share is a token's part of the change in the loss along the update, to first order; below 0, "
+        "the token made the loss fall. The shares add up to the whole change. Point at a token, or use the arrow "
+        'keys in a sequence, to see its numbers.</p><div class="controls" id="controls"></div><div '
+        f'id="sequences"></div><h2>Columns</h2>{_legend(found)}</main><footer>Written by threestep audit '
+        "explain.</footer>"
     )
     data, late = _data(found)
     return document(f"Explained: {title}", body, _OWN_STYLE + MEDIA_STYLE, [SCRIPT], data=data, late=late)
@@ -89,9 +87,9 @@ def _rules(found: Explanation) -> str:
     head = ["rule", "cosine", "length", "of gradients", f"turned, of {len(found.rules[0].turned_T):,}"]
     head += ["held-out, nats"] if held else []
     said = (
-        "Each rule's update beside the real one: their cosine, its length over the real one's, the cosine of the "
-        "gradients, and the tokens that the loss pushes the other way"
-        f"{'; then what it would have done to all held-out responses, to first order' if held else ''}."
+        "Each rule's update compared with the real one: their cosine, the ratio of their lengths, the cosine of the "
+        "gradients, and the tokens that the loss pushes the other "
+        f"way{'; then what it would have done to all held-out responses, to first order' if held else ''}."
     )
     rows = [
         [
@@ -115,7 +113,7 @@ def _held_out(found: Explanation) -> str:
     if held is None:
         return ""
     head = ["response", "before", "to first order", "in truth"]
-    said = "Log-probabilities before the step, and what the step changed, in nats."
+    said = "Log-probabilities before the step, and their change in the step, in nats."
     rows = [
         [
             name,
@@ -133,11 +131,10 @@ def _lessons(found: Explanation) -> str:
     if found.taught is None:
         return ""
     told = (
-        "An effect is what leaving the sequence out would take away, to first order; a share is its part of the "
-        "change. "
-        f"The change of all held-out responses together: {number(found.taught.told)} nats by these sequences, "
-        f"{number(found.taught.first_order)} by all that moved the weights in these steps, "
-        f"{number(found.taught.real)} in truth."
+        "An effect is what leaving the sequence out would remove, to first order; a share is its part of the change. "
+        f"The change of all held-out responses together: {number(found.taught.told)} nats from these sequences, "
+        f"{number(found.taught.first_order)} from everything that moved the weights in these steps, "
+        f"{number(found.taught.real)} actually."
     )
     short, lessons = _without_folders([each.place for each in found.named_lessons]), found.named_lessons
     cards = [_lesson(each, place) for each, place in zip(lessons, short, strict=True)]

@@ -18,7 +18,7 @@ from training.utils.data.files.readers import READERS, files_of, split_reader
 if TYPE_CHECKING:
     from threestep.plugins.audit.quantities.step import AuditedStep
 
-_UNKNOWN = "which files and lines the rows come from is not known"
+_UNKNOWN = "the files and lines that the rows come from are not known"
 
 
 def places_of_step(
@@ -73,11 +73,11 @@ def _check_plain(modules: Iterable[str], names: Iterable[str]) -> None:
     """ThreestepError for what is more than plain files of this machine."""
     remedy = "give --trust_run if you trust the run"
     for module in modules:
-        raise ThreestepError(f"the run's config.yaml has the Python file '{module}' run (dataset_module); {remedy}")
+        raise ThreestepError(f"the run's config.yaml runs the Python file '{module}' (dataset_module); {remedy}")
     for name in names:
         reader, address = split_reader(name) or ("", name)
         if reader not in READERS or "://" in address:
-            raise ThreestepError(f"the run's data '{name}' is no file of this machine; {remedy}")
+            raise ThreestepError(f"the run's data '{name}' is not a file on this machine; {remedy}")
         for file in files_of(reader, address, "data_path"):
             if not os.path.isfile(file):
-                raise ThreestepError(f"the run's data '{file}' is no plain file")
+                raise ThreestepError(f"the run's data '{file}' is not a regular file")

@@ -35,8 +35,8 @@ def whole_record(folder: Path) -> AuditedStep:
     record = read_record(folder)
     if not _has_state(record):
         raise ThreestepError(
-            f"{folder} expects the weights before and after the step, and has none: record it with --record_values, or "
-            "give the run's folder and --step, and the step is run again"
+            f"{folder} does not have the weights before and after the step; record them with --record_values, or "
+            "give the run's folder and --step to rerun the step"
         )
     return AuditedStep(record)
 
@@ -55,29 +55,28 @@ def steps_of_run(run: Path, steps: Sequence[int], update: int, *, work: Path, st
         return found
     if start is None:
         raise ThreestepError(
-            f"{run} has no record of step {steps[-1]:,} with its weights, and to run it again is to run its own "
-            "settings and code: give --trust_run if you trust the run, or record steps with --record_values"
+            f"{run} has no record of step {steps[-1]:,} with its weights, and rerunning the step would run the run's "
+            "own settings and code; give --trust_run if you trust the run, or record steps with --record_values"
         )
     digests = read_digests(run)
     sharing = digests.settings.get("sequence_parallel_size") or 1
     if sharing != 1:
         raise ThreestepError(
-            f"{run} was run with --sequence_parallel_size {sharing}, and a step is recorded with rows whole on one "
-            "rank: it cannot be run again as it was; explain a run without this flag"
+            f"{run} used --sequence_parallel_size {sharing}, but a step is recorded with whole rows on one rank, so "
+            "it cannot be rerun as it was; explain a run without this flag"
         )
     last = next((key for key in ((steps[-1], 0), (steps[-1], update)) if key in digests.steps), None)
     if last is None:
         known = sorted({step for step, _ in digests.steps})
         span = f"{known[0]:,} to {known[-1]:,}" if known else "none"
-        raise ThreestepError(f"--step expects a step of {run}, one of {span}, got {steps[-1]:,}, update {update}")
+        raise ThreestepError(f"--step expects a step of {run} ({span}), got {steps[-1]:,}, update {update}")
     own = {"record_steps": list(steps), "record_values": True}
     again = rerun(digests, last, work, start, first=steps[0], settings=own)
     found = recorded_steps(again.folder.parent, steps, update)
     if found is None:
         raise ThreestepError(
-            f"{run} was run again in {work} up to step {steps[-1]:,}, and its records lack the state: the model has "
-            "too many weights, or the step was skipped, or its rows are no plain sequences; see the log beside the "
-            "folder"
+            f"{run} was rerun in {work} up to step {steps[-1]:,}, but its records lack the state: the model has too "
+            "many weights, the step was skipped, or its rows are not plain sequences; see the log beside the folder"
         )
     return found
 

@@ -49,7 +49,7 @@ def flags_of(said: str, objective: str, known: Mapping[str, Any]) -> dict[str, A
         flag = _FLAGS.get(name, name)
         if flag not in known or flag in _OF_OPTIMIZER:
             raise ThreestepError(
-                f"--run_rules expects settings that are flags of the run, and {name} is none, or stands in the "
+                f"--run_rules needs settings that are flags of the run, but {name} is not a flag, or is part of the "
                 "optimizer's state; leave --run_rules out"
             )
         found[flag] = _OF_WORDS.get(value, value) if flag == "loss_aggregation" else value
@@ -63,13 +63,13 @@ def run_under(step: AuditedStep, run: Path, said: str, *, work: Path, start: Sta
     began = checkpoint_before(digests, number)
     if began != number - 1:
         raise ThreestepError(
-            f"--run_rules expects a checkpoint right before step {number:,} in {run / 'checkpoints'}, and the last one "
-            f"is of step {began:,}; give --save_every to the run, or leave --run_rules out"
+            f"--run_rules needs a checkpoint right before step {number:,} in {run / 'checkpoints'}, but the last one "
+            f"before it is of step {began:,}; run with --save_every, or leave --run_rules out"
         )
     flags = flags_of(said, step.head.objective, digests.settings)
     key = next((key for key in ((number, 1), (number, 0)) if key in digests.steps), None)
     if key is None:
-        raise ThreestepError(f"--run_rules expects step {number:,} in the digests of {run}, which have no such step")
+        raise ThreestepError(f"--run_rules needs step {number:,} in the digests of {run}, but they have no such step")
 
     def start_under(words: Sequence[str], ranks: int, output: Path) -> Running:
         if began:
@@ -80,13 +80,13 @@ def run_under(step: AuditedStep, run: Path, said: str, *, work: Path, start: Sta
     again = rerun(digests, key, work, start_under, first=number, settings=own)
     found = recorded_steps(again.folder.parent, [number], 1)
     if found is None:
-        raise ThreestepError(f"--run_rules: the step under {said} left no record with its state; see {work}.log")
+        raise ThreestepError(f"--run_rules: the step with {said} left no record with its state; see {work}.log")
     _check_same(step, found[-1], said)
     for name, value in said_settings(said, step.head.objective).items():
         if found[-1].settings.get(name, value) != value:
             raise ThreestepError(
-                f"--run_rules expects {name}={value}, and the program went on with {found[-1].settings[name]}, which "
-                "the checkpoint holds; leave --run_rules out"
+                f"--run_rules needs {name}={value}, but the rerun continued with {found[-1].settings[name]} from the "
+                "checkpoint; leave --run_rules out"
             )
     return found[-1]
 
@@ -112,6 +112,6 @@ def _check_same(real: AuditedStep, other: AuditedStep, said: str) -> None:
     before = (real.state("weights_before."), other.state("weights_before."))
     if not np.array_equal(*ids) or any(not np.array_equal(before[0][name], before[1][name]) for name in before[0]):
         raise ThreestepError(
-            f"--run_rules expects the same samples and weights under {said}, and the program had others: the step that "
-            "is explained is not the first update of its rollout, or the rule decides what is drawn; leave it out"
+            f"--run_rules needs the same samples and weights with {said}, but the rerun had others: the explained "
+            "step is not the first update of its rollout, or the rule decides what is drawn; leave it out"
         )

@@ -112,8 +112,8 @@ def said_settings(said: str, objective: str) -> dict[str, Any]:
         name = own.get(name, name)
         if not equals or name not in RULES:
             raise ThreestepError(
-                f"--with expects settings of the loss as NAME=VALUE, got '{part}'"
-                f"{nearest_names(name, [*RULES, *own])}; threestep/plugins/explain/README.md lists them"
+                f"--with expects loss settings as NAME=VALUE, got '{part}'{nearest_names(name, [*RULES, *own])}; "
+                "threestep/plugins/explain/README.md lists them"
             )
         named.append(f"{name}={value.replace('_', ' ') if name == 'reduction' else value}")
     return settings_of_words(",".join(named))
@@ -145,8 +145,8 @@ def _without(step: AuditedStep, rows: Sequence[int]) -> AuditedStep:
     lacking = sorted(set(rows) - set(map(int, step.tensor(name))))
     if lacking:
         raise ThreestepError(
-            f"--without_row expects {'responses' if name == 'numbers' else 'rows'} of the step, one of "
-            f"{', '.join(map(str, sorted(set(map(int, step.tensor(name))))[:8]))}, ..., got {lacking[0]}"
+            f"--without_row expects one of the step's {'responses' if name == 'numbers' else 'rows'} "
+            f"({', '.join(map(str, sorted(set(map(int, step.tensor(name))))[:8]))}, ...), got {lacking[0]}"
         )
     changes: dict[str, np.ndarray] = {}
     if step.has("loss_mask"):

@@ -36,8 +36,8 @@ def model_of(step: AuditedStep, kind: str = "weights_before.", dtype: torch.dtyp
     for name in ("dropout", "embedding_noise"):
         if float(step.settings.get(name, 0.0)):
             raise ThreestepError(
-                f"an explanation expects a step without {name.replace('_', ' ')}, got {step.settings[name]}: its draws "
-                "are in no record"
+                f"an explanation needs a step without {name.replace('_', ' ')}, got {step.settings[name]}: its "
+                "random draws are not recorded"
             )
     if not step.head.model:
         raise LackingError("the model's configuration")
@@ -59,7 +59,7 @@ def model_of(step: AuditedStep, kind: str = "weights_before.", dtype: torch.dtyp
 def slopes_of(step: AuditedStep) -> Reads:
     """The loss's derivative by what the model says of each token. LackingError for a loss with terms of its own."""
     if step.settings.get("other_terms"):
-        raise LackingError("a reference of the other terms of the loss")
+        raise LackingError("a reference for the other terms of the loss")
     found = SLOPES[step.head.objective](step, None)
     real_T = step.real_T
     by_token = {
@@ -150,6 +150,6 @@ def check_forward(step: AuditedStep, before: Reads) -> None:
     apart = float(np.abs(recorded - found).max(initial=0.0))
     if not np.isfinite(recorded).all() or not apart <= rounding * (1.0 + float(np.abs(recorded).max(initial=0.0))):
         raise ThreestepError(
-            f"an explanation expects the recorded {name} from the recorded weights, and they differ by {apart:.3g}: "
-            "the model had parts of its own in the step, or its rows were not plain sequences"
+            f"an explanation needs the recorded {name} to follow from the recorded weights, but they differ by "
+            f"{apart:.3g}: the model had parts of its own in the step, or its rows were not plain sequences"
         )

@@ -72,7 +72,7 @@ def _half(shares_T: np.ndarray) -> str:
     """Say how many tokens carry half of all that moved."""
     sizes = np.sort(np.abs(shares_T))[::-1]
     if not sizes.sum():
-        return "none moved the loss"
+        return "none of them moved the loss"
     count = int(np.searchsorted(np.cumsum(sizes), 0.5 * sizes.sum())) + 1
     return f"{count:,} make up half of all shares, by size"
 
@@ -95,10 +95,10 @@ def _held_out(found: Explanation) -> list[str]:
         return []
     first, real = held.change.first_order, held.change.real
     lines = [
-        f"  {name}: {number(first[place])} to first order, {number(real[place])} in truth"
+        f"  {name}: {number(first[place])} to first order, {number(real[place])} actually"
         for place, name in enumerate(held.rows.names[:_SHOWN])
     ]
-    whole = f"{number(first.sum())} to first order, {number(real.sum())} in truth"
+    whole = f"{number(first.sum())} to first order, {number(real.sum())} actually"
     return [f"log-probabilities of {len(first):,} held-out responses, nats: {whole}", *lines]
 
 
@@ -112,8 +112,8 @@ def _lessons(found: Explanation) -> list[str]:
         for each in found.named_lessons[:_SHOWN]
     ]
     return [
-        f"who taught it: {number(taught.told)} nats by these sequences, {number(taught.first_order)} by all that moved "
-        f"the weights, {number(taught.real)} in truth",
+        f"what taught it: {number(taught.told)} nats from these sequences, {number(taught.first_order)} from "
+        f"everything that moved the weights, {number(taught.real)} actually",
         *lines,
     ]
 

@@ -51,9 +51,9 @@ class Rescue(RunCourse):
     def _wait(self, place: Path, save: Callable[[Path], None], refusal: OSError) -> OSError | None:
         """Try again, at once and then at growing intervals, until the time is over; return the last refusal."""
         log(
-            f"warning: {place} cannot be written ({in_words(refusal)}; {_free(place)}); training has ended, and its "
-            f"weights are in this process alone: trying again for {self._left_seconds:.0f} seconds "
-            "(--wait_for_disk_seconds), so free space now; Ctrl-C or SIGTERM ends the wait"
+            f"warning: {place} cannot be written ({in_words(refusal)}; {_free(place)}); training has ended, and only "
+            f"this process has its weights: retrying for {self._left_seconds:.0f} seconds (--wait_for_disk_seconds), "
+            "so free space now; Ctrl-C or SIGTERM ends the wait"
         )
         again = _refusal_of(save, place)  # an error of the moment
         pause = _FIRST_PAUSE_SECONDS
@@ -67,7 +67,7 @@ class Rescue(RunCourse):
             if interrupts.reason is not None:
                 self._left_seconds = 0.0
         if again is None:
-            log(f"the disk takes it now: {place} is written")
+            log(f"the disk accepts writes again: {place} is written")
         return again
 
     def _rescued(self, place: Path, save: Callable[[Path], None], refusal: OSError) -> Path:
@@ -76,12 +76,12 @@ class Rescue(RunCourse):
             save(self._rescue / place.name)
         except OSError as problem:
             raise ThreestepError(
-                f"{place} cannot be written ({in_words(refusal)}), nor can --rescue_dir "
-                f"({in_words(problem)}): the weights of the last step are lost; free space and continue from the last "
-                "checkpoint by --resume, if there is one"
+                f"{place} cannot be written ({in_words(refusal)}), nor can --rescue_dir ({in_words(problem)}): the "
+                "weights of the last step are lost; free space and continue from the last checkpoint with --resume, "
+                "if there is one"
             ) from problem
-        log(f"warning: THE MODEL IS NOT IN {place.parent}, which refuses it ({in_words(refusal)})")
-        log(f"warning: it is in {self._rescue / place.name}; move it before that folder is cleaned")
+        log(f"warning: THE MODEL IS NOT IN {place.parent}, which cannot be written ({in_words(refusal)})")
+        log(f"warning: it is in {self._rescue / place.name}; move it before that folder is cleaned up")
         return self._rescue / place.name
 
 
@@ -102,7 +102,7 @@ def _refusal_of(save: Callable[[Path], None], place: Path) -> OSError | None:
 
 def _free(place: Path) -> str:
     free = free_bytes(place)
-    return "the room there is unknown" if free is None else f"{in_gigabytes(free)} are free"
+    return "the free space there is unknown" if free is None else f"{in_gigabytes(free)} are free"
 
 
 def _sleep(seconds: float, interrupts: Interrupts) -> None:

@@ -43,8 +43,8 @@ def check_room(output_dir: Path, settings: Mapping[str, Any], parts: CheckpointP
     if free + there < needed.models + least:
         also = f" and {in_gigabytes(least)} for a checkpoint" if least else ""
         raise ThreestepError(
-            f"--output_dir {output_dir} has {in_gigabytes(free)} free, and this run needs "
-            f"{in_gigabytes(needed.models)} for its model{also}; free space, or name a folder on another disk"
+            f"--output_dir {output_dir} has {in_gigabytes(free)} free, but this run needs "
+            f"{in_gigabytes(needed.models)} for its model{also}; free space, or give a folder on another disk"
         )
     if not saves:
         return
@@ -53,10 +53,10 @@ def check_room(output_dir: Path, settings: Mapping[str, Any], parts: CheckpointP
     wanted = needed.models + kept * needed.checkpoint
     if free + there < wanted:
         log(
-            f"warning: {output_dir} has {in_gigabytes(free)} free, and this run will need "
+            f"warning: {output_dir} has {in_gigabytes(free)} free, but this run will need "
             f"{in_gigabytes(wanted - there)}: {in_gigabytes(needed.models)} for its model and "
-            f"{in_gigabytes(needed.checkpoint)} for each of {kept} checkpoints (--keep_last {keep_last}, and the "
-            "one being written); checkpoints that find no room are left out, so free space, or lower --keep_last"
+            f"{in_gigabytes(needed.checkpoint)} for each of {kept} checkpoints (--keep_last {keep_last}, and the one "
+            "being written); checkpoints that do not fit are skipped, so free space, or lower --keep_last"
         )
 
 

@@ -23,7 +23,7 @@ _CLASSES = {
 
 PLUGIN = Plugin(
     "hub_datasets",
-    "any dataset of the hub as hub:OWNER/NAME, and those that DeepSpeed-Chat knows by name",
+    "any hub dataset as hub:OWNER/NAME, and the datasets that DeepSpeed-Chat knows by name",
     tables={
         "row_stores": {"hub": f"{__name__}.hub_rows:HubRows"},
         "data_sources": {

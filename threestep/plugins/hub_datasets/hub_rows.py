@@ -49,10 +49,10 @@ def parse_hub_address(address: str, flag: str) -> HubAddress:
     mistakes = Mistakes()
     if not _NAME.fullmatch(name):
         hint = "hub:OWNER/NAME" + "".join(f"[,{setting}=...]" for setting in _SETTINGS)
-        mistakes.add(f"--{flag}: 'hub:{address}': expected {hint}, got '{name}' for the name")
+        mistakes.add(f"--{flag}: 'hub:{address}': expected {hint}, got '{name}' as the name")
     settings: dict[str, str] = {}
     for setting, _, value in (each.partition("=") for each in given):
-        known = f"expected {', '.join(_SETTINGS)} behind the name"
+        known = f"expected {', '.join(_SETTINGS)} after the name"
         if setting not in _SETTINGS:
             mistakes.add(f"--{flag}: 'hub:{address}': {known}, got '{setting}'{nearest_names(setting, _SETTINGS)}")
         elif not value or setting in settings:
@@ -61,7 +61,7 @@ def parse_hub_address(address: str, flag: str) -> HubAddress:
             )
         settings[setting] = value
     if "eval_split" in settings and "split" not in settings:
-        mistakes.add(f"--{flag}: 'hub:{address}': eval_split expects a split for training beside it; add split=NAME")
+        mistakes.add(f"--{flag}: 'hub:{address}': eval_split also needs a split to train on; add split=NAME")
     mistakes.raise_if_any()
     return HubAddress(name, **settings)
 
@@ -82,7 +82,7 @@ class HubRows:
         self._flag = flag
         self._offline = is_offline()
         self.commit = self._cached_commit() if self._offline else self._resolved_commit()
-        where = "in the cache, HF_HUB_OFFLINE is set" if self._offline else f"revision {self._given.revision or 'main'}"
+        where = "cached; HF_HUB_OFFLINE is set" if self._offline else f"revision {self._given.revision or 'main'}"
         log(f"data: {self.address} is at commit {self.commit} ({where})", started_as_main_rank())
 
     @classmethod
@@ -120,7 +120,7 @@ class HubRows:
             return wanted.split, [] if wanted.eval_split is None else [wanted.eval_split]
         train = ["train"] if "train" in names else [name for name in names if names_training(name)] or names
         if len(train) != 1:
-            raise ThreestepError(f"{subject}; name the one to train on, as in hub:{wanted.name},split={train[0]}")
+            raise ThreestepError(f"{subject}; name the training split, as in hub:{wanted.name},split={train[0]}")
         return train[0], [name for name in names if name not in train and names_evaluation(name)]
 
     def _resolved_commit(self) -> str:
@@ -133,8 +133,8 @@ class HubRows:
             info = HfApi().dataset_info(wanted.name, revision=wanted.revision, timeout=_TIMEOUT_SECONDS)
         except GatedRepoError as error:
             raise ThreestepError(
-                f"{start}: access is granted by the dataset's owners; ask for it at https://huggingface.co/datasets/"
-                f"{wanted.name}, then log in with `hf auth login` or set HF_TOKEN"
+                f"{start}: the dataset's owners must grant access; request it at "
+                f"https://huggingface.co/datasets/{wanted.name}, then log in with `hf auth login` or set HF_TOKEN"
             ) from error
         except RevisionNotFoundError as error:
             raise ThreestepError(
@@ -142,8 +142,8 @@ class HubRows:
             ) from error
         except RepositoryNotFoundError as error:
             raise ThreestepError(
-                f"{start}: the hub has no dataset of that name that you may read; correct the name, or for a private "
-                "one log in with `hf auth login`"
+                f"{start}: the hub has no dataset of this name that you can read; correct the name or, for a private "
+                "dataset, log in with `hf auth login`"
             ) from error
         except Exception as error:  # httpx's, which version of it depends on the hub's client, and the client's
             raise ThreestepError(
@@ -156,9 +156,9 @@ class HubRows:
         commit, wanted = _commit_of(self._splits), self._given.revision
         if commit is None or wanted not in (None, "main", commit):
             raise ThreestepError(
-                f"--{self._flag}: '{self.address}': HF_HUB_OFFLINE is set, and the copy in the cache is at "
-                f"{f'commit {commit}' if commit else 'an unknown commit'}, not known to be revision {wanted or 'main'}"
-                "; leave revision out, or unset HF_HUB_OFFLINE"
+                f"--{self._flag}: '{self.address}': HF_HUB_OFFLINE is set, but the cached copy is at "
+                f"{f'commit {commit}' if commit else 'an unknown commit'}, which is not known to be revision "
+                f"{wanted or 'main'}; leave revision out, or unset HF_HUB_OFFLINE"
             )
         return commit
 
@@ -185,8 +185,8 @@ class HubRows:
         stored = _commit_of(splits)
         if not self._offline and stored not in (None, self.commit):
             raise ThreestepError(
-                f"--{self._flag}: '{self.address}': the hub was lost and the copy in the cache is at commit {stored}, "
-                f"not {self.commit}; check the network, or set HF_HUB_OFFLINE=1 to read that copy"
+                f"--{self._flag}: '{self.address}': the hub became unreachable, and the cached copy is at commit "
+                f"{stored}, not {self.commit}; check the network, or set HF_HUB_OFFLINE=1 to read that copy"
             )
         return splits
 

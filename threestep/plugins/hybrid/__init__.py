@@ -4,7 +4,7 @@ from training.utils.plugins.plugin import EngineEntry, Plugin
 
 PLUGIN = Plugin(
     "hybrid",
-    "draws responses by DeepSpeed's engine",
+    "draws responses with DeepSpeed's engine",
     tables={
         "rollout_engines": {
             "hybrid": EngineEntry(f"{__name__}.engine:HybridRollout", note="DeepSpeed's engine, in training only")

@@ -14,8 +14,8 @@ class ImageArguments:
 
     kept_image_features_mb: int = flag(
         0,
-        "Models of images and text: MiB of host memory for what a frozen vision tower makes of pictures, so that it "
-        "runs once for a picture and not in every epoch; 0 keeps nothing.",
+        "For models of images and text: host memory in MiB for the features that a frozen vision tower computes, so "
+        "that it runs once per picture, not once per epoch; 0 keeps none.",
         "mib >= 0",
         topic="memory",
     )
@@ -29,6 +29,6 @@ class ImageRowArguments:
 
     allow_image_urls: bool = flag(
         False,
-        "Fetch the pictures of rows that name https addresses, of public hosts alone; without it only paths and bytes "
+        "Fetch pictures that rows give as https addresses of public hosts; without this flag, only paths and bytes "
         "are read.",
     )

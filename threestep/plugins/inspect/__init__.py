@@ -4,11 +4,11 @@ from training.utils.plugins.plugin import Command, Plugin
 
 PLUGIN = Plugin(
     "inspect",
-    "how data are read, and the rows they become",
+    "how your data is read, and the rows it becomes",
     needs=("pretraining_loss", "report"),
     commands={
-        "inspect": Command(__name__, "how your data will be read, before training"),
-        "inspect preview": Command(f"{__name__}.preview", "the rows that a model is given", earlier="preview"),
-        "inspect cache": Command(f"{__name__}.cache", "cached tokenized data: list, verify, prune", earlier="cache"),
+        "inspect": Command(__name__, "show how your data will be read, before training"),
+        "inspect preview": Command(f"{__name__}.preview", "show the rows that a model is given", earlier="preview"),
+        "inspect cache": Command(f"{__name__}.cache", "list, verify or prune cached tokenized data", earlier="cache"),
     },
 )

@@ -2,9 +2,10 @@
 
     threestep inspect --data_path jsonl:rows.jsonl --model_name_or_path DIR --html data.html
 
-Prints the recognised format and why, which columns are read and which are not, the rows that each step gets,
-the prompt style and the end token, lengths, what is cut, dropped or without loss and why, and rows as the model sees
-them. Use the data flags of your run. Without a model, lengths are in characters. Nothing is cached or changed.
+Prints the recognized format and the reason for it, the columns that are read and those that are not, the rows that each
+step gets, the prompt style and the end token, lengths, which rows are cut, dropped or without loss and why, and rows as
+the model sees them. Use the data flags of your run. Without a model, lengths are in characters. Nothing is cached or
+changed.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class InspectArguments:
         choices=(ALL, *PHASES),
     )
     rows: int = flag_of(ShownArguments, "Rows to show per step.")
-    look_at: int = flag(2_000, "Rows to tokenize per step, picked by the seed.", "rows >= 1")
+    look_at: int = flag(2_000, "Rows to tokenize per step, picked with the seed.", "rows >= 1")
     json: bool = flag_of(ShownArguments, "Print one JSON object instead of text.")
     html: str = flag_of(ShownArguments)
     seed: int = flag_of(RunArguments, "The run's seed, which decides the split.")
@@ -98,11 +99,11 @@ def look(inspect: InspectArguments, data: DataArguments) -> Any:
         return account_of(replace(data, chat=style.chat), extent, tokenizer, settled, has_ids=True, reader=reader)
     mistakes = Mistakes()
     for name in _flags_of_a_tokenizer(data):
-        mistakes.add(f"{name} needs --model_name_or_path, got none; name a model, or its tokenizer alone")
+        mistakes.add(f"{name} needs --model_name_or_path; give a model, or just its tokenizer")
     mistakes.raise_if_any()
     sentence = (
-        "no --model_name_or_path: texts are shown as Human: ... Assistant:, lengths in characters; name a model to "
-        "see its chat template (if it has one), end token and tokens"
+        "no --model_name_or_path: texts are shown as Human: ... Assistant:, and lengths in characters; give a model "
+        "to see its chat template (if it has one), end token and tokens"
     )
     chat = replace(data.chat, prompt_style=HUMAN_ASSISTANT)
     return account_of(replace(data, chat=chat), extent, Characters(), sentence, has_ids=False)

@@ -51,8 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder = os.path.abspath(os.path.expanduser(arguments.data_output_path))
     if not os.path.isdir(folder):
         raise ThreestepError(
-            f"--data_output_path expects a folder, got '{folder}', which does not exist; name the one that your runs "
-            "use"
+            f"--data_output_path: the folder '{folder}' does not exist; give the one that your runs use"
         )
     {"list": _list, "verify": _verify, "prune": _prune}[arguments.command](folder, arguments)
 
@@ -71,7 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     ):
         command = commands.add_parser(name, help=about)
         command.add_argument(
-            "--data_output_path", default=CacheArguments.data_output_path, help="the cache (default: %(default)s)"
+            "--data_output_path",
+            default=CacheArguments.data_output_path,
+            help="the cache folder (default: %(default)s)",
         )
     command.add_argument("--keep_newest", type=int, metavar="N", help="keep the N most recently used")
     command.add_argument("--older_than_days", type=float, metavar="DAYS", help="remove builds not used for DAYS days")
@@ -131,7 +132,7 @@ def _verify(folder: str, arguments: argparse.Namespace) -> None:
         damaged += bool(wrong)
         print(f"{entry.name}  {'; '.join(wrong) or 'sound'}")
     if damaged:
-        print(f"{damaged} of {len(built)} damaged: run with --rebuild_cache, or remove the folder")
+        print(f"{damaged} of {len(built)} builds are damaged: run with --rebuild_cache, or remove the folder")
         sys.exit(1)
 
 
@@ -146,7 +147,7 @@ def _prune(folder: str, arguments: argparse.Namespace) -> None:
     limits = (arguments.keep_newest, arguments.older_than_days, arguments.max_gigabytes)
     if all(limit is None for limit in limits) or any(limit is not None and limit < 0 for limit in limits):
         raise ThreestepError(
-            "prune expects --keep_newest, --older_than_days or --max_gigabytes, a number of 0 or more, got "
+            "prune needs --keep_newest, --older_than_days or --max_gigabytes, each 0 or more, got "
             + ", ".join(str(limit) for limit in limits)
         )
     freed = 0

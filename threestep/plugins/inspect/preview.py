@@ -2,8 +2,8 @@
 
     threestep inspect preview --phase 1 --data_path jsonl:chats.jsonl --tokenizer DIR
 
-Rows are built by the training code, in the same cache; with a run's settings and seed they are the rows of
-that run. `--json` prints only one object per row on standard output; `--html FILE` writes a page.
+Rows are built by the training code, in the same cache; with a run's settings and seed, they are the rows of
+that run. `--json` prints only one object per row to standard output; `--html FILE` writes a page.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PreviewArguments:
     )
     split: str = flag_of(ShownArguments)
     rows: int = flag_of(ShownArguments, "Rows to show; 0 shows all.")
-    first: int = flag(0, "Index of the first row to show in the split, from 0.", "index >= 0")
+    first: int = flag(0, "Index of the first row to show, counted from 0 in the split.", "index >= 0")
     show_layout: bool = flag(False, "Also show segments, positions and attention visibility.")
     json: bool = flag_of(ShownArguments, "Print only JSON, one object per row, with the layout.")
     html: str = flag_of(
@@ -62,7 +62,7 @@ class PreviewArguments:
     pad_token: str | None = flag_of(ModelArguments, "As in training; not needed here.")
     max_answer_seq_len: int = flag_of(
         SamplingArguments,
-        "Unsupervised: a block has max_prompt_seq_len + max_answer_seq_len tokens, as in step 3.",
+        "For unsupervised: a block has max_prompt_seq_len + max_answer_seq_len tokens, as in step 3.",
         name="max_new_tokens",
         aliases=(),
     )

@@ -108,7 +108,7 @@ def share_sentence(phase: PhaseAccount) -> str:
     share = f"{phase.share_rows:,} of {phase.all_rows:,} training rows ({phase.share_flags})"
     if phase.share_rows < phase.all_rows and "--max_train_rows" not in phase.share_flags:
         everything = ",".join("1" if number == phase.phase else "0" for number in (1, 2, 3))
-        share += f"; --data_split {everything} takes all"
+        share += f"; --data_split {everything} uses all"
     return f"{share}; {phase.eval_rows:,} held out"
 
 

@@ -115,8 +115,8 @@ class RecordedModel:
         self.module = module.to(dtype)  # of sizes that the record has, too
         if missing or (scores and self._head() is None):
             raise ThreestepError(
-                f"the record expects the weights of {config.get('model_type')}, and lacks {(missing or ['score'])[0]} "
-                "in its shape: it was not written with all values, or the model has parts of its own"
+                f"the record of a {config.get('model_type')} model lacks {(missing or ['score'])[0]} in its shape: "
+                "it was not written with all values, or the model has parts of its own"
             )
 
     def read(self, sequences: Sequence[np.ndarray]) -> Reads:
@@ -181,9 +181,7 @@ class RecordedModel:
         vocabulary = int(config.get_text_config().vocab_size)
         for ids in sequences:
             if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
-                raise ThreestepError(
-                    f"token ids expect numbers from 0 to {vocabulary - 1:,}, got {ids.min()} to {ids.max()}"
-                )
+                raise ThreestepError(f"token ids must be from 0 to {vocabulary - 1:,}, got {ids.min()} to {ids.max()}")
         vocabulary = 1 if self._scores else vocabulary
         most = max(1, min(_BATCH_TOKENS, _BATCH_LOGITS // vocabulary))
         index: list[int] = []
@@ -358,11 +356,11 @@ def _module(config: Mapping[str, Any], scores: bool) -> torch.nn.Module:
         if is_out_of_memory(problem):
             raise
         raise ThreestepError(
-            f"an explanation expects a model that transformers builds from the record's configuration, got "
+            "an explanation needs a model that transformers builds from the record's configuration, got "
             f"{config.get('model_type')}: {problem}"
         ) from problem
     if config.get("quantization_config"):
-        raise ThreestepError("an explanation expects weights in floating point, got a quantised base")
+        raise ThreestepError("an explanation needs weights in floating point, got a quantized base")
     return module.eval()
 
 
@@ -376,7 +374,9 @@ def _check_layers(config: Mapping[str, Any], weights: int) -> None:
         if isinstance(value, dict):
             _check_layers(value, weights)
         elif name in _LAYERS and isinstance(value, int) and not 1 <= value <= weights:
-            raise ThreestepError(f"the record expects the weights of {value:,} layers ({name}), and has {weights:,}")
+            raise ThreestepError(
+                f"the record's configuration has {value:,} layers ({name}), but the record has only {weights:,} weights"
+            )
 
 
 def _prefix(module: torch.nn.Module, weights: Whole) -> str:
@@ -386,7 +386,7 @@ def _prefix(module: torch.nn.Module, weights: Whole) -> str:
     found = [name.removesuffix(own) for name in named if name.endswith(own)]
     dora = next((name for name in weights if "lora_magnitude" in name), None)
     if dora is not None:
-        raise ThreestepError(f"an explanation expects LoRA without magnitudes, got DoRA's {dora}")
+        raise ThreestepError(f"an explanation needs LoRA without magnitudes, got DoRA's {dora}")
     return min(found, key=len) if found else ""
 
 

@@ -100,8 +100,8 @@ def _check(image: Image, where: str, most_pixels: int) -> None:
         raise BadConversation(f"{where}: expected one picture, got an animation ({image.format}); store one frame")
     if image.mode.split(";")[0] in _DEEP_MODES:
         raise BadConversation(
-            f"{where}: expected 8 bits a channel, got an image of mode '{image.mode}', which RGB would clip; store it "
-            "with 8 bits"
+            f"{where}: expected 8 bits per channel, got an image of mode '{image.mode}', which RGB would clip; store "
+            "it with 8 bits per channel"
         )
 
 
@@ -128,6 +128,6 @@ def _in_a_sentence(where: str) -> Iterator[None]:
         except Exception as error:
             reason = (str(error).splitlines() or [""])[0]
             raise BadConversation(
-                f"{where}: the image cannot be decoded ({type(error).__name__}: {reason:.100}); mend the file or leave "
-                "the row out"
+                f"{where}: the image cannot be decoded ({type(error).__name__}: {reason:.100}); fix the file or "
+                "leave the row out"
             ) from error

@@ -115,8 +115,8 @@ class _Tokens:
         if ids != [token_id(self.tokenizer, token)]:
             whose = f" of '{self.tokenizer.name_or_path}'" if self.tokenizer.name_or_path else ""
             raise ThreestepError(
-                f"the tokenizer{whose} has no token {token}, which a model of the family {self.family} reads for "
-                "images; give the model's own tokenizer"
+                f"the tokenizer{whose} has no token {token}, which models of the family {self.family} use for "
+                "images; use the model's own tokenizer"
             )
         return token
 
@@ -186,7 +186,7 @@ def _gemma3(config: Any, tokens: _Tokens) -> ImageFamily:
     def read(features: Mapping[str, Any]) -> ImageText:
         if int(features["num_crops"][0]):
             raise ThreestepError(
-                "the image processor cuts pictures up (do_pan_and_scan), and Gemma 3 is trained on whole ones; switch "
+                "the image processor splits pictures (do_pan_and_scan), but Gemma 3 is trained on whole ones; turn "
                 "it off in preprocessor_config.json"
             )
         return ImageText(text, (run,))

@@ -62,12 +62,14 @@ def _parts_of(url: str, where: str) -> tuple[str, str]:
         raise BadConversation(f"{where}: expected an address, got {url[:80]!r}: {error}") from error
     if parts.scheme != "https" or not host or port not in (None, 443) or parts.username or parts.password:
         raise BadConversation(
-            f"{where}: expected an address that begins with https:// and a public host, got {url[:80]!r}; store the "
-            "picture beside the data"
+            f"{where}: expected an https:// address of a public host, got {url[:80]!r}; store the picture beside the "
+            "data"
         )
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     if not path.isascii() or any(sign <= " " for sign in path) or not host.isascii():
-        raise BadConversation(f"{where}: expected an address whose other signs are percent-encoded, got {url[:80]!r}")
+        raise BadConversation(
+            f"{where}: expected an address with its other characters percent-encoded, got {url[:80]!r}"
+        )
     return host, path
 
 
@@ -76,13 +78,13 @@ def _public_address(host: str, where: str) -> str:
     try:
         found = [entry[4][0] for entry in socket.getaddrinfo(host, 443, type=socket.SOCK_STREAM)]
     except (OSError, UnicodeError) as error:
-        raise BadConversation(f"{where}: the host '{host}' is not found: {error}") from error
+        raise BadConversation(f"{where}: the host '{host}' was not found: {error}") from error
     for address in map(str, found):
         number = ipaddress.ip_address(address.partition("%")[0])
         inner = getattr(number, "ipv4_mapped", None) or number
         if not inner.is_global or inner.is_multicast:
             raise BadConversation(
-                f"{where}: the host '{host}' has the address {address}, which is not public; nothing behind it is read"
+                f"{where}: the host '{host}' has the address {address}, which is not public, so nothing is read from it"
             )
     return str(found[0])
 
@@ -95,7 +97,7 @@ def _body(answer: Any, url: str, most_bytes: int, until: float, *, where: str) -
         data += chunk
         if len(data) > most_bytes:
             raise BadConversation(
-                f"{where}: expected an image of at most {most_bytes:,} bytes, got more of {url[:80]!r}"
+                f"{where}: expected an image of at most {most_bytes:,} bytes, got more from {url[:80]!r}"
             )
         if time.monotonic() > until:
             raise BadConversation(f"{where}: {url[:80]!r} took more than {MOST_SECONDS:.0f} seconds")

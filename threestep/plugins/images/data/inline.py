@@ -43,7 +43,7 @@ def base64_bytes(text: str | bytes, most_bytes: int, where: str) -> bytes:
         signs = b"".join((text.encode("ascii") if isinstance(text, str) else text).split()).rstrip(b"=")
         return base64.b64decode(signs.translate(_STANDARD) + b"=" * (-len(signs) % 4), validate=True)
     except (UnicodeEncodeError, binascii.Error) as error:
-        raise BadConversation(f"{where}: expected a picture in base64, which cannot be decoded: {error}") from error
+        raise BadConversation(f"{where}: expected a picture in base64, but it cannot be decoded: {error}") from error
 
 
 _STANDARD = bytes.maketrans(b"-_", b"+/")

@@ -51,7 +51,7 @@ def place_images(messages: Sequence[Message], images: Sequence[Any], where: str)
     own = [image for image in held if image is not None]
     if own and (images or len(own) < len(held)):
         raise BadConversation(
-            f"{where}: expected images in a column or in the parts of messages, got {len(own)} in parts, "
+            f"{where}: expected images either in a column or in the parts of messages, got {len(own)} in parts, "
             f"{len(held) - len(own)} parts without one and {len(images)} in a column"
         )
     if images and not held:
@@ -81,8 +81,8 @@ def _read(message: Message, split_tags: bool, where: str) -> Message:
         raise BadConversation(f"{where}: 'content': expected text or typed parts, got {kind_of(content)}")
     if message.get("role") == "assistant" and any(map(is_image_part, read)):
         raise BadConversation(
-            f"{where}: an image in the assistant's message: a model learns to write text; put it before, or leave the "
-            "row out"
+            f"{where}: an image in an assistant message: a model learns to write text only; move it to an earlier "
+            "message, or leave the row out"
         )
     return {**message, "content": read}
 
@@ -127,7 +127,7 @@ def _split(text: str) -> list[dict[str, Any]]:
 def _before_first_user(messages: list[Message], count: int, where: str) -> list[Message]:
     at = next((at for at, message in enumerate(messages) if message.get("role") == "user"), None)
     if at is None:
-        raise BadConversation(f"{where}: expected a user's message for {count} images without a place, got none")
+        raise BadConversation(f"{where}: expected a user message for {count} images without a place, got none")
     content = messages[at].get("content")
     texts = content if isinstance(content, list) else _split(content or "")
     places = [{"type": "image", "image": None} for _ in range(count)]

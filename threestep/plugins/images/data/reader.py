@@ -54,9 +54,9 @@ class ImageReader:
     @property
     def sentence(self) -> str:
         """One line for a log."""
-        compared = "transformers has no processor to compare their tokens with"
+        compared = "transformers has no processor to check their tokens against"
         if self._own is not None:
-            compared = f"their tokens are compared with those of {type(self._own).__name__}"
+            compared = f"their tokens are checked against those of {type(self._own).__name__}"
         return f"images: prepared by {type(self._processor).__name__}; {compared}"
 
     def parts_of_rows(self, flags: AddedFlags) -> dict[str, str]:
@@ -111,9 +111,9 @@ class ImageReader:
         own = text.text if self._own is None else self._own.replace_image_token(features, 0)
         if own != text.text:
             raise ThreestepError(
-                f"an image of {width} x {height} pixels: expected the {text.tokens} tokens that the model's config.json"
-                f" gives, got {own.count(self.family.placeholder)} from {type(self._own).__name__} with the folder's "
-                "preprocessor_config.json; the two files are of different models"
+                f"an image of {width} x {height} pixels: the model's config.json gives {text.tokens} tokens, but "
+                f"{type(self._own).__name__} with the folder's preprocessor_config.json gives "
+                f"{own.count(self.family.placeholder)}; the two files are from different models"
             )
         return text
 
@@ -144,7 +144,7 @@ def open_image_reader(name_or_path: str, config: Any, tokenizer: Any) -> ImageRe
         raise _unreadable(name_or_path, error) from error
     if not type(processor).__name__.endswith("Pil"):
         raise ThreestepError(
-            f"'{name_or_path}': expected an image processor that transformers has by Pillow, got "
+            f"'{name_or_path}': expected an image processor that uses Pillow in transformers, got "
             f"{type(processor).__name__}; torchvision's pixels differ from Pillow's"
         )
     return ImageReader(family_of(config, tokenizer), processor, config.model_type)
@@ -152,8 +152,8 @@ def open_image_reader(name_or_path: str, config: Any, tokenizer: Any) -> ImageRe
 
 def _unreadable(name_or_path: str, error: Exception) -> ThreestepError:
     return ThreestepError(
-        f"'{name_or_path}': preprocessor_config.json is not one that the installed transformers reads "
-        f"({type(error).__name__}: {first_line(error)}); copy it from the model that this one was made of"
+        f"'{name_or_path}': the installed transformers cannot read preprocessor_config.json ({type(error).__name__}: "
+        f"{first_line(error)}); copy it from the base model"
     )
 
 
@@ -164,12 +164,12 @@ def unread_because(config: Any, name_or_path: str) -> str:
     """
     if knows(config):
         return (
-            f"'{name_or_path}' ({config.model_type}) has no settings of an image processor; copy "
-            "preprocessor_config.json from the model that it was made of to train on them"
+            f"'{name_or_path}' ({config.model_type}) has no image processor settings; to train on images, copy "
+            "preprocessor_config.json from its base model"
         )
     return (
-        f"those of models of the family {config.model_type} are not read here, only those of {known_families()}; train "
-        "a model of one of these, or on texts alone"
+        f"images are not supported for the model family {config.model_type}, only for {known_families()}; train a "
+        "model of one of these families, or train on text alone"
     )
 
 

@@ -65,8 +65,9 @@ class RowPictures:
         self._check_texts(parts.messages, where)
         if self.reader.family.one_picture and len(parts.images) > 1:
             raise BadConversation(
-                f"{where}: expected at most one image, got {len(parts.images)}: {self.reader.model_type} reads rows of "
-                "several in another way, which is not trained here; leave such rows out, or take another family"
+                f"{where}: expected at most one image, got {len(parts.images)}: {self.reader.model_type} reads rows "
+                "with several images in a way that cannot be trained here; leave such rows out, or use another model "
+                "family"
             )
         root = None if folder is None else Path(folder)
         images = []
@@ -87,8 +88,9 @@ class RowPictures:
             for token in {family.written, family.placeholder}:
                 if any(isinstance(text, str) and token in text for text in texts):
                     raise BadConversation(
-                        f"{where}, message {number}: the text holds {token}, the token that stands for images in this "
-                        "model; an image is a part of the message, or <image> in its text beside a column 'images'"
+                        f"{where}, message {number}: the text contains {token}, the token that stands for images in "
+                        "this model; give an image as a part of the message, or as <image> in its text with a column "
+                        "'images'"
                     )
 
     def expanded(self, pieces: Sequence[TextPiece], images: Sequence[RowPicture], where: str) -> list[TextPiece]:
@@ -121,15 +123,15 @@ class RowPictures:
         expected = sum(image.text.tokens for image in images)
         if len(places) != expected:
             raise BadConversation(
-                f"{where}: expected {expected} tokens {family.placeholder}, those of {len(images)} images, got "
-                f"{len(places)}; the texts may not hold that token, nor may the tokenizer change it"
+                f"{where}: expected {expected} tokens {family.placeholder} for {len(images)} images, got "
+                f"{len(places)}; texts must not contain that token, and the tokenizer must not change it"
             )
         spans = []
         at = 0
         for key, run in [(image.key, run) for image in images for run in image.text.runs]:
             begin, last = int(places[at]), int(places[at + run.tokens - 1])
             if last - begin + 1 != run.tokens:
-                raise BadConversation(f"{where}: the tokenizer puts other tokens among those of an image")
+                raise BadConversation(f"{where}: the tokenizer inserts other tokens among those of an image")
             spans.append(MediaSpan(begin, run.tokens, run.sides, key, family.sees_itself))
             at += run.tokens
         return tuple(spans)

@@ -85,12 +85,12 @@ def _read(path: str | bytes, folder: Path | None, where: str) -> bytes:
         raise BadConversation(f"{where}: expected a path, got {path!r:.60}")
     if _ADDRESS.match(path):
         raise BadConversation(
-            f"{where}: expected a path inside the data's folder, got the address {path[:60]!r}; no address is fetched "
-            "without --allow_image_urls: store the pictures beside the data"
+            f"{where}: expected a path inside the data's folder, got the address {path[:60]!r}; addresses are "
+            "fetched only with --allow_image_urls: add it, or store the pictures beside the data"
         )
     if folder is None:
         raise BadConversation(
-            f"{where}: expected the bytes of an image, got the path {path[:60]!r}, and these rows have no folder"
+            f"{where}: expected the bytes of an image, got the path {path[:60]!r}, but these rows have no folder"
         )
     if Path(path).is_absolute() or ".." in Path(path).parts:
         raise BadConversation(
@@ -99,10 +99,12 @@ def _read(path: str | bytes, folder: Path | None, where: str) -> bytes:
     try:
         found = (folder / path).resolve(strict=True)
         if not found.is_relative_to(folder.resolve(strict=True)):
-            raise BadConversation(f"{where}: the path {path[:60]!r} is a link out of the data's folder '{folder}'")
+            raise BadConversation(
+                f"{where}: the path {path[:60]!r} is a link to a place outside the data's folder '{folder}'"
+            )
         status = found.stat()
         if not stat.S_ISREG(status.st_mode):  # a pipe would never end
-            raise BadConversation(f"{where}: expected a file, got '{path[:60]}', which is none")
+            raise BadConversation(f"{where}: expected a file, but '{path[:60]}' is not a file")
         _check_bytes(status.st_size, where)
         return _bounded(found.read_bytes(), where)
     except (OSError, RuntimeError, ValueError) as error:  # a circle of links, a name that no file system takes

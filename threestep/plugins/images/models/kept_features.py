@@ -81,13 +81,13 @@ def open_feature_reader(model: Any, example: ImagePixels, shares: Any = None) ->
     is_beside = is_beside_language(model)
     weights = {name: part for name, part in model.named_parameters() if is_beside(name)}
     if any(part.requires_grad for name, part in weights.items() if not is_of_projector(name)):
-        return "its vision tower trains"
+        return "its vision tower is trained"
     if any(hasattr(part, "ds_id") for part in weights.values()):
-        return "its tower is in shards, which all ranks gather together (ZeRO-3)"
+        return "its vision tower is sharded, and all ranks must gather it together (ZeRO-3)"
     if _draws(model.config.vision_config):
         return "its vision tower has dropout"
     if _ARGUMENT not in inspect.signature(model.base_model.forward).parameters:
-        return f"its forward takes no features ({_ARGUMENT})"
+        return f"its forward pass accepts no features ({_ARGUMENT})"
     projectors = [part for name, part in model.named_modules() if is_beside(name) and _begins_projector(name)]
     trained = [part for part in projectors if any(weight.requires_grad for weight in part.parameters())]
     shared: FeatureReader | None = None if shares is None else getattr(shares, FEATURE_READER)
@@ -95,7 +95,7 @@ def open_feature_reader(model: Any, example: ImagePixels, shares: Any = None) ->
         if shared.projector is None and trained:
             return "its projector trains"
         if not _same_weights(shares, model, with_projector=shared.projector is None):
-            return "its vision tower or projector has other weights"
+            return "its vision tower or projector has different weights"
         trained = [] if shared.projector is None else projectors
     returned: list[torch.Tensor] = []
     hooks = [part.register_forward_hook(lambda module, given, made: returned.append(made)) for part in trained]
@@ -106,15 +106,15 @@ def open_feature_reader(model: Any, example: ImagePixels, shares: Any = None) ->
         for hook in hooks:
             hook.remove()
     if getattr(made, "deepstack_features", None) is not None:
-        return "its language model reads features of several layers of the tower"
+        return "its language model reads features from several layers of the tower"
     first = made.pooler_output[0]
     # The same memory: nothing is done with them in between, such as another order (Qwen2.5-VL).
     if trained and [first.untyped_storage().data_ptr()] != [part.untyped_storage().data_ptr() for part in returned]:
-        return "its projector trains, and what it makes is changed before it is read (--freeze_projector true)"
+        return "its projector is trained, and its output is changed before it is read (--freeze_projector true)"
     form = tuple(made.pooler_output.shape[1:-1]) if isinstance(made.pooler_output, torch.Tensor) else None
     reader = FeatureReader(model, trained[0] if trained else None, form)
     if shared is not None and not torch.equal(reader.features(example), shared.features(example)):
-        return "its tower makes other features of a picture"
+        return "its tower computes different features for a picture"
     setattr(model, FEATURE_READER, reader)
     return None
 

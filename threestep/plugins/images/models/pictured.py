@@ -106,19 +106,19 @@ class PicturedForward:
         difference = rms(read_M[:count] - self.numbers_M)
         if not difference <= self.tolerance:
             return (
-                f"rows with images differ by {difference:.2g} from its own forward of single sequences (rounding "
-                f"explains {self.tolerance:.2g})"
+                f"rows with images differ by {difference:.2g} from its own forward pass on single sequences "
+                f"(rounding explains {self.tolerance:.2g})"
             )
         owners = {index for index, document in enumerate(documents) if first_key in _keys(document)}
         sequences = range(len(read_M)) if self.of_scores else laid_out.sequence_M.tolist()
         is_own_M = torch.tensor([sequence in owners for sequence in sequences])
         moved_M = (other_M - read_M)[~is_own_M]
         if len(moved_M) and not rms(moved_M) <= self.tolerance:
-            return "an image changes what it computes of another document"
+            return "an image changes what it computes for another document"
         # A new head of zeros (`--share_trunk`) scores everything 0; its trunk is the actor's, which is checked as well.
         is_new = self.of_scores and not bool(self.numbers_M.any())
         if not is_new and torch.equal(other_M[is_own_M], read_M[is_own_M]):
-            return "another image changes nothing that it computes"
+            return "replacing an image changes nothing that it computes"
         return None
 
 
@@ -133,9 +133,9 @@ def read_pictured(model: Any, images: RowImages) -> PicturedForward:
         raise
     except Exception as problem:
         raise ThreestepError(
-            f"{type(model).__name__} cannot be read: its own forward of a row with images fails "
-            f"({type(problem).__name__}: {first_line(problem)}); give the processor that the model was made with, or "
-            "another family"
+            f"{type(model).__name__} cannot be read: its own forward pass on a row with images fails "
+            f"({type(problem).__name__}: {first_line(problem)}); use the processor that the model was made with, or "
+            "another model family"
         ) from problem
     # As in `own_forward`, also what noise is told by.
     eps = torch.finfo(torch.float32 if of_scores or model.dtype == torch.float64 else model.dtype).eps

@@ -54,7 +54,7 @@ def open_picture(given: str) -> Picture:
         data = path.read_bytes()
     except (OSError, ValueError) as problem:
         reason = getattr(problem, "strerror", None) or problem
-        raise ThreestepError(f"expected the file of a picture, got '{given}': {reason}; give another path") from problem
+        raise ThreestepError(f"'{given}' cannot be read as a picture file: {reason}; give another path") from problem
     decoded(data, f"'{given}'")
     return Picture(path, data)
 

@@ -42,13 +42,13 @@ def why_unscored(
 ) -> str | None:
     """See `MediaKind`."""
     if reader is None:
-        return f"the reward model '{name_or_path}' reads text alone, or its folder has no image processor"
+        return f"the reward model '{name_or_path}' reads only text, or its folder has no image processor"
     if not all(same_tokenizer(tokenizer, own) for own, _ in sides):
-        return f"the reward model '{name_or_path}' has another tokenizer than the model that answers about pictures"
+        return f"the reward model '{name_or_path}' has a different tokenizer from the model that answers about pictures"
     if any(reader.parts() != own.parts() for _, own in sides):
         return (
-            f"the reward model '{name_or_path}' has other settings of its image processor (preprocessor_config.json) "
-            "than the model that answers about pictures"
+            f"the reward model '{name_or_path}' has different image processor settings (preprocessor_config.json) "
+            "from the model that answers about pictures"
         )
     return None
 
@@ -59,6 +59,6 @@ def check_read_alike(paths: tuple[str, str], readers: tuple[MediaReader, MediaRe
     if actor.parts() != critic.parts():
         raise ThreestepError(
             f"the image processors (preprocessor_config.json) of --actor_model_name_or_path '{paths[0]}' and "
-            f"--critic_model_name_or_path '{paths[1]}' differ: the reward model would see other pixels than it was "
-            "trained on; train step 2 from a model with the actor's"
+            f"--critic_model_name_or_path '{paths[1]}' differ, so the reward model would not see the pixels it was "
+            "trained on; train step 2 from a model with the actor's image processor"
         )

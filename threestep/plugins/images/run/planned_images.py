@@ -37,7 +37,7 @@ class PlannedImages:
 
     @property
     def sentence(self) -> str:
-        return f"pictures: counted as if {self.most:,} tokens of a forward were theirs; fewer take less"
+        return f"pictures: counted as if {self.most:,} tokens of a forward pass were theirs; fewer take less"
 
     def times(self, of_one: float) -> int:
         """Bytes of all pictures of a forward, from those of one."""
@@ -50,7 +50,7 @@ class PlannedImages:
     def kept(self, added: AddedFlags) -> MemoryLine:
         """See `PlannedMedia`."""
         most_mb = added.of(ImageArguments).kept_image_features_mb
-        return MemoryLine("pictures: features that are kept", 0, most_mb * 2**20)
+        return MemoryLine("pictures: kept features", 0, most_mb * 2**20)
 
     def lines(self, model: Any, gradient_checkpointing: bool = False, beside: int | None = None) -> list[MemoryLine]:
         """Return what pictures add to a forward of `model`, a model on the meta device; nothing of one of text.

@@ -42,7 +42,7 @@ def check_beside_images(settings: Mapping[str, Any]) -> None:
     """ThreestepError for a flag that does not go with rows with images. settings: the values of all flags by name."""
     for name, reason in _NOT_WITH_IMAGES.items():
         if settings.get(name):
-            raise ThreestepError(f"--{name} {settings[name]} does not go with rows that have images: {reason}; use 0")
+            raise ThreestepError(f"--{name} {settings[name]} does not work with rows that have images: {reason}; use 0")
 
 
 def with_kept_features(
@@ -66,7 +66,7 @@ def with_kept_features(
     reason = why_not_kept(kept, model, read, engine.ranks.device)
     if reason is not None:
         raise ThreestepError(
-            f"--kept_image_features_mb {most_mb} does not go with this {type(model).__name__}: {reason}; leave it out"
+            f"--kept_image_features_mb {most_mb} does not work with this {type(model).__name__}: {reason}; leave it out"
         )
     return kept
 
@@ -95,7 +95,7 @@ def why_not_kept(
     if difference <= own.with_media.tolerance:
         return None
     forget_feature_reader(model)
-    return f"with them it computes other numbers, by {difference:.2g}"
+    return f"with kept features, its results differ by {difference:.2g}"
 
 
 def kept_for_readers(
@@ -120,8 +120,8 @@ def kept_for_readers(
         if reason is None:
             found.append(name)
         else:
-            log(f"the {name} reads pixels, and no features that are kept: {reason}", is_main)
-    log(f"the features of up to {most_mb} MiB of pictures are kept for: {', '.join(found)}", is_main)
+            log(f"the {name} reads pixels instead of kept features: {reason}", is_main)
+    log(f"keeping up to {most_mb} MiB of picture features for: {', '.join(found)}", is_main)
     return stored
 
 

@@ -55,14 +55,14 @@ class SentImages:
         """See `SentMedia`. given: fields of the chunk, the picture as bytes or in base64."""
         if kind == _POINTER:
             raise ThreestepError(
-                f"{where}: an {_POINTER} is not followed, since no address is fetched and no path of this machine is "
-                "read for clients; send the picture itself as an ImageChunk"
+                f"{where}: an {_POINTER} is not supported, because no addresses are fetched and no paths of this "
+                "machine are read for clients; send the picture itself as an ImageChunk"
             )
         if kind != _IMAGE:
             raise ThreestepError(f"{where}: expected encoded_text or image, got {kind:.60}")
         for name in given:
             if name not in _FIELDS:
-                raise ThreestepError(f"{where}: '{name:.60}' of an image is not honoured here; leave it out")
+                raise ThreestepError(f"{where}: '{name:.60}' is not supported for images; leave it out")
         data, expected = _bytes_of(given.get("data"), where), given.get("expected_tokens")
         if expected is not None and type(expected) is not int:
             raise ThreestepError(f"{where}: expected_tokens expects a whole number, got {expected!r:.60}")
@@ -70,14 +70,14 @@ class SentImages:
         if _FORMATS.get(str(given.get("format"))) != size.format:
             raise ThreestepError(
                 f"{where}: format expects {' or '.join(_FORMATS)}, whichever the picture is, got "
-                f"{given.get('format')!r:.60} for one of {size.format}; encode it as it says"
+                f"{given.get('format')!r:.60} for a picture in {size.format}; give the picture's own format"
             )
         medium = self._decoding.submit(self._read, data, where).result()
         if expected not in (None, len(medium.ids)):
             raise ThreestepError(
-                f"{where}: expected_tokens expects {len(medium.ids)}, which is what the model reads of a picture of "
-                f"{size.width} x {size.height} pixels, got {expected}; count with the image processor of the model's "
-                "own folder"
+                f"{where}: expected_tokens expects {len(medium.ids)}, the tokens that the model reads for a picture "
+                f"of {size.width} x {size.height} pixels, got {expected}; count with the image processor of the "
+                "model's own folder"
             )
         return medium
 
@@ -85,7 +85,9 @@ class SentImages:
         try:
             text = self._reader.text_of(data, where)
         except MemoryError as problem:
-            raise ThreestepError(f"{where}: there is no memory to decode the picture; send it smaller") from problem
+            raise ThreestepError(
+                f"{where}: there is not enough memory to decode the picture; send a smaller one"
+            ) from problem
         ids = self._tokenizer(text.text, add_special_tokens=False)["input_ids"]
         spans = RowPictures(self._reader, HeldMedia()).spans(ids, [RowPicture(0, text, "")], where)
         return SentMedium(tuple(ids), spans, data)
@@ -105,7 +107,7 @@ def _bytes_of(given: Any, where: str) -> bytes:
         try:
             given = base64.b64decode(given, validate=True)
         except (binascii.Error, ValueError) as problem:
-            raise ThreestepError(f"{where}: data expects a picture in base64, got another text") from problem
+            raise ThreestepError(f"{where}: data expects a picture in base64, got other text") from problem
     if not isinstance(given, bytes):
         raise ThreestepError(f"{where}: data expects the bytes of a picture, got {type(given).__name__}")
     return image_bytes(given, None, where)
